@@ -19,11 +19,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import unquote_to_bytes
 
 import attrs
 
-from tawebeval.core.text import get_base_name
+from tawebeval.core.text import decode_extended_filename, get_base_name
 from tawebeval.errors import format_size
 
 MAX_HEADER_BYTES = 1024
@@ -45,9 +44,6 @@ _CONTINUED = re.compile(rf"[ \t]({_TEXT})\r?")
 _DISPOSITION = re.compile(_TOKEN)
 _PARAMETER = re.compile(rf'[ \t]*;[ \t]*(?:({_TOKEN})=(?:({_TOKEN})|"((?:[^"\\]|\\.)*+)"))?')
 _QUOTED = re.compile(r"\\?(.)")  # a character, or a pair that stands for one
-# RFC 8187, section 3.2.1. Python's codecs are not asked: they keep each unknown name for ever.
-_EXTENDED = re.compile(r"([^']*)'[0-9A-Za-z-]*'((?:[!#$&+.^_`|~0-9A-Za-z-]|%[0-9A-Fa-f]{2})*)")
-_CHARSETS = {"utf-8": "utf-8", "iso-8859-1": "iso-8859-1"}
 _EXCERPT = 80
 
 
@@ -176,7 +172,12 @@ def _filename(disposition: str | None) -> str:
         return ""
     parameters = _parameters(disposition)
     extended = parameters.get("filename*")
-    return parameters.get("filename", "") if extended is None else _decoded(extended)
+    if extended is None:
+        return parameters.get("filename", "")
+    try:
+        return decode_extended_filename(extended)
+    except ValueError as error:
+        raise FileBlockError(str(error)) from None
 
 
 def _parameters(disposition: str) -> Mapping[str, str]:
@@ -197,21 +198,6 @@ def _parameters(disposition: str) -> Mapping[str, str]:
             ' attachment; filename="NAME" (RFC 6266)'
         )
     return parameters
-
-
-def _decoded(extended: str) -> str:
-    """Return the text of an extended value (RFC 8187). Raises FileBlockError."""
-    parts = _EXTENDED.fullmatch(extended)
-    charset = _CHARSETS.get(parts[1].lower()) if parts else None
-    try:
-        if parts and charset:
-            return unquote_to_bytes(parts[2]).decode(charset)
-    except UnicodeDecodeError:
-        pass
-    raise FileBlockError(
-        f"malformed filename* {extended[:_EXCERPT]!r}; write UTF-8''NAME or ISO-8859-1''NAME, with"
-        " %XX for bytes other than letters and digits (RFC 8187)"
-    )
 
 
 def _path(body: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Text in UTF-8: cuts between characters, and base names of files.
+"""Text in UTF-8: cuts between characters, and names of files.
 
 The parts of a text that these functions cut decode to the same text as the whole, also where
 bytes that are not UTF-8 become U+FFFD.
@@ -6,14 +6,19 @@ bytes that are not UTF-8 become U+FFFD.
 
 from __future__ import annotations
 
+import re
 from codecs import utf_8_decode
 from collections.abc import Iterator
+from urllib.parse import unquote_to_bytes
 
 MAX_FILENAME_BYTES = 255
 """The longest name that Linux file systems take, in bytes of UTF-8."""
 
 _CONTINUING = bytes(range(0x80, 0xC0))  # the bytes of a character but its first
 _EXCERPT = 80  # characters of a wrong name, in its error
+# RFC 8187, section 3.2.1. Python's codecs are not asked: they keep each unknown name for ever.
+_EXTENDED = re.compile(r"([^']*)'[0-9A-Za-z-]*'((?:[!#$&+.^_`|~0-9A-Za-z-]|%[0-9A-Fa-f]{2})*)")
+_CHARSETS = {"utf-8": "utf-8", "iso-8859-1": "iso-8859-1"}
 
 
 def find_character_boundary(data: bytes, at: int) -> int:
@@ -77,3 +82,18 @@ def get_base_name(name: str) -> str:
     if length > MAX_FILENAME_BYTES:
         raise ValueError(f"the file name has {length} bytes; the limit is {MAX_FILENAME_BYTES}")
     return base
+
+
+def decode_extended_filename(value: str) -> str:
+    """Return the name in a parameter `filename*` (RFC 8187). Raises ValueError."""
+    parts = _EXTENDED.fullmatch(value)
+    charset = _CHARSETS.get(parts[1].lower()) if parts else None
+    try:
+        if parts and charset:
+            return unquote_to_bytes(parts[2]).decode(charset)
+    except UnicodeDecodeError:
+        pass
+    raise ValueError(
+        f"malformed filename* {value[:_EXCERPT]!r}; write UTF-8''NAME or ISO-8859-1''NAME, with"
+        " %XX for bytes other than letters and digits (RFC 8187)"
+    )

@@ -7,6 +7,7 @@ only text fields, each within its limit, and the chunks that `UploadWriter` coll
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from multipart import (
     MultipartSegment,
     ParserLimitReached,
     PushMultipartParser,
+    content_disposition_unquote,
     parse_options_header,
 )
 
@@ -34,6 +36,7 @@ from tawebeval.core.form import (
     parse_form,
     parse_submission_file,
 )
+from tawebeval.core.text import decode_extended_filename
 from tawebeval.errors import (
     AccessDenied,
     EvaluationExpired,
@@ -52,10 +55,15 @@ from tawebeval.web.context import WebContext
 from tawebeval.web.responses import get_header
 from tawebeval.web.server.error_responses import report_storage_error
 from tawebeval.web.server.request import ApiRequest
+from tawebeval.web.server.request_headers import get_header_elements
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
 _PER_FILE = 8192  # bytes of disk that a file and its directory take, of whatever size
 _MAX_KEY = 255  # characters of an Idempotency-Key
+# A parameter whose value is in quotes, or is written without quotes that it needs.
+_PARAMETER = re.compile(r'; *([A-Za-z*-]+) *= *("[^"\\]*"|"(?:[^"\\]|\\.)*+"|[^";]*)')
+_BROWSERS_DISPOSITION = re.compile(r'form-data; name="[^"]*"(?:; filename="[^"]*")?')
+_IDENTITY_CODINGS = ("7bit", "8bit", "binary")
 _NOT_UTF8 = "the headers of a part must be UTF-8, with the names in them"
 
 
@@ -106,6 +114,7 @@ class FormReceiver:
         self._text: bytearray | None = None
         self._max_text = 0  # bytes that the text may have
         self._in_file = False
+        self._must_be_empty = False  # a file without a name
         self._hash = hashlib.sha256()
         if use_kept is not None and not length and not content_type:
             return
@@ -262,13 +271,22 @@ class FormReceiver:
         # The parser refuses it only where the line arrives in pieces.
         if any("\n" in value for _, value in part.headerlist):
             raise MalformedRequest("a header in the form has a line feed without a carriage return")
-        name = part.name or ""
+        name, filename = _read_disposition(part)
         name = self._name = FIELD_ALIASES.get(name, name)
-        self._hash = hashlib.sha256(repr((name, part.filename)).encode("utf-8", "replace"))
-        file = parse_submission_file(name, part.filename)
+        self._hash = hashlib.sha256(repr((name, filename)).encode("utf-8", "replace"))
+        file = parse_submission_file(name, filename or None)
         limit = find_field_size_limit(name) if file is None else None
-        if file is None and limit is None:
+        # Browsers send an empty name and no content for an input without a file.
+        self._must_be_empty = file is not None and filename == ""
+        if self._must_be_empty or (file is None and limit is None):
             return
+        coding = part.header("Content-Transfer-Encoding", "").strip(" \t")
+        if coding and coding.lower() not in _IDENTITY_CODINGS:
+            raise InvalidField(
+                name,
+                f"the Content-Transfer-Encoding {coding[:80]!r} is not supported; send the bytes"
+                " themselves (RFC 7578, section 4.7)",
+            )
         if name in self._digests:
             raise InvalidField(name, "the field is repeated; send it once")
         self._digests[name] = b""
@@ -286,6 +304,8 @@ class FormReceiver:
     def _take(self, chunk: bytes | bytearray) -> None:
         if self.key is not None:
             self._hash.update(chunk)
+        if self._must_be_empty:
+            raise InvalidField(self._name, "the file has content and no name; send a file name")
         if self._in_file:
             self._files.add_content(chunk)
         elif self._text is not None:
@@ -311,7 +331,8 @@ class FormReceiver:
                 self._text.decode()
             except UnicodeDecodeError:
                 raise InvalidField(self._name, "is not UTF-8") from None
-            self._fields[self._name] = bytes(self._text)
+            # Browsers' FormData writes each line feed as two characters.
+            self._fields[self._name] = bytes(self._text).replace(b"\r\n", b"\n")
             self._text = None
         else:
             return
@@ -331,6 +352,12 @@ def make_form_receiver(
     name, for a rerun of the evaluation with this identifier, or has all fields.
     """
     headers, caller = request.requestHeaders, request.caller
+    codings = get_header_elements(headers, "Content-Encoding")
+    if any(coding.lower() != "identity" for coding in codings):
+        raise UnsupportedMediaType(
+            f"Content-Encoding: {', '.join(codings)[:80]!r} is not supported; send the body without"
+            " compression"
+        )
     key = get_header(headers, "Idempotency-Key")
     if key is not None and not 0 < len(key) <= _MAX_KEY:
         raise MalformedRequest(f"Idempotency-Key: {len(key)} characters; allowed: 1 to {_MAX_KEY}")
@@ -417,6 +444,25 @@ async def _use_submission(
 def _check_rerun_access(problem: str | None, permitted: Collection[str] | None) -> None:
     if permitted is not None and problem not in permitted:
         raise AccessDenied("the token does not permit the problem of this evaluation")
+
+
+def _read_disposition(part: MultipartSegment) -> tuple[str, str | None]:
+    """Return the name of a part's field, and its file name; None for a field that is no file.
+
+    Raises: InvalidField.
+    """
+    disposition = dict(part.headerlist)["Content-Disposition"]
+    if _BROWSERS_DISPOSITION.fullmatch(disposition):
+        return part.name or "", part.filename
+    parameters = {key.lower(): value.strip() for key, value in _PARAMETER.findall(disposition)}
+    name = content_disposition_unquote(parameters.get("name", ""))
+    if "filename*" in parameters:  # which counts before `filename` (RFC 6266, section 4.3)
+        try:
+            return name, decode_extended_filename(parameters["filename*"])
+        except ValueError as error:
+            raise InvalidField(name[:80], str(error)) from None
+    filename = parameters.get("filename")
+    return name, None if filename is None else content_disposition_unquote(filename, filename=True)
 
 
 def _make_form_error(error: MultipartError) -> RequestError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tawebeval.core.form import SubmissionFile
+from tawebeval.errors import InvalidField
 from tests.cases.uploads import UploadTestCase, files, without
 from tests.fakes.clients import BOUNDARY, Part, form, parts
 from tests.fakes.world import OID
@@ -123,6 +124,85 @@ class GoodFormTests(UploadTestCase):
         receiver = self.receiver()
         receiver.feed(form(without("submission[source]"))[:-10])
         self.assertEqual(list(self.uploads.iterdir()), [])
+
+
+class ClientTests(UploadTestCase):
+    """Forms as other clients than browsers write them."""
+
+    def receive_file(self, head: bytes, content: bytes = b"1") -> dict[str, bytes]:
+        """Return the files of a good form with this part in place of its file."""
+        part = head + b"\r\n\r\n" + content
+        return files(self.receive(form([part, *without("submission[source]")])))
+
+    def test_file_names_of_clients(self) -> None:
+        source = b'form-data; name="submission[source]"'
+        for parameters, kept in (
+            (b"; filename*=utf-8''s%C3%B6l.py", "söl.py"),  # requests
+            (b"; FileName*=ISO-8859-1'de's%F6l.py", "söl.py"),
+            (b"; filename=\"=?utf-8?B?c8O2bC5weQ==?=\"; filename*=utf-8''s%C3%B6l.py", "söl.py"),
+            (b"; filename*=utf-8''a%2Fb.py; filename=c.py", "b.py"),
+            (b"; filename=sol.py; filename*=utf-8''sol.py", "sol.py"),  # .NET
+            (b"; filename=sol.py", "sol.py"),
+            (b"; filename=s\xc3\xb6l [1].py ", "söl [1].py"),
+            (b'; filename="s\xc3\xb6l.py"', "söl.py"),
+            (b'; filename="a%22b%0A.py"', 'a"b\n.py'),  # browsers
+            (b'; filename="100%.py"', "100%.py"),
+            (b'; filename="a\\"b.py"', 'a"b.py'),  # curl before 7.81
+            (b'; filename="C:\\Users\\ann\\sol.py"', "sol.py"),
+            (b"; filename=\"x; filename*=utf-8''y.py\"", "x; filename*=utf-8''y.py"),
+            (b'; size=1; filename="sol.py"; creation-date="Wed, 12 Feb 1997"', "sol.py"),
+        ):
+            for disposition in (source + parameters, b"form-data" + parameters + source[9:]):
+                found = self.receive_file(b"content-disposition: " + disposition)
+                self.assertEqual(found, {f"submission/source/{kept}": b"1"}, disposition)
+
+    def test_unquoted_names_of_fields(self) -> None:
+        for name in (b"name=submission[source]", b"name = submission[source] "):
+            head = b"Content-Disposition: form-data; " + name + b"; filename=x.py"
+            self.assertEqual(self.receive_file(head), {"submission/source/x.py": b"1"})
+        limit = b"Content-Disposition: form-data; name=limits[cpu]\r\n\r\n7"
+        self.assertEqual(self.receive(form([limit, *parts()])).request.limits, {"cpu": 7})
+
+    def test_file_input_without_a_file_is_absent(self) -> None:
+        absent = [Part(f"submission[{name}]", b"", "") for name in ("other", "source")]
+        for sent in ([*absent, *parts()], [*parts(), *absent]):
+            self.assertEqual(
+                list(files(self.receive(form(sent)))), ["submission/source/solution.py"]
+            )
+        self.assertIsNone(self.receive(form([Part("seed", b"", ""), *parts()])).request.seed)
+        self.refuse(InvalidField, form([*absent, *without("submission[source]")]), "submission")
+        self.refuse(InvalidField, form([*parts(), Part("submission[A]", b"", "")]), "submission[A]")
+        self.refuse(
+            InvalidField, form([Part("submission[a]", b"x", ""), *parts()]), "submission[a]"
+        )
+
+    def test_line_feeds_that_browsers_change(self) -> None:
+        command, label = b"cd a\r\nmake\rx\n\r\n./run\r", Part("metadata[a]", b"x\r\ny")
+        request = self.receive(form(parts(evaluator_cmd=command))).request
+        self.assertEqual(request.evaluator_cmd, "cd a\nmake\rx\n\n./run\r")
+        self.refuse(InvalidField, form([label, *parts()]), "metadata[a]")
+        text = Part("submission[source]", b"a\r\nb\n")
+        upload = self.receive(form([text, *without("submission[source]")]))
+        self.assertEqual(files(upload), {"submission/source/source.txt": b"a\r\nb\n"})
+
+    def test_transfer_encodings(self) -> None:
+        head = b'Content-Disposition: form-data; name="submission[source]"; filename="x"\r\n'
+        for coding in (b"binary", b"8bit", b"7BIT", b" binary "):
+            found = self.receive_file(head + b"Content-Transfer-Encoding: " + coding, b"=3D\xff")
+            self.assertEqual(found, {"submission/source/x": b"=3D\xff"})
+        for coding in (b"base64", b"Quoted-Printable", b"x"):
+            part = head + b"content-transfer-encoding: " + coding + b"\r\n\r\nMQ=="
+            error = self.refuse(InvalidField, form([part, *parts()]), "submission[source]")
+            self.assertIn("send the bytes themselves", error.detail)
+        ignored = b'Content-Disposition: form-data; name="x"\r\nContent-Transfer-Encoding: base64'
+        self.receive(form([ignored + b"\r\n\r\nMQ==", *parts()]))
+
+    def test_malformed_extended_file_names(self) -> None:
+        head = b'Content-Disposition: form-data; name="submission[source]"; filename*='
+        for value in (b"x.py", b"utf-8''%ff", b"utf-16''x", b"utf-8''a b", b"\"utf-8''\"", b""):
+            part = head + value + b"\r\n\r\n1"
+            error = self.refuse(InvalidField, form([part, *parts()]), "submission[source]")
+            self.assertIn("malformed filename*", error.detail)
 
 
 class DigestTests(UploadTestCase):

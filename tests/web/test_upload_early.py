@@ -77,6 +77,13 @@ class EarlyRefusalTests(RawTestCase):
         connection.send(head("POST /evaluate", {"Content-Length": "1000"}))
         self.check_raw(connection.answer(), 415)
 
+    def test_compressed_body_is_refused(self) -> None:
+        for coding in ("gzip", "identity, br", "x"):
+            self.assert_refused(self.begin(10**5, Content_Encoding=coding), 415)
+        connection = self.begin(1000, Content_Encoding="Identity")
+        self.assertEqual(connection.received, b"")
+        connection.lose()
+
     def test_no_boundary(self) -> None:
         """400 before the body."""
         self.assert_refused(self.begin(10**5, Content_Type="multipart/form-data"), 400)

@@ -93,7 +93,7 @@ class FieldTests(UploadTestCase):
 
     def test_file_names(self) -> None:
         """File names that are none are refused, and nothing is written."""
-        for filename in ("", ".", "..", "a/", "a/..", "..\\..", "x" * 256, "é" * 128, "a\0b"):
+        for filename in (".", "..", "a/", "a/..", "..\\..", "x" * 256, "é" * 128, "a\0b"):
             part = Part("submission[a]", b"x", filename)
             self.refuse(InvalidField, form([part, *parts()]), "submission[a]")
         self.assertEqual(list(self.uploads.iterdir()), [])

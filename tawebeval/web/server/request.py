@@ -277,7 +277,8 @@ def _parse_query(query: bytes) -> dict[bytes, list[bytes]]:
     """Return the parameters of a query by name. Raises: TargetTooLong."""
     if query.count(b"&") + query.count(b";") >= _MAX_PARAMETERS:
         raise TargetTooLong(f"the query has over {_MAX_PARAMETERS} parameters")
-    return parse_qs(query, True)
+    parameters: dict[bytes, list[bytes]] = parse_qs(query, True)
+    return parameters
 
 
 def _make_body_error() -> RequestTooLarge:

@@ -28,6 +28,7 @@ HEADERS = {
     "Accept-Encoding": ("GET /", "gzip"),
     "Authorization": (EVENTS, "Bearer link_"),
     "Connection": (EVENTS, "Upgrade"),
+    "Content-Encoding": ("POST /evaluate", "gzip"),
     "Content-Type": ("POST /evaluate", "multipart/form-data; boundary=x"),
     "Cookie": ("GET /", "a=b"),
     "Forwarded": ("GET /", "for=192.0.2.1"),
