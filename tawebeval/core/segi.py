@@ -605,7 +605,7 @@ def _describe_json_error(value: bytes, error: Exception) -> str:
             )
     if isinstance(error, RecursionError):
         return (
-            "a line of a data block is nested too deeply; the limit is"
-            f" {_NESTING} levels of arrays and objects"
+            "a line of a data block is nested too deeply; up to"
+            f" {_NESTING} levels of arrays and objects are always taken"
         )
     return f"a line of a data block is not JSON: {error}"

@@ -313,7 +313,7 @@ class BrokenDataBlockTests(Tables):
             stdout = b"a\n~DB\n" + line + b"\n2\n~DE\nb\n"
             events = parse(stdout, [Chunk(2**16)], max_value=2**20)
             self.assertEqual(classify(events), ["a", ErrorEvent(), b"2", "b", "\n"])
-            self.assertIn(b"limit is 500 levels", events[1])
+            self.assertIn(b"up to 500 levels", events[1])
 
     def test_deep_nesting_behind_a_surrogate(self) -> None:
         """Nor where something else is wrong before that."""
