@@ -59,12 +59,26 @@ from tawebeval.web.server.request_headers import get_header_elements
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
 _PER_FILE = 8192  # bytes of disk that a file and its directory take, of whatever size
+_MAX_FOLDED_LINES = 100  # of headers in a form
 _MAX_KEY = 255  # characters of an Idempotency-Key
 # A parameter whose value is in quotes, or is written without quotes that it needs.
 _PARAMETER = re.compile(r'; *([A-Za-z*-]+) *= *("[^"\\]*"|"(?:[^"\\]|\\.)*+"|[^";]*)')
 _BROWSERS_DISPOSITION = re.compile(r'form-data; name="[^"]*"(?:; filename="[^"]*")?')
 _IDENTITY_CODINGS = ("7bit", "8bit", "binary")
 _NOT_UTF8 = "the headers of a part must be UTF-8, with the names in them"
+
+
+class _FormParser(PushMultipartParser):  # type: ignore[misc]  # it has no types
+    """Parser that limits folded header lines: it copies the whole header for each of them."""
+
+    _folded_lines = 0
+
+    def _on_segment_headerline(self, line: bytes) -> None:
+        if line[:1] in (b" ", b"\t"):
+            self._folded_lines += 1
+            if self._folded_lines > _MAX_FOLDED_LINES:
+                raise ParserLimitReached(f"over {_MAX_FOLDED_LINES} folded lines")
+        super()._on_segment_headerline(line)
 
 
 class FormReceiver:
@@ -98,7 +112,7 @@ class FormReceiver:
         self._preset = preset or FormPreset()
         self._use_kept = use_kept
         self._refusal = refusal
-        self._parser: PushMultipartParser | None = None
+        self._parser: _FormParser | None = None
         self._protocols = configuration.repositories.allowed_protocols
         self._limits = configuration.limits
         self._environments = configuration.environments
@@ -131,7 +145,7 @@ class FormReceiver:
         if len(boundary) > _BOUNDARY:
             raise MalformedRequest(f"the form's boundary is over {_BOUNDARY} characters (RFC 2046)")
         try:
-            self._parser = parser = PushMultipartParser(
+            self._parser = parser = _FormParser(
                 boundary,
                 content_length=-1 if length is None else length,
                 max_segment_count=self._limits.fields,

@@ -110,6 +110,11 @@ class FieldTests(UploadTestCase):
 class LimitTests(UploadTestCase):
     """Too much."""
 
+    def test_folded_headers_are_few(self) -> None:
+        head = b'Content-Disposition: form-data;\r\n name="x"\r\nX-Odd: y'
+        self.receive(form([head + b"\r\n z" * 99 + b"\r\n\r\n", *parts()]))
+        self.refuse(RequestTooLarge, form([head + b"\r\n z" * 100 + b"\r\n\r\n", *parts()]))
+
     def test_announced(self) -> None:
         """A body whose announced length is over the limit is refused before it is sent."""
         self.receiver(20_000)
