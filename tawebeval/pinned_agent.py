@@ -1,4 +1,4 @@
-"""HTTP agent for URLs of strangers: it connects to one checked address, and bounds the answer.
+"""HTTP agent for URLs of strangers: it connects to checked addresses, and bounds the answer.
 
 The server may be hostile: a connection takes at most the bytes of its limit, and some seconds, and
 callers see no header of the answer but `Retry-After`. Otherwise treq would unpack the body
@@ -7,8 +7,8 @@ callers see no header of the answer but `Retry-After`. Otherwise treq would unpa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -45,6 +45,7 @@ MAX_RESPONSE_BYTES = 64 * 1024
 """Bytes of an answer, headers included, after which the connection is aborted."""
 
 _CACHED_HOSTS = 8
+_CONNECT_TIMEOUT = 10.0  # seconds, where another address follows
 _VISIBLE_HEADERS = (b"Retry-After",)
 
 
@@ -116,6 +117,40 @@ class _BoundedEndpoint:
         return connected.addCallback(lambda bounded: bounded.wrappedProtocol)
 
 
+@implementer(IStreamClientEndpoint)
+@attrs.frozen
+class _AddressesEndpoint:
+    """The first of `addresses` that accepts a connection: after it nothing else is tried.
+
+    All but the last have an equal part of `lifetime` seconds each, at most 10.
+    """
+
+    _reactor: Any
+    _addresses: Sequence[IPAddress]
+    _port: int
+    _lifetime: float
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:  # noqa: N803
+        return Deferred.fromCoroutine(self._connect(protocolFactory))
+
+    async def _connect(self, factory: IProtocolFactory) -> Any:
+        *others, last = self._addresses
+        timeout = min(self._lifetime / len(self._addresses), _CONNECT_TIMEOUT)
+        for address in others:
+            with suppress(ConnectError):
+                return await self._connect_to(address, factory, timeout)
+        return await self._connect_to(last, factory, self._lifetime)
+
+    def _connect_to(
+        self, address: IPAddress, factory: IProtocolFactory, timeout: float
+    ) -> Deferred[Any]:
+        kind: Any = TCP6ClientEndpoint if address.version == 6 else TCP4ClientEndpoint
+        connected: Deferred[Any] = kind(
+            self._reactor, str(address), self._port, timeout=timeout
+        ).connect(factory)
+        return connected
+
+
 @implementer(IPolicyForHTTPS)
 class CachedPolicyForHTTPS:
     """The TLS policy `policy`, with its answers for the last few hosts cached.
@@ -130,7 +165,7 @@ class CachedPolicyForHTTPS:
 @implementer(IAgent, IAgentEndpointFactory)
 @attrs.frozen
 class PinnedAgent:
-    """HTTP agent that connects to `target` at `address`, whatever the name resolves to by now.
+    """HTTP agent that connects to `target` at `addresses`, whatever the name resolves to by now.
 
     The certificate has to be valid for the target's name by the policy `tls_policy`. A connection
     lasts at most `lifetime` seconds, and an answer has at most the bytes of `limit`.
@@ -140,13 +175,14 @@ class PinnedAgent:
     _tls_policy: IPolicyForHTTPS
     _lifetime: float
     _target: ServerAddress
-    _address: IPAddress
+    _addresses: Sequence[IPAddress]
     _limit: ResponseSizeLimit = attrs.field(factory=ResponseSizeLimit)
 
     def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:  # noqa: N802  (Twisted's name)
-        """Return the endpoint of the pinned address; `uri` is not looked at."""
-        kind = TCP6ClientEndpoint if self._address.version == 6 else TCP4ClientEndpoint
-        endpoint: Any = kind(self._reactor, str(self._address), self._target.port)
+        """Return the endpoint of the pinned addresses; `uri` is not looked at."""
+        endpoint: Any = _AddressesEndpoint(
+            self._reactor, self._addresses, self._target.port, self._lifetime
+        )
         if self._target.protocol == "https":
             name = self._target.host.encode()
             creator = self._tls_policy.creatorForNetloc(name, self._target.port)

@@ -1,4 +1,4 @@
-"""Host name resolution: from the host of a URL to one address that the operator's rules allow."""
+"""Host name resolution: from the host of a URL to addresses that the operator's rules allow."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ class CheckedResolver:
         """Check the host of a URL before the look-up. Raises: ForbiddenHost."""
         self._policy.check_host(server)
 
-    async def find_address(
+    async def find_addresses(
         self, server: ServerAddress, timeout: float = LOOKUP_TIMEOUT
-    ) -> IPAddress:
-        """Return the address to connect to, within `timeout` seconds.
+    ) -> Sequence[IPAddress]:
+        """Return the addresses to try in turn, within `timeout` seconds.
 
         Raises: ForbiddenHost, UnknownHost, LookupUnanswered.
         """
@@ -124,7 +124,7 @@ class CheckedResolver:
             [server.ip_address] if server.ip_address else await self._look_up(server.host, timeout)
         )
         try:
-            return self._policy.choose_address(server, addresses)
+            return self._policy.choose_addresses(server, addresses)
         except ForbiddenHost:
             log.info(
                 "the host {host} is refused for its addresses: {addresses}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, SOCK_STREAM, gaierror
 from typing import Any
@@ -22,17 +23,17 @@ ERRORS = {name: getattr(socket, name) for name in dir(socket) if name.startswith
 class AddressesTests(SynchronousTestCase):
     """What becomes of the answers."""
 
-    def find(self, answer: list[str] | Exception) -> Deferred[IPAddress]:
+    def find(self, answer: list[str] | Exception) -> Deferred[Sequence[IPAddress]]:
         """Look a host up, which is answered so."""
         target = parse_server_address("https://example.org/x")
         assert target is not None
         addresses = CheckedResolver(HostPolicy(), FakeResolver(answer), Clock())
-        return Deferred.fromCoroutine(addresses.find_address(target))
+        return Deferred.fromCoroutine(addresses.find_addresses(target))
 
     def test_found(self) -> None:
-        """The first address is the one to connect to."""
+        """All addresses may be connected to."""
         found = self.successResultOf(self.find(["8.8.8.8", "8.8.4.4"]))
-        self.assertEqual(found, ip_address("8.8.8.8"))
+        self.assertEqual(found, (ip_address("8.8.8.8"), ip_address("8.8.4.4")))
 
     def test_errors(self) -> None:
         """Only that a name does not exist, or has no address, is a fault of the name."""

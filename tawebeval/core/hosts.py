@@ -1,7 +1,7 @@
 """Hosts of URLs, the operator's rules for hosts, and routes that bind git to a checked address.
 
 A stranger chooses the URL. The daemon must read its host exactly as git, curl and ssh do, so only
-plain forms are accepted. The daemon looks a name up once and makes git connect to the address
+plain forms are accepted. The daemon looks a name up once and makes git connect to the addresses
 that passed the check; a second DNS answer changes nothing.
 """
 
@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from itertools import zip_longest
 from urllib.parse import unquote_to_bytes
 
 import attrs
@@ -19,6 +20,9 @@ from tawebeval.errors import ForbiddenHost
 
 IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
+
+MAX_ADDRESSES = 4
+"""Addresses of one host that are tried, at most."""
 
 SSH_COMMAND = "ssh -oBatchMode=yes"
 
@@ -120,33 +124,38 @@ def format_address(address: IPAddress) -> str:
 
 
 def resolve_git_remote(
-    url: str, server: ServerAddress, address: IPAddress, ssh_options: Sequence[str] = ()
+    url: str,
+    server: ServerAddress,
+    addresses: Sequence[IPAddress],
+    ssh_options: Sequence[str] = (),
 ) -> ResolvedGitRemote:
-    """Return the route on which git reaches `server`, the server of `url`, at `address` only.
+    """Return the route on which git reaches `server`, the server of `url`, at `addresses` only.
 
-    Certificates and host keys are still checked against the name.
+    Over git and ssh it is the first one. Certificates and host keys are still checked against the
+    name.
     """
     ssh = [SSH_COMMAND, shlex.join(ssh_options)] if ssh_options else [SSH_COMMAND]
     if server.ip_address is not None:
         return ResolvedGitRemote(url, {"GIT_SSH_COMMAND": " ".join(ssh)} if ssh_options else {})
     if server.protocol in ("http", "https"):
+        pinned = ",".join(map(format_address, addresses))
         return ResolvedGitRemote(
             url,
             {
                 "GIT_CONFIG_COUNT": "1",
                 "GIT_CONFIG_KEY_0": "http.curloptResolve",
-                "GIT_CONFIG_VALUE_0": f"{server.host}:{server.port}:{format_address(address)}",
+                "GIT_CONFIG_VALUE_0": f"{server.host}:{server.port}:{pinned}",
             },
         )
     if server.protocol == "git":
         path = url.partition("://")[2].partition("/")[2]
         return ResolvedGitRemote(
-            f"git://{format_address(address)}:{server.port}/{path}",
+            f"git://{format_address(addresses[0])}:{server.port}/{path}",
             {"GIT_OVERRIDE_VIRTUAL_HOST": f"{server.host}:{server.port}"},
         )
     # The name of the server in known_hosts, where ssh then does not look up the address.
     alias = server.host if server.port == DEFAULT_PORTS["ssh"] else f"[{server.host}]:{server.port}"
-    options = [f"-oHostName={address}", f"-oHostKeyAlias={alias}", "-oCheckHostIP=no"]
+    options = [f"-oHostName={addresses[0]}", f"-oHostKeyAlias={alias}", "-oCheckHostIP=no"]
     return ResolvedGitRemote(url, {"GIT_SSH_COMMAND": " ".join([*ssh, shlex.join(options)])})
 
 
@@ -195,12 +204,15 @@ class HostPolicy:
         ):
             raise _forbidden(server, f"is not in {self.settings_section}.allow_hosts")
         if server.ip_address is not None:
-            self.choose_address(server, [server.ip_address])
+            self.choose_addresses(server, [server.ip_address])
 
-    def choose_address(self, server: ServerAddress, addresses: Sequence[IPAddress]) -> IPAddress:
-        """Return the address to connect to, one of `addresses`. Raises ForbiddenHost.
+    def choose_addresses(
+        self, server: ServerAddress, addresses: Sequence[IPAddress]
+    ) -> Sequence[IPAddress]:
+        """Return at most `MAX_ADDRESSES` of `addresses`, to try in turn. Raises ForbiddenHost.
 
-        All addresses must be allowed: a name with a forbidden one among them is an attack.
+        All addresses must be allowed: a name with a forbidden one among them is an attack. The
+        families alternate (RFC 8305): a server may listen on one of them alone.
         """
         for address in addresses:
             if not self._permits(address):
@@ -212,7 +224,13 @@ class HostPolicy:
                 )
         if not addresses:
             raise _forbidden(server, "has no IP address")
-        return addresses[0]
+        first = addresses[0].version
+        families = (
+            dict.fromkeys(one for one in addresses if (one.version == first) is is_first)
+            for is_first in (True, False)
+        )
+        alternating = (one for pair in zip_longest(*families) for one in pair if one is not None)
+        return tuple(alternating)[:MAX_ADDRESSES]
 
     def _permits(self, address: IPAddress) -> bool:
         if isinstance(address, IPv6Address) and address.scope_id is not None:

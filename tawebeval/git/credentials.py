@@ -107,14 +107,14 @@ class Credential:
         named = "\0".join((self.host, str(self.port), self.username, self.key_file))
         return hmac.digest(key, named.encode() + b"\0" + self.secret_file_content, "sha256")
 
-    def make_login(self, target: ServerAddress, address: IPAddress) -> Login | None:
-        """Return the login for the server at `address`, None for a key.
+    def make_login(self, target: ServerAddress, addresses: Sequence[IPAddress]) -> Login | None:
+        """Return the login for the server at `addresses`, None for a key.
 
         Raises: EvaluationError if the password would cross the internet unencrypted.
         """
         if self.password is None:
             return None
-        if target.protocol == "http" and is_public_address(address):
+        if target.protocol == "http" and any(map(is_public_address, addresses)):
             raise EvaluationFailure(
                 "repository",
                 f"the credentials for {target.host} are sent over https only; use an https URL",

@@ -341,17 +341,19 @@ class LfsClient:
         The server of the URL `repository` gets the credential, unless `headers` have another one.
         """
         target = self._remotes.check_web_url(url)
-        address = await self._remotes.find_address(target)
+        addresses = await self._remotes.find_addresses(target)
         sent = {"User-Agent": _USER_AGENT, **headers}
         if (
             credential is not None
             and target == self._remotes.check_web_url(repository)
             and "authorization" not in map(str.lower, headers)
         ):
-            login = credential.make_login(target, address)
+            login = credential.make_login(target, addresses)
             if login is not None:
                 sent["Authorization"] = login.basic_authorization
-        agent = PinnedAgent(self._reactor, self._tls_policy, self._timeout, target, address, limit)
+        agent = PinnedAgent(
+            self._reactor, self._tls_policy, self._timeout, target, addresses, limit
+        )
         body = None if question is None else BytesProducer(msgspec.json.encode(question))
         fields = Headers({name: [value] for name, value in sent.items()})
         try:

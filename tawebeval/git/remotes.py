@@ -1,4 +1,4 @@
-"""Routes from URLs to the one address that git may connect to: looked up once, checked, pinned."""
+"""Routes from URLs to the addresses that git may connect to: looked up once, checked, pinned."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ class RemoteResolver:
         assert target is not None, "of a URL with a host"
         return target
 
-    async def find_address(
+    async def find_addresses(
         self, target: ServerAddress, timeout: float = LOOKUP_TIMEOUT
-    ) -> IPAddress:
-        """Return the permitted address of a server. Raises: EvaluationError."""
+    ) -> Sequence[IPAddress]:
+        """Return the permitted addresses of a server. Raises: EvaluationError."""
         try:
-            return await self._addresses.find_address(target, timeout)
+            return await self._addresses.find_addresses(target, timeout)
         except (ForbiddenHost, UnknownHost) as error:
             raise EvaluationFailure("repository", str(error)) from None
         except LookupUnanswered as error:
@@ -101,11 +101,11 @@ class RemoteResolver:
             return ResolvedGitRemote(
                 url, local_path=path, readable_paths=(path, f"{path}.git")
             ), None
-        address = await self.find_address(target, timeout)
+        addresses = await self.find_addresses(target, timeout)
         if credential is None:
-            return resolve_git_remote(url, target, address), None
-        login = credential.make_login(target, address)
-        found = resolve_git_remote(url, target, address, credential.ssh_options)
+            return resolve_git_remote(url, target, addresses), None
+        login = credential.make_login(target, addresses)
+        found = resolve_git_remote(url, target, addresses, credential.ssh_options)
         return attrs.evolve(found, readable_paths=credential.ssh_files), login
 
     def check_local_repository(self, path: str) -> None:

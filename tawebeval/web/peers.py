@@ -97,12 +97,12 @@ class PeerListRequest:
 class PeerEvaluationLists:
     """The lists of other daemons.
 
-    `agent` returns an agent for a server at an address, whose answers are limited.
+    `agent` returns an agent for a server at its addresses, whose answers are limited.
     """
 
     _clock: Any
     _resolver: CheckedResolver
-    _agent: Callable[[ServerAddress, IPAddress, ResponseSizeLimit], IAgent]
+    _agent: Callable[[ServerAddress, Sequence[IPAddress], ResponseSizeLimit], IAgent]
     _running: Counter[str] = attrs.field(factory=Counter, init=False)  # lists by caller
     # By URL, in seconds of the clock.
     _silent_until: dict[str, float] = attrs.field(factory=dict, init=False)
@@ -178,7 +178,7 @@ class PeerEvaluationLists:
     ) -> DaemonListPage:
         target = parse_server_address(url)
         assert target is not None, "the configuration accepts URLs only"
-        address = await self._resolver.find_address(target, PEER_TIMEOUT)
+        addresses = await self._resolver.find_addresses(target, PEER_TIMEOUT)
         query = {**request.filter_parameters, **({"after": cursor} if cursor else {})}
         headers = Headers(
             {
@@ -189,7 +189,7 @@ class PeerEvaluationLists:
         )
         body = bytearray()
         with convert_request_failures(target.host):
-            response = await HTTPClient(self._agent(target, address, limit)).get(
+            response = await HTTPClient(self._agent(target, addresses, limit)).get(
                 f"{url}/evaluations?{urlencode(query)}",
                 headers=headers,
                 allow_redirects=False,  # the caller's token is for nobody else

@@ -1,4 +1,4 @@
-"""One attempt to deliver a webhook, over a connection to one checked address.
+"""One attempt to deliver a webhook, over a connection to a checked address.
 
 The caller chose the URL, so the receiver may be hostile: a connection takes at most 64 KiB and
 `timeout` seconds.
@@ -6,7 +6,7 @@ The caller chose the URL, so the receiver may be hostile: a connection takes at 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -52,12 +52,12 @@ class AttemptResult:
 class WebhookSender:
     """Posts JSON documents, each attempt within `timeout` seconds.
 
-    `agent` returns an agent for a target that is pinned to an address. `time` returns seconds
+    `agent` returns an agent for a target that is pinned to addresses. `time` returns seconds
     since the epoch.
     """
 
     _resolver: CheckedResolver
-    _agent: Callable[[ServerAddress, IPAddress], IAgent]
+    _agent: Callable[[ServerAddress, Sequence[IPAddress]], IAgent]
     _clock: Any
     _time: Callable[[], float]
     _timeout: float
@@ -81,12 +81,12 @@ class WebhookSender:
     async def _attempt(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
         target = parse_callback_url(url)
         try:
-            address = await self._resolver.find_address(target)
+            addresses = await self._resolver.find_addresses(target)
         except ForbiddenHost as error:
             return AttemptResult(RequestOutcome.REFUSED, str(error))
         except (UnknownHost, LookupUnanswered) as error:
             return AttemptResult(RequestOutcome.RETRY, str(error))
-        client = HTTPClient(self._agent(target, address), data_to_body_producer=BytesProducer)
+        client = HTTPClient(self._agent(target, addresses), data_to_body_producer=BytesProducer)
         try:
             with convert_request_failures(target.host):
                 response = await client.post(

@@ -190,8 +190,8 @@ class PolicyTests(SynchronousTestCase):
         try:
             policy.check_host(target)
             if target.ip_address is None:
-                chosen = policy.choose_address(target, [ip_address(text) for text in addresses])
-                self.assertEqual(chosen, ip_address(addresses[0]))
+                chosen = policy.choose_addresses(target, [ip_address(text) for text in addresses])
+                self.assertEqual(chosen[0], ip_address(addresses[0]))
         except ForbiddenHost as error:
             self.assertIn(target.host, str(error))
             return str(error)
@@ -219,6 +219,20 @@ class PolicyTests(SynchronousTestCase):
         for text in ("127.0.0.1", "fc00::1", "fe80::1%eth0", "::ffff:127.0.0.1"):
             self.assertIn("private_networks", self.refused(policy, "http://h/", text))
 
+    def test_families_alternate_within_the_bound(self) -> None:
+        target = ServerAddress("http", "h", 80, None)
+        for addresses, expected in (
+            (["8.8.8.8", "8.8.8.8"], ["8.8.8.8"]),
+            (
+                ["2606::1", "2606::2", "2606::3", "8.8.8.8"],
+                ["2606::1", "8.8.8.8", "2606::2", "2606::3"],
+            ),
+            ([f"8.8.8.{n}" for n in range(9)], [f"8.8.8.{n}" for n in range(4)]),
+        ):
+            chosen = HostPolicy().choose_addresses(target, list(map(ip_address, addresses)))
+            self.assertEqual(list(map(str, chosen)), expected)
+        self.refused(HostPolicy(), "http://h/", *["8.8.8.8"] * 9, "10.0.0.1")
+
     def test_section(self) -> None:
         """What refuses is called as the operator has written it."""
         policy = HostPolicy(["a.org"], ["x.a.org"], settings_section="callbacks")
@@ -244,14 +258,18 @@ class RouteTests(SynchronousTestCase):
     """How git is bound to an address."""
 
     def check(self, url: str, address: str, expected: ResolvedGitRemote) -> None:
-        """Check the route to an address."""
+        """Check the route to one or more addresses."""
         target = parse_server_address(url)
         assert target is not None
-        self.assertEqual(resolve_git_remote(url, target, ip_address(address)), expected)
+        addresses = list(map(ip_address, address.split()))
+        self.assertEqual(resolve_git_remote(url, target, addresses), expected)
 
     def test_http(self) -> None:
-        """Curl is told what the name's address is."""
-        for address, text in (("8.8.8.8", "8.8.8.8"), ("2606:4700::1", "[2606:4700::1]")):
+        """Curl is told what the name's addresses are."""
+        for address, text in (
+            ("8.8.8.8", "8.8.8.8"),
+            ("2606:4700::1 8.8.8.8", "[2606:4700::1],8.8.8.8"),
+        ):
             environment = {
                 "GIT_CONFIG_COUNT": "1",
                 "GIT_CONFIG_KEY_0": "http.curloptResolve",
@@ -272,7 +290,7 @@ class RouteTests(SynchronousTestCase):
         for url, alias in (("u@h:x", "h"), ("ssh://h:23/x", "'-oHostKeyAlias=[h]:23'")):
             target = parse_server_address(url)
             assert target is not None
-            command = resolve_git_remote(url, target, ip_address("8.8.8.8")).environment[
+            command = resolve_git_remote(url, target, [ip_address("8.8.8.8")]).environment[
                 "GIT_SSH_COMMAND"
             ]
             self.assertIn(" -oHostName=8.8.8.8 ", command)
@@ -283,7 +301,8 @@ class RouteTests(SynchronousTestCase):
         for url in ("u@h:x", "u@8.8.8.8:x"):
             target = parse_server_address(url)
             assert target is not None
-            found = resolve_git_remote(url, target, ip_address("8.8.8.8"), ["-oUser=git", "-i/k y"])
+            options = ["-oUser=git", "-i/k y"]
+            found = resolve_git_remote(url, target, [ip_address("8.8.8.8")], options)
             command = found.environment["GIT_SSH_COMMAND"]
             self.assertTrue(command.startswith("ssh -oBatchMode=yes -oUser=git '-i/k y'"), command)
             self.assertEqual("-oHostName=8.8.8.8" in command, url == "u@h:x")

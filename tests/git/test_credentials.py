@@ -13,7 +13,8 @@ from tawebeval.core.hosts import ServerAddress, parse_server_address
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.credentials import MAX_PASSWORD_SIZE, Credential, Login, parse_password
 
-PUBLIC, PRIVATE = ip_address("8.8.8.8"), ip_address("10.1.2.3")
+PRIVATE = [ip_address("10.1.2.3")]
+PUBLIC = [*PRIVATE, ip_address("8.8.8.8")]
 PASSWORD = Credential("git.example.org", 0, "judge", (), b"s3cr:t@", "s3cr:t@")
 KEY = Credential("git.example.org", 0, "git", (), b"KEY", None, "/k/id", "/k/hosts")
 

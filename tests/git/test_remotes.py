@@ -1,4 +1,4 @@
-"""`git.remotes`: names are looked up once, and only the address found is used."""
+"""`git.remotes`: names are looked up once, and only the addresses found are used."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class RouteTests(SynchronousTestCase):
         return self.failureResultOf(self.find(resolver, url), EvaluationFailure).value
 
     def test_pinned(self) -> None:
-        """The first address is pinned; a later, other answer is not asked for."""
+        """The addresses are pinned; a later, other answer is not asked for."""
         resolver = FakeResolver(["8.8.8.8", "2606:4700::1"], ["127.0.0.1"])
         route = self.successResultOf(self.find(resolver))
-        self.assertEqual(route.environment["GIT_CONFIG_VALUE_0"], "h:443:8.8.8.8")
+        self.assertEqual(route.environment["GIT_CONFIG_VALUE_0"], "h:443:8.8.8.8,[2606:4700::1]")
         self.assertEqual(resolver.asked, ["h"])
 
     def test_forbidden(self) -> None:

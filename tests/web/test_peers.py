@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -388,9 +388,11 @@ class RequestTests(SeveralTestCase):
         lists = make_peer_evaluation_lists(FakeResolver(["10.0.0.9"]), reactor)
         make = lists._agent
 
-        def agent(server: ServerAddress, address: IPAddress, limit: ResponseSizeLimit) -> IAgent:
+        def agent(
+            server: ServerAddress, addresses: Sequence[IPAddress], limit: ResponseSizeLimit
+        ) -> IAgent:
             limits.append(limit)
-            made = make(server, address, limit)
+            made = make(server, addresses, limit)
             self.assertIsInstance(made, PinnedAgent)
             return made
 

@@ -1,8 +1,8 @@
-"""`webhooks.sender`: the result of one attempt; the agent that is pinned to one address."""
+"""`webhooks.sender`: the result of one attempt; the agent that is pinned to addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from socket import EAI_AGAIN, gaierror
 from typing import Any
@@ -14,7 +14,13 @@ from service_identity import VerificationError
 from treq.testing import RequestTraversalAgent
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
-from twisted.internet.error import ConnectError, ConnectingCancelledError, ConnectionLost
+from twisted.internet.error import (
+    ConnectError,
+    ConnectingCancelledError,
+    ConnectionLost,
+    NoRouteError,
+    TCPTimedOutError,
+)
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
@@ -133,8 +139,8 @@ class SenderTestCase(SynchronousTestCase):
     def sender(self) -> WebhookSender:
         """Return what posts."""
 
-        def agent(target: ServerAddress, address: IPAddress) -> Any:
-            self.reached.append((target.host, str(address)))
+        def agent(target: ServerAddress, addresses: Sequence[IPAddress]) -> Any:
+            self.reached.append((target.host, str(addresses[0])))
             return self.agent
 
         return WebhookSender(
@@ -360,11 +366,12 @@ class PinnedAgentTests(SynchronousTestCase):
         self.transport = Transport()
 
     def ask(
-        self, url: str = "http://name.example/x?y=z", address: str = "8.8.8.8", **headers: str
+        self, url: str = "http://name.example/x?y=z", *addresses: str, **headers: str
     ) -> Deferred[IResponse]:
-        """Ask for a URL by an agent that is bound to an address."""
+        """Ask for a URL by an agent that is bound to addresses."""
         target = parse_callback_url(url)
-        agent = PinnedAgent(self.reactor, self.policy, 15, target, ip_address(address))
+        pinned = list(map(ip_address, addresses or ["8.8.8.8"]))
+        agent = PinnedAgent(self.reactor, self.policy, 15, target, pinned)
         sent = Headers({name: [value] for name, value in headers.items()})
         return agent.request(b"POST", url.encode(), sent, None)
 
@@ -389,6 +396,30 @@ class PinnedAgentTests(SynchronousTestCase):
         self.assertEqual(lines[0], b"POST /x HTTP/1.1")
         self.assertIn(b"Host: name.example", lines)
         self.assertIn(b"Connection: close", lines)
+
+    def test_next_address_only_before_a_connection(self) -> None:
+        asked = self.ask("http://name.example/", "2606::1", "8.8.8.8", "2606::2")
+        clients = self.reactor.tcpClients
+        clients[0][2].clientConnectionFailed(None, Failure(NoRouteError()))
+        self.assertEqual([one[:2] for one in clients], [("2606::1", 80), ("8.8.8.8", 80)])
+        self.assertEqual([one[3] for one in clients], [5, 5])
+        protocol = clients[1][2].buildProtocol(None)
+        protocol.makeConnection(self.transport)
+        protocol.connectionLost(Failure(ConnectionLost()))
+        self.failureResultOf(asked, ResponseFailed)
+        self.assertEqual(len(clients), 2)
+
+    def test_no_address_accepts_a_connection(self) -> None:
+        asked = self.ask("http://name.example/", "2606::1", "8.8.8.8")
+        for client, error in ((0, TCPTimedOutError()), (1, NoRouteError())):
+            self.reactor.tcpClients[client][2].clientConnectionFailed(None, Failure(error))
+        self.failureResultOf(asked, NoRouteError)
+
+    def test_cancelled_between_addresses(self) -> None:
+        asked = self.ask("http://name.example/", "2606::1", "8.8.8.8")
+        asked.cancel()
+        self.failureResultOf(asked, ConnectingCancelledError)
+        self.assertEqual(len(self.reactor.tcpClients), 1)
 
     def test_trust(self) -> None:
         """What is trusted for a host is found out once, and for each host by itself."""
