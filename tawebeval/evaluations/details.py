@@ -201,6 +201,12 @@ class EvaluationDetails:
         """Put the newest commit of the branch into a request without a commit."""
         self.packed_request = pack_request(attrs.evolve(self.request, commit_oid=oid))
 
+    def set_commit(self, commit: Commit) -> None:
+        """Note the commit that was checked out; it replaces the OID of its tag in the request."""
+        self.commit = commit
+        if self.request.commit_oid != commit.oid:
+            self.set_commit_oid(commit.oid)
+
     def pack_for_rerun(self) -> bytes:
         """Return the packed request with the seed in use; the callback was for this run."""
         return pack_request(attrs.evolve(self.request, seed=self.seed, callback_url=None))

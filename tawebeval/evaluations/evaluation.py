@@ -200,7 +200,7 @@ class Evaluation:
             checkout = self._checkout = await repositories.check_out_commit(
                 *self._checkout_arguments(), is_retry=fetched
             )
-            self.details.commit = checkout.commit
+            self.details.set_commit(checkout.commit)
             if self.context.free_quota_directories is not None:
                 directory = await self.context.free_quota_directories.get()
                 self.workspace = attrs.evolve(self.workspace, quota_directory=directory)
@@ -264,7 +264,7 @@ class Evaluation:
             checkout = await self.context.checkout_source.check_out_commit(
                 *self._checkout_arguments()
             )
-            self.details.commit = checkout.commit
+            self.details.set_commit(checkout.commit)
             checkout.release()  # a queued evaluation pins nothing in the cache
         finally:
             fetches.release_slot_keep_quota(self.details.identifier)

@@ -117,8 +117,7 @@ class CommitInspectionParser:
     sandbox. A NUL ends the output of each command but the last, if the command exited with 0.
     """
 
-    def __init__(self, oid: str, limits: TreeLimits, *, before: int = 0) -> None:
-        self._oid = oid
+    def __init__(self, limits: TreeLimits, *, before: int = 0) -> None:
         self._before = before
         self._meter = TreeSizeMeter(limits)
         self._printed = [b""]
@@ -140,18 +139,23 @@ class CommitInspectionParser:
     def _is_listing(self) -> bool:
         return len(self._printed) > self._before + 1
 
+    def is_other_object(self) -> bool:
+        """Tell whether git has the object, which is neither a commit nor a tag of one."""
+        return self._is_listing() and not self._printed[self._before]
+
     @property
     def commit(self) -> Commit | None:
-        """The commit, with as much of its tree as was listed; None if git does not have it."""
+        """The commit, with as much of its tree as was listed; None if git does not have it.
+
+        Of an annotated tag it is the commit that the tag names.
+        """
         found = _FOUND.fullmatch(self._printed[self._before]) if self._is_listing() else None
-        # git also takes the OID of a tag for the commit that the tag names.
-        if found is None or found[1].decode() != self._oid:
+        if found is None:
             return None
         meter = self._meter
-        tree = found[2].decode()
         return Commit(
-            self._oid,
-            tree,
+            found[1].decode(),
+            found[2].decode(),
             meter.file_count,
             meter.total_bytes,
             tuple(meter.submodules),

@@ -3,7 +3,7 @@
 Beside git's own files a repository has `url`, for people, and `commits/`: a marker for each commit
 that is present with its whole tree, named by the commit's OID. A marker holds its format, the OID
 of the tree, the number of its files, their bytes, and the submodules, so that known commits need no
-git process.
+git process. The marker of an annotated tag is a link to that of its commit.
 `lfs/` has the contents of files in Git LFS, named by their SHA-256.
 
 Only the newest commits have a ref, and so a line in `shallow`, which git sends to the server with
@@ -179,20 +179,22 @@ class BareRepository:
     _maintenance_due: int = _MAINTENANCE_FILES  # files
 
     def find_fetched_commit(self, oid: str) -> Commit | None:
-        """Return the commit if it has a marker. Blocks briefly."""
+        """Return the commit, or that of a tag, if it has a marker. Blocks briefly."""
+        path = self._marker(oid).resolve()
         try:
-            marker = _MARKER.fullmatch(self._marker(oid).read_text())
+            marker = _MARKER.fullmatch(path.read_text())
         except OSError:
             return None
         if marker is None:
             return None
         submodules = tuple(Submodule(*each) for each in json.loads(marker[4]))
-        return Commit(oid, marker[1], int(marker[2]), int(marker[3]), submodules)
+        return Commit(path.name, marker[1], int(marker[2]), int(marker[3]), submodules)
 
     def _marker(self, oid: str) -> Path:
         return self.path / _MARKERS / oid
 
-    def _mark(self, commit: Commit) -> None:
+    def _mark(self, commit: Commit, oid: str) -> None:
+        """Write the marker of a commit, also for the tag `oid` of the commit. Blocks."""
         unfinished = self._marker(commit.oid).with_suffix(".new")
         submodules = json.dumps([attrs.astuple(each) for each in commit.submodules])
         counts = f"{commit.file_count} {commit.size}"
@@ -200,6 +202,9 @@ class BareRepository:
         self._unmark(commit.oid)
         self._markers_size += unfinished.stat().st_blocks * 512
         unfinished.replace(self._marker(commit.oid))
+        if oid != commit.oid:
+            with suppress(FileExistsError):
+                self._marker(oid).symlink_to(commit.oid)
 
     def _unmark(self, oid: str) -> None:
         """Remove the marker of a commit. Blocks."""
@@ -445,7 +450,7 @@ class BareRepository:
                 commit = await self._find_submodule_urls(commit)
             if commit.has_gitattributes:
                 commit = await self._fetch_large_files(commit, repository.url, credential, budget)
-            await self._threads.run_in_thread(self._mark, commit)
+            await self._threads.run_in_thread(self._mark, commit, oid)
             complete = True
             return commit
         finally:
@@ -471,14 +476,14 @@ class BareRepository:
     async def _inspect_commit(self, oid: str) -> Commit | None:
         """Return the commit if git has it, marked or not.
 
-        Raises: EvaluationError if its tree is over the limits.
+        Raises: EvaluationError if its tree is over the limits, or it is another object.
         """
-        inspection = CommitInspectionParser(oid, self._limits.tree_limits)
+        inspection = CommitInspectionParser(self._limits.tree_limits)
         log, ls_tree = build_commit_inspection_commands(oid)
         result = await self._git.run_command(
             self.path, *log, next_commands=(ls_tree,), on_stdout=inspection.feed
         )
-        return _inspected(inspection, result)
+        return _inspected(oid, inspection, result)
 
     async def _find_submodule_urls(self, commit: Commit) -> Commit:
         """Return the commit, with the URLs of its submodules. Raises: EvaluationError."""
@@ -554,7 +559,7 @@ class BareRepository:
                 deepen = (f"--depth={_INFINITE_DEPTH}",)
             if not budget.remaining_bytes:
                 raise budget.make_failure()
-            inspection = CommitInspectionParser(oid, self._limits.tree_limits, before=1)
+            inspection = CommitInspectionParser(self._limits.tree_limits, before=1)
             fetch = partial(
                 self._git.run_command,
                 self.path,
@@ -572,7 +577,7 @@ class BareRepository:
                 self._limits.clock, budget, self._threads, fetch, self.path, inspection.has_begun
             )
             if inspection.has_begun():
-                commit = _inspected(inspection, result)
+                commit = _inspected(oid, inspection, result)
                 if commit is not None:
                     return commit
             elif is_commit_missing(result.stderr):
@@ -615,8 +620,17 @@ def _serve_arguments(route: ResolvedGitRemote) -> tuple[str, ...]:
     return () if route.local_path is None else (_SERVE_OTHER_USERS,)
 
 
-def _inspected(inspection: CommitInspectionParser, result: GitResult) -> Commit | None:
-    """Return the commit, None without one. Raises EvaluationError if its tree was not listed."""
+def _inspected(oid: str, inspection: CommitInspectionParser, result: GitResult) -> Commit | None:
+    """Return the commit, None without one.
+
+    Raises EvaluationError if its tree was not listed, or `oid` names another object.
+    """
+    if inspection.is_other_object():
+        raise EvaluationFailure(
+            "commit",
+            f"{oid} is a tree or a file of the repository, not a commit; `git rev-parse HEAD` in a"
+            " clone prints the last commit",
+        )
     if inspection.commit is not None and result.status:
         raise _failed("git could not list the commit's files; see stderr", result)
     return inspection.commit

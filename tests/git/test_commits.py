@@ -65,7 +65,7 @@ class InspectionTests(SynchronousTestCase):
 
     def feed(self, *chunks: bytes, before: int = 0) -> CommitInspectionParser:
         """Return an inspection that has read these chunks."""
-        inspection = CommitInspectionParser(OID, TreeLimits(4, 15, 1), before=before)
+        inspection = CommitInspectionParser(TreeLimits(4, 15, 1), before=before)
         for chunk in chunks:
             inspection.feed(chunk)
         return inspection
@@ -91,11 +91,10 @@ class InspectionTests(SynchronousTestCase):
             self.assertEqual(self.feed(*chunks, before=before).has_begun(), expected)
 
     def test_no_commit(self) -> None:
-        """Without a list, or with the line of another commit, as for a tag, there is no commit."""
+        """Without a list, or with another line, there is no commit."""
         for chunks, before in (((), 0), ((LINE,), 0), ((b"\0", LINE), 1), ((b"\0",), 0)):
             self.assertIsNone(self.feed(*chunks, before=before).commit)
         for line in (
-            LINE.replace(b"c", b"d"),
             LINE.strip(),
             b"x" + LINE,
             LINE + b"x",
@@ -103,6 +102,15 @@ class InspectionTests(SynchronousTestCase):
             f"{OID} {TREE[1:]}\xe9\n".encode(),
         ):
             self.assertIsNone(self.feed(line + b"\0" + LIST).commit, line)
+
+    def test_commit_of_a_tag(self) -> None:
+        commit = self.feed(LINE.replace(b"c", b"d") + b"\0" + LIST).commit
+        assert commit is not None
+        self.assertEqual(commit.oid, "d" * 40)
+
+    def test_other_object(self) -> None:
+        for chunks, expected in (((), False), ((LINE, b"\0"), False), ((b"\0",), True)):
+            self.assertEqual(self.feed(*chunks).is_other_object(), expected)
 
     def test_too_large(self) -> None:
         """A tree over the limits is refused while it is listed."""

@@ -103,10 +103,23 @@ class ArgumentsTests(CacheTestCase):
         self.assertEqual(self.refuse(branch="main").reason, "commit")
         self.assertEqual(len(self.fetch_commands()), 3)
 
-    def test_tag(self) -> None:
-        """The OID of a tag, for which git shows another commit, is not the commit's."""
+    def test_tag_is_fetched_once_and_shares_the_checkout_of_its_commit(self) -> None:
         self.broken["log"] = GitResult(0, f"{OTHER} {TREE}\n", "")
-        self.assertEqual(self.refuse().reason, "commit")
+        for oid in (OID, OID, OTHER):
+            self.assertEqual(self.get(oid=oid), Commit(OTHER, TREE))
+        self.assertEqual(self.names(), ["fetch", "log", "ls-tree", "read-tree"])
+        self.restart()
+        self.assertEqual(self.get().oid, OTHER)
+        (self.path() / "commits" / OTHER).unlink()
+        self.get()
+        self.assertEqual(self.names()[4:], ["log", "ls-tree"])
+
+    def test_other_object_is_named(self) -> None:
+        self.broken["log"] = GitResult(0, "", "")
+        self.broken["ls-tree"] = failed("fatal: not a tree object")
+        error = self.refuse()
+        self.assertEqual((error.reason, error.extra_members), ("commit", {}))
+        self.assertIn(f"{OID} is a tree or a file", error.message)
 
     def test_other_failures(self) -> None:
         """Any other failure ends the fetch, with git's stderr."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.client import joined
+from tests.integration.client import failure, joined
 from tests.integration.harness import DaemonTestCase
 from tests.integration.repositories import GitDaemon, HttpServer, git
 
@@ -118,14 +118,34 @@ class FetchingTests(DaemonTestCase):
         await self.judge(url, self.tips[-1])
         await self.judge(url, self.old)
 
-    async def test_no_commit(self) -> None:
-        """The OID of a tag or a tree names no commit, although git would take the tag for one."""
-        tree = git(self.repository.folder, "rev-parse", "HEAD^{tree}")
-        for url, oid in (
-            (self.http()[1], self.tag),
-            (self.http(v2=False)[1], self.tag),
-            (self.repository.url, tree),
-        ):
-            identifier = await self.client.evaluate(url, oid, "true")
-            events = await self.client.follow(identifier)
-            self.assertEqual([event["payload"]["reason"] for event in events], ["commit"])
+    async def test_annotated_tag_is_its_commit(self) -> None:
+        folder = self.repository.folder
+        git(folder, "tag", "--annotate", "--message=A mark of a mark", "nested", "v1")
+        git(folder, "update-server-info")
+        commit = git(folder, "rev-parse", "v1^{commit}")
+        tags = self.tag, git(folder, "rev-parse", "nested").upper()
+        before = len(list(self.daemon.cache.glob("repositories/*.tree")))
+        servers = self.http(), self.http(v2=False), self.http(dumb=True)
+        for url in (self.repository.url, *(url for _, url in servers)):
+            for oid in (*tags, commit):
+                identifier = await self.client.evaluate(
+                    url, oid, "./evaluator.sh", directory="judge"
+                )
+                status = await self.client.ended(identifier)
+                self.assertEqual(joined(await self.client.follow(identifier)), EVENTS)
+                self.assertEqual(status["commit_oid"], commit)
+        trees = list(self.daemon.cache.glob("repositories/*.tree"))
+        self.assertEqual(len(trees) - before, 4)
+
+    async def test_object_that_is_no_commit_is_named(self) -> None:
+        folder = self.repository.folder
+        git(folder, "tag", "--annotate", "--message=A mark", "tree", "HEAD^{tree}")
+        git(folder, "tag", "--annotate", "--message=A mark", "blob", "HEAD:later")
+        for url in (self.http()[1], self.repository.url, self.http(v2=False)[1]):
+            for revision in ("tree", "blob", "HEAD^{tree}", "HEAD:later"):
+                oid = git(folder, "rev-parse", revision)
+                identifier = await self.client.evaluate(url, oid, "true")
+                error = failure(await self.client.follow(identifier), "commit")
+                # A v0 server hands out what it advertises.
+                if ("^" not in revision and ":" not in revision) or url == self.repository.url:
+                    self.assertIn(f"{oid} is a tree or a file", error["message"], url)
