@@ -29,6 +29,7 @@ FIELD_NAME_PATTERN = rf"[a-z][a-z0-9_]{{0,{MAX_FIELD_NAME_LENGTH - 1}}}"
 
 _SUBMISSION = re.compile(rf"submission\[({FIELD_NAME_PATTERN})\]")
 _OID = re.compile(r"[0-9a-fA-F]{40}")
+_SHA256_OID = re.compile(r"[0-9a-fA-F]{64}")
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # A URL of RFC 3986 without a fragment; `parse_server_address` checks the host.
@@ -342,6 +343,12 @@ def parse_form(
 
 def _commit_oid(fields: Mapping[str, str]) -> str:
     commit_oid = _required(fields, "commit_oid")
+    if _SHA256_OID.fullmatch(commit_oid):
+        raise InvalidField(
+            "commit_oid",
+            f"{commit_oid!r} is of a repository with SHA-256 OIDs, which are not supported; use one"
+            " with SHA-1 OIDs (`git init --object-format=sha1`)",
+        )
     if not _OID.fullmatch(commit_oid):
         raise InvalidField(
             "commit_oid",
@@ -467,11 +474,12 @@ def _explain_protocol(url: str, protocol: str, protocols: Sequence[str]) -> str:
 
 
 def _branch(branch: str) -> str | None:
-    if _BAD_BRANCH.search(branch):
+    name = branch.removeprefix("refs/heads/")
+    if _BAD_BRANCH.search(branch) or _BAD_BRANCH.search(name):
         raise InvalidField(
             "repository[branch]", f"{branch!r} is not a branch name (git-check-ref-format(1))"
         )
-    return branch or None
+    return name or None
 
 
 def _directory(directory: str) -> str:

@@ -384,6 +384,7 @@ class DirectoryTests(Tables):
 
 def is_branch(name: str) -> bool:
     """Tell by the rules of git-check-ref-format(1), and that of no option, what is a branch."""
+    name = name.removeprefix("refs/heads/")
     components = name.split("/")
     return (
         not any(c.startswith(".") or c.endswith(".lock") or not c for c in components)
@@ -403,7 +404,7 @@ class BranchTests(Tables):
         """What git takes for a branch's name."""
         for name in (
             "main", "feature/x", "v1.0", "a.lock.b", "lock", "@a", "a@", "{", "é", "a-",
-            "refs/heads/x", "locks/a", "a.locker",
+            "refs/heads", "locks/a", "a.locker",
         ):  # fmt: skip
             self.assertTrue(is_branch(name), name)
             self.assertEqual(parse({"repository[branch]": name}).repository.branch, name)
@@ -413,7 +414,7 @@ class BranchTests(Tables):
         for name in (
             "-x", "--upload-pack=x", "a b", "a..b", "a:b", ":a", "+a:b", "a~1", "a^", "a?", "a*",
             "a[b", "a\\b", "a\n", "\na", "a\x7f", "a\0", "/a", "a/", "a//b", ".a", "a/.b", "a.",
-            "a.lock", "a.lock/b", "@", "@{-1}", "a@{1}", " ", ".",
+            "a.lock", "a.lock/b", "@", "@{-1}", "a@{1}", " ", ".", "refs/heads/", "refs/heads/-x",
         ):  # fmt: skip
             self.assertFalse(is_branch(name), name)
             self.check_refused("repository[branch]", name)
@@ -433,7 +434,11 @@ class BranchTests(Tables):
             assert not is_branch(name)
         else:
             assert is_branch(name)
-            assert branch == name
+            assert branch == name.removeprefix("refs/heads/")
+
+    def test_full_ref_is_its_branch(self) -> None:
+        for full, name in (("refs/heads/a/b", "a/b"), ("refs/tags/v1", "refs/tags/v1")):
+            self.assertEqual(parse({"repository[branch]": full}).repository.branch, name)
 
 
 class CommitHintTests(SynchronousTestCase):
@@ -445,6 +450,10 @@ class CommitHintTests(SynchronousTestCase):
             error = self.assertRaises(InvalidField, parse, {"commit_oid": value})
             for words in (repr(value), "git rev-parse COMMIT", "git ls-remote URL BRANCH"):
                 self.assertIn(words, error.detail)
+
+    def test_sha256_is_not_supported(self) -> None:
+        error = self.assertRaises(InvalidField, parse, {"commit_oid": "a" * 64})
+        self.assertIn("--object-format=sha1", error.detail)
 
 
 class UrlTests(Tables):
