@@ -584,11 +584,14 @@ class BareRepository:
                 break
             elif not is_commit_unadvertised(result.stderr):
                 raise _failed(explain_fetch_failure(result.stderr), result)
-        raise EvaluationFailure(
-            "commit",
-            f"the repository has no commit {oid}; push it, or name its branch in"
-            " repository[branch]",
-        )
+        branch = repository.branch
+        if branch and await self._list_branch(repository, credential) is None:
+            message = f"branch {branch!r} and no commit {oid}; push them, or correct the form"
+        elif branch:
+            message = f"commit {oid}, neither on branch {branch!r} nor elsewhere; push it"
+        else:
+            message = f"commit {oid}; push it, or name its branch in repository[branch]"
+        raise EvaluationFailure("commit", f"the repository has no {message}")
 
 
 def _cancel_late(deferred: Deferred[_T], clock: Any) -> Deferred[_T]:

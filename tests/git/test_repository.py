@@ -121,6 +121,19 @@ class ArgumentsTests(CacheTestCase):
         self.assertEqual((error.reason, error.extra_members), ("commit", {}))
         self.assertIn(f"{OID} is a tree or a file", error.message)
 
+    def test_unknown_branch_is_told_beside_the_commit(self) -> None:
+        for printed, words in (
+            ("", "no branch 'dev' and no commit"),
+            (f"{TREE}\trefs/heads/dev\n", "neither on branch 'dev' nor elsewhere"),
+        ):
+            self.setUp()
+            self.broken["ls-remote"] = GitResult(0, printed, "")
+            self.fetches = [failed(f"fatal: remote error: upload-pack: not our ref {OID}")]
+            error = self.refuse(branch="dev")
+            self.assertEqual(error.reason, "commit")
+            self.assertIn(words, error.message)
+            self.assertIn(OID, error.message)
+
     def test_other_failures(self) -> None:
         """Any other failure ends the fetch, with git's stderr."""
         self.fetches = [failed("fatal: could not resolve host: example.org")]

@@ -149,3 +149,13 @@ class FetchingTests(DaemonTestCase):
                 # A v0 server hands out what it advertises.
                 if ("^" not in revision and ":" not in revision) or url == self.repository.url:
                     self.assertIn(f"{oid} is a tree or a file", error["message"], url)
+
+    async def test_unknown_branch_is_told_beside_the_commit(self) -> None:
+        missing = "0" * 40
+        for url in (self.http()[1], self.repository.url, self.http(v2=False)[1]):
+            for branch, words in (("typo", "no branch 'typo' and no"), ("beside", "neither on")):
+                identifier = await self.client.evaluate(
+                    url, missing, "true", repository_branch=branch
+                )
+                error = failure(await self.client.follow(identifier), "commit")
+                self.assertIn(words, error["message"])
