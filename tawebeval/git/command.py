@@ -57,6 +57,15 @@ _STDOUT_KEPT = 64 * 1024  # bytes
 # Servers may send messages without end, and each costs the reactor's time.
 _STDERR_LIMIT = 4 * 2**20  # bytes
 
+# Faults that old importers left in commits, tags and trees: git clone and hosting services accept
+# them, and nothing here reads the names and dates. All other faults stay errors.
+_HARMLESS_FAULTS = (
+    *("badDate", "badDateOverflow", "badEmail", "badName", "badTimezone", "missingAuthor"),
+    *("missingCommitter", "missingEmail", "missingNameBeforeEmail", "missingSpaceBeforeDate"),
+    *("missingSpaceBeforeEmail", "multipleAuthors", "nulInCommit", "zeroPaddedDate"),
+    "zeroPaddedFilemode",
+)
+
 _SETTINGS = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
@@ -77,6 +86,7 @@ _SETTINGS = {
     "core.autocrlf": "false",
     "core.symlinks": "true",
     "core.fileMode": "true",
+    **{f"fetch.fsck.{fault}": "ignore" for fault in _HARMLESS_FAULTS},
 }
 
 _MEMORY = 2**30  # bytes
