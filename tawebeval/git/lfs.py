@@ -377,6 +377,8 @@ def _explain_status(target: ServerAddress, status: int) -> str:
     words = f"{target.host} answered with status {status}"
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
         return f"{words}; it has no LFS there, or needs credentials (repositories.credentials)"
+    if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
+        return f"{words}; redirects are not followed: use the new URL of the repository"
     return words
 
 

@@ -51,8 +51,11 @@ from tawebeval.git.lfs import (
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.stderr_patterns import (
     explain_fetch_failure,
+    explain_redirect,
     is_commit_missing,
     is_commit_unadvertised,
+    is_redirect,
+    is_server_of_files,
 )
 from tawebeval.git.submodules import SubmoduleUrlParser, build_submodule_list_command
 from tawebeval.linux.filetree import remove_tree
@@ -394,34 +397,58 @@ class BareRepository:
     async def _list_branch(
         self, repository: Repository, credential: Credential | None
     ) -> str | None:
-        """Return the OID of the branch, None without one.
+        """Return the OID of the branch, None without one. Raises: EvaluationError."""
+        ref = f"refs/heads/{repository.branch}"
+        printed = await self._list_refs(repository.url, credential, "--heads", ref)
+        # git also lists other refs that end in this name.
+        found = re.search(rf"^([0-9a-f]{{40}})\t{re.escape(ref)}$", printed, re.MULTILINE)
+        return found and found[1]
 
-        Needs the lock only where git has no directory yet: a fetch holds it for long.
+    async def _list_refs(self, url: str, credential: Credential | None, *which: str) -> str:
+        """Return the output of `git ls-remote`; `which` is an option and a name, or nothing.
+
+        Needs the lock only where git has no directory yet: a fetch holds it for long. Raises:
+        EvaluationError.
         """
         if not self.path.exists():
             await self._acquire()
             try:
-                await self._threads.run_in_thread(self._create, repository.url)
+                await self._threads.run_in_thread(self._create, url)
             finally:
                 self._lock.release()
-        route, login = await self._find_route(repository.url, credential)
-        ref = f"refs/heads/{repository.branch}"
-        result = await self._git.run_command(
+        route, login = await self._find_route(url, credential)
+        result = await self._run_ls_remote(route, login, which)
+        if result.status:
+            raise await self._explain_failure(route, login, result)
+        return result.stdout
+
+    async def _run_ls_remote(
+        self,
+        route: ResolvedGitRemote,
+        login: Login | None,
+        which: Sequence[str] = (),
+        **environment: str,
+    ) -> GitResult:
+        return await self._git.run_command(
             self.path,
-            *("ls-remote", "--heads", *_serve_arguments(route)),
-            *("--end-of-options", route.url, ref),
-            environment=route.environment,
+            *("ls-remote", *which[:1], *_serve_arguments(route)),
+            *("--end-of-options", route.url, *which[1:]),
+            environment={**route.environment, **environment},
             login=login,
             source=route.local_path,
             reach=SandboxAccess(
                 readable_paths=route.readable_paths, has_network=route.local_path is None
             ),
         )
-        if result.status:
-            raise _failed(explain_fetch_failure(result.stderr), result)
-        # git also lists other refs that end in this name.
-        found = re.search(rf"^([0-9a-f]{{40}})\t{re.escape(ref)}$", result.stdout, re.MULTILINE)
-        return found and found[1]
+
+    async def _explain_failure(
+        self, route: ResolvedGitRemote, login: Login | None, result: GitResult
+    ) -> EvaluationFailure:
+        """Return the error of a fetch. Where a redirect leads git says only if it is asked to."""
+        if not is_redirect(result.stderr):
+            return _failed(explain_fetch_failure(result.stderr), result)
+        traced = await self._run_ls_remote(route, login, GIT_CURL_VERBOSE="1")
+        return _failed(explain_redirect(route.url, traced.stderr), result)
 
     async def _find_route(
         self, url: str, credential: Credential | None
@@ -553,6 +580,7 @@ class BareRepository:
         )
         self._fetches += 1
         ref = f"refs/commits/{self._fetches % _REFS}"
+        is_plain = False
         for arguments in _fetch_arguments(repository, route, f"{oid}:{ref}"):
             deepen: tuple[str, ...] = ()
             if (self.path / "shallow").exists() and not arguments[0].startswith("--depth"):
@@ -583,7 +611,14 @@ class BareRepository:
             elif is_commit_missing(result.stderr):
                 break
             elif not is_commit_unadvertised(result.stderr):
-                raise _failed(explain_fetch_failure(result.stderr), result)
+                raise await self._explain_failure(route, login, result)
+            is_plain |= is_server_of_files(result.stderr)
+        if is_plain and not await self._list_refs(repository.url, credential):
+            raise EvaluationFailure(
+                "repository",
+                "repository[url] leads to a web page, or to a repository without a branch; use the"
+                " URL for `git clone`",
+            )
         branch = repository.branch
         if branch and await self._list_branch(repository, credential) is None:
             message = f"branch {branch!r} and no commit {oid}; push them, or correct the form"

@@ -10,13 +10,64 @@ status of `command.GitResult`.
 from __future__ import annotations
 
 import re
+from urllib.parse import urljoin
 
 _EXCERPT = 300  # characters of git's reason
-# GitHub and GitLab ask for credentials for a repository that does not exist.
-_UNAUTHORIZED = re.compile(
-    r"could not read Username|Authentication failed|repository .* not found|"
-    r"Permission denied \("
+_UNKNOWN_OR_PRIVATE = (
+    "the repository does not exist, or needs credentials; check repository[url], or ask the"
+    " operator (repositories.credentials)"
 )
+# What people read, by the first pattern in the lines that git, curl and ssh of this machine print.
+_EXPLANATIONS = {
+    # GitHub and GitLab ask for credentials for a repository that does not exist.
+    r"could not read Username|Authentication failed|repository .*not found|"
+    r"Permission denied \(": _UNKNOWN_OR_PRIVATE,
+    "returned error: (401|403|404|410|451)": (
+        "the git server refuses access (HTTP status {}); check repository[url], or ask the operator"
+        " (repositories.credentials)"
+    ),
+    r"returned error: (429|5\d\d)": (
+        "the git server cannot answer now (HTTP status {}); try again later"
+    ),
+    "not valid: is this a git repository|invalid server response|bad line length": (
+        "repository[url] leads to a web page or another service, not to a git repository; use the"
+        " URL for `git clone`"
+    ),
+    "does not appear to be a git repository|repository not exported": (
+        "there is no git repository at the path of repository[url]; check the path"
+    ),
+    "mismatched algorithms|unsupported hash algorithm": (
+        "the repository has SHA-256 OIDs, which are not supported; use one with SHA-1 OIDs (`git"
+        " init --object-format=sha1`)"
+    ),
+    "does not match target host|no alternative certificate subject name": (
+        "the TLS certificate of the git server is for another host; check the host of"
+        " repository[url]"
+    ),
+    "certificate (?:verification failed|problem|signer)|server verification failed": (
+        "the TLS certificate of the git server is expired or not trusted; renew it, or ask the"
+        " operator to install its authority (`update-ca-certificates`)"
+    ),
+    "gnutls_handshake|wrong version number|SSL_connect|SSL routines": (
+        "the git server does not speak TLS at this port; check protocol and port of repository[url]"
+    ),
+    "(connection refused|couldn't connect to server|network is unreachable|no route to host|"
+    "connection timed out|could not resolve host)": (
+        "cannot connect to the git server ({}); check host and port of repository[url], or try"
+        " again later"
+    ),
+    "host key verification failed": (
+        "the ssh key of the git server is not in the operator's known_hosts_file"
+        " (repositories.credentials)"
+    ),
+    r"object [0-9a-f]{40}: (\w+: .{0,200})": (
+        "git refuses a malformed object of the repository ({}); find it by `git fsck` in a clone"
+    ),
+}
+_REDIRECT = re.compile(r"^(?!remote:).*returned error: 30[12378]$", re.MULTILINE)
+_LOCATION = re.compile(r"<= Recv header: location: (\S{1,1000})", re.IGNORECASE)
+_WEB_URL = re.compile(r"https?://[!-?A-~]{1,300}")  # of printable characters, without user name
+_REMOTE = re.compile("^remote:.*\n?", re.MULTILINE)
 _FATAL = re.compile("^(?:fatal|error): (.+)$", re.MULTILINE)
 _OUT_OF_MEMORY = "out of memory|cannot allocate memory|unable to create thread"
 _OUT_OF_MEMORY_ANYWHERE = re.compile(_OUT_OF_MEMORY, re.IGNORECASE)
@@ -45,14 +96,42 @@ _CORRUPT = re.compile(
 
 def explain_fetch_failure(stderr: str) -> str:
     """Return the message about a failed fetch, with git's reason."""
-    if _UNAUTHORIZED.search(stderr):
-        return (
-            "the repository does not exist, or needs credentials; check repository[url], or ask the"
-            " operator (repositories.credentials)"
-        )
+    own = _REMOTE.sub("", stderr)
+    for pattern, words in _EXPLANATIONS.items():
+        if found := re.search(pattern, own, re.IGNORECASE):
+            return words.format(*found.groups())
     found = _FATAL.search(stderr)
     reason = f": {found[1][:_EXCERPT]}" if found else "; see stderr"
     return f"git could not fetch the repository{reason}"
+
+
+def is_redirect(stderr: str) -> bool:
+    """Tell whether the server of the repository answered with a redirect, which git reports."""
+    return _REDIRECT.search(stderr) is not None
+
+
+def explain_redirect(url: str, trace: str) -> str:
+    """Return the message about a redirect of the repository's URL.
+
+    `trace` is stderr with GIT_CURL_VERBOSE, which has the new URL.
+    """
+    found = _LOCATION.search(trace)
+    try:
+        location = urljoin(f"{url.rstrip('/')}/info/refs", found[1]) if found else ""
+    except ValueError:  # of an IPv6 address
+        location = ""
+    target = location.partition("?")[0]
+    moved = target.removesuffix("/info/refs")
+    if not _WEB_URL.fullmatch(target):
+        return "the repository has moved, and redirects are not followed; use its new URL"
+    if moved != target:
+        return f"the repository has moved to {moved}; use this URL in repository[url]"
+    return f"the git server redirects to {target}: {_UNKNOWN_OR_PRIVATE}"
+
+
+def is_server_of_files(stderr: str) -> bool:
+    """Tell whether the server is not one of git, but sends files as they are."""
+    return "dumb http transport" in stderr
 
 
 def is_commit_unadvertised(stderr: str) -> bool:

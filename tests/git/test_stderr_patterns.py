@@ -6,15 +6,20 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.git.stderr_patterns import (
     explain_fetch_failure,
+    explain_redirect,
     find_disk_error,
     is_commit_missing,
     is_commit_unadvertised,
     is_git_killed_by_kernel,
     is_git_memory_exhausted,
+    is_redirect,
     is_repository_corrupt,
+    is_server_of_files,
 )
 from tests.fakes.world import OID
 
+ACCESS = "fatal: unable to access 'https://h/x/':"
+PAGE = "https://h/x/info/refs not valid: is this a git repository?"
 UNADVERTISED = (
     f"error: Server does not allow request for unadvertised object {OID}",
     "fatal: couldn't find remote ref refs/heads/x",
@@ -106,6 +111,40 @@ class ClassificationTests(SynchronousTestCase):
         for printed, words in (
             ("fatal: could not read Username for 'https://h': terminal", "needs credentials"),
             ("remote: x\nfatal: repository 'https://h/x/' not found\n", "does not exist"),
+            ("ERROR: Repository not found.\nfatal: Could not read", "does not exist"),
+            ("git@h: Permission denied (publickey).\nfatal: x", "needs credentials"),
+            (f"{ACCESS} The requested URL returned error: 403", "access (HTTP status 403)"),
+            (f"{ACCESS} The requested URL returned error: 502", "answer now (HTTP status 502)"),
+            (f"fatal: {PAGE}", "leads to a web page"),
+            ("fatal: invalid server response; got '<html>'", "leads to a web page"),
+            ("fatal: '/x' does not appear to be a git repository", "at the path"),
+            ("fatal: remote error: access denied or repository not exported: /x", "at the path"),
+            ("fatal: mismatched algorithms: client sha1; server sha256", "SHA-256"),
+            (f"{ACCESS} server certificate verification failed. CAfile: none", "not trusted"),
+            (f"{ACCESS} server verification failed: certificate has expired", "expired"),
+            (f"{ACCESS} SSL certificate problem: self-signed certificate", "not trusted"),
+            (
+                f"{ACCESS} SSL: certificate subject name (a) does not match target host name 'b'",
+                "for another host",
+            ),
+            (f"{ACCESS} SSL: no alternative certificate subject name matches", "another host"),
+            (f"{ACCESS} gnutls_handshake() failed: An unexpected TLS packet", "not speak TLS"),
+            (f"{ACCESS} error:0A00010B:SSL routines::wrong version number", "not speak TLS"),
+            (
+                f"{ACCESS} Failed to connect to h port 1 after 0 ms: Couldn't connect to server",
+                "cannot connect to the git server (Couldn't connect to server)",
+            ),
+            (
+                "fatal: unable to connect to h:\nh[0: 127.0.0.1]: errno=Connection refused\n",
+                "server (Connection refused)",
+            ),
+            ("ssh: connect to host h port 22: No route to host\nfatal: x", "(No route to host)"),
+            ("Host key verification failed.\nfatal: x", "known_hosts_file"),
+            (
+                f"error: object {OID}: hasDotgit: contains '.git'\nfatal: fsck error",
+                "malformed object of the repository (hasDotgit: contains '.git')",
+            ),
+            ("remote: Host key verification failed\nfatal: early EOF", "repository: early EOF"),
             (
                 "warning: x\nfatal: unable to access 'u': timeout\nx",
                 ": unable to access 'u': timeout",
@@ -113,6 +152,37 @@ class ClassificationTests(SynchronousTestCase):
             ("strange", "; see stderr"),
         ):
             self.assertIn(words, explain_fetch_failure(printed))
+
+    def test_redirect(self) -> None:
+        self.assertFalse(is_redirect(f"remote: {ACCESS} The requested URL returned error: 301"))
+        self.assertFalse(is_redirect(f"{ACCESS} The requested URL returned error: 404"))
+        self.assertTrue(is_redirect(f"{ACCESS} The requested URL returned error: 301"))
+        unknown = explain_fetch_failure("fatal: repository 'https://g/' not found")
+        unnamed = "the repository has moved, and redirects are not followed; use its new URL"
+        for location, message in (
+            (
+                "/b.git/info/refs?service=git-upload-pack",
+                "the repository has moved to https://h/b.git; use this URL in repository[url]",
+            ),
+            (
+                "https://g/sign_in?next=secret",
+                f"the git server redirects to https://g/sign_in: {unknown}",
+            ),
+            ("http://[::1/x", unnamed),
+            ("file:///info/refs", unnamed),
+            ("https://a:b@h/x/info/refs", unnamed),
+            ("https://h/\x1b/info/refs", unnamed),
+            (f"https://h/{'x' * 400}/info/refs", unnamed),
+        ):
+            trace = f"12:00 http.c:1 <= Recv header: Location: {location}\nfatal: x"
+            for url in ("https://h/a", "https://h/a/"):
+                self.assertEqual(explain_redirect(url, trace), message)
+        self.assertEqual(explain_redirect("https://h/a", "fatal: x"), unnamed)
+
+    def test_server_of_files(self) -> None:
+        self.assertEqual(
+            [is_server_of_files(one) for one in UNADVERTISED], [False, False, True, False]
+        )
 
     def test_killed(self) -> None:
         """The exit status tells that git itself was killed, in a sandbox and without one."""

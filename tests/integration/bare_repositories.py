@@ -56,7 +56,7 @@ class BareRepositoryCase(TestCase):
         views = tuple(build_minimal_system_options(accounts)), tuple(build_network_options())
         box = BubblewrapHelperSandbox(shutil.which("bwrap") or "", filter_, *views)
         self.path = self.folder / "cached.git"
-        protocols = ("file", "git", "http")
+        protocols = ("file", "git", "http", "https")
         policy = HostPolicy(allowed_private_networks=("127.0.0.0/8",))
         resolver = CheckedResolver(policy, FakeResolver(), reactor)
         remotes = RemoteResolver(resolver, (), protocols)

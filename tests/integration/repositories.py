@@ -178,6 +178,33 @@ class HttpServer:
         return sum("/info/refs" in request for request in self.requests)
 
 
+class ScriptedServer(HttpServer):
+    """A server of git that answers the paths with some beginnings itself.
+
+    `answers` are beginnings, each with a status and a body. With the status of a redirect the text
+    replaces the beginning in the new location.
+    """
+
+    def __init__(self, root: Path, *answers: tuple[str, int, str], **settings: bool) -> None:
+        super().__init__(root, **settings)  # type: ignore[arg-type]
+        self._answers = answers
+
+    def answer(self, handler: BaseHTTPRequestHandler, path: str, body: bytes) -> bool:
+        """Answer if the path has one of the beginnings."""
+        for beginning, status, text in self._answers:
+            if path.startswith(beginning):
+                is_redirect = 300 <= status < 400
+                content = b"" if is_redirect else text.encode()
+                handler.send_response(status)
+                if is_redirect:
+                    handler.send_header("Location", path.replace(beginning, text))
+                handler.send_header("Content-Length", str(len(content)))
+                handler.end_headers()
+                handler.wfile.write(content)
+                return True
+        return False
+
+
 class _Server(ThreadingHTTPServer):
     site: HttpServer
     daemon_threads = False

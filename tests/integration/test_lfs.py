@@ -25,7 +25,7 @@ from tawebeval.linux.filetree import remove_tree
 from tests.integration.bare_repositories import BareRepositoryCase
 from tests.integration.client import Event, failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
-from tests.integration.repositories import GitRepository, HttpServer, git
+from tests.integration.repositories import GitRepository, HttpServer, ScriptedServer, git
 
 LARGE = os.urandom(3_000_000)
 SHA = hashlib.sha256(LARGE).hexdigest()
@@ -201,6 +201,10 @@ class LfsTests(LfsCase):
         self.addCleanup(plain.stop)
         message = (await self.refuse(f"{plain.url}/large/.git"))["message"]
         self.assertIn("answered with status 404; it has no LFS there", message)
+        moved = ScriptedServer(self.folder, ("/large/.git/info/lfs", 301, "/x"))
+        self.addCleanup(moved.stop)
+        message = (await self.refuse(f"{moved.url}/large/.git"))["message"]
+        self.assertIn("answered with status 301; redirects are not followed", message)
         message = (await self.refuse(self.large.url))["message"]
         self.assertIn("fetches over https and http only", message)
 
