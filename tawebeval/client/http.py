@@ -84,6 +84,10 @@ class FailureKind(Enum):
     PROXY_ERROR = (
         "the proxy for {base} answers: {detail}; check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY"
     )
+    PROXY_UNREACHABLE = (
+        "cannot connect to the proxy {detail} for {base}; check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY"
+        " and NO_PROXY"
+    )
     INVALID_PROXY = (
         "{base} cannot be reached by the proxies of the environment: {detail}; check HTTP_PROXY,"
         " HTTPS_PROXY, ALL_PROXY and NO_PROXY"
@@ -101,6 +105,7 @@ _PASSING = (
     FailureKind.CONNECTION_REFUSED,
     FailureKind.BROKEN_CONNECTION,
     FailureKind.PROXY_ERROR,
+    FailureKind.PROXY_UNREACHABLE,
 )
 
 

@@ -8,6 +8,8 @@ import ssl
 from collections.abc import Callable, Iterator
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 from weakref import WeakSet
 
 import httpcore
@@ -34,12 +36,34 @@ CONNECTION_POOL_SETTINGS: dict[str, Any] = {
 }
 """The settings of a pool: no cookies, and as many connections as there are requests."""
 
+_NOT_CONNECTED = (
+    FailureKind.UNREACHABLE,
+    FailureKind.CONNECTION_REFUSED,
+    FailureKind.UNKNOWN_HOST,
+)
 _ENCODINGS = ("", "identity", "gzip")
 _DISCONNECTED = "the server closed the connection"
 
 
 def classify_error(error: Exception, send: HttpRequest, timeout: float) -> RequestFailure:
     """Return why a request got no response within `timeout` seconds."""
+    failure = _classify(error, send, timeout)
+    if failure.kind in _NOT_CONNECTED and (proxy := _find_proxy(send.url)):
+        return RequestFailure(FailureKind.PROXY_UNREACHABLE, proxy)
+    return failure
+
+
+def _find_proxy(url: str) -> str:
+    """Return host and port of the proxy of the environment for a URL, empty without one."""
+    parts = urlsplit(url)
+    if proxy_bypass(parts.hostname or ""):
+        return ""
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all", "")
+    return proxy.rpartition("//")[2].rpartition("@")[2].rstrip("/")
+
+
+def _classify(error: Exception, send: HttpRequest, timeout: float) -> RequestFailure:
     match error:
         case httpx.ConnectTimeout():
             return RequestFailure(

@@ -332,6 +332,16 @@ class SyncClientTests(SynchronousTestCase):
         ):
             self.patch(os, "environ", {**os.environ, "HTTP_PROXY": proxy, "NO_PROXY": ""})
             self.assertIn(words, self.fail_request("http://judge.example.org"))
+        for proxy in ("http://me:secret@127.0.0.1:1", "127.0.0.1:1/"):
+            variables = {"HTTP_PROXY": proxy, "NO_PROXY": "127.0.0.1"}
+            self.patch(os, "environ", {**os.environ, **variables})
+            message = self.fail_request("http://judge.example.org")
+            words = (
+                "cannot connect to the proxy 127.0.0.1:1 for http://judge.example.org; check HTTP"
+            )
+            self.assertIn(words, message)
+            message = self.fail_request("http://127.0.0.1:1")
+            self.assertIn("cannot connect to http://127.0.0.1:1: connection refused", message)
         refusing = self.serve(say(b"HTTP/1.1 407 Authenticate\r\nContent-Length: 0\r\n\r\n"))
         self.patch(os, "environ", {**os.environ, "HTTP_PROXY": "", "HTTPS_PROXY": refusing.url})
         message = self.fail_request("https://judge.example.org", tls=ssl.create_default_context())
