@@ -179,7 +179,7 @@ class CheckoutCache:
                 directory.mkdir()
 
         def finish() -> int:
-            size = _measure(tree)[2]
+            size = measure_tree(tree)[2]
             try:
                 tree.rename(self._root / name)
             except OSError as error:
@@ -239,7 +239,7 @@ def _measure_complete(path: Path) -> int | None:
     described = _NAME.fullmatch(path.name)
     assert described is not None, "the name of a checkout"
     try:
-        *found, size = _measure(path)
+        *found, size = measure_tree(path)
     except OSError as error:
         if error.errno in _EXHAUSTED:
             raise
@@ -247,7 +247,7 @@ def _measure_complete(path: Path) -> int | None:
     return size if found == [int(figure) for figure in described.groups()] else None
 
 
-def _measure(path: Path) -> tuple[int, int, int]:
+def measure_tree(path: Path) -> tuple[int, int, int]:
     """Return the files of a tree, their bytes, and the bytes on the disk. Blocks."""
     count = size = use = 0
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -94,10 +94,16 @@ class _Batch(msgspec.Struct):
     transfer: str = "basic"
 
 
-def build_lfs_detection_command(oid: str) -> Sequence[str]:
-    """Return the git command that exits with 0 if a commit tracks files by Git LFS, else with 1."""
+def build_conversion_detection_command(oid: str) -> Sequence[str]:
+    """Return the git command that exits with 0 if a commit may have converted files, else with 1.
+
+    These are in Git LFS, or get other bytes than committed when git checks them out
+    (gitattributes(5)).
+    """
+    attributes = ("filter=lfs", "eol=crlf", "ident", "working-tree-encoding=")
     return (
-        *("grep", "--quiet", "--threads=1", "--fixed-strings", "-e", "filter=lfs"),
+        *("grep", "--quiet", "--threads=1", "--fixed-strings"),
+        *(word for attribute in attributes for word in ("-e", attribute)),
         *(oid, "--", ":(glob)**/.gitattributes"),
     )
 

@@ -32,6 +32,7 @@ from tawebeval.core.form import Repository
 from tawebeval.core.hosts import ResolvedGitRemote
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
+from tawebeval.git.checkouts import measure_tree
 from tawebeval.git.command import GitResult, GitRunner
 from tawebeval.git.commits import (
     CommitInspectionParser,
@@ -42,7 +43,7 @@ from tawebeval.git.credentials import Credential, Login
 from tawebeval.git.lfs import (
     LfsClient,
     LfsPointer,
-    build_lfs_detection_command,
+    build_conversion_detection_command,
     explain_missing_lfs_object,
     find_lfs_pointers,
     find_missing_lfs_objects,
@@ -89,8 +90,8 @@ _DIRECTORIES_SIZE = 48 * 1024  # bytes on the disk, of a dozen directories
 _REFS = 8  # newest commits that have a ref, on which a server can base a pack
 _MAINTENANCE_FILES = 100  # files added before maintenance is due; a fetch adds two or three
 _LOCK_TIMEOUT = 5.0  # seconds that a fetch waits for maintenance, and maintenance for fetches
-# Its 2 is the format: in the first one, the bytes were without files in Git LFS.
-_MARKER = re.compile(r"2 ([0-9a-f]{40}) ([0-9]+) ([0-9]+) (\[.*\])", re.ASCII)
+# Its 3 is the format: in earlier ones, the bytes were those before git converted line ends.
+_MARKER = re.compile(r"3 ([0-9a-f]{40}) ([0-9]+) ([0-9]+) (\[.*\])", re.ASCII)
 _POLL_INTERVAL = 0.25  # seconds between two measurements of a fetch
 _INITIAL_DIRECTORIES = (
     *("objects", "objects/info", "objects/pack"),
@@ -103,8 +104,8 @@ _CONFIG = """\
 \tfilemode = true
 \tbare = true
 """
-# Check files out as they were committed, whatever the tree's own .gitattributes say.
-_ATTRIBUTES = "* -text -ident -filter !working-tree-encoding\n"
+# Line ends, encodings and $Id$ are as in every checkout on Linux. No filter is configured either.
+_ATTRIBUTES = "* -filter\n"
 _LARGE = "lfs"  # the directory with the contents of files in Git LFS
 _MARKERS = "commits"  # the directory with the markers
 
@@ -201,7 +202,7 @@ class BareRepository:
         unfinished = self._marker(commit.oid).with_suffix(".new")
         submodules = json.dumps([attrs.astuple(each) for each in commit.submodules])
         counts = f"{commit.file_count} {commit.size}"
-        unfinished.write_text(f"2 {commit.tree_oid} {counts} {submodules}")
+        unfinished.write_text(f"3 {commit.tree_oid} {counts} {submodules}")
         self._unmark(commit.oid)
         self._markers_size += unfinished.stat().st_blocks * 512
         unfinished.replace(self._marker(commit.oid))
@@ -229,6 +230,8 @@ class BareRepository:
     def load_existing(self) -> int:
         """Take over the repository of an earlier daemon; return its bytes on the disk. Blocks."""
         self.remove_files_of_killed_git()
+        with suppress(OSError):  # of a damaged repository
+            (self.path / "info" / "attributes").write_text(_ATTRIBUTES)
         # One at a time: a list of the status of 100,000 markers takes 140 MB.
         with suppress(OSError), os.scandir(self.path / _MARKERS) as markers:
             for marker in markers:
@@ -476,7 +479,7 @@ class BareRepository:
             if commit.submodules:
                 commit = await self._find_submodule_urls(commit)
             if commit.has_gitattributes:
-                commit = await self._fetch_large_files(commit, repository.url, credential, budget)
+                commit = await self._convert_files(commit, repository.url, credential, budget)
             await self._threads.run_in_thread(self._mark, commit, oid)
             complete = True
             return commit
@@ -521,19 +524,21 @@ class BareRepository:
         )
         return urls.complete(commit)
 
-    async def _fetch_large_files(
+    async def _convert_files(
         self, commit: Commit, url: str, credential: Credential | None, budget: FetchBudget
     ) -> Commit:
-        """Fetch the files that are in Git LFS; return the commit with their bytes.
+        """Fetch the files in Git LFS; return the commit with the bytes of its checkout.
 
         Raises: EvaluationError.
         """
-        result = await self._git.run_command(self.path, *build_lfs_detection_command(commit.oid))
+        command = build_conversion_detection_command(commit.oid)
+        result = await self._git.run_command(self.path, *command)
         if result.status == 1:
             return commit
         if result.status:
             raise _failed("git could not read .gitattributes; see stderr", result)
-        pointers = await self._list_pointers(commit)
+        pointers, size = await self._inspect_checkout(commit)
+        commit = attrs.evolve(commit, size=size)
         if not pointers:
             return commit
         first = pointers[0].path
@@ -554,19 +559,44 @@ class BareRepository:
         budget.spent_bytes += needed
         return attrs.evolve(commit, size=size)
 
-    async def _list_pointers(self, commit: Commit) -> Sequence[LfsPointer]:
-        """Return the pointers in the tree of a commit. Raises: EvaluationError."""
+    async def _inspect_checkout(self, commit: Commit) -> tuple[Sequence[LfsPointer], int]:
+        """Return the pointers and the bytes of a checkout. Raises: EvaluationError.
+
+        `$Id$` may grow twelvefold, so the checkout is measured while git writes it.
+        """
+        limits = self._limits.tree_limits
         scratch = self.path / _LARGE / "checkout"
         tree, index = scratch / "tree", scratch / "index"
+        is_over = False
 
         def begin() -> None:
             for directory in (tree, index):
                 directory.mkdir(parents=True)
 
+        async def poll() -> None:
+            nonlocal is_over
+            with suppress(OSError):  # of a file that appears or disappears
+                _, size, _ = await self._threads.run_in_thread(measure_tree, tree)
+                is_over |= size > limits.max_bytes
+            if is_over:
+                reading.cancel()
+
         try:
             await self._threads.run_in_thread(begin)
-            await self._read_tree(commit, tree, index)
-            return await self._threads.run_in_thread(find_lfs_pointers, tree)
+            reading = Deferred.fromCoroutine(self._read_tree(commit, tree, index))
+            polling = LoopingCall(lambda: Deferred.fromCoroutine(poll()))
+            polling.clock = self._limits.clock
+            polling.start(_POLL_INTERVAL, now=False)
+            try:
+                await reading
+            except CancelledError:
+                if not is_over:
+                    raise
+            finally:
+                polling.stop()
+            _, size, _ = await self._threads.run_in_thread(measure_tree, tree)
+            limits.check_tree(commit.file_count, size)
+            return await self._threads.run_in_thread(find_lfs_pointers, tree), size
         finally:
             await self._threads.run_in_thread(remove_tree, scratch)
 

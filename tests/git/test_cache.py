@@ -108,7 +108,7 @@ class CheckOutTests(CacheTestCase):
             self.git.commands.clear()
             self.get()
             self.assertEqual(self.names(), ["log", "ls-tree"])
-            self.assertEqual(marker.read_text(), f"2 {TREE} 0 0 []")
+            self.assertEqual(marker.read_text(), f"3 {TREE} 0 0 []")
             self.assertEqual(self.cache.disk_sizes, before)
 
     def test_failure_is_not_remembered(self) -> None:
@@ -177,7 +177,7 @@ class CheckOutTests(CacheTestCase):
         self.get()
         path = self.path()
         self.assertEqual((path / "url").read_text(), URL + "\n")
-        self.assertEqual((path / "commits" / OID).read_text(), f"2 {TREE} 0 0 []")
+        self.assertEqual((path / "commits" / OID).read_text(), f"3 {TREE} 0 0 []")
         self.assertRegex(path.name, r"\A[0-9a-f]{40}\.git\Z")
         self.assertFalse(path.with_suffix(".new").exists())
 

@@ -339,7 +339,7 @@ class LimitTests(CacheTestCase):
         self.assertNotIn("read-tree", self.names())
         self.broken["ls-tree"] = GitResult(0, "100644 blob cc 1000\tx\0", "")
         self.assertEqual(self.get(), Commit(OID, TREE, 1, 1000))
-        (self.path() / "commits" / OID).write_text(f"2 {TREE} 4 1000 []")
+        (self.path() / "commits" / OID).write_text(f"3 {TREE} 4 1000 []")
         self.assertEqual(self.refuse().extra_members["limit"], "repositories.tree_files")
 
     def test_lfs(self) -> None:
@@ -441,11 +441,14 @@ class LeftoverTests(CacheTestCase):
         """A daemon that takes over the cache of a killed one removes leftovers there."""
         self.get()
         self.litter(self.path())
+        attributes = self.path() / "info/attributes"
+        attributes.write_text("of an earlier version")
         (self.root / "0123.new").mkdir()
         (self.root / "4567.old3").mkdir()
         (self.root / "stray").write_text("x")
         self.restart()
         self.check_tidy()
+        self.assertEqual(attributes.read_text(), "* -filter\n")
         self.assertEqual(sorted(path.suffix for path in self.root.iterdir()), [".git", ".tree"])
 
     def test_success(self) -> None:

@@ -67,6 +67,14 @@ class ObjectTests(BareRepositoryCase):
         git(self.source.folder, "update-ref", "--no-deref", "refs/heads/old", oid)
         return await self.bare.fetch_commit(Repository(self.source.url), oid)
 
+    async def check_out(self, commit: Commit) -> Path:
+        """Return a checkout of a commit."""
+        out, index = self.folder / "out", self.folder / "index"
+        for directory in (out, index):
+            directory.mkdir()
+        await self.bare.check_out_commit(commit, out, index)
+        return out
+
     async def test_commits_of_old_importers_are_fetched(self) -> None:
         for fault, lines in OLD_COMMITS.items():
             with self.subTest(fault):
@@ -80,10 +88,7 @@ class ObjectTests(BareRepositoryCase):
         content = entry("040000", "d", inner) + entry("100644", "e", blob)
         tree = make_object(self.source.folder, "tree", content)
         commit = await self.fetch(self.commit(*OLD_COMMITS["badTimezone"], tree=tree))
-        out, index = Path(self.folder, "out"), Path(self.folder, "index")
-        for directory in (out, index):
-            directory.mkdir()
-        await self.bare.check_out_commit(commit, out, index)
+        out = await self.check_out(commit)
         self.assertEqual((out / "d/x").read_text(), "content\n")
 
     async def test_faults_that_attack_are_refused(self) -> None:
@@ -106,3 +111,41 @@ class ObjectTests(BareRepositoryCase):
                 with self.assertRaises(EvaluationFailure) as caught:
                     await self.fetch(self.commit(*OLD_COMMITS["badTimezone"], tree=tree))
                 self.assertIn(fault, str(caught.exception.extra_members["stderr"]))
+
+    async def test_checkout_has_the_bytes_that_git_writes(self) -> None:
+        attributes = (
+            "[attr]dos eol=crlf\n*.in text eol=crlf\n*.mac dos\n*.u16 text"
+            " working-tree-encoding=UTF-16LE\n*.id ident\n*.f filter=evil\n*.bad text"
+            " working-tree-encoding=NONE\n"
+        )
+        self.source.write("sub/.gitattributes", "*.u32 working-tree-encoding=UTF-32BE eol=crlf\n")
+        self.source.write(".gitattributes", attributes)
+        git(self.source.folder, "add", ".gitattributes", "sub/.gitattributes")
+        for name in ("a.in", "a.mac", "a.u16", "a.id", "a.f", "a.bad", "sub/a.u32", "a.bin"):
+            blob = make_object(self.source.folder, "blob", "1 é\n$Id$\n\n".encode())
+            git(self.source.folder, "update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")
+        tree = git(self.source.folder, "write-tree")
+        oid = git(self.source.folder, "commit-tree", "-m", "x", tree)
+        commit = await self.fetch(oid)
+        out = await self.check_out(commit)
+        top = self.source.folder
+        git(top, "checkout", "--quiet", "--force", "--detach", oid)
+        found = {
+            str(path.relative_to(top)): path.read_bytes()
+            for path in top.rglob("*")
+            if path.is_file() and ".git" not in path.relative_to(top).parts
+        }
+        self.assertIn(b"1 \xc3\xa9\r\n", found["a.in"])
+        self.assertEqual(found["a.u16"][:4], b"1\0 \0")
+        self.assertEqual({name: (out / name).read_bytes() for name in found}, found)
+        self.assertEqual(commit.size, sum(map(len, found.values())))
+        self.assertEqual(self.bare.find_fetched_commit(oid), commit)
+
+    async def test_files_that_grow_in_the_checkout_are_bounded(self) -> None:
+        self.source.write(".gitattributes", "* ident\n")
+        for number in range(4):
+            self.source.write(f"{number}.txt", f"{number}" + "$Id$" * 2**16)
+        with self.assertRaises(EvaluationFailure) as caught:
+            await self.fetch(self.source.commit())
+        self.assertEqual(caught.exception.extra_members["limit"], "repositories.tree_bytes")
+        self.assertFalse((self.path / "lfs/checkout").exists())

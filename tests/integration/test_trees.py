@@ -6,6 +6,7 @@ import os
 
 from tests.integration.client import failure, text
 from tests.integration.harness import DaemonTestCase
+from tests.integration.repositories import git
 
 
 class TreeTests(DaemonTestCase):
@@ -37,12 +38,13 @@ class TreeTests(DaemonTestCase):
         events = await self.run_command("readlink to-run to-bin dangling out up; ./to-run")
         self.assertEqual(text(events), "bin/run\nbin\nno/such/place\n/etc\n../..\nrun in tree\n")
 
-    async def test_bytes_and_names_are_as_committed(self) -> None:
-        """Binary content, names beyond ASCII, keywords and line ends arrive as they are."""
+    async def test_bytes_and_names_are_those_of_a_checkout(self) -> None:
+        """Binary content, names beyond ASCII, keywords and line ends are as git writes them."""
         events = await self.run_command(
             "cat città/*.txt *.id; od -An -v -tx1 bin/data | tr -d ' \\n'"
         )
-        self.assertEqual(text(events), f"far\n$Id$\n{self.binary.hex()}")
+        oid = git(self.repository.folder, "rev-parse", "HEAD:keyword.id")
+        self.assertEqual(text(events), f"far\r\n$Id: {oid} $\n{self.binary.hex()}")
 
     async def test_history_and_git_are_not_there(self) -> None:
         """The tree is the commit's files and nothing else."""
@@ -59,7 +61,7 @@ class TreeTests(DaemonTestCase):
 
     async def test_a_directory_of_another_alphabet_is_found(self) -> None:
         """A directory's name may have any characters."""
-        self.assertEqual(text(await self.run_command("cat *", directory="città")), "far\n")
+        self.assertEqual(text(await self.run_command("cat *", directory="città")), "far\r\n")
 
     async def test_no_directory_of_the_commit(self) -> None:
         """What is missing, a file, a dangling link, or out of the tree: the error says so."""
