@@ -36,6 +36,9 @@ _EXPLANATIONS = {
     "does not appear to be a git repository|repository not exported": (
         "there is no git repository at the path of repository[url]; check the path"
     ),
+    "illegal format|malformed input to a URL": (
+        "repository[url] has characters that a URL has to escape: write %20 for a blank"
+    ),
     "mismatched algorithms|unsupported hash algorithm": (
         "the repository has SHA-256 OIDs, which are not supported; use one with SHA-1 OIDs (`git"
         " init --object-format=sha1`)"

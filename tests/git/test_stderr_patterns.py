@@ -119,6 +119,8 @@ class ClassificationTests(SynchronousTestCase):
             ("fatal: invalid server response; got '<html>'", "leads to a web page"),
             ("fatal: '/x' does not appear to be a git repository", "at the path"),
             ("fatal: remote error: access denied or repository not exported: /x", "at the path"),
+            (f"{ACCESS} URL using bad/illegal format or missing URL", "%20 for a blank"),
+            (f"{ACCESS} URL rejected: Malformed input to a URL function", "%20 for a blank"),
             ("fatal: mismatched algorithms: client sha1; server sha256", "SHA-256"),
             (f"{ACCESS} server certificate verification failed. CAfile: none", "not trusted"),
             (f"{ACCESS} server verification failed: certificate has expired", "expired"),
