@@ -109,6 +109,8 @@ class FileBlock:
         if at >= 0:
             rest = bytes(self._gathered[at + len(self._end) :])
             del self._gathered[at + 1 :]
+            # As where a read ends before the end marker: the error must not depend on reads.
+            self.is_overlong |= at > self._limit + _LONGEST_HEAD + 1
             return rest
         if len(self._gathered) > self._limit + _LONGEST_HEAD + len(self._end):
             self.is_overlong = True

@@ -19,7 +19,9 @@ after a flush). A marker may also stand without a terminator before it at the st
 and right after a block; the parser puts an imagined terminator there, which it never delivers.
 
 Text leaves in pieces that end just before a terminator, so characters are cut only where a line is
-delivered in parts; `tawebeval.core.text` knows where that is harmless.
+delivered in parts; `tawebeval.core.text` knows where that is harmless. A line that is too long for
+one event is cut at places that its bytes alone decide, counted from its beginning or from a flush.
+So the events, one by one, depend on stdout and on the places of flushes, and not on reads.
 
 The evaluator chooses every byte, and the reactor waits for each call. So a call does a bounded
 amount of work, counted and not timed, and yields a bounded number of events: it parses in steps,
@@ -77,12 +79,11 @@ _PIECE = (
     MAX_PAYLOAD_BYTES // 3
 )  # of a line: a byte that is not UTF-8 becomes U+FFFD, which is three
 
-# Bytes of text in one step:
+# Bytes of text in one step, each more than `_PIECE`, so that a step in a long line can cut it:
 _BLOCK = 64 * 1024 + _PIECE  # a read, and the bytes held back before it
 _SHORT = 32 * 1024  # with blank lines, which take longer
-_NEAR = 16 * 1024  # from the first byte of a possible marker, lest the search for each takes long
+_NEAR = 24 * 1024  # from the first byte of a possible marker, lest the search for each takes long
 
-_CHARACTER = 3  # the most bytes that a character has after its first
 _EXCERPT = 200  # characters of a wrong line, in its error
 _NESTING = 500  # levels of arrays and objects that are parsed at any depth of the stack
 _EXPLAINED = 256 * 1024  # bytes of a value that is checked once more, to explain the error
@@ -571,11 +572,11 @@ _STEPS = {
 
 
 def _find_last_line(data: bytes, at: int, end: int) -> int:
-    """Return where the last line in data[at:end] begins, or must be cut."""
+    """Return where the last line in data[at:end] begins, or where a piece of it last ends."""
     place = max(data.rfind(LINE_TERMINATOR, at, end), at)
-    if end - place > _PIECE or (place == at and end < len(data)):
-        # The line is too long for a marker, and for one event.
-        return text.find_character_boundary(data, end - _CHARACTER)
+    line = place + 1 if data.startswith(LINE_TERMINATOR, place) else place
+    while end - line > _PIECE:
+        place = line = text.find_character_boundary(data, line + _PIECE)
     return place
 
 

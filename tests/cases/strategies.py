@@ -34,8 +34,8 @@ SMALL_STEPS = {
     "_FAULT": 100,
     "_FILE": 100,
     "_BLOCK": 24,
-    "_SHORT": 8,
-    "_NEAR": 8,
+    "_SHORT": 12,
+    "_NEAR": 12,
     "_PIECE": 8,
 }
 """Constants of `core.segi` with which a parser makes a few steps of some bytes in a turn."""

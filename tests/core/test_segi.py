@@ -864,6 +864,19 @@ class StrayMarkersTests(SynchronousTestCase):
                 self.assertEqual(bool(found), bool(expected), (output, found))
 
 
+def parse_reads(stdout: bytes, reads: set[int], flushes: set[int]) -> list[str | bytes]:
+    """Return the events of stdout read up to each of these places, and flushed at some."""
+    places = [place for place in sorted(reads | flushes) if 0 < place < len(stdout)]
+    sizes = [end - begin for begin, end in zip([0, *places], [*places, len(stdout)], strict=True)]
+    return parse(
+        stdout, [Chunk(size, at in flushes) for size, at in zip(sizes, [*places, -1], strict=True)]
+    )
+
+
+outputs = st.one_of(any_bytes, stdouts, streams().map(lambda stream: stream.stdout))
+places = st.sets(st.integers(1, 80), max_size=8)
+
+
 class PropertyTests(SynchronousTestCase):
     """What holds of every stdout and of every way in which it may arrive."""
 
@@ -889,6 +902,13 @@ class PropertyTests(SynchronousTestCase):
         """Whatever is printed means what the contract says, however it is cut."""
         check_reference(stdout, chunking, late)
 
+    @given(outputs, places, places)
+    def test_events_depend_on_flushes_and_not_on_reads(
+        self, stdout: bytes, reads: set[int], flushes: set[int]
+    ) -> None:
+        """One by one."""
+        assert parse_reads(stdout, reads, flushes) == parse_reads(stdout, set(), flushes)
+
     @given(any_bytes, chunkings)
     def test_invalid_utf8(self, stdout: bytes, chunking: list[Chunk]) -> None:
         """Where there is no block, text is what Python's decoder makes of the whole."""
@@ -907,3 +927,10 @@ class SmallStepTests(SynchronousTestCase):
     def test_reference(self, stdout: bytes, chunking: list[Chunk], late: int) -> None:
         """No step and no turn leaves a trace in the events."""
         check_reference(stdout, chunking, late)
+
+    @given(outputs, places, places)
+    def test_events_depend_on_flushes_and_not_on_reads(
+        self, stdout: bytes, reads: set[int], flushes: set[int]
+    ) -> None:
+        """One by one, also of lines that are cut."""
+        assert parse_reads(stdout, reads, flushes) == parse_reads(stdout, set(), flushes)
