@@ -8,7 +8,8 @@ byte.
   files among them, `text` cuts text between characters, and `events` encodes each event, once, as a
   line of JSON.
 - From the evaluator to clients: `ring.EventRing` stores the encoded lines, `ring.EventRetention`
-  discards those that no client needs, and `budget.RingBudget` bounds all rings together. `pages`
+  discards those that no client needs, and `budget.RingBudget` bounds all rings together.
+  `event_log.EventLog` is to replace these: a ring in front of the file of stdout. `pages`
   cuts pages with cursors from a ring, and `framing` frames lines as server-sent events or WebSocket
   messages.
 - Lists: `evaluation_lists` has their cursors, and joins the lists of several daemons.

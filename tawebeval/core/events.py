@@ -51,6 +51,17 @@ class EventBatch:
 EMPTY_BATCH = EventBatch(0, b"")
 
 
+def split_batch(batch: EventBatch, count: int) -> tuple[EventBatch, EventBatch]:
+    """Return the first `count` events of a batch, and the others."""
+    at = 0
+    for _ in range(count):
+        at = batch.lines.index(b"\n", at) + 1
+    return (
+        EventBatch(count, batch.lines[:at]),
+        EventBatch(batch.count - count, batch.lines[at:]),
+    )
+
+
 def encode_text_events(block: bytes, blank_lines: bool | None = None) -> EventBatch:
     """Encode stdout as text events: one for each line and one for each line terminator.
 

@@ -18,6 +18,8 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
 - `run`: `EvaluatorRun` applies the limits to the evaluator's process.
 - `stdout_pump`: `StdoutPump` feeds stdout to the parser and events to the ring, and pauses stdout
   while the ring is full.
+- `eventlog`: `RecordedStdout`, an event log of files that outlive this process. No evaluation uses
+  it yet; it is to replace the pump and the journals.
 - `journal`, `handover_journal`, `snapshot`, `run_keeper`: what the keeper holds, so that
   evaluations outlive this process; `restart`: what an earlier process has left there.
 - `exit_messages`: the message about a bad exit, with a hint for the evaluator's author.

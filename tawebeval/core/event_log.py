@@ -1,0 +1,330 @@
+"""Event log of one evaluation: a ring of segments in memory, behind which its stdout stands.
+
+Events are numbered from 0. A *cursor* is a place between two events: cursor n lies before event n.
+The log holds the events from `begin_cursor` to `end_cursor`; an acknowledgement discards those
+before it, and nothing else discards an event.
+
+A *segment* is a number of consecutive events, and their source: a checkpoint of the parser and the
+place in stdout from which the parser went on there. `EventMemory` bounds the bytes of all logs
+together. It evicts the segments that were read or written least recently; `parse_segment` makes an
+evicted segment's events again, from the same bytes of stdout. They are the same events, one by one:
+the parser depends on its bytes and on the places of flushes (`tawebeval.core.segi`). The caller
+keeps these places and the times of the events as marks beside stdout.
+
+The evaluator holds its stdout open, and could change what it has printed. A segment has a checksum
+of its bytes, so that a reader gets the events that were printed first, or an error.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+import attrs
+
+from tawebeval.core.events import EMPTY_BATCH, EventBatch, split_batch
+from tawebeval.core.ring import EventRing
+from tawebeval.core.segi import Markers, SegiParser
+
+MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4 * 1024, 256 * 1024
+"""Bytes of events from which a segment may end: with very many logs, and with few."""
+
+
+class EventsEvicted(Exception):
+    """The events after a cursor have left memory; `segment` is to be parsed again."""
+
+    def __init__(self, segment: EventSegment) -> None:
+        super().__init__(segment)
+        self.segment = segment
+
+
+class StdoutChanged(Exception):
+    """Stdout is not what it was when the segment was parsed first."""
+
+
+@attrs.frozen
+class Mark:
+    """Note on the events before `end_cursor`, after those of the mark before.
+
+    The caller keeps marks beside stdout. `time_ms` is the events' time in milliseconds since the
+    epoch. `flushed_at` is the number of bytes of stdout after which a flush delivered a partial
+    line, None if no flush did. `is_last` says that the end of stdout brought the events.
+    """
+
+    end_cursor: int
+    time_ms: int
+    flushed_at: int | None = None
+    is_last: bool = False
+
+
+@attrs.frozen
+class SegmentSource:
+    """Source of a segment that has ended.
+
+    - `stdout_begin`, `stdout_end`: the bytes of stdout from the checkpoint to the last read.
+    - `checkpoint`: the state of the parser at `stdout_begin`; b"" at the start of stdout.
+    - `checksum`: CRC-32 of these bytes.
+    - `first_mark`, `end_mark`: the marks of the segment, counted from the first mark of the log.
+    - `first_file`: the number of files that stdout named before the segment.
+    - `is_last`: whether stdout ends there.
+    """
+
+    stdout_begin: int
+    stdout_end: int
+    checkpoint: bytes
+    checksum: int
+    first_mark: int
+    end_mark: int
+    first_file: int
+    is_last: bool = False
+
+
+@attrs.define(eq=False)
+class EventSegment:
+    """Consecutive events; `source` is None for the newest ones, `ring` for evicted ones."""
+
+    begin_cursor: int
+    end_cursor: int
+    ring: EventRing | None
+    source: SegmentSource | None = None
+
+
+class EventMemory:
+    """Bound of the bytes of events in the memory of all logs.
+
+    The newest segment of each log stays in memory, beyond the bound, too; the more logs there are,
+    the smaller a segment may end (`min_segment_bytes`).
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.used_bytes = 0
+        self._max_bytes = max_bytes
+        self._newest: dict[EventSegment, int] = {}
+        self._ended: OrderedDict[EventSegment, int] = OrderedDict()  # the next to evict is first
+
+    @property
+    def min_segment_bytes(self) -> int:
+        """Bytes of events from which a segment may end.
+
+        A segment ends with a read of stdout, so it may have a few MiB more.
+        """
+        share = self._max_bytes // (4 * max(1, len(self._newest)))
+        return min(max(share, MIN_SEGMENT_BYTES), MAX_SEGMENT_BYTES)
+
+    def note_use(self, segment: EventSegment) -> None:
+        """Count a segment's bytes, as the last one to evict; evict others beyond the bound."""
+        assert segment.ring is not None, "it is in memory"
+        self.release(segment)
+        size = segment.ring.memory_bytes
+        self.used_bytes += size
+        if segment.source is None:
+            self._newest[segment] = size
+        else:
+            self._ended[segment] = size
+        while self.used_bytes > self._max_bytes and len(self._ended) > 1:
+            evicted = next(iter(self._ended))
+            evicted.ring = None
+            self.release(evicted)
+
+    def release(self, segment: EventSegment) -> None:
+        """Count a segment no longer: it has left memory, or its log."""
+        self.used_bytes -= self._newest.pop(segment, 0) + self._ended.pop(segment, 0)
+
+
+@attrs.define(eq=False)
+class EventLog:
+    """Events from `begin_cursor` to `end_cursor`.
+
+    `has_ended` says that no event follows. `discarded_stdout_bytes` is the number of bytes at the
+    beginning of stdout that no segment needs any more.
+    """
+
+    _memory: EventMemory
+    begin_cursor: int = 0
+    end_cursor: int = 0
+    has_ended: bool = False
+    discarded_stdout_bytes: int = 0
+    _segments: list[EventSegment] = attrs.field(factory=list)
+
+    def append_batch(self, batch: EventBatch, time_ms: int) -> None:
+        """Append a batch to the newest segment. The log must not be closed."""
+        assert not self.has_ended, "a closed log takes no events"
+        if not batch.count:
+            return
+        if not self._segments or self._segments[-1].source is not None:
+            ring = EventRing(self.end_cursor, self.end_cursor)
+            self._segments.append(EventSegment(self.end_cursor, self.end_cursor, ring))
+        segment = self._segments[-1]
+        assert segment.ring is not None, "the newest segment stays in memory"
+        segment.ring.append_batch(batch, time_ms)
+        segment.end_cursor = self.end_cursor = self.end_cursor + batch.count
+        self._memory.note_use(segment)
+
+    @property
+    def can_end_segment(self) -> bool:
+        """Whether the newest segment is large enough to end."""
+        ring = self._segments[-1].ring if self._segments else None
+        return (
+            ring is not None
+            and self._segments[-1].source is None
+            and ring.memory_bytes >= self._memory.min_segment_bytes
+        )
+
+    def end_segment(self, source: SegmentSource) -> None:
+        """End the newest segment, whose events come from `source`."""
+        segment = self._segments[-1]
+        segment.source = source
+        self._memory.note_use(segment)
+
+    def restore_segment(self, begin_cursor: int, end_cursor: int, source: SegmentSource) -> None:
+        """Append an evicted segment, which an earlier process of the daemon has ended."""
+        if not self._segments:
+            self.begin_cursor = begin_cursor
+        self._segments.append(EventSegment(begin_cursor, end_cursor, None, source))
+        self.end_cursor = end_cursor
+
+    def mark_end(self) -> None:
+        """Mark the end of events."""
+        self.has_ended = True
+
+    def load_segment(self, segment: EventSegment, ring: EventRing) -> None:
+        """Put an evicted segment's events, from `parse_segment`, back into memory."""
+        if segment.end_cursor > self.begin_cursor and segment.ring is None:
+            ring.acknowledge(max(self.begin_cursor, segment.begin_cursor))
+            segment.ring = ring
+            self._memory.note_use(segment)
+
+    def read_events(self, after_cursor: int, max_bytes: int) -> EventBatch:
+        """Return events after a cursor, `begin_cursor <= after_cursor <= end_cursor`.
+
+        The result has at most `max_bytes`, but at least one event if there is one, and may end
+        where a segment does. Raises: EventsEvicted.
+        """
+        ring = self._find_ring(after_cursor)
+        return EMPTY_BATCH if ring is None else ring.read_events(after_cursor, max_bytes)
+
+    def read_timed_events(
+        self, after_cursor: int, max_bytes: int, format_time: Callable[[float], str]
+    ) -> EventBatch:
+        """Return what `read_events` returns, or its beginning, each event with its `time`.
+
+        `max_bytes` does not count the times. `format_time` gets seconds since the epoch. Raises:
+        EventsEvicted.
+        """
+        ring = self._find_ring(after_cursor)
+        if ring is None:
+            return EMPTY_BATCH
+        return ring.read_timed_events(after_cursor, max_bytes, format_time)
+
+    def _find_ring(self, after_cursor: int) -> EventRing | None:
+        assert self.begin_cursor <= after_cursor <= self.end_cursor
+        if after_cursor == self.end_cursor:
+            return None
+        begins_at = bisect_right(self._segments, after_cursor, key=lambda each: each.begin_cursor)
+        segment = self._segments[begins_at - 1]
+        if segment.ring is None:
+            raise EventsEvicted(segment)
+        self._memory.note_use(segment)
+        return segment.ring
+
+    def acknowledge(self, before_cursor: int) -> None:
+        """Discard the events before `before_cursor`; an older cursor changes nothing."""
+        assert before_cursor <= self.end_cursor
+        if before_cursor <= self.begin_cursor:
+            return
+        self.begin_cursor = before_cursor
+        while self._segments and self._segments[0].end_cursor <= before_cursor:
+            segment = self._segments[0]
+            if segment.source is None:
+                break  # it goes on
+            # Not its end: the next segment may begin before that.
+            self.discarded_stdout_bytes = segment.source.stdout_begin
+            self._memory.release(self._segments.pop(0))
+        if self._segments:
+            first = self._segments[0]
+            if first.source is not None:
+                self.discarded_stdout_bytes = first.source.stdout_begin
+            if first.ring is not None and first.begin_cursor < before_cursor:
+                first.ring.acknowledge(before_cursor)
+                self._memory.note_use(first)
+
+    def discard(self) -> None:
+        """Discard all events: nobody reads the log any more."""
+        for segment in self._segments:
+            self._memory.release(segment)
+        self._segments.clear()
+        self.begin_cursor = self.end_cursor
+
+
+def parse_segment(
+    segment: EventSegment,
+    stdout: bytes,
+    marks: Sequence[Mark],
+    read_file: Callable[[int], bytes | str],
+    markers: Markers,
+    *,
+    max_value: int,
+    max_file: int,
+) -> EventRing:
+    """Return the events of an evicted segment in a ring of their own. Blocks for a while.
+
+    `stdout` has the bytes of the segment's source, `marks` its marks. `read_file(n)` returns the
+    content of the n-th file that stdout named, or the message of its refusal. Raises:
+    StdoutChanged.
+    """
+    source = segment.source
+    assert source is not None, "the newest events are in memory"
+    if zlib.crc32(stdout) != source.checksum:
+        raise StdoutChanged
+    parser = SegiParser(markers, max_value=max_value, max_file=max_file)
+    if source.checkpoint:
+        parser = SegiParser.resume(
+            source.checkpoint, markers, max_value=max_value, max_file=max_file
+        )
+    flushes = [mark.flushed_at for mark in marks if mark.flushed_at is not None]
+    batch = _join(_parse(parser, source, stdout, flushes, read_file))
+    if batch.count != segment.end_cursor - segment.begin_cursor:
+        raise StdoutChanged
+    return _make_ring(segment, batch, marks)
+
+
+def _parse(
+    parser: SegiParser,
+    source: SegmentSource,
+    stdout: bytes,
+    flushes: Iterable[int],
+    read_file: Callable[[int], bytes | str],
+) -> Iterable[EventBatch]:
+    at, file = source.stdout_begin, source.first_file
+    for place in [*flushes, None]:
+        end = source.stdout_end if place is None else place
+        yield parser.feed(stdout[at - source.stdout_begin : end - source.stdout_begin])
+        at = end
+        while parser.has_pending_input or parser.awaited_file is not None:
+            if parser.awaited_file is None:
+                yield parser.parse_pending()
+                continue
+            content = read_file(file)
+            file += 1
+            answer = parser.refuse_file if isinstance(content, str) else parser.supply_file
+            yield answer(content)  # type: ignore[arg-type]
+        if place is not None:
+            yield parser.flush_partial_line()
+    if source.is_last:
+        yield parser.finish()
+
+
+def _join(batches: Iterable[EventBatch]) -> EventBatch:
+    parts = list(batches)
+    return EventBatch(sum(part.count for part in parts), b"".join(part.lines for part in parts))
+
+
+def _make_ring(segment: EventSegment, batch: EventBatch, marks: Sequence[Mark]) -> EventRing:
+    """Return a ring of a segment's events, with their times."""
+    ring = EventRing(segment.begin_cursor, segment.begin_cursor)
+    for mark in marks:
+        first, batch = split_batch(batch, mark.end_cursor - ring.end_cursor)
+        ring.append_batch(first, mark.time_ms)
+    return ring

@@ -1,0 +1,419 @@
+"""Event log of an evaluation, with the files that stand behind it.
+
+An evaluation's directory has these files:
+
+- `stdout`: what the evaluator has printed; the evaluator writes it. Acknowledged parts are punched
+  out of it (fallocate(2)).
+- `marks`: records of 24 bytes: the cursor after some events, their time, and where a partial line
+  was flushed (`core.event_log.Mark`). A mark is written before its events are delivered.
+- `segments`: for each segment that has ended its source, the state of the parser there, and the
+  results so far, as msgpack with a checksum.
+- `files`: the files that stdout named, as they were when they were read, or why they were refused.
+
+`RecordedStdout` parses stdout, writes these files, and appends the events to the log. After the
+daemon's process has ended, however it did, `RecordedStdout.restore` makes the same log of the files
+again, event by event. A torn record at the end of a file is dropped: none of its events was
+delivered.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import msgspec
+
+from tawebeval.core.event_log import (
+    EventLog,
+    EventSegment,
+    Mark,
+    SegmentSource,
+    StdoutChanged,
+    parse_segment,
+)
+from tawebeval.core.events import EventBatch, split_batch
+from tawebeval.core.fileblock import FileReference
+from tawebeval.core.results import ResultSummary
+from tawebeval.core.ring import EventRing
+from tawebeval.core.segi import Markers, SegiParser
+
+_READ = 64 * 1024
+_PUNCHED = 1024 * 1024  # bytes that are punched out at once, at least
+_MARK = struct.Struct("<QQQ")
+_NO_FLUSH, _LAST = 2**64 - 1, 2**64 - 2  # in place of where a flush was
+_HEAD = struct.Struct("<II")  # size and CRC-32 of a segment's record
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _SegmentRecord(msgspec.Struct, array_like=True, frozen=True):
+    """A segment that has ended, and the state after it."""
+
+    begin_cursor: int
+    end_cursor: int
+    source: SegmentSource
+    next_stdout_begin: int
+    next_checkpoint: bytes
+    next_file: int
+    result_summary: bytes
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(_SegmentRecord).decode
+
+
+class EventFiles:
+    """Files behind the event log in the directory of one evaluation. All methods block."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(exist_ok=True)
+        (directory / "files").mkdir(exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._stdout = os.open(directory / "stdout", flags, 0o600)
+        self._marks = os.open(directory / "marks", flags, 0o600)
+        self._segments = os.open(directory / "segments", flags | os.O_APPEND, 0o600)
+        self._punched = 0
+
+    def close(self) -> None:
+        """Close the files."""
+        for descriptor in (self._stdout, self._marks, self._segments):
+            os.close(descriptor)
+
+    @property
+    def stdout_size(self) -> int:
+        """Bytes of stdout."""
+        return os.fstat(self._stdout).st_size
+
+    def read_stdout(self, begin: int, end: int) -> bytes:
+        """Return bytes of stdout; fewer if the file is shorter."""
+        return os.pread(self._stdout, end - begin, begin)
+
+    def punch_stdout(self, before: int) -> None:
+        """Give back the blocks before a place in stdout, in steps of at least 1 MiB."""
+        if before - self._punched >= _PUNCHED:
+            mode, offset, size = _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(before)
+            # A file system without holes keeps the bytes until the evaluation is removed.
+            _libc.fallocate(self._stdout, mode, offset, size)
+            self._punched = before
+
+    def write_mark(self, number: int, mark: Mark) -> None:
+        """Write a mark, in place of the one with the same number."""
+        flushed = _LAST if mark.is_last else mark.flushed_at
+        flushed = _NO_FLUSH if flushed is None else flushed
+        packed = _MARK.pack(mark.end_cursor, mark.time_ms, flushed)
+        os.pwrite(self._marks, packed, number * _MARK.size)
+
+    def read_marks(self, first: int, end: int | None = None) -> list[Mark]:
+        """Return marks by their numbers, all from the first on without an `end`."""
+        size = os.fstat(self._marks).st_size if end is None else end * _MARK.size
+        content = os.pread(self._marks, max(0, size - first * _MARK.size), first * _MARK.size)
+        whole = content[: len(content) // _MARK.size * _MARK.size]
+        return [
+            Mark(end_cursor, time_ms, None if flushed >= _LAST else flushed, flushed == _LAST)
+            for end_cursor, time_ms, flushed in _MARK.iter_unpack(whole)
+        ]
+
+    def append_segment(self, record: _SegmentRecord) -> None:
+        """Append the record of a segment that has ended."""
+        packed = _pack(record)
+        os.write(self._segments, _HEAD.pack(len(packed), zlib.crc32(packed)) + packed)
+
+    def read_segments(self) -> list[_SegmentRecord]:
+        """Return the records of all segments; drop what was torn at the end of both files."""
+        size = os.fstat(self._marks).st_size
+        os.ftruncate(self._marks, size // _MARK.size * _MARK.size)
+        content = os.pread(self._segments, os.fstat(self._segments).st_size, 0)
+        records, at = [], 0
+        while len(content) - at >= _HEAD.size:
+            length, checksum = _HEAD.unpack_from(content, at)
+            packed = content[at + _HEAD.size : at + _HEAD.size + length]
+            if len(packed) < length or zlib.crc32(packed) != checksum:
+                break
+            records.append(_unpack(packed))
+            at += _HEAD.size + length
+        os.ftruncate(self._segments, at)
+        return records
+
+    def store_file(self, number: int, content: bytes | str) -> None:
+        """Keep the content of the file that stdout named, or the message of its refusal."""
+        name, data = (
+            ("refused", content.encode()) if isinstance(content, str) else ("read", content)
+        )
+        partial = self._directory / "files" / "partial"
+        partial.write_bytes(data)
+        partial.rename(self._directory / "files" / f"{number}.{name}")
+
+    def read_file(self, number: int) -> bytes | str | None:
+        """Return what `store_file` has kept, None without it."""
+        for name in ("read", "refused"):
+            try:
+                content = (self._directory / "files" / f"{number}.{name}").read_bytes()
+            except FileNotFoundError:
+                continue
+            return content if name == "read" else content.decode()
+        return None
+
+
+@attrs.define(eq=False)
+class RecordedStdout:
+    """Parser of one evaluator's stdout whose events and their files outlive the daemon.
+
+    `feed`, `parse_pending`, `flush_partial_line`, `answer_file` and `finish` append the events that
+    have become certain to `log`; they write a mark first. `read_wall_clock()` returns seconds since
+    the epoch. Where stdout stands on a file system that may be slow, call them in a thread.
+    """
+
+    log: EventLog
+    _files: EventFiles
+    _markers: Markers
+    _read_wall_clock: Callable[[], float]
+    _max_value: int = attrs.field(kw_only=True)
+    _max_file: int = attrs.field(kw_only=True)
+    stdout_bytes: int = 0  # fed so far
+    _parser: SegiParser = attrs.field(init=False)
+    _mark_count: int = 0
+    _last_time_ms: int = -1
+    _file_count: int = 0
+    # Of the newest segment:
+    _begin: int = 0
+    _checkpoint: bytes = b""
+    _checksum: int = 0
+    _first_mark: int = 0
+    _first_file: int = 0
+    _begin_cursor: int = 0
+    _chunk: bytes = b""  # the last one, while the parser is at work on it
+    _replayed_marks: list[Mark] = attrs.field(factory=list)  # the first is that of the next events
+
+    def __attrs_post_init__(self) -> None:
+        self._parser = SegiParser(self._markers, max_value=self._max_value, max_file=self._max_file)
+
+    @property
+    def awaited_file(self) -> FileReference | None:
+        """The file that stdout has named, which `answer_file` gets."""
+        return self._parser.awaited_file
+
+    @property
+    def has_pending_input(self) -> bool:
+        """Whether `parse_pending` has something to do."""
+        return self._parser.has_pending_input
+
+    @property
+    def has_partial_line(self) -> bool:
+        """Whether `flush_partial_line` would deliver a partial line."""
+        return self._parser.has_partial_line
+
+    @property
+    def result_summary(self) -> ResultSummary:
+        """The summary of results."""
+        return self._parser.result_summary
+
+    def feed(self, chunk: bytes) -> None:
+        """Parse bytes of stdout; no input may be pending, and no file wanted."""
+        self.stdout_bytes += len(chunk)
+        self._checksum = zlib.crc32(chunk, self._checksum)
+        self._chunk = chunk
+        self._append(self._parser.feed(chunk))
+        self._rest()
+
+    def parse_pending(self) -> None:
+        """Parse more of what was fed."""
+        self._append(self._parser.parse_pending())
+        self._rest()
+
+    def flush_partial_line(self) -> None:
+        """Deliver the partial line without waiting for its rest."""
+        self._append(self._parser.flush_partial_line(), flushed_at=self.stdout_bytes)
+
+    def answer_file(self, content: bytes | str) -> None:
+        """Take the content of the wanted file, or the message of its refusal."""
+        self._files.store_file(self._file_count, content)
+        self._answer(content)
+
+    def finish(self) -> None:
+        """Take the end of stdout; the log stays open for the final event."""
+        self._append(self._parser.finish(), is_last=True)
+        if self.log.end_cursor > self._begin_cursor:
+            self._write_segment(self.stdout_bytes, b"", b"", is_last=True)
+
+    def _answer(self, content: bytes | str) -> None:
+        self._file_count += 1
+        if isinstance(content, str):
+            self._append(self._parser.refuse_file(content))
+        else:
+            self._append(self._parser.supply_file(content))
+        self._rest()
+
+    def _append(
+        self, batch: EventBatch, *, flushed_at: int | None = None, is_last: bool = False
+    ) -> None:
+        """Append events at the times that their marks have, or now."""
+        while self._replayed_marks and batch.count:
+            mark = self._replayed_marks[0]
+            first, batch = split_batch(
+                batch, min(batch.count, mark.end_cursor - self.log.end_cursor)
+            )
+            self.log.append_batch(first, mark.time_ms)
+            if self.log.end_cursor == mark.end_cursor:
+                del self._replayed_marks[0]
+        if not batch.count:
+            return
+        time_ms = int(self._read_wall_clock() * 1000)
+        mark = Mark(self.log.end_cursor + batch.count, time_ms, flushed_at, is_last)
+        is_plain = flushed_at is None and not is_last
+        if is_plain and time_ms == self._last_time_ms and self._mark_count > self._first_mark:
+            self._mark_count -= 1  # the last mark goes on
+        self._files.write_mark(self._mark_count, mark)
+        self._mark_count += 1
+        self._last_time_ms = time_ms if is_plain else -1
+        self.log.append_batch(batch, time_ms)
+
+    # Segments
+
+    def _rest(self) -> None:
+        """If the parser has parsed the last chunk, end a segment that is large enough."""
+        parser = self._parser
+        if parser.has_pending_input or parser.awaited_file is not None:
+            return
+        chunk, self._chunk = self._chunk, b""
+        if self.log.can_end_segment and not self._replayed_marks:
+            place, checkpoint = parser.make_checkpoint()
+            held_back = self.stdout_bytes - place
+            if held_back <= len(chunk):
+                self._write_segment(place, checkpoint, chunk[len(chunk) - held_back :])
+
+    def _write_segment(
+        self, place: int, checkpoint: bytes, held_back: bytes, *, is_last: bool = False
+    ) -> None:
+        end_cursor = self.log.end_cursor
+        source = SegmentSource(
+            self._begin,
+            self.stdout_bytes,
+            self._checkpoint,
+            self._checksum,
+            self._first_mark,
+            self._mark_count,
+            self._first_file,
+            is_last,
+        )
+        self._files.append_segment(
+            _SegmentRecord(
+                self._begin_cursor,
+                end_cursor,
+                source,
+                next_stdout_begin=place,
+                next_checkpoint=checkpoint,
+                next_file=self._file_count,
+                result_summary=self._parser.result_summary.pack(),
+            )
+        )
+        self.log.end_segment(source)
+        self._begin_segment(end_cursor, place, checkpoint, zlib.crc32(held_back))
+
+    def _begin_segment(self, cursor: int, place: int, checkpoint: bytes, checksum: int) -> None:
+        self._begin_cursor, self._begin, self._checkpoint = cursor, place, checkpoint
+        self._checksum = checksum
+        self._first_mark, self._first_file = self._mark_count, self._file_count
+
+    # After a restart, and after an eviction
+
+    def restore(self) -> Iterator[None]:
+        """Make the log of the files again, in steps of one read. Blocks in each step.
+
+        Afterwards `stdout_bytes` is the place from which to feed stdout on; bytes up to there were
+        parsed, and their marks followed. Raises: StdoutChanged.
+        """
+        records = self._files.read_segments()
+        for record in records:
+            self.log.restore_segment(record.begin_cursor, record.end_cursor, record.source)
+        if records:
+            self._resume(records[-1])
+        if not (records and records[-1].source.is_last):
+            yield from self._replay()
+        if self._files.stdout_size < self.stdout_bytes:
+            raise StdoutChanged
+
+    def _resume(self, last: _SegmentRecord) -> None:
+        self._mark_count, self._file_count = last.source.end_mark, last.next_file
+        self.stdout_bytes = last.next_stdout_begin
+        if not last.source.is_last:
+            self._parser = SegiParser.resume(
+                last.next_checkpoint,
+                self._markers,
+                max_value=self._max_value,
+                max_file=self._max_file,
+            )
+        self._parser.result_summary = ResultSummary.unpack(last.result_summary)
+        self._begin_segment(last.end_cursor, last.next_stdout_begin, last.next_checkpoint, 0)
+
+    def _replay(self) -> Iterator[None]:
+        """Parse again what the earlier process has delivered after the last segment.
+
+        All of stdout is parsed that is there, with the events that were not delivered yet.
+        """
+        marks = self._files.read_marks(self._mark_count)
+        self._mark_count += len(marks)
+        self._replayed_marks = marks[:]
+        for mark in marks:
+            if mark.flushed_at is not None:
+                while self.stdout_bytes < mark.flushed_at and self._replay_read(mark.flushed_at):
+                    yield
+                self.flush_partial_line()
+            elif mark.is_last:
+                while self._replay_read():
+                    yield
+                self.finish()
+                return
+        while self._replay_read():
+            yield
+        if self._replayed_marks:
+            raise StdoutChanged
+
+    def _replay_read(self, end: int | None = None) -> bool:
+        """Feed the next read of stdout, and the files in it; return whether there was any."""
+        begin = self.stdout_bytes
+        if self.awaited_file is not None:
+            return False
+        size = _READ if end is None else min(_READ, end - begin)
+        chunk = self._files.read_stdout(begin, begin + size)
+        self.feed(chunk)
+        while self.has_pending_input or self.awaited_file is not None:
+            if self.has_pending_input:
+                self.parse_pending()
+                continue
+            content = self._files.read_file(self._file_count)
+            if content is None:
+                break  # the earlier process had not read it
+            self._answer(content)
+        return bool(chunk)
+
+    def parse_evicted_segment(self, segment: EventSegment) -> EventRing:
+        """Return the events of an evicted segment again. Blocks. Raises: StdoutChanged."""
+        source = segment.source
+        assert source is not None, "an evicted segment has ended"
+
+        def read_file(number: int) -> bytes | str:
+            content = self._files.read_file(number)
+            if content is None:
+                raise StdoutChanged
+            return content
+
+        return parse_segment(
+            segment,
+            self._files.read_stdout(source.stdout_begin, source.stdout_end),
+            self._files.read_marks(source.first_mark, source.end_mark),
+            read_file,
+            self._markers,
+            max_value=self._max_value,
+            max_file=self._max_file,
+        )
+
+    def discard(self, before_cursor: int) -> None:
+        """Discard acknowledged events, and their part of stdout. Blocks."""
+        self.log.acknowledge(before_cursor)
+        self._files.punch_stdout(self.log.discarded_stdout_bytes)

@@ -1,0 +1,254 @@
+"""`evaluations.eventlog`, on real files: what readers get is what was printed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from itertools import count
+from pathlib import Path
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core import event_log, segi
+from tawebeval.core.event_log import EventLog, EventMemory, EventsEvicted, StdoutChanged
+from tawebeval.core.events import EventBatch
+from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
+from tests.cases.strategies import (
+    MARKERS,
+    MAX_FILE,
+    MAX_VALUE,
+    SMALL_STEPS,
+    any_bytes,
+    classify,
+    decode,
+    join_text,
+    parse,
+    read_file,
+    stdouts,
+)
+
+PLENTY = 2**20
+
+printed = st.one_of(
+    any_bytes,
+    stdouts,
+    st.integers(1, 60).map(lambda lines: b"".join(b"line %d\n" % n for n in range(lines))),
+    st.sampled_from([b"x" * 300, b"\n~FB\nX-SEGI-As: path\n\na\n~FE\n", b"\n" * 50]),
+)
+
+
+class LogMachine(RuleBasedStateMachine):
+    """An evaluator that prints, a daemon that reads, forgets and is killed, and readers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp())
+        self.seconds = count()
+        self.stdout = b""
+        self.acknowledged = 0
+        self.seen: list[bytes] = []
+
+    def teardown(self) -> None:
+        """End stdout, and compare all events with those of a parser that reads stdout at once."""
+        try:
+            while self.recorded.stdout_bytes < len(self.stdout):
+                self.settle()
+                self.feed(len(self.stdout))
+            self.settle()
+            self.recorded.finish()
+            self.look()
+            lines = b"".join(line[: line.rindex(b',"time"')] + b"}\n" for line in self.seen)
+            events = decode(EventBatch(len(self.seen), lines))
+            assert join_text(classify(events)) == join_text(classify(parse(self.stdout)))
+            self.restart(b"", b"")
+        finally:
+            self.files.close()
+            shutil.rmtree(self.directory)
+
+    @initialize(max_bytes=st.integers(0, 8000))
+    def start(self, max_bytes: int) -> None:
+        """Start the daemon."""
+        self.max_bytes = max_bytes
+        self.open()
+
+    def open(self) -> None:
+        """Open the files, and make the log of them."""
+        self.files = EventFiles(self.directory)
+        self.memory = EventMemory(self.max_bytes)
+        self.recorded = RecordedStdout(
+            EventLog(self.memory),
+            self.files,
+            MARKERS,
+            lambda: next(self.seconds) // 3,
+            max_value=MAX_VALUE,
+            max_file=MAX_FILE,
+        )
+        for _ in self.recorded.restore():
+            pass
+        self.recorded.discard(self.acknowledged)
+
+    def read(self, cursor: int, max_bytes: int) -> list[bytes]:
+        """Return events after a cursor, with their times."""
+        log = self.recorded.log
+        while True:
+            try:
+                batch = log.read_timed_events(cursor, max_bytes, str)
+            except EventsEvicted as evicted:
+                ring = self.recorded.parse_evicted_segment(evicted.segment)
+                log.load_segment(evicted.segment, ring)
+            else:
+                return batch.lines.splitlines(keepends=True)
+
+    def look(self) -> None:
+        """Read as a client does that has read everything so far."""
+        while lines := self.read(len(self.seen), PLENTY):
+            self.seen += lines
+
+    @rule(output=printed)
+    def print(self, output: bytes) -> None:
+        """Let the evaluator print."""
+        with (self.directory / "stdout").open("ab") as file:
+            file.write(output)
+        self.stdout += output
+
+    @precondition(lambda self: not (self.recorded.has_pending_input or self.recorded.awaited_file))
+    @rule(size=st.integers(1, 400))
+    def feed(self, size: int) -> None:
+        """Read stdout."""
+        begin = self.recorded.stdout_bytes
+        if chunk := self.files.read_stdout(begin, begin + size):
+            self.recorded.feed(chunk)
+            self.look()
+
+    @rule()
+    def flush(self) -> None:
+        """Deliver a partial line."""
+        self.recorded.flush_partial_line()
+        self.look()
+
+    @rule()
+    def settle(self) -> None:
+        """Let the parser finish its work, and read the files that stdout names."""
+        recorded = self.recorded
+        while recorded.has_pending_input or recorded.awaited_file is not None:
+            if recorded.awaited_file is None:
+                recorded.parse_pending()
+            else:
+                content = read_file(recorded.awaited_file.path.encode(errors="surrogateescape"))
+                recorded.answer_file("there is no such file" if content is None else content)
+        self.look()
+
+    @rule(part=st.floats(0, 1), max_bytes=st.integers(1, 2000))
+    def read_again(self, part: float, max_bytes: int) -> None:
+        """Read from any cursor that is not acknowledged."""
+        kept = len(self.seen) - self.acknowledged
+        cursor = self.acknowledged + int(part * kept)
+        lines = self.read(cursor, max_bytes)
+        assert lines == self.seen[cursor : cursor + len(lines)]
+        assert bool(lines) == (cursor < len(self.seen))
+
+    @rule(part=st.floats(0, 1))
+    def acknowledge(self, part: float) -> None:
+        """Acknowledge events up to any cursor."""
+        self.acknowledged += int(part * (len(self.seen) - self.acknowledged))
+        self.recorded.discard(self.acknowledged)
+
+    @rule(
+        torn_mark=st.sampled_from([b"", b"torn"]),
+        torn_segment=st.sampled_from([b"", b"1234567890"]),
+    )
+    def restart(self, torn_mark: bytes, torn_segment: bytes) -> None:
+        """Kill the daemon, perhaps in the middle of a write, and start it again."""
+        self.files.close()
+        for name, torn in (("marks", torn_mark), ("segments", torn_segment)):
+            with (self.directory / name).open("ab") as file:
+                file.write(torn)
+        self.open()
+        assert self.recorded.log.end_cursor >= len(self.seen)
+        for cursor in range(self.acknowledged, len(self.seen), 7):
+            assert self.read(cursor, 1) == self.seen[cursor : cursor + 1]
+        self.look()
+
+
+class PropertyTests(SynchronousTestCase):
+    """Everything that may happen, in any order."""
+
+    def setUp(self) -> None:
+        for name, size in SMALL_STEPS.items():
+            self.patch(segi, name, size)
+        self.patch(event_log, "MIN_SEGMENT_BYTES", 100)
+        self.patch(event_log, "MAX_SEGMENT_BYTES", 1000)
+
+    def test_readers_get_what_was_printed_once_and_in_order(self) -> None:
+        run_state_machine_as_test(LogMachine)
+
+
+class ChangedStdoutTests(SynchronousTestCase):
+    """An evaluator that changes what it has printed."""
+
+    def setUp(self) -> None:
+        self.patch(event_log, "MAX_SEGMENT_BYTES", 1000)
+        self.directory = Path(self.mktemp())
+        self.files, self.recorded = self.open()
+        (self.directory / "stdout").write_bytes(b"line\n" * 100)
+        for begin in (0, 250):
+            self.recorded.feed(self.files.read_stdout(begin, begin + 250))
+
+    def open(self, max_bytes: int = 0) -> tuple[EventFiles, RecordedStdout]:
+        """Open the files in the directory, with a new log."""
+        files = EventFiles(self.directory)
+        self.addCleanup(files.close)
+        log = EventLog(EventMemory(max_bytes))
+        limits = {"max_value": MAX_VALUE, "max_file": MAX_FILE}
+        return files, RecordedStdout(log, files, MARKERS, float, **limits)
+
+    def restore(self) -> RecordedStdout:
+        """Return the log that a new daemon makes of the files."""
+        recorded = self.open()[1]
+        for _ in recorded.restore():
+            pass
+        return recorded
+
+    def test_evicted_events_are_an_error_if_their_bytes_are_others(self) -> None:
+        evicted = self.assertRaises(EventsEvicted, self.recorded.log.read_events, 0, 1).segment
+        self.recorded.parse_evicted_segment(evicted)
+        with (self.directory / "stdout").open("r+b") as file:
+            file.write(b"L")
+        self.assertRaises(StdoutChanged, self.recorded.parse_evicted_segment, evicted)
+        evicted = self.assertRaises(EventsEvicted, self.restore().log.read_events, 0, 1).segment
+        self.assertRaises(StdoutChanged, self.recorded.parse_evicted_segment, evicted)
+
+    def test_delivered_events_are_an_error_if_the_file_has_shrunk(self) -> None:
+        self.recorded.flush_partial_line()
+        self.assertEqual(self.restore().log.end_cursor, self.recorded.log.end_cursor)
+        os.truncate(self.directory / "stdout", 260)
+        self.assertRaises(StdoutChanged, self.restore)
+
+    def test_file_that_was_not_kept_is_read_by_the_next_daemon(self) -> None:
+        with (self.directory / "stdout").open("ab") as file:
+            file.write(b"~FB\nX-SEGI-As: path\n\na\n~FE\n")
+        self.recorded.feed(self.files.read_stdout(500, 600))
+        recorded = self.restore()
+        self.assertIsNotNone(recorded.awaited_file)
+        recorded.answer_file(b"content")
+        self.assertEqual(self.restore().log.end_cursor, recorded.log.end_cursor)
+
+    def test_acknowledged_stdout_gives_its_blocks_back(self) -> None:
+        with (self.directory / "stdout").open("ab") as file:
+            file.write(b"long line\n" * 400_000)
+        for begin in range(500, 4_000_000, 65536):
+            self.recorded.feed(self.files.read_stdout(begin, begin + 65536))
+        before = (self.directory / "stdout").stat().st_blocks
+        self.recorded.discard(self.recorded.log.end_cursor - 1)
+        self.assertLess((self.directory / "stdout").stat().st_blocks, before / 4)
+        lines = self.recorded.log.read_events(self.recorded.log.end_cursor - 1, 1).lines
+        self.assertEqual(lines, b'{"type":"text","payload":"long line"}\n')
