@@ -21,6 +21,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core import event_log, segi
 from tawebeval.core.event_log import EventLog, EventMemory, EventsEvicted, StdoutChanged
 from tawebeval.core.events import EventBatch
+from tawebeval.evaluations import eventlog
 from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 from tests.cases.strategies import (
     MARKERS,
@@ -185,6 +186,7 @@ class PropertyTests(SynchronousTestCase):
     def setUp(self) -> None:
         for name, size in SMALL_STEPS.items():
             self.patch(segi, name, size)
+        self.patch(eventlog, "_PUNCHED", 1)
         self.patch(event_log, "MIN_SEGMENT_BYTES", 100)
         self.patch(event_log, "MAX_SEGMENT_BYTES", 1000)
 
