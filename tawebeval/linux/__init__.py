@@ -8,6 +8,7 @@ packages `sandbox` and `git` use them.
   starts children and knows which still run.
 - `keeper_owned_process`: `KeeperOwnedProcess` does the same for a child of the keeper, whose output
   the next daemon goes on reading.
+- `tail`: `FileTail` reads a file that another process writes, such as stdout in a file.
 - `launcher` and `launcher_client`: a small helper process that starts evaluators at less cost than
   the daemon could. `LauncherClient` takes a `LaunchSpec`, and `OverlayLayers` to mount. `launcher`
   imports nothing of tawebeval, for it runs as a program from a memfd.
