@@ -53,6 +53,8 @@ EMPTY_BATCH = EventBatch(0, b"")
 
 def split_batch(batch: EventBatch, count: int) -> tuple[EventBatch, EventBatch]:
     """Return the first `count` events of a batch, and the others."""
+    if count == batch.count:
+        return batch, EMPTY_BATCH
     at = 0
     for _ in range(count):
         at = batch.lines.index(b"\n", at) + 1
