@@ -28,7 +28,8 @@ CREATE TABLE IF NOT EXISTS evaluations (
     entry BLOB NOT NULL              -- JSON, as lists show it
 );
 CREATE INDEX IF NOT EXISTS by_caller ON evaluations (caller, sequence_number);
-CREATE INDEX IF NOT EXISTS by_end ON evaluations (ended, size);
+CREATE INDEX IF NOT EXISTS by_end ON evaluations (ended);
+CREATE INDEX IF NOT EXISTS by_share ON evaluations (caller, ended, size);
 """
 _WAIT = 2.0  # seconds for which one thread waits for the transaction of another
 _MAX_LOG = 16 * 2**20  # bytes of the write-ahead log that stay after a checkpoint
@@ -97,12 +98,11 @@ class ArchiveIndex:
         return self._connection
 
     def open(self) -> None:
-        """Create the table if the file is new. Raises: DamagedIndex for another version."""
+        """Create what is missing in the file. Raises: DamagedIndex for another version."""
         version = _read_version(self._writer)
-        if version == 0:
-            self._writer.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
-        elif version != SCHEMA_VERSION:
+        if version not in (0, SCHEMA_VERSION):
             raise DamagedIndex(f"version {version} in place of {SCHEMA_VERSION}")
+        self._writer.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
 
     def mark_index_complete(self) -> None:
         """Note that each file has its row."""
@@ -166,11 +166,21 @@ class ArchiveIndex:
             row if query.matches(row) else attrs.evolve(row, listing_entry=b"") for row in found
         ]
 
-    def list_oldest_evaluations(self, max_count: int, ended_before: float) -> list[tuple[str, int]]:
-        """Return the names and sizes of up to `max_count` rows, those that ended first."""
+    def list_expired_evaluations(
+        self, max_count: int, ended_before: float
+    ) -> list[tuple[str, str, int]]:
+        """Return name, caller and size of up to `max_count` rows, those that ended first."""
         rows = self._writer.execute(
-            "SELECT name, size FROM evaluations WHERE ended < ? ORDER BY ended LIMIT ?",
+            "SELECT name, caller, size FROM evaluations WHERE ended < ? ORDER BY ended LIMIT ?",
             (ended_before, max_count),
+        )
+        return list(rows)
+
+    def list_oldest_evaluations(self, max_count: int, caller: str) -> list[tuple[str, str, int]]:
+        """Return name, caller and size of a caller's rows, as `list_expired_evaluations`."""
+        rows = self._writer.execute(
+            "SELECT name, caller, size FROM evaluations WHERE caller = ? ORDER BY ended LIMIT ?",
+            (caller, max_count),
         )
         return list(rows)
 
@@ -182,10 +192,12 @@ class ArchiveIndex:
         )
         return (row[0] for row in rows)
 
-    def count_rows_and_bytes(self) -> tuple[int, int]:
-        """Return the number of rows and the sum of their sizes, from an index of the table."""
-        row = self._writer.execute("SELECT count(*), total(size) FROM evaluations").fetchone()
-        return row[0], int(row[1])
+    def count_by_caller(self) -> Iterator[tuple[str, int, int]]:
+        """Yield for each caller the number of rows and the sum of their sizes, from an index."""
+        rows: Iterator[tuple[str, int, int]] = self._writer.execute(
+            "SELECT caller, count(*), sum(size) FROM evaluations GROUP BY caller"
+        )
+        return rows
 
     def find_highest_sequence_number(self) -> int:
         """Return the highest sequence number, from an index of the table."""

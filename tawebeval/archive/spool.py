@@ -42,6 +42,7 @@ _CHUNK = 1024 * 1024  # bytes of a file that are read at once
 class SpooledRecording:
     """The events of one evaluation in the directory `spool`; `event_count` events are written.
 
+    `identifier` and `caller` are empty until this process writes to the recording.
     An OSError or DamagedArchiveFile of a method leaves the recording useless: discard it.
     """
 
@@ -52,6 +53,8 @@ class SpooledRecording:
     _frames_size: int = 0
     _lines_size: int | None = None  # None without a file of lines
     _index: FrameIndex | None = attrs.field(factory=FrameIndex)  # None until it is read again
+    identifier: str = ""
+    caller: str = ""
 
     @property
     def size(self) -> int:

@@ -17,8 +17,10 @@ import os
 import re
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +57,8 @@ MAX_REMOVALS_PER_CALL = 100
 SUBDIRECTORY_NAMES = tuple(f"{number:02x}" for number in range(256))
 """The names of the directories in `files`, each for one `reconcile_index`."""
 
+_SPOOL_PART = 0.25
+_OVER_SHARE = "recordings of the caller take up archive.size"
 _FILE = re.compile(r"([0-9a-f]{32})\.(jsonl|tar)\.zst")
 _ROW = 1024  # bytes of the disk that a row takes besides its entry
 _BLOCK = 512  # bytes, the unit of st_blocks
@@ -157,6 +161,9 @@ class ArchiveStore:
     _has_failed: bool = False  # since the check has begun
     _index: ArchiveIndex = attrs.field(init=False)
     _recordings: dict[str, SpooledRecording] = attrs.field(factory=dict)
+    # Bytes by caller.
+    _archived: Counter[str] = attrs.field(factory=Counter)
+    _spooled: Counter[str] = attrs.field(factory=Counter)
     _lock_descriptor: int | None = None
     _stuck: set[str] = attrs.field(factory=set)  # names whose files could not be removed
 
@@ -222,8 +229,9 @@ class ArchiveStore:
         self.needs_index_check = self._has_failed
         if not self._has_failed:
             self._index.mark_index_complete()
-        count, size = self._index.count_rows_and_bytes()
-        self.usage = attrs.evolve(self.usage, evaluation_count=count, archived_bytes=size)
+        rows = list(self._index.count_by_caller())
+        self._archived = Counter({caller: size for caller, _, size in rows})
+        self._set_archived_usage(sum(count for _, count, _ in rows))
 
     def discard_recordings(self, file_stems: Sequence[str]) -> None:
         """Remove recordings that no evaluation continues. Raises: OSError."""
@@ -317,13 +325,19 @@ class ArchiveStore:
         """Write events, and archive the evaluations that have ended."""
         outcomes, ended = [], []
         free = self._measure_free_bytes()
+        lost: set[str] = set()  # recordings given up for another caller's
         for work in pending_writes:
             name = derive_directory_name(work.identifier)
             outcome = RecordingOutcome(work.identifier)
+            if work.identifier in lost:
+                continue
             try:
                 if work.is_recording_lost:
                     self._discard(name)
                 else:
+                    for each in self._make_spool_room(work):
+                        lost.add(each)
+                        outcomes.append(RecordingOutcome(each, "size", _OVER_SHARE))
                     row = self._write_one(name, work, free)
                     ended += [row] if row is not None else []
             except RecordingLost as error:
@@ -355,10 +369,8 @@ class ArchiveStore:
         recording = self._recordings.get(name)
         if recording is None:
             recording = self._recordings[name] = SpooledRecording(self._spool, name)
+        recording.identifier, recording.caller = work.identifier, work.caller
         batches = list(self._check_events(recording, work.events))
-        size = sum(len(batch.lines) for batch in batches)
-        if self.usage.spooled_bytes + size > self.settings.max_bytes:
-            raise RecordingLost("size", "recordings take up archive.size")
         header = encode_header_frame(work.identifier, work.caller)
         if work.recording_end is None:
             if batches:
@@ -378,6 +390,40 @@ class ArchiveStore:
         recording.finish(batches, header, end, target)
         del self._recordings[name]
         return self._make_row(name, work.caller, end)
+
+    def _make_spool_room(self, work: PendingWrites) -> Iterator[str]:
+        """Give up recordings of the caller that holds most, while those of `work` do not fit.
+
+        Yield their identifiers. Raises: RecordingLost, if the caller is that of `work`.
+        """
+        size = sum(len(each.batch.lines) for each in work.events)
+        while size and (caller := self._find_caller_over_share(work.caller, size)) is not None:
+            recordings = [one for one in self._recordings.values() if one.caller == caller]
+            if caller == work.caller or not recordings:
+                raise RecordingLost("size", _OVER_SHARE)
+            largest = max(recordings, key=attrgetter("size"))
+            self._forget(largest.file_stem)
+            self._spooled[caller] -= largest.size
+            yield largest.identifier
+        self._spooled[work.caller] += size
+
+    def _find_caller_over_share(self, caller: str, size: int) -> str | None:
+        """Return the caller whose recordings leave no room for `size` bytes of `caller`.
+
+        While a caller's recordings have `_SPOOL_PART` of the archive or less, others' archived
+        evaluations make room for them.
+        """
+        spooled = Counter(self._spooled)
+        spooled[caller] += size
+        found, most = spooled.most_common(1)[0]
+        if spooled.total() > self.settings.max_bytes:
+            return found
+        held = spooled + self._archived
+        excess = held.total() - self.settings.max_bytes
+        is_over_share = most > self.settings.max_bytes * _SPOOL_PART and held[found] == max(
+            held.values()
+        )
+        return found if is_over_share and excess > self._archived[found] else None
 
     def _check_events(
         self, recording: SpooledRecording, events: Sequence[PendingEvents]
@@ -414,10 +460,14 @@ class ArchiveStore:
         except sqlite3.Error as error:
             # The files are complete: the next check adds the rows.
             self._note_damage(error)
+        for row in rows:
+            self._archived[row.caller] += row.size
+        self._set_archived_usage(self.usage.evaluation_count + len(rows))
+
+    def _set_archived_usage(self, count: int) -> None:
+        self._archived = +self._archived  # without callers that have nothing
         self.usage = attrs.evolve(
-            self.usage,
-            evaluation_count=self.usage.evaluation_count + len(rows),
-            archived_bytes=self.usage.archived_bytes + sum(row.size for row in rows),
+            self.usage, evaluation_count=count, archived_bytes=self._archived.total()
         )
 
     # Removal
@@ -425,38 +475,47 @@ class ArchiveStore:
     def remove_old_evaluations(self) -> bool:
         """Remove evaluations beyond `archive.days` and `archive.size`.
 
-        At most `MAX_REMOVALS_PER_CALL` are removed. Return whether others are left to remove.
+        Beyond `archive.size` the caller that holds most loses the oldest. At most
+        `MAX_REMOVALS_PER_CALL` are removed. Return whether others are left to remove.
         Evaluations whose files cannot be removed stay and count; others go in their place, until
         the next removal tries again. Raises: sqlite3.Error.
         """
         latest = self._read_clock() - self.settings.retention_days * _DAY
-        rows = self._list_oldest(latest)
-        excess = self.usage.total_bytes - self.settings.max_bytes
-        if not rows and excess > 0:
-            for row in self._list_oldest(float("inf")):
-                if excess <= 0:
-                    break
-                rows.append(row)
-                excess -= row[1]
+        count = MAX_REMOVALS_PER_CALL + len(self._stuck)
+        rows = self._leave_out_stuck(self._index.list_expired_evaluations(count, latest))
+        if not rows:
+            rows = self._list_excess(count)
         if not rows or len(self._stuck) >= MAX_REMOVALS_PER_CALL:  # then it is not a single file
             self.has_unremovable_files = bool(self._stuck)
             self._stuck.clear()
             return False
-        removed = {name: size for name, size in rows if self._try_to_unlink(name)}
-        self._index.remove_rows(list(removed))
-        self.usage = attrs.evolve(
-            self.usage,
-            evaluation_count=self.usage.evaluation_count - len(removed),
-            archived_bytes=self.usage.archived_bytes - sum(removed.values()),
-        )
+        removed = [row for row in rows if self._try_to_unlink(row[0])]
+        self._index.remove_rows([name for name, _, _ in removed])
+        for _, caller, size in removed:
+            self._archived[caller] -= size
+        self._set_archived_usage(self.usage.evaluation_count - len(removed))
         return True
 
-    def _list_oldest(self, latest: float) -> list[tuple[str, int]]:
-        """Return names and sizes of evaluations that ended before `latest` and may be removable."""
-        found = self._index.list_oldest_evaluations(
-            MAX_REMOVALS_PER_CALL + len(self._stuck), latest
-        )
-        return [row for row in found if row[0] not in self._stuck][:MAX_REMOVALS_PER_CALL]
+    def _list_excess(self, count: int) -> list[tuple[str, str, int]]:
+        """Return the rows of the caller that holds most, until another caller holds more."""
+        excess = self.usage.total_bytes - self.settings.max_bytes
+        held = self._archived + self._spooled
+        for caller, size in held.most_common() if excess > 0 else ():
+            found = self._leave_out_stuck(self._index.list_oldest_evaluations(count, caller))
+            others = max((held[other] for other in self._archived if other != caller), default=0)
+            rows = []
+            for row in found:
+                rows.append(row)
+                excess -= row[2]
+                size -= row[2]
+                if excess <= 0 or size < others:
+                    break
+            if rows:
+                return rows
+        return []
+
+    def _leave_out_stuck(self, rows: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+        return [row for row in rows if row[0] not in self._stuck][:MAX_REMOVALS_PER_CALL]
 
     def _try_to_unlink(self, name: str) -> bool:
         """Remove the files of an evaluation; log the first failure in a row of removals."""
@@ -489,8 +548,10 @@ class ArchiveStore:
     # Measures
 
     def _measure_spool(self) -> None:
-        size = sum(recording.size for recording in self._recordings.values())
-        self.usage = attrs.evolve(self.usage, spooled_bytes=size)
+        self._spooled = Counter()
+        for recording in self._recordings.values():
+            self._spooled[recording.caller] += recording.size
+        self.usage = attrs.evolve(self.usage, spooled_bytes=self._spooled.total())
 
     def _measure_free_bytes(self) -> int:
         try:

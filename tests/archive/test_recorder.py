@@ -20,6 +20,7 @@ from tawebeval.archive.recorder import (
     STALLED_WRITE_SECONDS,
     DiskArchive,
 )
+from tawebeval.config import ArchiveSettings
 from tawebeval.core.budget import RingAllocation, RingBudget
 from tawebeval.core.events import EventBatch
 from tawebeval.core.ring import EventRing
@@ -331,8 +332,8 @@ class RemovalTests(RecorderTestCase):
 
     def test_stuck(self) -> None:
         """Each write brings a removal along, unless the last one met files that have to stay."""
+        self.store.settings = ArchiveSettings(is_enabled=True, max_bytes=1)
         for has_unremovable_files, count in ((True, 1), (False, 0)):
-            self.store.usage = attrs.evolve(self.store.usage, archived_bytes=2**50)
             self.store.has_unremovable_files = has_unremovable_files
             self.begin()
             self.archive.end_recording("one", make_end())

@@ -17,7 +17,7 @@ from tawebeval.archive.store import (
     PendingWrites,
 )
 from tawebeval.config import ArchiveSettings
-from tawebeval.core.events import EMPTY_BATCH
+from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.form import SubmissionFile, pack_request
 from tawebeval.errors import ServerBusy
 from tawebeval.sandbox.workspace import derive_directory_name
@@ -32,6 +32,11 @@ from tests.cases.archive import (
 from tests.fakes.world import make_request
 
 DAY = 24 * 3600.0
+
+
+def make_noise(size: int) -> EventBatch:
+    """Return one event that hardly can be compressed."""
+    return EventBatch(1, b'{"a":"%b"}\n' % os.urandom(size // 2).hex().encode())
 
 
 class StoreTests(ArchiveTestCase):
@@ -283,6 +288,60 @@ class RemovalTests(ArchiveTestCase):
         self.assertEqual(kept, list(range(301 - self.store.usage.evaluation_count, 301))[:100])
         self.assertLessEqual(self.store.usage.archived_bytes, 2**20)
         self.assertGreater(self.store.usage.archived_bytes, 2**20 - 2 * size // 300)
+
+    def list_callers(self) -> list[str]:
+        """Return the callers of the evaluations in the archive, without duplicates."""
+        callers = ("alice", "bob", "carol")
+        queries = (ArchiveQuery(caller, 0, 10**6, 100, bool) for caller in callers)
+        return [query.caller for query in queries if self.store.list_rows(query)]
+
+    def test_caller_that_holds_most_loses_the_oldest_evaluations(self) -> None:
+        """Also after the next start; callers that hold little keep all."""
+        for number, caller in enumerate(("alice", "bob"), 1):
+            self.write(make_events(0, 3), name=caller, caller=caller, end=make_end(number))
+        for number in range(3, 40):
+            content = PendingEvents(0, make_noise(100_000), None)
+            end = make_end(number, NOW + number)
+            self.write(content, name=str(number), caller="carol", end=end)
+        self.store = self.open(max_bytes=2**20)
+        self.check()
+        while self.store.remove_old_evaluations():
+            pass
+        self.assertEqual(self.list_callers(), ["alice", "bob", "carol"])
+        self.assertLessEqual(self.store.usage.archived_bytes, 2**20)
+        self.assertGreater(self.store.usage.archived_bytes, 2**20 - 120_000)
+
+    def test_recordings_count_for_their_callers(self) -> None:
+        """Those of one caller neither remove nor end those of the others."""
+        self.store = self.open(max_bytes=2**20)
+        self.write(make_events(0, 3), name="old", caller="bob", end=make_end())
+        self.write(make_events(0, 3), name="running", caller="bob")
+        for number in range(15):
+            content = PendingEvents(0, make_noise(131_000), None)
+            self.write(content, name=str(number), caller="carol")
+            while self.store.remove_old_evaluations():
+                pass
+        outcome = self.write(make_events(3, 3), name="running", caller="bob", end=make_end(2))
+        self.assertIsNone(outcome.loss_reason)
+        self.assertEqual(len(self.store.list_rows(ArchiveQuery("bob", 0, 9, 9, bool))), 2)
+        self.assertLessEqual(self.store.usage.total_bytes, 2**20)
+        self.assertGreater(self.store.usage.spooled_bytes, 800_000)
+
+    def test_other_callers_recording_is_given_up_if_it_is_larger(self) -> None:
+        """The caller that holds most pays, also if it is not the one that writes."""
+        self.store = self.open(max_bytes=2**20)
+        for number in range(10):
+            content = PendingEvents(0, make_noise(100_000), None)
+            self.write(content, name=str(number), caller="carol")
+        work = PendingWrites("own", "bob", [PendingEvents(0, make_noise(100_000), None)])
+        goes_on = PendingWrites("9", "carol", [], make_end())
+        lost = {
+            outcome.identifier: outcome.loss_reason
+            for outcome in self.store.write_recordings([work, goes_on])
+        }
+        self.assertEqual(lost.pop("own"), None)
+        self.assertIn("size", lost.values())
+        self.assertEqual(self.list_callers(), [] if lost["9"] else ["carol"])
 
     def stick(self, number: int) -> Path:
         """Have a file that cannot be removed; return it."""

@@ -81,11 +81,15 @@ class ArchiveTestCase(SynchronousTestCase):
         self.store.update_usage_from_index()
 
     def write(
-        self, *events: PendingEvents, name: str = "one", end: RecordingEnd | None = None
+        self,
+        *events: PendingEvents,
+        name: str = "one",
+        end: RecordingEnd | None = None,
+        caller: str = "alice",
     ) -> RecordingOutcome:
-        """Write events of an evaluation."""
-        (outcome,) = self.store.write_recordings([PendingWrites(name, "alice", events, end)])
-        return outcome
+        """Write events of an evaluation; return its outcome."""
+        outcomes = self.store.write_recordings([PendingWrites(name, caller, events, end)])
+        return next(outcome for outcome in outcomes if outcome.identifier == name)
 
     def read(
         self, after: int = 0, limit: int = 10**9, name: str = "one", *, with_times: bool = False
