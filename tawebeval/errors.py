@@ -169,6 +169,15 @@ class EvaluationExpired(RequestError):
         )
 
 
+class DamagedArchive(RequestError):
+    """An archived evaluation whose file is damaged."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the file of the evaluation in the archive is damaged; the daemon's log has the reason"
+        )
+
+
 class ResourceMoved(RequestError):
     """A resource that has moved to the path `location`."""
 

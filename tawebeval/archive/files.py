@@ -206,8 +206,8 @@ class ArchiveFile:
     def read_events(self, after_cursor: int, max_bytes: int, *, with_times: bool) -> EventBatch:
         """Return the events after `after_cursor`, which is at most `event_count`.
 
-        At most `max_bytes` bytes, but at least one event if there is one. Raises: OSError,
-        DamagedArchiveFile.
+        At most `max_bytes` bytes, but at least one event if there is one; none after a damaged
+        frame. Raises: OSError; DamagedArchiveFile, if the first event cannot be read.
         """
         if after_cursor >= self.event_count:
             return EMPTY_BATCH
@@ -219,7 +219,12 @@ class ArchiveFile:
         )
         while frame < self._frame_count:
             (offset, first), (end, following) = self._locate(frame), self._locate(frame + 1)
-            lines = self._read_lines(offset, end)
+            try:
+                lines = self._read_lines(offset, end)
+            except DamagedArchiveFile:
+                if taken:
+                    break
+                raise
             lines = fill_in_event_times(lines) if with_times else remove_event_times(lines)
             start = _find_line(lines, after_cursor + count - first)
             if len(lines) - start > max_bytes:

@@ -37,8 +37,16 @@ from tawebeval.archive.submissions import ExtractedSubmission
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.budget import RingAllocation
 from tawebeval.core.ring import EventRing
-from tawebeval.deferreds import OneShotEvent, WorkerThreads, make_one_shot_event, run_in_background
-from tawebeval.errors import ServerBusy
+from tawebeval.core.tokens import ANONYMOUS_CALLER
+from tawebeval.deferreds import (
+    UNLIMITED_WAITERS,
+    FairQueue,
+    OneShotEvent,
+    WorkerThreads,
+    make_one_shot_event,
+    run_in_background,
+)
+from tawebeval.errors import CallerQuotaExceeded, DamagedArchive, ServerBusy
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
 
 MAX_QUEUED_BYTES_PER_EVALUATION = 16 * 2**20
@@ -61,7 +69,8 @@ _MAINTENANCE_PERIOD = 60.0  # seconds between removals by age and size
 _END_WAIT = 10.0  # seconds for which a reader waits until an ended evaluation is archived
 READ_TIMEOUT = 10.0
 """Seconds for which a reader waits for the disk."""
-_MAX_READS = 100  # that wait at once; one whose reader has gone counts until the disk answers
+READER_THREADS = 2
+"""Threads that read the archive. A read that hangs keeps its thread."""
 T = TypeVar("T")
 
 log = Logger()
@@ -113,7 +122,11 @@ class DiskArchive:
     _changed: dict[str, _Recording] = attrs.field(factory=dict)
     _held: dict[str, _Recording] = attrs.field(factory=dict)
     _left: dict[str, int] = attrs.field(factory=dict)  # recordings of an earlier process
-    _read_count: int = 0
+    _read_queue: FairQueue = attrs.field(
+        factory=lambda: FairQueue(READER_THREADS, UNLIMITED_WAITERS)  # connections are limited
+    )
+    _read_number: int = 0
+    _last_read_end: float = float("-inf")
     _is_writing: bool = False
     _is_stalled: bool = False
     _write_call: IDelayedCall | None = None
@@ -426,15 +439,18 @@ class DiskArchive:
     async def extract_submission(
         self, identifier: str, caller: str, directory: Path
     ) -> ExtractedSubmission | None:
-        """Write an archived submission below `directory`, which may then exist; None if none."""
+        """Write an archived submission below `directory`, which may then exist; None if none.
+
+        Raises: OSError; as `read_evaluation`.
+        """
         await self._wait_for_end(identifier)
         try:
             return await self._call_reader(
-                self.store.extract_submission, identifier, caller, directory
+                caller, self.store.extract_submission, identifier, caller, directory
             )
         except DamagedArchiveFile as error:
             self._log_damage(identifier, error)
-            return None
+            raise DamagedArchive from None
 
     async def list_rows(self, query: ArchiveQuery) -> list[IndexedEvaluation]:
         """Return the rows of a query. Raises: ServerBusy."""
@@ -444,14 +460,15 @@ class DiskArchive:
             if recording.ring.has_ended and recording.caller == query.caller
         ]
         await _wait_at_most(gatherResults(ending, consumeErrors=True), _END_WAIT, self._clock)
-        return await self._call_reader(self.store.list_rows, query)
+        return await self._call_reader(query.caller, self.store.list_rows, query)
 
     async def read_evaluation(
         self, identifier: str, caller: str, read_archive_file: Callable[[ArchiveFile], T]
     ) -> T | None:
         """Return the result of `read_archive_file`, called in a thread with the open file.
 
-        None if the caller has no archived evaluation of that name.
+        None if the caller has no archived evaluation of that name. Raises: DamagedArchive;
+        ServerBusy, if the disk fails or hangs; CallerQuotaExceeded.
         """
 
         def open_and_read() -> T | None:
@@ -465,18 +482,35 @@ class DiskArchive:
 
         await self._wait_for_end(identifier)
         try:
-            return await self._call_reader(open_and_read)
-        except (OSError, DamagedArchiveFile) as error:
+            return await self._call_reader(caller, open_and_read)
+        except DamagedArchiveFile as error:
             self._log_damage(identifier, error)
-            return None
+            raise DamagedArchive from None
+        except OSError as error:
+            self._log_damage(identifier, error)
+            reason = f"the archive cannot be read: {error.strerror}; try again later"
+            raise ServerBusy(reason, int(READ_TIMEOUT)) from None
 
-    async def _call_reader(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of a call in a thread. Raises: ServerBusy, if the disk hangs."""
-        if self._read_count < _MAX_READS:
-            self._read_count += 1
+    async def _call_reader(self, caller: str, call: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of a call in a thread, in fair turns of the callers.
+
+        Raises: ServerBusy, if the disk hangs; CallerQuotaExceeded.
+        """
+        self._read_number += 1
+        holder = str(self._read_number)
+        began = self._clock.seconds()
+        try:
+            slot = self._read_queue.acquire_slot(holder, caller)
+            await slot.addTimeout(READ_TIMEOUT, self._clock)
+        except WaitTimedOut:
+            if self._last_read_end >= began:
+                error = ServerBusy if caller == ANONYMOUS_CALLER else CallerQuotaExceeded
+                reason = "too many requests read the archive at the same time; try again later"
+                raise error(reason, int(READ_TIMEOUT)) from None
+        else:
             reading = Deferred.fromCoroutine(self._readers.run_in_thread(call, *arguments))
             ended = make_one_shot_event(reading)
-            ended.add_callback(self._count_read)
+            ended.add_callback(lambda _: self._end_read(holder))
             await _wait_at_most(ended.wait(), READ_TIMEOUT, self._clock)
             if ended.is_set:
                 return (await ended.wait())()
@@ -485,8 +519,9 @@ class DiskArchive:
             int(READ_TIMEOUT),
         )
 
-    def _count_read(self, _: object) -> None:
-        self._read_count -= 1
+    def _end_read(self, holder: str) -> None:
+        self._last_read_end = self._clock.seconds()
+        self._read_queue.release_slot(holder)
 
     def _log_damage(self, identifier: str, error: Exception) -> None:
         log.error(

@@ -15,7 +15,7 @@ from twisted.internet.defer import DeferredQueue
 from twisted.logger import Logger
 from twisted.web.client import BrowserLikePolicyForHTTPS
 
-from tawebeval.archive.recorder import DiskArchive
+from tawebeval.archive.recorder import READER_THREADS, DiskArchive
 from tawebeval.archive.store import ArchiveStore
 from tawebeval.config import Configuration
 from tawebeval.core.budget import RingBudget
@@ -102,7 +102,7 @@ class ThreadPools:
             callback_resolver=SystemResolver(WorkerThreads.create(reactor, 8, "receivers")),
             peer_daemon_resolver=SystemResolver(WorkerThreads.create(reactor, 2, "peers")),
             archive_threads=create(1, "archive") if has_archive else None,
-            archive_reader_threads=create(2, "archived") if has_archive else None,
+            archive_reader_threads=create(READER_THREADS, "archived") if has_archive else None,
         )
 
     def list_pools(self) -> Sequence[WorkerThreads | SystemResolver]:

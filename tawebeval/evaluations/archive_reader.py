@@ -19,7 +19,7 @@ from twisted.logger import Logger
 from tawebeval.archive.files import ArchiveFile
 from tawebeval.archive.index import ArchiveQuery, IndexedEvaluation
 from tawebeval.archive.store import RecordingEnd
-from tawebeval.core.events import EMPTY_BATCH, EventBatch
+from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_error_event
 from tawebeval.core.pages import (
     ALL_RECEIVED_CURSOR,
     EventPage,
@@ -29,7 +29,7 @@ from tawebeval.core.pages import (
 )
 from tawebeval.core.ring import EventRing
 from tawebeval.deferreds import Condition, run_in_background
-from tawebeval.errors import DiscardedCursor, EvaluationExpired, ServerBusy
+from tawebeval.errors import DamagedArchive, DiscardedCursor, EvaluationExpired, ServerBusy
 from tawebeval.evaluations.archive import EvaluationArchive
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
@@ -38,6 +38,11 @@ from tawebeval.evaluations.readers import ReaderConnection, Subscription, Unmeas
 from tawebeval.evaluations.status import build_listing_entry, build_status
 
 _PIECE_BYTES = 64 * 1024  # bytes of events that a thread reads at once, for a stream
+_LOST_EVENT = encode_error_event(
+    "lost",
+    "the events that follow are lost: the file of the evaluation in the archive is damaged; the"
+    " daemon's log has the reason",
+)
 
 T = TypeVar("T")
 
@@ -106,7 +111,7 @@ class ArchivedSubscription:
     """The subscription of a stream to an archived evaluation, like `readers.Subscription`.
 
     It has `event_count` events. A thread reads the next piece while the stream waits for events; in
-    between no file is open.
+    between no file is open. At a damage the last event, with the last number, says so.
     """
 
     read_cursor: int
@@ -138,6 +143,8 @@ class ArchivedSubscription:
         if batch is None:
             raise DiscardedCursor(str(self._event_count))
         self.read_cursor += batch.count
+        if batch is _LOST_EVENT:
+            self.read_cursor = self._event_count
         return batch
 
     def wait_for_events(self) -> Deferred[None]:
@@ -153,6 +160,8 @@ class ArchivedSubscription:
         try:
             with suppress(ServerBusy):
                 self._next = await self._read_piece(self.read_cursor, self.with_times)
+        except DamagedArchive:
+            self._next = _LOST_EVENT
         finally:
             self._is_reading = False
             self._was_read.notify()
@@ -189,7 +198,7 @@ async def read_archived_or_raise(
 class ArchiveReader:
     """Reader of the archive; the methods return None for what is not archived for the caller.
 
-    They raise ServerBusy if the disk does not answer.
+    They raise ServerBusy and CallerQuotaExceeded as `DiskArchive.read_evaluation`.
     """
 
     _archive: EvaluationArchive
@@ -225,10 +234,13 @@ class ArchiveReader:
                 cursor, ALL_RECEIVED_CURSOR if end == file.event_count else str(end), batch
             )
 
-        return await self._archive.read_evaluation(identifier, caller, read)
+        try:
+            return await self._archive.read_evaluation(identifier, caller, read)
+        except DamagedArchive:
+            return EventPage(cursor, ALL_RECEIVED_CURSOR, _LOST_EVENT)
 
     async def read_status(self, identifier: str, caller: str) -> dict[str, Any] | None:
-        """Return the status document."""
+        """Return the status document. Raises: DamagedArchive."""
         end = await self._archive.read_evaluation(identifier, caller, ArchiveFile.read_end_line)
         return None if end is None else dict(end["status"])
 
@@ -237,12 +249,20 @@ class ArchiveReader:
     ) -> ArchivedSubscription | None:
         """Return a subscription. Raises: InvalidCursor."""
         archive = self._archive
-        count = await archive.read_evaluation(identifier, caller, lambda file: file.event_count)
-        if count is None:
+        cursor = parse_cursor(after_cursor)
+
+        def locate(file: ArchiveFile) -> tuple[int, int]:
+            position = resolve_cursor(EventRing(end_cursor=file.event_count), cursor, skip_count)
+            file.read_events(position, 1, with_times=False)  # may raise, before the stream begins
+            return position, file.event_count
+
+        try:
+            found = await archive.read_evaluation(identifier, caller, locate)
+        except DamagedArchive:
+            first = int(cursor or 0) + skip_count
+            found = first, first + 1
+        if found is None:
             return None
-        position = resolve_cursor(
-            EventRing(end_cursor=count), parse_cursor(after_cursor), skip_count
-        )
 
         async def read_piece(position: int, with_times: bool) -> EventBatch | None:
             return await archive.read_evaluation(
@@ -251,7 +271,7 @@ class ArchiveReader:
                 lambda file: file.read_events(position, _PIECE_BYTES, with_times=with_times),
             )
 
-        return ArchivedSubscription(position, count, read_piece)
+        return ArchivedSubscription(*found, read_piece)
 
     async def list_evaluations(
         self,

@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
 from tawebeval.archive.files import ArchiveFile
@@ -24,7 +24,7 @@ from tawebeval.config import ArchiveSettings
 from tawebeval.core.budget import RingAllocation, RingBudget
 from tawebeval.core.events import EventBatch
 from tawebeval.core.ring import EventRing
-from tawebeval.errors import ServerBusy
+from tawebeval.errors import CallerQuotaExceeded, ServerBusy
 from tawebeval.evaluations.status import format_rfc3339_time
 from tests.cases.archive import NOW, ArchiveTestCase, make_batch, make_end
 from tests.fakes.world import InlineThreads, SlowThreads
@@ -160,26 +160,56 @@ class RecordingTests(RecorderTestCase):
             self.ask(self.archive.list_rows(ArchiveQuery("alice", 0, 10, 10, bool))), []
         )
 
+    def read_status(self, caller: str = "alice") -> Deferred[Any]:
+        """Begin to read an evaluation that is not archived."""
+        reading = self.archive.read_evaluation("one", caller, ArchiveFile.read_end_line)
+        return Deferred.fromCoroutine(reading)
+
     def test_read_in_vain(self) -> None:
-        """A reader does not wait for a disk that hangs, and not any number of reads waits."""
+        """A reader does not wait for a disk that hangs."""
         readers: Any = SlowThreads()
         self.archive = DiskArchive(self.store, readers, readers, self.clock, format_rfc3339_time)
-        reads = [
-            Deferred.fromCoroutine(
-                self.archive.read_evaluation("one", "alice", ArchiveFile.read_end_line)
-            )
-            for _ in range(101)
-        ]
-        self.failureResultOf(reads.pop(), ServerBusy)
+        reads = [self.read_status() for _ in range(101)]
+        self.clock.advance(READ_TIMEOUT)
         self.clock.advance(READ_TIMEOUT)
         for each in reads:
-            self.failureResultOf(each, ServerBusy)
+            failure = self.failureResultOf(each, ServerBusy)
+            self.assertIn("the disk of the archive does not answer", str(failure.value))
+        self.assertEqual(len(readers.waiting), 2)
         readers.finish()
-        last = Deferred.fromCoroutine(
-            self.archive.read_evaluation("one", "alice", ArchiveFile.read_end_line)
-        )
+        last = self.read_status()
         readers.finish()
         self.assertIsNone(self.successResultOf(last))
+
+    def test_another_callers_read_passes_those_of_one_caller(self) -> None:
+        """However many one caller begins, the other waits for one; and those are answered, too."""
+        readers: Any = SlowThreads()
+        self.archive = DiskArchive(self.store, readers, readers, self.clock, format_rfc3339_time)
+        greedy = [self.read_status() for _ in range(400)]
+        gone = greedy.pop(200)
+        gone.cancel()
+        self.failureResultOf(gone, CancelledError)
+        other = self.read_status("bob")
+        for _ in range(4):
+            readers.step()
+        self.assertIsNone(self.successResultOf(other))
+        readers.finish()
+        for each in greedy:
+            self.assertIsNone(self.successResultOf(each))
+
+    def test_reads_that_wait_too_long_for_others_say_so(self) -> None:
+        """The disk is not blamed while it answers."""
+        readers: Any = SlowThreads()
+        self.archive = DiskArchive(self.store, readers, readers, self.clock, format_rfc3339_time)
+        first, second, _, last = [self.read_status() for _ in range(4)]
+        self.clock.advance(READ_TIMEOUT - 1)
+        readers.step()
+        self.assertIsNone(self.successResultOf(first))
+        self.clock.advance(1)
+        failure = self.failureResultOf(last, CallerQuotaExceeded)
+        self.assertIn("at the same time", str(failure.value))
+        self.failureResultOf(second, ServerBusy)  # the disk has not answered this one
+        readers.finish()
 
     def test_flush(self) -> None:
         """A shutdown writes what waits, and waits for a disk that hangs for some seconds only."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -50,10 +51,6 @@ class ArchiveTestCase(WebTestCase):
         self.service = Service(root, self.configuration)
         self.client, self.agent = self.service.treq()
 
-
-class PageTests(ArchiveTestCase):
-    """Pages from the archive."""
-
     def read_all(self, identifier: str, query: str = "") -> list[dict[str, Any]]:
         """Return all events by pages, whose cursors lead from one to the next."""
         events, after = [], None
@@ -67,6 +64,10 @@ class PageTests(ArchiveTestCase):
             self.page(identifier, "?after=end"), {"begin": END, "end": None, "data": []}
         )
         return events
+
+
+class PageTests(ArchiveTestCase):
+    """Pages from the archive."""
 
     def test_pages(self) -> None:
         """All events are there, any number of times, from any cursor, in pages of any size."""
@@ -181,12 +182,57 @@ class GoneTests(ArchiveTestCase):
         for path in ("", "/events"):
             self.request("GET", f"/evaluation/{'a' * 40}{path}", 404)
 
-    def test_damaged(self) -> None:
-        """A damaged file is 410, and the log has the reason."""
+    def damage(self, *, begins: int = 0, ends: int = 0) -> None:
+        """Change bytes in the middle of the file, or remove some at its end."""
+        path = next(self.root.rglob("*.jsonl.zst"))
+        content = bytearray(path.read_bytes())
+        content[begins : begins + 8] = bytes(8 if begins else 0)
+        path.write_bytes(content[: len(content) - ends])
+
+    def check_lost(self, events: Sequence[dict[str, Any]], count: int) -> None:
+        """Hold that the first events come, and then once and at last that the others are lost."""
+        self.assertEqual([event["payload"] for event in events[:-1]], PAYLOADS[:count])
+        self.assertEqual(events[-1]["payload"]["type"], "evaluation_error")
+        self.assertEqual(events[-1]["payload"]["reason"], "lost")
+
+    def test_file_without_its_end_is_lost_and_says_so(self) -> None:
+        """The status and a rerun are 410 with the reason."""
+        identifier = self.archive()
+        self.damage(ends=30)
+        self.check_lost(self.read_all(identifier), 0)
+        for method, path in (("GET", ""), ("POST", "/rerun"), ("GET", "/submission")):
+            answer = self.request(method, f"/evaluation/{identifier}{path}", 410).json()
+            self.assertIn("is damaged", answer["detail"])
+
+    def test_unreadable_file_is_503_with_the_reason(self) -> None:
+        """It may be readable later, so nothing is said to be lost."""
         identifier = self.archive()
         path = next(self.root.rglob("*.jsonl.zst"))
-        path.write_bytes(path.read_bytes()[:-30])
-        self.request("GET", f"/evaluation/{identifier}/events", 410)
+        path.rename(path.with_suffix(".away"))
+        path.symlink_to(path.with_suffix(".away"))
+        for path in ("", "/events"):
+            answer = self.request("GET", f"/evaluation/{identifier}{path}", 503).json()
+            self.assertIn("the archive cannot be read: Too many levels", answer["detail"])
+
+    def test_damage_in_the_middle_ends_pages_and_streams_once(self) -> None:
+        """All events before the damage come; what follows is told in one last event."""
+        lines = [b"%d%s\n" % (number, b"x" * 200) for number in range(2000)]
+        identifier = self.archive(*lines)
+        whole = self.service.registry.context.archive
+        assert isinstance(whole, DiskArchive)
+        file = whole.store.open_file(identifier, "")
+        assert file is not None
+        (offset, count), _ = file._locate(1), file.close()
+        self.damage(begins=offset + 40)
+        events = self.read_all(identifier, "&limit=100000")
+        self.assertEqual((len(events), events[-1]["payload"]["reason"]), (count + 1, "lost"))
+        self.assertEqual(self.page(identifier, f"?after={count + 2}")["data"], events[-1:])
+        for kind in (LineFollower, SourceFollower, SocketFollower):
+            follower = kind(self.service, identifier, "?after=5")
+            for _ in range(800):
+                follower.step()
+            self.assertTrue(follower.complete)
+            self.assertEqual(follower.events, events[5:])
 
 
 class StatusTests(ArchiveTestCase):

@@ -32,6 +32,7 @@ ERROR_STATUSES: dict[type[errors.RequestError], HTTPStatus] = {
     errors.SubmissionDiscarded: HTTPStatus.GONE,
     errors.EvaluationExpired: HTTPStatus.GONE,
     errors.DiscardedCursor: HTTPStatus.GONE,
+    errors.DamagedArchive: HTTPStatus.GONE,
     errors.NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
     errors.RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.HeaderTooLarge: HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
