@@ -35,7 +35,7 @@ from collections.abc import Callable
 import attrs
 
 from tawebeval.core.tokens import ANONYMOUS_CALLER
-from tawebeval.errors import ServerBusy
+from tawebeval.errors import CallerQuotaExceeded, ServerBusy, format_size
 
 TYPICAL_PARSED_BYTES_PER_TURN = 512 * 1024  # bytes that one turn of a parser brings, more or less
 
@@ -252,23 +252,38 @@ class RingAllocation:
 class UploadBudget:
     """Counter of the bytes of forms; `stored_bytes` never exceeds `max_bytes`.
 
+    `bytes_by_caller` are those of callers with a token, at most `max_bytes_per_caller` each.
     `unwritten_bytes` counts the bytes that are not yet written to the disk.
-    `discard_kept_submissions(size)` gives back at least `size` bytes of submissions that are only
-    kept, and returns True; it gives back nothing, and returns False, if they are too few.
+    `discard_kept_submissions(size, caller)` gives back at least `size` bytes of submissions that
+    are only kept, without a caller those of any, and returns True; it gives back nothing, and
+    returns False, if they are too few.
     """
 
     max_bytes: int
-    discard_kept_submissions: Callable[[int], bool] = lambda _: False
+    discard_kept_submissions: Callable[..., bool] = lambda *_: False
     stored_bytes: int = 0
     unwritten_bytes: int = 0
+    max_bytes_per_caller: int = 2**62
+    bytes_by_caller: Counter[str] = attrs.field(factory=Counter)
 
     @property
     def is_memory_full(self) -> bool:
         """Whether forms must wait for the disk before they receive more."""
         return self.unwritten_bytes >= _MEMORY
 
-    def check_space(self, size: int) -> None:
-        """Raise ServerBusy if `size` bytes would not fit, after kept submissions are discarded."""
+    def check_space(self, size: int, caller: str = ANONYMOUS_CALLER) -> None:
+        """Raise an error if `size` bytes would not fit, after kept submissions are discarded.
+
+        Raises: CallerQuotaExceeded; ServerBusy.
+        """
+        excess = self.bytes_by_caller[caller] + size - self.max_bytes_per_caller
+        has_share = caller != ANONYMOUS_CALLER
+        if has_share and excess > 0 and not self.discard_kept_submissions(excess, caller):
+            raise CallerQuotaExceeded(
+                f"your uploads take up {format_size(self.max_bytes_per_caller)}, the part of"
+                " limits.uploads for one caller; try again when evaluations have ended",
+                _RETRY_AFTER,
+            )
         excess = self.stored_bytes + size - self.max_bytes
         if excess > 0 and not self.discard_kept_submissions(excess):
             raise ServerBusy(
@@ -276,10 +291,22 @@ class UploadBudget:
                 _RETRY_AFTER,
             )
 
-    def add_stored_bytes(self, size: int) -> None:
-        """Count `size` bytes more. Raises ServerBusy, and counts nothing, if they do not fit."""
-        self.check_space(size)
+    def add_stored_bytes(self, size: int, caller: str = ANONYMOUS_CALLER) -> None:
+        """Count `size` bytes more. Raises as `check_space`, and counts nothing then."""
+        self.check_space(size, caller)
+        self.restore_stored_bytes(size, caller)
+
+    def restore_stored_bytes(self, size: int, caller: str) -> None:
+        """Count `size` bytes more, whether they fit or not."""
         self.stored_bytes += size
+        self.release_share(caller, -size)
+
+    def release_share(self, caller: str, size: int) -> None:
+        """Count `size` bytes less for a caller; `remove_stored_bytes` follows their removal."""
+        if caller != ANONYMOUS_CALLER:
+            self.bytes_by_caller[caller] -= size
+            if not self.bytes_by_caller[caller]:
+                del self.bytes_by_caller[caller]
 
     def remove_stored_bytes(self, size: int) -> None:
         """Count `size` bytes less, which were removed from the disk."""
@@ -292,13 +319,14 @@ class SharedUpload:
     """Files of a submission, counted once for the evaluation and for reruns, which link them.
 
     `reference_count` is the number of evaluations that need the files. `upload_number` is unique
-    among the uploads.
+    among the uploads. The files count for the `caller`.
     """
 
     _budget: UploadBudget
     size: int
     upload_number: int = 0
     reference_count: int = 1
+    caller: str = ANONYMOUS_CALLER
 
     def add_reference(self) -> None:
         """Count one reference more."""
@@ -308,4 +336,5 @@ class SharedUpload:
         """Count one reference less; the last one gives back the bytes."""
         self.reference_count -= 1
         if not self.reference_count:
+            self._budget.release_share(self.caller, self.size)
             self._budget.remove_stored_bytes(self.size)

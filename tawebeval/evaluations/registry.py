@@ -122,6 +122,7 @@ class EvaluationRegistry:
             form.idempotency_key, form.form_digest, caller
         )
         if first is not None:
+            self.submissions.budget.release_share(caller, form.upload_bytes)
             self.submissions.discard_upload(form.directory, form.upload_bytes)
             if form.reused_upload is not None:
                 form.reused_upload.remove_reference()
@@ -143,7 +144,7 @@ class EvaluationRegistry:
             idempotency_key=key,
             form_digest=form.form_digest if key is not None else b"",
             shared_upload=form.reused_upload
-            or SharedUpload(self.submissions.budget, form.upload_bytes, number),
+            or SharedUpload(self.submissions.budget, form.upload_bytes, number, caller=caller),
             should_keep_submission=self.context.configuration.evaluations.should_keep_submissions,
             callback=callback,
         )
@@ -219,9 +220,10 @@ class EvaluationRegistry:
         )
         share = shares.get(snapshot.shared_upload_number)
         if share is None:
-            self.submissions.budget.stored_bytes += snapshot.upload_size
+            budget, size = self.submissions.budget, snapshot.upload_size
+            budget.restore_stored_bytes(size, snapshot.caller)
             share = shares[snapshot.shared_upload_number] = SharedUpload(
-                self.submissions.budget, snapshot.upload_size, snapshot.shared_upload_number
+                budget, size, snapshot.shared_upload_number, caller=snapshot.caller
             )
         else:
             share.add_reference()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.records import EvaluationRecord
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import Workspace
+
+_CALLERS = 4  # that have a part of limits.uploads at the same time, at least
 
 log = Logger()
 
@@ -45,9 +47,14 @@ class SubmissionStore:
     def __init__(self, context: EvaluationContext, root: Path) -> None:
         self._context = context
         self._root = root
-        self.budget = UploadBudget(context.configuration.limits.uploads, self._discard_kept)
-        # Ended evaluations whose files are kept, in the order of their ends.
-        self._kept: dict[str, EvaluationRecord] = {}
+        limits = context.configuration.limits
+        self.budget = UploadBudget(
+            limits.uploads,
+            self._discard_kept,
+            max_bytes_per_caller=max(limits.uploads // _CALLERS, limits.request_body),
+        )
+        # Ended evaluations whose files are kept: of each caller in the order of their ends.
+        self._kept: defaultdict[str, dict[str, EvaluationRecord]] = defaultdict(dict)
         self._in_use: Counter[str] = Counter()  # of these, those that a rerun is linking now
 
     def handle_evaluation_end(self, record: EvaluationRecord) -> None:
@@ -56,7 +63,7 @@ class SubmissionStore:
         They are discarded at once if the evaluation is forgotten.
         """
         if record.details.has_kept_submission:
-            self._kept[record.details.identifier] = record
+            self._kept[record.details.caller][record.details.identifier] = record
             if record.details.final_state is not None:
                 self.discard_kept_files(record)
         else:
@@ -79,7 +86,7 @@ class SubmissionStore:
                 packed = await self._context.worker_threads.run_in_thread(read)
             except FileNotFoundError:
                 raise SubmissionDiscarded from None
-            record = self._kept.get(identifier)
+            record = self._kept[evaluation.details.caller].get(identifier)
             if record is None:  # forgotten, perhaps meanwhile
                 raise SubmissionDiscarded
             yield RerunnableSubmission(unpack_request(packed), workspace, record.shared_upload)
@@ -99,11 +106,11 @@ class SubmissionStore:
             found = await self._context.archive.extract_submission(identifier, caller, directory)
             if found is None:
                 raise SubmissionDiscarded
-            self.budget.add_stored_bytes(found.size)
+            self.budget.add_stored_bytes(found.size, caller)
             key = -int.from_bytes(
                 self._context.generate_random_bytes(7)
             )  # no number of an evaluation
-            share = SharedUpload(self.budget, found.size, key)
+            share = SharedUpload(self.budget, found.size, key, caller=caller)
             try:
                 yield RerunnableSubmission(found.evaluation_request, found.workspace, share)
             finally:
@@ -111,27 +118,35 @@ class SubmissionStore:
         finally:
             self.discard_upload(directory, 0)
 
-    def _discard_kept(self, size: int) -> bool:
+    def _discard_kept(self, size: int, caller: str | None = None) -> bool:
         """Discard kept files of `size` bytes or more, those of the first end first.
 
-        If all together have fewer, discard none and return False.
+        They are those of the caller or, for None, first of the callers that hold most. If all
+        together have fewer, discard none and return False.
         """
         found: list[EvaluationRecord] = []
         users: Counter[SharedUpload] = Counter()  # of those found
-        for identifier, record in self._kept.items():
+        for record in self._list_kept(caller):
             if size <= 0:
                 break
-            if identifier not in self._in_use:
-                found.append(record)
-                share = record.shared_upload
-                users[share] += 1
-                if users[share] == share.reference_count:
-                    size -= share.size
+            found.append(record)
+            share = record.shared_upload
+            users[share] += 1
+            if users[share] == share.reference_count:
+                size -= share.size
         if size > 0:
             return False
         for record in found:
             self.discard_kept_files(record)
         return True
+
+    def _list_kept(self, caller: str | None) -> Iterator[EvaluationRecord]:
+        held = self.budget.bytes_by_caller
+        every = sorted(self._kept, key=lambda name: held[name], reverse=True)
+        for name in every if caller is None else (caller,):
+            for identifier, record in self._kept[name].items():
+                if identifier not in self._in_use:
+                    yield record
 
     def discard_kept_files(self, record: EvaluationRecord) -> None:
         """Remove the kept files of an ended evaluation, if they are kept.
@@ -139,7 +154,7 @@ class SubmissionStore:
         Their bytes are given back at once, so that an upload need not wait for the removal.
         """
         identifier, root = record.details.identifier, record.evaluation.workspace.root
-        if self._kept.pop(identifier, None) is not None:
+        if self._kept[record.details.caller].pop(identifier, None) is not None:
             self._context.archive.add_archived_callback(
                 identifier, lambda: self.discard_upload(root, 0)
             )
@@ -157,7 +172,11 @@ class SubmissionStore:
 
     async def remove_kept_files(self) -> None:
         """Remove all kept files, at the end of the daemon."""
-        kept = [record.evaluation.workspace.root for record in self._kept.values()]
+        kept = [
+            record.evaluation.workspace.root
+            for records in self._kept.values()
+            for record in records.values()
+        ]
         await self._context.cleanup_queue.attempt_call(
             "removal of kept submissions", _remove_trees, kept
         )

@@ -37,6 +37,7 @@ from tawebeval.core.form import (
     parse_submission_file,
 )
 from tawebeval.core.text import decode_extended_filename
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import (
     AccessDenied,
     EvaluationExpired,
@@ -89,7 +90,8 @@ class FormReceiver:
     the form is for: the same form for another target is another form. `preset` is what is known
     about the form. `use_kept` returns the submission that is to run again; such a form needs no
     body, and `spool` counts none of it. `refusal` is why the form can begin no evaluation, although
-    its key may name one; then `preset` is unknown. All methods raise RequestError.
+    its key may name one; then `preset` is unknown. `caller` is whose bytes `spool` counts. All
+    methods raise RequestError.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class FormReceiver:
         preset: FormPreset | None = None,
         use_kept: Callable[[], AbstractAsyncContextManager[RerunnableSubmission]] | None = None,
         refusal: RequestError | None = None,
+        caller: str = ANONYMOUS_CALLER,
     ) -> None:
         """Check the headers. The first byte of the body creates the directory."""
         self._files = files
@@ -118,6 +121,7 @@ class FormReceiver:
         self._environments = configuration.environments
         self.received_bytes = 0
         self._spool = spool
+        self._caller = caller
         self._stored_bytes = 0  # that `spool` counts
         self._linked: SharedUpload | None = None
         self._fields: dict[str, bytes] = {}  # in UTF-8
@@ -155,7 +159,7 @@ class FormReceiver:
         self._expected_start = b"\r\n--" + parser.boundary
         self._begun = b""  # the first bytes, up to as many as these
         if use_kept is None:
-            spool.check_space(length or 0)
+            spool.check_space(length or 0, caller)
 
     def _check_length(self, length: int, words: str) -> None:
         most = self._limits.request_body
@@ -189,7 +193,7 @@ class FormReceiver:
             raise _make_form_error(error) from None
 
     def _count_stored(self, size: int) -> None:
-        self._spool.add_stored_bytes(size)
+        self._spool.add_stored_bytes(size, self._caller)
         self._stored_bytes += size
 
     def _check_beginning(self, chunk: bytes) -> None:
@@ -270,6 +274,7 @@ class FormReceiver:
 
     def abandon(self, discard: Callable[[Path, int], object]) -> None:
         """Write nothing more, then call `discard` with the directory and its size in bytes."""
+        self._spool.release_share(self._caller, self._stored_bytes)
 
         def on_idle() -> None:
             if self._linked is not None:
@@ -410,6 +415,7 @@ def make_form_receiver(
         preset,
         use_kept,
         refusal,
+        caller,
     )
 
 

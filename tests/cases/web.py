@@ -167,9 +167,10 @@ class CallerTestCase(WebTestCase):
     """A service with two callers."""
 
     callers = CallerSettings(requests_per_minute=30, max_queued=1, max_running=1, max_retained=1)
+    limits = LimitSettings()
 
     def setUp(self) -> None:
-        self.configuration = Configuration(callers=self.callers)
+        self.configuration = Configuration(callers=self.callers, limits=self.limits)
         super().setUp()
         made = {name: generate_token(name, os.urandom) for name in ("alice", "bob")}
         self.headers = {name: f"Bearer {token}" for name, (token, _) in made.items()}

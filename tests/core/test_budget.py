@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import budget as module
 from tawebeval.core.budget import RingAllocation, RingBudget, SharedUpload, UploadBudget
-from tawebeval.errors import ServerBusy
+from tawebeval.errors import CallerQuotaExceeded, ServerBusy
 
 # Of the total a quarter, rounded down, is the reserve; the rest is common.
 TOTAL, COMMON, EACH, READ = 1333, 1000, 300, 10
@@ -515,7 +515,7 @@ class SpoolTests(SynchronousTestCase):
         """What is only kept makes room, as much as is needed, and stays where it is too little."""
         kept = [30, 30, 30]
 
-        def discard(size: int) -> bool:
+        def discard(size: int, caller: str | None = None) -> bool:
             if sum(kept) < size:
                 return False
             end = spool.stored_bytes - size
@@ -542,6 +542,37 @@ class SpoolTests(SynchronousTestCase):
         self.assertEqual((share.reference_count, spool.stored_bytes), (1, 60))
         share.remove_reference()
         self.assertEqual(spool.stored_bytes, 0)
+
+    def test_one_caller_leaves_room_for_another(self) -> None:
+        """Beyond its part a caller makes room by its own kept submissions, or is refused."""
+        discarded: list[tuple[int, str | None]] = []
+
+        def discard(size: int, caller: str | None = None) -> bool:
+            discarded.append((size, caller))
+            return caller == "carol"
+
+        spool = UploadBudget(100, discard, max_bytes_per_caller=40)
+        spool.add_stored_bytes(40, "alice")
+        self.assertRaises(CallerQuotaExceeded, spool.check_space, 1, "alice")
+        self.assertRaises(CallerQuotaExceeded, spool.add_stored_bytes, 1, "alice")
+        self.assertEqual(discarded, [(1, "alice")] * 2)
+        spool.add_stored_bytes(40, "bob")
+        spool.release_share("alice", 10)
+        spool.add_stored_bytes(10, "alice")
+        spool.add_stored_bytes(3, "carol")
+        self.assertEqual((spool.stored_bytes, len(discarded)), (93, 2))
+        spool.max_bytes = 1000
+        spool.add_stored_bytes(40, "carol")
+        self.assertEqual(discarded[2:], [(3, "carol")])
+        share = SharedUpload(spool, 40, caller="bob")
+        share.remove_reference()
+        self.assertEqual(dict(spool.bytes_by_caller), {"alice": 40, "carol": 43})
+
+    def test_clients_without_tokens_have_no_part(self) -> None:
+        """Nobody knows whether they are one."""
+        spool = UploadBudget(100, max_bytes_per_caller=40)
+        spool.add_stored_bytes(100)
+        self.assertRaises(ServerBusy, spool.add_stored_bytes, 1)
 
     def test_crowded(self) -> None:
         """Forms must wait for the disk from 32 MiB in memory on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tawebeval.config import CallerSettings, Configuration
+from tawebeval.config import CallerSettings, Configuration, LimitSettings
 from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Connection, form, head, parts
 from tests.fakes.world import read_again
@@ -120,6 +120,52 @@ class TokenTests(CallerTestCase):
         self.call("GET", f"/evaluation/{'a' * 40}", 404, "bob")
         self.service.reactor.advance(2)
         self.call("GET", "/evaluation/x", 404, "alice")
+
+
+class UnfinishedFormTests(CallerTestCase):
+    """Forms that do not end."""
+
+    limits = LimitSettings(uploads=100_000, request_body=20_000)
+
+    def send_part(self, caller: str) -> Connection:
+        """Send a form but for its end."""
+        connection = self.connect()
+        authorization = {"Authorization": self.headers[caller], "Content-Type": MULTIPART}
+        connection.send(head("POST /evaluate", {**authorization, "Content-Length": "19000"}))
+        if not connection.received:
+            connection.send(form(parts(source=b"x" * 18_000))[:4_000])
+        return connection
+
+    def test_unfinished_forms_of_one_caller_leave_room_for_another(self) -> None:
+        """Nor is the caller kept out once its forms are gone."""
+        connections = [self.send_part("alice") for _ in range(12)]
+        refused = [one for one in connections if one.received]
+        self.assertEqual(len(connections) - len(refused), 1)
+        for one in refused:
+            self.assertEqual(one.answer().status, 429)
+        self.begin("bob")
+        for one in connections:
+            one.lose()
+        self.begin("alice")
+        budget = self.service.registry.submissions.budget
+        self.assertEqual(set(budget.bytes_by_caller), {"alice", "bob"})
+
+
+class KeptFileTests(CallerTestCase):
+    """Files that are kept for a rerun."""
+
+    callers = CallerSettings(requests_per_minute=0)
+    limits = LimitSettings(uploads=100_000, request_body=80_000)
+
+    def test_uploads_of_one_caller_discard_its_own_kept_files(self) -> None:
+        """Those of another caller stay, although its evaluation has ended first."""
+        places = []
+        for caller in ("bob", *["alice"] * 15):
+            places.append(self.begin(caller).headers["location"])
+            self.finish()
+        self.call("GET", f"{places[0]}/submission", 200, "bob")
+        self.call("GET", f"{places[1]}/submission", 410, "alice")
+        self.call("GET", f"{places[-1]}/submission", 200, "alice")
 
 
 class NamedOriginTests(CallerTestCase):
