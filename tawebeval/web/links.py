@@ -47,6 +47,9 @@ MAX_EVALUATIONS_WITH_LINKS_PER_CALLER = 1000
 MAX_LINK_READERS = 200
 """Requests and streams of all links at once, at most."""
 
+MAX_LINK_READERS_PER_CALLER = 100
+"""Those of the links that one caller with a token has made."""
+
 MAX_LINK_READERS_PER_EVALUATION = 50
 """Those of the links of one evaluation."""
 
@@ -56,10 +59,14 @@ DEFAULT_LINK_LIFETIME = 7 * 86400
 LINK_REQUESTS_PER_MINUTE = 6000
 """Requests of all links in a minute, at most."""
 
+LINK_REQUESTS_PER_MINUTE_PER_CALLER = 3000
+"""Those of the links that one caller with a token has made."""
+
 LINK_REQUESTS_PER_MINUTE_PER_EVALUATION = 1200
 """Those of the links of one evaluation."""
 
 _EVERY = ""  # the bucket of all links
+_OF_CALLER = "caller "  # the beginning of that of a caller's links; no identifier has a space
 _RETRY_AFTER = 10  # seconds, if too many requests of links run
 _DAY = 86400
 _MAX_FILE_BYTES = 16 * 2**20
@@ -115,6 +122,7 @@ class _Reader:
     """A request that uses a link, until its response ends."""
 
     identifier: str
+    caller: str
     abort: Callable[[], object]
     timer: IDelayedCall
 
@@ -132,8 +140,9 @@ class EvaluationLinks:
     _threads: WorkerThreads
     linked_evaluations: dict[str, LinkedEvaluation] = attrs.field(init=False)
     _rate: RateLimit = attrs.field(init=False)
-    # By request; and how many each evaluation has.
+    # By request; and how many each evaluation, and each caller, has.
     _readers: dict[Any, _Reader] = attrs.field(factory=dict, init=False)
+    _counts_by_caller: Counter[str] = attrs.field(factory=Counter, init=False)
     _counts: Counter[str] = attrs.field(factory=Counter, init=False)
     _lock: DeferredLock = attrs.field(factory=DeferredLock, init=False)
     _version: int = attrs.field(default=0, init=False)
@@ -184,8 +193,10 @@ class EvaluationLinks:
         for every reason; CallerQuotaExceeded.
         """
         caller, expires = self._check_link(identifier, link)
+        has_share = caller != ANONYMOUS_CALLER
         if (
             self.reader_count >= MAX_LINK_READERS
+            or (has_share and self._counts_by_caller[caller] >= MAX_LINK_READERS_PER_CALLER)
             or self._counts[identifier] >= MAX_LINK_READERS_PER_EVALUATION
         ):
             raise CallerQuotaExceeded(
@@ -195,10 +206,18 @@ class EvaluationLinks:
         self._rate.count_in_bucket(
             identifier, LINK_REQUESTS_PER_MINUTE_PER_EVALUATION, "for the links of an evaluation"
         )
+        if has_share:
+            self._rate.count_in_bucket(
+                f"{_OF_CALLER}{caller}",
+                LINK_REQUESTS_PER_MINUTE_PER_CALLER,
+                "for the links of a caller",
+            )
         self._rate.count_in_bucket(_EVERY, LINK_REQUESTS_PER_MINUTE, "for all links")
         left = max(0.0, expires - self._read_wall_clock())
-        self._readers[request] = _Reader(identifier, abort, self._clock.callLater(left, abort))
+        timer = self._clock.callLater(left, abort)
+        self._readers[request] = _Reader(identifier, caller, abort, timer)
         self._counts[identifier] += 1
+        self._counts_by_caller[caller] += 1
         return caller
 
     def remove_reader(self, request: Any) -> None:
@@ -206,6 +225,7 @@ class EvaluationLinks:
         reader = self._readers.pop(request, None)
         if reader is not None:
             self._counts -= Counter([reader.identifier])
+            self._counts_by_caller -= Counter([reader.caller])
             if reader.timer.active():
                 reader.timer.cancel()
 

@@ -320,6 +320,25 @@ class BoundTests(LinkTestCase):
                 self.read(link)
             self.assertEqual(self.links.reader_count, 0)
 
+    def test_links_of_one_caller_leave_room_for_those_of_another(self) -> None:
+        """Neither slots nor requests of a minute are used up."""
+        own, other = self.share(), self.begin("bob").json()["id"]
+        link = self.call("POST", f"/evaluation/{other}/links", 200, "bob").json()["link"]
+        for kind in ("LINK_READERS", "LINK_REQUESTS_PER_MINUTE"):
+            whole = kind if kind.startswith("LINK_REQUESTS") else f"MAX_{kind}"
+            with (
+                mock.patch.object(module, whole, 8),
+                mock.patch.object(module, f"{whole}_PER_CALLER", 4),
+            ):
+                waiting = [self.connect() for _ in range(8)]
+                for one in waiting:
+                    one.request(f"GET {self.path}/events?wait=30&link={own}")
+                self.assertEqual(self.links.reader_count, 4)
+                self.call("GET", f"/evaluation/{other}?link={link}", 200, None)
+                for one in waiting:
+                    one.lose()
+            self.service.reactor.advance(60)
+
     def test_rates(self) -> None:
         """So many in a minute, and none of them counts for the owner."""
         self.service.access.rate_limit.per_minute = 2
