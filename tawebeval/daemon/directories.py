@@ -3,6 +3,7 @@
 $STATE_DIRECTORY/key            32 random bytes, mode 0600: the key of the identifiers' MAC
 $STATE_DIRECTORY/uploads/       forms that are being received
 $STATE_DIRECTORY/evaluations/   one workspace for each evaluation
+$STATE_DIRECTORY/trash/         what an earlier process has left, while a thread removes it
 $STATE_DIRECTORY/accounts/      passwd and group files of the sandboxes
 $STATE_DIRECTORY/environments/  imported root file systems (`sandbox.environment_store`)
 $STATE_DIRECTORY/archive/       ended evaluations, unless `archive.directory` is set
@@ -40,7 +41,7 @@ _EVALUATION_ENTRIES = ("uploads", "evaluations")
 
 STATE_DIRECTORY_ENTRIES = (
     *("lock", "key", "key.new", "accounts", "archive", "environments", "quotas"),
-    *("links", "links.new"),
+    *("links", "links.new", "trash"),
     *_EVALUATION_ENTRIES,
 )
 CACHE_DIRECTORY_ENTRIES = ("lock", "repositories")
@@ -84,10 +85,12 @@ class DaemonDirectories:
     def remove_leftovers(
         self, kept: Collection[str] = (), free_quotas: Sequence[Path] | None = None
     ) -> None:
-        """Remove the uploads and evaluations of an earlier daemon. Blocks. Raises: OSError.
+        """Move the uploads and evaluations of an earlier daemon to the trash. Blocks.
 
-        `kept` are the names of those that are still needed, `free_quotas` the quota directories
-        that are not, None for all.
+        Their files may be so many that their removal takes a minute: `empty_trash` does it, for a
+        thread. `kept` are the names of those that are still needed, `free_quotas` the quota
+        directories that are not, None for all; these are emptied at once. Raises: OSError.
+
         The caller must have dropped its privileges, because the removal may start programs.
         """
         for directory in (self.uploads, self.evaluations):
@@ -96,12 +99,35 @@ class DaemonDirectories:
             if kept and directory.is_dir():
                 for path in list(directory.iterdir()):
                     if path.name not in kept:
-                        remove_tree(path)
+                        self._discard(path)
             else:
-                remove_tree(directory)
+                self._discard(directory)
                 directory.mkdir(mode=0o700)
         for directory in self.quota_directories if free_quotas is None else free_quotas:
             empty_directory(directory)
+
+    def _discard(self, path: Path) -> None:
+        """Move a directory to the trash; remove it if it cannot be moved."""
+        try:
+            os.rename(path, self.trash / os.urandom(8).hex())
+        except OSError:  # another file system; no permission; a full disk
+            remove_tree(path)
+
+    @property
+    def trash(self) -> Path:
+        """The directory of files that are to be removed."""
+        return self.state / "trash"
+
+    def empty_trash(self) -> None:
+        """Remove what is in the trash. Blocks. Raises: OSError, after all that can be removed."""
+        problem = None
+        for path in self.trash.iterdir():
+            try:
+                remove_tree(path)
+            except OSError as error:
+                problem = error
+        if problem is not None:
+            raise problem
 
 
 def open_directories(
@@ -121,7 +147,7 @@ def open_directories(
             check_owner(cache, CACHE_DIRECTORY_ENTRIES)
             locks = _lock_directory(state), _lock_directory(cache)
             for part in (
-                *(state / name for name in ("accounts", *_EVALUATION_ENTRIES)),
+                *(state / name for name in ("accounts", "trash", *_EVALUATION_ENTRIES)),
                 cache / "repositories",
             ):
                 part.mkdir(mode=0o700, exist_ok=True)

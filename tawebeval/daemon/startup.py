@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from twisted.application.service import Service
@@ -101,11 +102,15 @@ class StartupChecks(Service):
         try:
             for threads in self._pools:
                 threads.start()
+            # No pool's: the stop does not wait for it, the next start goes on.
+            Thread(target=self._empty_trash, name="trash", daemon=True).start()
+        except RuntimeError:
+            raise SystemExit(f"tawebeval: threads: {PROCESS_LIMIT_REMEDY}") from None
         except OSError as error:
             raise SystemExit(f"tawebeval: {error.strerror}; {PROCESS_LIMIT_REMEDY}") from None
 
     def _remove_leftovers(self) -> Sequence[Path]:
-        """Remove what an earlier process has left, but for evaluations that go on. Blocks.
+        """Discard what an earlier process has left, but for evaluations that go on. Blocks.
 
         Return the quota directories that are free. Raises: OSError.
         """
@@ -124,6 +129,13 @@ class StartupChecks(Service):
         free = [path for path in free if path not in found.quota_directories]
         directories.remove_leftovers(found.directory_names | found.upload_directory_names, free)
         return free
+
+    def _empty_trash(self) -> None:
+        try:
+            self.directories.empty_trash()
+        except OSError as error:
+            what = "what an earlier process has left is not removed: {error}"
+            log.error(what, error=describe_disk_error(error))  # noqa: TRY400  (no defect)
 
     def lock_environments(self, configuration: Configuration) -> None:
         """Keep `tawebeval environment remove` from removing the configured environments."""

@@ -808,6 +808,7 @@ class ServiceTests(SynchronousTestCase):
             raise PermissionError(13, "Permission denied", str(directory))
 
         self.patch(directories, "remove_tree", fail)
+        self.patch(os, "rename", lambda source, target: fail(source))
         self.assertIn(f"{self.directories.uploads}: Permission", self.fail_to_start(daemon))
 
     def test_warnings(self) -> None:

@@ -85,10 +85,37 @@ class DirectoriesTests(SynchronousTestCase):
         second = self.open()
         self.assertTrue((first.uploads / "left").exists())
         second.remove_leftovers()
+        self.assertEqual(len(list(second.trash.iterdir())), 2)
         self.assertEqual(list(first.uploads.iterdir()), [])
         self.assertEqual(list(first.evaluations.iterdir()), [])
         self.assertTrue((first.repositories / "left").exists())
         (first.repositories / "left").chmod(0o700)
+
+    def test_trash_of_several_starts_is_emptied(self) -> None:
+        """Also that of a start whose process has ended before; what is still needed stays."""
+        for _ in range(3):
+            directories = self.open()
+            for name in ("a", "kept"):
+                (directories.evaluations / name / "tree").mkdir(parents=True, exist_ok=True)
+            (directories.evaluations / "a").chmod(0)
+            directories.remove_leftovers(["kept"])
+            self.assertEqual(os.listdir(directories.evaluations), ["kept"])
+            self.close(directories)
+        self.assertEqual(len(os.listdir(directories.trash)), 3)
+        directories.empty_trash()
+        self.assertEqual(os.listdir(directories.trash), [])
+
+    def test_leftovers_that_cannot_be_moved_are_removed(self) -> None:
+        """The trash may be on a full disk, or on another file system than the evaluations."""
+        directories = self.open()
+        (directories.evaluations / "a").mkdir()
+
+        def rename(*_: object) -> None:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+        self.patch(os, "rename", rename)
+        directories.remove_leftovers()
+        self.assertEqual(os.listdir(directories.evaluations), [])
 
     def test_full(self) -> None:
         """Where there is no room for the key that is said, with its path and what helps."""

@@ -31,6 +31,7 @@ from tests.fakes.world import InlineThreads, SlowThreads
 EVALUATIONS, REPOSITORIES = Path("/state/evaluations"), Path("/cache/repositories")
 QUOTAS = Path("/state/quotas/0"), Path("/state/quotas/1")
 STARTED = ["end", "remove_leftovers", "check", "try", "git", "sandbox", "start", "start"]
+STARTED += ["empty_trash"]
 KERNEL = "the kernel's files of processes and devices"
 
 
@@ -65,9 +66,16 @@ class FakeParts:
         return list(self.gone)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        if name not in ("remove_leftovers", "start", "stop", "remove_all_cgroups"):
+        if name not in ("remove_leftovers", "empty_trash", "start", "stop", "remove_all_cgroups"):
             raise AttributeError(name)
         return self.note(name)
+
+
+class FakeThread:
+    """A thread that ends at once."""
+
+    def __init__(self, target: Callable[[], None], name: str, *, daemon: bool) -> None:
+        self.start = target
 
 
 class StartupTests(SynchronousTestCase):
@@ -90,6 +98,7 @@ class StartupTests(SynchronousTestCase):
             ("close_sandbox", "trees"),
         ):
             self.patch(module, name, self.called(noted))
+        self.patch(module, "Thread", FakeThread)
         self.startup = self.make(self.disk_threads)
 
     def called(self, noted: str) -> Callable[..., None]:
@@ -162,6 +171,22 @@ class StartupTests(SynchronousTestCase):
             self.parts.errors[name] = error
             self.assertEqual(self.refused(), f"tawebeval: {said}")
             self.assertEqual(self.parts.done, STARTED[: STARTED.index(name) + 1])
+
+    def test_trash_that_is_not_removed_is_logged(self) -> None:
+        """The daemon goes on."""
+        self.parts.errors["empty_trash"] = OSError(5, "Input/output error", "/state/trash/x")
+        with capturedLogs() as events:
+            self.startup.startService()
+        self.assertIn("/state/trash/x: Input/output error", formatEvent(events[0]))
+
+    def test_no_thread_for_the_trash(self) -> None:
+        """It is refused as the threads of a pool are."""
+
+        def refuse(**_: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        self.patch(module, "Thread", refuse)
+        self.assertEqual(self.refused(), f"tawebeval: threads: {PROCESS_LIMIT_REMEDY}")
 
     def test_accounts(self) -> None:
         """Where the users of the sandbox cannot be written is told."""

@@ -96,6 +96,21 @@ class KilledTests(DaemonTestCase):
     def before_start(self, word: str) -> None:
         """Do nothing: all is dead, or in cgroups."""
 
+    async def test_files_left_are_removed_while_the_next_daemon_serves(self) -> None:
+        """Also by the third daemon, if the second is killed meanwhile."""
+        for _ in range(2):
+            await self.daemon.kill()
+            left = self.daemon.state / "evaluations" / "left"
+            left.mkdir()
+            for number in range(30_000):
+                (left / str(number)).touch()
+            give(left)
+            self.daemon.start()
+            await self.daemon.ready()
+            self.assertEqual(list((self.daemon.state / "evaluations").iterdir()), [])
+        trash = self.daemon.state / "trash"
+        await until(lambda: not list(trash.iterdir()), "the trash is empty")
+
     async def test_processes(self) -> None:
         """Evaluators and who ran away from them are dead; those beside go on to their end."""
         words = {shed: new_word() for shed in SHED}
