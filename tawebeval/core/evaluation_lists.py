@@ -103,7 +103,12 @@ class ListEntry:
     """An evaluation as a list shows it: the time of acceptance, and the JSON."""
 
     created_time: str
-    json_fragment: orjson.Fragment
+    encoded_json: bytes
+
+    @property
+    def json_fragment(self) -> orjson.Fragment:
+        """The JSON, to be encoded as a part of a document."""
+        return orjson.Fragment(self.encoded_json)
 
 
 @attrs.frozen
@@ -118,7 +123,7 @@ def make_list_page(
     end_cursor: str | None, documents: Sequence[Mapping[str, Any]]
 ) -> DaemonListPage:
     """Return a part of these entries. Raises: TypeError, for a value that is not JSON."""
-    entries = [ListEntry(one["created"], orjson.Fragment(orjson.dumps(one))) for one in documents]
+    entries = [ListEntry(one["created"], orjson.dumps(one)) for one in documents]
     return DaemonListPage(end_cursor, entries)
 
 

@@ -19,6 +19,7 @@ from twisted.logger import Logger
 from tawebeval.archive.files import ArchiveFile
 from tawebeval.archive.index import ArchiveQuery, IndexedEvaluation
 from tawebeval.archive.store import RecordingEnd
+from tawebeval.core.evaluation_lists import ListEntry
 from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_error_event
 from tawebeval.core.pages import (
     ALL_RECEIVED_CURSOR,
@@ -35,7 +36,7 @@ from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.filters import EvaluationFilter
 from tawebeval.evaluations.readers import ReaderConnection, Subscription, UnmeasuredConnection
-from tawebeval.evaluations.status import build_listing_entry, build_status
+from tawebeval.evaluations.status import build_listing_entry, build_status, format_rfc3339_time
 
 _PIECE_BYTES = 64 * 1024  # bytes of events that a thread reads at once, for a stream
 _LOST_EVENT = encode_error_event(
@@ -78,11 +79,13 @@ class ListedEvaluation:
         """The number in the order of acceptance."""
         return self.details_or_row.sequence_number
 
-    def build_listing_entry(self) -> dict[str, Any]:
+    def encode_listing_entry(self) -> ListEntry:
         """Return what the list shows."""
         if isinstance(self.details_or_row, EvaluationDetails):
-            return build_listing_entry(self.details_or_row)
-        return _decode_entry(self.details_or_row)
+            entry = build_listing_entry(self.details_or_row)
+            return ListEntry(entry["created"], orjson.dumps(entry))
+        row = self.details_or_row
+        return ListEntry(format_rfc3339_time(row.created_time), row.listing_entry)
 
     def matches(self, evaluation_filter: EvaluationFilter) -> bool:
         """Return whether the filter holds."""

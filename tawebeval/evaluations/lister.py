@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import attrs
 
-from tawebeval.core.evaluation_lists import ListCursor, make_invalid_cursor_error, parse_list_cursor
+from tawebeval.core.evaluation_lists import (
+    ListCursor,
+    ListEntry,
+    make_invalid_cursor_error,
+    parse_list_cursor,
+)
 from tawebeval.evaluations.archive_reader import ArchiveReader, ListedEvaluation
 from tawebeval.evaluations.filters import MATCH_ALL_FILTER, EvaluationFilter
 from tawebeval.evaluations.records import RecordIndex
 
 MAX_LISTED_EVALUATIONS = 100  # evaluations in one answer, at most
+MAX_LISTED_BYTES = 64 * 1024  # from which no further evaluation follows in an answer: 1 ms
 # Evaluations that a filter examines for one answer, at most: about 2 ms.
 MAX_EVALUATIONS_EXAMINED_PER_TURN = 500
 
@@ -28,7 +33,7 @@ class EvaluationListing:
 
     begin_cursor: str | None
     end_cursor: str | None
-    entries: list[dict[str, Any]]
+    entries: list[ListEntry]
 
 
 @attrs.define
@@ -51,9 +56,10 @@ class EvaluationLister:
     ) -> EvaluationListing:
         """Return up to 100 evaluations of a caller, or `max_count`, accepted after a cursor.
 
-        None and the empty cursor stand for the start of the list. A filter examines a bounded
-        number of evaluations in one call, so there may be fewer, or none. Raises: InvalidCursor;
-        ServerBusy, if the disk of the archive does not answer.
+        There are fewer beyond `MAX_LISTED_BYTES`. None and the empty cursor stand for the start of
+        the list. A filter examines a bounded number of evaluations in one call, so there may be
+        fewer, or none. Raises: InvalidCursor; ServerBusy, if the disk of the archive does not
+        answer.
         """
         number = self._parse_list_cursor(after_cursor) if after_cursor else 0
         size = max_count or MAX_LISTED_EVALUATIONS
@@ -67,19 +73,19 @@ class EvaluationLister:
         found = {one.sequence_number: one for one in archived}
         found |= {one.details.sequence_number: ListedEvaluation(one.details) for one in present}
         in_order = [found[number] for number in sorted(found)[: examined + 1]]
-        listed: list[ListedEvaluation] = []
-        end = None
+        entries: list[ListEntry] = []
+        end, bytes_left = None, MAX_LISTED_BYTES
         for one, following in pairwise((*in_order, None)):
             assert one is not None, "only the last is None"
             if one.matches(evaluation_filter):
-                listed.append(one)
+                entries.append(one.encode_listing_entry())
+                bytes_left -= len(entries[-1].encoded_json)
             examined -= 1
-            if following is not None and (len(listed) == size or not examined):
+            is_full = len(entries) == size or bytes_left <= 0 or not examined
+            if following is not None and is_full:
                 end = str(ListCursor(self.daemon_start_id, one.sequence_number))
                 break
-        return EvaluationListing(
-            after_cursor or None, end, [one.build_listing_entry() for one in listed]
-        )
+        return EvaluationListing(after_cursor or None, end, entries)
 
     def _parse_list_cursor(self, text: str) -> int:
         cursor = parse_list_cursor(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from tawebeval.core.evaluation_lists import MergedListCursor, make_list_page, merge_list_pages
+from tawebeval.core.evaluation_lists import DaemonListPage, MergedListCursor, merge_list_pages
 from tawebeval.errors import MalformedRequest, ServerBusy
 from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
 from tawebeval.evaluations.lister import MAX_LISTED_EVALUATIONS
@@ -35,7 +35,8 @@ async def list_evaluations(context: WebContext, request: ApiRequest) -> dict[str
         own_limit,
     )
     own = {} if own_limit is None else {"daemon": service.daemon_name}
-    page = {"begin": listing.begin_cursor, "end": listing.end_cursor, "data": listing.entries}
+    data = [entry.json_fragment for entry in listing.entries]
+    page = {"begin": listing.begin_cursor, "end": listing.end_cursor, "data": data}
     return {**own, **page}
 
 
@@ -55,7 +56,7 @@ async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
             listing = await context.registry.lister.list_evaluations(
                 cursors[own], request.caller, wanted, limit
             )
-            parts[own] = make_list_page(listing.end_cursor, listing.entries)
+            parts[own] = DaemonListPage(listing.end_cursor, listing.entries)
     asked = {name: url for name, url in others.items() if name in cursors}
     authorization = get_header_values(request.requestHeaders, "Authorization")
     parts |= await context.peer_lists.fetch_list_pages(

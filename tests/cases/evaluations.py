@@ -343,7 +343,7 @@ class RegistryTestCase(SynchronousTestCase):
     def list_all(self) -> list[dict[str, Any]]:
         """Return the list."""
         listed = Deferred.fromCoroutine(self.registry.lister.list_evaluations(None))
-        return self.successResultOf(listed).entries
+        return [json.loads(one.encoded_json) for one in self.successResultOf(listed).entries]
 
     def accept(self, **settings: Any) -> str:
         """Begin an evaluation."""

@@ -53,6 +53,17 @@ class ListingTests(WebTestCase):
             self.assertEqual(found, identifiers)
             self.assertRegex(listing["begin"], r"\A[0-9a-f]{10}-2\Z")
 
+    def test_answer_is_bounded_in_bytes(self) -> None:
+        """Evaluations of many goals are on several pages, of at least one each."""
+        with mock.patch("tawebeval.evaluations.lister.MAX_LISTED_BYTES", 450):
+            identifiers = [self.evaluate() for _ in range(4)]
+            found, end = [], ""
+            while end is not None:
+                listing = self.listed(f"?after={end}")
+                found.append(len(listing["data"]))
+                end = listing["end"]
+        self.assertEqual((found, len(identifiers)), ([3, 1], 4))
+
     def label(self, **labels: str) -> str:
         """Begin an evaluation with labels; return its identifier."""
         fields = {f"metadata[{name}]": value.encode() for name, value in labels.items()}
