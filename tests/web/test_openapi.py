@@ -65,6 +65,7 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.ProblemNotFound: {"evaluateProblem", "readProblem"},
     errors.EvaluationExpired: {*OF_ONE, "rerun", "makeLink"},
     errors.DiscardedCursor: {"readEvents", "readOlderEvents"},
+    errors.DamagedArchive: {"readStatus", "readSubmission", "rerun", "makeLink"},
     errors.NotAcceptable: {"readEvents"},
     errors.RequestTooLarge: ALL,
     errors.RequestTooSlow: ALL,
