@@ -21,6 +21,7 @@ from tawebeval.web.links import EvaluationLinks
 from tawebeval.web.peers import PeerEvaluationLists
 from tawebeval.web.responses import get_header
 from tawebeval.web.server.request_headers import get_header_values
+from tawebeval.web.streams import StreamTurns
 
 
 @attrs.frozen
@@ -59,6 +60,7 @@ class WebContext:
     health_and_metrics: HealthAndMetrics = attrs.field(factory=HealthAndMetrics)
     request_log: RequestLog = attrs.field(factory=RequestLog)
     read_wall_clock: Callable[[], float] = time.time
+    stream_turns: StreamTurns = attrs.Factory(lambda self: StreamTurns(self.clock), takes_self=True)
 
     def authenticate_token(self, method: bytes, headers: Headers) -> Token:
         """Return the token of a request with these headers, and count the request.

@@ -75,7 +75,7 @@ async def send_events(context: WebContext, request: ApiRequest, identifier: str)
             subscription.with_times = with_times
         heartbeat = context.configuration.streams.heartbeat_seconds
         request.waits_for_evaluation = True
-        await send_websocket_messages(request, subscription, context.clock, heartbeat)
+        await send_websocket_messages(request, subscription, context.stream_turns, heartbeat)
         return b""
     media_type = negotiate_media_type(request.requestHeaders, OFFERED_MEDIA_TYPES)
     if media_type == PAGE_MEDIA_TYPE:
@@ -172,7 +172,7 @@ async def _send_stream(
         subscription.with_times = with_times
         request.waits_for_evaluation = True
         heartbeat = context.configuration.streams.heartbeat_seconds
-        await send_stream(request, subscription, framing, context.clock, heartbeat)
+        await send_stream(request, subscription, framing, context.stream_turns, heartbeat)
 
 
 async def _subscribe(

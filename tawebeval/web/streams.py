@@ -1,33 +1,38 @@
 """Streams of events in one response: SSE and JSON Lines.
 
 A stream has one piece of bounded size on its way, and reads the next one when the transport has
-taken it. Each piece waits for another turn of the reactor, so many streams progress together.
+taken it. Each piece waits for another turn of the reactor, and the pieces of one turn take at most
+`MAX_TURN_SECONDS`, so that other requests are served in between (`StreamTurns`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from socket import AF_INET, AF_INET6, SO_SNDBUF, SOL_SOCKET, socket
+from time import perf_counter
 from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.internet.interfaces import IPushProducer, IReactorTime, ISystemHandle
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
-from twisted.web.http import Request
 from zope.interface import implementer
 
 from tawebeval.core.framing import StreamFraming
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import Condition
 from tawebeval.errors import DiscardedCursor
 from tawebeval.evaluations.archive_reader import EventSubscription
 from tawebeval.evaluations.readers import ReaderConnection, UnmeasuredConnection
+from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.server.transport import ClientReadProgress, unwrap_tls
 
 MAX_STREAM_WRITE_BYTES = 64 * 1024
 """Bytes of JSON Lines framed and written at once; a single larger event is written whole."""
+
+MAX_TURN_SECONDS = 0.005
+"""Seconds in which streams go on in one turn of the reactor; one stream may exceed them."""
 
 _PROBE_INTERVAL = 0.25  # seconds between checks of a slow client, which holds back its evaluator
 _SEND_BUFFER = 64 * 1024  # bytes; Linux doubles them, and half would stall loopback
@@ -35,12 +40,63 @@ _SEND_BUFFER = 64 * 1024  # bytes; Linux doubles them, and half would stall loop
 log = Logger()
 
 
+@attrs.define(eq=False)
+class StreamTurns:
+    """The streams that wait for a turn of the reactor; each turn has some milliseconds for them.
+
+    The callers take turns: however many streams one has, a stream of another comes next.
+    """
+
+    clock: IReactorTime
+    # By caller; those that begin to wait in a turn have to wait for the next.
+    _waiting: dict[str, dict[Deferred[None], None]] = attrs.field(factory=dict)
+    _arrived: dict[str, dict[Deferred[None], None]] = attrs.field(factory=dict)
+    _is_due: bool = False
+
+    def wait(self, caller: str) -> Deferred[None]:
+        """Return a Deferred of another turn. It can be cancelled."""
+        turn: Deferred[None] = Deferred(lambda turn: self._forget(caller, turn))
+        self._arrived.setdefault(caller, {})[turn] = None
+        self._plan()
+        return turn
+
+    def _forget(self, caller: str, turn: Deferred[None]) -> None:
+        for group in (self._waiting, self._arrived):
+            group.get(caller, {}).pop(turn, None)
+
+    def _plan(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self.clock.callLater(0, self._run)
+
+    def _run(self) -> None:
+        arrived, self._arrived = self._arrived, {}
+        for caller, turns in arrived.items():
+            self._waiting.setdefault(caller, {}).update(turns)
+        end = perf_counter() + MAX_TURN_SECONDS
+        while self._waiting and perf_counter() < end:
+            caller = next(iter(self._waiting))
+            turns = self._waiting.pop(caller)
+            if not turns:  # cancelled
+                continue
+            turn = next(iter(turns))
+            del turns[turn]
+            if turns:
+                self._waiting[caller] = turns
+            turn.callback(None)
+        self._is_due = False
+        if self._waiting or self._arrived:
+            self._plan()
+
+
 @implementer(IPushProducer)
 @attrs.define(eq=False)
 class StreamFlowControl:
-    """The producer of a stream, which waits until the transport takes more."""
+    """The producer of a stream of `caller`, which waits until the transport takes more."""
 
     clock: IReactorTime
+    turns: StreamTurns = attrs.Factory(lambda self: StreamTurns(self.clock), takes_self=True)
+    caller: str = ANONYMOUS_CALLER
     _is_paused: bool = False
     _is_stopped: bool = False
     _resumed: Condition = attrs.field(factory=Condition)
@@ -60,7 +116,7 @@ class StreamFlowControl:
 
     async def wait_until_ready(self) -> None:
         """Return in another turn of the reactor, once the transport takes more."""
-        await deferLater(self.clock, 0)
+        await self.turns.wait(self.caller)
         while self._is_paused:
             await self._resumed.wait()
 
@@ -108,10 +164,10 @@ async def _await_change(change: Deferred[None]) -> bool:
 
 
 async def send_stream(
-    request: Request,
+    request: ApiRequest,
     subscription: EventSubscription,
     framing: StreamFraming,
-    clock: IReactorTime,
+    turns: StreamTurns,
     heartbeat_seconds: float,
 ) -> None:
     """Answer with the events in this framing; the response ends with the evaluation.
@@ -120,7 +176,7 @@ async def send_stream(
     """
     channel = request.channel
     subscription.reader_connection = prepare_reader_connection(channel.transport)
-    flow = StreamFlowControl(clock)
+    flow = StreamFlowControl(turns.clock, turns, request.caller)
     request.registerProducer(flow, True)
     try:
         await write_events(

@@ -16,7 +16,6 @@ import attrs
 import msgspec
 from h11 import LocalProtocolError as NotHTTP
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.http_headers import Headers
@@ -31,7 +30,12 @@ from tawebeval.errors import DiscardedCursor, MalformedRequest, UnsupportedWebSo
 from tawebeval.evaluations.archive_reader import EventSubscription
 from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.server.request_headers import get_header_elements, get_header_values
-from tawebeval.web.streams import StreamFlowControl, prepare_reader_connection, write_events
+from tawebeval.web.streams import (
+    StreamFlowControl,
+    StreamTurns,
+    prepare_reader_connection,
+    write_events,
+)
 
 _COMPLETE = 1000
 """Close code after the last event."""
@@ -176,7 +180,7 @@ def _set_version(request: Request) -> None:
 async def send_websocket_messages(
     request: ApiRequest,
     subscription: EventSubscription | None,
-    clock: IReactorTime,
+    turns: StreamTurns,
     heartbeat_seconds: float,
 ) -> None:
     """Upgrade the connection to a WebSocket and send the events until the client is gone.
@@ -194,7 +198,7 @@ async def send_websocket_messages(
         subscription.reader_connection = connection
         begin = subscription.read_cursor
         events.acknowledge_events = lambda count: subscription.acknowledge(begin + count)
-        flow = StreamFlowControl(clock)
+        flow = StreamFlowControl(turns.clock, turns, request.caller)
         request.registerProducer(flow, True)
         try:
             ping = events.transport.ping

@@ -8,10 +8,11 @@ import weakref
 from typing import Any
 from unittest import mock
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import ISystemHandle
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.ssl import CertificateOptions
+from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.trial.unittest import SynchronousTestCase
@@ -447,6 +448,44 @@ class ConnectionTests(SynchronousTestCase):
         self.assertIsInstance(
             streams.prepare_reader_connection(StringTransport()), UnmeasuredConnection
         )
+
+
+class TurnTests(SynchronousTestCase):
+    """The time of one turn of the reactor."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.turns = streams.StreamTurns(self.clock)
+        self.seconds = 0.0
+        self.patch(streams, "perf_counter", lambda: self.seconds)
+        self.went_on: list[str] = []
+
+    def wait(self, caller: str) -> Deferred[None]:
+        """Wait for a turn, which takes 2 ms."""
+
+        def go_on(_: None) -> None:
+            self.seconds += 0.002
+            self.went_on.append(caller)
+
+        return self.turns.wait(caller).addCallback(go_on)
+
+    def test_streams_of_one_caller_let_that_of_another_go_on(self) -> None:
+        """A turn ends after some milliseconds, and the next goes on where it has ended."""
+        gone = self.wait("eve")
+        gone.cancel()
+        self.failureResultOf(gone, CancelledError)
+        waiting = [self.wait("alice") for _ in range(150)]
+        waiting.append(self.wait("bob"))
+        call = self.clock.getDelayedCalls()[0].func
+        assert call is not None
+        call()
+        self.assertEqual(self.went_on, ["alice", "bob", "alice"])
+        self.wait("bob")
+        call()
+        self.assertEqual(self.went_on[3:], ["alice", "bob", "alice"])
+        self.clock.advance(0)
+        self.assertEqual(len(self.went_on), 152)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
 class DefectTests(StreamTestCase):
