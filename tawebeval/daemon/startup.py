@@ -134,7 +134,7 @@ class StartupChecks(Service):
         try:
             self.directories.empty_trash()
         except OSError as error:
-            what = "what an earlier process has left is not removed: {error}"
+            what = "files of an earlier process in the trash are not removed: {error}"
             log.error(what, error=describe_disk_error(error))  # noqa: TRY400  (no defect)
 
     def lock_environments(self, configuration: Configuration) -> None:
