@@ -70,6 +70,7 @@ class RequestErrorTests(SynchronousTestCase):
         """A rerun that is refused, and an unknown problem, name what to do."""
         self.assertIn("wait for its end, or cancel it", errors.EvaluationNotEnded().detail)
         self.assertIn("send the submission again", errors.SubmissionDiscarded().detail)
+        self.assertIn("is damaged", errors.DamagedArchive().detail)
         detail = errors.ProblemNotFound("a\n" * 80).detail
         self.assertIn("GET /problems", detail)
         self.assertTrue(detail.isprintable() and len(detail) < 200, detail)

@@ -57,7 +57,7 @@ MAX_REMOVALS_PER_CALL = 100
 SUBDIRECTORY_NAMES = tuple(f"{number:02x}" for number in range(256))
 """The names of the directories in `files`, each for one `reconcile_index`."""
 
-_SPOOL_PART = 0.25
+_SPOOL_PART = 0.25  # of the archive
 _OVER_SHARE = "recordings of the caller take up archive.size"
 _FILE = re.compile(r"([0-9a-f]{32})\.(jsonl|tar)\.zst")
 _ROW = 1024  # bytes of the disk that a row takes besides its entry
