@@ -107,6 +107,20 @@ _CLONE_NEW = (
     0x40000000,  # CLONE_NEWNET
 )
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+# Requests for which the kernel loads a module, whoever asks: for the line discipline of a terminal,
+# and by any socket for bridges, WAN devices, Frame Relay and VLANs.
+_LOADING_REQUESTS = (
+    0x5423,  # TIOCSETD
+    0x8940,  # SIOCGIFBR
+    0x8941,  # SIOCSIFBR
+    0x894A,  # SIOCWANDEV
+    0x8980,  # SIOCADDDLCI
+    0x8981,  # SIOCDELDLCI
+    0x8982,  # SIOCGIFVLAN
+    0x8983,  # SIOCSIFVLAN
+    0x89A0,  # SIOCBRADDBR
+    0x89A1,  # SIOCBRDELBR
+)
 # Requests to file systems. They allocate blocks as fallocate(2) does, on every file system, or
 # change a file's attributes: the project, by which a quota is held, or the size that XFS allocates
 # at once. Or they are of fscrypt: a key that is added stays in the file system after the
@@ -162,7 +176,7 @@ _DECISIONS: Mapping[str, SyscallPolicy] = {
     "clone": _allow_except(_refuse_bits(0, *_CLONE_NEW)),
     "ioctl": _allow_except(
         # Input for a terminal, as if it were typed there.
-        _refuse_values(1, _TIOCSTI, _TIOCLINUX),
+        _refuse_values(1, _TIOCSTI, _TIOCLINUX, *_LOADING_REQUESTS),
         _refuse_values(1, *_FILE_REQUESTS, action=_UNSUPPORTED),
         SyscallRule(_UNSUPPORTED, (_BTRFS_REQUESTS,)),
     ),

@@ -60,6 +60,18 @@ NAMESPACES = {
     "net": 0x40000000,
 }
 TIOCSTI, TIOCLINUX, TCGETS = 0x5412, 0x541C, 0x5401
+LOADING_REQUESTS = {
+    "TIOCSETD": 0x5423,
+    "SIOCGIFBR": 0x8940,
+    "SIOCSIFBR": 0x8941,
+    "SIOCWANDEV": 0x894A,
+    "SIOCADDDLCI": 0x8980,
+    "SIOCDELDLCI": 0x8981,
+    "SIOCGIFVLAN": 0x8982,
+    "SIOCSIFVLAN": 0x8983,
+    "SIOCBRADDBR": 0x89A0,
+    "SIOCBRDELBR": 0x89A1,
+}
 UNSUPPORTED_REQUESTS = {
     "FS_IOC_RESVSP": 0x40305828,
     "FS_IOC_RESVSP64": 0x4030582A,
@@ -195,6 +207,11 @@ class ArgumentTests(FilterTestCase):
         others = (TIOCSTI - 1, TIOCSTI + 1, TIOCLINUX + 1)
         self.check("ioctl", 1, refused | dict.fromkeys(others, ALLOW))
         self.assertEqual(self.ask("ioctl", TIOCSTI, TCGETS, TIOCSTI), ALLOW)
+
+    def test_no_request_makes_the_kernel_load_a_module(self) -> None:
+        refused = dict.fromkeys(LOADING_REQUESTS.values(), ERRNO | errno.EPERM)
+        allowed = {"TIOCGETD": 0x5424, "SIOCGIFCONF": 0x8912, "SIOCETHTOOL": 0x8946}
+        self.check("ioctl", 1, refused | dict.fromkeys(allowed.values(), ALLOW))
 
     def test_file_requests(self) -> None:
         """Blocks without a write, attributes that hold a quota, and all of btrfs: unsupported."""

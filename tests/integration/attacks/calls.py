@@ -229,7 +229,8 @@ for name, code in (
     print(name, "succeeded" if status == 0 else "refused")
 """
 
-# Puts a character into the input of the terminal that controls it, or of any that it can make.
+# Puts a character into the input of the terminal that controls it, or of any that it can make; and
+# has the kernel load a module for the lines of one.
 TERMINAL = r"""
 import errno, fcntl, os, pty, termios
 try:
@@ -237,7 +238,7 @@ try:
     print("there is a terminal")
 except OSError as error:
     print("no terminal")
-for name, request in (("TIOCSTI", 0x5412), ("TIOCLINUX", 0x541C)):
+for name, request in (("TIOCSTI", 0x5412), ("TIOCLINUX", 0x541C), ("TIOCSETD", 0x5423)):
     for extra in (0, 1 << 32):
         try:
             leader, follower = pty.openpty()
