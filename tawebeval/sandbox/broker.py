@@ -82,6 +82,7 @@ class BrokerConfiguration(NamedTuple):
     - `system_paths`: paths of the system besides `_SYSTEM`, and `environment`: variables of
       programs.
     - `mounts`: directories that the evaluator sees: its path, the daemon's, and whether it may
+    - `readable_paths`: paths of the machine that all programs see.
       write there.
     - `rlimits`: soft and hard limits of each process, by the names of prlimit(1).
     - `memory_bytes`: bytes, and `max_processes`: the limits of the whole evaluation.
@@ -99,6 +100,7 @@ class BrokerConfiguration(NamedTuple):
     cgroup_directories: dict[str, tuple[int, str]]
     system_paths: Sequence[str] = ()
     environment: dict[str, str] = {}  # noqa: RUF012  (never changed)
+    readable_paths: Sequence[str] = ()
 
 
 class RunRequest(NamedTuple):
@@ -119,8 +121,10 @@ class RunRequest(NamedTuple):
     file_size: int | None
 
 
-def parse_request(message: bytes, system: Sequence[str] = ()) -> RunRequest:
-    """Return the request in a message; `system` are paths besides `_SYSTEM`.
+def parse_request(
+    message: bytes, system: Sequence[str] = (), shown: Sequence[str] = ()
+) -> RunRequest:
+    """Return the request in a message, without paths to read that are `shown` anyway.
 
     Raises: RequestRefused.
     """
@@ -139,12 +143,16 @@ def parse_request(message: bytes, system: Sequence[str] = ()) -> RunRequest:
     if not command or not command[0]:
         raise RequestRefused("no command to run")
     paths = [
-        *_pairs("read", found.get("read", []), writable=False),
+        *(
+            pair
+            for pair in _pairs("read", found.get("read", []), writable=False)
+            if pair[0] != pair[1] or not any(_is_below(pair[0], place) for place in shown)
+        ),
         *_pairs("write", found.get("write", []), writable=True),
     ]
     if len(paths) > _MOST_PATHS:
         raise RequestRefused(f"{len(paths)} paths; at most {_MOST_PATHS} are allowed")
-    _check_targets([target for _, target, _ in paths], (*_SYSTEM, *system))
+    _check_targets([target for _, target, _ in paths], (*_SYSTEM, *system, *shown))
     memory = _number("memory", found, int)
     if memory is not None and memory < _LEAST_MEMORY:
         raise RequestRefused(f"memory: {memory} bytes; at least {_LEAST_MEMORY} (1 MiB) are needed")
@@ -568,6 +576,8 @@ class ProgramRun:
         Raises: RequestRefused.
         """
         deadline = time.monotonic() + _PATIENCE
+        for path in self._configuration.readable_paths:
+            argv += ["--ro-bind", path, path]
         while (inner := self._inner_pid()) is None:
             self._hold_alive(child, deadline)
         root = f"/proc/{inner}/root"
@@ -739,7 +749,7 @@ def serve_connection(
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
     try:
         message, streams = receive_request(connection)
-        request = parse_request(message, configuration.system_paths)
+        request = parse_request(message, configuration.system_paths, configuration.readable_paths)
         answer = ProgramRun(configuration, request, number, streams).execute(connection)
     except RequestRefused as error:
         answer = {"error": str(error)}

@@ -510,6 +510,7 @@ class BubblewrapRun(SandboxedRun):
             ],
             "system_paths": [f"/{name}" for name in self._system.directory_names],
             "environment": dict(self._environment.variables) if self._environment else {},
+            "readable_paths": list(sandbox.readable_paths),
             "mounts": [
                 *((str(inside), str(outside), True) for inside, outside in view.writable_paths),
                 *((str(inside), str(outside), False) for inside, outside in view.readable_paths),
