@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 
 from tawebeval.cli.output import OutputError, Screen
 from tawebeval.cli.runtime import Interrupted, compute_exit_status, handle_signals, report_failure
-from tawebeval.daemon.process_setup import use_monotonic_clock
+from tawebeval.daemon.process_setup import reset_inherited_signals, use_monotonic_clock
 
 
 def run_reactor(screen: Screen, work: Callable[[Any], Awaitable[int]]) -> NoReturn:
@@ -31,6 +31,7 @@ def run_reactor(screen: Screen, work: Callable[[Any], Awaitable[int]]) -> NoRetu
         done.addBoth(results.append).addBoth(lambda _: reactor.stop())
 
     use_monotonic_clock(reactor)
+    reset_inherited_signals()
     reactor.callWhenRunning(begin)
     reactor.run(installSignalHandlers=False)
     (result,) = results

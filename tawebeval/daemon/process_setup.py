@@ -43,6 +43,9 @@ NOT_PRELOADED_PACKAGES = ("tawebeval.cli", "tawebeval.client")
 """Packages that the daemon does not use."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Ignored signals that stay so: those that Python ignores, and those that shells and nohup(1) do.
+_PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+_SHELL_IGNORES = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 _Handler = Callable[[int, FrameType | None], Any]
 
@@ -67,6 +70,18 @@ def keep_freed_memory() -> bool:
             (_M_MMAP_THRESHOLD, _LARGE),
         )
     )
+
+
+def reset_inherited_signals() -> None:
+    """Unblock all signals, and restore the default disposition of most that are ignored.
+
+    A child inherits both. If SIGCHLD is ignored, exit statuses are lost (wait(2)).
+    """
+    for number in signal.valid_signals():
+        is_ignored = signal.getsignal(number) is signal.SIG_IGN
+        if is_ignored and number not in _PYTHON_IGNORES + _SHELL_IGNORES:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def freeze_objects() -> None:

@@ -20,6 +20,7 @@ from tawebeval.daemon.process_setup import (
     freeze_objects,
     keep_freed_memory,
     preload_modules,
+    reset_inherited_signals,
     use_monotonic_clock,
 )
 from tawebeval.daemon.reload import ConfigurationFile, read_configuration
@@ -73,6 +74,7 @@ def makeService(
         from twisted.internet import reactor
 
         use_monotonic_clock(reactor)
+        reset_inherited_signals()
         EarlyHangupHandler().install_handler()
         add_poll_fallback(reactor)
 

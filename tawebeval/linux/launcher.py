@@ -345,9 +345,9 @@ def wait_for_launch_request(connection: socket.socket, taken: RequestTakenNotifi
     # What holds for every program is done before there is a request.
     os.umask(_UMASK)
     os.set_inheritable(0, True)
-    # Those that Python ignores; for what it has handlers the kernel does the same.
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored, signal.SIG_DFL)
+    # Python ignores some, and the daemon's parent may have ignored others.
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _, descriptors = receive_message(connection, 1, MAX_PROGRAM_DESCRIPTORS + 2)
     if descriptors:
