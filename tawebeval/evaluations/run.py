@@ -59,7 +59,6 @@ _DELAYED = EvaluationFailure(
     f" {_MOST_DELAY} seconds of processor time; watch them with fewer instances of epoll(7)",
     {"value": _MOST_DELAY},
 )
-_SLACK = 1.0  # seconds of processor time by which the kernel's own accounting may differ
 
 T = TypeVar("T")
 
@@ -469,7 +468,7 @@ class EvaluatorRun(ProcessProtocol):
         ) or ResourceUsage(None, None)
         self._add_waited_usage()
         if self.failure is None and self.exit_status == EvaluatorExit(0):
-            self.failure = self._sandboxed.check_memory()
+            self.failure = self._sandboxed.check_memory() or self._check_cpu()
         elif self.failure is None and self.exit_status is not None:
             self.failure = await self._ask(
                 self._sandboxed.check_limits, True
@@ -495,12 +494,17 @@ class EvaluatorRun(ProcessProtocol):
             error, extra_members={**error.extra_members, "stderr": self.stderr_text}
         )
 
+    def _check_cpu(self) -> EvaluationFailure | None:
+        """Return the error of a run whose processor time, as measured in the end, is too much."""
+        limits = self._sandboxed.limits
+        over = (self.usage.cpu_seconds or 0) > limits.cpu
+        return build_cpu_limit_failure(limits) if over else None
+
     def _explain_exit(self, end: EvaluatorExit) -> EvaluationFailure:
         """Return the failure for a bad exit, which may come from a limit of one process."""
         limits, number, status = self._sandboxed.limits, end.signal, end.status
-        # Any process can send itself SIGXCPU: the usage has to fit.
-        if number == signal.SIGXCPU and (self.usage.cpu_seconds or 0) > limits.cpu - _SLACK:
-            return build_cpu_limit_failure(limits)
+        if over := self._check_cpu():
+            return over
         message = explain_exit(
             end,
             self.stderr_text,

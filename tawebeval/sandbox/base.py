@@ -33,6 +33,7 @@ from tawebeval.linux.child import ProcessAdopter, ProcessTransport, ResumablePro
 from tawebeval.linux.keeper_owned_process import KeeperOwnedDescriptors
 from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
+from tawebeval.sandbox.broker import measure_cpu_seconds
 from tawebeval.sandbox.disk_usage import BLOCK_BYTES, SIGNIFICANT_DISK_USAGE_BYTES, DiskMeter
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
@@ -313,7 +314,7 @@ class SandboxedRun(ABC):
             if "processes" in over:
                 what = f"started over {limits.processes} processes and threads"
                 return build_limit_failure("processes", "processes", what, limits.processes)
-            if self._group.is_over_cpu_limit(limits.cpu):
+            if self._group.is_over_cpu_limit(limits.cpu, self._measure_cpu_seconds):
                 return build_cpu_limit_failure(limits)
         disk = self._disk.measure_usage(again=final, work=work)
         if disk.disk_bytes > self._most_disk:
@@ -410,19 +411,24 @@ class SandboxedRun(ABC):
             list_descendants(self._first.pid) if self._first is not None and self._running else ()
         )
 
+    def _measure_cpu_seconds(self) -> float:
+        """Return the processor time of all processes without cgroups, as far as /proc tells."""
+        if self._first is None or not self._running:
+            return 0.0
+        return measure_cpu_seconds(self._first.pid)
+
     def _list_rlimits(self, *, apart: bool) -> Mapping[str, tuple[int, int]]:
         """Return the resource limits of each process, soft and hard, by their names.
 
         Resources that the cgroup limits are left out. `apart`: the kernel counts the user's
-        processes for this run alone, as in a user namespace. The hard limits of core dumps and, if
-        the cgroup measures it, of processor time are the daemon's: some programs raise the soft
-        limits of their children.
+        processes for this run alone, as in a user namespace. The hard limits of core dumps and of
+        processor time are the daemon's: some programs raise the soft limits of their children.
         """
         limits, core = self.limits, resource.getrlimit(resource.RLIMIT_CORE)[1]
         own_cpu = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        measured = "cpu" in self._cgroups.enforced_resources
         bounds = {
-            "cpu": (limits.cpu, own_cpu if measured else limits.cpu + 1),
+            # Twice as much: the kernel compares it with ticks, and `LimitMonitor` looks first.
+            "cpu": (2 * limits.cpu + 1, own_cpu),
             "fsize": (limits.file_size, limits.file_size),
             "nofile": (limits.open_files, limits.open_files),
             # With 1 byte the kernel writes no file and starts no crash handler. With 0 it starts

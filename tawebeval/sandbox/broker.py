@@ -54,6 +54,7 @@ _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME
 _SIGNALLED = 128  # what bwrap adds to a signal to make an exit status of it
 _SIGNALS = frozenset(map(int, signal.valid_signals()))
 _LOOK = 0.05  # seconds between two looks at the processor time, at most
+_TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds, the unit of /proc/PID/stat
 _PATIENCE = 10.0  # seconds for the sandbox to be made, and for killed processes to end
 _LEAST = 3  # the lowest descriptor that bwrap gets besides stdin, stdout and stderr
 _OWN_PROCESSES = 2  # of bwrap, in the cgroup of each run
@@ -81,8 +82,8 @@ class BrokerConfiguration(NamedTuple):
     - `bwrap`: the path of bwrap, and options for the namespaces and the system's files.
     - `system_paths`: paths of the system besides `_SYSTEM`, and `environment`: variables of
       programs.
-    - `mounts`: directories that the evaluator sees: its path, the daemon's, and whether it may
     - `readable_paths`: paths of the machine that all programs see.
+    - `mounts`: directories that the evaluator sees: its path, the daemon's, and whether it may
       write there.
     - `rlimits`: soft and hard limits of each process, by the names of prlimit(1).
     - `memory_bytes`: bytes, and `max_processes`: the limits of the whole evaluation.
@@ -99,8 +100,8 @@ class BrokerConfiguration(NamedTuple):
     parent_pid: int
     cgroup_directories: dict[str, tuple[int, str]]
     system_paths: Sequence[str] = ()
-    environment: dict[str, str] = {}  # noqa: RUF012  (never changed)
     readable_paths: Sequence[str] = ()
+    environment: dict[str, str] = {}  # noqa: RUF012  (never changed)
 
 
 class RunRequest(NamedTuple):
@@ -126,7 +127,7 @@ def parse_request(
 ) -> RunRequest:
     """Return the request in a message, without paths to read that are `shown` anyway.
 
-    Raises: RequestRefused.
+    `system` are paths besides `_SYSTEM`. Raises: RequestRefused.
     """
     try:
         found = json.loads(message)
@@ -454,15 +455,6 @@ def _counts(path: str) -> dict[str, int]:
     return {name: int(value) for name, value in map(str.split, _read(path).splitlines())}
 
 
-def _choose(asked: int | None, most: int) -> int:
-def restore_signal_defaults() -> None:
-    """Restore the default disposition of all signals, of which Python ignores some."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def _choose(asked: int | None, most: int) -> int:
 def restore_signal_defaults() -> None:
     """Restore the default disposition of all signals, of which Python ignores some."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -493,6 +485,7 @@ def measure_cpu_seconds(pid: int) -> float:
     return ticks * _TICK
 
 
+def _choose(asked: int | None, most: int) -> int:
     """Return a limit; without one, a quarter is left to the evaluator."""
     return min(most - most // 4 if asked is None else asked, most)
 
@@ -516,6 +509,7 @@ class ProgramRun:
         self._sources: list[MountSource] = []
         self._status = os.memfd_create("status", os.MFD_CLOEXEC)
         self._cpu = 0.0  # seconds that wait4(2) has told
+        self._measured = 0.0  # seconds of `measure_cpu_seconds`: wait4(2) omits what was killed
         self._largest = 0  # bytes: the largest process that it has told
         self._held = 0  # bytes: the most memory that a look has found
         self._before = 0.0  # seconds of processor time to make the sandbox
@@ -541,7 +535,7 @@ class ProgramRun:
             began = time.monotonic()
             try:
                 self._check_mounts(child, nonce, os.readlink(f"/proc/self/fd/{blocking}"))
-                self._before = self._cgroup.read_cpu_seconds() or 0.0
+                self._before = self._measure_before(child)
                 began = time.monotonic()
                 os.write(release, b"x")
                 self._wait(child, connection, began)
@@ -563,9 +557,9 @@ class ProgramRun:
         if child:
             return child
         try:
+            restore_signal_defaults()
             self._cgroup.enter()
             for number, stream in enumerate(self._streams):
-            restore_signal_defaults()
                 os.dup2(stream, number)
             os.execve(argv[0], argv, {})  # noqa: S606  (no shell is wanted)
         finally:
@@ -582,6 +576,8 @@ class ProgramRun:
             argv += [option, str(number)]
         argv += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"]  # noqa: S108
         argv += ["--size", size, "--tmpfs", _TEMPORARY]
+        for path in self._configuration.readable_paths:
+            argv += ["--ro-bind", path, path]
         for source in self._sources:
             argv += ["--bind" if source.writable else "--ro-bind", source.path, source.target]
         argv += ["--symlink", nonce, _READY]
@@ -596,7 +592,9 @@ class ProgramRun:
         request, counted = self._request, self._configuration.cgroup_directories
         limits = dict(self._configuration.rlimits)
         if request.time is not None and "cpu" not in counted:
-            limits["cpu"] = (math.ceil(request.time), math.ceil(request.time) + 1)
+            soft, hard = limits["cpu"]
+            # Twice as much: the kernel compares it with ticks, and looks of the broker come first.
+            limits["cpu"] = (min(math.ceil(2 * request.time) + 1, soft), hard)
         if request.file_size is not None:
             limits["fsize"] = (request.file_size,) * 2
         if "processes" not in counted:
@@ -615,8 +613,6 @@ class ProgramRun:
         Raises: RequestRefused.
         """
         deadline = time.monotonic() + _PATIENCE
-        for path in self._configuration.readable_paths:
-            argv += ["--ro-bind", path, path]
         while (inner := self._inner_pid()) is None:
             self._hold_alive(child, deadline)
         root = f"/proc/{inner}/root"
@@ -662,41 +658,54 @@ class ProgramRun:
         while True:
             # The page cache that is left in the end can be larger than it was at the peak.
             self._held = max(self._held, self._cgroup.read_current_memory())
-            wait = self._check_times(time.monotonic() - began)
-            if self._reason is not None:
-                return
+            wait, reason = self._check_times(child, time.monotonic() - began)
             ready = [
                 descriptor for descriptor, _ in poll.poll(None if wait is None else wait * 1000)
             ]
+            # A program that has ended was in time, however late this process looks at it.
             if ended in ready:
+                return
+            if reason is not None:
+                self._reason = reason
                 return
             if connection.fileno() in ready:
                 if connection.recv(64) != b"output":
                     raise ConnectionResetError(None, "the caller has gone")
                 self._reason = "output"
+                return
 
-    def _check_times(self, wall: float) -> float | None:
-        """Return the seconds until the next check; note the limit that is exceeded."""
+    def _check_times(self, child: int, wall: float) -> tuple[float | None, str | None]:
+        """Return the seconds until the next check, and the limit that is exceeded."""
         request, waits = self._request, []
-        if request.wall is not None:
-            waits.append(request.wall - wall)
-            if wall >= request.wall:
-                self._reason = "wall"
-        if request.time is not None and (used := self._used()) is not None:
-            left = request.time - used
-            waits.append(max(min(left / (os.cpu_count() or 1), _LOOK), 0.001))
+        if request.time is not None:
+            left = request.time - (self._measure_cpu(child) - self._before)
             if left <= 0:
-                self._reason = "time"
-        return min(waits, default=None)
+                return 0, "time"
+            waits.append(max(min(left / (os.cpu_count() or 1), _LOOK), 0.001))
+        if request.wall is not None:
+            if wall >= request.wall:
+                return 0, "wall"
+            waits.append(request.wall - wall)
+        return min(waits, default=None), None
 
-    def _used(self) -> float | None:
-        """Return the program's seconds of processor time; None if they are not measured."""
+    def _measure_cpu(self, child: int) -> float:
         used = self._cgroup.read_cpu_seconds()
-        return None if used is None else used - self._before
+        if used is None:
+            used = self._measured = max(self._measured, measure_cpu_seconds(child))
+        return used
+
+    def _measure_before(self, child: int) -> float:
+        """Return the seconds of processor time that the sandbox has taken before its program."""
+        used = self._cgroup.read_cpu_seconds()
+        if used is None:  # to the nanosecond (clock_getcpuclockid(3)), as wait4(2) tells later
+            return sum(time.clock_gettime(~pid << 3 | 2) for pid in list_process_tree(child))
+        return used
 
     def _kill(self, child: int) -> None:
         """Kill what is left, and reap all: this process is their subreaper."""
         killing = self._reason is not None or b'"exit-code"' not in self._told()
+        if killing and "cpu" not in self._configuration.cgroup_directories:
+            self._measured = max(self._measured, measure_cpu_seconds(child))
         if killing and (inner := self._inner_pid()) is not None:
             # First what waits for a word, so that it never goes on without.
             with suppress(ProcessLookupError):
@@ -724,7 +733,7 @@ class ProgramRun:
                 f" {self._memory >> 20} MiB: the evaluator and its programs together have"
                 f" {self._configuration.memory_bytes >> 20} MiB (limits.memory)"
             )
-        cpu, peak = self._used(), self._cgroup.read_peak_memory()
+        cpu, peak = self._cgroup.read_cpu_seconds(), self._cgroup.read_peak_memory()
         # The largest process counts files that it has mapped, too.
         largest = max(peak or 0, self._held, min(self._largest, self._memory))
         if self._cgroup.has_hit_memory_limit():
@@ -736,8 +745,8 @@ class ProgramRun:
         status = int(found[1]) if found else _SIGNALLED + signal.SIGKILL
         number = status - _SIGNALLED if status - _SIGNALLED in _SIGNALS else None
         request = self._request
-        used = self._cpu if cpu is None else cpu
-        if request.time is not None and (used >= request.time or number == signal.SIGXCPU):
+        used = (max(self._cpu, self._measured) if cpu is None else cpu) - self._before
+        if request.time is not None and used >= request.time:
             self._reason = self._reason or "time"
         elif number == signal.SIGXFSZ:
             self._reason = self._reason or "output"

@@ -128,9 +128,16 @@ class CellTests(RunTestCase):
         self.assertEqual(error.extra_members, {"limit": "limits.cpu", "value": 5})
 
     def test_no_cpu(self) -> None:
-        """Anybody may end by it: then that is how it has ended."""
-        error = self.end(signal.SIGXCPU, 0.1)
+        """Anybody may end by it: then that is how it has ended, also just below the limit."""
+        error = self.end(signal.SIGXCPU, 4.99)
         self.assertEqual((error.reason, error.extra_members["signal"]), ("exit", signal.SIGXCPU))
+
+    def test_good_exit_over_the_limit_of_processor_time_fails(self) -> None:
+        self.sandboxed.used = ResourceUsage(5.01, None)
+        self.child.end(status=0)
+        self.turn()
+        assert self.evaluator_run.failure is not None
+        self.assertEqual(self.evaluator_run.failure.reason, "cpu")
 
     def test_file_size(self) -> None:
         """So with that of a too large file, which the sandboxed run would have found."""

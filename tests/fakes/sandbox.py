@@ -275,8 +275,9 @@ class FakeGroup:
     def read_usage(self, rusage: resource.struct_rusage | None) -> ResourceUsage:
         return self.used
 
-    def is_over_cpu_limit(self, limit: float) -> bool:
-        return (self.used.cpu_seconds or 0) > limit
+    def is_over_cpu_limit(self, limit: float, measure: Callable[[], float]) -> bool:
+        used = self.used.cpu_seconds
+        return (measure() if used is None else used) > limit
 
     def remove_cgroup(self) -> None:
         self.removed += 1

@@ -798,7 +798,7 @@ class GroupTests(CgroupsTestCase):
 
         def used(seconds: int) -> bool:
             self.put(group, "cpuacct.usage", f"{seconds}000000000\n")
-            return group.is_over_cpu_limit(10)
+            return group.is_over_cpu_limit(10, lambda: 0)
 
         self.assertFalse(used(4))
         clock.advance(2.5)
@@ -809,12 +809,14 @@ class GroupTests(CgroupsTestCase):
         self.assertTrue(used(11), "it stays so")
 
     def test_cpu_unknown(self) -> None:
-        """What cannot be read is read again the next time."""
+        """What cannot be read is measured otherwise."""
         group = self.make_group("cpuacct")
         self.put(group, "cpuacct.usage", "?")
-        self.assertFalse(group.is_over_cpu_limit(10))
-        self.put(group, "cpuacct.usage", "11000000000\n")
-        self.assertTrue(group.is_over_cpu_limit(10))
+        clock = Clock()
+        group = attrs.evolve(group, time=clock.seconds)
+        self.assertFalse(group.is_over_cpu_limit(10, lambda: 9))
+        clock.advance(1)
+        self.assertTrue(group.is_over_cpu_limit(10, lambda: 11))
 
     def test_unknown_figures(self) -> None:
         """What a kernel does not say is unknown, and no error."""

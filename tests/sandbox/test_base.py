@@ -45,7 +45,7 @@ class ProcessLimitTests(CellTestCase):
                     "./it --now", ENVIRONMENT, Path("/some/where")
                 )
                 expected = {
-                    resource.RLIMIT_CPU: (30, -1 if "cpu" in enforced else 31),
+                    resource.RLIMIT_CPU: (61, -1),
                     resource.RLIMIT_FSIZE: (5 * MIB, 5 * MIB),
                     resource.RLIMIT_NOFILE: (99, 99),
                     resource.RLIMIT_CORE: (1, -1),
@@ -71,7 +71,7 @@ class ProcessLimitTests(CellTestCase):
         self.hard = 77
         limits = self.no_cell().make_launch_spec("./it", ENVIRONMENT, Path("/")).rlimits
         self.assertEqual(limits[resource.RLIMIT_CORE], (1, 77))
-        self.assertEqual(limits[resource.RLIMIT_CPU], (30, 77))
+        self.assertEqual(limits[resource.RLIMIT_CPU], (61, 77))
 
     def test_daemon_without_core_dumps(self) -> None:
         """The soft limit of core dumps is 0 where the daemon's hard limit is 0."""
@@ -198,6 +198,13 @@ class ExceededTests(CellTestCase):
         self.check_none()
         self.cgroups.group.used = ResourceUsage(30.01, None)
         self.check("cpu", "cpu", "{} seconds of processor time")
+
+    def test_processor_time_is_measured_without_a_group(self) -> None:
+        measured = {self.child.pid: 30.01}
+        self.patch(module, "measure_cpu_seconds", measured.get)
+        self.check("cpu", "cpu", "{} seconds of processor time")
+        self.child.exit()
+        self.check_none()
 
     def test_exited(self) -> None:
         """The group of a run that has exited is asked only why it failed; the disk counts on."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from tawebeval.sandbox.broker import (
     RequestRefused,
     SubmissionCgroup,
     find_mount_source,
+    list_process_tree,
+    measure_cpu_seconds,
     parse_request,
 )
 
@@ -33,6 +38,21 @@ MEMBERS = (
 PATHS = st.lists(st.sampled_from(["", ".", "..", "a", "b", "usr", "proc"]), max_size=4).map(
     lambda parts: "/" + "/".join(parts)
 )
+
+BURN_IN_CHILDREN = """
+import os, time
+def burn():
+    while time.process_time() < 0.1: pass
+if not os.fork():
+    burn()
+    os._exit(0)
+os.wait()
+if not os.fork():
+    burn()
+    print(flush=True)
+    time.sleep(600)
+os.wait()
+"""
 
 
 def request(**members: Any) -> bytes:
@@ -50,6 +70,14 @@ class Requests(SynchronousTestCase):
         self.assertEqual((found.time, found.wall, found.memory), (1.0, None, None))
         self.assertEqual(found.directory, "/tmp")
         self.assertEqual(found.environment, {})
+
+    def test_path_that_is_shown_anyway_may_be_named(self) -> None:
+        shown = ("/opt", "/etc/x.cfg")
+        for path in ("/opt", "/opt/a/b", "/etc/x.cfg"):
+            self.assertEqual(parse_request(request(read=[[path, path]]), (), shown).paths, [])
+        for member, source in (("read", "/a"), ("write", "/opt/a")):
+            message = request(**{member: [[source, "/opt/a"]]})
+            self.assertRaises(RequestRefused, parse_request, message, (), shown)
 
     @given(st.dictionaries(st.sampled_from(MEMBERS), JSON) | st.just({}), st.binary(max_size=20))
     def test_any(self, members: dict[str, Any], message: bytes) -> None:
@@ -71,6 +99,27 @@ class Requests(SynchronousTestCase):
             self.assertNotIn("..", target.parts)
         for one, other in pairwise(sorted(kept)):
             self.assertNotIn(one, (other, *other.parents))
+
+
+class Measures(SynchronousTestCase):
+    """What /proc tells of processor time."""
+
+    def test_time_of_descendants_counts_whether_they_run_or_were_waited_for(self) -> None:
+        command = [sys.executable, "-S", "-c", BURN_IN_CHILDREN]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as one:
+            assert one.stdout is not None
+            one.stdout.readline()
+            tree = list_process_tree(one.pid)
+            measured = measure_cpu_seconds(one.pid)
+            for pid in tree:
+                os.kill(pid, signal.SIGKILL)
+        self.assertEqual(len(tree), 2)
+        self.assertGreater(measured, 0.15)
+
+    def test_ended_process_has_none(self) -> None:
+        with subprocess.Popen(["true"]) as one:
+            one.wait()
+        self.assertEqual(measure_cpu_seconds(one.pid), 0)
 
 
 class Kills(SynchronousTestCase):

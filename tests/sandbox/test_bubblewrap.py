@@ -165,7 +165,7 @@ class ArgumentTests(BubblewrapTestCase):
             self.cgroups.enforced_resources = frozenset(enforced)
             launch = self.cell.make_launch_spec("./it --now", ENVIRONMENT, directory)
             limits = {
-                "CPU": (30, resource.RLIM_INFINITY if "cpu" in enforced else 31),
+                "CPU": (61, resource.RLIM_INFINITY),
                 "FSIZE": (5 * MIB, 5 * MIB),
                 "CORE": (1, resource.RLIM_INFINITY),
                 "MSGQUEUE": (0, 0),

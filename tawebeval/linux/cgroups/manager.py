@@ -167,17 +167,18 @@ class EvaluationCgroup:
     def _cpu_seconds(self) -> float | None:
         return _known(control.read_cpu_seconds(group) for _, control, group in self._parts)
 
-    def is_over_cpu_limit(self, limit: float) -> bool:
-        """Tell whether more than `limit` seconds of processor time are used; False if unknown.
+    def is_over_cpu_limit(self, limit: float, measure: Callable[[], float]) -> bool:
+        """Tell whether more than `limit` seconds of processor time are used.
 
-        Reads a file only when all processors together can have used that much. Blocks, hardly.
+        Asks only when all processors together can have used that much: a file, or `measure` if no
+        controller measures. Blocks, hardly.
         """
         now = self._time()
         if now < self._cpu_due:
             return False
         used = self._cpu_seconds()
         if used is None:
-            return False
+            used = measure()
         self._cpu_due = now + (limit - used) / (os.cpu_count() or 1)
         return used > limit
 
@@ -246,7 +247,8 @@ _MISSING: Mapping[Resource, str] = {
     " is not reported",
     "processes": "limited by RLIMIT_NPROC in a sandbox, not at all without; an excess is not"
     " reported",
-    "cpu": "limited for each process alone (RLIMIT_CPU); an excess is not reported",
+    "cpu": "measured by /proc and limited for all processes of an evaluation together, without"
+    " ended children of processes that ignore SIGCHLD",
     "weight": "an evaluation with many processes slows down the others, and the daemon (nice 10)"
     " less",
 }

@@ -1,0 +1,245 @@
+"""Verdicts on programs of submissions: output, signals, processor time and files of the system."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+from typing import Any
+
+from twisted.trial.unittest import SkipTest
+
+from tests.integration.client import failure, python, text
+from tests.integration.harness import CONFIGURATION, TWISTD, Daemon, DaemonTestCase, until
+
+CPU = 2
+READABLE = ("/etc/profile", "/etc/skel", "/var/lib/dpkg/info")
+LIMITS = f"""
+[limits]
+wall_clock = 300
+cpu = {CPU}
+file_size = 1_048_576
+
+[sandbox]
+readable = {list(READABLE)}
+"""
+INHERIT = """
+import os, signal, sys
+for number in signal.SIGQUIT, signal.SIGUSR2, signal.SIGCHLD, signal.SIGPIPE:
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGALRM})
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+BURN = "i=0; while :; do i=$((i+1)); done"
+"""A program of the shell that uses processor time without an end."""
+SHOW_SIGNALS = "grep -E '^Sig(Blk|Ign):' /proc/self/status"
+NO_SIGNALS = ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
+
+
+class InheritingDaemon(Daemon):
+    """A daemon that is started with ignored and blocked signals."""
+
+    program = (sys.executable, "-c", INHERIT, str(TWISTD))
+
+
+class DaemonWithoutCgroups(InheritingDaemon):
+    """The same, where no cgroups are mounted."""
+
+    program = (
+        *("unshare", "--mount", "sh", "-ec", 'umount -R /sys/fs/cgroup; exec "$@"', "sh"),
+        *InheritingDaemon.program,
+    )
+
+
+class VerdictCase(DaemonTestCase):
+    """Runs programs, with what the evaluator learns."""
+
+    configuration = CONFIGURATION + LIMITS
+
+    def make_daemon(self) -> Daemon:
+        return InheritingDaemon(self.configuration)
+
+    async def print_of(self, command: str) -> str:
+        """Return what a command prints as an evaluator."""
+        return text(await self.run_command(command))
+
+    async def run_program(self, options: str) -> dict[str, Any]:
+        """Return the report of `tawebeval-run` with these options, and its exit status in it."""
+        command = f"tawebeval-run --report ~/report {options}; printf '\\n%s\\n' $?; cat ~/report"
+        printed = await self.print_of(command)
+        *_, status, report = printed.splitlines()
+        self.assertTrue(report.startswith("{"), printed)
+        return {**json.loads(report), "status": int(status)}
+
+
+class OutputVerdicts(VerdictCase):
+    """No output and no input of a program is cut without a word."""
+
+    async def test_output_that_cannot_be_written_is_no_verdict(self) -> None:
+        print_much = "-- sh -c 'head -c 3000000 /dev/zero{}'"
+        for stream, redirection, said in (
+            ("stdout", ">~/out", "File too large"),
+            ("stderr", "2>~/out", "File too large"),
+            ("stdout", ">/dev/full", "No space left on device"),
+            ("stdin", "0>~/out", "Bad file descriptor"),
+        ):
+            program = print_much.format(" >&2" if stream == "stderr" else "")
+            report = await self.run_program(f"{program} {redirection}")
+            self.assertEqual(report["status"], 125)
+            self.assertIn(stream, report.get("error", report))
+            self.assertIn(said, report["error"])
+
+    async def test_report_that_cannot_be_written_is_no_verdict(self) -> None:
+        printed = await self.print_of("tawebeval-run --report /dev/full -- true; echo $?")
+        self.assertEqual(printed, "125\n")
+
+    async def test_closed_reader_leaves_the_program_its_verdict(self) -> None:
+        much = "-- head -c 3000000 /dev/zero"
+        for redirection in ("| head -c 1 | cat >/dev/null", ">&-", "2>&-", "<&-"):
+            report = await self.run_program(f"{much} {redirection} >/dev/null")
+            self.assertEqual(report.get("exit_status"), 0, (redirection, report))
+
+    async def test_non_blocking_streams_pass_on_everything(self) -> None:
+        evaluator = """
+        import os, subprocess, threading, time
+        count, size = {"stdout": 0, "stderr": 0}, 1_300_000
+        def read(name, descriptor):
+            while chunk := os.read(descriptor, 65536):
+                count[name] += len(chunk)
+                time.sleep(0.001)
+        for name in count:
+            ours, theirs = os.pipe()
+            given, feeding = os.pipe()
+            os.set_blocking(theirs, False)
+            os.set_blocking(given, False)
+            shell = "cat" if name == "stdout" else "cat >&2"
+            process = subprocess.Popen(["tawebeval-run", "--", "sh", "-c", shell],
+                                       stdin=given, **{name: theirs})
+            os.close(theirs)
+            os.close(given)
+            reader = threading.Thread(target=read, args=[name, ours])
+            reader.start()
+            time.sleep(0.3)
+            with open(feeding, "wb") as file:
+                file.write(bytes(size))
+            reader.join()
+            print(name, count[name], process.wait())
+        """
+        printed = await self.print_of(python(textwrap.dedent(evaluator)))
+        self.assertEqual(printed.splitlines(), ["stdout 1300000 0", "stderr 1300000 0"])
+
+
+class SignalVerdicts(VerdictCase):
+    """Programs begin with the default disposition of each signal."""
+
+    async def test_no_signal_is_ignored_or_blocked(self) -> None:
+        for run in ("", "tawebeval-run -- "):
+            self.assertEqual((await self.print_of(run + SHOW_SIGNALS)).split(), NO_SIGNALS, run)
+        with open(f"/proc/{self.daemon.pid}/status") as file:
+            found = dict(line.split(":\t") for line in file.read().splitlines() if ":\t" in line)
+        self.assertEqual(int(found["SigBlk"], 16), 0)
+        # SIGPIPE and SIGXFSZ, which Python ignores, and SIGQUIT, which shells ignore.
+        kept = 1 << 12 | 1 << 24 | 1 << 2
+        self.assertEqual(int(found["SigIgn"], 16) & ~kept, 0)
+
+    async def test_pipe_without_a_reader_ends_its_writer(self) -> None:
+        writer = "while :; do echo 7; done | head -n 1"
+        report = await self.run_program(f"--time 2 --wall 6 -- sh -c '{writer}'")
+        self.assertEqual((report["exit_status"], report["reason"]), (0, None))
+
+    async def test_file_over_its_limit_is_output(self) -> None:
+        report = await self.run_program(
+            "--file-size 4096 -- dd if=/dev/zero of=/tmp/x bs=1M count=1 2>/dev/null"
+        )
+        self.assertEqual((report["signal"], report["reason"]), (25, "output"))
+
+
+class TimeVerdicts(VerdictCase):
+    """A time limit is what was measured, to the millisecond."""
+
+    async def test_program_is_stopped_at_its_limit_and_not_before(self) -> None:
+        for _ in range(3):
+            report = await self.run_program(f"--time 1 --wall 100 -- sh -c '{BURN}'")
+            self.assertEqual(report["reason"], "time")
+            self.assertGreaterEqual(report["cpu_seconds"], 1)
+
+    async def test_several_processes_are_stopped_together(self) -> None:
+        both = f"({BURN}) & ({BURN}) & wait"
+        report = await self.run_program(f"--time 1 --wall 100 -- sh -c '{both}'")
+        self.assertEqual(report["reason"], "time")
+        self.assertLess(report["cpu_seconds"], 1.9)
+
+    async def test_own_sigxcpu_is_no_time_limit(self) -> None:
+        report = await self.run_program("--time 1 -- sh -c 'kill -XCPU $$'")
+        self.assertEqual((report["signal"], report["reason"]), (24, None))
+
+    async def test_evaluator_is_stopped_at_its_limit_and_not_before(self) -> None:
+        identifier = await self.begin(BURN)
+
+        async def find_end() -> Any:
+            status = await self.client.status(identifier)
+            return status["ended"] and status
+
+        status = await until(find_end, "the evaluator is stopped")
+        self.assertGreaterEqual(status["usage"]["cpu_seconds"], CPU)
+        error = failure(await self.client.follow(identifier), "cpu")
+        self.assertEqual(error["value"], CPU)
+
+    async def test_evaluator_that_exits_over_its_limit_is_not_finished(self) -> None:
+        burn = "import time\nwhile time.process_time() < 2.05: pass"
+        failure(await self.run_command(python(burn)), "cpu")
+
+    async def test_processor_time_may_be_unlimited(self) -> None:
+        """As TuringArena's drivers of 2018 set it for what they start."""
+        unlimited = (
+            "import resource as r; r.setrlimit(r.RLIMIT_CPU, (1, r.RLIM_INFINITY)); print(1)"
+        )
+        for run in ("", "tawebeval-run --time 1 -- "):
+            self.assertEqual(
+                await self.print_of(run + python(unlimited).removeprefix("exec ")), "1\n", run
+            )
+
+    async def test_unlimited_runaway_is_stopped(self) -> None:
+        unlimited = (
+            "import resource as r, signal; r.setrlimit(r.RLIMIT_CPU, (r.RLIM_INFINITY,) * 2);"
+            " signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
+        )
+        failure(await self.run_command(python(unlimited)), "cpu")
+        report = await self.run_program(
+            "--time 1 --wall 100 -- " + python(unlimited).removeprefix("exec ")
+        )
+        self.assertEqual(report["reason"], "time")
+
+
+class VerdictsWithoutCgroups(TimeVerdicts, OutputVerdicts, SignalVerdicts):
+    """The same, where nothing but limits of resources holds."""
+
+    def make_daemon(self) -> Daemon:
+        if os.geteuid() != 0:
+            raise SkipTest("only root can unmount the cgroups")
+        return DaemonWithoutCgroups(self.configuration)
+
+
+class SystemFiles(VerdictCase):
+    """Files of the system that programs see."""
+
+    async def test_readable_paths_are_the_same_for_programs(self) -> None:
+        look = f"cksum /etc/profile /etc/skel/.[a-z]*; ls {READABLE[2]} | head -n 50"
+        expected = await self.print_of(look)
+        self.assertIn("/etc/profile", expected)
+        self.assertNotIn("4294967295 0 ", expected)  # cksum(1) of an empty file
+        self.assertEqual(await self.print_of(f"tawebeval-run -- sh -c '{look}'"), expected)
+
+    async def test_no_file_of_etc_is_an_empty_placeholder(self) -> None:
+        listed = "find /etc -empty -type f"
+        for run in ("", "tawebeval-run -- "):
+            for path in (await self.print_of(run + listed)).splitlines():
+                self.assertEqual(os.path.getsize(path), 0, run + path)
+
+    async def test_readable_path_may_be_named_again(self) -> None:
+        for path in (*READABLE, f"{READABLE[2]}/dpkg.list"):
+            printed = await self.print_of(f"tawebeval-run --read {path} -- ls -d {path}")
+            self.assertEqual(printed, f"{path}\n")
+        printed = await self.print_of("tawebeval-run --read /etc/profile:/etc/x -- true 2>&1")
+        self.assertIn("is a path of the system", printed)
