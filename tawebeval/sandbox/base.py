@@ -42,6 +42,7 @@ from tawebeval.sandbox.workspace import READ_ONLY_WORKSPACE_NAMES, Workspace, Wo
 EVALUATOR_TOOLS_DIRECTORY = Path(__file__).with_name("tools")
 """The tools for evaluators, as they are installed."""
 
+_STACK = 8 * 2**20  # bytes: the soft limit of most systems
 _SIGNALS = 1024  # pending signals, which the kernel counts for all processes of a user
 # Seconds for which a limit that the kernel enforces may go unnoticed: the run gains nothing by it.
 _UNNOTICED = 1.0
@@ -426,6 +427,8 @@ class SandboxedRun(ABC):
         """
         limits, core = self.limits, resource.getrlimit(resource.RLIMIT_CORE)[1]
         own_cpu = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        own_as = resource.getrlimit(resource.RLIMIT_AS)[1]
+        own_stack = resource.getrlimit(resource.RLIMIT_STACK)[1]
         bounds = {
             # Twice as much: the kernel compares it with ticks, and `LimitMonitor` looks first.
             "cpu": (2 * limits.cpu + 1, own_cpu),
@@ -434,6 +437,9 @@ class SandboxedRun(ABC):
             # With 1 byte the kernel writes no file and starts no crash handler. With 0 it starts
             # the machine's handler, as root (core(5)).
             "core": (1 if core else 0, core),
+            # Whatever the shell of the daemon had.
+            "as": (own_as, own_as),
+            "stack": (_STACK if own_stack < 0 else min(_STACK, own_stack), own_stack),
             "msgqueue": (0, 0),
             "sigpending": (_SIGNALS, _SIGNALS),
             "nice": (0, 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import textwrap
 from typing import Any
@@ -25,7 +26,9 @@ file_size = 1_048_576
 readable = {list(READABLE)}
 """
 INHERIT = """
-import os, signal, sys
+import os, resource, signal, sys
+for number, soft in (resource.RLIMIT_AS, 2**36), (resource.RLIMIT_STACK, 2**24):
+    resource.setrlimit(number, (soft, resource.getrlimit(number)[1]))
 for number in signal.SIGQUIT, signal.SIGUSR2, signal.SIGCHLD, signal.SIGPIPE:
     signal.signal(number, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGALRM})
@@ -38,7 +41,7 @@ NO_SIGNALS = ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
 
 
 class InheritingDaemon(Daemon):
-    """A daemon that is started with ignored and blocked signals."""
+    """A daemon that is started with soft limits, and ignored and blocked signals."""
 
     program = (sys.executable, "-c", INHERIT, str(TWISTD))
 
@@ -153,6 +156,19 @@ class SignalVerdicts(VerdictCase):
             "--file-size 4096 -- dd if=/dev/zero of=/tmp/x bs=1M count=1 2>/dev/null"
         )
         self.assertEqual((report["signal"], report["reason"]), (25, "output"))
+
+
+class LimitVerdicts(VerdictCase):
+    """Programs begin with the same limits, whatever the daemon's parent had."""
+
+    async def test_soft_limits_of_memory_are_not_inherited(self) -> None:
+        for number in (resource.RLIMIT_AS, resource.RLIMIT_STACK):
+            if resource.getrlimit(number)[1] != resource.RLIM_INFINITY:
+                raise SkipTest("this user's hard limits are low")
+        show = "bash -c 'ulimit -Sv; ulimit -Ss'"
+        self.assertEqual(await self.print_of(show), "unlimited\n8192\n")
+        program = f"tawebeval-run --memory 64M -- {show}"
+        self.assertEqual(await self.print_of(program), "unlimited\n65536\n")
 
 
 class TimeVerdicts(VerdictCase):

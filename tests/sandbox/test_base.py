@@ -49,6 +49,8 @@ class ProcessLimitTests(CellTestCase):
                     resource.RLIMIT_FSIZE: (5 * MIB, 5 * MIB),
                     resource.RLIMIT_NOFILE: (99, 99),
                     resource.RLIMIT_CORE: (1, -1),
+                    resource.RLIMIT_AS: (-1, -1),
+                    resource.RLIMIT_STACK: (8 * MIB, -1),
                     resource.RLIMIT_MSGQUEUE: (0, 0),
                     resource.RLIMIT_SIGPENDING: (1024, 1024),
                     resource.RLIMIT_NICE: (0, 0),
@@ -72,6 +74,8 @@ class ProcessLimitTests(CellTestCase):
         limits = self.no_cell().make_launch_spec("./it", ENVIRONMENT, Path("/")).rlimits
         self.assertEqual(limits[resource.RLIMIT_CORE], (1, 77))
         self.assertEqual(limits[resource.RLIMIT_CPU], (61, 77))
+        self.assertEqual(limits[resource.RLIMIT_AS], (77, 77))
+        self.assertEqual(limits[resource.RLIMIT_STACK], (77, 77))
 
     def test_daemon_without_core_dumps(self) -> None:
         """The soft limit of core dumps is 0 where the daemon's hard limit is 0."""

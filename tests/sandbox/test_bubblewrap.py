@@ -168,6 +168,8 @@ class ArgumentTests(BubblewrapTestCase):
                 "CPU": (61, resource.RLIM_INFINITY),
                 "FSIZE": (5 * MIB, 5 * MIB),
                 "CORE": (1, resource.RLIM_INFINITY),
+                "AS": (resource.RLIM_INFINITY, resource.RLIM_INFINITY),
+                "STACK": (8 * MIB, resource.RLIM_INFINITY),
                 "MSGQUEUE": (0, 0),
                 "SIGPENDING": (1024, 1024),
                 "NICE": (0, 0),
