@@ -41,6 +41,7 @@ class TableTests(SynchronousTestCase):
                 "SubmissionDiscarded": 410,
                 "EvaluationExpired": 410,
                 "DiscardedCursor": 410,
+                "DamagedArchive": 410,
                 "NotAcceptable": 406,
                 "RequestTooLarge": 413,
                 "RequestTooSlow": 408,
