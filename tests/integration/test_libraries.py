@@ -71,6 +71,9 @@ for status in 0, 1, 7, 9:
         [*checker, str(status)], stdin="0.5 in", printed="out", expected="answer"
     )
     print(judgement.verdict, judgement.points, judgement.message)
+says = ["sh", "-c", "echo points 0.5 half of it >&2; exit 7"]
+judgement = segi.run_checker(says, stdin="", printed="")
+print(judgement.verdict, judgement.points, judgement.message)
 try:
     segi.run(["true"], directory="/nowhere")
 except segi.RunError as error:
@@ -97,6 +100,7 @@ accepted None 0.5 inoutanswer
 wrong_answer None 0.5 inoutanswer
 partial 0.5 inoutanswer
 judge_error None checker: exit status 9: 0.5 inoutanswer
+partial 0.5 half of it
 no run
 4
 """

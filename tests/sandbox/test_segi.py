@@ -218,6 +218,46 @@ class Faults(SynchronousTestCase):
             self.assertEqual(fault and (fault.verdict, fault.message), expected, members)
 
 
+class Checkers(SynchronousTestCase):
+    """How a checker's exit status and stderr become a judgement."""
+
+    def test_table_of_testlib(self) -> None:
+        """All that a checker of testlib ends with, and a checker that fails."""
+        table: list[tuple[int, str, tuple[str, str, float | None]]] = [
+            (0, "ok 3 numbers\n", ("accepted", "ok 3 numbers", None)),
+            (1, "wrong answer 7\n", ("wrong_answer", "wrong answer 7", None)),
+            (2, "wrong output format x", ("wrong_answer", "wrong output format x", None)),
+            (4, "wrong output format x", ("wrong_answer", "wrong output format x", None)),
+            (8, "unexpected eof x", ("wrong_answer", "unexpected eof x", None)),
+            (3, "FAIL x", ("judge_error", "checker: exit status 3: FAIL x", None)),
+            (7, "points 0.5 half of it\n", ("partial", "half of it", 0.5)),
+            (7, "points 0", ("partial", "", 0)),
+            (7, "0.5 in", ("partial", "in", 0.5)),
+            (7, "points points_info=3/5 x", ("partial", "points_info=3/5 x", None)),
+            (7, "points 1e999", ("judge_error", "checker: no points in '1e999'", None)),
+            (7, "points nan", ("judge_error", "checker: no points in 'nan'", None)),
+            (7, "", ("judge_error", "checker: no points in ''", None)),
+            (0, "partially correct (0) x", ("partial", "x", 0)),
+            (13, "partially correct (13) x", ("partial", "x", 13)),
+            (29, "partially correct (13)", ("partial", "", 13)),
+            (63, "partially correct (13) x", ("partial", "x", 13)),
+            (44, "partially correct (300) x", ("partial", "x", 300)),
+            (1, "partially correct (100) x", ("wrong_answer", "partially correct (100) x", None)),
+            (9, "x", ("judge_error", "checker: exit status 9: x", None)),
+        ]
+        for status, stderr, expected in table:
+            result = RESULT._replace(exit_status=status, stderr=stderr.encode())
+            found = segi._judge_by_checker(result)
+            self.assertEqual((found.verdict, found.message, found.points), expected, stderr)
+
+    def test_status_that_counts_as_signal(self) -> None:
+        """A status over 128 is reported as a signal, and a stopped checker gives no points."""
+        result = RESULT._replace(exit_status=None, signal=9, stderr=b"partially correct (137) x")
+        self.assertEqual(segi._judge_by_checker(result), segi.Judgement("partial", "x", points=137))
+        stopped = segi._judge_by_checker(result._replace(reason="time"))
+        self.assertEqual(stopped.verdict, "judge_error")
+
+
 class Options(SynchronousTestCase):
     """Options of runs."""
 

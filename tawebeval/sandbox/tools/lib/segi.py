@@ -70,6 +70,8 @@ _EXCERPT = 100  # characters of what was expected or printed
 _MESSAGE = 2000  # characters of a compiler's output: six bytes of JSON each
 _SEND_TIMEOUT = 60.0  # seconds in which a request has to be sent
 _STRAYS = 1.0  # seconds for what is printed after the end of a program
+_MOST_POINTS = 2**53  # that the daemon counts
+_PARTLY = re.compile(rb"partially correct \(([0-9]{1,9})\) ?")
 # Unambiguous, so that no long word takes quadratic time.
 _NUMBER = re.compile(rb"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -754,9 +756,9 @@ def run_checker(
 ) -> Judgement:
     """Let a program judge: its last arguments are files with the input, output and answer.
 
-    As with testlib, exit status 0 accepts, 1 and 2 refuse, and 7 gives the points with which stderr
-    begins. The rest of stderr is the message. The checker runs as by `run`: name its files in
-    `read`. Raises: RunError.
+    As with testlib, exit status 0 accepts, 1, 2, 4 and 8 refuse, and 7 gives the points with which
+    stderr begins, maybe behind the word "points". Points of `_pc(n)` are n. The rest of stderr is
+    the message. The checker runs as by `run`: name its files in `read`. Raises: RunError.
     """
     directory = make_directory()
     paths = [directory / name for name in ("input", "output", "answer")]
@@ -766,16 +768,28 @@ def run_checker(
     result = run([*command, *paths], **options)
     for path in paths:
         path.unlink()
-    message = _shorten(result.stderr.strip())
-    if result.reason is not None or result.exit_status not in (0, 1, 2, 7):
-        fault = result.fault
-        return Judgement("judge_error", f"checker: {fault.message if fault else message}")
-    if result.exit_status == 7:
-        first, _, message = message.partition(" ")
-        if not _NUMBER.fullmatch(first.encode()):
-            return Judgement("judge_error", f"checker: no points in {first!r}")
-        return Judgement("partial", message, points=float(first))
-    return Judgement("wrong_answer" if result.exit_status else "accepted", message)
+    return _judge_by_checker(result)
+
+
+def _judge_by_checker(result: Result) -> Judgement:
+    text, fault = result.stderr.strip(), result.fault
+    # A status over 128 counts as a signal.
+    status = result.exit_status if result.signal is None else 128 + result.signal
+    partly = _PARTLY.match(text) if result.reason is None else None
+    # The status of _pc(n) is n, or with other versions of testlib 16 or 50 more.
+    if partly and status in [(int(partly[1]) + base) % 256 for base in (0, 16, 50)]:
+        return Judgement("partial", _shorten(text[partly.end() :]), points=float(partly[1]))
+    if fault and (result.reason is not None or status not in (1, 2, 4, 7, 8)):
+        return Judgement("judge_error", f"checker: {fault.message}")
+    if status != 7:
+        return Judgement("wrong_answer" if status else "accepted", _shorten(text))
+    text = text[len(b"points ") :] if text.startswith(b"points ") else text
+    if text.startswith(b"points_info="):  # for another program: no number
+        return Judgement("partial", _shorten(text))
+    first, text = [*text.split(None, 1), b"", b""][:2]
+    if not _NUMBER.fullmatch(first) or abs(float(first)) > _MOST_POINTS:
+        return Judgement("judge_error", f"checker: no points in {_shorten(first)!r}")
+    return Judgement("partial", _shorten(text), points=float(first))
 
 
 def _find_difference(
