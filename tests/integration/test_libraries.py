@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
-from twisted.trial.unittest import SkipTest
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
+from tawebeval.sandbox.tools.lib import segi
 from tests.integration.client import data, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 
@@ -74,6 +78,10 @@ for status in 0, 1, 7, 9:
 says = ["sh", "-c", "echo points 0.5 half of it >&2; exit 7"]
 judgement = segi.run_checker(says, stdin="", printed="")
 print(judgement.verdict, judgement.points, judgement.message)
+languages = {".py": segi.LANGUAGES[".py"], ".cpp": segi.LANGUAGES[".py"]}
+for name in "a.PY3", "b.CC":
+    pathlib.Path(name).write_text("print(7)")
+    print(segi.prepare(pathlib.Path(name).absolute(), languages).run(time=30).stdout)
 try:
     segi.run(["true"], directory="/nowhere")
 except segi.RunError as error:
@@ -101,6 +109,14 @@ wrong_answer None 0.5 inoutanswer
 partial 0.5 inoutanswer
 judge_error None checker: exit status 9: 0.5 inoutanswer
 partial 0.5 half of it
+b'7\n'
+link is a link or no readable file
+expected is a link or no readable file
+one is a link or no readable file
+pipe is a link or no readable file
+none is missing
+b'7\n'
+b'7\n'
 no run
 4
 """
@@ -325,6 +341,78 @@ class LibraryTests(LibraryCase):
         self.commit = self.repository.commit()
         build = 'g++ -std=c++17 -Wall -Wextra -Werror -I"$EVALUATION_TOOLS/lib" -o e evaluator.cpp'
         await self.check(f"{build} && ./e", CPP_PRINTS.replace("source\n", "source.py\n"))
+
+JAVA = r"""
+import os, pathlib, sys
+sys.path.insert(0, os.environ["EVALUATION_TOOLS"] + "/lib")
+import segi
+
+main = "public static void main(String[] arguments) "
+prints = main + "{ System.out.println(7); }"
+garbage = '''class Garbage {
+    static byte[] keep;
+    %s {
+        for (int i = 0; i < 2000; i++) {
+            keep = new byte[1 << 20];
+            for (int k = 0; k < keep.length; k += 4096) keep[k] = 1;
+        }
+    }
+}'''
+sources = {
+    "solution": "public class Main { %s }" % prints,
+    "Bom": "\ufeffpublic class Bom { %s }" % prints,
+    "Pack": "package org.example; class Pack { %s }" % prints,
+    "other": "class Other { %s }" % prints,
+    "Garbage": garbage % main,
+}
+for name, text in sources.items():
+    source = pathlib.Path(name + ".java").absolute()
+    source.write_text(text)
+    solution = segi.prepare(source)
+    for memory in "8g", "128g":  # of the host
+        host = {"JAVA_TOOL_OPTIONS": "-XX:MaxRAM=" + memory}
+        fault = solution.fault or solution.run(time=60, memory=2**28, environment=host).fault
+        print(name, fault and (fault.verdict, fault.message))
+"""
+
+
+class JavaTests(LibraryCase):
+    """The library for Python with solutions in Java."""
+
+    async def test_java(self) -> None:
+        """Names of classes do not matter, nor does the memory of the host."""
+        if shutil.which("javac", path="/usr/bin:/bin") is None:
+            raise SkipTest("there is no javac here (Debian package default-jdk-headless)")
+        names = ("solution", "Bom", "Pack", "other", "Garbage")
+        await self.judge(python(JAVA), "".join(f"{name} None\n" * 2 for name in names))
+
+
+class JavaMemoryTests(SynchronousTestCase):
+    """The memory that a Java virtual machine may take."""
+
+    def test_limits_of_the_run(self) -> None:
+        """It is that of the stack's limit in the sandbox; of the data's without cgroups."""
+        directory = Path(self.mktemp()).absolute()
+        directory.mkdir()
+        for name in ("java", "javac"):
+            (directory / name).write_text('#!/bin/sh\necho "$@"\n')
+            (directory / name).chmod(0o755)
+        heap = "-Xms{}k -Xmx{}k -Xss{}k -XX:ThreadStackSize={} -XX:+UseSerialGC Main\n"
+        sandbox = heap.format(49152, 196608, 65536, 65536)
+        table = {
+            "--stack=268435456: java": sandbox,
+            "--stack=268435456: javac": sandbox.replace("-X", "-J-X"),
+            "--stack=268435456: --data=268435456 java": heap.format(36864, 147456, 65536, 1024),
+            "--stack=67108864: java": heap.format(4096, 16384, 16384, 16384),
+            "--stack=8388608: java": "Main\n",
+            "--stack=unlimited: java": "Main\n",
+        }
+        for words, expected in table.items():
+            *limits, program = words.split()
+            command = ["prlimit", *limits, "sh", "-c", segi._RUN_JAVA, program, "Main"]
+            path = f"{directory}:{os.environ['PATH']}"
+            done = subprocess.run(command, capture_output=True, text=True, env={"PATH": path})
+            self.assertEqual(done.stdout, expected, (words, done.stderr))
 
 
 class UnsandboxedLibraryTests(LibraryCase):

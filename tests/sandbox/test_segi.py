@@ -258,6 +258,49 @@ class Checkers(SynchronousTestCase):
         self.assertEqual(stopped.verdict, "judge_error")
 
 
+class Java(SynchronousTestCase):
+    """How a source file of Java is built and run."""
+
+    def test_names(self) -> None:
+        """The file has the name of its public class; the class with main is run."""
+        main = "public static void main(String[] a) {}"
+        table = [
+            (f"public class Main {{ {main} }}", "Main.java", "Main"),
+            (f"class Other {{ {main} }}", "solution.java", "Other"),
+            (f"package org.example; public class P {{ {main} }}", "P.java", "org.example.P"),
+            ("class A { } final class B { final static void main ( ) { } }", "solution.java", "B"),
+            (f"class A {{ {main} }} public class B {{ {main} }}", "B.java", "B"),
+            (f"class A {{ {main} }} class solution {{ {main} }}", "solution.java", "solution"),
+            (f"class A {{ static class B {{ {main} }} {main} }}", "solution.java", "A"),
+            (f"// public class A {{\n/* class B {{ */ class C {{ {main} }}", "solution.java", "C"),
+            (f"class A {{ char c = '\"', d = '\\''; {main} }}", "solution.java", "A"),
+            (f'class A {{ String s = "}} \\""; {main} }}', "solution.java", "A"),
+            (f'class A {{ String s = """\n}} " {{{{ \\""" """; {main} }}', "solution.java", "A"),
+            (f"@X({{1}}) public record Größe(int a) {{ {main} }}", "Größe.java", "Größe"),
+            (f"public class {'A' * 300} {{ {main} }}", "solution.java", "A" * 300),
+            ("public class Main extends Base { }", "Main.java", "Main"),
+            ("static void main(", "solution.java", "solution"),
+            ("}} static void main( {{{ /*", "solution.java", "solution"),
+        ]
+        for text, file_name, class_name in table:
+            source = Path(self.mktemp())
+            source.mkdir()
+            source /= "solution.java"
+            source.write_bytes(b"\xef\xbb\xbf" + text.encode())
+            build = Path(self.mktemp())
+            build.mkdir()
+            copy, name = segi._copy_java(source, build)
+            self.assertEqual((copy.name, name), (file_name, class_name), text)
+            self.assertEqual(copy.read_bytes(), text.encode())
+
+    def test_long_sources(self) -> None:
+        """What begins again and again takes no quadratic time."""
+        source = Path(self.mktemp())
+        for begin in ('"""', "/*", "'\\", '"\n', "package ", "class ", "static void ", "public{"):
+            source.write_text(begin * 200_000 + "\\")
+            segi._copy_java(source, source.parent)
+
+
 class Options(SynchronousTestCase):
     """Options of runs."""
 

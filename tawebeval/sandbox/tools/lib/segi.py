@@ -618,7 +618,8 @@ class Language(NamedTuple):
     """How to build and run a source file.
 
     In the words, `{source}` is its path, `{build}` an empty directory, and `{name}` the file's name
-    without its ending.
+    without its ending; for Java, the class that has `main`, under its package. The words that
+    begin with `java` and `javac` get options for the memory of the run, which yours override.
     """
 
     build: Sequence[str]
@@ -633,20 +634,37 @@ except (SyntaxError, ValueError) as error:
     sys.exit("".join(traceback.format_exception_only(error)))
 """
 _GCC = ("-O2", "-Wall", "-o", "{build}/solution", "{source}", "-lm")
-_JAVA = ("-XX:+UseSerialGC", "-Xss64m", "-cp", "{build}", "{name}")
+# A virtual machine takes its heap from the memory of the host: give it the limit of the run. That
+# is the limit of the stack in the sandbox (elsewhere the stack has 8 MiB); without cgroups that of
+# the data, in which whole stacks count. Sizes are in KiB.
+_RUN_JAVA = """
+data=$(ulimit -d) size=$(ulimit -s) option=
+[ "$data" = unlimited ] || size=$data
+[ "$size" != unlimited ] && [ "$size" -gt 8192 ] || exec "$0" "$@"
+stack=$((size / 4))
+[ "$stack" -le 65536 ] || stack=65536
+if [ "$data" = unlimited ]; then heap=$((size - 65536)) others=$stack
+else heap=$((size - 49152 - stack)) others=1024; fi
+[ "$heap" -ge "$stack" ] || heap=$stack
+[ "$0" = java ] || option=-J
+exec "$0" "$option-Xms$((heap / 4))k" "$option-Xmx${heap}k" "$option-Xss${stack}k" \
+    "$option-XX:ThreadStackSize=$others" "$option-XX:+UseSerialGC" "$@"
+"""
 
 LANGUAGES: Mapping[str, Language] = {
-    ".c": Language(("gcc", "-std=c17", *_GCC), ("{build}/solution",)),
-    ".cpp": Language(("g++", "-std=c++17", *_GCC), ("{build}/solution",)),
+    ".c": Language(("gcc", "-std=c17", "-x", "c", *_GCC), ("{build}/solution",)),
+    ".cpp": Language(("g++", "-std=c++17", "-x", "c++", *_GCC), ("{build}/solution",)),
     ".java": Language(
-        ("javac", "-encoding", "UTF-8", "-d", "{build}", "{source}"), ("java", *_JAVA)
+        ("javac", "-encoding", "UTF-8", "-d", "{build}", "{source}"),
+        ("java", "-cp", "{build}", "{name}"),
     ),
     ".py": Language(
         ("python3", "-I", "-c", _CHECK_PYTHON, "{source}"), ("python3", "-I", "-B", "{source}")
     ),
     ".sh": Language(("bash", "-n", "{source}"), ("bash", "{source}")),
 }
-"""The languages of solutions, by the endings of their files."""
+"""The languages of solutions, by the endings of their files, which may also be in capitals."""
+_ENDINGS = {".cc": ".cpp", ".cxx": ".cpp", ".c++": ".cpp", ".py3": ".py", ".bash": ".sh"}
 
 
 class Solution(NamedTuple):
@@ -680,7 +698,8 @@ def prepare(
 
     Exits by `cannot_judge` if the compiler is missing. Raises: RunError.
     """
-    language = languages.get(source.suffix)
+    ending = source.suffix.lower()
+    language = languages.get(source.suffix) or languages.get(_ENDINGS.get(ending, ending))
     if language is None:
         endings = ", ".join(languages)
         message = f"{source.name}: a solution is a file that ends in {endings}"
@@ -690,20 +709,73 @@ def prepare(
     for program in (language.build[0], language.run[0]):
         if "{" not in program and shutil.which(program) is None:
             cannot_judge(program, f"This machine cannot build {source.name}: it has no {program}.")
-    build = make_directory()
-    names = {"source": str(source), "build": str(build), "name": source.stem}
-    command, running = ([word.format_map(names) for word in words] for words in language)
+    build, name = make_directory(), source.stem
+    directories = (source.parent, build)
+    files: Sequence[str | Path] = [source]
+    if ending == ".java":
+        source, name = _copy_java(source, build)
+        files = []
+    names = {"source": str(source), "build": str(build), "name": name}
+    command, running = (
+        [
+            *(("sh", "-c", _RUN_JAVA) if words[0] in ("java", "javac") else ()),
+            *(word.format_map(names) for word in words),
+        ]
+        for words in language
+    )
     limits: Options = {"time": 30, "wall": 60, "output": MIB, "file_size": 64 * MIB}
-    files: Options = {"read": [source, *read], "write": [build], "directory": build}
-    options: Options = {**limits, **files}
+    places: Options = {"read": [*files, *read], "write": [build], "directory": build}
+    options: Options = {**limits, **places}
     result = run(command, **options)
     fault = result.fault
     if fault:
         text = (result.stdout + result.stderr).decode(errors="replace").rstrip()
-        for directory in (source.parent, build):
+        for directory in directories:
             text = text.replace(f"{directory}/", "")
         fault = Judgement("compile_error", text[:_MESSAGE] or fault.message)
-    return Solution(running, [source, build], fault, result.cpu_seconds)
+    return Solution(running, [*files, build], fault, result.cpu_seconds)
+
+
+# Comments and literals: an unclosed one ends with the line or the file.
+_JAVA_TEXT = re.compile(
+    r"""//[^\r\n]*|/\*.*?(?:\*/|\Z)|\"{3}(?:\\.|[^\\])*?(?:\"{3}|\Z)"""
+    r"""|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?""",
+    re.DOTALL,
+)
+_JAVA_WORD = re.compile(
+    r"[{};]|\b(?:public|static)\b|\bvoid\s+main\s*\("
+    r"|\b(?:class|interface|enum|record)\s+([\w$]+)"
+)
+
+
+def _copy_java(source: Path, build: Path) -> tuple[Path, str]:
+    """Copy a source file as Java wants it: under the name of its public class, without a BOM.
+
+    Return the copy, and the class that has `main`, under its package.
+    """
+    text = source.read_bytes()
+    text = text[3:] if text.startswith(b"\xef\xbb\xbf") else text
+    code = _JAVA_TEXT.sub(" ", text.decode(errors="replace"))
+    package = re.search(r"\bpackage\s+([\w$.]+)\s*;", code)
+    stem, public, depth = source.stem, "", 0
+    words: set[str] = set()
+    classes: list[str] = []
+    mains: list[str] = []
+    for word in _JAVA_WORD.finditer(code):
+        if word[0] in "{};":
+            depth += {"{": 1, "}": -1, ";": 0}[word[0]]
+            words.clear()
+        elif word[1] and depth == 0:
+            classes.append(word[1])
+            if "public" in words and len(os.fsencode(word[1])) < 250:  # the name of a file
+                public = word[1]
+        elif depth == 1 and classes and word[0].endswith("(") and "static" in words:
+            mains.append(classes[-1])
+        words.add(word[0])
+    copy = build / f"{public or stem}.java"
+    copy.write_bytes(text)
+    name = next((each for each in (stem, public, *mains) if each in mains), public or stem)
+    return copy, f"{package[1]}.{name}" if package else name
 
 
 def make_directory() -> Path:
