@@ -62,6 +62,17 @@ with segi.start(["python3", "-c", program], time=30) as talk:
     talk.write("1\n\n")
     done = talk.finish()
     assert done.stdout == b"2\n" and done.fault.verdict == "runtime_error", done
+copy = "for line in open(0): print(line, end='', flush=True)"
+with segi.start(["python3", "-c", copy], time=30, wall=60) as talk:
+    talk.write("".join(f"{number}\n" for number in range(100000)))  # more than pipes hold
+    talk.close_input()
+    print(sum(1 for line in iter(talk.read_line, None)), talk.finish().fault)
+with segi.start(["sleep", "600"], wall=0.3) as talk:
+    talk.write("x" * 100000)
+    print(talk.finish().reason)
+with segi.start(["sh", "-c", "exec >&-; wc -c >&2"], wall=60) as talk:
+    talk.write("x" * 1000000)
+    print(talk.finish().stderr)
 with segi.start(["sh", "-c", "printf 'a\n\nb'; yes | head -c 100000"]) as talk:
     print([talk.read_line() for _ in range(3)], len(talk.read_line(1000)))
 with segi.start(["sleep", "600"]) as talk:
@@ -102,6 +113,9 @@ wall 0 time_limit
 time 0 time_limit
 {'output'}
 killed by SIGSEGV
+100000 None
+wall
+b'1000000\n'
 ['a', '', 'by'] 1
 None wall
 accepted None 0.5 inoutanswer

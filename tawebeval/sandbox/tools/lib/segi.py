@@ -29,6 +29,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -316,7 +317,8 @@ class Program:
     """A running program of the submission, behind pipes. Leaving `with` kills it.
 
     `stdin` is a descriptor for its input; with None there is a pipe for `write`. `take_stdout` and
-    `take_stderr` get what it prints; with None it is kept for the result.
+    `take_stderr`, both or none, get what it prints in the thread that waits; with None it is kept
+    for the result, and `write` reads it, too. Several threads may write and read.
     """
 
     def __init__(
@@ -334,15 +336,18 @@ class Program:
         self._is_cut = False
         self._report: dict[str, Any] | None = None
         self._last_read = float("inf")  # when to give up reading, after the end
+        self._lock = threading.Lock()  # around what was ready, never while waiting
         given = [os.dup(stdin)] if stdin is not None else []
         self._input: list[int] = []  # the descriptor until it is closed, by whatever thread
         if stdin is None:
             reading, writing = os.pipe()
+            os.set_blocking(writing, take_stdout is not None)
             self._input.append(writing)
             given.append(reading)
         self._takers: dict[int, Callable[[bytes], object]] = {}
         for taker in (take_stdout or self._stdout.extend, take_stderr or self._stderr.extend):
             reading, writing = os.pipe()
+            os.set_blocking(reading, False)  # another thread may have read it
             self._takers[reading] = taker
             given.append(writing)
         self._output = next(iter(self._takers))
@@ -363,14 +368,18 @@ class Program:
         self.kill()
 
     def write(self, text: str | bytes) -> None:
-        """Write to the program's input; blocks while the program does not read 64 KiB of it.
+        """Write to the program's input; meanwhile keep what it prints.
 
-        That the program has ended shows when it is read from.
+        That the program has ended shows when it is read from. Raises: RunError.
         """
-        data = _encode(text)
+        data = memoryview(_encode(text))
         with suppress(OSError, IndexError):
             while data:
-                data = data[os.write(self._input[0], data) :]
+                try:
+                    data = data[os.write(self._input[0], data) :]
+                except BlockingIOError:
+                    if not self._wait_for_more(self._input[0]):
+                        return
 
     def close_input(self) -> None:
         """Let the program read the end of its input."""
@@ -382,20 +391,19 @@ class Program:
 
         Of a line that is longer than `most` bytes, return the beginning.
         """
-        while b"\n" not in self._stdout and len(self._stdout) < most:
-            if self._output not in self._takers or not self._read_more():
+        while (end := self._stdout.find(b"\n", 0, most + 1)) < 0 and len(self._stdout) <= most:
+            if self._output not in self._takers or not self._wait_for_more():
                 break
         if not self._stdout:
             return None
-        line, newline, _ = self._stdout[: most + 1].partition(b"\n")
-        line = line[:most]
-        del self._stdout[: len(line) + len(newline)]
+        line = self._stdout[: most if end < 0 else end]
+        del self._stdout[: len(line) if end < 0 else end + 1]
         return line.decode(errors="replace")
 
     def wait(self) -> dict[str, Any]:
         """Wait for the program's end; return the report of `tawebeval-run`. Raises: RunError."""
         try:
-            while self._read_more():
+            while self._wait_for_more():
                 pass
         finally:
             self._close()
@@ -426,30 +434,42 @@ class Program:
             os.close(descriptor)
         self._takers.clear()
 
-    def _read_more(self) -> bool:
-        """Wait for output, or for the end; return False after both."""
-        if self._report is not None and not self._takers:
-            return False
+    def _wait_for_more(self, writing: int | None = None) -> bool:
+        """Wait for output, for the end, or until `writing` can be written to; False after both.
+
+        Raises: RunError.
+        """
         poll = select.poll()
-        for descriptor in self._takers:
-            poll.register(descriptor, select.POLLIN)
-        if self._report is None:
-            poll.register(self._process.fileno(), select.POLLIN)
+        with self._lock:
+            if self._report is not None and not self._takers:
+                return False
+            for descriptor in self._takers:
+                poll.register(descriptor, select.POLLIN)
+            has_ended = self._report is not None
+            if not has_ended:
+                poll.register(self._process.fileno(), select.POLLIN)
+        if writing is not None:
+            poll.register(writing, select.POLLOUT)
+        if not has_ended:
             ready = poll.poll()
         else:  # without a sandbox, a stray process may hold the pipes open
             ready = poll.poll(1000 * max(self._last_read - time.monotonic(), 0))
+        with self._lock:
             if not ready:
                 self._close()
-        for descriptor, _ in ready:
-            if descriptor in self._takers:
-                self._take(descriptor)
-            else:
-                self._report = self._process.wait()
-                self._last_read = time.monotonic() + _STRAYS
+            for descriptor, _ in ready:
+                if descriptor in self._takers:
+                    self._take(descriptor)
+                elif self._report is None and descriptor == self._process.fileno():
+                    self._report = self._process.wait()
+                    self._last_read = time.monotonic() + _STRAYS
         return True
 
     def _take(self, descriptor: int) -> None:
-        chunk = os.read(descriptor, _CHUNK)
+        try:
+            chunk = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return
         if not chunk:
             del self._takers[descriptor]
             os.close(descriptor)
@@ -541,7 +561,6 @@ class _Unsandboxed:
 
     def __init__(self, command: list[str], options: Options, streams: Sequence[int]) -> None:
         import subprocess
-        import threading
 
         self._limit = options.get("time")
         self._reason: str | None = None
