@@ -110,6 +110,10 @@ class Events(SynchronousTestCase):
         for send, expected in table:
             self.assertEqual(json.loads(self.sent(send)), expected)
 
+    def test_no_values(self) -> None:
+        """Without values nothing is sent: an empty line in a block is no JSON."""
+        self.assertEqual(print_by(lambda: segi.send()), ["beforeafter"])
+
     @given(NAMES, st.binary())
     def test_files(self, name: str, content: bytes) -> None:
         """A file arrives with its name and its bytes."""
@@ -171,6 +175,11 @@ class Comparisons(SynchronousTestCase):
         for word in (b"1" * 10**5, b"1." + b"1" * 10**5, b"1e" + b"1" * 10**5):
             self.assertFalse(segi.compare_floats(word + b"x", "1").is_accepted)
 
+    def test_numbers_beyond_floats(self) -> None:
+        """They are words, as two different ones would be the same infinity."""
+        for printed, is_accepted in (("1e999", True), ("2e999", False), ("1", False)):
+            self.assertEqual(segi.compare_floats(printed, "1e999").is_accepted, is_accepted)
+
     def test_messages(self) -> None:
         """A difference is named by its place, with short excerpts."""
         table = [
@@ -179,6 +188,7 @@ class Comparisons(SynchronousTestCase):
             (segi.compare_exact("a\nb\n", "a\n"), "line 2 unexpected", "", "b\n"),
             (segi.compare_exact("a", "a\n"), "line 1 differs", "a\n", "a"),
             (segi.compare_tokens("x" * 999, "y"), "word 1 differs", "y", "x" * 97 + "..."),
+            (segi.compare_tokens("😀" * 101, "y"), "word 1 differs", "y", "😀" * 97 + "..."),
         ]
         for found, *expected in table:
             self.assertEqual([found.message, found.expected, found.printed], expected)

@@ -88,8 +88,9 @@ def require(version: int) -> None:
 
 def send(*values: object) -> None:
     """Send each value as a data event: anything that JSON has. Also in the middle of a line."""
-    lines = (json.dumps(value, allow_nan=False, ensure_ascii=False) for value in values)
-    _write_block("DATA", "\n".join(lines).encode(errors="replace"))
+    lines = [json.dumps(value, allow_nan=False, ensure_ascii=False) for value in values]
+    if lines:  # an empty line is no JSON
+        _write_block("DATA", "\n".join(lines).encode(errors="replace"))
 
 
 def send_goal(goal: str, reached: bool) -> None:
@@ -829,9 +830,12 @@ def compare_floats(
     """Compare words, of which numbers may differ: by `absolute`, or `relative` to the larger."""
 
     def are_close(one: bytes, other: bytes) -> bool:
-        if not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
+        if one == other or not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
             return one == other
-        return math.isclose(float(one), float(other), rel_tol=relative, abs_tol=absolute)
+        number, wanted = float(one), float(other)
+        if math.isinf(number) or math.isinf(wanted):  # 1e999 is not 2e999
+            return False
+        return math.isclose(number, wanted, rel_tol=relative, abs_tol=absolute)
 
     pairs = zip_longest(_split_words(printed), _split_words(expected))
     return _find_difference("word", pairs, are_close)
@@ -913,7 +917,7 @@ def _split_lines(text: str | bytes) -> Iterator[bytes]:
 
 
 def _shorten(text: bytes) -> str:
-    shown = text[: 4 * _EXCERPT].decode(errors="replace")
+    shown = text[: 4 * _EXCERPT + 4].decode(errors="replace")  # not cut within the excerpt
     return shown if len(shown) <= _EXCERPT else f"{shown[: _EXCERPT - 3]}..."
 
 
