@@ -89,6 +89,14 @@ for status in 0, 1, 7, 9:
 says = ["sh", "-c", "echo points 0.5 half of it >&2; exit 7"]
 judgement = segi.run_checker(says, stdin="", printed="")
 print(judgement.verdict, judgement.points, judgement.message)
+os.mkdir("out")
+pathlib.Path("expected").write_text("7")
+writes = "ln -s ../expected link; ln -s .. up; mkfifo pipe; echo 7 | tee plain >one; ln one two"
+done = segi.run(["sh", "-c", writes], write=["out"], directory=os.path.abspath("out"))
+for name in "plain", "link", "up/expected", "one", "pipe", "none":
+    output = segi.read_output(pathlib.Path("out") / name)
+    fault = done.fault or output.fault
+    print(fault.message if fault else output.content)
 languages = {".py": segi.LANGUAGES[".py"], ".cpp": segi.LANGUAGES[".py"]}
 for name in "a.PY3", "b.CC":
     pathlib.Path(name).write_text("print(7)")

@@ -268,6 +268,48 @@ class Checkers(SynchronousTestCase):
         self.assertEqual(stopped.verdict, "judge_error")
 
 
+class Outputs(SynchronousTestCase):
+    """Files that a program of the submission has written."""
+
+    def test_links_are_not_followed(self) -> None:
+        """Whatever leads to another file is a fault; so are pipes, devices and large files."""
+        directory = Path(self.mktemp()).absolute()
+        for name in ("TEMPORARY_DIRECTORY", "HOME"):
+            self.patch(os, "environ", {**os.environ, name: str(directory)})
+        (directory / "own" / "deep").mkdir(parents=True)
+        (directory / "above").symlink_to("own")  # the evaluator's, if it is not below own
+        own = directory / "own"
+        for each in (directory / "expected", own / "plain", own / "deep" / "plain"):
+            each.write_bytes(b"7\n")
+        (own / "link").symlink_to("../expected")
+        (own / "folder").symlink_to("..")
+        (own / "large").write_bytes(b"x" * 4)
+        (own / "closed").mkdir()
+        os.link(directory / "expected", own / "hard")
+        os.mkfifo(own / "pipe")
+        table = {
+            "plain": "",
+            "deep/plain": "",
+            "link": "link is a link or no readable file",
+            "folder/expected": "expected is a link or no readable file",
+            "hard": "hard is a link or no readable file",
+            "pipe": "pipe is a link or no readable file",
+            "closed": "closed is a link or no readable file",
+            "plain/x": "x is a link or no readable file",
+            "nothing": "nothing is missing",
+            "no/such": "such is missing",
+            "large": "large has over 3 bytes",
+        }
+        for path, message in table.items():
+            for full in (own / path, os.path.relpath(own / path)):
+                content, fault = segi.read_output(full, 3)
+                self.assertEqual(fault.message if fault else "", message)
+                self.assertEqual(content, b"" if message else b"7\n")
+        self.assertIsNotNone(segi.read_output("/dev/zero").fault)
+        self.patch(os, "environ", {**os.environ, "HOME": str(directory / "above")})
+        self.assertEqual(segi.read_output(directory / "above" / "plain").content, b"7\n")
+
+
 class Java(SynchronousTestCase):
     """How a source file of Java is built and run."""
 

@@ -28,6 +28,7 @@ import re
 import select
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -199,6 +200,52 @@ ACCEPTED = Judgement("accepted")
 
 class RunError(Exception):
     """A program that could not be run, without a fault of the submission. str() is the reason."""
+
+
+class Output(NamedTuple):
+    """What a program of the submission wrote into a file; empty if `fault` says why not."""
+
+    content: bytes = b""
+    fault: Judgement | None = None
+
+
+def read_output(path: str | Path, most: int = 16 * MIB) -> Output:
+    """Read a file of at most `most` bytes that a program of the submission has written.
+
+    A symbolic link, also in place of a directory, and a hard link could lead to files that the
+    program must not read, such as the expected output. They are faults, as is all but a regular
+    file. Links above the evaluator's own directories are followed.
+    """
+    parent, name = os.path.split(os.path.abspath(path))
+    base = "/"
+    for own in (os.getcwd(), os.environ["TEMPORARY_DIRECTORY"], os.environ["HOME"]):
+        if len(own) > len(base) and f"{parent}/".startswith(f"{own}/"):
+            base = own
+    directory = os.open(base, os.O_PATH)
+    try:
+        for each in filter(None, parent[len(base) :].split("/")):
+            flags = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY
+            above, directory = directory, os.open(each, flags, dir_fd=directory)
+            os.close(above)
+        # Without waiting for the writer of a FIFO.
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+    except FileNotFoundError:
+        return Output(fault=Judgement("wrong_answer", f"{name} is missing"))
+    except OSError:
+        return Output(fault=Judgement("wrong_answer", f"{name} is a link or no readable file"))
+    finally:
+        os.close(directory)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            return Output(fault=Judgement("wrong_answer", f"{name} is a link or no readable file"))
+        with open(file, "rb", closefd=False) as opened:
+            content = opened.read(most + 1)
+    finally:
+        os.close(file)
+    if len(content) > most:
+        return Output(fault=Judgement("output_limit", f"{name} has over {most} bytes"))
+    return Output(content)
 
 
 class Options(TypedDict, total=False):
