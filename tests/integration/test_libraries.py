@@ -89,6 +89,7 @@ for status in 0, 1, 7, 9:
 says = ["sh", "-c", "echo points 0.5 half of it >&2; exit 7"]
 judgement = segi.run_checker(says, stdin="", printed="")
 print(judgement.verdict, judgement.points, judgement.message)
+
 os.mkdir("out")
 pathlib.Path("expected").write_text("7")
 writes = "ln -s ../expected link; ln -s .. up; mkfifo pipe; echo 7 | tee plain >one; ln one two"
@@ -174,13 +175,27 @@ for wrong in 'tokens no-such expected' 'exact output no-such' 'exact / expected'
 done
 mkfifo pipe; printf 'a\nb' >expected
 for kind in exact tokens; do
-    printf 'a\nc' >pipe & segi_compare $kind pipe expected; echo "$segi_verdict $segi_message"
+    segi_compare $kind /dev/stdin expected <<'END'; echo "$segi_verdict $segi_message"
+a
+c
+END
 done
+mkdir out; printf 7 >expected
+segi_run --write "$PWD/out" --dir "$PWD/out" -- sh -c 'ln -s ../expected link; ln -s .. up
+    mkfifo pipe; printf 7 >plain; printf 7 >one; ln one two' </dev/null
+for each in plain link up/expected one pipe none; do
+    segi_read_output "out/$each" copy; echo "$segi_verdict $segi_message [$(cat copy)]"
+done
+segi_read_output out/plain copy 0; echo "$segi_verdict $segi_message"
+(segi_compare tokens out/link expected; echo "$segi_verdict") 2>&1 || :
+(segi_compare tokens pipe expected; echo "$segi_verdict") 2>&1 || :
+compare tokens "$(printf '\303')" x; compare tokens '7\000x' 7 | tr -d '\001'
+compare exact y "x$(printf 'é%.0s' $(seq 120))"
 (segi_verdict=; segi_send_case lost) 2>&1 || :
 segi_compile --read "$segi_file" -- sh -c 'echo "error in $0" >&2; exit 1' "$segi_file"
 echo "$segi_verdict $segi_message"
-segi_quote 'a"\	b
-c'; echo
+segi_send
+segi_quote "$(printf 'a"\134\tb\nc\377')"; echo
 segi_send_goal sum true; segi_send_progress 1 2; segi_send_score 1 2.5
 segi_send_file table.csv input text/csv
 segi_require 2 2>&1 || true
@@ -212,9 +227,23 @@ segi_compare: /: cannot read the file
 segi_compare: token: not exact, tokens or floats
 wrong_answer line 2 differs
 wrong_answer word 2 differs
+accepted  [7]
+wrong_answer link is a link or no readable file []
+wrong_answer expected is a link or no readable file []
+wrong_answer one is a link or no readable file []
+wrong_answer pipe is a link or no readable file []
+wrong_answer none is missing []
+output_limit plain has over 0 bytes
+segi_compare: link is a link or no readable file
+segi_compare: pipe is a link or no readable file
+wrong_answer word 1 differs [x] [�]
+wrong_answer word 1 differs [7] [7x]
+wrong_answer line 1 differs [x"""
+    + "é" * 99
+    + r"""] [y]
 segi_send_case: no verdict; segi_run and segi_compare lose it in $( ) and in a pipe
 compile_error error in source
-"a\"\\\tb\nc"
+"a\"\\\tb\nc�"
 """
 )
 
@@ -248,6 +277,31 @@ int main() {
     show(segi::compare_floats("1.0000000001 x", "1 x"));
     show(segi::compare_floats("1.1", "1"));
     show(segi::compare_floats("inf", "1"));
+    show(segi::compare_tokens("\xc3(\xf0\x9f\x98\x80", "x\xc3\xa9"));
+    std::cout << segi::quote("\xed\xa0\x80\xf4\x90") << std::endl;
+    std::string many, line;
+    for (int i = 0; i < 120; i++) many += "\xc3\xa9";
+    show(segi::compare_exact("y", "x" + many));
+    std::string lines;
+    for (int i = 0; i < 100000; i++) lines += std::to_string(i) + "\n"; // more than pipes hold
+    const std::string copy = "for line in open(0): print(line, end='', flush=True)";
+    segi::Program echo({"python3", "-c", copy}, limits, {});
+    echo.write(lines + "end\n");
+    int count = 0;
+    while (echo.read_line().value_or("end") != "end") count++;
+    std::cout << count << " " << echo.finish().exit_status << std::endl;
+    std::filesystem::create_directory("out");
+    std::ofstream("expected") << 7;
+    const auto out = std::filesystem::absolute("out");
+    const std::string writes =
+        "ln -s ../expected link; ln -s .. up; mkfifo pipe; printf 7 | tee plain >one; ln one two";
+    show(segi::run({"sh", "-c", writes}, "", limits, {{}, {out}, out}).judge());
+    for (const char *name : {"plain", "link", "up/expected", "one", "pipe", "none", "up"}) {
+        const auto output = segi::read_output(segi::Path("out") / name);
+        std::cout << output.text << " ";
+        show(output.fault);
+    }
+    show(segi::read_output(out / "plain", 0).fault);
     const std::string program = "while True: print(int(input()) + 1, flush=True)";
     segi::Program talk({"python3", "-c", program}, limits, {});
     for (int i = 0; i < 20; i++) {
@@ -287,12 +341,61 @@ wrong_answer word 2 missing [b] []
 accepted  [] []
 wrong_answer word 1 differs [1] [1.1]
 wrong_answer word 1 differs [1] [inf]
+wrong_answer word 1 differs [xé] [�(😀]
+"�����"
+wrong_answer line 1 differs [xEXCERPT] [y]
+100000 0
+accepted  [] []
+7 accepted  [] []
+ wrong_answer link is a link or no readable file [] []
+ wrong_answer expected is a link or no readable file [] []
+ wrong_answer one is a link or no readable file [] []
+ wrong_answer pipe is a link or no readable file [] []
+ wrong_answer none is missing [] []
+ wrong_answer up is a link or no readable file [] []
+output_limit plain has over 0 bytes [] []
 1
 compile_error wrong source
  [] []
 "a\"\\\u0009b\u000a"
 no run
 tawebeval-run: memory: 1024 bytes; at least 1048576 (1 MiB) are needed
+""".replace("EXCERPT", "é" * 99)
+
+SHELL_TOGETHER = r"""
+. "$EVALUATION_TOOLS/lib/segi.sh"
+echo 7 >expected
+judge() { # NAME PRINTED STATUS
+    segi_run --wall 60 -- sh -c "sleep 0.05; echo $2; exit $3" </dev/null >"out-$1"
+    [ "$segi_verdict" != accepted ] || segi_compare tokens "out-$1" expected
+    segi_send_case "$1"
+}
+for round in 1 2 3 4 5; do
+    judge accepted 7 0 & judge wrong_answer 8 0 & judge runtime_error 7 3 & judge accepted 7 0 &
+    wait
+done
+ls -A "$TEMPORARY_DIRECTORY"
+"""
+CPP_TOGETHER = r"""
+#include "segi.hpp"
+
+int main() {
+    const std::vector<std::pair<std::string, std::string>> programs = {
+        {"accepted", "sleep 0.05; echo 7"}, {"wrong_answer", "sleep 0.05; echo 8"},
+        {"runtime_error", "sleep 0.05; echo 7; exit 3"}, {"accepted", "sleep 0.05; echo 7"}};
+    for (const auto &program : programs) {
+        if (fork()) continue;
+        for (int round = 0; round < 5; round++) {
+            const auto result = segi::run({"sh", "-c", program.second}, "");
+            auto judgement = result.judge();
+            if (judgement.is_accepted()) judgement = segi::compare_tokens(result.out, "7");
+            segi::send_case(program.first, judgement);
+        }
+        return 0;
+    }
+    while (wait(nullptr) > 0) continue;
+    return std::system("ls -A $TEMPORARY_DIRECTORY");
+}
 """
 
 
@@ -363,6 +466,29 @@ class LibraryTests(LibraryCase):
         self.commit = self.repository.commit()
         build = 'g++ -std=c++17 -Wall -Wextra -Werror -I"$EVALUATION_TOOLS/lib" -o e evaluator.cpp'
         await self.check(f"{build} && ./e", CPP_PRINTS.replace("source\n", "source.py\n"))
+
+    async def check_together(self, command: str) -> None:
+        """Hold that 20 runs, four at a time, have the verdicts that are their names."""
+        cases = await self.judge(command, "")
+        self.assertEqual(len(cases), 20, cases)
+        self.assertEqual([case["case"] for case in cases], [case["verdict"] for case in cases])
+
+    async def test_shell_runs_at_the_same_time(self) -> None:
+        """Subshells share no file."""
+        self.repository.write("together.sh", SHELL_TOGETHER)
+        self.commit = self.repository.commit()
+        for shell in ("dash", "bash"):
+            await self.check_together(f"{shell} together.sh")
+
+    async def test_cpp_runs_at_the_same_time(self) -> None:
+        """Processes share no file."""
+        if shutil.which("g++", path="/usr/bin:/bin") is None:
+            raise SkipTest("there is no C++ compiler here (Debian package g++)")
+        self.repository.write("together.cpp", CPP_TOGETHER)
+        self.commit = self.repository.commit()
+        build = 'g++ -std=c++17 -I"$EVALUATION_TOOLS/lib" -o together together.cpp'
+        await self.check_together(f"{build} && ./together")
+
 
 JAVA = r"""
 import os, pathlib, sys

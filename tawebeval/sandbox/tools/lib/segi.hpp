@@ -14,9 +14,12 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
+#include <cerrno>
 #include <cmath>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -24,6 +27,7 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <stdexcept>
@@ -32,6 +36,8 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -60,10 +66,30 @@ inline std::string environment(const std::string &name) {
 
 // --- Events ---
 
+// Return the first characters of a text; bytes that are not UTF-8 become U+FFFD.
+inline std::string shorten(std::string_view text, std::size_t most = 100) {
+    std::string result;
+    for (; !text.empty() && most > 0; most--) {
+        const auto byte = [&](std::size_t at) -> unsigned { // 0 at the end
+            return at < text.size() ? static_cast<unsigned char>(text[at]) : 0;
+        };
+        const unsigned lead = byte(0), next = byte(1); // and the range of next, as in RFC 3629
+        const std::size_t size = lead < 0x80 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+        const unsigned least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
+        const unsigned largest = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+        bool is_valid = size == 1 || (lead >= 0xc2 && lead <= 0xf4 && next >= least && next <= largest);
+        for (std::size_t at = 2; at < size; at++) is_valid = is_valid && (byte(at) & 0xc0) == 0x80;
+        if (is_valid) result += text.substr(0, size);
+        else result += "\xef\xbf\xbd";
+        text.remove_prefix(is_valid ? size : 1);
+    }
+    return result;
+}
+
 // Return a text as a JSON string.
 inline std::string quote(const std::string &text) {
     std::string result = "\"";
-    for (const unsigned char byte : text) {
+    for (const unsigned char byte : shorten(text, text.size())) {
         char escaped[8];
         std::snprintf(escaped, sizeof escaped, "\\u%04x", byte);
         if (byte == '"' || byte == '\\') result += '\\';
@@ -73,12 +99,16 @@ inline std::string quote(const std::string &text) {
     return result + '"';
 }
 
-// Send a JSON value as a data event, also in the middle of a line.
-inline void send(const std::string &json) {
+// Print a block in one piece, as other threads and processes may print, too.
+inline void write_block(const std::string &kind, const std::string &body) {
     std::fflush(stdout);
-    std::cout << '\n' << environment("EVALUATION_DATA_BEGIN") << '\n' << json << '\n'
-              << environment("EVALUATION_DATA_END") << std::endl;
+    const std::string begin = environment("EVALUATION_" + kind + "_BEGIN");
+    std::cout << "\n" + begin + "\n" + body + "\n" + environment("EVALUATION_" + kind + "_END") + "\n"
+              << std::flush;
 }
+
+// Send a JSON value as a data event, also in the middle of a line.
+inline void send(const std::string &json) { write_block("DATA", json); }
 
 // Send whether the submission reached a goal.
 inline void send_goal(const std::string &goal, bool reached) {
@@ -101,10 +131,8 @@ inline void send_score(double score, double maximum) {
 // Send a file, which is read later, under an ASCII name.
 inline void send_file(const std::string &name, const Path &path,
                       const std::string &type = "application/octet-stream") {
-    std::cout << '\n' << environment("EVALUATION_FILE_BEGIN") << "\nContent-Type: " << type
-              << "\nContent-Disposition: attachment; filename=\"" << name
-              << "\"\nX-SEGI-As: path\n\n" << std::filesystem::absolute(path).string() << '\n'
-              << environment("EVALUATION_FILE_END") << std::endl;
+    write_block("FILE", "Content-Type: " + type + "\nContent-Disposition: attachment; filename=\"" + name +
+                            "\"\nX-SEGI-As: path\n\n" + std::filesystem::absolute(path).string());
 }
 
 // --- The submission ---
@@ -199,28 +227,111 @@ inline void send_case(const std::string &name, const Judgement &judgement,
     send(json + "}");
 }
 
+// Read a file of the evaluator; for one that a program of the submission wrote, see read_output.
 inline std::string read_file(const Path &path) {
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// An open file, closed by the destructor.
+class File {
+  public:
+    explicit File(int descriptor) : descriptor_(descriptor) {}
+    File(const File &) = delete;
+    File &operator=(const File &) = delete;
+    ~File() { close(); }
+
+    // Make an empty file without a name, or return its path: no other run has the same one.
+    static int make(Path *path = nullptr) {
+        std::string name = environment("TEMPORARY_DIRECTORY") + "/segi-XXXXXX";
+        const int descriptor = mkostemp(name.data(), O_CLOEXEC);
+        if (descriptor < 0) throw std::runtime_error("cannot make the file " + name);
+        if (path) *path = name;
+        else std::remove(name.c_str());
+        return descriptor;
+    }
+
+    int descriptor() const { return descriptor_; }
+
+    void close() {
+        if (descriptor_ >= 0) ::close(descriptor_);
+        descriptor_ = -1;
+    }
+
+    // Read the first bytes of the file.
+    std::string read(std::size_t most = SIZE_MAX) const {
+        std::string text;
+        char bytes[65536];
+        for (ssize_t size; text.size() < most; text.append(bytes, size)) {
+            const std::size_t left = std::min(most - text.size(), sizeof bytes);
+            if ((size = pread(descriptor_, bytes, left, text.size())) <= 0) break;
+        }
+        return text;
+    }
+
+  private:
+    int descriptor_;
+};
+
+// What a program wrote into a file; without text if `fault` is not accepted.
+struct Output {
+    std::string text;
+    Judgement fault = {};
+};
+
+// Read a file of at most `most` bytes that a program of the submission has written. A symbolic link,
+// also in place of a directory, and a hard link could lead to files that the program must not read,
+// such as the expected output. They are faults, as is all but a regular file. Links above the
+// evaluator's own directories are followed.
+inline Output read_output(const Path &path, std::size_t most = 16 * MIB) {
+    const Path full = std::filesystem::absolute(path).lexically_normal();
+    const std::string parent = full.parent_path(), name = full.filename();
+    std::string base = "/";
+    for (const std::string &own : {std::filesystem::current_path().string(),
+                                   environment("TEMPORARY_DIRECTORY"), environment("HOME")})
+        if (own.size() > base.size() && (parent + "/").compare(0, own.size() + 1, own + "/") == 0)
+            base = own;
+    int directory = open(base.c_str(), O_PATH | O_CLOEXEC);
+    for (const Path &each : Path(parent.substr(base.size())).relative_path()) {
+        const File above(directory);
+        directory = openat(directory, each.c_str(), O_PATH | O_NOFOLLOW | O_DIRECTORY | O_CLOEXEC);
+        if (directory < 0) break;
+    }
+    const int missing = errno;
+    const File folder(directory);
+    // Without waiting for the writer of a FIFO.
+    const File file(directory < 0 ? -1 : openat(directory, name.c_str(),
+                                                O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (file.descriptor() < 0) {
+        const bool is_missing = (directory < 0 ? missing : errno) == ENOENT;
+        return {"", {"wrong_answer", name + (is_missing ? " is missing" : " is a link or no readable file")}};
+    }
+    struct stat status;
+    if (fstat(file.descriptor(), &status) || !S_ISREG(status.st_mode) || status.st_nlink != 1)
+        return {"", {"wrong_answer", name + " is a link or no readable file"}};
+    std::string text = file.read(most + 1);
+    if (text.size() > most)
+        return {"", {"output_limit", name + " has over " + std::to_string(most) + " bytes"}};
+    return {std::move(text)};
+}
+
 // A running program of the submission, behind pipes; its stderr goes to a file. The destructor
-// kills it.
+// kills it. Several threads may write and read.
 class Program {
   public:
     Program(const Words &command, const Limits &limits, const Files &files,
             const std::string *input = nullptr)
-        : stem_(environment("TEMPORARY_DIRECTORY") + "/segi-" + std::to_string(next_number())) {
+        : report_(File::make(&report_path_)), errors_(File::make()), output_(input ? File::make() : -1) {
         std::signal(SIGPIPE, SIG_IGN);
         int in[2] = {-1, -1}, out[2] = {-1, -1};
         if (input) { // files: neither side can block the other
-            std::ofstream(stem_ + ".in", std::ios::binary) << *input;
-            in[0] = open((stem_ + ".in").c_str(), O_RDONLY | O_CLOEXEC);
-            out[1] = open((stem_ + ".out").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+            in[0] = File::make();
+            write_all(in[0], *input);
+            lseek(in[0], 0, SEEK_SET);
+            out[1] = dup(output_.descriptor());
         } else if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC)) {
             throw std::runtime_error("no pipe");
         }
-        const int err = open((stem_ + ".err").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
         Words words = arguments(limits, files);
         words.insert(words.end(), command.begin(), command.end());
         std::vector<char *> argv;
@@ -230,13 +341,15 @@ class Program {
         if (pid_ == 0) {
             dup2(in[0], 0);
             dup2(out[1], 1);
-            dup2(err, 2);
+            dup2(errors_.descriptor(), 2);
             execvp(argv[0], argv.data());
             _exit(125);
         }
-        for (const int descriptor : {in[0], out[1], err}) close(descriptor);
+        for (const int descriptor : {in[0], out[1]}) close(descriptor);
         stdin_ = in[1];
         stdout_ = out[0];
+        for (const int descriptor : {stdin_, stdout_})
+            if (descriptor >= 0) fcntl(descriptor, F_SETFL, O_NONBLOCK);
         if (pid_ < 0) throw std::runtime_error("no process");
     }
 
@@ -249,33 +362,41 @@ class Program {
             kill(pid_, SIGKILL); // and the daemon's side kills the program
             waitpid(pid_, nullptr, 0);
         }
-        for (const char *ending : {".in", ".out", ".err", ".report"})
-            std::remove((stem_ + ending).c_str());
+        std::remove(report_path_.c_str());
     }
 
-    // Write to the program's input. That it has ended shows when it is read from.
+    // Write to the program's input; meanwhile keep what it prints. That it has ended shows when it
+    // is read from.
     void write(const std::string &text) {
         for (std::size_t done = 0; done < text.size();) {
             const ssize_t size = ::write(stdin_, text.data() + done, text.size() - done);
-            if (size < 0) return;
-            done += size;
+            if (size >= 0) done += size;
+            else if (errno == EAGAIN) wait_for_more(stdin_);
+            else if (errno != EINTR) return;
         }
     }
 
     // Read a line, or the first 64 KiB of one; nothing at the end of the output.
     std::optional<std::string> read_line() {
         const std::size_t most = 64 * 1024;
-        char bytes[4096];
-        std::size_t end;
-        while ((end = unread_.find('\n')) == std::string::npos && unread_.size() < most) {
-            const ssize_t size = ::read(stdout_, bytes, sizeof bytes);
-            if (size <= 0) break;
-            unread_.append(bytes, size);
+        while (true) {
+            {
+                const std::lock_guard<std::mutex> lock(mutex_);
+                const std::string_view unread = std::string_view(unread_).substr(taken_);
+                const std::size_t end = unread.find('\n');
+                if (end <= most || unread.size() > most || has_closed_) {
+                    if (unread.empty()) return std::nullopt;
+                    const std::string line(unread.substr(0, std::min(end, most)));
+                    taken_ += line.size() + (end == line.size() ? 1 : 0);
+                    if (taken_ > unread_.size() / 2) { // not each time, as it moves the rest
+                        unread_.erase(0, taken_);
+                        taken_ = 0;
+                    }
+                    return line;
+                }
+            }
+            wait_for_more();
         }
-        if (unread_.empty()) return std::nullopt;
-        const std::string line = unread_.substr(0, std::min(end, most));
-        unread_.erase(0, line.size() + (end == line.size() ? 1 : 0));
-        return line;
     }
 
     // Close the program's input, and return the result after its end, with unread output. Throws
@@ -283,17 +404,14 @@ class Program {
     Result finish() {
         if (stdin_ >= 0) close(stdin_);
         stdin_ = -1;
-        Result result;
-        result.out = unread_;
-        char bytes[65536];
-        for (ssize_t size; stdout_ >= 0 && (size = ::read(stdout_, bytes, sizeof bytes)) > 0;)
-            result.out.append(bytes, size);
+        while (stdout_ >= 0 && !has_closed_) wait_for_more();
         close_pipes();
         waitpid(pid_, nullptr, 0);
         pid_ = -1;
-        if (std::filesystem::exists(stem_ + ".out")) result.out = read_file(stem_ + ".out");
-        result.err = read_file(stem_ + ".err");
-        const std::string report = read_file(stem_ + ".report");
+        Result result;
+        result.out = output_.descriptor() >= 0 ? output_.read() : unread_.substr(taken_);
+        result.err = errors_.read();
+        const std::string report = report_.read();
         if (report.empty() || field(report, "error") != "null")
             throw std::runtime_error(result.err);
         const auto number = [&](const std::string &name) {
@@ -310,9 +428,23 @@ class Program {
     }
 
   private:
-    static int next_number() {
-        static int number = 0;
-        return ++number;
+    static void write_all(int descriptor, const std::string &text) {
+        for (std::size_t done = 0; done < text.size();) {
+            const ssize_t size = ::write(descriptor, text.data() + done, text.size() - done);
+            if (size < 0) throw std::runtime_error("cannot write the input of a program");
+            done += size;
+        }
+    }
+
+    // Wait for output and keep it, or until a descriptor can be written to.
+    void wait_for_more(int writing = -1) {
+        pollfd both[] = {{has_closed_ ? -1 : stdout_, POLLIN, 0}, {writing, POLLOUT, 0}};
+        if (poll(both, 2, -1) < 0 || !both[0].revents) return;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        char bytes[65536];
+        const ssize_t size = ::read(stdout_, bytes, sizeof bytes);
+        if (size > 0) unread_.append(bytes, size);
+        else if (size == 0 || (errno != EAGAIN && errno != EINTR)) has_closed_ = true;
     }
 
     // Return what stands behind a name in the report.
@@ -323,7 +455,7 @@ class Program {
     }
 
     Words arguments(const Limits &limits, const Files &files) const {
-        Words words = {"tawebeval-run", "--report", stem_ + ".report", "--dir", files.directory};
+        Words words = {"tawebeval-run", "--report", report_path_, "--dir", files.directory};
         const auto add = [&](const char *option, auto limit) {
             if (limit > 0) words.insert(words.end(), {option, std::to_string(limit)});
         };
@@ -345,10 +477,14 @@ class Program {
         stdin_ = stdout_ = -1;
     }
 
-    std::string stem_; // of the paths of its files
+    Path report_path_;
+    File report_, errors_, output_; // read by descriptor: a name could lead to another file
     pid_t pid_ = -1;
     int stdin_ = -1, stdout_ = -1;
-    std::string unread_;
+    std::mutex mutex_; // of the members below
+    std::string unread_; // behind taken_ bytes
+    std::size_t taken_ = 0;
+    std::atomic<bool> has_closed_ = false; // whether the output has ended
 };
 
 // Run a program of the submission in a sandbox of its own, and wait for its end. Throws
@@ -371,9 +507,9 @@ inline Judgement compile(const Words &command, const Path &source, const Path &b
     if (result.judge().is_accepted()) return {};
     std::string text = result.out + result.err;
     for (const std::string &directory : {source.parent_path().string() + "/", build.string() + "/"})
-        for (std::size_t at; (at = text.find(directory)) != text.npos;)
+        for (std::size_t at = 0; (at = text.find(directory, at)) != text.npos;)
             text.erase(at, directory.size());
-    return {"compile_error", text.empty() ? result.judge().message : text.substr(0, 2000)};
+    return {"compile_error", text.empty() ? result.judge().message : shorten(text, 2000)};
 }
 
 // --- Comparison ---
@@ -407,8 +543,7 @@ Judgement find_difference(const std::string &kind, Text printed, Text expected, 
         if (one && other && is_same(*one, *other)) continue;
         const char *what = !one ? " missing" : !other ? " unexpected" : " differs";
         return {"wrong_answer", kind + " " + std::to_string(number) + what,
-                std::string(other.value_or("").substr(0, 100)),
-                std::string(one.value_or("").substr(0, 100))};
+                shorten(other.value_or("")), shorten(one.value_or(""))};
     }
 }
 

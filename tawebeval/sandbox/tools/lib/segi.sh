@@ -27,17 +27,46 @@ segi_require() {
 
 # Send each argument, a JSON value, as a data event.
 segi_send() {
-    printf '\n%s\n' "$EVALUATION_DATA_BEGIN"
-    printf '%s\n' "$@"
-    printf '%s\n' "$EVALUATION_DATA_END"
+    [ $# = 0 ] || segi_write_block DATA "$(printf '%s\n' "$@")"
 }
+
+# Print a block, DATA or FILE, in one piece, as other processes may print at the same time.
+segi_write_block() {
+    eval "set -- \"\$EVALUATION_$1_BEGIN\" \"\$2\" \"\$EVALUATION_$1_END\""
+    printf '\n%s\n%s\n%s\n' "$@" | dd obs=64k 2>/dev/null
+}
+
+# For awk in the locale C: print the first characters of a text, with U+FFFD for each byte that is
+# not UTF-8; return how many of `most` are left.
+segi_awk='
+    function show(text, most,    at, one) {
+        if (text !~ /[^\001-\177]/ && length(text) <= most) {
+            printf "%s", text
+            return most - length(text)
+        }
+        for (at = 1; at <= length(text) && most > 0; most--) {
+            one = substr(text, at, 4)
+            if (match(one, /^([\001-\177]|[\302-\337][\200-\277])/) || \
+                match(one, /^(\340[\240-\277]|[\341-\354\356\357][\200-\277])[\200-\277]/) || \
+                match(one, /^\355[\200-\237][\200-\277]/) || \
+                match(one, /^(\360[\220-\277]|[\361-\363][\200-\277])[\200-\277][\200-\277]/) || \
+                match(one, /^\364[\200-\217][\200-\277][\200-\277]/)) {
+                printf "%s", substr(one, 1, RLENGTH)
+                at += RLENGTH
+            } else {
+                printf "\357\277\275"
+                at++
+            }
+        }
+        return most
+    }'
 
 # Print a text as a JSON string, without control characters: segi_quote TEXT
 segi_quote() {
-    printf '%s\n' "$1" | LC_ALL=C tr -d '\000-\010\013-\037\177' | LC_ALL=C awk '
+    printf '%s\n' "$1" | LC_ALL=C tr -d '\000-\010\013-\037\177' | LC_ALL=C awk "$segi_awk"'
         BEGIN { printf "\"" }
         { gsub(/\\/, "&&"); gsub(/"/, "\\\\&"); gsub(/\t/, "\\t") }
-        { printf "%s%s", (NR > 1 ? "\\n" : ""), $0 }
+        { printf (NR > 1 ? "\\n" : ""); show($0, length($0)) }
         END { printf "\"" }'
 }
 
@@ -73,9 +102,11 @@ segi_send_score() {
 
 # Send a file, which is read later, under an ASCII name: segi_send_file NAME PATH [TYPE]
 segi_send_file() {
-    printf '\n%s\nContent-Type: %s\n' "$EVALUATION_FILE_BEGIN" "${3:-application/octet-stream}"
-    printf 'Content-Disposition: attachment; filename="%s"\n' "$1"
-    printf 'X-SEGI-As: path\n\n%s\n%s\n' "$2" "$EVALUATION_FILE_END"
+    segi_write_block FILE "Content-Type: ${3:-application/octet-stream}
+Content-Disposition: attachment; filename=\"$1\"
+X-SEGI-As: path
+
+$2"
 }
 
 # --- The submission ---
@@ -90,7 +121,9 @@ segi_cannot_judge() {
 
 # Set segi_file to the path of a submitted file; exit if there is none: segi_find_submission FIELD
 segi_find_submission() {
-    segi_file=$(printenv "SUBMISSION_FILE_$(printf %s "$1" | tr a-z A-Z)") && [ "$segi_file" ] ||
+    # Not by $(...), as a name may end in a newline.
+    eval "segi_file=\${SUBMISSION_FILE_$(printf %s "$1" | tr a-z A-Z)-}"
+    [ "$segi_file" ] ||
         segi_cannot_judge "$1" "Nothing to judge: the field submission[$1] is missing."
 }
 
@@ -99,20 +132,22 @@ segi_find_submission() {
 # The output has at most 16 MiB, unless an option says otherwise.
 segi_run() {
     segi_expected='' segi_printed='' segi_status=0
-    rm -f "$TEMPORARY_DIRECTORY/segi-report"
-    tawebeval-run --report "$TEMPORARY_DIRECTORY/segi-report" --output 16M "$@" || segi_status=$?
-    if [ -s "$TEMPORARY_DIRECTORY/segi-report" ]; then
-        segi_error=$(sed -n 's/^{"error": "\(.*\)"}$/\1/p' "$TEMPORARY_DIRECTORY/segi-report")
-    else
-        segi_error='the program could not be run'
-    fi
-    if [ "$segi_error" ]; then
-        echo "segi_run: $segi_error" >&9
-        exit 1
-    fi
+    segi_path=$(mktemp "$TEMPORARY_DIRECTORY/segi-XXXXXX") || exit 1
+    {
+        tawebeval-run --report "$segi_path" --output 16M "$@" || segi_status=$?
+        segi_json=$(cat <&8) # by descriptor: the name could lead to another file
+    } 8<"$segi_path"
+    rm -f "$segi_path"
+    case $segi_json in
+        '' | '{"error": '*)
+            segi_json=${segi_json#'{"error": "'} segi_json=${segi_json%'"}'}
+            echo "segi_run: ${segi_json:-the program could not be run}" >&9
+            exit 1
+            ;;
+    esac
     segi_time=$(segi_report cpu_seconds) segi_memory=$(segi_report peak_memory_bytes)
     segi_signal=$(segi_report signal)
-    case $(sed -n 's/.*"reason": "\([a-z]*\)".*/\1/p' "$TEMPORARY_DIRECTORY/segi-report") in
+    case $(segi_report reason) in
         time)
             segi_verdict=time_limit
             segi_message=$(printf 'stopped after %.1f s of processor time' "$segi_time")
@@ -139,28 +174,81 @@ segi_run() {
     esac
 }
 
-# Print a number of the report.
+# Print a member of the report, a number or a word; nothing for null.
 segi_report() {
-    sed -n "s/.*\"$1\": \([0-9][0-9.e-]*\).*/\1/p" "$TEMPORARY_DIRECTORY/segi-report"
+    set -- "${segi_json#*\"$1\": }"
+    set -- "${1%%[,\}]*}"
+    set -- "${1#\"}"
+    [ "$1" = null ] || printf '%s\n' "${1%\"}"
 }
 
 # Compile, with the options of tawebeval-run: segi_compile [OPTION]... -- COMMAND...
 # A failure is the verdict compile_error, with what the compiler prints, names of files only.
 segi_compile() {
     set -- --time 30 --wall 60 --output 1M --file-size 64M "$@"
-    segi_run "$@" </dev/null >"$TEMPORARY_DIRECTORY/segi-compiler" 2>&1
-    [ "$segi_verdict" = accepted ] && return
-    segi_verdict=compile_error
-    segi_compiler=$(head -c 4000 "$TEMPORARY_DIRECTORY/segi-compiler" |
-        sed 's|/evaluation/[^ :]*/||g')
-    segi_message=${segi_compiler:-$segi_message}
+    segi_printed_path=$(mktemp "$TEMPORARY_DIRECTORY/segi-XXXXXX") || exit 1
+    segi_run "$@" </dev/null >"$segi_printed_path" 2>&1
+    if [ "$segi_verdict" != accepted ]; then
+        segi_verdict=compile_error
+        segi_compiler=$(head -c 8000 "$segi_printed_path" | sed 's|/evaluation/[^ :]*/||g' |
+            LC_ALL=C awk "$segi_awk"'
+                BEGIN { left = 2000 }
+                { left = show((NR > 1 ? "\n" : "") $0, left) }')
+        segi_message=${segi_compiler:-$segi_message}
+    fi
+    rm -f "$segi_printed_path"
+}
+
+# --- Files that a program of the submission wrote ---
+
+# Copy such a file after the end of the program: segi_read_output PATH COPY [BYTES]
+# Sets the judgement, "accepted" for a regular file of at most BYTES (16 MiB). A link could lead to
+# files that the program must not read, such as the expected output: it is a fault.
+segi_read_output() {
+    : >"$2"
+    if segi_check_output "$1"; then
+        if [ "$(wc -c <"$1")" -le "${3:-16777216}" ]; then
+            cat <"$1" >"$2"
+        else
+            segi_verdict=output_limit segi_message="${1##*/} has over ${3:-16777216} bytes"
+        fi
+    fi
+}
+
+# Set the judgement of such a file; return whether it may be read.
+segi_check_output() {
+    segi_verdict=accepted segi_message='' segi_expected='' segi_printed=''
+    if ! [ -e "$1" ] && ! [ -L "$1" ]; then
+        segi_message="${1##*/} is missing"
+    elif segi_has_link "$1" || ! [ -f "$1" ] || ! [ -r "$1" ] ||
+        [ "$(stat -c %h -- "$1")" != 1 ]; then
+        segi_message="${1##*/} is a link or no readable file"
+    else
+        return 0
+    fi
+    segi_verdict=wrong_answer
+    return 1
+}
+
+# Return whether a path leads through a symbolic link, below the evaluator's own directories.
+segi_has_link() {
+    set -- "${1%"${1##*[!/]}"}"
+    until [ -z "$1" ] || [ "$1" = "$PWD" ] || [ "$1" = "$TEMPORARY_DIRECTORY" ]; do
+        [ ! -L "$1" ] || return 0
+        case $1 in
+            */*) set -- "${1%/*}" ;;
+            *) break ;;
+        esac
+    done
+    return 1
 }
 
 # --- Comparison ---
 
 # Set the judgement of what was printed: segi_compare exact|tokens|floats PRINTED EXPECTED
 # exact compares each byte; tokens the words; floats allows numbers SEGI_TOLERANCE (1e-9) of
-# difference, absolute or relative. Exits if it cannot compare.
+# difference, absolute or relative. Exits if it cannot compare, also if PRINTED is a link or a
+# pipe: copy it by segi_read_output, or name a descriptor such as /dev/stdin.
 segi_compare() {
     case $1 in
         exact) segi_copy=segi_bytes ;;
@@ -172,12 +260,23 @@ segi_compare() {
             segi_fail_compare "$segi_each: cannot read the file"
     done
     segi_verdict=accepted segi_message='' segi_expected='' segi_printed=''
+    case $2 in
+        /dev/stdin | /dev/fd/* | /proc/self/fd/*) ;;
+        *) segi_check_output "$2" || segi_fail_compare "$segi_message" ;;
+    esac
+    segi_path=$(mktemp -d "$TEMPORARY_DIRECTORY/segi-XXXXXX") || segi_fail_compare 'mktemp failed'
     # Copies, as a pipe can be read only once.
-    $segi_copy "$2" >"$TEMPORARY_DIRECTORY/segi-printed" &&
-        $segi_copy "$3" >"$TEMPORARY_DIRECTORY/segi-expected" || segi_fail_compare 'reading failed'
-    set -- "$1" "$TEMPORARY_DIRECTORY/segi-printed" "$TEMPORARY_DIRECTORY/segi-expected"
-    cmp -s "$2" "$3" && return
-    LC_ALL=C awk -v kind="$1" -v printed="$2" -v expected="$3" -v tolerance="${SEGI_TOLERANCE:-1e-9}" '
+    $segi_copy "$2" >"$segi_path/printed" && $segi_copy "$3" >"$segi_path/expected" ||
+        segi_fail_compare 'reading failed'
+    cmp -s "$segi_path/printed" "$segi_path/expected" || segi_find_difference "$1"
+    rm -rf "$segi_path"
+}
+
+# Set the judgement of the different files in the directory segi_path.
+segi_find_difference() {
+    set -- "$1" "$segi_path/printed" "$segi_path/expected"
+    LC_ALL=C awk -v kind="$1" -v printed="$2" -v expected="$3" \
+        -v tolerance="${SEGI_TOLERANCE:-1e-9}" "$segi_awk"'
         function size(number) { return number < 0 ? -number : number }
         function is_number(word) {
             # Unambiguous, so that no long word takes quadratic time; and not infinite.
@@ -191,8 +290,9 @@ segi_compare() {
             return size(one - other) <= tolerance * (most > 1 ? most : 1)
         }
         function tell(message) {
-            printf "%s %d %s\n%s\n%s\n", (kind == "exact" ? "line" : "word"), number, message, \
-                substr(other, 1, 100), substr(one, 1, 100)
+            printf "%s %d %s\n", (kind == "exact" ? "line" : "word"), number, message
+            show(other, 100); printf "\n"
+            show(one, 100); printf "\n"
             exit
         }
         BEGIN {
@@ -208,14 +308,14 @@ segi_compare() {
                 if (!has_other) tell("unexpected")
                 if (!is_same(one, other)) tell("differs")
             }
-        }' >"$TEMPORARY_DIRECTORY/segi-difference" || segi_fail_compare 'awk failed'
-    [ -s "$TEMPORARY_DIRECTORY/segi-difference" ] || return 0
+        }' >"$segi_path/difference" || segi_fail_compare 'awk failed'
+    [ -s "$segi_path/difference" ] || return 0
     segi_verdict=wrong_answer
     {
         IFS= read -r segi_message
         IFS= read -r segi_expected
         IFS= read -r segi_printed
-    } <"$TEMPORARY_DIRECTORY/segi-difference"
+    } <"$segi_path/difference"
 }
 
 # End the evaluator, as every output would be the same: segi_fail_compare REASON
@@ -228,7 +328,7 @@ segi_bytes() {
     cat <"$1"
 }
 
-# Print each word of a file on a line.
+# Print each word of a file on a line. Some awk take NUL for the end of a line.
 segi_words() {
-    LC_ALL=C tr -s ' \t\r\v\f\n' '\n' <"$1" | LC_ALL=C awk NF
+    LC_ALL=C tr ' \t\r\v\f\000' '\n\n\n\n\n\001' <"$1" | LC_ALL=C tr -s '\n' | LC_ALL=C awk NF
 }
