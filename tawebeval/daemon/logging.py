@@ -35,6 +35,10 @@ _OWN_PREFIX = "tawebeval."  # other loggers have whole objects as fields
 # Prefixes of the events that Twisted's ports log for each connection without a descriptor.
 _ACCEPT_FAILURES = ("EMFILE", "Re-reserving EMFILE", "Could not accept new connection")
 _LOG_INTERVAL = 60.0  # seconds
+# What Twisted logs of its reactor and ports; `Daemon` logs the version and the URL.
+_TWISTED_DETAILS = re.compile(
+    r"twistd .* starting up|reactor class: |Main loop terminated|.* starting on |\(.*Port .* Closed"
+)
 
 MAX_QUEUED_LINE_BYTES = 2**20
 """Maximum memory of the lines that are not written yet, in bytes."""
@@ -82,7 +86,8 @@ class LogWriter:
     lost events, and writes their number before the next one.
 
     Without free descriptors Twisted logs three events for each connection that it closes, and
-    clients reconnect at once. One message a minute replaces these events.
+    clients reconnect at once. One message a minute replaces these events. Events about Twisted's
+    reactor and ports are written at the level "debug" only.
     """
 
     _file: IO[Any]
@@ -104,6 +109,8 @@ class LogWriter:
         if _is_accept_failure(event):
             self._no_descriptors()
             return
+        if self.level != "debug" and _is_detail_of_twisted(event):
+            return
         text = self._format_event(event)
         if text:
             self.line_writer.write_line(text)
@@ -119,6 +126,11 @@ class LogWriter:
 def _is_accept_failure(event: LogEvent) -> bool:
     by_twisted = event.get("log_namespace", "").startswith("twisted.internet.")
     return by_twisted and (event.get("log_format") or "").startswith(_ACCEPT_FAILURES)
+
+
+def _is_detail_of_twisted(event: LogEvent) -> bool:
+    by_twisted = event.get("log_namespace", "").startswith(("twisted.", "log_legacy"))
+    return by_twisted and _TWISTED_DETAILS.match(formatEvent(event)) is not None
 
 
 def _make_gap_event(missing: int) -> LogEvent:

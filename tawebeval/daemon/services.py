@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import platform
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from twisted.internet.interfaces import IProtocolFactory
 from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, Logger
 
+from tawebeval import __version__
 from tawebeval.archive.recorder import DiskArchive
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.daemon.logging import LineWriter, LogWriter
@@ -201,6 +203,11 @@ class Daemon(MultiService):
 
         Raises: SystemExit, with a message, if an endpoint cannot be opened.
         """
+        log.info(
+            "starting tawebeval {version} on Python {python}",
+            version=__version__,
+            python=platform.python_version(),
+        )
         self._privileges.become_user()
         for part in self:
             try:

@@ -94,7 +94,7 @@ class StartupChecks(Service):
             raise SystemExit(f"tawebeval: {describe_disk_error(error)}") from None
         except ConfigurationError as error:
             raise SystemExit(f"tawebeval: {error}") from None
-        for problem in self._cgroups.enforcement_warnings:
+        if problem := self._cgroups.enforcement_warning:
             log.warn("limits: {problem}", problem=problem)
         check_sandbox_and_log_problems(
             self._sandbox, ProbeDirectories(directories.repositories, directories.evaluations)

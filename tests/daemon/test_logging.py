@@ -250,11 +250,11 @@ class RateLimitedLogTests(SynchronousTestCase):
 class NoDescriptorsTests(SynchronousTestCase):
     """Events of Twisted's ports without descriptors, and others."""
 
-    def write(self, text: str, namespace: str) -> tuple[str, list[str]]:
+    def write(self, text: str, namespace: str, level: str = "info") -> tuple[str, list[str]]:
         """Return what is written, and what is logged instead, for three such events."""
         stream = io.StringIO()
         log = Logger(
-            namespace=namespace, observer=LogWriter(stream, format_text_without_time, "info")
+            namespace=namespace, observer=LogWriter(stream, format_text_without_time, level)
         )
         with capturedLogs() as ours:
             for _ in range(3):
@@ -271,11 +271,26 @@ class NoDescriptorsTests(SynchronousTestCase):
     def test_others(self) -> None:
         """All other events are written, also others' in these words."""
         for text, namespace in (
-            ("ApiSite starting on 8080", "twisted.internet.tcp.Port"),
+            ("Received SIGTERM, shutting down.", "twisted.internet.base"),
+            ("ApiSite starting on 8080", "tawebeval.evaluations.evaluation"),
             (TWISTEDS[0], "tawebeval.evaluations.evaluation"),
         ):
             written, logged = self.write(text, namespace)
             self.assertEqual((written.count(text), logged), (3, []))
+
+    def test_details_of_twisted_need_the_level_debug(self) -> None:
+        """An operator needs neither the reactor's class nor the factories."""
+        for text in (
+            "twistd 26.10.0 (/usr/bin/python3 3.11.2) starting up.",
+            "reactor class: twisted.internet.epollreactor.EPollReactor.",
+            "ApiSite starting on 8080",
+            "(TCP Port 8080 Closed)",
+            "Main loop terminated.",
+        ):
+            for namespace in ("twisted.internet.base", "log_legacy"):
+                self.assertEqual(self.write(text, namespace), ("", []))
+                written, _ = self.write(text, namespace, "debug")
+                self.assertEqual(written.count(text), 3)
 
 
 class FullStream(io.StringIO):

@@ -47,7 +47,7 @@ class FakeParts:
     evaluations: Path = EVALUATIONS
     quota_directories: tuple[Path, ...] = QUOTAS
     gone: tuple[Path, ...] = ()
-    enforcement_warnings: tuple[str, ...] = ()
+    enforcement_warning: str = ""
     errors: dict[str, Exception] = attrs.field(factory=dict)
     done: list[str] = attrs.field(factory=list)
 
@@ -223,13 +223,13 @@ class StartupTests(SynchronousTestCase):
         self.assertEqual(list(events), [])
 
     def test_limits(self) -> None:
-        """What cannot be limited is told, each as it is; the daemon starts all the same."""
-        self.parts.enforcement_warnings = ("memory is {not} limited", "write to {problem}")
+        """What cannot be limited is told as it is, in one line; the daemon starts all the same."""
+        self.parts.enforcement_warning = "memory is {not} limited; write to {problem}"
         with capturedLogs() as events:
             self.startup.startService()
         said = [(formatEvent(event), event["log_level"]) for event in events]
-        wanted = [f"limits: {problem}" for problem in self.parts.enforcement_warnings]
-        self.assertEqual(said, [(one, LogLevel.warn) for one in wanted])
+        wanted = f"limits: {self.parts.enforcement_warning}"
+        self.assertEqual(said, [(wanted, LogLevel.warn)])
 
 
 class PrivateTestCase(SynchronousTestCase):

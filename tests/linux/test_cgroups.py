@@ -31,6 +31,12 @@ LESS = ALL - {"memory"}
 STRANGER = 4194305  # no process: numbers end below
 
 
+def describe(cgroups: CgroupManager) -> str:
+    """Return all that is said of what is not limited."""
+    found = [cgroups.describe_enforcement(what) for what in cgroups.unenforced_resources]
+    return "\n".join([*found, cgroups.unenforced_resources_remedy])
+
+
 class CgroupsTestCase(SynchronousTestCase):
     """A machine to set up."""
 
@@ -40,16 +46,15 @@ class CgroupsTestCase(SynchronousTestCase):
 
     def check(self, cgroups: CgroupManager, enforced: set[str], *words: str) -> None:
         """Hold what works, and how it is told that the rest does not."""
-        self.assertEqual(cgroups.enforced_resources, enforced, cgroups.enforcement_warnings)
-        # One sentence for each that is missing, and what to do about them.
-        missing = len(ALL - enforced)
-        self.assertEqual(
-            len(cgroups.enforcement_warnings),
-            missing + bool(missing),
-            cgroups.enforcement_warnings,
-        )
+        self.assertEqual(cgroups.enforced_resources, enforced, describe(cgroups))
+        # One line names all that is missing, and what to do about it.
+        for resource in ALL - enforced:
+            self.assertIn(resource, cgroups.enforcement_warning)
+        remedy = "" if enforced == ALL else cgroups.unenforced_resources_remedy
+        self.assertEqual(bool(cgroups.enforcement_warning), enforced != ALL)
+        self.assertTrue(cgroups.enforcement_warning.endswith(remedy), cgroups.enforcement_warning)
         for word in words:
-            self.assertIn(word, "\n".join(cgroups.enforcement_warnings))
+            self.assertIn(word, describe(cgroups))
 
     def make_group(self, *legacy: str) -> EvaluationCgroup:
         """Make a group in hierarchies of version 1 for these controllers, or in version 2."""
@@ -352,7 +357,7 @@ class UnifiedTests(CgroupsTestCase):
         self.end_beside(99)
         cgroups = self.machine.open((7, 8))
         self.assertEqual(cgroups.enforced_resources, frozenset())
-        self.assertIn("No such file or directory", cgroups.enforcement_warnings[0])
+        self.assertIn("No such file or directory", describe(cgroups))
 
     def test_executed_anew(self) -> None:
         """A daemon that is in its group already stays there, and ends only evaluations."""
@@ -525,7 +530,7 @@ class LegacyTests(CgroupsTestCase):
         cgroups.remove_all_cgroups()
         cgroups = open_cgroups("x", proc=self.machine.root / "nowhere")
         self.assertEqual(cgroups.enforced_resources, frozenset())
-        self.assertIn("nowhere/mountinfo", cgroups.enforcement_warnings[0])
+        self.assertIn("nowhere/mountinfo", describe(cgroups))
 
     def test_leftovers(self) -> None:
         """Groups of a dead daemon are removed with all who are in them, and those below."""

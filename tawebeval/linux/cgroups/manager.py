@@ -329,10 +329,15 @@ class CgroupManager:
         return ""
 
     @property
-    def enforcement_warnings(self) -> Sequence[str]:
-        """Sentences for the operator; none if every resource is enforced."""
-        found = [self.describe_enforcement(what) for what in self.unenforced_resources]
-        return [*found, self.unenforced_resources_remedy] if found else []
+    def enforcement_warning(self) -> str:
+        """A sentence for the operator; "" if every resource is enforced."""
+        if not self.unenforced_resources:
+            return ""
+        return (
+            f"no cgroup limits {', '.join(self.unenforced_resources)} of an evaluation: each"
+            " process has limits of its own, and an excess is not reported; `tawebeval doctor` says"
+            f" more; {self.unenforced_resources_remedy}"
+        )
 
     def describe_enforcement(self, what: Resource) -> str:
         """Return how a resource is limited, with the reason if its controller is missing."""

@@ -296,6 +296,7 @@ class ApiSite(Site):
     # Not Twisted's own, which would speak HTTP/2 where it can: that calls `gotLength` too early.
     protocol = ApiChannel  # type: ignore[assignment]
     displayTracebacks = False
+    noisy = False  # `Daemon` logs the URL
 
     def __init__(
         self,
