@@ -33,7 +33,7 @@ from tawebeval.linux.filetree import (
     is_disk_full,
     remove_tree,
 )
-from tawebeval.linux.ownership import change_directory_owner, check_owner
+from tawebeval.linux.ownership import change_directory_owner, check_owner, get_home
 from tawebeval.linux.privileges import Privileges
 from tawebeval.sandbox.project_quotas import find_quota_directories
 
@@ -212,7 +212,9 @@ def _locate_directory(environment: Mapping[str, str], given: str, xdg: str, defa
     if environment.get(given):
         # systemd may name several; the first belongs to the service.
         return Path(environment[given].split(":")[0])
-    base = environment.get(xdg) or os.path.join(environment.get("HOME", "/"), default)
+    base = environment.get(xdg) or os.path.join(
+        environment.get("HOME") or get_home(os.geteuid()), default
+    )
     return Path(base, "tawebeval")
 
 

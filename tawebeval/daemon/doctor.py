@@ -8,7 +8,6 @@ users can read a secret, and WEAKER if the daemon runs with less protection.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -47,6 +46,7 @@ from tawebeval.linux.privileges import CurrentProcess, Privileges, find_privileg
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
 from tawebeval.sandbox.probe import (
+    ProbeDirectories,
     check_sandbox,
     close_sandbox,
     find_sandbox_problems,
@@ -66,6 +66,11 @@ UNIT_FILE_PATHS = tuple(
 )
 """The paths where a unit of the daemon may be installed."""
 _SUBSTITUTE = "nobody"  # for service.user, where root has set none
+# The directories of docs/install.md: the home of that user does not exist.
+_SUBSTITUTE_DIRECTORIES = {
+    "STATE_DIRECTORY": "/var/lib/tawebeval",
+    "CACHE_DIRECTORY": "/var/cache/tawebeval",
+}
 
 
 @attrs.frozen
@@ -106,7 +111,13 @@ class SystemChecks:
     def _check_user(self) -> Iterator[str]:
         user = self.privileges.user
         if user and not self.configuration.service.user:
-            yield f"the other checks are those of a daemon with service.user = {user.name}"
+            directories = ", ".join(
+                f"{name}={self.environment[name]}" for name in _SUBSTITUTE_DIRECTORIES
+            )
+            yield (
+                f"the other checks are those of a daemon with service.user = {user.name},"
+                f" {directories}"
+            )
             return
         name = f"{user.name} (service.user)" if user else get_user_name(os.geteuid())
         yield f"the daemon runs as {name}"
@@ -127,27 +138,28 @@ class SystemChecks:
             cgroups.remove_all_cgroups()
 
     def _try_sandbox(self, cgroups: CgroupManager) -> Iterator[str | SetupProblem | Finding]:
-        with self.privileges.act_as_user():
-            accounts = Path(tempfile.mkdtemp(prefix="tawebeval-"))
+        checkouts, workspaces = self.storage.make_probe_directories()
         try:
             check_sandbox_readable_paths(
                 self.configuration, self.storage.configuration_file, self.environment
             )
+            # As in the state directory, which programs in the sandbox's mount namespace see whole.
+            accounts = workspaces / "accounts"
             with self.privileges.act_as_user():
+                accounts.mkdir()
                 write_sandbox_files(accounts)
             orphans = OrphanReaper(self.reactor, Spawner(self.reactor))
             sandbox = open_sandbox(self.configuration, accounts, cgroups, orphans)
             try:
-                check_sandbox(
-                    sandbox, self.privileges, self.storage.find_overlay_probe_directories()
-                )
+                check_sandbox(sandbox, self.privileges, ProbeDirectories(checkouts, workspaces))
             finally:
                 close_sandbox(sandbox)
                 if isinstance(sandbox, BubblewrapSandbox):
                     os.close(sandbox.filter_descriptor)
         finally:
             with self.privileges.act_as_user():
-                remove_tree(accounts)
+                for place in (checkouts, workspaces):
+                    remove_tree(place)
         if not isinstance(sandbox, BubblewrapSandbox):
             yield from find_sandbox_problems(sandbox)
             return
@@ -319,6 +331,7 @@ def examine_system(
             privileges = find_privileges(_SUBSTITUTE, process)
         except ConfigurationError:
             return
+        environment = {**_SUBSTITUTE_DIRECTORIES, **environment}
     environment = privileges.build_user_environment(environment)
     storage = StorageChecks(configuration, file, environment, privileges)
     yield from SystemChecks(configuration, environment, privileges, storage, reactor).run_checks()

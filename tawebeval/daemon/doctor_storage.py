@@ -9,7 +9,9 @@ import os
 import shlex
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +41,6 @@ from tawebeval.linux.ownership import (
 )
 from tawebeval.linux.privileges import Privileges
 from tawebeval.sandbox.disk_usage import measure_disk_usage
-from tawebeval.sandbox.probe import ProbeDirectories
 from tawebeval.sandbox.project_quotas import (
     check_quota_directories,
     compute_quota,
@@ -93,14 +94,13 @@ class StorageChecks:
             ("quotas", self._check_quotas),
         )
 
-    def find_overlay_probe_directories(self) -> ProbeDirectories:
-        """Return the directories to try overlays in; None for one that does not exist yet."""
-        return ProbeDirectories(
-            *(
-                path if path.is_dir() and self._can_access(path, os.W_OK | os.X_OK) else None
-                for path in (self._cache, self._state)
-            )
-        )
+    def make_probe_directories(self) -> tuple[Path, Path]:
+        """Make directories for probe checkouts and workspaces, where the daemon's are or will be.
+
+        They are among the temporary files if the daemon's user cannot write there.
+        """
+        with self._privileges.act_as_user():
+            return _make_probe_directory(self._cache), _make_probe_directory(self._state)
 
     def _check_tokens(self) -> Iterator[str | SetupProblem]:
         try:
@@ -268,6 +268,12 @@ class StorageChecks:
 
     def _format_chown(self, path: Path) -> str:
         return f"chown {self._user}: {shlex.quote(str(path))}"
+
+
+def _make_probe_directory(path: Path) -> Path:
+    with suppress(OSError):
+        return Path(tempfile.mkdtemp(prefix="tawebeval-", dir=find_existing_ancestor(path)))
+    return Path(tempfile.mkdtemp(prefix="tawebeval-"))
 
 
 def _check_closed_to_others(path: Path) -> None:

@@ -125,6 +125,14 @@ def get_user_name(uid: int) -> str:
         return str(uid)
 
 
+def get_home(uid: int) -> str:
+    """Return the home directory of a user by passwd(5); "/" for a user without an entry there."""
+    try:
+        return pwd.getpwuid(uid).pw_dir
+    except KeyError:
+        return "/"
+
+
 _OTHERS_MODE = 0o007  # the mode bits that give every user of the machine access to a file
 
 Content = TypeVar("Content")

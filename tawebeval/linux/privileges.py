@@ -265,7 +265,8 @@ class Privileges:
 
 _ROOT = (
     "service.user: not set, and the daemon does not run git and evaluators as root; create a user"
-    " by `adduser --system --group tawebeval` and name it there, or start the daemon as that user"
+    " by `adduser --system --group --home /var/lib/tawebeval tawebeval` and name it there, or start"
+    " the daemon as that user"
 )
 
 
@@ -290,7 +291,7 @@ def find_user(name: str) -> User:
     except KeyError:
         raise ConfigurationError(
             f"service.user: no user {name!r} on this machine; create one by "
-            f"`adduser --system --group {name}`"
+            f"`adduser --system --group --home /var/lib/{name} {name}`"
         ) from None
     groups = frozenset(os.getgrouplist(name, entry.pw_gid))
     if entry.pw_uid == 0:

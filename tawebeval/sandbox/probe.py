@@ -52,6 +52,7 @@ _OVERLAYS = (
     " directory on a file system with user attributes, such as ext4, xfs or btrfs"
 )
 _PYTHON = "install a python3 that the daemon's user can execute"
+_PROC_MISSING = "run `mount -t proc proc /proc`"
 
 # The probe changes a file and replaces a directory: an overlay needs extended attributes for that.
 _DIRECTORY = "directory"
@@ -69,9 +70,9 @@ PROBE_TIMEOUT = 20.0  # seconds for the probe to start and end
 _OTHERWISE = 'or, if you trust all callers, set sandbox.kind = "none"'
 _REMEDIES = {
     "Unknown option": "install bubblewrap 0.8.0 or newer",
-    "No permissions to create": "allow user namespaces: by sysctl, kernel."
-    "unprivileged_userns_clone=1, and on Ubuntu kernel."
-    "apparmor_restrict_unprivileged_userns=0",
+    # Not for a sysctl: these are named with their values.
+    "No permissions to create": "run tawebeval outside of a chroot, in which the kernel permits no"
+    " user namespaces, or without the seccomp filter that forbids them",
     "max_*_namespaces exceeded": "raise user.max_user_namespaces and the other limits of"
     " namespaces, by sysctl",
     "setting up uid map": "allow user namespaces: on Ubuntu, by sysctl"
@@ -179,7 +180,7 @@ def check_sandbox(
             sandbox.writable_trees.use_copies("no sandbox", privileges.user if privileges else None)
         except OSError as error:
             raise ConfigurationError(
-                f"no evaluator can be started: {error.strerror}", _PYTHON
+                f"no evaluator can be started: {error.strerror}", _find_start_remedy()
             ) from None
 
 
@@ -280,8 +281,12 @@ def probe_overlays_or_copies(
             sandbox.writable_trees.use_copies(problem[0], user)
             problem = probe_bubblewrap(sandbox, privileges, places)
     except OSError as error:
-        return SetupProblem(f"no process can be started: {error.strerror}", _PYTHON)
+        return SetupProblem(f"no process can be started: {error.strerror}", _find_start_remedy())
     return problem
+
+
+def _find_start_remedy() -> str:
+    return _PYTHON if os.path.exists("/proc/self") else _PROC_MISSING
 
 
 def probe_bubblewrap(

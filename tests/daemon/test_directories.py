@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import shutil
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.daemon.directories import DaemonDirectories, open_directories
+from tawebeval.daemon.directories import (
+    DaemonDirectories,
+    locate_directories,
+    open_directories,
+)
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.privileges import Privileges
 from tests.fakes.process import FakeProcess
@@ -229,6 +235,15 @@ class DirectoriesTests(SynchronousTestCase):
             self.assertEqual(directories.evaluations, root / state / "evaluations")
             self.assertEqual(directories.repositories, root / cache / "repositories")
         self.assertFalse((root / "t").exists())
+
+    def test_home_of_passwd_without_variable(self) -> None:
+        """A daemon that cron or a container starts may have no HOME."""
+        self.patch(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir="/home/alice"))
+        for environment in ({}, {"HOME": ""}):
+            state, _ = locate_directories(environment)
+            self.assertEqual(state, Path("/home/alice/.local/state/tawebeval"))
+        self.patch(pwd, "getpwuid", {}.__getitem__)
+        self.assertEqual(locate_directories({})[1], Path("/.cache/tawebeval"))
 
     def test_links(self) -> None:
         """Paths that are handed out have no links in them, as workspaces need it."""

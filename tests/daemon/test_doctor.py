@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import resource
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 from click.testing import CliRunner
@@ -19,7 +21,6 @@ from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.sandbox import probe
-from tawebeval.sandbox.probe import ProbeDirectories
 from tests.cases.doctor_case import BROKEN, OK, RESOURCES, WEAKER, DoctorTestCase
 from tests.cases.roots import make_root
 from tests.fakes.process import FakeProcess
@@ -172,8 +173,17 @@ class SystemChecksTests(DoctorTestCase):
             self.assertEqual("systemd-run" in found.remedy, of_unit)
             self.assertEqual("sandbox" in {each.component for each in others}, of_unit)
             if of_unit:
-                said = "the other checks are those of a daemon with service.user = nobody"
+                said = (
+                    "the other checks are those of a daemon with service.user = nobody,"
+                    f" STATE_DIRECTORY={self.state}, CACHE_DIRECTORY={self.cache}"
+                )
                 self.assertIn(Finding("user", OK, said), others)
+
+    def test_root_alone_gets_no_findings_about_the_home_of_nobody(self) -> None:
+        """The directories are those that the manual names for a daemon that root starts."""
+        self.environment = {}
+        found = self.examine("", 0)
+        self.assertEqual([each for each in found if "nonexistent" in each.description], [])
 
     def test_user_beside_unit(self) -> None:
         """Where the unit is installed root gets no remedies for another user than the unit's."""
@@ -193,16 +203,33 @@ class SystemChecksTests(DoctorTestCase):
         self.check("sandbox", BROKEN, said, settings=NONE)
 
     def test_overlays(self) -> None:
-        """They are tried where they will be, if that is there; what is copied is said, and why."""
+        """They are tried where they are or will be; what is copied is said, and why."""
         self.examine()
-        self.assertEqual(self.places, [ProbeDirectories(self.cache, self.state)])
+        self.assertEqual(self.get_probed_places(), [self.cache, self.state])
+        self.assertEqual(self.accounts.parent, self.places[-1].workspaces)
         self.assertEqual(self.trees.closed, 1)
         self.trees.overlay_problem = "no such device"
         self.check("trees", WEAKER, "copies", "(no such device)", "Linux 5.11", "python3")
         for path in (self.state, self.cache):
             path.rmdir()
         self.examine()
-        self.assertEqual(self.places[-1], ProbeDirectories())
+        self.assertEqual(self.get_probed_places(), [self.folder, self.folder])
+        make = tempfile.mkdtemp
+
+        def make_if_permitted(**arguments: Any) -> str:
+            if arguments.get("dir") == self.folder:
+                raise PermissionError(13, "Permission denied")
+            return make(**arguments)
+
+        self.patch(tempfile, "mkdtemp", make_if_permitted)
+        self.examine()
+        self.assertEqual(self.get_probed_places(), [Path(tempfile.gettempdir())] * 2)
+
+    def get_probed_places(self) -> list[Path]:
+        """Return where the last probe had its directories, which are removed."""
+        places = attrs.astuple(self.places[-1])
+        self.assertFalse(any(place.exists() for place in places))
+        return [place.parent for place in places]
 
     def test_readable(self) -> None:
         """What would be shown, and is the daemon's own, is said as at the start."""

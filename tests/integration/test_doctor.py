@@ -51,6 +51,7 @@ class DoctorTests(SynchronousTestCase):
         self.path = os.environ["PATH"]
         self.state, self.cache = (self.folder / "places" / name for name in ("state", "cache"))
         self.mounts: tuple[str, ...] = ()
+        self.variables: dict[str, str] = {}
 
     def run_command(
         self, settings: str = SERVICE, before: str = "", *arguments: str
@@ -73,6 +74,7 @@ class DoctorTests(SynchronousTestCase):
                 "STATE_DIRECTORY": str(self.state),
                 "CACHE_DIRECTORY": str(self.cache),
                 "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent),
+                **self.variables,
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -131,6 +133,21 @@ class DoctorTests(SynchronousTestCase):
         self.assertEqual(trees["health"], "weaker")
         self.assertIn("an overlay cannot be mounted: Invalid argument", trees["what"])
 
+    def test_overlays_before_and_after_the_first_start(self) -> None:
+        """The sandbox is tried where the daemon's directories will be."""
+        self.variables = {"TMPDIR": "/tmp"}  # where the launcher mounts, too
+        before = self.run_command()[1]
+        self.make_places()
+        after = self.run_command()[1]
+        self.assertEqual(before["trees"], after["trees"])
+        self.assertNotIn("No such file", before["trees"][0]["what"])
+
+    def test_chroot(self) -> None:
+        """In a chroot the kernel permits no user namespaces; the remedy names the chroot."""
+        found = self.mounted('mount --rbind / /mnt\nexec chroot /mnt "$@"\n')["sandbox"]
+        self.assertEqual([each["health"] for each in found], ["broken"])
+        self.assertIn("outside of a chroot", found[0]["remedy"])
+
     def test_no_bubblewrap(self) -> None:
         """It is not installed."""
         self.path = str(self.programs)
@@ -156,8 +173,11 @@ class DoctorTests(SynchronousTestCase):
         """To others root gives no cgroups: weaker, with the remedy."""
         if USER is None:
             raise SkipTest("only root can become another user: run the tests as root")
+        self.variables = {"HOME": str(self.folder), "STATE_DIRECTORY": "", "CACHE_DIRECTORY": ""}
+        give(self.folder)
         status, found = self.run_command("", BECOME, str(USER.pw_uid))
         self.assertEqual(status, 1, found)
+        self.assertEqual({each["health"] for each in found["permissions"]}, {"ok"})
         self.assertEqual(found["sandbox"][0]["health"], "ok")
         self.assertEqual({each["health"] for each in found["limits"]}, {"weaker"})
         self.assertIn("service.user", found["limits"][0]["remedy"])

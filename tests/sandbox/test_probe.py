@@ -56,7 +56,7 @@ FAILURES = (
     ("bwrap: Unknown option --disable-userns", "install bubblewrap 0.8.0 or newer"),
     (
         "bwrap: No permissions to create new namespace, likely because the kernel does not allow",
-        "kernel.unprivileged_userns_clone=1",
+        "outside of a chroot",
     ),
     (
         (
