@@ -22,6 +22,7 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
   it yet; it is to replace the pump and the journals.
 - `journal`, `handover_journal`, `snapshot`, `run_keeper`: what the keeper holds, so that
   evaluations outlive this process; `restart`: what an earlier process has left there.
+- `command_hints`: hints about the files of the command, for `exit_messages`.
 - `exit_messages`: the message about a bad exit, with a hint for the evaluator's author.
 - `context`: `EvaluationContext`, the dependencies: clock, threads, sandbox, memory budget, and the
   source of checkouts. So this package knows nothing of git.

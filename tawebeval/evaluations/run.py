@@ -164,7 +164,7 @@ class EvaluatorRun(ProcessProtocol):
     until the end, and if no evaluator ran. `usage` is known at the end. `grace` is the time between
     TERM and KILL, in seconds. `on_change()` is called when `failure` is set by a stop, and when the
     run waits to be begun again, or was. `progress` is that of a run that an earlier process has
-    begun.
+    begun. `find_command_hint(status, stderr)` explains a bad exit; it is called in a thread.
     """
 
     failure: EvaluationFailure | None = None
@@ -200,6 +200,7 @@ class EvaluatorRun(ProcessProtocol):
         self._is_left = False
         self._is_suspended = progress.is_clock_suspended
         self._process: ProcessTransport
+        self.find_command_hint: Callable[[int, str], str] = lambda status, stderr: ""
 
     @property
     def stderr_text(self) -> str:
@@ -470,9 +471,11 @@ class EvaluatorRun(ProcessProtocol):
         if self.failure is None and self.exit_status == EvaluatorExit(0):
             self.failure = self._sandboxed.check_memory() or self._check_cpu()
         elif self.failure is None and self.exit_status is not None:
-            self.failure = await self._ask(
-                self._sandboxed.check_limits, True
-            ) or self._explain_exit(self.exit_status)
+            self.failure = await self._ask(self._sandboxed.check_limits, True)
+            if self.failure is None:
+                status = self.exit_status.status or 0
+                hint = await self._ask(self.find_command_hint, status, self.stderr_text)
+                self.failure = self._explain_exit(self.exit_status, hint or "")
         self.run_ended.set_value(self)
 
     async def _ask(self, question: Callable[..., T], *arguments: Any) -> T | None:
@@ -500,7 +503,7 @@ class EvaluatorRun(ProcessProtocol):
         over = (self.usage.cpu_seconds or 0) > limits.cpu
         return build_cpu_limit_failure(limits) if over else None
 
-    def _explain_exit(self, end: EvaluatorExit) -> EvaluationFailure:
+    def _explain_exit(self, end: EvaluatorExit, command_hint: str) -> EvaluationFailure:
         """Return the failure for a bad exit, which may come from a limit of one process."""
         limits, number, status = self._sandboxed.limits, end.signal, end.status
         if over := self._check_cpu():
@@ -512,6 +515,7 @@ class EvaluatorRun(ProcessProtocol):
             has_network=self._sandboxed.has_network,
             has_output=bool(self._stdout_size or self._stderr_size),
             stray_marker_advice=self._pump.stray_marker_advice,
+            command_hint=command_hint,
         )
         members = {"status": status or 0} if number is None else {"signal": number}
         return self._with_stderr(EvaluationFailure("exit", message, members))

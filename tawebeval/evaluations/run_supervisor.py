@@ -17,6 +17,7 @@ from tawebeval.core.events import compute_base64_size
 from tawebeval.core.fileblock import FileReference
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers, SegiParser
+from tawebeval.evaluations.command_hints import find_command_hint
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.handover_journal import HandoverJournal
@@ -73,6 +74,7 @@ class RunSupervisor:
             self._on_change,
             self._progress,
         )
+        self.evaluator_run.find_command_hint = self._find_command_hint
 
     # The start
 
@@ -171,6 +173,12 @@ class RunSupervisor:
             progress=self.evaluator_run.progress,
             progress_time=self._context.clock.seconds(),
             quota_directory=None if quota is None else str(quota),
+        )
+
+    def _find_command_hint(self, status: int, stderr: str) -> str:
+        request = self._details.request
+        return find_command_hint(
+            request.evaluator_cmd, self._checkout.path, request.directory, status, stderr
         )
 
     # StdoutPumpOwner

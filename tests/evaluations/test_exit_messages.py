@@ -80,14 +80,51 @@ class ExitTests(SynchronousTestCase):
         ):
             self.assertTrue(explain(end, stderr).endswith(hint), (stderr, hint))
 
+    def test_eagain_of_a_write_blames_no_limit(self) -> None:
+        """Only a program or thread that cannot be started is at the limit of processes."""
+        again = "Resource temporarily unavailable"
+        for stderr, words in (
+            (f"cat: write error: {again}", "O_NONBLOCK"),
+            ("BlockingIOError: [Errno 11] write could not complete without blocking", "O_NONBLOCK"),
+            (f"    os.read(0, 1)\nBlockingIOError: [Errno 11] {again}", ""),
+            (f"    os.fork()\nBlockingIOError: [Errno 11] {again}", "(limits.processes)"),
+            (
+                f"    self.pid = _fork_exec(\n               ^^^\nBlockingIOError: {again}",
+                "(limits.processes)",
+            ),
+            (f"instance of 'std::system_error'\n  what():  {again}", "(limits.processes)"),
+            ("Error: spawn g++ EAGAIN", "(limits.processes)"),
+        ):
+            said = explain(stderr=stderr)
+            self.assertIn(words, said)
+            self.assertEqual(said.endswith("(limits.processes)"), "processes" in words, stderr)
+
     def test_not_executable(self) -> None:
         """A missing execute bit names the commands that set it."""
         said = explain(EvaluatorExit(126), "/bin/sh: 1: ./run: Permission denied")
-        self.assertIn("chmod +x FILE", said)
-        self.assertIn("git update-index --chmod=+x FILE", said)
+        self.assertIn("chmod +x ./run`", said)
+        self.assertIn("git update-index --chmod=+x ./run`", said)
+        long = f"/bin/sh: 1: ./{'a' * 80}: Permission denied"
+        self.assertIn("chmod +x FILE", explain(EvaluatorExit(126), long))
         self.assertNotIn("chmod", explain(EvaluatorExit(126), "Exec format error"))
         self.assertNotIn("chmod", explain(FAILED, "Permission denied"))
 
     def test_not_found(self) -> None:
         """An unknown command is named as the reason."""
-        self.assertIn("a command was not found", explain(EvaluatorExit(127), "sh: 1: x: not found"))
+        for stderr, words in (
+            ("", "a command was not found: check its path"),
+            ("sh: 1: g++-20: not found", "the command g++-20 was not found: check its path"),
+            ("bash: line 1: ghc: command not found", "the command ghc was not found: check"),
+            ("/bin/sh: 1: python: not found", "the command python was not found: write python3"),
+        ):
+            self.assertIn(words, explain(EvaluatorExit(127), stderr))
+
+    def test_hint_of_the_command_comes_first(self) -> None:
+        """The files of the commit tell more than stderr."""
+        said = explain_exit(
+            *(EvaluatorExit(127), "sh: 1: x: not found", LimitSettings()),
+            has_network=True,
+            has_output=True,
+            command_hint="x has the line ends of Windows",
+        )
+        self.assertTrue(said.endswith("127; x has the line ends of Windows"), said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.integration.client import failure
 from tests.integration.repositories import GitDaemon, HttpServer
 from tests.integration.wire import reasons
 
@@ -49,6 +50,18 @@ class FailureTests(reasons.ReasonCase):
             self.assertIn(missing, str(error["message"]))
         error = await self.run_from(self.repository.url, missing)
         self.assertEqual(error["reason"], "commit", error)
+
+    async def test_files_of_the_commit_explain_what_the_shell_does_not_find(self) -> None:
+        """A file with Windows line ends, and one that the author has not added."""
+        self.repository.write("judge.sh", "#!/bin/sh\r\necho ok\r\n", 0o755)
+        commit = self.repository.commit()
+        for command, words in (
+            ("./judge.sh", "./judge.sh has the line ends of Windows (CRLF)"),
+            ("python3 judge.py", "the commit has no file judge.py in its root"),
+        ):
+            identifier = await self.client.evaluate(self.repository.url, commit, command)
+            events = await self.client.follow(identifier)
+            self.assertIn(words, failure(events, "exit")["message"])
 
     async def test_credentials_in_a_url_are_refused_and_told_nobody(self) -> None:
         """A password in a URL is refused, and stands neither in the answer nor in the log."""
