@@ -205,11 +205,14 @@ class Screen:
 
     def finish_output(self) -> None:
         """Show a summary of the cases and the final error, and end a partial line on a terminal."""
-        results, self._results = self._results.build_json_object(), ResultSummary()
+        results, uncounted = self._results.build_json_object(), self._results.uncounted_value
+        self._results = ResultSummary()
         self._has_table = False
         if results is not None and results["cases"] and self.shows_summary:
             words = summarize_results(results | {"progress": None})
             self.show_message(f"summary: {', '.join(words)}", "cyan")
+        if uncounted:
+            self.show_message(f"warning: {uncounted}", "yellow")
         if self._error is not None:
             self._complain("failed", self._error)
             self._error = None

@@ -8,7 +8,7 @@ Four kinds of values are results (docs/evaluators.md):
     {"type": "score", "score": 30, "maximum": 100}
 
 Other members, and any other value, are ignored. Every value becomes an event, whether it counts or
-not.
+not. The summary describes the first value that has the type of a result and does not count.
 
 The evaluator chooses every byte. So `SegiParser` skips most other values by their length and one
 search, and a summary keeps at most `MAX_GOALS` goals, `MAX_GOAL_NAMES_BYTES` of their names, a
@@ -57,7 +57,20 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 _GOAL = 128  # bytes of memory that a goal takes besides its name
 _LARGEST = 2**53  # up to which each integer is a float
-_TYPE = re.compile(rb'"type"[ \t\r]*:[ \t\r]*"(?:goal_result|case|progress|score)"')
+_TYPE = re.compile(rb'"type"[ \t\r]*:[ \t\r]*"(goal_result|case|progress|score)"')
+_WRONG_MEMBER = re.compile(
+    r"(?:Expected `(bool|str|int|float)`|Invalid enum value).* - at `\$\.(\w+)`"
+    r"|Object missing required field `((?!type`)\w+)`",
+    re.DOTALL,
+)
+_FORMS = {
+    "bool": "write true or false",
+    "str": "write a string",
+    "int": f"write a whole number from 0 to {_LARGEST}",
+    "float": f"write a number from -{_LARGEST} to {_LARGEST}",
+    None: f"write one of {', '.join(VERDICTS)}",
+}
+_SHOWN_BYTES = 40
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
 _Points = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
@@ -96,11 +109,13 @@ class _Packed(msgspec.Struct, array_like=True, gc=False):
     cases: dict[str, int]
     progress: _Progress | None
     score: _Score | None
+    uncounted: str = ""
 
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(_Packed).decode
 
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 # Builds the members above and skips all others.
 _decode = msgspec.json.Decoder(_Goal | _Case | _Progress | _Score).decode
 
@@ -110,7 +125,8 @@ class ResultSummary:
     """Summary of the results of one evaluation.
 
     Of several results for one goal, several progresses or several scores, the last one counts. Each
-    case counts, also under the same name.
+    case counts, also under the same name. `uncounted_value` describes the first value that does not
+    count because of a member; "" without one.
     """
 
     # Names as JSON: a `str` may take four times as much.
@@ -120,6 +136,7 @@ class ResultSummary:
     _cases: dict[str, int] = attrs.field(factory=dict)
     _progress: _Progress | None = None
     _score: _Score | None = None
+    uncounted_value: str = ""
 
     @property
     def memory_bytes(self) -> int:
@@ -128,11 +145,14 @@ class ResultSummary:
 
     def add_if_result(self, json_value: bytes) -> None:
         """Count a data value, valid JSON of at most `MAX_RESULT_BYTES`, if it is a result."""
-        if _TYPE.search(json_value) is None:
+        kind = _TYPE.search(json_value)
+        if kind is None:
             return
         try:
             result = _decode(json_value)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, RecursionError) as error:
+            if not self.uncounted_value:
+                self.uncounted_value = _describe_uncounted(json_value, kind[1].decode(), str(error))
             return
         if isinstance(result, _Goal):
             # Not by orjson, whose results keep 4 KiB each.
@@ -155,7 +175,16 @@ class ResultSummary:
 
     def pack(self) -> bytes:
         """Return the summary as bytes, less than 8 KiB, for `unpack`."""
-        return _pack(_Packed(self._goals, self._omitted, self._cases, self._progress, self._score))
+        return _pack(
+            _Packed(
+                self._goals,
+                self._omitted,
+                self._cases,
+                self._progress,
+                self._score,
+                self.uncounted_value,
+            )
+        )
 
     @classmethod
     def unpack(cls, packed: bytes) -> ResultSummary:
@@ -168,6 +197,7 @@ class ResultSummary:
         summary._cases = state.cases
         summary._progress = state.progress
         summary._score = state.score
+        summary.uncounted_value = state.uncounted
         return summary
 
     def build_json_object(self) -> dict[str, Any] | None:
@@ -182,6 +212,25 @@ class ResultSummary:
             "progress": progress and {"done": progress.done, "total": progress.total},
             "score": score and {"score": _shorten(score.score), "maximum": _shorten(score.maximum)},
         }
+
+
+def _describe_uncounted(json_value: bytes, kind: str, message: str) -> str:
+    """Return why a value is no result, by the `message` of msgspec; "" if it need not be one."""
+    wrong = _WRONG_MEMBER.fullmatch(message)
+    if wrong is None:
+        return ""
+    expected, name, missing = wrong.groups()
+    if missing:
+        return f'a value of the type "{kind}" does not count as a result: "{missing}" is missing'
+    try:
+        raw = bytes(_decode_members(json_value)[name])
+    except (msgspec.DecodeError, RecursionError):  # what follows the member is not decodable
+        return ""
+    shown = raw[:_SHOWN_BYTES].decode(errors="ignore") + ("..." if len(raw) > _SHOWN_BYTES else "")
+    return (
+        f'a value of the type "{kind}" does not count as a result: "{name}" is {shown};'
+        f" {_FORMS[expected]}"
+    )
 
 
 def _shorten(number: float | None) -> float | int | None:

@@ -64,4 +64,7 @@ def format_state_line(
                 words += f"; {details.run_result.stray_marker_advice}"
             elif not event_count:
                 words += "; the evaluator printed nothing"
+            if details.result_summary is not None and details.result_summary.uncounted_value:
+                words += "; {uncounted}"
+                fields["uncounted"] = details.result_summary.uncounted_value
     return words, fields

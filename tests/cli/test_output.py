@@ -272,6 +272,14 @@ class OtherTests(SynchronousTestCase):
             shown.show(*shown_events)
             self.assertNotIn("summary", shown.notes.getvalue())
 
+    def test_value_that_does_not_count(self) -> None:
+        """The author of an evaluator learns why a verdict is missing in the summary."""
+        shown = Shown()
+        shown.show(Data('{"type":"case","case":"1","verdict":"WA"}'))
+        last = shown.notes.getvalue().splitlines()[-1]
+        words = 'warning: a value of the type "case" does not count as a result: "verdict" is "WA"'
+        self.assertTrue(last.startswith(words), last)
+
     def test_progress_of_an_evaluator(self) -> None:
         """On a terminal the next output replaces it."""
         shown = Shown(terminal=True)

@@ -34,6 +34,13 @@ def sum_up(*values: Any) -> dict[str, Any] | None:
     return summary.build_json_object()
 
 
+def describe(json_value: bytes) -> str:
+    """Return what is said of a value that does not count."""
+    summary = ResultSummary()
+    summary.add_if_result(json_value)
+    return summary.uncounted_value
+
+
 def goal(name: str, reached: bool = True) -> dict[str, Any]:
     """Return the value that reports a goal."""
     return {"type": "goal_result", "goal": name, "result": reached}
@@ -71,6 +78,49 @@ results = st.lists(
 
 class ResultSummaryTests(SynchronousTestCase):
     """What becomes of results, and of values that resemble them."""
+
+    def test_first_value_that_does_not_count_is_described(self) -> None:
+        """An author who writes "yes" for true learns why no goal is reached."""
+        begin = 'a value of the type "{}" does not count as a result: '
+        long = "x" * 50
+        for value, words in (
+            ({**goal("x"), "result": "yes"}, '"result" is "yes"; write true or false'),
+            ({**goal("x"), "result": 1}, '"result" is 1; write true or false'),
+            ({**goal("x"), "goal": 7}, '"goal" is 7; write a string'),
+            ({"type": "goal_result", "goal": "x"}, '"result" is missing'),
+            (
+                {"type": "case", "case": "1", "verdict": "WA"},
+                '"verdict" is "WA"; write one of accepted, wrong_answer, time_limit,',
+            ),
+            (
+                {"type": "case", "case": "1", "verdict": long},
+                f'"verdict" is "{long[:39]}...; write',
+            ),
+            ({"type": "case", "verdict": "accepted"}, '"case" is missing'),
+            (
+                {"type": "progress", "done": -1, "total": 2},
+                '"done" is -1; write a whole number from',
+            ),
+            ({"type": "progress", "done": 0.5, "total": 2}, '"done" is 0.5; write a whole number'),
+            ({"type": "score", "score": "30"}, '"score" is "30"; write a number from'),
+        ):
+            summary = ResultSummary()
+            summary.add_if_result(json.dumps(value).encode())
+            summary.add_if_result(b'{"type": "score"}')
+            found = summary.uncounted_value
+            self.assertTrue(found.startswith(begin.format(value["type"]) + words), found)
+            self.assertEqual(ResultSummary.unpack(summary.pack()).uncounted_value, found)
+        for other in (
+            goal("x"),
+            {"type": "score", "score": 1, "name": "part"},
+            {"type": "score", "score": 1, "goal": "part"},
+            [{"type": "score"}],
+            {"inner": {"type": "score"}},
+            {"type": "other", "inner": {"type": "score"}},
+        ):
+            self.assertEqual(describe(json.dumps(other).encode()), "", other)
+        for rest in (b'"\\ud800": 1', b'"deep": ' + b"[" * 5000 + b"]" * 5000):
+            self.assertEqual(describe(b'{"type": "score", "score": "x", ' + rest + b"}"), "")
 
     def test_nothing(self) -> None:
         """Without a result there is no summary."""

@@ -80,6 +80,18 @@ class StoryTests(EvaluationTestCase):
         self.world.turn()
         self.assertIn("; EVALUATION_DATA_BEGIN is not at the start of a line", self.story()[-1])
 
+    def test_value_that_does_not_count(self) -> None:
+        """The log tells why a value with the type of a result is none; it is no format."""
+        self.begin()
+        environment = self.world.child.environment
+        value = '{"type": "goal_result", "goal": "x", "result": "{yes}"}'
+        lines = environment["EVALUATION_DATA_BEGIN"], value, environment["EVALUATION_DATA_END"], ""
+        self.world.child.print("\n".join(lines).encode())
+        self.world.child.end()
+        self.world.turn()
+        words = '"goal_result" does not count as a result: "result" is "{yes}"; write true or false'
+        self.assertTrue(self.story()[-1].endswith(words), self.story()[-1])
+
     def test_stopped_early(self) -> None:
         """What was never run used nothing."""
         self.slot.shut = True
