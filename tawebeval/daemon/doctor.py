@@ -30,6 +30,7 @@ from tawebeval.daemon.keeper_connection import (
 )
 from tawebeval.daemon.process_setup import find_unreadable_import_directories
 from tawebeval.daemon.reload import read_configuration
+from tawebeval.daemon.services import explain_wrong_endpoint
 from tawebeval.daemon.startup import (
     check_environments,
     check_sandbox_readable_paths,
@@ -238,9 +239,7 @@ class SystemChecks:
             try:
                 serverFromString(self.reactor, endpoint)
             except (ValueError, TypeError, LookupError, OSError) as error:
-                raise ConfigurationError(
-                    f"{endpoint!r} is not an endpoint such as tcp:8080:interface=127.0.0.1: {error}"
-                ) from None
+                raise ConfigurationError(explain_wrong_endpoint(endpoint, error)) from None
         yield endpoint
 
     def _check_callers(self) -> Iterator[str | SetupProblem]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import errno
+import os
 import platform
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -29,6 +31,7 @@ from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.restart import RecoveredEvaluations
 from tawebeval.git.cache import RepositoryCache
+from tawebeval.linux.ownership import get_user_name
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import become_subreaper
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
@@ -45,6 +48,11 @@ _LOG_TIMEOUT = 2.0  # seconds for which the shutdown waits for the log
 _LASTING_PATIENCE = 0.5  # seconds for responses, if evaluations go on: streams do not end
 _KEEPER_END = 0.5  # seconds from the end of the keeper's connection to that of its process
 _LAST_POLLS = 0.5  # seconds in which clients can fetch the end events of cancelled evaluations
+
+_OTHER_ENDPOINT = "choose another endpoint by --listen or the setting listen"
+_OTHER_PORT = (
+    "choose another port, as in --listen tcp:8081:interface=127.0.0.1, or by the setting listen"
+)
 
 log = Logger()
 
@@ -301,9 +309,7 @@ def make_listener(
             ' such as tawebeval.socket, or set listen = ["tcp:8080:interface=127.0.0.1"]'
         ) from None
     except (ValueError, TypeError, OSError) as error:
-        raise ConfigurationError(
-            f"listen: {endpoint!r} is not an endpoint such as tcp:8080:interface=127.0.0.1: {error}"
-        ) from None
+        raise ConfigurationError(f"listen: {explain_wrong_endpoint(endpoint, error)}") from None
     # TCP_USER_TIMEOUT cannot tell a client that reads nothing from an unreachable one.
     timeout = max(
         _MIN_USER_TIMEOUT,
@@ -314,15 +320,45 @@ def make_listener(
     return listening
 
 
-def explain_listen_error(endpoint: str, error: Exception) -> str:
-    """Return why an endpoint cannot be opened, with the remedy for a socket of systemd."""
-    if not (isinstance(error, OSError) and endpoint.startswith("systemd:")):
-        return str(error)
+def explain_wrong_endpoint(endpoint: str, error: Exception) -> str:
+    """Return the message about what is no endpoint, from the error of its parser."""
+    if isinstance(error, OSError):  # of a certificate or its key
+        return f"{endpoint}: cannot read {error.filename}: {error.strerror}"
+    why = str(error).partition("invalid literal for int() with base 10: ")[2]
+    why = f"{why} is not a port" if why else str(error)
     return (
-        f"the socket that systemd passes (LISTEN_FDS) cannot be used: {error.strerror}; for"
-        " domain=INET set ListenStream= in the socket unit to a TCP address such as"
-        ' 127.0.0.1:8080; for a UNIX socket listen at "unix:/run/tawebeval/socket:mode=660"'
+        f"{endpoint!r} is not an endpoint such as tcp:8080:interface=127.0.0.1 or"
+        f" unix:/run/tawebeval/socket:mode=660: {why}"
     )
+
+
+def explain_listen_error(endpoint: str, error: Exception) -> str:
+    """Return why an endpoint cannot be opened, with the remedy."""
+    cause = error.socketError if isinstance(error, CannotListenError) else error
+    if not isinstance(cause, OSError):
+        return f"{error}; {_OTHER_ENDPOINT}"
+    if endpoint.startswith("systemd:"):
+        return (
+            f"the socket that systemd passes (LISTEN_FDS) cannot be used: {cause.strerror}; for"
+            " domain=INET set ListenStream= in the socket unit to a TCP address such as"
+            ' 127.0.0.1:8080; for a UNIX socket listen at "unix:/run/tawebeval/socket:mode=660"'
+        )
+    if endpoint.startswith("unix:"):
+        user = get_user_name(os.geteuid())
+        return (
+            f"cannot create the socket as the user {user}: {cause.strerror}; create its directory"
+            f" for this user, or {_OTHER_ENDPOINT}"
+        )
+    match cause.errno:
+        case errno.EADDRINUSE:
+            return (
+                f"another program, or another tawebeval, listens there; stop it, or {_OTHER_PORT}"
+            )
+        case errno.EACCES:
+            return f"ports below 1024 need root with service.user, or a socket unit; {_OTHER_PORT}"
+        case errno.EADDRNOTAVAIL:
+            return f"this machine has no such address, as `ip address` shows; {_OTHER_ENDPOINT}"
+    return f"{cause.strerror or cause}; {_OTHER_ENDPOINT}"
 
 
 def make_periodic_timer(calls: Iterable[Callable[[], object]], reactor: Any) -> TimerService:

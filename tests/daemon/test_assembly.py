@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import shutil
 import signal
@@ -905,11 +906,29 @@ class ServiceTests(SynchronousTestCase):
         error = OSError(95, "Operation not supported")
         for endpoint, words in (
             ("systemd:domain=INET:index=0", "set ListenStream= in the socket unit"),
-            ("tcp:80", "[Errno 95] Operation not supported"),
+            ("tcp:80", "--listen"),
+            ("unix:/x", "as the user"),
         ):
             said = explain_listen_error(endpoint, error)
             self.assertIn("Operation not supported", said)
             self.assertIn(words, said)
+
+    def test_endpoint_that_cannot_be_opened_has_a_remedy(self) -> None:
+        """The operator can choose another one, by option or setting."""
+        for cause, words in (
+            (
+                OSError(errno.EADDRINUSE, "x"),
+                "another program, or another tawebeval, listens there",
+            ),
+            (OSError(errno.EACCES, "x"), "ports below 1024 need root with service.user"),
+            (OSError(errno.EADDRNOTAVAIL, "x"), "this machine has no such address"),
+            (OSError("no such host"), "no such host; choose another endpoint by --listen"),
+            ("Cannot acquire lock", "Cannot acquire lock"),
+        ):
+            said = explain_listen_error("tcp:80", CannotListenError("127.0.0.1", 80, cause))
+            self.assertIn(words, said)
+            self.assertIn("--listen", said)
+            self.assertIn("the setting listen", said)
 
 
 class ListenTests(TestCase):
