@@ -6,6 +6,7 @@ names the path of the key.
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -81,16 +82,56 @@ def _add_unit(bound: re.Match[str]) -> str:
 
 def _describe_error(message: str, path: str, value: object) -> str:
     """Return the message about the `value` at `path`, from that of msgspec or of a section."""
-    shown = "the value" if _SECRET.search(path) else f"{value!r:.80}"
+    shown = "the value" if _SECRET.search(path) else _format_value(value)
     if message in _WORDS:
         return f"{shown} should be {_WORDS[message]}"
     if message.startswith("not allowed"):
         return f"{shown} is {message}"
-    if message.startswith("Expected"):
-        plain = message.replace("`", "").replace("E", "e", 1)
-        return f"{shown} is not allowed; {_BOUND.sub(_add_unit, plain)}"
+    if expected := re.fullmatch("Expected `([a-z |]+)`(.*)", message):
+        kinds, rest = expected[1].split(" | "), expected[2]
+        kind, form = kinds[0], " or ".join(_FORMS.get(kind, kind) for kind in kinds)
+        if not rest.startswith(", got"):  # of the right type
+            return f"{shown} is not allowed; write {form}{_BOUND.sub(_add_unit, rest)}"
+        example = _build_example(kind, None if shown == "the value" else value)
+        name = path.rpartition(".")[2]
+        if kind == "object":
+            example = f"[{path}]"
+        elif not name.endswith("]"):
+            example = f"{name} = {example}"
+        return f"{shown} is not allowed; write {form}, such as {example:.120}"
     missing = re.fullmatch("Object missing required field `(.*)`", message)
     return f"{missing[1]} is required" if missing else message
+
+
+_FORMS = {
+    "bool": "true or false, without quotes",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text in quotes",
+    "array": "a list",
+    "object": "a table",
+}
+"""How TOML writes each type of msgspec's messages."""
+
+
+def _build_example(kind: str, value: object) -> str:
+    """Return a value of a type of `_FORMS`, from one of another type if that can be."""
+    if kind == "array":
+        return f"[{json.dumps(value)}]" if isinstance(value, str) else "[...]"
+    if kind == "str":
+        return f'"{value}"' if type(value) in (int, float) else '"..."'
+    if kind == "bool":
+        return "false" if str(value).lower() in ("false", "no", "off", "0") else "true"
+    number = re.match("[0-9]{1,9}", value) if isinstance(value, str) else None
+    return number[0] if number else "100"
+
+
+def _format_value(value: object) -> str:
+    """Return a value as TOML writes it, at most 80 characters."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    is_date_or_time = hasattr(value, "isoformat")
+    return f"{value!s:.80}" if is_date_or_time else f"{value!r:.80}"
 
 
 _Count = Annotated[int, Meta(ge=1, le=10**9)]
@@ -982,11 +1023,11 @@ def _read_sizes(settings: Any, kind: type[Struct], place: str) -> Any:
         if isinstance(field.type, type) and issubclass(field.type, Section):
             if value is not None:
                 read[field.encode_name] = _read_sizes(value, field.type, path)
-        elif isinstance(value, str) and _is_size(field.type):
-            read[field.encode_name] = size = parse_size(value)
+        elif _is_size(field.type) and value is not None and type(value) is not int:
+            read[field.encode_name] = size = parse_size(value) if isinstance(value, str) else None
             if size is None:
                 raise ConfigurationError(
-                    _escape(f"{path}: {value!r:.80} is not a size"),
+                    _escape(f"{path}: {_format_value(value)} is not a size"),
                     'write a number of bytes, or a text with K, M, G or T, such as "256M"',
                 )
     return read
@@ -1009,7 +1050,11 @@ def _describe_unknown(name: str, table: str) -> str:
     path = f"{place}.{name}".lstrip(".")
     near = [one for one in paths if one.endswith(f".{name}") and one.count(".") == 1]
     near = near or get_close_matches(path, paths, 1, 0.8)
-    hint = f"; did you mean {near[0]}?" if near else "; etc/tawebeval.toml lists all settings"
+    hint = (
+        f"; did you mean {' or '.join(near[:3])}?"
+        if near
+        else "; etc/tawebeval.toml lists all settings"
+    )
     return f"{table}.{name}".lstrip(".") + f": unknown setting{hint}"
 
 

@@ -254,7 +254,10 @@ class EnvironmentTests(SynchronousTestCase):
         """An error names the table's name and the key."""
         for text, start in (
             ("environments = 1", "environments: 1 is not allowed"),
-            ("environments.x = 1", "environments.x: 1 is not allowed; expected object"),
+            (
+                "environments.x = 1",
+                "environments.x: 1 is not allowed; write a table, such as [environments.x]",
+            ),
             ("[environments.x]", "environments.x: root is required"),
             ("[environments.x]\nroot = 'a'", "environments.x.root: 'a' should be an absolute path"),
             ("[environments.'x.y']\nroot = 1", 'environments."x.y".root: 1 is not allowed'),
@@ -346,7 +349,10 @@ class ProblemTests(SynchronousTestCase):
             (self.problem + "branch = 'main'", "problems.b: set either commit or branch"),
             ("repository = 'x'\ncommand = 'y'", "problems.b: set either commit or branch"),
             ("command = 'y'", "problems.b: repository is required"),
-            (self.problem + "title = 1", "problems.b.title: 1 is not allowed; expected str"),
+            (
+                self.problem + "title = 1",
+                'problems.b.title: 1 is not allowed; write a text in quotes, such as title = "1"',
+            ),
             (self.problem + "title = 'a\\u0007'".replace("'", '"'), "problems.b.title: "),
             (self.problem + "fields = ['A']", "problems.b.fields[0]: 'A' should be NAME of"),
             (self.problem + "extensions = ['.py']", "problems.b.extensions[0]: '.py' should be"),
@@ -397,7 +403,7 @@ class ProblemTests(SynchronousTestCase):
         for text, start in (
             (f"[a]\n{self.problem}", "problems.a: the configuration has this problem, too"),
             (f"[b]\n{self.problem}commit = 1", "the file is not TOML"),
-            ("b = 1", "problems.b: 1 is not allowed; expected object"),
+            ("b = 1", "problems.b: 1 is not allowed; write a table, such as [problems.b]"),
             (f"[b]\n{self.problem}fields = ['A']", "problems.b.fields[0]: "),
         ):
             error = self.assertRaises(ConfigurationError, add_problems, one, text)
@@ -437,6 +443,7 @@ class ErrorTests(SynchronousTestCase):
             ("[limit]\nfile = 2048", "did you mean limits?"),
             ("[limits]\nmemroy = 1", "did you mean limits.memory?"),
             ("request_body = 1", "did you mean limits.request_body?"),
+            ("memory = 1", "did you mean repositories.memory or limits.memory?"),
             (f"{CREDENTIAL}pasword_file = '/p'", "did you mean repositories.credentials.password"),
             ("[http]\nport = 8080", "etc/tawebeval.toml lists all settings"),
         ):
@@ -477,29 +484,61 @@ class ErrorTests(SynchronousTestCase):
         )
 
     def test_wrong_type(self) -> None:
-        """A value of a wrong type names the key's path and both types."""
+        """A value of a wrong type names the key's path and the right form."""
         for text, start in (
-            ("limits = 1", "limits: 1 is not allowed; expected object, got int"),
-            ("[limits.file]\nsize = 1", "limits.file: {'size': 1} is not allowed; expected int"),
+            ("limits = 1", "limits: 1 is not allowed; write a table, such as [limits]"),
+            ("[limits.file]\nsize = 1", "limits.file: {'size': 1} is not a size; write"),
             (
                 "[limits]\nfile = '2 MB'",
                 "limits.file: '2 MB' is not a size; write a number of bytes, or a text",
             ),
-            ("[limits]\nfile = true", "limits.file: True is not allowed; expected int, got bool"),
+            ("[limits]\nfile = true", "limits.file: true is not a size; write a number"),
             (
                 "[limits]\nfile = 2048.0",
-                "limits.file: 2048.0 is not allowed; expected int, got float",
+                "limits.file: 2048.0 is not a size; write a number",
             ),
             (
                 "[limits]\nfile = 1979-05-27",
-                "limits.file: datetime.date(1979, 5, 27) is not allowed; expected",
+                "limits.file: 1979-05-27 is not a size; write",
             ),
             (
                 "[limits]\nwall_clock = '5'",
-                "limits.wall_clock: '5' is not allowed; expected float, got str",
+                "limits.wall_clock: '5' is not allowed; write a number, such as wall_clock = 5",
             ),
-            ("listen = 'tcp:1'", "listen: 'tcp:1' is not allowed; expected array, got str"),
-            ("listen = [8080]", "listen[0]: 8080 is not allowed; expected str, got int"),
+            (
+                "listen = 'tcp:1'",
+                "listen: 'tcp:1' is not allowed; write a list, such as listen = [\"tcp:1\"]",
+            ),
+            ("listen = 1", "listen: 1 is not allowed; write a list, such as listen = [...]"),
+            (
+                "[log]\nlevel = true",
+                'log.level: true is not allowed; write a text in quotes, such as level = "..."',
+            ),
+            (
+                "[archive]\nenabled = 'no'",
+                (
+                    "archive.enabled: 'no' is not allowed; write true or false, without quotes, such"
+                    " as enabled = false"
+                ),
+            ),
+            (
+                "[callers]\ntokens = ['a']",
+                "callers.tokens: the value is not allowed; write a text in quotes, such as tokens",
+            ),
+            (
+                "[limits]\nprocesses = 'many'",
+                "limits.processes: 'many' is not allowed; write a whole number, such as processes",
+            ),
+            ("[limits]\nwall_clock = 10:00:00", "limits.wall_clock: 10:00:00 is not allowed; "),
+            ("[sandbox]\nreadable = '/opt'", "sandbox.readable: '/opt' is not allowed; write a"),
+            (
+                "[service]\nlasting = 3",
+                "service.lasting: 3 is not allowed; write true or false, without quotes or a text",
+            ),
+            (
+                "listen = [8080]",
+                'listen[0]: 8080 is not allowed; write a text in quotes, such as "8080"',
+            ),
             (
                 "[evaluations.environment]\nA = ''\nB = 1",
                 "evaluations.environment.B: the value is not",
@@ -510,7 +549,7 @@ class ErrorTests(SynchronousTestCase):
     def test_out_of_range(self) -> None:
         """A value out of range names the key's path and the range; so do nan and inf."""
         for text, start in (
-            ("listen = []", "listen: [] is not allowed; expected array of length >= 1"),
+            ("listen = []", "listen: [] is not allowed; write a list of length >= 1"),
             ("[repositories]\nprotocols = ['ftp']", "repositories.protocols[0]: "),
             ("[repositories]\nallow_hosts = ['a b']", "repositories.allow_hosts[0]: "),
             ("[repositories]\ndeny_hosts = ['*']", "repositories.deny_hosts[0]: "),
@@ -523,7 +562,7 @@ class ErrorTests(SynchronousTestCase):
             ("[repositories]\ntree_files = 0", "repositories.tree_files: "),
             (
                 "[repositories]\nmemory = 1048576",
-                "repositories.memory: 1048576 is not allowed; expected int >= 67108864 (64 MiB)",
+                "repositories.memory: 1048576 is not allowed; write a whole number >= 67108864 (64",
             ),
             ("[repositories]\ncredentials = [{}]", "repositories.credentials[0]: host is required"),
             (CREDENTIAL.replace("'h'", "'a b'"), "repositories.credentials[0].host: "),
@@ -534,12 +573,12 @@ class ErrorTests(SynchronousTestCase):
             ("[repositories]\ntree_bytes = 1", "repositories.tree_bytes: "),
             (
                 "[repositories]\ncache = 1023",
-                "repositories.cache: 1023 is not allowed; expected int >= 1024 (1 KiB)",
+                "repositories.cache: 1023 is not allowed; write a whole number >= 1024 (1 KiB)",
             ),
             ("[repositories]\nfetch_timeout = 0", "repositories.fetch_timeout: "),
             (
                 "[evaluations]\nrunning = -1",
-                "evaluations.running: -1 is not allowed; expected int >= 0",
+                "evaluations.running: -1 is not allowed; write a whole number >= 0",
             ),
             ("[evaluations]\nrunning = 1_000_001", "evaluations.running: "),
             ("[evaluations]\nqueued = -1", "evaluations.queued: "),
@@ -548,15 +587,15 @@ class ErrorTests(SynchronousTestCase):
             ("[evaluations]\nabandon_after = -1", "evaluations.abandon_after: "),
             ("[evaluations.environment]\n'A=B' = ''", "evaluations.environment: "),
             ("[limits]\nrequest_body = 0", "limits.request_body: "),
-            ("[limits]\nfields = 0", "limits.fields: 0 is not allowed; expected int >= 1"),
+            ("[limits]\nfields = 0", "limits.fields: 0 is not allowed; write a whole number >= 1"),
             ("[limits]\nfields = 1_000_000_001", "limits.fields: "),
             (
                 f"[limits]\nfile = {2**50 + 1}",
-                "limits.file: 1125899906842625 is not allowed; expec",
+                "limits.file: 1125899906842625 is not allowed; write",
             ),
             (
                 "[limits]\nmemory = '1K'",
-                "limits.memory: '1K' is not allowed; expected int >= 16777216 (16 MiB)",
+                "limits.memory: '1K' is not allowed; write a whole number >= 16777216 (16 MiB)",
             ),
             ("[limits.maximum]\nmemory = '1P'", "limits.maximum.memory: '1P' is not a size; "),
             (f"[limits]\nfile = {10**30}", "limits.file: 1000000000000000000000000000000 is not "),
@@ -595,10 +634,16 @@ class ErrorTests(SynchronousTestCase):
             ("[limits]\nstderr = 1", "limits.stderr: "),
             ("[buffers]\npage = 1", "buffers.page: "),
             ("[buffers]\nevaluation = 1", "buffers.evaluation: "),
-            ("[polls]\nwait = -1", "polls.wait: -1 is not allowed; expected int >= 0"),
-            ("[polls]\nwait = 3601", "polls.wait: 3601 is not allowed; expected int <= 3600"),
-            ("[polls]\nwait = 0.5", "polls.wait: 0.5 is not allowed; expected int, got float"),
-            ("[service]\ndrain = -1", "service.drain: -1 is not allowed; expected float >= 0"),
+            ("[polls]\nwait = -1", "polls.wait: -1 is not allowed; write a whole number >= 0"),
+            (
+                "[polls]\nwait = 3601",
+                "polls.wait: 3601 is not allowed; write a whole number <= 3600",
+            ),
+            (
+                "[polls]\nwait = 0.5",
+                "polls.wait: 0.5 is not allowed; write a whole number, such as wait = 100",
+            ),
+            ("[service]\ndrain = -1", "service.drain: -1 is not allowed; write a number >= 0"),
             ("[evaluations]\nretain = 0", "evaluations.retain: "),
             ("[evaluations]\nkept = 0", "evaluations.kept: "),
             ("[limits]\nuploads = 1", "limits.uploads: "),
