@@ -517,8 +517,8 @@ class ErrorTests(SynchronousTestCase):
             (
                 "[archive]\nenabled = 'no'",
                 (
-                    "archive.enabled: 'no' is not allowed; write true or false, without quotes, such"
-                    " as enabled = false"
+                    "archive.enabled: 'no' is not allowed; write true or false, without quotes,"
+                    " such as enabled = false"
                 ),
             ),
             (

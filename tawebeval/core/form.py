@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
 from math import inf
 
 import attrs
@@ -298,6 +299,7 @@ def parse_form(
     environments: Collection[str] = (),
     problem: str | None = None,
     over_maximum_hint: str = "",
+    unknown_names: Sequence[str] = (),
 ) -> EvaluationRequest:
     """Return the request of a form. Raises InvalidField.
 
@@ -305,17 +307,20 @@ def parse_form(
     `protocols` are the protocols allowed for repositories, by git's names. `limit_ranges` are the
     allowed values of the limits, by their names in `[limits]`, `environments` the names of the
     configured environments. The form of a `problem` may have a branch in place of a commit.
-    `over_maximum_hint` ends the message about a limit over its maximum.
+    `over_maximum_hint` ends the message about a limit over its maximum. `unknown_names` are those
+    of ignored fields: the message about a missing field has the nearest one.
     """
     if not submission:
         raise InvalidField(
             "submission",
             "no file was sent; send at least one field submission[NAME], such as"
-            " submission[source]",
+            f" submission[source]{_find_near_name('submission[source]', unknown_names)}",
         )
     has_commit = problem is None or "commit_oid" in fields or "repository[branch]" not in fields
-    commit_oid = _commit_oid(fields) if has_commit else ""
-    evaluator_cmd = _required(fields, "evaluator_cmd")
+    for name in ("repository[url]", *(["commit_oid"] if has_commit else []), "evaluator_cmd"):
+        _check_required(fields, name, unknown_names)
+    commit_oid = _commit_oid(fields["commit_oid"]) if has_commit else ""
+    evaluator_cmd = fields["evaluator_cmd"]
     if "\0" in evaluator_cmd:
         raise InvalidField("evaluator_cmd", "cannot contain NUL")
     return EvaluationRequest(
@@ -341,8 +346,7 @@ def parse_form(
     )
 
 
-def _commit_oid(fields: Mapping[str, str]) -> str:
-    commit_oid = _required(fields, "commit_oid")
+def _commit_oid(commit_oid: str) -> str:
     if _SHA256_OID.fullmatch(commit_oid):
         raise InvalidField(
             "commit_oid",
@@ -404,13 +408,17 @@ def parse_environment_name(name: str, known_names: Collection[str]) -> str | Non
     return name
 
 
-def _required(fields: Mapping[str, str], name: str) -> str:
+def _check_required(fields: Mapping[str, str], name: str, unknown_names: Sequence[str]) -> None:
     value = fields.get(name)
     if value is None:
-        raise InvalidField(name, "is required")
+        raise InvalidField(name, f"is required{_find_near_name(name, unknown_names)}")
     if not value.strip():
         raise InvalidField(name, "is empty")
-    return value
+
+
+def _find_near_name(name: str, unknown_names: Sequence[str]) -> str:
+    near = get_close_matches(name, unknown_names, 1, 0.5)
+    return f"; {near[0]!r} is no known field: rename it to {name}" if near else ""
 
 
 def _number(fields: Mapping[str, str], name: str, least: int, most: int) -> int | None:
@@ -423,7 +431,7 @@ def _number(fields: Mapping[str, str], name: str, least: int, most: int) -> int 
 
 
 def _url(fields: Mapping[str, str], protocols: Sequence[str]) -> str:
-    url = _required(fields, "repository[url]")
+    url = fields["repository[url]"]
     try:
         check_repository_url(url, protocols)
     except ValueError as error:

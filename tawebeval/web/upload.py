@@ -61,6 +61,7 @@ from tawebeval.web.server.request_headers import get_header_elements
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
 _PER_FILE = 8192  # bytes of disk that a file and its directory take, of whatever size
 _MAX_FOLDED_LINES = 100  # of headers in a form
+_MAX_UNKNOWN_NAMES = 16  # of ignored fields, for a message
 _MAX_KEY = 255  # characters of an Idempotency-Key
 # A parameter whose value is in quotes, or is written without quotes that it needs.
 _PARAMETER = re.compile(r'; *([A-Za-z*-]+) *= *("[^"\\]*"|"(?:[^"\\]|\\.)*+"|[^";]*)')
@@ -125,6 +126,7 @@ class FormReceiver:
         self._stored_bytes = 0  # that `spool` counts
         self._linked: SharedUpload | None = None
         self._fields: dict[str, bytes] = {}  # in UTF-8
+        self._unknown_names: list[str] = []
         self._submission: list[SubmissionFile] = []
         self._digests: dict[str, bytes] = {}
         # The arriving part: its text or file; neither if the field is unknown.
@@ -241,6 +243,7 @@ class FormReceiver:
             self._environments,
             preset.problem,
             "; the operator can raise it",
+            self._unknown_names,
         )
         try:
             await self._files.finish()
@@ -297,7 +300,11 @@ class FormReceiver:
         limit = find_field_size_limit(name) if file is None else None
         # Browsers send an empty name and no content for an input without a file.
         self._must_be_empty = file is not None and filename == ""
-        if self._must_be_empty or (file is None and limit is None):
+        if self._must_be_empty:
+            return
+        if file is None and limit is None:
+            if len(self._unknown_names) < _MAX_UNKNOWN_NAMES:
+                self._unknown_names.append(name[:80])
             return
         coding = part.header("Content-Transfer-Encoding", "").strip(" \t")
         if coding and coding.lower() not in _IDENTITY_CODINGS:

@@ -294,6 +294,14 @@ class FormTests(Tables):
                 word = "required" if value is None else "empty"
                 self.assertIn(word, error.detail)
 
+    def test_nearest_unknown_name(self) -> None:
+        """A message about a missing field has the ignored one that is meant, if any is near."""
+        fields = {name: value for name, value in LEAST.items() if name != "commit_oid"}
+        for names, words in (((), "required"), (("x", "comit"), "; 'comit' is no known field")):
+            with self.assertRaises(InvalidField) as caught:
+                parse_form(fields, SUBMISSION, ALL, RANGES, unknown_names=names)
+            self.assertIn(words, str(caught.exception))
+
     def test_optional(self) -> None:
         """The others may be absent, or empty as browsers send what was not filled in."""
         for field in TEXT_FIELD_SIZE_LIMITS.keys() - LEAST.keys():

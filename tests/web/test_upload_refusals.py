@@ -29,6 +29,22 @@ class FieldTests(UploadTestCase):
         self.refuse(InvalidField, form(without("submission[source]")), "submission")
         self.refuse(InvalidField, form([]), "submission")
 
+    def test_missing_field_names_the_nearest_unknown_one(self) -> None:
+        """A name that is nearly right is ignored, so the message about the missing one has it."""
+        for name, sent in (
+            ("repository[url]", "repository[uri]"),
+            ("repository[url]", "repo_url"),
+            ("commit_oid", "commit"),
+            ("evaluator_cmd", "evaluator_command"),
+            ("submission[source]", "source"),
+        ):
+            body = form([Part("other", b""), Part(sent, b"x"), *without(name)])
+            field = name.partition("[source]")[0]
+            said = str(self.refuse(InvalidField, body, field))
+            self.assertTrue(
+                said.endswith(f"; {sent!r} is no known field: rename it to {name}"), said
+            )
+
     def test_repeated(self) -> None:
         """No field may stand there twice, even with the same content."""
         good = parts(branch=b"main", depth=b"1", directory=b"a", seed=b"1")
