@@ -357,7 +357,7 @@ class ProblemTests(SynchronousTestCase):
             (self.problem + "fields = ['A']", "problems.b.fields[0]: 'A' should be NAME of"),
             (self.problem + "extensions = ['.py']", "problems.b.extensions[0]: '.py' should be"),
             (self.problem + "environment = 'x'", "problems.b.environment: no environment 'x' here"),
-            (self.problem + "directory = '../x'", "problems.b.directory: cannot contain '..'"),
+            (self.problem + "directory = '../x'", "problems.b.directory: '../x' contains '..'"),
             (self.problem + "limits = { memroy = 1 }", "problems.b.limits.memroy: no such limit"),
             (self.problem + "limits = { cpu = 301 }", "problems.b.limits.cpu: 301 s is over the m"),
             (self.problem + "limits = { cpu = [1] }", "problems.b.limits.cpu: [1] is neither a"),

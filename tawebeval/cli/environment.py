@@ -77,7 +77,10 @@ def import_(name: str, source: Path, digest: str, config: Path | None) -> None:
 def list_(config: Path | None) -> None:
     """List the imported roots: names in the configuration, digest, size."""
     with _open_store(config) as (configuration, store):
-        for root, size in store.list_roots():
+        roots = list(store.list_roots())
+        if not roots:
+            click.echo("no roots; `tawebeval environment import` makes one", err=True)
+        for root, size in roots:
             names = [
                 name
                 for name, one in configuration.environments.items()

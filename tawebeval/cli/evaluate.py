@@ -23,6 +23,7 @@ from tawebeval.cli.runtime import (
     UTF8_ARGUMENT,
     CommandContext,
     ServerAccess,
+    WholeNumber,
     make_screen,
     run_with_client,
 )
@@ -108,7 +109,7 @@ DIRECTORY_OPTION = click.option(
 SEED_OPTION = click.option(
     "--seed",
     metavar="N",
-    type=click.IntRange(0, MAX_SEED),
+    type=WholeNumber(0, MAX_SEED),
     help="Set TURINGARENA_SEED; random by default.",
 )
 
@@ -209,7 +210,7 @@ DETACH_OPTION = click.option(
 @click.option(
     "--depth",
     metavar="N",
-    type=click.IntRange(1, MAX_CLONE_DEPTH),
+    type=WholeNumber(1, MAX_CLONE_DEPTH),
     help="Fetch N commits of history; 1 by default.",
 )
 @DIRECTORY_OPTION

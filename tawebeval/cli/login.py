@@ -181,7 +181,7 @@ def logout(name: str | None) -> None:
             server = stored.servers.pop(removed, None)
             if server is None:
                 raise ConfigurationError(
-                    f"no server is stored as {removed!r}", "`tawebeval servers`"
+                    f"no server is stored as {removed!r}", "`tawebeval servers` lists the servers"
                 )
             if stored.default == removed:
                 stored.default = None

@@ -70,6 +70,12 @@ class Utf8Argument(click.ParamType[str]):
 UTF8_ARGUMENT = Utf8Argument()
 
 
+class WholeNumber(click.IntRange):
+    """An integer in a range."""
+
+    name = "whole number"
+
+
 @attrs.frozen
 class ServerAccess:
     """The URL of a server, and the token for it, None without one.
@@ -220,7 +226,7 @@ def _read_token(path: Path | None) -> str:
         try:
             token, where = read_secret_file(path, str.strip), str(path)
         except ConfigurationError as error:
-            raise click.BadParameter(str(error)) from None
+            raise click.BadParameter(str(error), param_hint="--token-file") from None
         if not token:
             raise click.BadParameter(f"{path} has no token; put the token alone into it")
     return check_token(token, where)

@@ -223,6 +223,10 @@ def _find_privileges(user: str, configured: str) -> Privileges:
     try:
         return find_privileges(user or configured, process)
     except ConfigurationError as error:
+        if user and process.get_user_ids()[0] != 0:
+            raise ConfigurationError(
+                f"--user: only root can change to {user!r}; run `try` as root, or without --user"
+            ) from None
         raise ConfigurationError(str(error) if user else f"{error}; or give --user") from None
 
 

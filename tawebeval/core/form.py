@@ -484,9 +484,7 @@ def _explain_protocol(url: str, protocol: str, protocols: Sequence[str]) -> str:
 def _branch(branch: str) -> str | None:
     name = branch.removeprefix("refs/heads/")
     if _BAD_BRANCH.search(branch) or _BAD_BRANCH.search(name):
-        raise InvalidField(
-            "repository[branch]", f"{branch!r} is not a branch name (git-check-ref-format(1))"
-        )
+        raise InvalidField("repository[branch]", f"{branch!r} is not a branch name, such as main")
     return name or None
 
 
@@ -499,7 +497,10 @@ def _directory(directory: str) -> str:
         )
     parts = [part for part in directory.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise InvalidField("directory", "cannot contain '..'")
+        raise InvalidField(
+            "directory",
+            f"{directory[:80]!r} contains '..'; write it relative to the repository's root",
+        )
     return "/".join(parts)
 
 

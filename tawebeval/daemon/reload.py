@@ -250,8 +250,10 @@ def _read(path: Path, parse: Callable[[str], Configuration]) -> Configuration:
             f"{path}: the user of this process (uid {os.geteuid()}) cannot read the file; use chown"
             " or chmod"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: cannot read the file: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot read the file: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: not UTF-8: {error}") from None
     try:
         return parse(text)
     except ConfigurationError as error:

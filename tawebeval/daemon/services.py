@@ -357,7 +357,7 @@ def explain_listen_error(endpoint: str, error: Exception) -> str:
         case errno.EACCES:
             return f"ports below 1024 need root with service.user, or a socket unit; {_OTHER_PORT}"
         case errno.EADDRNOTAVAIL:
-            return f"this machine has no such address, as `ip address` shows; {_OTHER_ENDPOINT}"
+            return f"not an address of this machine, as `ip address` shows; {_OTHER_ENDPOINT}"
     return f"{cause.strerror or cause}; {_OTHER_ENDPOINT}"
 
 

@@ -527,7 +527,10 @@ def main() -> None:
     try:
         listening = open_socket(path)
     except OSError as error:
-        raise SystemExit(f"tawebeval-keeper: {path}: {error.strerror or error}") from None
+        raise SystemExit(
+            f"tawebeval-keeper: {path}: cannot listen there: {error.strerror or error}; name"
+            " another path by --socket, in a directory of mode 700"
+        ) from None
     notify_systemd()
     Keeper(listening, hard - RESERVED_DESCRIPTORS, grace).serve()
 

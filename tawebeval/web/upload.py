@@ -148,6 +148,11 @@ class FormReceiver:
         if length is not None:
             self._check_length(length, f"request body is {format_size(length)}; the limit is")
         boundary = options.get("boundary", "")
+        if not boundary:
+            raise MalformedRequest(
+                "the Content-Type has no boundary; leave the header to the library that makes the"
+                " form, such as `curl -F` or FormData"
+            )
         if len(boundary) > _BOUNDARY:
             raise MalformedRequest(f"the form's boundary is over {_BOUNDARY} characters (RFC 2046)")
         try:

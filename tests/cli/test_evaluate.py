@@ -184,6 +184,7 @@ class EvaluateTests(CommandTestCase):
             (["evaluate", *REPOSITORY, "none.py"], "no such file: none.py"),
             (["evaluate", *REPOSITORY[:4], str(self.file)], "--evaluator"),
             (["evaluate", *REPOSITORY, "--seed", "-1", "x=1"], "--seed"),
+            (["evaluate", *REPOSITORY, "--seed", "x", "x=1"], "'x' is not a valid whole number"),
             (["evaluate", *REPOSITORY, "--limit", "memroy=1G", "x=1"], "'memroy=1G' is not NAME="),
             (["evaluate", *REPOSITORY, "--limit", "memory", "x=1"], "'memory' is not NAME=VALUE"),
             (["list", "--label", "Team=x"], "'Team=x' is not NAME=VALUE, where NAME is 1 to 64"),
@@ -198,7 +199,7 @@ class EvaluateTests(CommandTestCase):
             ),
             (
                 ["evaluate", *REPOSITORY, "--token-file", "/nonexistent", "x=1"],
-                "cannot read the file",
+                "--token-file: /nonexistent: cannot read the file",
             ),
             (["evaluate", *REPOSITORY, os.fsdecode(b"x=\xff")], "x: must be UTF-8"),
             (["evaluate", *REPOSITORY[:5], os.fsdecode(b"e\xff"), "x=1"], "--evaluator"),

@@ -52,7 +52,8 @@ class LoginTests(CommandTestCase):
         self.assertEqual(self.keyring.passwords, {})
         self.assertEqual(self.get_token(), ("http://127.0.0.1:8080", None))
         self.assertIn("no default server", self.run_command("logout").stderr)
-        self.assertIn("no server is stored as 'x'", self.run_command("logout", "x").stderr)
+        words = "no server is stored as 'x'; `tawebeval servers` lists the servers"
+        self.assertIn(words, self.run_command("logout", "x").stderr)
 
     def test_file(self) -> None:
         """Without a keyring, or on request, the token goes to the file, which is said."""

@@ -173,4 +173,6 @@ class EnvironmentTests(DaemonTestCase):
         done = await deferToThread(environment_command, self.daemon.state, "remove", root.name)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(list(self.daemon.state.glob("environments/*")), [])
+        done = await deferToThread(environment_command, self.daemon.state, "list")
+        self.assertIn("no roots; `tawebeval environment import` makes one", done.stderr)
         type(self)._table = ""  # the next test would import it again
