@@ -5,9 +5,15 @@ sandbox of bubblewrap beside the evaluator's own, with the files that the reques
 below the evaluation's. A request is a stranger's. So a process of its own, in the evaluation's
 cgroup, serves each one, and the broker itself only accepts connections.
 
-A request is one message of JSON, with descriptors for stdin, stdout and stderr. The answer is one
-message: a report, or `{"error": ...}`. While the program runs the message "output" says that it has
-printed too much; the end of the connection kills it.
+A request is one message of JSON. The answer is "streams", with the caller's ends of stdin, stdout
+and stderr, and after the program's end a report; or `{"error": ...}` in place of either. A stdin
+of the kind "file" is an empty memfd, which the caller fills before it sends "start". While the
+program runs the message "output" says that it has printed too much; the end of the connection kills
+it.
+
+Callers send no descriptors: a message that waits for its turn would have them in transit, where the
+kernel counts those of all evaluations together, and lets each process have as many as it may open
+(unix(7)). The broker may open more than all evaluators.
 
 Arguments: none. Descriptors: 3 this source, 4 the configuration (`BrokerConfiguration`), 5 the
 listening socket, 6 the filter of system calls.
@@ -28,7 +34,6 @@ import signal
 import socket
 import stat
 import time
-from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -38,7 +43,7 @@ SOURCE, CONFIGURATION, LISTENING, FILTER = 3, 4, 5, 6
 """The descriptors of the broker."""
 MAX_REQUEST_BYTES = 128 * 1024
 """Bytes of a request, at most."""
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """The version of requests."""
 
 _MOST_RUNS = 64  # at once; more wait for a place
@@ -108,13 +113,14 @@ class RunRequest(NamedTuple):
     """A request for one run; None is the default.
 
     `paths` are triples: the evaluator's path, the path in the sandbox, and whether the program may
-    write there. Times are in seconds, sizes in bytes.
+    write there. `stdin` is "pipe" or "file". Times are in seconds, sizes in bytes.
     """
 
     command: Sequence[str]
     paths: Sequence[tuple[str, str, bool]]
     directory: str
     environment: dict[str, str]
+    stdin: str
     time: float | None
     wall: float | None
     memory: int | None
@@ -157,6 +163,9 @@ def parse_request(
     memory = _number("memory", found, int)
     if memory is not None and memory < _LEAST_MEMORY:
         raise RequestRefused(f"memory: {memory} bytes; at least {_LEAST_MEMORY} (1 MiB) are needed")
+    stdin = found.get("stdin", "pipe")
+    if stdin not in ("pipe", "file"):
+        raise RequestRefused(f"stdin: {stdin!r} is neither 'pipe' nor 'file'")
     environment = found.get("environment", {})
     if not isinstance(environment, dict) or not all(map(_NAME.fullmatch, environment)):
         raise RequestRefused("environment: a variable's name has letters, digits and _ only")
@@ -166,6 +175,7 @@ def parse_request(
         paths,
         _absolute("directory", found.get("directory", _TEMPORARY)),
         environment,
+        stdin,
         _number("time", found, float),
         _number("wall", found, float),
         memory,
@@ -766,20 +776,33 @@ class ProgramRun:
         }
 
 
-def receive_request(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Receive a request with its descriptors. Raises: RequestRefused."""
-    numbers = array("i")
-    room = socket.CMSG_LEN(3 * numbers.itemsize)
-    message, control, flags, _ = connection.recvmsg(
-        MAX_REQUEST_BYTES, room, socket.MSG_CMSG_CLOEXEC
-    )
-    for _, _, content in control:
-        numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(numbers) != 3:
-        raise RequestRefused(
-            f"a request has at most {MAX_REQUEST_BYTES // 1024} KiB, and three descriptors"
-        )
-    return message, list(numbers)
+def receive_request(connection: socket.socket) -> bytes:
+    """Receive a request. Raises: RequestRefused."""
+    message, _, flags, _ = connection.recvmsg(MAX_REQUEST_BYTES)
+    if flags & socket.MSG_TRUNC:
+        raise RequestRefused(f"a request has at most {MAX_REQUEST_BYTES // 1024} KiB")
+    return message
+
+
+def send_streams(connection: socket.socket, stdin: str) -> list[int]:
+    """Send the caller its ends of stdin, stdout and stderr; return the program's. Raises: OSError.
+
+    With a file as stdin, return when the caller has filled it.
+    """
+    own, sent = [], []
+    if stdin == "file":
+        own.append(os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        sent.append(os.dup(own[0]))
+    for number in range(len(own), 3):
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        own.append(reading if number == 0 else writing)
+        sent.append(writing if number == 0 else reading)
+    socket.send_fds(connection, [b"streams"], sent)
+    for descriptor in sent:
+        os.close(descriptor)
+    if stdin == "file" and connection.recv(64) != b"start":
+        raise ConnectionResetError(None, "the caller has gone")
+    return own
 
 
 def exit_with_parent(parent_pid: int) -> None:
@@ -796,8 +819,10 @@ def serve_connection(
     exit_with_parent(broker)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
     try:
-        message, streams = receive_request(connection)
-        request = parse_request(message, configuration.system_paths, configuration.readable_paths)
+        request = parse_request(
+            receive_request(connection), configuration.system_paths, configuration.readable_paths
+        )
+        streams = send_streams(connection, request.stdin)
         answer = ProgramRun(configuration, request, number, streams).execute(connection)
     except RequestRefused as error:
         answer = {"error": str(error)}

@@ -58,6 +58,13 @@ class SharedAttacks(AttackCase):
         """Descriptors that nobody receives keep no evaluation from beginning."""
         self.assertEqual(await self.taken(budgets.IN_FLIGHT), 3)  # processes that were refused
 
+    async def test_programs_of_submissions_run_beside_descriptors_in_flight(self) -> None:
+        """Descriptors that nobody receives keep no other evaluation from running programs."""
+        identifier = await self.begin_and_wait(python(budgets.IN_FLIGHT))
+        printed = await self.run_command("echo given | tawebeval-run -- cat; echo $?")
+        self.assertEqual(text(printed), "given\n0\n")
+        await self.client.cancel(identifier)
+
     async def test_timers(self) -> None:
         """Signals that are pending count for the evaluation, timers among them."""
         self.assertLessEqual(await self.taken(budgets.TIMERS), 1024)

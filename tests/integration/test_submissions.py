@@ -401,19 +401,25 @@ class RequestAttacks(SubmissionCase):
         """Requests that no tool sends are refused, and the next one is served."""
         program = r"""
 import json, os, socket
-def ask(message, descriptors=(0, 1, 2)):
+def ask(message, descriptors=(), start=b"start"):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
         one.connect("/evaluation/runner")
         try:
             socket.send_fds(one, [message], descriptors)
-            return json.loads(one.recv(65536)).get("error", "served")
+            answer, given, _, _ = socket.recv_fds(one, 65536, 3)
+            assert len(given) == (3 if answer == b"streams" else 0)
+            for descriptor in given:
+                os.close(descriptor)
+            if given and b'"file"' in message:
+                one.send(start)
+            return json.loads(one.recv(65536) if given else answer).get("error", "served")
         except OSError as error:
             return f"error {error.errno}"
-good = {"version": 1, "command": ["/bin/true"]}
+good = {"version": 2, "command": ["/bin/true"]}
 def changed(**more):
     return json.dumps({**good, **more}).encode()
 for message in (
-    b"", b"nonsense", b"[" * 100000, b"x" * 150000, b"[]", b"{}", changed(version=2),
+    b"", b"nonsense", b"[" * 100000, b"x" * 150000, b"[]", b"{}", changed(version=1),
     changed(command=[]), changed(command=["a\0b"]), changed(command="true"), changed(command=[1]),
     changed(read=[["/etc/shadow", "/x"]]), changed(read=[["/evaluation/tmp/../..", "/x"]]),
     changed(read=["/x"]), changed(write=[["/evaluation/submission", "/x"]]),
@@ -421,14 +427,16 @@ for message in (
     changed(read=[["/evaluation/runner", "/x"]]), changed(read=[["/evaluation/tmp", "/proc/1"]]),
     changed(time=-1), changed(memory=1e400), changed(memory=True), changed(processes="1"),
     changed(environment={"A=": "b"}), changed(environment={"A": 1}), changed(paths=[]),
-    changed(more=1),
+    changed(more=1), changed(stdin="socket"), changed(stdin=[]),
     changed(read=[["/evaluation/tmp", f"/x{n}"] for n in range(300)]),
 ):
     answer = ask(message)
     assert answer != "served", message[:80]
-for descriptors in ((), (0,), (0, 1, 2, 0)):
-    assert ask(json.dumps(good).encode(), descriptors) != "served", descriptors
-assert ask(json.dumps(good).encode()) == "served"
+assert ask(changed(stdin="file"), start=b"begin") != "served"
+for message, descriptors in (
+    (changed(), ()), (changed(stdin="file"), ()), (changed(), [0] * 9),  # which nobody takes
+):
+    assert ask(message, descriptors) == "served", (message, descriptors)
 for _ in range(50):  # and those that send nothing
     socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect("/evaluation/runner")
 print(ask(json.dumps(good).encode()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import io
 import json
 import math
@@ -10,9 +10,9 @@ import os
 import re
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
@@ -21,6 +21,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.fileblock import PrintedFile
 from tawebeval.core.segi import Markers
+from tawebeval.sandbox import broker
 from tawebeval.sandbox.tools.lib import segi
 from tests.cases.strategies import classify, join_text, parse
 
@@ -387,37 +388,66 @@ class Inputs(SynchronousTestCase):
 class Requests(SynchronousTestCase):
     """The request for a program in a sandbox."""
 
-    def test_descriptors_of_others(self) -> None:
-        """It waits until the user may send descriptors again, at most a minute."""
+    def setUp(self) -> None:
         path = self.mktemp()
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.addCleanup(listening.close)
-        listening.bind(path)
-        listening.listen()
-        send, refused, now = socket.send_fds, [0.0, 0.0], [0.0]
-        pauses: list[float] = []
-
-        def send_later(*arguments: Any) -> int:
-            if refused:
-                now[0] += refused.pop()
-                raise OSError(errno.ETOOMANYREFS, "too many references")
-            return send(*arguments)
-
-        clock = SimpleNamespace(monotonic=lambda: now[0], sleep=pauses.append)
         self.patch(segi, "_SOCKET", path)
-        self.patch(segi, "time", clock)
-        self.patch(socket, "send_fds", send_later)
-        with segi.start(["true"]):
-            connection, _ = listening.accept()
-            self.addCleanup(connection.close)
-            message, descriptors, _, _ = socket.recv_fds(connection, 1000, 3)
-            for descriptor in descriptors:
-                os.close(descriptor)
-            self.assertEqual(json.loads(message)["command"], ["true"])
-        self.assertEqual(pauses, [0.05] * 2)
-        refused.append(61.0)
-        error = self.assertRaises(segi.RunError, segi.start, ["true"])
-        self.assertEqual(str(error), "no sandbox for the program: too many references")
+        self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.addCleanup(self.listening.close)
+        self.listening.bind(path)
+        self.listening.listen()
+
+    def serve(self, answer: Callable[[socket.socket, broker.RunRequest], None]) -> None:
+        """Serve one request in a thread, by `answer`."""
+
+        def accept() -> None:
+            connection, _ = self.listening.accept()
+            with connection:
+                answer(connection, broker.parse_request(broker.receive_request(connection)))
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        self.addCleanup(thread.join)
+
+    def test_broker_sends_the_streams(self) -> None:
+        """A request has no descriptors, which would be in transit while it waits for its turn."""
+        report = {"exit_status": 0, "signal": None, "reason": None, "cpu_seconds": 0.0}
+        report.update(wall_seconds=0.0, peak_memory_bytes=0)
+
+        def copy(connection: socket.socket, request: broker.RunRequest) -> None:
+            stdin, *outputs = broker.send_streams(connection, request.stdin)
+            for output, content in zip(outputs, (os.read(stdin, 99), b"wrong"), strict=True):
+                os.write(output, content)
+                os.close(output)
+            os.close(stdin)
+            connection.send(json.dumps(report).encode())
+
+        self.serve(copy)
+        result = segi.run(["cat"], "given")
+        self.assertEqual((result.stdout, result.stderr), (b"given", b"wrong"))
+        self.serve(copy)
+        with segi.start(["cat"]) as program:
+            program.write("typed")
+            self.assertEqual(program.finish().stdout, b"typed")
+
+    def test_request_is_refused(self) -> None:
+        """The broker's reason is that of the error; with no answer at all it has ended."""
+        for answer, reason in (
+            (b'{"error": "no places"}', "no places"),
+            (b"", "the sandbox has ended before the program"),
+        ):
+            self.serve(lambda connection, _, answer=answer: answer and connection.send(answer))
+            error = self.assertRaises(segi.RunError, segi.start, ["true"])
+            self.assertEqual(str(error), reason)
+
+    def test_missing_input_ends_the_request(self) -> None:
+        """A file that does not exist is told as such; the broker is not kept waiting."""
+
+        def send(connection: socket.socket, request: broker.RunRequest) -> None:
+            with contextlib.suppress(ConnectionResetError):
+                broker.send_streams(connection, request.stdin)
+
+        self.serve(send)
+        self.assertRaises(FileNotFoundError, segi.run, ["true"], Path("missing"))
 
 
 class OsWithClose:

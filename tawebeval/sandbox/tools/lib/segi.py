@@ -32,6 +32,7 @@ import stat
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
@@ -70,7 +71,6 @@ _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME
 _CHUNK = 64 * 1024
 _EXCERPT = 100  # characters of what was expected or printed
 _MESSAGE = 2000  # characters of a compiler's output: six bytes of JSON each
-_SEND_TIMEOUT = 60.0  # seconds in which a request has to be sent
 _STRAYS = 1.0  # seconds for what is printed after the end of a program
 _MOST_POINTS = 2**53  # that the daemon counts
 _PARTLY = re.compile(rb"partially correct \(([0-9]{1,9})\) ?")
@@ -322,21 +322,7 @@ def run(command: Sequence[str | Path], stdin: Content = b"", **options: Unpack[O
 
     Raises: RunError.
     """
-    given = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        with open(given, "wb", closefd=False) as file:
-            if isinstance(stdin, Path):
-                with open(stdin, "rb") as source:
-                    while chunk := source.read(_CHUNK):
-                        file.write(chunk)
-            else:
-                file.write(_encode(stdin))
-        os.lseek(given, 0, os.SEEK_SET)
-        fcntl.fcntl(given, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
-        program = Program(command, _complete(options), stdin=given)
-    finally:
-        os.close(given)
-    return program.finish()
+    return Program(command, _complete(options), stdin=stdin).finish()
 
 
 def start(command: Sequence[str | Path], **options: Unpack[Options]) -> Program:
@@ -364,9 +350,9 @@ def _complete(options: Options) -> Options:
 class Program:
     """A running program of the submission, behind pipes. Leaving `with` kills it.
 
-    `stdin` is a descriptor for its input; with None there is a pipe for `write`. `take_stdout` and
-    `take_stderr`, both or none, get what it prints in the thread that waits; with None it is kept
-    for the result, and `write` reads it, too. Several threads may write and read.
+    `stdin` is its input; with None there is a pipe for `write`. `take_stdout` and `take_stderr`,
+    both or none, get what it prints in the thread that waits; with None it is kept for the result,
+    and `write` reads it, too. Several threads may write and read.
     """
 
     def __init__(
@@ -374,7 +360,7 @@ class Program:
         command: Sequence[str | Path],
         options: Options,
         *,
-        stdin: int | None = None,
+        stdin: Content | None = None,
         take_stdout: Callable[[bytes], object] | None = None,
         take_stderr: Callable[[bytes], object] | None = None,
     ) -> None:
@@ -385,29 +371,18 @@ class Program:
         self._report: dict[str, Any] | None = None
         self._last_read = float("inf")  # when to give up reading, after the end
         self._lock = threading.Lock()  # around what was ready, never while waiting
-        given = [os.dup(stdin)] if stdin is not None else []
-        self._input: list[int] = []  # the descriptor until it is closed, by whatever thread
-        if stdin is None:
-            reading, writing = os.pipe()
-            os.set_blocking(writing, take_stdout is not None)
-            self._input.append(writing)
-            given.append(reading)
+        kind = _Sandboxed if os.path.exists(_SOCKET) else _Unsandboxed
+        self._process = kind([os.fspath(word) for word in command], options, stdin)
+        # The descriptor until it is closed, by whatever thread; none for a file.
+        self._input = self._process.streams[:-2]
+        for descriptor in self._input:
+            os.set_blocking(descriptor, take_stdout is not None)
+        takers = (take_stdout or self._stdout.extend, take_stderr or self._stderr.extend)
         self._takers: dict[int, Callable[[bytes], object]] = {}
-        for taker in (take_stdout or self._stdout.extend, take_stderr or self._stderr.extend):
-            reading, writing = os.pipe()
-            os.set_blocking(reading, False)  # another thread may have read it
-            self._takers[reading] = taker
-            given.append(writing)
+        self._takers.update(zip(self._process.streams[-2:], takers))  # noqa: B905  (Python 3.9)
+        for descriptor in self._takers:
+            os.set_blocking(descriptor, False)  # another thread may have read it
         self._output = next(iter(self._takers))
-        try:
-            kind = _Sandboxed if os.path.exists(_SOCKET) else _Unsandboxed
-            self._process = kind([os.fspath(word) for word in command], options, given)
-        except RunError:
-            self._close()
-            raise
-        finally:
-            for descriptor in given:
-                os.close(descriptor)
 
     def __enter__(self) -> Program:
         return self
@@ -530,13 +505,30 @@ class Program:
             self._process.stop("output")
 
 
-class _Sandboxed:
-    """A program that the daemon's side runs: it gets a request, and sends a report at the end."""
+def _fill(descriptor: int, content: Content) -> None:
+    """Write a program's input to a memfd, which nobody can change then; close the descriptor."""
+    with open(descriptor, "wb") as file:
+        if isinstance(content, Path):
+            with open(content, "rb") as source:
+                while chunk := source.read(_CHUNK):
+                    file.write(chunk)
+        else:
+            file.write(_encode(content))
+        file.seek(0)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
 
-    def __init__(self, command: list[str], options: Options, streams: Sequence[int]) -> None:
+
+class _Sandboxed:
+    """A program that the daemon's side runs: it gets a request, and sends a report at the end.
+
+    `streams` are the caller's ends of stdin, unless that is a file, stdout and stderr.
+    """
+
+    def __init__(self, command: list[str], options: Options, stdin: Content | None) -> None:
         request: dict[str, Any] = {
-            "version": 1,
+            "version": 2,
             "command": command,
+            "stdin": "pipe" if stdin is None else "file",
             "directory": os.path.normpath(options.get("directory", "/tmp")),  # noqa: S108
             "environment": dict(options.get("environment", {})),
             "read": [_resolve(path) for path in options.get("read", ())],
@@ -545,30 +537,41 @@ class _Sandboxed:
         for name in ("time", "wall", "memory", "processes", "file_size"):
             if options.get(name) is not None:
                 request[name] = options[name]
+        self.streams: list[int] = []
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._connection.connect(_SOCKET)
-            self._send(json.dumps(request).encode(), streams)
+            self._connection.send(json.dumps(request).encode())
+            answer = self._receive_streams()
         except OSError as error:
-            self._connection.close()
+            self._close()
             raise RunError(f"no sandbox for the program: {error.strerror}") from None
+        try:
+            if not self.streams:
+                _read_report(answer)  # which has the error
+            if stdin is not None:
+                _fill(self.streams.pop(0), stdin)
+                self._connection.send(b"start")
+        except BaseException:
+            self._close()
+            raise
 
-    def _send(self, request: bytes, streams: Sequence[int]) -> None:
-        """Send a request; wait while other evaluations have too many descriptors in transit.
+    def _receive_streams(self) -> bytes:
+        """Receive the first answer, with descriptors unless it is an error. Raises: OSError."""
+        numbers = array("i")
+        room = socket.CMSG_LEN(3 * numbers.itemsize)
+        answer, control, flags, _ = self._connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
+        for _, _, content in control:
+            numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+        self.streams.extend(numbers)
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return answer
 
-        The kernel counts the descriptors of a user together (ETOOMANYREFS, unix(7)). Raises:
-        OSError.
-        """
-        deadline = time.monotonic() + _SEND_TIMEOUT
-        while True:
-            try:
-                socket.send_fds(self._connection, [request], streams)
-            except OSError as error:
-                if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-            else:
-                return
+    def _close(self) -> None:
+        self._connection.close()
+        for descriptor in self.streams:
+            os.close(descriptor)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable at the end."""
@@ -590,12 +593,17 @@ class _Sandboxed:
                 answer = self._connection.recv(_CHUNK)
             except ConnectionResetError:  # the report was sent before the word to stop was read
                 answer = self._connection.recv(_CHUNK)
-        if not answer:
-            raise RunError("the sandbox has ended before the program")
-        report: dict[str, Any] = json.loads(answer)
-        if "error" in report:
-            raise RunError(report["error"])
-        return report
+        return _read_report(answer)
+
+
+def _read_report(answer: bytes) -> dict[str, Any]:
+    """Return a report. Raises: RunError, for an error in place of it."""
+    if not answer:
+        raise RunError("the sandbox has ended before the program")
+    report: dict[str, Any] = json.loads(answer)
+    if "error" in report:
+        raise RunError(report["error"])
+    return report
 
 
 def _resolve(path: str | Path | tuple[str, str]) -> tuple[str, str]:
@@ -605,9 +613,12 @@ def _resolve(path: str | Path | tuple[str, str]) -> tuple[str, str]:
 
 
 class _Unsandboxed:
-    """A program where the evaluator itself has no sandbox: only limits hold."""
+    """A program where the evaluator itself has no sandbox: only limits hold.
 
-    def __init__(self, command: list[str], options: Options, streams: Sequence[int]) -> None:
+    `streams` are as in `_Sandboxed`.
+    """
+
+    def __init__(self, command: list[str], options: Options, stdin: Content | None) -> None:
         import subprocess
 
         self._limit = options.get("time")
@@ -619,19 +630,31 @@ class _Unsandboxed:
             "fsize": options.get("file_size"),
         }
         words = [f"--{name}={limit}" for name, limit in limits.items() if limit is not None]
+        given: int | None = None
+        if stdin is not None:
+            given = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            _fill(os.dup(given), stdin)
         self._begin = time.monotonic()
         try:
             self._process = subprocess.Popen(
                 ["/usr/bin/prlimit", *words, "--", *command],
-                stdin=streams[0],
-                stdout=streams[1],
-                stderr=streams[2],
+                stdin=subprocess.PIPE if given is None else given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 cwd=options.get("directory", "/tmp"),  # noqa: S108
                 env={**_ENVIRONMENT, **options.get("environment", {})},
                 start_new_session=True,
             )
         except OSError as error:
             raise RunError(str(error)) from None
+        finally:
+            if given is not None:
+                os.close(given)
+        self.streams = []
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                with pipe:
+                    self.streams.append(os.dup(pipe.fileno()))
         self._descriptor = os.pidfd_open(self._process.pid)
         self._timer = threading.Timer(options.get("wall") or 0, self.stop, ["wall"])
         if options.get("wall") is not None:
