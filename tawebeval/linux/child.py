@@ -554,12 +554,19 @@ class Spawner:
     def expect_new_child(self) -> Iterator[Callable[[int], object]]:
         """Expect a child that a thread starts in the body; yield a function that takes its number.
 
-        Until the body ends no unknown child is taken for an orphan and reaped.
+        Until the body ends no unknown child is taken for an orphan and reaped. A child of the
+        keeper is ignored: its number would stay known after its end.
         """
+
+        def tell(pid: int) -> None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                self._children.add(pid)
+
         start = object()
         self._expected.add(start)
         try:
-            yield self._children.add
+            yield tell
         finally:
             self._expected.discard(start)
 
