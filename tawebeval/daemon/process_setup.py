@@ -27,6 +27,9 @@ from tawebeval.errors import SetupProblem
 MALLOC_TRIM_THRESHOLD = 16 * 1024 * 1024
 """Free bytes at the end of the heap that the C library keeps; it returns the rest to the kernel."""
 
+MAX_PAUSE_SECONDS = 2.0
+"""The most seconds of a timer that a pause of the whole process takes; longer ones do not count."""
+
 _LARGE = 1024 * 1024  # bytes from which an allocation has a mapping of its own
 
 # From malloc.h. Setting either ends glibc's own adjustment of both, so one without the other
@@ -94,18 +97,44 @@ def freeze_objects() -> None:
     gc.freeze()
 
 
+class SteadyClock:
+    """The monotonic clock, on which no pause between two readings takes over `MAX_PAUSE_SECONDS`.
+
+    After a longer pause the process was stopped, or its reactor blocked. All timers would be due at
+    once, before the reactor has read what clients and evaluators have done meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._latest = time.monotonic()
+        self._left_out = 0.0  # seconds
+
+    def __call__(self) -> float:
+        """Return the seconds. To be called in the reactor's thread, at least once a second."""
+        now = time.monotonic()
+        self._left_out += max(0.0, now - self._latest - MAX_PAUSE_SECONDS)
+        self._latest = now
+        return now - self._left_out
+
+
 def use_monotonic_clock(reactor: Any) -> None:
-    """Let a reactor's `seconds`, and so all its timers, follow the monotonic clock.
+    """Let a reactor's `seconds`, and so all its timers, follow a `SteadyClock`.
 
     Twisted uses the time of day. Setting that forward would make all timers due at once and end
     every evaluation by its time limit; setting it back would stop all timers. Pending timers keep
     their remaining time.
     """
+    if isinstance(reactor.seconds, SteadyClock):
+        return
     pending = [(call, call.getTime() - reactor.seconds()) for call in reactor.getDelayedCalls()]
-    reactor.seconds = time.monotonic
+    reactor.seconds = SteadyClock()
     for call, left in pending:
-        call.seconds = time.monotonic
+        call.seconds = reactor.seconds
         call.reset(max(0.0, left))
+
+    def read_clock() -> None:
+        reactor.callLater(1.0, read_clock)
+
+    read_clock()
 
 
 def preload_modules() -> None:

@@ -330,6 +330,8 @@ class EvaluatorRun(ProcessProtocol):
 
     def _on_timeout(self) -> None:
         self._timeout = None
+        if self._process.has_exited:
+            return  # in time: the reactor, or the keeper, has not told it yet
         most = self._sandboxed.limits.wall_clock
         self.stop(
             build_limit_failure("timeout", "wall_clock", f"ran for over {most:g} seconds", most)

@@ -249,6 +249,13 @@ def open_child_pidfd(pid: int, stdout: int, stderr: int) -> StartedProcess:
         raise
 
 
+def has_process_ended(pidfd: int) -> bool:
+    """Tell whether a process has ended, reaped or not."""
+    poll = select.poll()  # not select(2), which takes no descriptor above 1023
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def kill_started_child(started: StartedProcess) -> None:
     """Kill a child that nothing takes over, with its process group; close its descriptors."""
     with contextlib.suppress(ProcessLookupError):
@@ -314,6 +321,11 @@ class _PidReader:
     def connectionLost(self, reason: Failure) -> None:
         """Do nothing: the reactor stops."""
 
+    @property
+    def has_exited(self) -> bool:
+        """Whether the process has ended."""
+        return self._descriptor < 0 or has_process_ended(self._descriptor)
+
 
 class StdoutProducer(Protocol):
     """The stdout of a process, which can be paused (`IPushProducer`)."""
@@ -351,6 +363,10 @@ class ProcessTransport(StdoutProducer, Protocol):
         """Whether the process itself runs, whatever its own children do."""
 
     @property
+    def has_exited(self) -> bool:
+        """Whether the process has ended; `processExited` may not be called yet."""
+
+    @property
     def pipe_read_cpu_seconds(self) -> float:
         """The processor time of slow reads of stdout and stderr, in seconds."""
 
@@ -386,6 +402,7 @@ class PipedProcess(ABC):
 
     __slots__ = (
         "_ended",
+        "_pid_reader",
         "_protocol",
         "_reason",
         "_stderr",
@@ -403,13 +420,18 @@ class PipedProcess(ABC):
         self._protocol = protocol
         self._reason: Failure | None = None  # of its end
         self._ended = False
-        _PidReader(reactor, pidfd, self)
+        self._pid_reader = _PidReader(reactor, pidfd, self)
         protocol.makeConnection(self)
 
     @property
     def is_running(self) -> bool:
         """Whether the process itself runs, whatever its own children do."""
         return self._reason is None
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the process has ended; `processExited` may not be called yet."""
+        return self._pid_reader.has_exited
 
     @property
     def pipe_read_cpu_seconds(self) -> float:

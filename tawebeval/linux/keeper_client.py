@@ -10,7 +10,6 @@ import contextlib
 import errno
 import json
 import os
-import select
 import signal
 import socket
 import struct
@@ -32,6 +31,7 @@ from zope.interface import implementer
 
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import keeper
+from tawebeval.linux.child import has_process_ended
 
 ANSWER_TIMEOUT = 10  # seconds for an answer, before `attach`
 MAX_QUEUED_REQUESTS = 4096  # requests: with more the keeper is taken for dead
@@ -190,7 +190,7 @@ class KeeperClient:
     @property
     def is_alive(self) -> bool:
         """Whether the keeper's process lives, connected or not."""
-        return self._pidfd is not None and not select.select([self._pidfd], [], [], 0)[0]
+        return self._pidfd is not None and not has_process_ended(self._pidfd)
 
     def keep_bundle(self, name: str, descriptors: Sequence[int], pid: int = 0) -> None:
         """Hold descriptors, and a process that the keeper's launcher has started, under a name.

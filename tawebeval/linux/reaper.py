@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -28,7 +27,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from tawebeval.linux.cgroups.manager import EvaluationCgroup
-from tawebeval.linux.child import Spawner
+from tawebeval.linux.child import Spawner, has_process_ended
 from tawebeval.linux.privileges import prctl
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -108,7 +107,7 @@ class OrphanReaper:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             for _ in range(_SEARCHES):
-                if select.select([pidfd], [], [], 0)[0]:
+                if has_process_ended(pidfd):
                     return
                 await deferLater(self._reactor, _PAUSE)
         finally:

@@ -311,7 +311,7 @@ class NodeTransport:
     pid: int = 0
     resource_usage: struct_rusage | None = None
     is_running: bool = True
-    _has_exited: bool = False
+    has_exited: bool = False
     job_loss: EvaluationFailure | None = None
     delivered_bytes: int = 0
     file_reader: NodeFileReader = attrs.field(init=False)
@@ -418,7 +418,7 @@ class NodeTransport:
         """
         self._run = run
         run.makeConnection(self)
-        if self._has_exited:
+        if self.has_exited:
             self._exit()
         self._plan()
 
@@ -578,7 +578,7 @@ class NodeTransport:
 
     def _exit(self) -> None:
         """Tell the run that the evaluator has ended."""
-        self._has_exited = True
+        self.has_exited = True
         if self.is_running and self._run is not None:
             self.is_running = False
             self._run.processExited(Failure(ProcessDone(0)))

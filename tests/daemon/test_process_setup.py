@@ -173,6 +173,12 @@ class MonotonicTests(SynchronousTestCase):
         """Let `name` be noted in so many seconds."""
         self.reactor.callLater(after, self.rung.append, name)
 
+    def wait(self, seconds: float) -> None:
+        """Let the reactor run for so many seconds."""
+        for _ in range(int(seconds * 10)):
+            self.monotonic += 0.1
+            self.reactor.runUntilCurrent()
+
     def check(self, *names: str) -> None:
         """Hold that just these timers have come by now."""
         self.reactor.runUntilCurrent()
@@ -185,11 +191,32 @@ class MonotonicTests(SynchronousTestCase):
         for jump in (DAY, -365 * DAY):
             self.reactor.time_of_day += jump
             self.check()
-            self.assertEqual(self.reactor.timeout(), 10)
-        self.monotonic += 9.9
+        self.wait(9.8)
         self.check()
-        self.monotonic += 0.2
+        self.wait(0.4)
         self.check("timer")
+
+    def test_long_pause_takes_two_seconds_of_a_timer(self) -> None:
+        """So what has happened meanwhile is read before a timer comes; the rest counts in full."""
+        use_monotonic_clock(self.reactor)
+        self.ring("short", 1)
+        self.ring("long", 10)
+        self.wait(3)
+        self.check("short")
+        self.monotonic += DAY
+        self.check("short")
+        self.wait(4.8)
+        self.check("short")
+        self.wait(0.4)
+        self.check("short", "long")
+
+    def test_clock_is_read_once_a_second_without_other_timers(self) -> None:
+        """Otherwise a quiet time would be taken for a pause."""
+        use_monotonic_clock(self.reactor)
+        for _ in range(3):
+            self.assertEqual(self.reactor.timeout(), 1)
+            self.monotonic += 1
+            self.reactor.runUntilCurrent()
 
     def test_pending(self) -> None:
         """Timers that were set before keep what is left of their time, in their order."""
@@ -199,9 +226,9 @@ class MonotonicTests(SynchronousTestCase):
         use_monotonic_clock(self.reactor)
         self.reactor.time_of_day += DAY
         self.check()
-        self.monotonic += 5.1
+        self.wait(5.2)
         self.check("first")
-        self.monotonic += 10
+        self.wait(10)
         self.check("first", "second")
 
     def test_overdue(self) -> None:
@@ -217,7 +244,7 @@ class MonotonicTests(SynchronousTestCase):
         self.ring("timer", 10)
         use_monotonic_clock(self.reactor)
         self.check()
-        self.monotonic += 10.1
+        self.wait(10.2)
         self.check("timer")
 
 

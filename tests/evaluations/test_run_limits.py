@@ -38,6 +38,14 @@ class TimeoutTests(RunTestCase):
         self.assert_over(number=signal.SIGKILL)
         self.assertIs(self.evaluator_run.failure, failure)
 
+    def test_evaluator_that_ended_in_time_is_not_stopped(self) -> None:
+        """It has ended, and the reactor, or the keeper, tells it later than the limit."""
+        self.child.has_exited = True
+        self.clock.advance(20)
+        self.assertEqual(self.child.signals, [])
+        self.child.end()
+        self.assert_over(status=0)
+
     def test_held_time(self) -> None:
         """Time in which stdout is not read does not count, however often that happens."""
         for _ in range(3):

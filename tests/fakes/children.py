@@ -38,6 +38,7 @@ class FakeChild:
         self.argv, self.environment = launch.argv, dict(launch.environment)
         self.directory, self.descriptors = launch.directory, launch.descriptors
         self.is_running = True
+        self.has_exited = False
         self.pipe_read_cpu_seconds = 0.0
         self.lost_reason: str | None = None
         self.resource_usage: struct_rusage | None = None
@@ -68,6 +69,7 @@ class FakeChild:
     def exit(self, status: int = 0, signal: int | None = None) -> None:
         """Exit, while others still hold its stdout and stderr."""
         self.is_running = False
+        self.has_exited = True
         self.resource_usage = getrusage(RUSAGE_CHILDREN)
         how: Exception = ProcessTerminated(status, signal) if status or signal else ProcessDone(0)
         if signal is not None:

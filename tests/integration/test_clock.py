@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import ClassVar
 
+from twisted.internet import reactor
 from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
 
 from tests.integration.client import Client, text
 from tests.integration.harness import Daemon, DaemonTestCase
@@ -28,7 +31,7 @@ class ClockTests(DaemonTestCase):
         [repositories]
         protocols = ["file"]
         [evaluations]
-        running = 4
+        running = 8
         grace = 0.3
         [limits]
         wall_clock = 3600
@@ -88,7 +91,11 @@ class ClockTests(DaemonTestCase):
         self.assertEqual(in_vain["data"], [])
         self.gate.touch()
         self.assertIn("went on", text((await poll)["data"]))
-        self.assertEqual((await self.client.ended(identifier))["state"], "finished")
+        status = await self.client.ended(identifier)
+        self.assertEqual(status["state"], "finished")
+        times = [status[name] for name in ("created", "fetching", "running", "ended")]
+        self.assertEqual(times, sorted(times))
+        self.assertTrue(0 < status["usage"]["wall_seconds"] < 3600, status["usage"])
         self.assertEqual(text(await self.client.follow(ended)), "kept\n")
         async with Client(self.daemon.url) as other:  # on a connection of its own
             self.assertEqual((await other.get("/health/ready")).code, 200)
@@ -100,3 +107,15 @@ class ClockTests(DaemonTestCase):
     async def test_back(self) -> None:
         """A year back."""
         await self.check(-YEAR)
+
+    async def test_stopped_daemon_ends_no_evaluation(self) -> None:
+        """While it is stopped, no time limit runs out; who has ended meanwhile has succeeded."""
+        limit = {"limits[wall_clock]": "4"}
+        found = [
+            await self.begin_and_wait(f"echo ready; sleep {seconds}", **limit) for seconds in (2, 6)
+        ]
+        os.kill(self.daemon.pid, signal.SIGSTOP)
+        await deferLater(reactor, 5)
+        os.kill(self.daemon.pid, signal.SIGCONT)
+        for identifier in found:
+            self.assertEqual((await self.client.ended(identifier))["state"], "finished")
