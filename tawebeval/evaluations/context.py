@@ -65,8 +65,8 @@ class EvaluationContext:
     """Dependencies that all evaluations share; a reload replaces `configuration`.
 
     `generate_random_bytes(n)` returns n random bytes, as `os.urandom`; `read_wall_clock()` is in
-    seconds since the epoch. `fetch_slots` bounds fetches over a network, beside the run slots.
-    `cleanup_queue` repeats removals that have failed.
+    seconds since the epoch, `read_boot_clock()` in seconds since the boot. `fetch_slots` bounds
+    fetches over a network, beside the run slots. `cleanup_queue` repeats removals that have failed.
     """
 
     configuration: Configuration
@@ -80,6 +80,7 @@ class EvaluationContext:
     ring_budget: RingBudget
     fetch_slots: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNLIMITED_WAITERS))
     read_wall_clock: Callable[[], float] = time.time
+    read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     free_quota_directories: DeferredQueue[Path] | None = None  # None without quotas
     run_keeper: RunKeeper | None = None  # None if evaluations end with the daemon
     counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)

@@ -57,6 +57,7 @@ class EvaluationDetails:
       the end; `has_kept_submission`: whether they are there.
     - `final_state`: DRAINED or EXPIRED once the registry has forgotten the evaluation.
     - `state_times`: when each state began, in seconds since the epoch.
+    - `clock_offset`: the time of day at acceptance less that of the boot clock, in seconds.
     - `limits`, `environment`: those of the run; None before the start.
     - `run_result`: set when the evaluator has ended.
     - `result_summary`: what the evaluator has reported, None before the start.
@@ -79,6 +80,7 @@ class EvaluationDetails:
     callback: CallbackRecord | None = None
     state: EvaluationState = EvaluationState.QUEUED
     state_times: dict[str, float] = attrs.field(factory=dict)
+    clock_offset: float | None = None
     commit: Commit | None = None
     limits: LimitSettings | None = None
     environment: Environment | None = None
@@ -113,6 +115,7 @@ class EvaluationDetails:
             callback=None if callback is None else load_callback(callback, snapshot.caller),
             state=state if state.has_ended else EvaluationState.QUEUED,
             state_times=dict(snapshot.state_times),
+            clock_offset=snapshot.clock_offset,
             commit=None if snapshot.commit is None else load_commit(snapshot.commit),
             limits=None if limits is None else load_limits(limits),
             environment=None if environment is None else load_environment(environment),
@@ -157,6 +160,7 @@ class EvaluationDetails:
             idempotency_key=self.idempotency_key,
             form_digest=self.form_digest,
             state_times=dict(self.state_times),
+            clock_offset=self.clock_offset,
             callback=None if callback is None else dump_callback(callback),
             commit=_dump(self.commit),
             limits=None if limits is None else dump_limits(limits),

@@ -85,10 +85,18 @@ class Evaluation:
     _is_left: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self.ring.read_wall_clock = self.context.read_wall_clock
+        context, details = self.context, self.details
+        if details.clock_offset is None:
+            details.clock_offset = context.read_wall_clock() - context.read_boot_clock()
+        self.ring.read_wall_clock = self.read_clock
         self.ring_allocation = self.context.ring_budget.allocate_ring(
             self.details.caller, partial(self._on_full, self), self._on_room
         )
+
+    def read_clock(self) -> float:
+        """Return the time, in seconds since the epoch, as if the clock was not set meanwhile."""
+        assert self.details.clock_offset is not None, "set with the context"
+        return self.context.read_boot_clock() + self.details.clock_offset
 
     @property
     def limits(self) -> LimitSettings:
@@ -124,7 +132,7 @@ class Evaluation:
 
     def enter_queue(self, run_slots: RunSlots) -> None:
         """Enter the queue, and run as soon as there is a slot."""
-        self.details.state_times["created"] = self.context.read_wall_clock()
+        self.details.state_times["created"] = self.read_clock()
         self._since = self.context.clock.seconds()
         self.save_snapshot()
         self.context.counters.record_accepted_evaluation()
@@ -377,7 +385,7 @@ class Evaluation:
 
     def _enter(self, state: EvaluationState) -> None:
         before, self.details.state = self.details.state, check_transition(self.details.state, state)
-        self.details.state_times.setdefault(state.value, self.context.read_wall_clock())
+        self.details.state_times.setdefault(state.value, self.read_clock())
         now = self.context.clock.seconds()
         after, self._since = now - self._since, now
         reason = self.details.failure.reason if self.details.failure else ""
@@ -401,7 +409,7 @@ class Evaluation:
             self.ring.append_batch(error)
             cancelled = failure.reason == "cancelled"
             self._enter(EvaluationState.CANCELLED if cancelled else EvaluationState.FAILED)
-        self.details.state_times["ended"] = self.context.read_wall_clock()
+        self.details.state_times["ended"] = self.read_clock()
         self.details.limits = self.limits
         self.details.drop_start_fields()
         self._close_ring()
@@ -466,7 +474,7 @@ class Evaluation:
             self._stop_reason = load_failure(snapshot.failure)
         ring, times, summary = self.ring, self.details.state_times, self.details.result_summary
         ring.begin_cursor = ring.end_cursor = journal_content.begin_cursor
-        now = self.context.read_wall_clock()
+        now = self.read_clock()
         begun = times.get(snapshot.state, times.get("created", now))
         self._since = self.context.clock.seconds() - max(0.0, now - begun)
         for each in journal_content.batches:

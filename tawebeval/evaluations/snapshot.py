@@ -144,6 +144,7 @@ class EvaluationSnapshot(msgspec.Struct, omit_defaults=True, rename=_EVALUATION_
     end_cursor: int = 0
     failure_event: bytes = b""
     runner_status: dict[str, Any] | None = None
+    clock_offset: float | None = None
 
     @property
     def has_only_callback_left(self) -> bool:

@@ -10,10 +10,12 @@ from twisted.logger import LogEvent, capturedLogs, formatEvent
 from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.logging import format_json
 from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.details import EvaluationDetails
+from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.status import build_status
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
-from tests.fakes.world import OID
+from tests.fakes.world import EPOCH, OID
 
 
 class StoryTests(EvaluationTestCase):
@@ -132,19 +134,26 @@ class StoryTests(EvaluationTestCase):
             self.events.clear()
 
     def test_clock_set(self) -> None:
-        """How long a state lasts has nothing to do with a time of day that somebody sets."""
-        times = iter((100.0, 50.0, 60.0, 1e9))
-        object.__setattr__(self.evaluation.context, "read_wall_clock", lambda: next(times, 1e9))
+        """Once an evaluation is accepted, neither times nor durations follow the time of day.
+
+        A later process of the daemon goes on by the same clock.
+        """
+        times = iter((50.0, 1e9, 60.0))
+        object.__setattr__(self.evaluation.context, "read_wall_clock", lambda: next(times))
         self.begin()
         self.world.clock.advance(10)
+        snapshot = self.evaluation.take_snapshot()
+        found = EvaluationDetails.from_snapshot(snapshot, self.root)
+        later = Evaluation(found, self.evaluation.workspace, self.evaluation.context)
+        self.assertEqual(later.read_clock(), EPOCH + 10)
         self.world.end()
         self.assertEqual([event.get("after") for event in self.events], [None, 0, 0, 10])
         self.assertEqual(
             [
                 self.evaluation.details.state_times[name]
-                for name in ("created", "fetching", "running")
+                for name in ("created", "fetching", "running", "ended")
             ],
-            [100, 50, 60],
+            [EPOCH, EPOCH, EPOCH, EPOCH + 10],
         )
 
     def test_rights(self) -> None:

@@ -31,7 +31,8 @@ KEYS: dict[type[msgspec.Struct], str] = {
     RunSnapshot: "pid checkout markers sandbox progress moment quota_directory",
     EvaluationSnapshot: "identifier request seed state number caller upload upload_size share"
     " keeps_submission is_submission_kept is_cleaned_up is_forgotten key form_digest times callback"
-    " commit limits environment run result results failure newest last_event runner",
+    " commit limits environment run result results failure newest last_event runner"
+    " clock_offset",
 }
 ATTRIBUTES: dict[type[attrs.AttrsInstance], str] = {
     Commit: "oid tree_oid file_count size submodules has_gitattributes",

@@ -249,6 +249,7 @@ class World:
             ring_budget=self.budget,
             fetch_slots=self.fetches,
             read_wall_clock=lambda: EPOCH + self.clock.seconds(),
+            read_boot_clock=self.clock.seconds,
             free_quota_directories=self.quota_directories,
             archive=self.archive,
         )
