@@ -41,6 +41,7 @@ from tawebeval.archive.spool import SpooledRecording, recover_recordings, remove
 from tawebeval.archive.submissions import ExtractedSubmission, extract_submission, pack_submission
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EventBatch
+from tawebeval.core.expiry_clock import ExpiryClock
 from tawebeval.errors import ServerBusy, format_size
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 
@@ -153,6 +154,7 @@ class ArchiveStore:
     settings: ArchiveSettings
     min_free_bytes: int
     _read_clock: Callable[[], float] = time.time
+    _read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     usage: ArchiveUsage = attrs.field(factory=ArchiveUsage)
     is_open: bool = False
     needs_index_check: bool = False
@@ -165,6 +167,7 @@ class ArchiveStore:
     _archived: Counter[str] = attrs.field(factory=Counter)
     _spooled: Counter[str] = attrs.field(factory=Counter)
     _lock_descriptor: int | None = None
+    _expiry_clock: ExpiryClock = attrs.field(init=False)
     _stuck: set[str] = attrs.field(factory=set)  # names whose files could not be removed
 
     def __attrs_post_init__(self) -> None:
@@ -208,6 +211,9 @@ class ArchiveStore:
                 why = "another daemon uses this archive"
                 raise OSError(error.errno, why, str(self.directory)) from None
             self._lock_descriptor = descriptor
+            self._expiry_clock = ExpiryClock(
+                self._read_clock, self._read_boot_clock, os.fstat(descriptor).st_mtime
+            )
 
     def check_index(self) -> None:
         """Read the whole index, to find out whether it is damaged. For any thread."""
@@ -480,7 +486,10 @@ class ArchiveStore:
         Evaluations whose files cannot be removed stay and count; others go in their place, until
         the next removal tries again. Raises: sqlite3.Error.
         """
-        latest = self._read_clock() - self.settings.retention_days * _DAY
+        now = self._expiry_clock.read()
+        if self._lock_descriptor is not None:
+            os.utime(self._lock_descriptor, (now, now))  # for the next process
+        latest = now - self.settings.retention_days * _DAY
         count = MAX_REMOVALS_PER_CALL + len(self._stuck)
         rows = self._leave_out_stuck(self._index.list_expired_evaluations(count, latest))
         if not rows:

@@ -22,6 +22,7 @@ from twisted.logger import Logger
 
 from tawebeval.archive.files import rename_durably
 from tawebeval.config import CallerSettings
+from tawebeval.core.expiry_clock import ExpiryClock
 from tawebeval.core.signed_links import LINK_GENERATION_BYTES, LinkSigner, find_bearer_link
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import WorkerThreads
@@ -139,6 +140,7 @@ class EvaluationLinks:
     _random_bytes: Callable[[int], bytes]
     _threads: WorkerThreads
     linked_evaluations: dict[str, LinkedEvaluation] = attrs.field(init=False)
+    _expiry_clock: ExpiryClock = attrs.field(init=False)
     _rate: RateLimit = attrs.field(init=False)
     # By request; and how many each evaluation, and each caller, has.
     _readers: dict[Any, _Reader] = attrs.field(factory=dict, init=False)
@@ -150,6 +152,7 @@ class EvaluationLinks:
 
     def __attrs_post_init__(self) -> None:
         self.linked_evaluations = self._file.read_linked_evaluations()
+        self._expiry_clock = ExpiryClock(self._read_wall_clock, self._clock.seconds)
         self._rate = RateLimit(0, self._clock.seconds)
         self._authentication.add_reload_observer(self._cut_unknown_callers)
 
@@ -283,7 +286,7 @@ class EvaluationLinks:
             )
 
     def _drop_expired(self) -> None:
-        now = self._read_wall_clock()
+        now = self._expiry_clock.read()
         for identifier in [
             name for name, linked in self.linked_evaluations.items() if linked.last_expiry <= now
         ]:

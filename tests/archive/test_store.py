@@ -267,12 +267,25 @@ class RemovalTests(ArchiveTestCase):
     def test_age(self) -> None:
         """Evaluations are removed so many days after their end."""
         self.fill(5)
-        self.now = NOW + 92.5 * DAY
+        self.now = self.booted = NOW + 92.5 * DAY
         self.assertTrue(self.store.remove_old_evaluations())
         self.assertFalse(self.store.remove_old_evaluations())
         self.assertEqual(self.list_numbers(), [3, 4, 5])
         self.assertEqual(self.list_files(), ["jsonl.zst"] * 3)
         self.assertEqual(self.store.usage.evaluation_count, 3)
+
+    def test_wrong_time_removes_nothing(self) -> None:
+        """Neither while the daemon runs nor at its next start, unless it stays for a day."""
+        self.fill(5)
+        self.store.remove_old_evaluations()
+        self.now += 100 * DAY
+        self.assertFalse(self.store.remove_old_evaluations())
+        self.store = self.open()
+        self.assertFalse(self.store.remove_old_evaluations())
+        self.booted += DAY
+        self.now += DAY
+        self.assertTrue(self.store.remove_old_evaluations())
+        self.assertEqual(self.list_numbers(), [])
 
     def test_size(self) -> None:
         """The oldest are removed until the rest has the allowed size."""
@@ -370,7 +383,7 @@ class RemovalTests(ArchiveTestCase):
         for path in paths:
             (path / "below").rmdir()
             path.rmdir()
-        self.now = NOW + 92.5 * DAY
+        self.now = self.booted = NOW + 92.5 * DAY
         while self.store.remove_old_evaluations():
             pass
         self.assertEqual(self.list_numbers(), [5])

@@ -53,7 +53,7 @@ class ArchiveTestCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).absolute()
-        self.now = NOW
+        self.now = self.booted = NOW
         self.opened: list[ArchiveStore] = []
         self.addCleanup(lambda: [store.close() for store in self.opened])
         self.store = self.open()
@@ -65,6 +65,7 @@ class ArchiveTestCase(SynchronousTestCase):
             ArchiveSettings(**{"is_enabled": True, **changes}) if changes else self.settings,
             0,
             lambda: self.now,
+            lambda: self.booted,
         )
         for former in self.opened:  # its process has ended
             former.close()

@@ -178,6 +178,14 @@ class LinkTests(LinkTestCase):
         with mock.patch.object(self.links, "_read_wall_clock", lambda: 4e9):
             self.read(long, status=401)
 
+    def test_wrong_time_removes_no_link(self) -> None:
+        """They hold again when the time is set right, whatever was done meanwhile."""
+        link = self.share()
+        with mock.patch.object(self.links, "_read_wall_clock", lambda: 4e9):
+            self.read(link, status=401)
+            self.share()
+        self.read(link)
+
     def test_disabled(self) -> None:
         """The operator may want no links."""
         link = self.share()
