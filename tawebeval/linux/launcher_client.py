@@ -101,6 +101,7 @@ FIRST_PASSED_DESCRIPTOR = 3
 """The number of the first of a program's `descriptors`; the others follow."""
 
 LAUNCHER_TIMEOUT = 10.0  # seconds for the process to start, and to answer
+_ATTEMPTS = 6  # to start a program, if launchers are killed
 _COMPLAINT = 8 * 1024  # bytes of what it says before it fails
 _HANGS = "the launcher of evaluators does not answer"
 _NONE = "the launcher of evaluators cannot be started"
@@ -261,7 +262,8 @@ def start_launcher(
             errors.append(error)
     # A Python that started and then died explains more than one that could not be executed.
     died = [error for error in errors if isinstance(error, ConnectionError)]
-    raise OSError(None, "; ".join(dict.fromkeys(str(e.strerror or e) for e in died or errors)))
+    said = "; ".join(dict.fromkeys(str(e.strerror or e) for e in died or errors))
+    raise OSError(errno.ECONNRESET if died else None, said)  # the former is a ConnectionError
 
 
 def start_process(
@@ -370,15 +372,20 @@ class LauncherClient:
         Raises: OSError, if the program cannot be started; OverlayMountError, if that is for the
         overlay.
         """
-        try:
-            return self._start(launch, layers)
-        except (ConnectionError, TimeoutError) as error:
-            # The program cannot begin any more: its report would be refused.
-            log.warn("{what}; starting another one", what=error.strerror)
-            if layers is not None:  # the kernel refuses a work directory that was used before
-                remove_tree(layers.work)
-                layers.work.mkdir()
-            return self._start(launch, layers)
+        attempts_left = _ATTEMPTS
+        while True:
+            try:
+                return self._start(launch, layers)
+            except (ConnectionError, TimeoutError) as error:
+                # One that hangs has taken `LAUNCHER_TIMEOUT`: that is waited for twice at most.
+                attempts_left -= _ATTEMPTS // 2 if isinstance(error, TimeoutError) else 1
+                if attempts_left <= 0:
+                    raise
+                # The program cannot begin any more: its report would be refused.
+                log.warn("{what}; starting another one", what=error.strerror)
+                if layers is not None:  # the kernel refuses a work directory that was used before
+                    remove_tree(layers.work)
+                    layers.work.mkdir()
 
     def _start(
         self, launch: LaunchSpec, layers: OverlayLayers | None

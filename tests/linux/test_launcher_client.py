@@ -389,6 +389,21 @@ class LossTests(LaunchingTestCase):
             for _ in range(3):
                 self.assertEqual(self.shell("echo again"), (0, b"again\n"), victims)
 
+    def test_others_that_are_killed_at_once_are_replaced(self) -> None:
+        """A program is started although several launchers, one after the other, were killed."""
+        start, started = module.start_process, list[module.LauncherProcess]()
+
+        def start_and_kill(*arguments: Any) -> module.LauncherProcess:
+            started.append(start(*arguments))
+            if len(started) < 4:
+                os.killpg(started[-1].process.pid, signal.SIGKILL)
+            return started[-1]
+
+        self.launching.close()
+        self.patch(module, "start_process", start_and_kill)
+        self.assertEqual(self.shell("echo again"), (0, b"again\n"))
+        self.assertEqual(len(started), 4)
+
     def test_dropped_once(self) -> None:
         """Of those who have lost one launcher only the first ends it, and none the next one."""
         lost = self.launcher()
