@@ -67,6 +67,7 @@ def serve(config: Path | None, listen: tuple[str, ...]) -> None:
         given += ["--listen", endpoint]
     options.parseOptions(["--nodaemon", "--pidfile=", name, *given])
     runApp(options)
+    raise SystemExit(options.subOptions.get_exit_status())
 
 
 @click.command()

@@ -18,8 +18,8 @@ byte.
   client's address behind proxies. `budget.UploadBudget` bounds uploads.
 - Values that several packages share: `identifiers`, `states`, `evaluator_environment` (the
   evaluator's environment), `checkout`, `backoff` (retries of HTTP requests), `counters` (counters
-  for metrics), `retry_schedule` (`Retry-After` of a full queue), `expiry_clock` (the time of day for
-  what is removed by its age).
+  for metrics), `retry_schedule` (`Retry-After` of a full queue), `expiry_clock` (the time of day
+  for what is removed by its age).
 
 All other packages import this one; it imports `errors` alone.
 """

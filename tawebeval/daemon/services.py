@@ -84,6 +84,7 @@ class EvaluationService(Service):
         self._found = found
         self._uploads = uploads
         self.archive = archive
+        self.exit_status = 0  # of the process
 
     def startService(self) -> None:
         """Load the repository cache and become the reaper of all descendant processes.
@@ -121,6 +122,7 @@ class EvaluationService(Service):
         return keeper is not None and keeper.client.is_alive
 
     def _on_keeper_lost(self) -> None:
+        self.registry.refuse_evaluations()
         # A process that ends closes its connections first.
         self.context.clock.callLater(_KEEPER_END, self._stop_without_keeper)
 
@@ -133,6 +135,7 @@ class EvaluationService(Service):
             what = "the keeper of evaluators has ended, and with the keeper all evaluators"
             log.error("stopping: {what}", what=what)
             self.registry.end_lost_runs()
+        self.exit_status = 1
         self.context.clock.stop()
 
     def stopService(self) -> Deferred[bool]:
@@ -194,6 +197,10 @@ class Daemon(MultiService):
             ShutdownSignals(evaluations.kill_all_evaluations, reactor),
         ):
             part.setServiceParent(self)
+
+    def get_exit_status(self) -> int:
+        """Return the exit status of the process, unless a signal ends it."""
+        return self._evaluations.exit_status
 
     def setServiceParent(self, parent: Any) -> None:
         """Attach to the application and install the log observer."""

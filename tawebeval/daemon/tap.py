@@ -34,7 +34,10 @@ log = Logger()
 
 
 class Options(usage.Options):
-    """Options of `twistd tawebeval`. They override the configuration file."""
+    """Options of `twistd tawebeval`. They override the configuration file.
+
+    `get_exit_status()` returns the exit status of the daemon that was made with them.
+    """
 
     synopsis = "[--config FILE] [--listen ENDPOINT]..."
     longdesc = "Run evaluators over the web and stream their output as events."
@@ -45,6 +48,7 @@ class Options(usage.Options):
     def __init__(self) -> None:
         super().__init__()
         self["listen"] = ()
+        self.get_exit_status: Callable[[], int] = int
 
     def opt_listen(self, endpoint: str) -> None:
         """Listen on this endpoint, such as tcp:8080:interface=127.0.0.1. May be repeated."""
@@ -112,5 +116,6 @@ def makeService(
     except ConfigurationError as error:
         # For a UsageError twistd would show a traceback at this point.
         raise SystemExit(f"tawebeval: {error}") from None
+    options.get_exit_status = daemon.get_exit_status
     freeze_objects()
     return daemon

@@ -47,6 +47,9 @@ _LOST = EvaluationFailure(
     "lost", "the evaluator could not go on after a restart of the daemon; submit again"
 )
 
+KEEPER_ENDED = EvaluationFailure("lost", "the keeper of evaluators has ended; submit again")
+"""The failure of an evaluation that cannot start, or go on, without the keeper."""
+
 log = Logger()
 
 
@@ -395,6 +398,10 @@ class Evaluation:
 
     def _end(self, failure: EvaluationFailure | None) -> None:
         """Close the ring; on failure the last event is the error."""
+        keeper = self.context.run_keeper
+        has_keeper = keeper is None or keeper.client.is_alive
+        if failure is not None and failure.reason == "lost" and not has_keeper:
+            failure = KEEPER_ENDED  # whatever has failed for that
         # A copy without the traceback, and without the members that only the event shows.
         self.details.failure = failure and EvaluationFailure(failure.reason, failure.message)
         lost = failure if failure is not None and failure.reason == "lost" else None

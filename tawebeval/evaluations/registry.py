@@ -37,7 +37,7 @@ from tawebeval.evaluations.archive_reader import ArchiveReader, make_recording_e
 from tawebeval.evaluations.callbacks import EvaluationCallbacks
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.evaluation import Evaluation, ResumeCheckout
+from tawebeval.evaluations.evaluation import KEEPER_ENDED, Evaluation, ResumeCheckout
 from tawebeval.evaluations.handover_journal import HandoverJournal
 from tawebeval.evaluations.lister import EvaluationLister
 from tawebeval.evaluations.readers import AcknowledgingSubscription, Subscription
@@ -246,13 +246,15 @@ class EvaluationRegistry:
         if snapshot.is_forgotten_by_registry:
             self.records.forget_record(evaluation.details.identifier, EvaluationState.EXPIRED)
 
+    def refuse_evaluations(self) -> None:
+        """Accept nothing more: the daemon is about to stop."""
+        self._drain.has_begun = True
+
     def end_lost_runs(self) -> None:
         """Stop running evaluations: the keeper has ended, and with the keeper their evaluators."""
         for record in list(self._alive.values()):
             if record.evaluation.supervisor is not None:
-                record.evaluation.stop(
-                    EvaluationFailure("lost", "the keeper of evaluators has ended; submit again")
-                )
+                record.evaluation.stop(KEEPER_ENDED)
 
     async def wait_until_persisted(self) -> None:
         """Return when evaluations accepted so far outlive this process, if they are to."""
@@ -605,7 +607,7 @@ class EvaluationRegistry:
 
     def hand_over_evaluations(self) -> None:
         """Accept nothing more, and answer the clients that wait: another process goes on."""
-        self._drain.has_begun = True
+        self.refuse_evaluations()
         for record in (*self.records, *self._alive.values()):
             record.evaluation.hand_over()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from twisted.internet.defer import Deferred
@@ -24,6 +25,15 @@ class FailureTests(EvaluationTestCase):
     """Each failure is one final event after all that was printed."""
 
     configuration = Configuration(limits=LimitSettings(wall_clock=10, output=1024))
+
+    def test_lost_without_the_keeper_names_the_keeper(self) -> None:
+        """Whatever has failed first for the end of the keeper."""
+        keeper = SimpleNamespace(client=SimpleNamespace(is_alive=False), drop_run=lambda _: None)
+        object.__setattr__(self.evaluation.context, "run_keeper", keeper)
+        self.world.repositories.fail("lost", "the sandbox could not be started")
+        self.begin()
+        event = self.assert_over(EvaluationState.FAILED, "lost")
+        self.assertEqual(event["message"], "the keeper of evaluators has ended; submit again")
 
     def test_repository(self) -> None:
         """A repository that cannot be had, with git's own words."""

@@ -15,7 +15,7 @@ from tawebeval.linux.reaper import list_descendants
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.event_source import EventSource
 from tests.integration.client import failure, python, text
-from tests.integration.harness import CONFIGURATION, until
+from tests.integration.harness import COMMAND, CONFIGURATION, until
 from tests.integration.keepers import KeptDaemon, KeptDaemonTestCase, SharedKeptDaemonTestCase
 from tests.integration.processes import alive
 from tests.integration.receivers import Receiver
@@ -109,7 +109,12 @@ class LostKeeperTests(FaultCase):
     """The keeper is killed."""
 
     async def test_killed(self) -> None:
-        """Running evaluations are lost, which a waiting client reads before the daemon stops."""
+        """Running evaluations are lost, which a waiting client reads before the daemon stops.
+
+        The exit status of `tawebeval serve` tells the failure.
+        """
+        self.daemon.program = ("sh", "-c", 'shift 3; exec "$0" serve "$@"', str(COMMAND))
+        await self.daemon.restart()
         identifier = await self.begin_and_wait("echo ready; sleep 600")
         following = Deferred.fromCoroutine(self.client.follow(identifier))
         await deferLater(reactor, 0.3)
@@ -117,6 +122,22 @@ class LostKeeperTests(FaultCase):
         failure(await following, "lost")
         await until(lambda: not self.daemon.running, "the daemon stops")
         self.assertIn("the keeper of evaluators has ended", self.daemon.log)
+        self.assertEqual(self.daemon.exit_status, 1)
+        self.daemon.check_log()
+
+    async def test_forms_meanwhile(self) -> None:
+        """They are refused; what was accepted before that says that the keeper has ended."""
+        await self.client.ended(await self.begin("true"))
+        self.daemon.kill_keeper()
+        answers = [
+            await self.client.post(self.repository.url, self.commit, "true") for _ in range(3)
+        ]
+        self.assertEqual(answers[-1].code, 503)
+        for answer in answers:
+            if answer.code == 200:
+                end = failure(await self.client.follow(answer.json["evaluation_id"]), "lost")
+                self.assertIn("the keeper of evaluators has ended", end["message"])
+        await until(lambda: not self.daemon.running, "the daemon stops")
         self.daemon.check_log()
 
 
