@@ -150,6 +150,10 @@ class SlurmCommands:
         self._watchers.pop(name, None)
         self._missed.pop(name, None)
 
+    def is_job_missing(self, name: str) -> bool:
+        """Tell whether a watched job was in the queue, and was not at the last look."""
+        return self._missed.get(name, 0) > 0
+
     def cancel_job(self, name: str) -> None:
         """Cancel the jobs of a name, again and again until the queue has none, or it is hopeless.
 

@@ -23,6 +23,9 @@ JOB_TIME_MARGIN_SECONDS = 120
 SQUEUE_OPTIONS = ("--noheader", "--me", "--format=%i|%j|%T|%r|%N")
 """The options of squeue for `parse_squeue`."""
 
+ENDING_STATE = "COMPLETING"
+"""The state of a job until its nodes have ended it; another one follows, with the reason."""
+
 _MIB = 2**20
 _QUEUED = re.compile(r"job (\d+) (?:queued|has been allocated)|allocation (\d+)")
 _STDERR_SHOWN = 300  # characters of srun's stderr in a message
@@ -113,6 +116,8 @@ def explain_job_loss(job: Mapping[str, str], srun_stderr: str) -> EvaluationFail
     for sign, reason, what in _SIGNS:
         if _has_sign(srun_stderr, sign):
             return EvaluationFailure(reason, f"{named} {what}")
+    if state == ENDING_STATE:
+        return EvaluationFailure("node", f"{named} is not ended by its node", {"slurm": state})
     said = re.sub(r"\s+", " ", _TRACEBACK.sub("", srun_stderr)).strip()[-_STDERR_SHOWN:]
     said = f"; srun said: {said}" if said else ""
     if not number:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from resource import struct_rusage
 from typing import Any
@@ -46,6 +46,7 @@ from tawebeval.slurm.frames import (
 )
 from tawebeval.slurm.job_transfer import JobSender
 from tawebeval.slurm.jobs import (
+    ENDING_STATE,
     QueuedJob,
     explain_job_loss,
     find_job_identifier,
@@ -437,6 +438,9 @@ class NodeTransport:
 
     def _give_up(self, attempt: SrunProtocol) -> None:
         """End srun and its job, whatever the node does."""
+        if self._commands.is_job_missing(attempt.job_name):
+            # At SIGTERM srun would have a job cancelled by its number, which may be another's now.
+            attempt.signal_srun()
         self._commands.unwatch_job(attempt.job_name)
         attempt.close_stdin()
         self.end_srun(attempt)
@@ -604,9 +608,7 @@ class NodeTransport:
 
     async def _explain(self, attempt: SrunProtocol) -> None:
         """Find out why a job was lost, and begin it again, or end."""
-        stderr, identifier = attempt.stderr_text, attempt.job_identifier
-        job = {} if identifier is None else await self._find_job(identifier)
-        loss = explain_job_loss(job, stderr)
+        loss = await self._find_loss(attempt)
         if attempt.storage_error is not None:
             why = attempt.storage_error.strerror
             loss = EvaluationFailure("lost", f"the daemon could not store the output: {why}")
@@ -636,17 +638,25 @@ class NodeTransport:
         self._exit()
         self._finish()
 
-    async def _find_job(self, identifier: str) -> Mapping[str, str]:
-        """Return the fields of a job; ask again while Slurm does not answer, but not for long."""
+    async def _find_loss(self, attempt: SrunProtocol) -> EvaluationFailure:
+        """Return why a job was lost.
+
+        Ask again, but not for long, while Slurm does not answer or the job is not ended yet.
+        """
+        loss = explain_job_loss({}, attempt.stderr_text)
         deadline = self._clock.seconds() + JOB_QUERY_TIMEOUT
-        while not (self._is_stopped or self._is_handed_over):
-            job = await self._commands.show_job(identifier)
+        while attempt.job_identifier and not (self._is_stopped or self._is_handed_over):
+            job = await self._commands.show_job(attempt.job_identifier)
             if job is not None:
-                return job
+                # A controller that has lost its state uses numbers again.
+                is_own = job.get("JobName", attempt.job_name) == attempt.job_name
+                loss = explain_job_loss(job if is_own else {}, attempt.stderr_text)
+                if loss.extra_members.get("slurm") != ENDING_STATE:
+                    break
             if self._clock.seconds() >= deadline:
                 break
             await deferLater(self._clock, _SHOW_PAUSE)
-        return {}
+        return loss
 
     @property
     def _may_repeat(self) -> bool:

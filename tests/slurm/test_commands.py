@@ -100,9 +100,12 @@ class CommandTests(SynchronousTestCase):
         for name, states in told.items():
             self.commands.watch_job(name, states.append)
         self.running.pop().end("1|a|PENDING|Resources|\n")
+        self.assertFalse(self.commands.is_job_missing("a"))
         for _ in range(16):
             self.clock.advance(SQUEUE_PERIOD)
             self.running.pop().end()
+            self.assertTrue(self.commands.is_job_missing("a"))
+            self.assertFalse(self.commands.is_job_missing("b"))
         self.assertEqual([job and job.state for job in told["a"]], ["PENDING", None])
         self.assertEqual(told["b"], [])
         self.commands.unwatch_job("a")

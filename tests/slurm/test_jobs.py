@@ -91,11 +91,17 @@ class LossTests(SynchronousTestCase):
             "CANCELLED": "revoked",
             "FAILED": "lost",  # the program on the node: the next one would fail, too
             "COMPLETED": "lost",
+            "COMPLETING": "node",  # while it lasts: its node does not end it
         }
         for state, reason in reasons.items():
             failure = explain_job_loss(parse_scontrol_job(JOB.replace("NODE_FAIL", state)), "")
             self.assertEqual(failure.reason, reason, state)
             self.assertIn("the job 5 of Slurm on the node one", failure.message)
+
+    def test_job_that_is_ending_has_the_reason_of_srun(self) -> None:
+        """The node of a job that was cancelled may take its time."""
+        words = "slurmstepd: error: *** STEP 5.0 ON one CANCELLED AT 2026-01-01 ***"
+        self.assertEqual(explain_job_loss({"JobState": "COMPLETING"}, words).reason, "revoked")
 
     def test_words(self) -> None:
         """Without an answer of the controller the words of srun count."""

@@ -99,6 +99,7 @@ class FakeCommands:
         self.counters = JobCounters()
         self.watched: dict[str, Any] = {}
         self.cancelled: list[str] = []
+        self.missing: set[str] = set()
 
     async def show_job(self, identifier: str) -> Mapping[str, str] | None:
         """Return the job, None while the controller is away."""
@@ -113,6 +114,10 @@ class FakeCommands:
     def unwatch_job(self, name: str) -> None:
         """Forget it."""
         self.watched.pop(name, None)
+
+    def is_job_missing(self, name: str) -> bool:
+        """Tell what the test has set."""
+        return name in self.missing
 
     def cancel_job(self, name: str) -> None:
         """Note a cancellation."""
@@ -254,10 +259,14 @@ class RunTests(TransportTests):
         self.assertEqual(self.commands.watched, {})
 
     def test_gone(self) -> None:
-        """An srun whose job is gone from the queue is ended, and the run is lost."""
+        """An srun whose job is gone from the queue is ended, and the run is lost.
+
+        It is killed: srun would have its job cancelled, by a number that may be another's now.
+        """
         self.commands.watched["job-0"](QueuedJob("5", "PENDING", "Resources", ""))
+        self.commands.missing.add("job-0")
         self.commands.watched["job-0"](None)
-        self.assertEqual(self.srun.signals, [15])
+        self.assertEqual(self.srun.signals, [9, 15])
         self.commands.job = {"JobState": "CANCELLED"}
         self.srun.end(1)
         error = self.failureResultOf(self.begun, EvaluationFailure).value
@@ -389,6 +398,35 @@ class RunTests(TransportTests):
         self.commands.job = {"JobState": "NODE_FAIL", "NodeList": "one"}
         self.clock.pump([1] * 3)
         self.assert_failed("node")
+
+    def test_job_that_is_ending_is_asked_for_again(self) -> None:
+        """Its reason comes with its end; a job that does not end was lost with its node."""
+        for later, seconds, reason in (
+            ("FAILED", 3, "lost"),
+            ("NODE_FAIL", 3, "node"),
+            ("COMPLETING", JOB_QUERY_TIMEOUT + 1, "node"),
+        ):
+            self.connect()
+            self.commands.job = {"JobState": "COMPLETING", "NodeList": "one"}
+            self.srun.end(1)
+            self.clock.pump([1] * 20)
+            self.assertEqual(self.run_.told, [])
+            self.commands.job = {"JobState": later, "NodeList": "one"}
+            self.clock.pump([1] * int(seconds))
+            self.assert_failed(reason)
+            self.setUp()
+
+    def test_number_of_another_job(self) -> None:
+        """A controller that has lost its state uses numbers again: names tell."""
+        self.connect()
+        self.commands.job = {"JobState": "CANCELLED", "JobName": "job-0"}
+        self.srun.end(1)
+        self.assert_failed("revoked")
+        self.setUp()
+        self.connect()
+        self.commands.job = {"JobState": "CANCELLED", "JobName": "another"}
+        self.srun.end(1)
+        self.assertIn("the evaluator was not run by Slurm", self.assert_failed("lost"))
 
     def test_away_long(self) -> None:
         """A controller that stays away, a stop and another daemon end the wait for a reason."""
