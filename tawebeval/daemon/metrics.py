@@ -358,6 +358,7 @@ class ReactorLag(Service):
     name = "lag"
 
     _clock: IReactorTime
+    _read_clock: Callable[[], float] = time.monotonic  # that of the reactor leaves pauses out
     delays: Histogram = attrs.field(factory=lambda: Histogram(SHORT_DURATION_BOUNDS))
     _next: IDelayedCall | None = None
 
@@ -374,9 +375,9 @@ class ReactorLag(Service):
             self._next = None
 
     def _schedule(self) -> None:
-        due = self._clock.seconds() + _LAG_PERIOD
+        due = self._read_clock() + _LAG_PERIOD
         self._next = self._clock.callLater(_LAG_PERIOD, self._measure, due)
 
     def _measure(self, due: float) -> None:
-        self.delays.record_value(max(0.0, self._clock.seconds() - due))
+        self.delays.record_value(max(0.0, self._read_clock() - due))
         self._schedule()

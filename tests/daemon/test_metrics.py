@@ -64,7 +64,7 @@ class MetricsTestCase(WebTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.lag = ReactorLag(self.service.reactor)
+        self.lag = ReactorLag(self.service.reactor, self.service.reactor.seconds)
         self.obstacles: list[str] = []
         self.metrics = CollectorRegistry()
         self.metrics.register(ProcessMetrics())
@@ -412,7 +412,7 @@ class LagTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.lag = ReactorLag(self.clock)
+        self.lag = ReactorLag(self.clock, self.clock.seconds)
 
     @property
     def looks(self) -> int:
