@@ -19,7 +19,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -488,7 +488,8 @@ class ArchiveStore:
         """
         now = self._expiry_clock.read()
         if self._lock_descriptor is not None:
-            os.utime(self._lock_descriptor, (now, now))  # for the next process
+            with suppress(OSError):  # it belongs to another user
+                os.utime(self._lock_descriptor, (now, now))  # for the next process
         latest = now - self.settings.retention_days * _DAY
         count = MAX_REMOVALS_PER_CALL + len(self._stuck)
         rows = self._leave_out_stuck(self._index.list_expired_evaluations(count, latest))
