@@ -88,7 +88,9 @@ def main(prepare: Callable[[Store], object] = lambda store: None) -> None:
     cell = UnsandboxedRun(
         Workspace(Path("/nonexistent")),
         Checkout(Commit("", ""), Path("/nonexistent"), lambda: None),
-        NoSandbox(limits, CgroupManager([], {}, {}), OrphanReaper(reactor, spawner)),
+        NoSandbox(
+            limits, CgroupManager([], {}, {}), OrphanReaper(reactor, spawner), Path("/nonexistent")
+        ),
         limits,
     )
     threads = WorkerThreads(reactor, reactor.getThreadPool())

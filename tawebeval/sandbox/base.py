@@ -39,8 +39,15 @@ from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import READ_ONLY_WORKSPACE_NAMES, Workspace, WorkspaceView
 
-EVALUATOR_TOOLS_DIRECTORY = Path(__file__).with_name("tools")
-"""The tools for evaluators, as they are installed."""
+_TOOLS = Path(__file__).with_name("tools")
+# Now: the user of the service may not read it later. With their times, by which Python knows
+# whether a compiled module is outdated.
+EVALUATOR_TOOLS = {
+    path.relative_to(_TOOLS): (path.read_bytes(), path.stat().st_mtime)
+    for path in _TOOLS.rglob("*")
+    if path.is_file()
+}
+"""The tools for evaluators: content and time (seconds since the epoch) of each file."""
 
 _STACK = 8 * 2**20  # bytes: the soft limit of most systems
 _SIGNALS = 1024  # pending signals, which the kernel counts for all processes of a user
@@ -486,6 +493,12 @@ class UnsandboxedRun(SandboxedRun):
 
     _mark = b""  # empty before the start
 
+    def __init__(
+        self, workspace: Workspace, checkout: Checkout, sandbox: NoSandbox, limits: LimitSettings
+    ) -> None:
+        super().__init__(workspace, checkout, sandbox, limits)
+        self._tools = sandbox.tools_directory
+
     def make_workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
         return self.workspace.make_unsandboxed_view()
@@ -498,7 +511,7 @@ class UnsandboxedRun(SandboxedRun):
         self._mark = environment["EVALUATION_DATA_BEGIN"].encode()
         return LaunchSpec(
             ["/bin/sh", "-c", command],
-            add_tools_to_path(environment, str(EVALUATOR_TOOLS_DIRECTORY)),
+            add_tools_to_path(environment, str(self._tools)),
             str(directory),
             rlimits=convert_rlimit_names(self._list_rlimits(apart=False)),
         )
@@ -526,11 +539,15 @@ class UnsandboxedRun(SandboxedRun):
 
 @attrs.define
 class NoSandbox:
-    """The sandbox of `sandbox.kind = "none"`: runs have the rights of the daemon."""
+    """The sandbox of `sandbox.kind = "none"`: runs have the rights of the daemon.
+
+    `tools_directory` has the tools for evaluators (`bubblewrap.write_sandbox_files`).
+    """
 
     limits: LimitSettings
     cgroup_manager: CgroupManager
     orphan_reaper: OrphanReaper
+    tools_directory: Path
     writable_trees: WritableTrees = attrs.field(factory=WritableTrees, eq=False)
 
     def make_run(

@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,7 +45,7 @@ from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.linux.launcher_client import FIRST_PASSED_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
 from tawebeval.sandbox.base import (
-    EVALUATOR_TOOLS_DIRECTORY,
+    EVALUATOR_TOOLS,
     EvaluatorExit,
     SandboxedRun,
     convert_rlimit_names,
@@ -112,6 +111,8 @@ _WAIT = (
 
 WORKSPACE_MOUNT_POINT = Path("/evaluation")
 """The path under which an evaluator finds its workspace."""
+TOOLS_NAME = "tools"
+"""The name of the directory with the tools for evaluators among the files of the sandbox."""
 _TOOLS, _RUNNER = WORKSPACE_MOUNT_POINT / "tools", WORKSPACE_MOUNT_POINT / "runner"
 SYSTEM_ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
@@ -211,25 +212,22 @@ def write_sandbox_files(directory: Path) -> None:
         new.write_bytes(shell)
         new.chmod(0o111)
         new.replace(directory / "init")
-    with add_path_to_errors(directory / "tools"):
-        shutil.copytree(
-            EVALUATOR_TOOLS_DIRECTORY,
-            directory / "tools",
-            dirs_exist_ok=True,
-            copy_function=_install_tool,
-        )
+    for name, (content, time) in EVALUATOR_TOOLS.items():
+        with add_path_to_errors(directory / TOOLS_NAME / name):
+            _write_tool(directory / TOOLS_NAME / name, content, time)
     for name, content in (("passwd", _USERS), ("group", _GROUPS)):
         with add_path_to_errors(directory / name):
             (directory / name).write_bytes(content)
 
 
-def _install_tool(source: str, target: str) -> None:
-    """Copy a file over another one that may be in use."""
-    new = f"{target}.new"
-    shutil.copy2(source, new)
-    if os.path.basename(os.path.dirname(target)) == "bin":
-        os.chmod(new, 0o755)  # noqa: S103  (however it was installed, every user may execute it)
-    os.replace(new, target)
+def _write_tool(path: Path, content: bytes, time: float) -> None:
+    """Write a file over another one that may be in use."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(content)
+    os.utime(new, (time, time))
+    new.chmod(0o755 if path.parent.name == "bin" else 0o644)
+    new.replace(path)
 
 
 @attrs.frozen
@@ -361,7 +359,7 @@ class BubblewrapSandbox:
             argv += ["--ro-bind", str(outside), str(inside)]
         for inside, outside in own:
             argv += ["--bind", str(outside), str(inside)]
-        argv += ["--ro-bind", str(self.sandbox_files_directory / "tools"), str(_TOOLS)]
+        argv += ["--ro-bind", str(self.sandbox_files_directory / TOOLS_NAME), str(_TOOLS)]
         argv += ["--ro-bind", str(runner), str(_RUNNER)]
         argv += ["--ro-bind", str(system.shell), system.shell_mount_point]
         for place in ("/proc", "/dev", "/"):

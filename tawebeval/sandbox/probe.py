@@ -32,6 +32,7 @@ from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import NoSandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import (
+    TOOLS_NAME,
     BubblewrapSandbox,
     build_minimal_system_options,
     build_network_options,
@@ -157,7 +158,8 @@ def open_sandbox(
     remedy, if the sandbox is not installed.
     """
     if configuration.sandbox.kind == "none":
-        return NoSandbox(configuration.limits, cgroups, orphans)
+        tools = accounts.absolute() / TOOLS_NAME
+        return NoSandbox(configuration.limits, cgroups, orphans, tools)
     return open_bubblewrap(configuration, accounts, cgroups, orphans, keeper)
 
 

@@ -21,7 +21,7 @@ from tawebeval.linux.cgroups.controllers import MemoryController
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.sandbox import probe
 from tawebeval.sandbox.base import NoSandbox
-from tawebeval.sandbox.bubblewrap import BubblewrapSandbox
+from tawebeval.sandbox.bubblewrap import TOOLS_NAME, BubblewrapSandbox
 from tawebeval.sandbox.probe import ProbeDirectories
 from tests.fakes.process import FakeProcess
 from tests.fakes.sandbox import FakeTrees
@@ -78,7 +78,9 @@ class DoctorTestCase(SynchronousTestCase):
     ) -> NoSandbox | BubblewrapSandbox:
         self.accounts, self.users = accounts, os.listdir(accounts)
         if configuration.sandbox.kind == "none":
-            return NoSandbox(configuration.limits, cgroups, orphans, self.trees)
+            return NoSandbox(
+                configuration.limits, cgroups, orphans, accounts / TOOLS_NAME, self.trees
+            )
         filter_, network = os.open("/dev/null", os.O_RDONLY), configuration.sandbox.has_network
         found = "/usr/bin/bwrap", accounts, filter_, (), (), network, self.trees
         return BubblewrapSandbox(*found, configuration.limits, cgroups, orphans)

@@ -25,6 +25,7 @@ LIMITS = LimitSettings(
     disk=GIB,
     disk_files=1000,
 )
+TOOLS = Path("/state/accounts/tools")
 ENVIRONMENT = {"EVALUATION_DATA_BEGIN": "--secret--", "PATH": "/usr/bin:/bin"}
 
 
@@ -68,7 +69,7 @@ class CellTestCase(SynchronousTestCase):
 
     def no_cell(self) -> UnsandboxedRun:
         """Return a cell that is none."""
-        sandbox = NoSandbox(LIMITS, self.cgroups, self.orphans, self.trees)
+        sandbox = NoSandbox(LIMITS, self.cgroups, self.orphans, TOOLS, self.trees)
         return UnsandboxedRun(self.workspace, self.checkout, sandbox, LIMITS)
 
     def started(self) -> UnsandboxedRun:

@@ -20,13 +20,12 @@ from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.sandbox import base as module
 from tawebeval.sandbox.base import (
-    EVALUATOR_TOOLS_DIRECTORY,
     EvaluatorExit,
     NoSandbox,
     UnsandboxedRun,
 )
 from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
-from tests.cases.sandbox import ENVIRONMENT, LIMITS, CellTestCase
+from tests.cases.sandbox import ENVIRONMENT, LIMITS, TOOLS, CellTestCase
 from tests.fakes.children import NO_PROCESS, FakeChild
 from tests.fakes.sandbox import FakeDisk
 
@@ -62,7 +61,7 @@ class ProcessLimitTests(CellTestCase):
                 self.assertEqual(launch.argv, ["/bin/sh", "-c", "./it --now"])
                 self.assertEqual(
                     launch.environment,
-                    add_tools_to_path(ENVIRONMENT, str(EVALUATOR_TOOLS_DIRECTORY)),
+                    add_tools_to_path(ENVIRONMENT, str(TOOLS)),
                 )
                 self.assertEqual(launch.directory, "/some/where")
                 self.assertEqual(launch.descriptors, ())
@@ -328,7 +327,7 @@ class UnsandboxedRunTests(CellTestCase):
 
     def test_cell(self) -> None:
         """It is made for each evaluation, and shows the workspace as it is."""
-        cell = NoSandbox(LIMITS, self.cgroups, self.orphans, self.trees).make_run(
+        cell = NoSandbox(LIMITS, self.cgroups, self.orphans, TOOLS, self.trees).make_run(
             self.workspace, self.checkout, LIMITS
         )
         self.assertIsInstance(cell, UnsandboxedRun)

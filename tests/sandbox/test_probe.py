@@ -155,7 +155,7 @@ class OpenTests(SandboxesTestCase):
         """The operator may have none, and needs no bubblewrap then."""
         self.patch(shutil, "which", lambda name: None)
         sandbox = self.open("none", readable_paths=("/nonexistent",))
-        self.assertEqual(sandbox, NoSandbox(LIMITS, NO_CGROUPS, ORPHANS))
+        self.assertEqual(sandbox, NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / "tools"))
 
     def test_bubblewrap(self) -> None:
         """It is taken by its name and by default, with what is configured; it is not run yet."""
@@ -582,7 +582,7 @@ class TreesTests(SandboxesTestCase):
         """Who gives the sandbox back ends what starts evaluators, also where there is none."""
         close_sandbox(self.open())
         self.assertEqual(self.trees.closed, 1)
-        close_sandbox(NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.trees))
+        close_sandbox(NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / "tools", self.trees))
         self.assertEqual(self.trees.closed, 2)
 
 
@@ -615,7 +615,7 @@ class RelyTests(SandboxesTestCase):
         """Nor with none, where evaluators cannot be started at all: why, and what helps."""
         trees = FakeTrees(error=OSError(None, "no python"))
         with self.assertRaises(SystemExit) as caught:
-            self.rely(NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, trees))
+            self.rely(NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / "tools", trees))
         self.assertEqual(
             str(caught.exception),
             "tawebeval: no evaluator can be started: no python; install a python3 that the"
