@@ -11,7 +11,7 @@ from pathlib import Path
 from demonstration.daemon import Daemon
 from demonstration.problems import EXAMPLES, PROBLEMS
 from demonstration.show import say
-from demonstration.unprivileged import is_root
+from demonstration.unprivileged import USER, is_root
 
 EVALUATOR = ("-d", "word_count", "--evaluator", "bash evaluator.sh")
 SOLUTION = Path("word_count", "solutions", "wrong_order.awk")
@@ -56,7 +56,7 @@ def show_next_steps(daemon: Daemon, repository: Path, commit_oid: str) -> None:
     keep = ("See these evaluations in a page that stays open", [["make", "demo", "KEEP=1"]])
     _, judge = commands(daemon, repository, commit_oid)
     say("\nThings to do next:")
-    show_commands([keep, judge] if is_usual(daemon) else [keep])
+    show_commands([keep, judge] if daemon.without_sandbox is None else [keep])
 
 
 def show_commands(commands: Sequence[Command]) -> None:
@@ -69,17 +69,12 @@ def show_commands(commands: Sequence[Command]) -> None:
     say(f"\n{number + 2}. Run a server: read {shown(docs / 'install.md')}")
 
 
-def is_usual(daemon: Daemon) -> bool:
-    """Return whether `tawebeval try` needs none of the demo's settings."""
-    return not is_root() and daemon.without_sandbox is None
-
-
 def commands(daemon: Daemon, repository: Path, commit_oid: str) -> list[Command]:
     """Return two commands; the second needs no running daemon."""
     tawebeval = shown(Path(sys.executable).with_name("tawebeval"))
-    settings = [] if is_usual(daemon) else ["--config", str(daemon.configuration)]
-    # The user that root's `try` becomes may have no access to the checkout.
-    problems = repository if is_root() else PROBLEMS
+    settings = ["--user", USER] if is_root() else []
+    if daemon.without_sandbox is not None:
+        settings = ["--config", str(daemon.configuration)]
     return [
         (
             "Submit a solution to this daemon; the evaluation appears in the page",
@@ -92,8 +87,8 @@ def commands(daemon: Daemon, repository: Path, commit_oid: str) -> list[Command]
         (
             "Judge the solution without a daemon; correct it, and judge it again",
             [
-                [tawebeval, "try", shown(problems), *settings],
-                [*EVALUATOR, shown(problems / SOLUTION)],
+                [tawebeval, "try", shown(PROBLEMS), *settings],
+                [*EVALUATOR, shown(PROBLEMS / SOLUTION)],
             ],
         ),
     ]

@@ -26,11 +26,12 @@ from tawebeval.sandbox.base import EvaluatorExit
 class HintFinder:
     """Hints for an evaluation by the tree `root` whose command runs in `directory`.
 
-    `chosen` are the limits of --limit.
+    `copy` is a copy of the tree that can be read. `chosen` are the limits of --limit.
     """
 
     _configuration: Configuration
     _root: Path
+    _copy: Path
     _directory: str
     _chosen: ChosenLimits = attrs.field(factory=dict)
 
@@ -46,7 +47,8 @@ class HintFinder:
             setting = guess_setting_at_fault(end, stderr, has_network=has_network)
             for path in find_denied_files(end, stderr):
                 file = self._root / self._directory / path
-                if not path.startswith("/") and os.path.isfile(file):
+                is_file = os.path.isfile(self._copy / self._directory / path)
+                if not path.startswith("/") and is_file:
                     yield f"{path} is not executable; run `chmod +x {file}`, and commit the change"
         section, _, name = setting.partition(".")
         if setting == "sandbox.network":
@@ -60,11 +62,12 @@ class HintFinder:
             yield self._list_directories()
 
     def _list_directories(self) -> str:
-        parent = (self._root / self._directory).parent
-        above = parent if parent.is_dir() and self._root in parent.parents else self._root
+        parent = (self._copy / self._directory).parent
+        found = parent if parent.is_dir() and self._copy in parent.parents else self._copy
         names = sorted(
-            path.name for path in above.iterdir() if path.is_dir() and not path.name.startswith(".")
+            path.name for path in found.iterdir() if path.is_dir() and not path.name.startswith(".")
         )
+        above = self._root / found.relative_to(self._copy)
         if not names:
             return f"{above} has no directories"
         return f"the directories in {above} are: {', '.join(names)}"

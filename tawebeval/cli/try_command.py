@@ -64,7 +64,7 @@ def try_(raw: bool, lines: bool, times: bool, **options: Any) -> None:
       tawebeval try . --raw --evaluator ./evaluate solution.py
 
     Root has to name another user by --user or service.user. The evaluator runs as this user, who
-    needs permission to read DIRECTORY and the files.
+    needs no permission to read DIRECTORY and the files.
     """  # noqa: D301
     if raw and lines:
         raise click.UsageError("--raw and --events exclude each other; give one of them")

@@ -37,6 +37,7 @@ from tawebeval.evaluations.status import format_rfc3339_time
 from tawebeval.git.commits import TreeLimits
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
+from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.limit_monitor import LimitMonitor
@@ -45,6 +46,8 @@ from tawebeval.sandbox.workspace import Workspace
 
 NO_COMMIT = "0" * 40
 """The commit identifier of a working directory."""
+CHECKOUT_NAME, UPLOAD_NAME = "checkout", "upload"
+"""The names in a `place` of the copy of the working directory, and of the submission."""
 
 _THREADS = 3  # two of them poll limits
 _ACCOUNTS = "accounts"  # the directory with passwd and group of the sandbox
@@ -55,29 +58,32 @@ _REAP = 1.0  # seconds between two searches for orphaned processes
 class LocalRequest:
     """A submission to be judged by the evaluator in the working directory `root`.
 
-    `directory` is relative to `root`; the evaluator runs there.
+    `directory` is relative to `root`; the evaluator runs there. `files` are what `write_upload`
+    returns.
     """
 
     root: Path
     directory: str
     evaluator_cmd: str
     seed: int
-    submission: Submission
+    files: tuple[SubmissionFile, ...]
     limits: ChosenLimits = attrs.field(factory=dict)
     environment: str | None = None
 
 
-@attrs.frozen
+@attrs.define
 class WorkingTreeSource:
     """A working directory in place of a repository: `root` is copied, and never changed.
 
-    The copy lies in `excluded_path`, which is left out if it is below `root`.
+    The copy lies in `excluded_path`, which is left out if it is below `root`, and belongs to the
+    user of `privileges`. Root reads `root`, which this user may not.
     """
 
     root: Path
     excluded_path: Path
     _limits: TreeLimits
-    _threads: WorkerThreads
+    _privileges: Privileges
+    _copied: Checkout | EvaluationFailure | None = None
 
     def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
         """Return False: a copy needs no network."""
@@ -90,16 +96,27 @@ class WorkingTreeSource:
     async def check_out_commit(
         self, repository: Repository, oid: str, caller: str, *, is_retry: bool = False
     ) -> Checkout:
-        """Return a copy of the directory without `.git`. Raises EvaluationError."""
-        tree = self.excluded_path / "checkout"
-        files, size = await self._threads.run_in_thread(self._copy, tree)
-        return Checkout(Commit(oid, NO_COMMIT, files, size), tree, lambda: None)
+        """Return the copy. Raises EvaluationFailure, if `copy_tree` failed."""
+        assert self._copied is not None, "copied before"
+        if isinstance(self._copied, EvaluationFailure):
+            raise self._copied
+        return self._copied
+
+    def copy_tree(self) -> None:
+        """Copy the directory without `.git`, before privileges are dropped. Blocks."""
+        tree = self.excluded_path / CHECKOUT_NAME
+        try:
+            files, size = self._copy(tree)
+            self._copied = Checkout(Commit(NO_COMMIT, NO_COMMIT, files, size), tree, lambda: None)
+        except EvaluationFailure as error:
+            self._copied = error
 
     def _copy(self, target: Path) -> tuple[int, int]:
         files = size = 0
         try:
-            target.mkdir(parents=True)
-            for folder, directories, names in os.walk(self.root, onerror=_raise):
+            with self._privileges.act_as_user():
+                target.mkdir(parents=True)
+            for folder, directories, names, descriptor in os.fwalk(self.root, onerror=_raise):
                 place = Path(folder)
                 directories[:] = [
                     name for name in directories if not self._is_excluded(place / name)
@@ -107,7 +124,12 @@ class WorkingTreeSource:
                 for name in (*directories, *names):
                     source = place / name
                     files += 1
-                    size += self._copy_entry(source, target / source.relative_to(self.root))
+                    copy = target / source.relative_to(self.root)
+                    try:
+                        size += self._copy_entry(name, descriptor, copy)
+                    except OSError as error:
+                        error.filename = str(source)  # it may be the name alone
+                        raise
                     self._limits.check_tree(files, size)
         except OSError as error:
             raise EvaluationFailure(
@@ -118,15 +140,29 @@ class WorkingTreeSource:
     def _is_excluded(self, path: Path) -> bool:
         return path in (self.root / ".git", self.excluded_path)
 
-    def _copy_entry(self, source: Path, target: Path) -> int:
-        """Copy a file, a symbolic link or an empty directory; return its size in bytes."""
-        status = source.lstat()
+    def _copy_entry(self, name: str, directory: int, target: Path) -> int:
+        """Copy a file, a symbolic link or an empty directory; return its size in bytes.
+
+        `directory` is a descriptor, so that no link that is made meanwhile leads root elsewhere.
+        """
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
-            target.symlink_to(os.readlink(source))
+            link = os.readlink(name, dir_fd=directory)
+            with self._privileges.act_as_user():
+                target.symlink_to(link)
         elif stat.S_ISDIR(status.st_mode):
-            target.mkdir()
+            with self._privileges.act_as_user():
+                target.mkdir()
         elif stat.S_ISREG(status.st_mode):
-            shutil.copy2(source, target)
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+            with (
+                open(os.open(name, flags, dir_fd=directory), "rb") as source,
+                self._privileges.act_as_user(),
+                target.open("xb") as copy,
+            ):
+                shutil.copyfileobj(source, copy)
+                os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode))
+                os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
             return status.st_size
         # A commit contains no sockets, pipes or devices.
         return 0
@@ -154,23 +190,24 @@ class LocalEnvironment:
         cgroups: CgroupManager,
         spawn: Spawner,
         reactor: Any,
+        privileges: Privileges,
     ) -> LocalEnvironment:
-        """Return the environment, before privileges are dropped. Blocks.
+        """Return the environment with a copy of `root`, before `privileges` are dropped. Blocks.
 
         Raises ConfigurationError if the sandbox is not installed.
         """
         orphans = OrphanReaper(reactor, spawn)
         threads = WorkerThreads.create(reactor, _THREADS, "work")
         limits, buffers = configuration.repositories, configuration.buffers
+        tree_limits = TreeLimits(limits.max_tree_files, limits.max_tree_bytes)
+        tree = WorkingTreeSource(root, place, tree_limits, privileges)
         surroundings = EvaluationContext(
             configuration=configuration,
             clock=reactor,
             generate_random_bytes=os.urandom,
             worker_threads=threads,
             spawner=spawn,
-            checkout_source=WorkingTreeSource(
-                root, place, TreeLimits(limits.max_tree_files, limits.max_tree_bytes), threads
-            ),
+            checkout_source=tree,
             sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, orphans),
             limit_monitor=LimitMonitor(reactor, threads, threads),
             ring_budget=RingBudget(
@@ -180,6 +217,7 @@ class LocalEnvironment:
                 lambda call: reactor.callLater(0, call),
             ),
         )
+        tree.copy_tree()
         return cls(surroundings, place, orphans, reactor)
 
     @contextmanager
@@ -205,38 +243,41 @@ class LocalEnvironment:
             close_sandbox(self.evaluation_context.sandbox)
 
     def prepare_evaluation(self, request: LocalRequest) -> Evaluation:
-        """Return an evaluation that has not begun. Blocks.
-
-        Raises OSError for a file of the submission that cannot be read.
-        """
-        sent = self._place / "upload"
+        """Return an evaluation that has not begun."""
         form = EvaluationRequest(
             Repository(request.root.as_uri()),
             NO_COMMIT,
             request.directory,
             request.evaluator_cmd,
             request.seed,
-            write_upload(request.submission, sent),
+            request.files,
             limits=request.limits,
             environment=request.environment,
         )
         workspace = Workspace(self._place / "evaluation")
+        sent = self._place / UPLOAD_NAME
         details = EvaluationDetails("try", pack_request(form), request.seed, sent)
         return Evaluation(details, workspace, self.evaluation_context)
 
 
-def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:
-    """Write the files of a submission as an upload would lie in `folder`. Raises OSError."""
+def write_upload(
+    submission: Submission, folder: Path, privileges: Privileges
+) -> tuple[SubmissionFile, ...]:
+    """Write the files of a submission as an upload would lie in `folder`. Blocks.
+
+    They belong to the user of `privileges`; root reads what this user may not. Raises OSError.
+    """
     files = []
     for field, content in submission.items():
         name = content.name if isinstance(content, Path) else None
         file = parse_submission_file(f"submission[{field}]", name)
         assert file is not None, "a field of the submission"
         path = folder / "submission" / file.field / file.filename
-        path.parent.mkdir(parents=True)
         if isinstance(content, Path):
             content = content.read_bytes()
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        with privileges.act_as_user():
+            path.parent.mkdir(parents=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
         files.append(file)
     return tuple(files)
 

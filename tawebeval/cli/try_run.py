@@ -23,7 +23,14 @@ from tawebeval.cli.hints import HintFinder, describe_usage
 from tawebeval.cli.output import OutputError, Screen
 from tawebeval.cli.reactor import run_reactor
 from tawebeval.cli.runtime import WRONG
-from tawebeval.cli.try_evaluation import LocalEnvironment, LocalRequest, read_pages
+from tawebeval.cli.try_evaluation import (
+    CHECKOUT_NAME,
+    UPLOAD_NAME,
+    LocalEnvironment,
+    LocalRequest,
+    read_pages,
+    write_upload,
+)
 from tawebeval.client import Text
 from tawebeval.client.events import EvaluationError as ErrorEvent
 from tawebeval.client.events import Event
@@ -87,7 +94,6 @@ def run_try(
             check_environments(configuration, config, variables)
         if privileges.user is not None:
             preload_modules()
-    request = LocalRequest(root, directory, evaluator, drawn, fields, chosen, environment)
 
     async def work(reactor: Any) -> int:
         with ExitStack() as made:
@@ -97,9 +103,10 @@ def run_try(
             with privileges.act_as_user():
                 place = made.enter_context(make_temporary_directory())
             with _usage_errors():
+                files = write_upload(fields, place / UPLOAD_NAME, privileges)
                 spawn = RawOutputSpawner(reactor, screen) if raw else Spawner(reactor)
                 surroundings = LocalEnvironment.open(
-                    configuration, root, place, cgroups, spawn, reactor
+                    configuration, root, place, cgroups, spawn, reactor, privileges
                 )
                 privileges.become_user()
                 privileges.drop_privileges()
@@ -108,7 +115,8 @@ def run_try(
                     "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"
                 )
             show_seed(screen, drawn if seed is None else None)
-            hint_finder = HintFinder(configuration, root, directory, chosen)
+            hint_finder = HintFinder(configuration, root, place / CHECKOUT_NAME, directory, chosen)
+            request = LocalRequest(root, directory, evaluator, drawn, files, chosen, environment)
             evaluation = LocalEvaluation(
                 request,
                 surroundings,

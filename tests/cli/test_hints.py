@@ -32,7 +32,7 @@ class HintsTests(SynchronousTestCase):
         self, error: EvaluationError | None, stderr: str = "", directory: str = "inner"
     ) -> list[str]:
         """Return the hints."""
-        hints = HintFinder(self.configuration, self.root, directory, self.chosen)
+        hints = HintFinder(self.configuration, self.root, self.root, directory, self.chosen)
         return list(hints.find_hints(error, stderr))
 
     def check(self, words: list[str], found: list[str]) -> None:

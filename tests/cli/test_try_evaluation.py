@@ -22,8 +22,11 @@ from tawebeval.errors import EvaluationFailure, InvalidField
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.git.commits import TreeLimits
+from tawebeval.linux.privileges import CurrentProcess, Privileges
 from tawebeval.sandbox.workspace import Workspace
-from tests.fakes.world import InlineThreads, World, make_request
+from tests.fakes.world import World, make_request
+
+PRIVILEGES = Privileges(CurrentProcess())  # of no other user
 
 
 class WorkingTreeTests(SynchronousTestCase):
@@ -42,7 +45,8 @@ class WorkingTreeTests(SynchronousTestCase):
     def copy(self, files: int = 100, size: int = 10_000, without: Path | None = None) -> Path:
         """Return the copy; `files` and `size` are the limits."""
         without = without or self.base / "copy"
-        tree = WorkingTreeSource(self.root, without, TreeLimits(files, size), InlineThreads())
+        tree = WorkingTreeSource(self.root, without, TreeLimits(files, size), PRIVILEGES)
+        tree.copy_tree()
         checked_out = tree.check_out_commit(Repository("u"), NO_COMMIT, "")
         results: list[Any] = []
         Deferred.fromCoroutine(checked_out).addBoth(results.append)
@@ -92,10 +96,10 @@ class WorkingTreeTests(SynchronousTestCase):
     def test_unreadable(self) -> None:
         """A file that cannot be read is named."""
 
-        def copy(source: Path, target: Path) -> None:
-            raise PermissionError(13, "Permission denied", str(source))
+        def copy(*arguments: object) -> None:
+            raise PermissionError(13, "Permission denied")
 
-        self.patch(shutil, "copy2", copy)
+        self.patch(WorkingTreeSource, "_copy_entry", copy)
         with self.assertRaises(EvaluationFailure) as caught:
             self.copy()
         self.assertIn("cannot be copied: Permission denied", str(caught.exception))
@@ -116,7 +120,7 @@ class UploadTests(SynchronousTestCase):
         (folder / "a b.py").write_bytes(b"\xff")
         fields = {"source": folder / "a b.py", "language": "ü", "stdin": b"\r\n"}
         self.assertEqual(
-            write_upload(fields, folder / "upload"),
+            write_upload(fields, folder / "upload", PRIVILEGES),
             (
                 SubmissionFile("source", "a b.py"),
                 SubmissionFile("language", "language.txt"),
@@ -128,9 +132,9 @@ class UploadTests(SynchronousTestCase):
         self.assertEqual((submission / "language" / "language.txt").read_text(), "ü")
         self.assertEqual((submission / "stdin" / "stdin.txt").read_bytes(), b"\r\n")
         with self.assertRaises(OSError):
-            write_upload({"source": folder / "none"}, folder / "other")
+            write_upload({"source": folder / "none"}, folder / "other", PRIVILEGES)
         with self.assertRaises(InvalidField):
-            write_upload({"source": folder / ".."}, folder / "other")
+            write_upload({"source": folder / ".."}, folder / "other", PRIVILEGES)
 
 
 class PagesTests(SynchronousTestCase):

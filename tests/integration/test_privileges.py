@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from unittest import SkipTest
 
 from twisted.trial.unittest import TestCase
 
+import tawebeval
 from tests.cases.certificates import make_certificate
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client, text
@@ -27,7 +29,9 @@ from tests.integration.harness import (
     until,
 )
 from tests.integration.ports import claim, free_port, listens
-from tests.integration.unprivileged import SERVICE, USER, temporary_folder
+from tests.integration.repositories import GitRepository
+from tests.integration.terminal import piped
+from tests.integration.unprivileged import PYTHON, SERVICE, USER, temporary_folder
 
 # Reports every module that is looked for as another user than root, and becomes twistd.
 REPORTING = """\
@@ -39,6 +43,14 @@ sys.addaudithook(report)
 sys.argv[0] = "twistd"
 from twisted.scripts.twistd import run
 run()
+"""
+
+# Prints the directory of the module for evaluators.
+EVALUATOR = """\
+import os, sys
+sys.path.insert(0, os.environ["EVALUATION_TOOLS"] + "/lib")
+import segi
+print(os.path.dirname(segi.__file__))
 """
 
 
@@ -294,6 +306,44 @@ class PythonTests(RootTestCase):
         )
         warned = f"{library}: the daemon's user cannot read" in await self.stop(process)
         self.assertEqual(warned, able.returncode != 0)
+
+
+class ClosedDirectoryTests(RootTestCase):
+    """tawebeval in a directory that root alone can read, as `/root` is."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.closed = self.folder / "closed"
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(tawebeval.__file__).parent, self.closed / "tawebeval", ignore=ignored)
+        subprocess.run(["chmod", "-R", "go=", str(self.closed)], check=True)
+
+    async def test_daemon_runs_evaluator(self) -> None:
+        """An evaluator is fetched and run, and finds the tools, in the sandbox and without one."""
+        repository = GitRepository(self.folder / "repository")
+        repository.write("evaluator.py", EVALUATOR)
+        commit = repository.commit()
+        for kind in ("auto", "none"):
+            settings = f'{CONFIGURATION}{SERVICE}[sandbox]\nkind = "{kind}"\n'
+            process = self.start(settings=settings, PYTHONPATH=str(self.closed))
+            await self.ready(process)
+            async with Client(f"http://127.0.0.1:{self.port}") as client:
+                command = f"{PYTHON} evaluator.py && command -v tawebeval-run"
+                identifier = await client.evaluate(repository.url, commit, command)
+                events = await client.follow(identifier)
+            tools = "/evaluation/tools" if kind == "auto" else self.state / "accounts" / "tools"
+            self.assertEqual(text(events), f"{tools}/lib\n{tools}/bin/tawebeval-run\n")
+            self.assertIn(f"{self.closed}/tawebeval: the daemon", await self.stop(process))
+
+    async def test_doctor_finds_no_fault_of_the_sandbox(self) -> None:
+        """`tawebeval doctor` runs the sandbox as the user, too."""
+        configuration = self.folder / "tawebeval.toml"
+        configuration.write_text(SERVICE)
+        variables = {"STATE_DIRECTORY": str(self.state), "CACHE_DIRECTORY": str(self.cache)}
+        options = ("doctor", "--json", "--config", str(configuration))
+        done = await piped("", *options, cwd=self.closed, PYTHONPATH=str(self.closed), **variables)
+        broken = [each for each in json.loads(done.stdout) if each["health"] == "broken"]
+        self.assertEqual(broken, [], done.stderr)
 
 
 class DirectoriesTests(RootTestCase):

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Collection
+from pathlib import Path
 from subprocess import CompletedProcess
 
 from twisted.internet.threads import deferToThread
@@ -65,7 +66,12 @@ class TryTests(TestCase):
         self.assertEqual(groups_of_trials(self.pids), [])
 
     async def attempt(
-        self, command: str, *more: str, user: bool = True, **variables: str
+        self,
+        command: str,
+        *more: str,
+        user: bool = True,
+        cwd: Path | None = None,
+        **variables: str,
     ) -> CompletedProcess[str]:
         """Return how a trial ends."""
         source = str(self.root / "solution.py")
@@ -73,6 +79,7 @@ class TryTests(TestCase):
             "http://127.0.0.1:9",
             *("try", str(self.root), "--evaluator", command, source, "--seed", "1", *more),
             *(BY if user else ()),
+            cwd=cwd,
             begun=self.pids.add,
             **{"TMPDIR": str(self.scratch), **variables},
         )
@@ -222,18 +229,20 @@ class TryTests(TestCase):
             self.assertNotIn("Traceback", done.stderr)
 
     async def test_root(self) -> None:
-        """Root has to say whom to become, and who that is has to be able to read."""
+        """Root has to say whom to become; what is tried may be readable by root alone."""
         if USER is None:
             raise SkipTest("only root can be refused")
         done = await self.attempt("true", user=False)
         self.assertEqual(done.returncode, 2)
         self.assertIn("evaluators do not run as root; as root add --user nobody", done.stderr)
-        (self.root / "solution.py").chmod(0o600)
-        done = await self.attempt("true")
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("solution.py: Permission denied", done.stderr)
-        (self.root / "solution.py").chmod(0o644)
-        (self.root / "inner").chmod(0o700)
-        done = await self.attempt("true")
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("inner cannot be copied: Permission denied", done.stderr)
+        for path in (self.root / "inner" / "secret", self.root / "solution.py"):
+            path.chmod(0o600)
+        for path in (self.root / "inner", self.root, self.folder):
+            os.chown(path, 0, 0)
+            path.chmod(0o700)
+        command = "cat inner/secret; cat $SUBMISSION_FILE_SOURCE; ./solution.py"
+        done = await self.attempt(command, cwd=self.root)
+        self.assertEqual(done.stdout, "42\nprint(1)\n", done.stderr)
+        self.assertIn(f"chmod +x {self.root}/solution.py", done.stderr)
+        done = await self.attempt("true", "--directory", "none", cwd=self.root)
+        self.assertIn(f"the directories in {self.root} are: inner", done.stderr)
