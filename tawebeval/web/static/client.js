@@ -343,9 +343,14 @@ function retryAfter(headers) {
   return Number(headers.get("Retry-After")) || 0;
 }
 
-/** Return 128 random bits. (`crypto.randomUUID` exists only on pages served over TLS.) */
+/**
+ * Return 128 random bits. (`crypto.randomUUID` exists only on pages served over TLS, and Node.js 18
+ * has no global `crypto`. A key is no secret: it has to differ from the caller's other ones.)
+ */
 export function randomKey() {
-  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  const bytes = new Uint8Array(16);
+  if (globalThis.crypto) crypto.getRandomValues(bytes);
+  else bytes.forEach((_, index) => (bytes[index] = Math.random() * 256));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { deflateRawSync } from "node:zlib";
+import { Duplex } from "node:stream";
+import { createInflateRaw, deflateRawSync } from "node:zlib";
 
 import {
   BadZip,
@@ -11,6 +12,15 @@ import {
   readZip,
   unpackZips,
 } from "./static/zip.js";
+
+try {
+  new DecompressionStream("deflate-raw");
+} catch {
+  // Browsers and later versions of Node.js have this format, Node.js 18 has not.
+  globalThis.DecompressionStream = function () {
+    return Duplex.toWeb(createInflateRaw());
+  };
+}
 
 function crc32(bytes) {
   let crc = ~0;
