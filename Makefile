@@ -48,7 +48,7 @@ test-machine: ## test the Debian package on Debian 12 and 13, with their kernels
 # One after the other, so that nothing is installed while programs of the virtualenv run.
 setup: ## install what check, docs, test and test-machine use
 	$(SETUP) --extras check,docs,test --needs git --wants $(MACHINES)
-	$(SETUP) $$($(PYTHON) tests/programs.py)
+	$(SETUP) $$($(PYTHON) tests/programs.py --all)
 
 check: ## check style, types, and that imports point down
 	$(SETUP) --extras check,test

@@ -1,10 +1,11 @@
 """Programs of the machine that tests use, by the modules of these tests.
 
-    python3 tests/programs.py [--skipped] [NAME...]
+    python3 tests/programs.py [--all | --skipped] [NAME...]
 
 prints the options by which scripts/bootstrap provides them, for the tests that are named, or for
-all; with `--skipped` what is skipped on this machine, and why. Runs before there is a virtualenv,
-so with the standard library alone.
+all; with `--skipped` what is skipped on this machine, and why. Without a NAME, optional programs
+are provided only with `--all` or with CI in the environment. Runs before there is a virtualenv, so
+with the standard library alone.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ class Use(NamedTuple):
     """Programs and libraries, named as for scripts/bootstrap, and who uses them.
 
     Without what is `needed` tests fail, without other programs they are skipped. `npm` are packages
-    of npm.
+    of npm. What is `optional` is large, for few tests.
     """
 
     things: str
     modules: str
     needed: bool = False
     npm: str = ""
+    optional: bool = False
 
 
 _PAGE = (
@@ -37,7 +39,7 @@ _PROXIES = (
     "test_proxies_nginx test_proxies_haproxy test_proxies_caddy test_several test_rolling_restart"
     " test_page_http2"
 )
-_TOOLCHAINS = "gcc g++ bash perl /usr/bin/go /usr/bin/javac /usr/bin/node /usr/bin/rustc"
+_TOOLCHAINS = "gcc g++ bash perl /usr/bin/javac /usr/bin/node"
 _SANDBOXED = "tests.sandbox.test_bubblewrap tests.sandbox.test_environment_store"
 _SLURM = "test_slurm test_slurm_lasting test_slurm_stream test_slurm_wire"
 _BOOTED = "test_debian test_delegation test_hardening test_install test_keeper test_systemd"
@@ -53,10 +55,12 @@ USES = (
     Use("systemd-analyze", f"tests.test_units tests.test_container_files {_integration(_BOOTED)}"),
     Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk test_faulty_disk")),
     Use("mke2fs", _integration("test_faulty_disk")),
-    Use("lintian bash zsh fish", _integration("test_debian test_install")),
+    Use("lintian", _integration("test_debian"), optional=True),
+    Use("bash zsh fish", _integration("test_debian test_install")),
     Use("jq /usr/bin/node", _integration("test_documented_clients")),
     Use("/usr/bin/node", _integration("test_client_packages test_page_modules")),
     Use(_TOOLCHAINS, _integration("test_toolchains")),
+    Use("/usr/bin/go /usr/bin/rustc", _integration("test_toolchains"), optional=True),
     Use("git-lfs", _integration("test_lfs")),
     Use("g++ dash bash", _integration("test_libraries")),
     Use("g++ bash /usr/bin/javac", _integration("test_examples")),
@@ -67,7 +71,7 @@ USES = (
         "munged slurmctld slurmd srun",
         _integration(_SLURM),
     ),
-    Use("firefox-esr", _integration("test_page_firefox")),
+    Use("firefox-esr", _integration("test_page_firefox"), optional=True),
     Use("chromium chromedriver", _integration(_PAGE), npm="axe-core"),
     Use("/usr/sbin/nginx /usr/sbin/haproxy caddy", _integration(_PROXIES)),
 )
@@ -94,9 +98,11 @@ def used(modules: str, names: Sequence[str]) -> list[str]:
     ]
 
 
-def options(names: Sequence[str]) -> Iterator[str]:
-    """Yield the options for scripts/bootstrap."""
-    uses = [use for use in USES if used(use.modules, names)]
+def options(names: Sequence[str], *, optional: bool = False) -> Iterator[str]:
+    """Yield the options for scripts/bootstrap; with `optional` programs, or those of `names`."""
+    uses = [
+        use for use in USES if used(use.modules, names) and (names or optional or not use.optional)
+    ]
     for option, kind in (("--needs", True), ("--wants", False)):
         if things := [use.things.replace(" ", ",") for use in uses if use.needed == kind]:
             yield f"{option}={','.join(things)}"
@@ -110,7 +116,9 @@ def skipped(names: Sequence[str]) -> Iterator[str]:
         lacking = [thing for thing in use.things.split() if shutil.which(thing) is None]
         modules = used(use.modules, names)
         if lacking and modules and not use.needed:
-            yield _line(f"without {', '.join(lacking)}", modules)
+            why = f"without {', '.join(lacking)}"
+            remedy = "; `make setup` as root installs them" if use.optional else ""
+            yield _line(why, modules) + remedy
     if os.geteuid() != 0 and (modules := used(FOR_ROOT, names)):
         yield _line("without root", modules)
 
@@ -124,4 +132,5 @@ if __name__ == "__main__":
         for reason in skipped(sys.argv[2:]):
             print(f"[tests] {reason}")
     else:
-        print(*options(sys.argv[1:]))
+        everything = sys.argv[1:2] == ["--all"]
+        print(*options(sys.argv[1 + everything :], optional=everything or "CI" in os.environ))

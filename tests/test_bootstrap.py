@@ -72,7 +72,12 @@ class ServiceTests(SynchronousTestCase):
         """Note a command; an installation brings nginx."""
         self.commands.append(command)
         if "--simulate" in command:
-            return "Inst nginx (1.22 Debian)\nInst libx (1 Debian)\nConf nginx (1.22 Debian)\n"
+            return (
+                "Inst nginx [1.2] (1.22 Debian)\nInst libx (1 Debian)\nConf nginx (1.22 Debian)\n"
+            )
+        if command[:2] == ("apt-cache", "show"):
+            self.assertEqual(set(command[2:]), {"nginx=1.22", "libx=1"})
+            return "Size: 1500000\nInstalled-Size: 4000\n\nInstalled-Size: 7000\nSize: 500000\n"
         if "install" in command:
             signal.raise_signal(signal.SIGTERM)
             (self.units / "nginx.service").touch()
@@ -90,7 +95,13 @@ class ServiceTests(SynchronousTestCase):
         """What is to be installed is listed before; a new service is disabled, and no other."""
         (self.units / "haproxy.service").touch()
         self.install()
-        self.assertEqual(self.said[0], "2 packages: libx nginx")
+        self.assertEqual(
+            self.said[:2],
+            [
+                "2 packages: libx nginx",
+                "these 2 packages are 2 MB to download, 11 MB on the disk: about a minute",
+            ],
+        )
         disabled = [command for command in self.commands if command[0] == "systemctl"]
         self.assertEqual(disabled, [("systemctl", "disable", "nginx.service")])
         self.assertFalse(self.policy.exists())

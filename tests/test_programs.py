@@ -74,9 +74,24 @@ class ProgramsTests(SynchronousTestCase):
         for name in ("test_page.PageTests.test_x", "test_page.PageTests", "test_page"):
             found = list(programs.options([f"tests.integration.{name}"]))
             self.assertEqual(found[1:], ["--wants=chromium,chromedriver", "--npm=axe-core"])
-        everything = list(programs.options([]))
+        everything = list(programs.options([], optional=True))
         self.assertEqual(list(programs.options(["tests"])), everything)
         self.assertIn("--needs=git,libseccomp.so.2,/usr/bin/python3,bwrap,curl", everything)
+
+    def test_optional(self) -> None:
+        """What is large and for few tests is provided by name, by `make setup`, or for CI."""
+        module = "tests.integration.test_page_firefox"
+        for names, optional, found in (
+            ([], False, False),
+            ([], True, True),
+            ([module], False, True),
+        ):
+            wanted = " ".join(programs.options(names, optional=optional))
+            self.assertEqual("firefox-esr" in wanted, found)
+            self.assertIn("/usr/bin/python3", wanted)
+        self.patch(shutil, "which", lambda name: None if name == "firefox-esr" else name)
+        (line,) = programs.skipped([module])
+        self.assertIn(f"skipped in {module}; `make setup` as root installs them", line)
 
     def test_packages(self) -> None:
         """scripts/bootstrap knows the Debian package of each program that is called otherwise."""

@@ -61,7 +61,7 @@ class Demonstration:
         problem = self.problems[step.problem]
         heading = f"{number}/{len(STEPS)}  {problem.title}: {step.about}"
         say(f"\n{heading}\n{'-' * len(heading)}")
-        missing = None if step.error else problem.missing_program(step.solution)
+        missing = find_missing_program(problem, step)
         if step.cheats and self.daemon.without_sandbox is not None:
             missing = "sandbox that works"
         if missing is not None:
@@ -113,6 +113,11 @@ class Demonstration:
         )
 
 
+def find_missing_program(problem: Problem, step: Step) -> str | None:
+    """Return a program that a step needs and this machine lacks, None without one."""
+    return None if step.error else problem.missing_program(step.solution)
+
+
 def demonstrate(folder: Path, keep: bool) -> bool:
     """Run the demo in a directory, and return whether all results are as expected.
 
@@ -123,9 +128,16 @@ def demonstrate(folder: Path, keep: bool) -> bool:
     repository = folder / "problems"
     commit_oid = make_repository(repository)
     give(folder, repository, repository / ".git")
-    say(f"This demo starts tawebeval on this machine, submits {len(STEPS)} solutions of seven")
-    say("problems, and shows what the evaluators print: text behind │, data behind ▸. It takes")
-    say("about a minute.")
+    loaded = load_problems()
+    missing = {step: find_missing_program(loaded[step.problem], step) for step in STEPS}
+    possible = [step for step, program in missing.items() if program is None]
+    problems = {step.problem for step in possible}
+    say(f"This demo starts tawebeval on this machine, submits {len(possible)} solutions of")
+    say(f"{len(problems)} problems, and shows what the evaluators print: text behind │, data")
+    say("behind ▸. It takes about a minute.")
+    for step, program in missing.items():
+        if program is not None:
+            say(f"Without {program} this is skipped: {loaded[step.problem].title}: {step.about}.")
     with Daemon(folder) as daemon:
         if daemon.without_sandbox is None:
             say("Evaluators run in a sandbox, without network access.")

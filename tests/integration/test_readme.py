@@ -82,7 +82,7 @@ class ReadmeTests(TestCase):
 
     async def test_api(self) -> None:
         """The example with curl has ten lines; it begins an evaluation and prints its events."""
-        script = block("sh", "curl")
+        script = block("sh", "curl -s")
         self.assertEqual(len(script.splitlines()), 10)
         git(self.checkout, "init", "--quiet")
         git(self.checkout, "add", "examples")
