@@ -76,7 +76,7 @@ class ProgramsTests(SynchronousTestCase):
             self.assertEqual(found[1:], ["--wants=chromium,chromedriver", "--npm=axe-core"])
         everything = list(programs.options([], optional=True))
         self.assertEqual(list(programs.options(["tests"])), everything)
-        self.assertIn("--needs=git,libseccomp.so.2,/usr/bin/python3,bwrap,curl", everything)
+        self.assertIn("--needs=git,libseccomp.so.2,/usr/bin/python3,bwrap,curl,xz", everything)
 
     def test_optional(self) -> None:
         """What is large and for few tests is provided by name, by `make setup`, or for CI."""

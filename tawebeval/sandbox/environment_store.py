@@ -73,6 +73,9 @@ _IMAGE_FILES = (OCI_LAYOUT_FILE, DOCKER_MANIFEST_FILE)
 _CONVERTER, _UNPACKER = "skopeo", "umoci"
 _UNSIGNED = "--insecure-policy"  # skopeo checks digests, and no signatures
 _LOG_PREFIX = re.compile(r'^time="[^"]*" level=\w+ msg=')  # of skopeo
+# What tar(1) says without the program that its --list needs.
+_NO_DECOMPRESSOR = re.compile(r"tar \(child\): (\w+): Cannot exec")
+_DEBIAN_PACKAGES = {"xz": "xz-utils", "lzma": "xz-utils", "compress": "ncompress"}
 _OWN = "own"  # the directory of the sandbox's files
 
 
@@ -276,8 +279,15 @@ class _Import:
             names = (os.fsdecode(line.rstrip(b"\n").removeprefix(b"./")) for line in child.stdout)
             found = [name for name in names if name in _IMAGE_FILES]
             if child.wait():
+                said = self._read_errors()
+                if program := _NO_DECOMPRESSOR.search(said):
+                    raise ConfigurationError(
+                        f"{self._source} needs {program[1]}, which is not installed",
+                        f"install {program[1]}, on Debian as root: apt-get install"
+                        f" {_DEBIAN_PACKAGES.get(program[1], program[1])}",
+                    )
                 raise ConfigurationError(
-                    f"{self._source} is neither a tar archive nor an image: {self._read_errors()}"
+                    f"{self._source} is neither a tar archive nor an image: {said}"
                 )
         return bool(found)
 

@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import remove_tree
+from tawebeval.sandbox import environment_store
 from tawebeval.sandbox.environment_store import EnvironmentStore
 from tawebeval.sandbox.environments import lock_environment_root
 from tests.cases.roots import make_root
@@ -64,6 +65,15 @@ class StoreTests(SynchronousTestCase):
         (self.source / "usr/bin/dash").write_bytes(b"#!another\n")
         self.assertNotEqual(self.store.import_root(self.source).path, one.path)
         self.assertEqual(len(list(self.store.list_roots())), 2)
+
+    def test_missing_decompressor(self) -> None:
+        """The remedy is the Debian package of the program that tar cannot find."""
+        said = "tar (child): xz: Cannot exec: No such file or directory; tar: Child returned 2"
+        self.patch(environment_store._Import, "_read_errors", lambda _: said)
+        (self.folder / "root.tar.xz").write_bytes(b"no archive")
+        refused = self.refuse(self.folder / "root.tar.xz")
+        self.assertIn("root.tar.xz needs xz, which is not installed; install xz,", refused)
+        self.assertTrue(refused.endswith("apt-get install xz-utils"), refused)
 
     def test_removed_meanwhile(self) -> None:
         """A root that is being removed is not taken for stored."""
