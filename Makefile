@@ -22,7 +22,7 @@ INSTALL_PYTHON ?= /usr/bin/python3
 INSTALL := $(INSTALL_PYTHON) scripts/install --destdir "$(DESTDIR)" --prefix "$(PREFIX)" \
 	--sysconfdir "$(SYSCONFDIR)"
 
-.PHONY: help setup demo test fuzz test-machine check bench soak simulate man docs install uninstall deb image \
+.PHONY: help setup demo test fuzz test-machine test-bare check bench soak simulate man docs install uninstall deb image \
 	wheel npm lock audit vendor gallery clean
 
 help: ## show this list
@@ -44,6 +44,10 @@ fuzz: ## try what strangers may send, for FUZZ_SECONDS=600; FUZZ_SEED=, TARGETS=
 test-machine: ## test the Debian package on Debian 12 and 13, with their kernels, in QEMU
 	$(SETUP) --extras test --needs git --wants $(MACHINES)
 	$(BIN)/python -m tests.machine $(if $(PREPARE),--prepare) $(SUITES)
+
+test-bare: ## run demo and tests on a bare Debian, as root in /root; SUITE=bookworm
+	$(SETUP) --extras test --needs git,mmdebstrap,bwrap
+	$(BIN)/python -m tests.machine.bare $(SUITE)
 
 # One after the other, so that nothing is installed while programs of the virtualenv run.
 setup: ## install what check, docs, test and test-machine use

@@ -212,9 +212,10 @@ def write_sandbox_files(directory: Path) -> None:
         new.write_bytes(shell)
         new.chmod(0o111)
         new.replace(directory / "init")
-    for name, (content, time) in EVALUATOR_TOOLS.items():
-        with add_path_to_errors(directory / TOOLS_NAME / name):
-            _write_tool(directory / TOOLS_NAME / name, content, time)
+    for path, (tool, time) in EVALUATOR_TOOLS.items():
+        target = directory / TOOLS_NAME / path
+        with add_path_to_errors(target):
+            _write_tool(target, tool, time)
     for name, content in (("passwd", _USERS), ("group", _GROUPS)):
         with add_path_to_errors(directory / name):
             (directory / name).write_bytes(content)

@@ -14,6 +14,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.daemon.doctor import UNIT_FILE_PATHS
 from tests.cases.patience import PATIENCE
+from tests.integration.cgroups import reason_to_skip
 from tests.integration.unprivileged import SERVICE, USER, give, temporary_folder
 
 BECOME = """
@@ -173,6 +174,8 @@ class DoctorTests(SynchronousTestCase):
         """To others root gives no cgroups: weaker, with the remedy."""
         if USER is None:
             raise SkipTest("only root can become another user: run the tests as root")
+        if reason := reason_to_skip():
+            raise SkipTest(reason)
         self.variables = {"HOME": str(self.folder), "STATE_DIRECTORY": "", "CACHE_DIRECTORY": ""}
         give(self.folder)
         status, found = self.run_command("", BECOME, str(USER.pw_uid))

@@ -15,13 +15,19 @@ from tests.machine.cache import cached
 from tests.run import ROOT
 
 # Where the checkout and the wheels are in there: directories that every Debian has.
-_SOURCE, _WHEELS = "/srv", "/mnt"
+_SOURCE, WHEELS = "/srv", "/mnt"
+OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": WHEELS}
 _CERTIFICATES = Path("/etc/ssl/certs")
+# How this machine reaches PyPI, or a mirror of it.
+_MIRROR = (
+    *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT"),
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+)
 # Of all that `make deb` and the tests install, in the versions that are pinned.
 _PINNED = ("build", "man", "runtime", "test")
 _FETCH = f"""
 python3 -m venv /tmp/venv
-/tmp/venv/bin/pip download --quiet --require-hashes --dest {_WHEELS} \\
+/tmp/venv/bin/pip download --quiet --require-hashes --dest {WHEELS} \\
     {" ".join(f"--requirement requirements/{name}.txt" for name in _PINNED)}
 """
 _TEST = """
@@ -58,31 +64,31 @@ class Workshop(NamedTuple):
         return os.readlink(self.root / "usr/bin/python3") != f"python{version}"
 
     def _run(self, *command: str, **variables: str) -> str:
-        offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": _WHEELS}
-        options = ["--unshare-net", "--ro-bind", str(self.wheels), _WHEELS]
-        return _enter(self.root, self.source, options, command, {**offline, **variables})
+        options = ["--unshare-net", "--ro-bind", str(self.wheels), WHEELS]
+        return _enter(self.root, self.source, options, command, {**OFFLINE, **variables})
 
 
 @contextmanager
 def workshop(suite: str, work: Path) -> Iterator[Workshop]:
     """Give what the package is built with, with a copy of this checkout in `work`. Blocks."""
     source = work / "source"
-    _copy_checkout(source)
-    with roots.builder(suite) as root, _wheels(suite, root, source) as wheels:
-        yield Workshop(root, wheels, source)
+    copy_checkout(source)
+    with roots.builder(suite) as root, wheels(suite, root, source) as folder:
+        yield Workshop(root, folder, source)
 
 
 @contextmanager
-def _wheels(suite: str, root: Path, source: Path) -> Iterator[Path]:
+def wheels(suite: str, root: Path, source: Path) -> Iterator[Path]:
     """Give a directory with all wheels that the checkout needs. Blocks; uses the network."""
 
     def make(folder: Path) -> None:
-        options = ["--bind", str(folder), _WHEELS]
+        options = ["--bind", str(folder), WHEELS]
         options += ["--ro-bind", "/etc/resolv.conf", "/etc/resolv.conf"]
         # This machine may trust others than Debian does.
         options += ["--ro-bind-try", str(_CERTIFICATES), str(_CERTIFICATES)]
-        trusted = {"PIP_CERT": str(_CERTIFICATES / "ca-certificates.crt")}
-        _enter(root, source, options, ("sh", "-euc", _FETCH), trusted)
+        variables = {"PIP_CERT": str(_CERTIFICATES / "ca-certificates.crt")}
+        variables |= {name: os.environ[name] for name in _MIRROR if name in os.environ}
+        _enter(root, source, options, ("sh", "-euc", _FETCH), variables)
 
     # A root that was made anew may have another Python.
     ingredients = [(ROOT / f"requirements/{name}.txt").read_text() for name in _PINNED]
@@ -91,7 +97,7 @@ def _wheels(suite: str, root: Path, source: Path) -> Iterator[Path]:
         yield folder
 
 
-def _copy_checkout(source: Path) -> None:
+def copy_checkout(source: Path) -> None:
     """Copy what git has of this checkout, or would have with the next commit."""
     source.mkdir()
     listed = subprocess.run(
@@ -117,6 +123,20 @@ def _enter(
     variables: dict[str, str],
 ) -> str:
     """Run a command in a root file system; return its output. Raises CalledProcessError."""
+    return roots.run(*build_argv(root, source, options, command, variables))
+
+
+def build_argv(
+    root: Path,
+    source: Path,
+    options: Sequence[str],
+    command: Sequence[str],
+    variables: dict[str, str],
+) -> Sequence[str]:
+    """Return what runs a command in a root file system, in `source`, which is mounted there.
+
+    `options` are further ones of bwrap.
+    """
     given = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "LC_ALL": "C.UTF-8"}
     argv = ["bwrap", "--ro-bind", str(root), "/", "--dev", "/dev"]
     if os.geteuid():
@@ -131,4 +151,4 @@ def _enter(
     argv += ["--tmpfs", "/tmp", "--tmpfs", "/run", "--bind", str(source), _SOURCE]
     for name, value in {**given, **variables}.items():
         argv += ["--setenv", name, value]
-    return roots.run(*argv, *options, "--chdir", _SOURCE, "--", *command)
+    return [*argv, "--chdir", _SOURCE, *options, "--", *command]

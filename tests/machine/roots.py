@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,10 @@ from tests.machine.cache import cached
 from tests.run import ROOT
 
 _SCRIPTS = ROOT / "scripts"
+(README_PACKAGES,) = re.findall(
+    r"(?m)^apt-get install (.* make .*)$", (ROOT / "README.md").read_text()
+)
+"""The Debian packages that the demo and the tests need."""
 _UNIT = Path(__file__).with_name("guest") / "given.service"
 
 # A machine that boots, with AppArmor, and what the package depends on: it has no network.
@@ -25,6 +30,10 @@ _BUILDER = (
     *("make", "debhelper", "dh-apparmor", "python3", "python3-venv", "ca-certificates"),
     *("git", "bubblewrap", "libseccomp2", "systemd", "util-linux"),
 )
+# What README.md says that is needed, the programs that `bare.QUICK` uses, and no more.
+_BARE = (*README_PACKAGES.split(), "nodejs", "openssl", "procps", "systemd", "xz-utils")
+# As Debian's installer writes it.
+_HOSTS = "127.0.0.1\\tlocalhost\\n::1\\tlocalhost ip6-localhost ip6-loopback\\n"
 # A toolchain for evaluators, with another Python and another JDK than this machine's.
 _TOOLCHAIN = ("python3-minimal", "default-jdk-headless")
 # Which is half of it.
@@ -96,6 +105,19 @@ def builder(suite: str) -> Iterator[Path]:
         run("sh", "-euc", _MAKE_DIRECTORY, cwd=folder)
 
     with cached(f"builder-{suite}", "\n".join([*_BUILDER, _MAKE_DIRECTORY]), make) as folder:
+        yield folder / "root"
+
+
+@contextmanager
+def bare(suite: str) -> Iterator[Path]:
+    """Give a root file system with what README.md tells people to install. Blocks, for a minute."""
+    hook = f'printf "{_HOSTS}" >"$1/etc/hosts"'
+
+    def make(folder: Path) -> None:
+        _archive(suite, _BARE, (hook,), folder / "root.tar")
+        run("sh", "-euc", _MAKE_DIRECTORY, cwd=folder)
+
+    with cached(f"bare-{suite}", "\n".join([*_BARE, hook, _MAKE_DIRECTORY]), make) as folder:
         yield folder / "root"
 
 
