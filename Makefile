@@ -22,8 +22,8 @@ INSTALL_PYTHON ?= /usr/bin/python3
 INSTALL := $(INSTALL_PYTHON) scripts/install --destdir "$(DESTDIR)" --prefix "$(PREFIX)" \
 	--sysconfdir "$(SYSCONFDIR)"
 
-.PHONY: help setup demo test fuzz test-machine test-bare check bench soak simulate man docs install uninstall deb image \
-	wheel npm lock audit vendor gallery clean
+.PHONY: help setup demo test fuzz test-machine test-bare check bench soak simulate man docs install uninstall deb \
+	image wheel npm lock audit vendor gallery clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
