@@ -330,10 +330,8 @@ class EvaluatorRun(ProcessProtocol):
 
     def _on_timeout(self) -> None:
         self._timeout = None
-        if self._process.has_exited:
-            return  # in time: the reactor, or the keeper, has not told it yet
         most = self._sandboxed.limits.wall_clock
-        self.stop(
+        self.stop_unless_exited(
             build_limit_failure("timeout", "wall_clock", f"ran for over {most:g} seconds", most)
         )
 
@@ -357,6 +355,11 @@ class EvaluatorRun(ProcessProtocol):
                 self._hurry_files()
         if at_once:
             self.kill()
+
+    def stop_unless_exited(self, failure: EvaluationFailure) -> None:
+        """Stop the run unless the evaluator has ended, which may be told later."""
+        if not self._process.has_exited:
+            self.stop(failure)
 
     def on_lost_events(self) -> None:
         """Kill the process tree: a run without all its events is worthless."""

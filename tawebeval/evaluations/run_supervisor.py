@@ -141,7 +141,9 @@ class RunSupervisor:
         spawner: ProcessAdopter = context.spawner
         if context.run_keeper is not None:
             spawner = KeeperSpawner(context.run_keeper, self._details.log_name + BROKER)
-        sandboxed.serve_submission_run_requests(context.clock, context.worker_threads, spawner)
+        sandboxed.serve_submission_run_requests(
+            context.clock, context.worker_threads, spawner, run.stop_unless_exited
+        )
         run.run_ended.add_callback(lambda _: context.limit_monitor.remove_run(sandboxed))
 
     # While the evaluator runs

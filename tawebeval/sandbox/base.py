@@ -241,9 +241,13 @@ class SandboxedRun(ABC):
         self._first = child
 
     def serve_submission_run_requests(  # noqa: B027  (a kind may do nothing)
-        self, reactor: Any, threads: WorkerThreads, spawner: ProcessAdopter
+        self,
+        reactor: Any,
+        threads: WorkerThreads,
+        spawner: ProcessAdopter,
+        stop: Callable[[EvaluationFailure], object],
     ) -> None:
-        """Run programs of the submission when the evaluator asks.
+        """Run programs of the submission when the evaluator asks; `stop` the run if none can run.
 
         It may ask until `kill_remaining_processes`. Without a sandbox it runs them itself.
         """

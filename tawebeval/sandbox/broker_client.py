@@ -23,6 +23,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from tawebeval.deferreds import OneShotEvent, WorkerThreads, run_in_background
+from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
 from tawebeval.linux.filetree import make_sealed_memfd
 from tawebeval.linux.launcher_client import FIRST_PASSED_DESCRIPTOR, LaunchSpec
@@ -132,8 +133,8 @@ def refuse_connections(listening: socket.socket) -> None:
 class BrokerStarter:
     """Starts the broker of one evaluation with the first connection to its listening socket.
 
-    `start(descriptor)` starts it, in a thread. The socket is closed in the end. `connect`, if it is
-    given, connects a broker that runs already.
+    `start(descriptor)` starts it, in a thread; `stop(failure)` is called if it cannot be started.
+    The socket is closed in the end. `connect`, if it is given, connects a broker that runs already.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class BrokerStarter:
         threads: WorkerThreads,
         spawner: ProcessAdopter,
         start: Callable[[int], StartedProcess],
+        stop: Callable[[EvaluationFailure], object],
         connect: Callable[[ProcessProtocol], object] | None = None,
     ) -> None:
         self._socket = listening
@@ -150,6 +152,7 @@ class BrokerStarter:
         self._threads = threads
         self._spawner = spawner
         self._start = start
+        self._stop = stop
         self._broker = BrokerProtocol()
         self._starting: Deferred[None] | None = None
         if connect is None:
@@ -181,9 +184,11 @@ class BrokerStarter:
         try:
             started = await self._threads.run_in_thread(self._start, self._socket.fileno())
         except OSError as error:
-            # The evaluator may have ended meanwhile; otherwise its runs fail.
+            # The evaluator may have ended meanwhile; otherwise its runs fail by no fault of it.
             if not self._broker.is_expected_to_end:
                 log.warn("tawebeval-run does not work in an evaluation: {error}", error=error)
+                what = "the sandbox for the submission could not be started; submit again"
+                self._stop(EvaluationFailure("lost", what))
             self._refuse()
             return
         self._spawner.adopt_child(self._broker, started)

@@ -486,12 +486,16 @@ class BubblewrapRun(SandboxedRun):
         return self._descriptors
 
     def serve_submission_run_requests(
-        self, reactor: Any, threads: WorkerThreads, spawner: ProcessAdopter
+        self,
+        reactor: Any,
+        threads: WorkerThreads,
+        spawner: ProcessAdopter,
+        stop: Callable[[EvaluationFailure], object],
     ) -> None:
-        """Run programs of the submission when the evaluator asks."""
+        """Run programs of the submission when the evaluator asks; `stop` it if none can run."""
         assert self._listening is not None, "the run was started"
         self._submissions = BrokerStarter(
-            *(self._listening, reactor, threads, spawner, self._start_broker),
+            *(self._listening, reactor, threads, spawner, self._start_broker, stop),
             self._connect_broker,
         )
 

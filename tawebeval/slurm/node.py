@@ -211,7 +211,7 @@ class NodeRun(ProcessProtocol):
         started = run.start_evaluator(job.command, job.variables, job.directory)
         spawner.adopt_child(self, started)
         monitor.add_run(run, self.stop)
-        run.serve_submission_run_requests(self._reactor, self._threads, spawner)
+        run.serve_submission_run_requests(self._reactor, self._threads, spawner, self.stop)
         self._monitor = monitor
         CommandReader(self._reactor, self.execute_command)
 

@@ -29,6 +29,9 @@ from tests.fakes.world import OID, TREE, make_request
 PID = 77
 MARKERS = (b"a", b"b", b"c", b"d")
 
+LIVING = SimpleNamespace(is_alive=True)
+"""The client of a keeper that lives."""
+
 
 class FakeKeeper:
     """A keeper with bundles: it is its own client, and notes what is dropped."""
@@ -122,7 +125,7 @@ class LostTests(EvaluationTestCase):
         found = restart.RecoveredEvaluation("one", journal, content, snapshot, run, broker)
         dropped: list[str] = []
         keeper: Any = SimpleNamespace(
-            connect_run_to_protocol=dropped.append, drop_run=dropped.append
+            connect_run_to_protocol=dropped.append, drop_run=dropped.append, client=LIVING
         )
         self.evaluation.context = attrs.evolve(self.evaluation.context, run_keeper=keeper)
         self.evaluation.details.commit = Commit(OID, "")
@@ -152,6 +155,7 @@ class ResumeTests(EvaluationTestCase):
                 run, None
             ),
             drop_run=lambda name: None,
+            client=LIVING,
         )
         self.evaluation = self.make_kept(self.evaluation.details)
         self.begin()

@@ -90,7 +90,7 @@ class FakeSandboxedRun:
         self.started_as.append(LaunchSpec(["/bin/sh", "-c", command], environment, str(directory)))
         return self.started_as[-1]
 
-    def serve_submission_run_requests(self, reactor: Any, threads: Any, spawner: Any) -> None:
+    def serve_submission_run_requests(self, *_: Any) -> None:
         """Serve nobody."""
 
     def set_first_process(self, child: Any) -> None:

@@ -88,6 +88,12 @@ class KeptDaemon(Daemon):
         """The status of the daemon that was started last, None while it runs."""
         return None if self._process is None else self._process.poll()
 
+    @property
+    def keeper_pid(self) -> int:
+        """The process of the keeper."""
+        assert self._keeper is not None, "it was started"
+        return self._keeper.pid
+
     def kill_keeper(self) -> None:
         """End the keeper, and all evaluators with it."""
         assert self._keeper is not None, "it was started"

@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from tawebeval.linux.keeper_client import start_program
+from tawebeval.linux.launcher_client import is_launcher
 from tawebeval.linux.reaper import list_descendants
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.event_source import EventSource
@@ -139,6 +140,21 @@ class LostKeeperTests(FaultCase):
                 self.assertIn("the keeper of evaluators has ended", end["message"])
         await until(lambda: not self.daemon.running, "the daemon stops")
         self.daemon.check_log()
+
+
+class LostLauncherTests(FaultCase):
+    """The launcher is killed."""
+
+    async def test_evaluation_without_a_broker_is_lost(self) -> None:
+        """Another launcher cannot enter the mounts for submissions: that is no evaluator's exit."""
+        run = "tawebeval-run -- true"
+        identifier, gate = await self.begin_and_hold(f"{run} 2>/dev/null; echo $?; sleep 9")
+        for pid in filter(is_launcher, list_descendants(self.daemon.keeper_pid)):
+            os.kill(pid, signal.SIGKILL)
+        self.assertEqual(text(await self.client.follow(await self.begin(f"{run}; echo $?"))), "0\n")
+        gate.write_text("\n")
+        end = failure(await self.client.follow(identifier), "lost")
+        self.assertIn("the sandbox for the submission could not be started", end["message"])
 
 
 class CallbackTests(FaultCase):
