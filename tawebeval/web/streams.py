@@ -119,6 +119,7 @@ class StreamFlowControl:
         await self.turns.wait(self.caller)
         while self._is_paused:
             await self._resumed.wait()
+            await self.turns.wait(self.caller)  # many may be resumed in one turn
 
 
 async def write_events(

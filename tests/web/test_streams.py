@@ -486,6 +486,21 @@ class TurnTests(SynchronousTestCase):
         self.assertEqual(len(self.went_on), 152)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
+    def test_paused_stream_waits_for_a_turn_when_it_resumes(self) -> None:
+        """Many sockets may be writable in one turn of the reactor."""
+        flow = streams.StreamFlowControl(self.clock, self.turns, "alice")
+        flow.pauseProducing()
+        ready = Deferred.fromCoroutine(flow.wait_until_ready())
+        self.clock.advance(0)
+        flow.resumeProducing()
+        self.assertNoResult(ready)
+        flow.pauseProducing()
+        self.clock.advance(0)
+        self.assertNoResult(ready)
+        flow.resumeProducing()
+        self.clock.advance(0)
+        self.successResultOf(ready)
+
 
 class DefectTests(StreamTestCase):
     """Defects of ours."""
