@@ -404,7 +404,10 @@ class ArchiveStore:
         """
         size = sum(len(each.batch.lines) for each in work.events)
         while size and (caller := self._find_caller_over_share(work.caller, size)) is not None:
-            recordings = [one for one in self._recordings.values() if one.caller == caller]
+            # Without an identifier the evaluation could not be told of the loss.
+            recordings = [
+                one for one in self._recordings.values() if one.caller == caller and one.identifier
+            ]
             if caller == work.caller or not recordings:
                 raise RecordingLost("size", _OVER_SHARE)
             largest = max(recordings, key=attrgetter("size"))

@@ -356,6 +356,21 @@ class RemovalTests(ArchiveTestCase):
         self.assertIn("size", lost.values())
         self.assertEqual(self.list_callers(), [] if lost["9"] else ["carol"])
 
+    def test_recording_of_an_earlier_process_is_not_given_up_for_another(self) -> None:
+        """It goes on without its first events, or its end would be archived without events."""
+        self.write(PendingEvents(0, make_noise(1_600_000), None), name="left", caller="carol")
+        self.store.close()
+        self.store = self.open(max_bytes=2**20)
+        self.write(make_events(0, 3), name="other", caller="bob")
+        content = PendingEvents(3, make_noise(400_000), None)
+        self.write(content, name="other", caller="bob")
+        outcome = self.write(name="left", caller="carol", end=make_end())
+        self.assertIsNone(outcome.loss_reason)
+        file = self.store.open_file("left", "carol")
+        assert file is not None
+        self.addCleanup(file.close)
+        self.assertEqual(file.event_count, 1)
+
     def stick(self, number: int) -> Path:
         """Have a file that cannot be removed; return it."""
         name = derive_directory_name(str(number))
