@@ -188,7 +188,7 @@ class FileTail:
             os.close(self._descriptor)
         elif failure is not None:
             self._fail(failure)
-        else:
+        elif not self._is_paused:  # else the page cache has the bytes until the tail resumes
             self._take(chunk)
 
     def _fail(self, error: OSError) -> None:
@@ -196,15 +196,17 @@ class FileTail:
         self._owner.on_tail_error(error)
 
     def _take(self, chunk: bytes) -> None:
+        self.offset += len(chunk)
+        # A read from the page cache also ends before a page that the disk has to bring.
+        remaining = os.fstat(self._descriptor).st_size - self.offset
+        if remaining > 0 or (chunk and self._is_finishing):
+            self._read_later()
         if chunk:
-            self.offset += len(chunk)
             self._owner.on_tail_data(chunk)
-            if len(chunk) == _READ or self._is_finishing:
-                self._read_later()
-        elif os.fstat(self._descriptor).st_size < self.offset:
+        elif remaining < 0:
             self.close()
             self._owner.on_tail_shrunk()
-        elif self._is_finishing:
+        elif remaining == 0 and self._is_finishing:
             self.close()
             self._owner.on_tail_end()
 

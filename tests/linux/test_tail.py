@@ -177,6 +177,35 @@ class TailTests(SynchronousTestCase):
         self.tail.on_change()
         self.assertEqual(self.owner.received, b"abc")
 
+    def test_bytes_that_are_not_cached_are_read_in_the_next_turn(self) -> None:
+        preadv = os.preadv
+
+        def read_a_page(fd: int, buffers: list[bytearray], offset: int, flags: int) -> int:
+            if offset >= 4096:
+                raise BlockingIOError
+            return preadv(fd, [memoryview(buffers[0])[:4096]], offset, flags)
+
+        self.patch(os, "preadv", read_a_page)
+        self.print(b"x" * 70_000)
+        self.tail.on_change()
+        self.clock.advance(0)
+        for call, result in self.calls:
+            result.callback(call())
+            self.clock.advance(0)
+        self.assertEqual(len(self.owner.received), 70_000)
+
+    def test_tail_that_pauses_while_a_thread_reads_takes_the_bytes_later(self) -> None:
+        self.print(b"abc")
+        self.uncache()
+        self.tail.on_change()
+        self.tail.pauseProducing()
+        self.calls[0][1].callback(self.calls[0][0]())
+        self.assertEqual(self.owner.received, b"")
+        self.tail.resumeProducing()
+        self.clock.advance(0)
+        self.calls[1][1].callback(self.calls[1][0]())
+        self.assertEqual(self.owner.received, b"abc")
+
     def test_closed_tail_takes_no_turn(self) -> None:
         self.print(b"x" * 70_000)
         self.tail.on_change()
