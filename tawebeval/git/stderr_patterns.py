@@ -20,7 +20,8 @@ _UNKNOWN_OR_PRIVATE = (
 # What people read, by the first pattern in the lines that git, curl and ssh of this machine print.
 _EXPLANATIONS = {
     # GitHub and GitLab ask for credentials for a repository that does not exist.
-    r"could not read Username|Authentication failed|repository .*not found|"
+    # Few beginnings in a line: the server may print many.
+    r"could not read Username|Authentication failed|(?m:^.{0,40}repository .*not found)|"
     r"Permission denied \(": _UNKNOWN_OR_PRIVATE,
     "returned error: (401|403|404|410|451)": (
         "the git server refuses access (HTTP status {}); check repository[url], or ask the operator"
