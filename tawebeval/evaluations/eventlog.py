@@ -19,6 +19,7 @@ delivered.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 import zlib
@@ -44,6 +45,7 @@ from tawebeval.core.segi import Markers, SegiParser
 
 _READ = 64 * 1024
 _PUNCHED = 1024 * 1024  # bytes that are punched out at once, at least
+_MAX_STDOUT = 1024 * 1024  # bytes from which a segment ends, also with few events or none
 _MARK = struct.Struct("<QQQ")
 _NO_FLUSH, _LAST = 2**64 - 1, 2**64 - 2  # in place of where a flush was
 _HEAD = struct.Struct("<II")  # size and CRC-32 of a segment's record
@@ -107,7 +109,8 @@ class EventFiles:
         flushed = _LAST if mark.is_last else mark.flushed_at
         flushed = _NO_FLUSH if flushed is None else flushed
         packed = _MARK.pack(mark.end_cursor, mark.time_ms, flushed)
-        os.pwrite(self._marks, packed, number * _MARK.size)
+        if os.pwrite(self._marks, packed, number * _MARK.size) < len(packed):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def read_marks(self, first: int, end: int | None = None) -> list[Mark]:
         """Return marks by their numbers, all from the first on without an `end`."""
@@ -122,7 +125,9 @@ class EventFiles:
     def append_segment(self, record: _SegmentRecord) -> None:
         """Append the record of a segment that has ended."""
         packed = _pack(record)
-        os.write(self._segments, _HEAD.pack(len(packed), zlib.crc32(packed)) + packed)
+        packed = _HEAD.pack(len(packed), zlib.crc32(packed)) + packed
+        if os.write(self._segments, packed) < len(packed):  # later records would be lost with it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def read_segments(self) -> list[_SegmentRecord]:
         """Return the records of all segments; drop what was torn at the end of both files."""
@@ -281,7 +286,8 @@ class RecordedStdout:
         if parser.has_pending_input or parser.awaited_file is not None:
             return
         chunk, self._chunk = self._chunk, b""
-        if self.log.can_end_segment and not self._replayed_marks:
+        is_due = self.log.can_end_segment or self.stdout_bytes - self._begin >= _MAX_STDOUT
+        if is_due and not self._replayed_marks:
             place, checkpoint = parser.make_checkpoint()
             held_back = self.stdout_bytes - place
             if held_back <= len(chunk):
@@ -312,7 +318,8 @@ class RecordedStdout:
                 result_summary=self._parser.result_summary.pack(),
             )
         )
-        self.log.end_segment(source)
+        if end_cursor > self._begin_cursor:
+            self.log.end_segment(source)
         self._begin_segment(end_cursor, place, checkpoint, zlib.crc32(held_back))
 
     def _begin_segment(self, cursor: int, place: int, checkpoint: bytes, checksum: int) -> None:
@@ -330,7 +337,8 @@ class RecordedStdout:
         """
         records = self._files.read_segments()
         for record in records:
-            self.log.restore_segment(record.begin_cursor, record.end_cursor, record.source)
+            if record.end_cursor > record.begin_cursor:
+                self.log.restore_segment(record.begin_cursor, record.end_cursor, record.source)
         if records:
             self._resume(records[-1])
         if not (records and records[-1].source.is_last):

@@ -187,6 +187,7 @@ class PropertyTests(SynchronousTestCase):
         for name, size in SMALL_STEPS.items():
             self.patch(segi, name, size)
         self.patch(eventlog, "_PUNCHED", 1)
+        self.patch(eventlog, "_MAX_STDOUT", 300)
         self.patch(event_log, "MIN_SEGMENT_BYTES", 100)
         self.patch(event_log, "MAX_SEGMENT_BYTES", 1000)
 
@@ -243,6 +244,25 @@ class ChangedStdoutTests(SynchronousTestCase):
         self.assertIsNotNone(recorded.awaited_file)
         recorded.answer_file(b"content")
         self.assertEqual(self.restore().log.end_cursor, recorded.log.end_cursor)
+
+    def test_segment_of_few_events_has_little_of_stdout(self) -> None:
+        self.patch(eventlog, "_MAX_STDOUT", 65536)
+        with (self.directory / "stdout").open("ab") as file:
+            file.write(b"~DB\n" + b"[\n" * 500_000 + b"1\n~DE\nend\n")
+        for begin in range(500, 1_000_600, 65536):
+            self.recorded.feed(self.files.read_stdout(begin, begin + 65536))
+            while self.recorded.has_pending_input:
+                self.recorded.parse_pending()
+        self.recorded.finish()
+        for log in (self.recorded.log, self.restore().log):
+            sources = [one.source for one in log._segments if one.source is not None]
+            self.assertEqual(sources[-1].stdout_end, self.recorded.stdout_bytes)
+            self.assertLess(max(one.stdout_end - one.stdout_begin for one in sources), 200_000)
+
+    def test_full_disk_is_an_error(self) -> None:
+        for name in ("write", "pwrite"):
+            self.patch(os, name, lambda *arguments: 5)
+            self.assertRaises(OSError, self.recorded.feed, b"line\n" * 1000)
 
     def test_acknowledged_stdout_gives_its_blocks_back(self) -> None:
         with (self.directory / "stdout").open("ab") as file:
