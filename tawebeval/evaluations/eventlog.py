@@ -81,6 +81,7 @@ class EventFiles:
         self._marks = os.open(directory / "marks", flags, 0o600)
         self._segments = os.open(directory / "segments", flags | os.O_APPEND, 0o600)
         self._punched = 0
+        self._removed_files = 0
 
     def close(self) -> None:
         """Close the files."""
@@ -153,6 +154,13 @@ class EventFiles:
         partial = self._directory / "files" / "partial"
         partial.write_bytes(data)
         partial.rename(self._directory / "files" / f"{number}.{name}")
+
+    def remove_files(self, before: int) -> None:
+        """Remove the files that stdout named before the one of this number."""
+        for number in range(self._removed_files, before):
+            for name in ("read", "refused"):
+                (self._directory / "files" / f"{number}.{name}").unlink(missing_ok=True)
+        self._removed_files = max(self._removed_files, before)
 
     def read_file(self, number: int) -> bytes | str | None:
         """Return what `store_file` has kept, None without it."""
@@ -422,6 +430,7 @@ class RecordedStdout:
         )
 
     def discard(self, before_cursor: int) -> None:
-        """Discard acknowledged events, and their part of stdout. Blocks."""
+        """Discard acknowledged events, with their part of stdout and their files. Blocks."""
         self.log.acknowledge(before_cursor)
+        self._files.remove_files(self.log.discarded_files)
         self._files.punch_stdout(self.log.discarded_stdout_bytes)

@@ -259,6 +259,22 @@ class ChangedStdoutTests(SynchronousTestCase):
             self.assertEqual(sources[-1].stdout_end, self.recorded.stdout_bytes)
             self.assertLess(max(one.stdout_end - one.stdout_begin for one in sources), 200_000)
 
+    def test_files_of_acknowledged_events_are_removed(self) -> None:
+        for number in range(40):
+            begin = self.files.stdout_size
+            with (self.directory / "stdout").open("ab") as file:
+                file.write(b"~FB\nX-SEGI-As: path\n\na\n~FE\n" if number else b"~FB\n")
+            self.recorded.feed(self.files.read_stdout(begin, begin + 100))
+            if self.recorded.awaited_file is not None:
+                self.recorded.answer_file(b"x" * 30)
+        self.recorded.discard(self.recorded.log.end_cursor - 20)
+        for recorded in (self.recorded, self.restore()):
+            recorded.discard(self.recorded.log.end_cursor - 20)
+            evicted = recorded.log.begin_cursor
+            segment = self.assertRaises(EventsEvicted, recorded.log.read_events, evicted, 1).segment
+            recorded.log.load_segment(segment, recorded.parse_evicted_segment(segment))
+        self.assertLess(len(list((self.directory / "files").iterdir())), 30)
+
     def test_full_disk_is_an_error(self) -> None:
         for name in ("write", "pwrite"):
             self.patch(os, name, lambda *arguments: 5)
