@@ -108,7 +108,7 @@ class EventMemory:
     def min_segment_bytes(self) -> int:
         """Bytes of events from which a segment may end.
 
-        A segment ends with a read of stdout, so it may have a few MiB more.
+        A segment ends with a call of the parser, so it may have a few MiB more.
         """
         share = self._max_bytes // (4 * max(1, len(self._newest)))
         return min(max(share, MIN_SEGMENT_BYTES), MAX_SEGMENT_BYTES)
@@ -289,10 +289,12 @@ def parse_segment(
             source.checkpoint, markers, max_value=max_value, max_file=max_file
         )
     flushes = [mark.flushed_at for mark in marks if mark.flushed_at is not None]
-    batch = _join(_parse(parser, source, stdout, flushes, read_file))
-    if batch.count != segment.end_cursor - segment.begin_cursor:
+    count = segment.end_cursor - segment.begin_cursor
+    batch = _join(_parse(parser, source, stdout, flushes, read_file), count)
+    if batch.count < count:
         raise StdoutChanged
-    return _make_ring(segment, batch, marks)
+    # The last read may have events of the next segment, too.
+    return _make_ring(segment, split_batch(batch, count)[0], marks)
 
 
 def _parse(
@@ -321,9 +323,15 @@ def _parse(
         yield parser.finish()
 
 
-def _join(batches: Iterable[EventBatch]) -> EventBatch:
-    parts = list(batches)
-    return EventBatch(sum(part.count for part in parts), b"".join(part.lines for part in parts))
+def _join(batches: Iterable[EventBatch], min_count: int) -> EventBatch:
+    """Join batches until they have `min_count` events."""
+    count, lines = 0, []
+    for batch in batches:
+        count += batch.count
+        lines.append(batch.lines)
+        if count >= min_count:
+            break
+    return EventBatch(count, b"".join(lines))
 
 
 def _make_ring(segment: EventSegment, batch: EventBatch, marks: Sequence[Mark]) -> EventRing:

@@ -289,17 +289,16 @@ class RecordedStdout:
     # Segments
 
     def _rest(self) -> None:
-        """If the parser has parsed the last chunk, end a segment that is large enough."""
-        parser = self._parser
-        if parser.has_pending_input or parser.awaited_file is not None:
-            return
-        chunk, self._chunk = self._chunk, b""
+        """End a segment that is large enough, also amid the last chunk: its events may be many."""
+        parser, chunk = self._parser, self._chunk
         is_due = self.log.can_end_segment or self.stdout_bytes - self._begin >= _MAX_STDOUT
         if is_due and not self._replayed_marks:
             place, checkpoint = parser.make_checkpoint()
             held_back = self.stdout_bytes - place
             if held_back <= len(chunk):
                 self._write_segment(place, checkpoint, chunk[len(chunk) - held_back :])
+        if not parser.has_pending_input and parser.awaited_file is None:
+            self._chunk = b""
 
     def _write_segment(
         self, place: int, checkpoint: bytes, held_back: bytes, *, is_last: bool = False

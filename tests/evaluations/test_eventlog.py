@@ -275,6 +275,15 @@ class ChangedStdoutTests(SynchronousTestCase):
             recorded.log.load_segment(segment, recorded.parse_evicted_segment(segment))
         self.assertLess(len(list((self.directory / "files").iterdir())), 30)
 
+    def test_read_with_many_large_events_is_several_segments(self) -> None:
+        self.recorded.feed(b"~FB\nX-SEGI-As: path\n\na\n~FE\n" * 100)
+        while self.recorded.awaited_file is not None or self.recorded.has_pending_input:
+            if self.recorded.awaited_file is None:
+                self.recorded.parse_pending()
+            else:
+                self.recorded.answer_file(b"x" * 100_000)
+        self.assertLess(self.recorded.log._memory.used_bytes, 1_000_000)
+
     def test_full_disk_is_an_error(self) -> None:
         for name in ("write", "pwrite"):
             self.patch(os, name, lambda *arguments: 5)
