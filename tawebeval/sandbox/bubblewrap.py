@@ -50,6 +50,7 @@ from tawebeval.sandbox.base import (
     SandboxedRun,
     convert_rlimit_names,
 )
+from tawebeval.sandbox.broker import measure_cpu_seconds
 from tawebeval.sandbox.broker_client import (
     BROKER_SOCKET_NAME,
     BrokerStarter,
@@ -544,6 +545,12 @@ class BubblewrapRun(SandboxedRun):
         """Return the processes of the evaluator and of its submissions."""
         pid = self._submissions.broker_pid if self._submissions is not None else None
         return [*super()._pids(), *(list_descendants(pid) if pid is not None else ())]
+
+    def _measure_cpu_seconds(self) -> float:
+        """Return also the time of the submission's programs."""
+        pid = self._submissions.broker_pid if self._submissions is not None else None
+        used = measure_cpu_seconds(pid) if pid is not None else 0.0
+        return super()._measure_cpu_seconds() + used
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to the processes in the sandbox."""

@@ -206,6 +206,9 @@ class TimeVerdicts(VerdictCase):
         burn = "import time\nwhile time.process_time() < 2.05: pass"
         failure(await self.run_command(python(burn)), "cpu")
 
+    async def test_programs_use_the_time_of_their_evaluator(self) -> None:
+        failure(await self.run_command(f"tawebeval-run -- sh -c '{BURN}'"), "cpu")
+
     async def test_processor_time_may_be_unlimited(self) -> None:
         """As TuringArena's drivers of 2018 set it for what they start."""
         unlimited = (
