@@ -364,6 +364,19 @@ class Options(SynchronousTestCase):
             self.assertIn("unknown option 'tmie'; the options are time, wall, memory", str(error))
 
 
+class TimeLimits(SynchronousTestCase):
+    """Limits of processor time where the evaluator has no sandbox."""
+
+    def test_own_sigxcpu_is_no_time_limit(self) -> None:
+        result = segi.run(["sh", "-c", "kill -XCPU $$"], time=1)
+        self.assertEqual((result.signal, result.reason), (24, None))
+
+    def test_kernel_stops_no_program_below_its_limit(self) -> None:
+        """It counts ticks, up to a tenth more than was used."""
+        result = segi.run(["sh", "-c", "ulimit -t"], time=1.99)
+        self.assertGreater(int(result.stdout), 2)
+
+
 class Inputs(SynchronousTestCase):
     """The input of a program that runs."""
 

@@ -625,7 +625,8 @@ class _Unsandboxed:
         self._reason: str | None = None
         limits = {
             "core": 0,
-            "cpu": None if self._limit is None else int(self._limit) + 1,
+            # Twice as much: the kernel compares it with ticks.
+            "cpu": None if self._limit is None else math.ceil(2 * self._limit) + 1,
             "data": options.get("memory"),
             "fsize": options.get("file_size"),
         }
@@ -685,7 +686,7 @@ class _Unsandboxed:
         os.close(self._descriptor)
         wall, cpu = time.monotonic() - self._begin, usage.ru_utime + usage.ru_stime
         code = self._process.returncode = os.waitstatus_to_exitcode(status)
-        if self._limit is not None and (cpu >= self._limit or code == -signal.SIGXCPU):
+        if self._limit is not None and cpu >= self._limit:
             self._reason = self._reason or "time"
         elif code == -signal.SIGXFSZ:
             self._reason = self._reason or "output"
