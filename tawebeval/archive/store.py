@@ -212,7 +212,7 @@ class ArchiveStore:
                 raise OSError(error.errno, why, str(self.directory)) from None
             self._lock_descriptor = descriptor
             self._expiry_clock = ExpiryClock(
-                self._read_clock, self._read_boot_clock, os.fstat(descriptor).st_mtime
+                self._read_clock, self._read_boot_clock, *_read_lock_times(descriptor)
             )
 
     def check_index(self) -> None:
@@ -491,8 +491,9 @@ class ArchiveStore:
         """
         now = self._expiry_clock.read()
         if self._lock_descriptor is not None:
-            with suppress(OSError):  # it belongs to another user
-                os.utime(self._lock_descriptor, (now, now))  # for the next process
+            times = f"{now:020.3f} {self._expiry_clock.seconds_ahead:012.3f}\n"
+            with suppress(OSError):  # the disk is full
+                os.pwrite(self._lock_descriptor, times.encode(), 0)  # for the next process
         latest = now - self.settings.retention_days * _DAY
         count = MAX_REMOVALS_PER_CALL + len(self._stuck)
         rows = self._leave_out_stuck(self._index.list_expired_evaluations(count, latest))
@@ -631,6 +632,15 @@ class ArchiveStore:
 
     def _locate(self, name: str, kind: str) -> Path:
         return self.directory / "files" / name[:2] / f"{name}.{kind}.zst"
+
+
+def _read_lock_times(lock: int) -> tuple[float, float]:
+    """Return the time that an earlier process has shown last, and its `seconds_ahead`."""
+    try:
+        latest, ahead = map(float, os.pread(lock, 64, 0).split())
+    except ValueError:  # a new archive, or one of an earlier version
+        return os.fstat(lock).st_mtime, 0.0
+    return latest, ahead
 
 
 @contextmanager

@@ -287,6 +287,18 @@ class RemovalTests(ArchiveTestCase):
         self.assertTrue(self.store.remove_old_evaluations())
         self.assertEqual(self.list_numbers(), [])
 
+    def test_daemon_that_runs_by_day_only_removes_by_age(self) -> None:
+        self.fill(5)
+        self.store.remove_old_evaluations()
+        for _ in range(100):
+            self.now += DAY * 0.4
+            self.store = self.open()
+            self.store.remove_old_evaluations()
+            self.now += DAY * 0.6
+            self.booted += DAY * 0.6
+            self.store.remove_old_evaluations()
+        self.assertEqual(self.list_numbers(), [])
+
     def test_size(self) -> None:
         """The oldest are removed until the rest has the allowed size."""
         self.fill(300)

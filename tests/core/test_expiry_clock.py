@@ -17,9 +17,9 @@ class ExpiryClockTests(SynchronousTestCase):
         self.booted, self.offset = 0.0, NOW
         self.clock = self.make()
 
-    def make(self, earliest: float | None = None) -> ExpiryClock:
+    def make(self, earliest: float | None = None, ahead: float = 0.0) -> ExpiryClock:
         """Return a clock of a new process."""
-        return ExpiryClock(lambda: self.booted + self.offset, lambda: self.booted, earliest)
+        return ExpiryClock(lambda: self.booted + self.offset, lambda: self.booted, earliest, ahead)
 
     def check(self, wanted: float, passed: float = 0) -> None:
         """Hold that the clock shows `wanted` seconds more than at first after `passed` seconds."""
@@ -57,3 +57,20 @@ class ExpiryClockTests(SynchronousTestCase):
         self.offset = NOW - DAY
         self.clock = self.make(NOW)
         self.check(6 - DAY)
+
+    def test_day_goes_on_after_a_restart(self) -> None:
+        """Unless the time is set right meanwhile."""
+        self.offset += 100 * DAY
+        self.check(0)
+        self.check(0.5 * DAY, passed=0.5 * DAY)
+        ahead = self.clock.seconds_ahead
+        self.assertEqual(ahead, 0.5 * DAY)
+        self.clock = self.make(self.clock.read(), ahead)
+        self.check(0.5 * DAY)
+        self.check(101 * DAY, passed=0.5 * DAY)
+        self.assertEqual(self.clock.seconds_ahead, 0)
+        self.clock = self.make(NOW + 101 * DAY, ahead)
+        self.check(101 * DAY)
+        self.offset += 100 * DAY
+        self.check(101.5 * DAY, passed=0.5 * DAY)
+        self.check(102 * DAY, passed=0.5 * DAY)
