@@ -438,7 +438,9 @@ class Program {
 
     // Wait for output and keep it, or until a descriptor can be written to.
     void wait_for_more(int writing = -1) {
-        pollfd both[] = {{has_closed_ ? -1 : stdout_, POLLIN, 0}, {writing, POLLOUT, 0}};
+        const bool has_closed = has_closed_; // maybe by another thread since the caller's look
+        if (has_closed && writing < 0) return;
+        pollfd both[] = {{has_closed ? -1 : stdout_, POLLIN, 0}, {writing, POLLOUT, 0}};
         if (poll(both, 2, -1) < 0 || !both[0].revents) return;
         const std::lock_guard<std::mutex> lock(mutex_);
         char bytes[65536];
