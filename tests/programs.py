@@ -82,7 +82,7 @@ FOR_ROOT = (
     + _integration(
         f"{_BOOTED} test_archive test_cgroups test_descriptors test_doctor test_environments"
         " test_faulty_disk test_full_disk test_git_attacks test_lookups test_overlays"
-        f" test_privileges test_try test_writable_trees {_SLURM}"
+        f" test_privileges test_try test_verdicts test_writable_trees {_SLURM}"
     )
 )
 """Modules of which some tests, or all, are skipped for ordinary users."""
