@@ -50,7 +50,7 @@ from tawebeval.sandbox.base import (
     SandboxedRun,
     convert_rlimit_names,
 )
-from tawebeval.sandbox.broker import measure_cpu_seconds
+from tawebeval.sandbox.broker import PROTOCOL_VERSION, measure_cpu_seconds
 from tawebeval.sandbox.broker_client import (
     BROKER_SOCKET_NAME,
     BrokerStarter,
@@ -112,8 +112,11 @@ _WAIT = (
 
 WORKSPACE_MOUNT_POINT = Path("/evaluation")
 """The path under which an evaluator finds its workspace."""
-TOOLS_NAME = "tools"
-"""The name of the directory with the tools for evaluators among the files of the sandbox."""
+TOOLS_NAME = f"tools-{PROTOCOL_VERSION}"
+"""The name of the directory with the tools for evaluators among the files of the sandbox.
+
+Evaluations that outlive an upgrade keep the tools that their broker understands.
+"""
 _TOOLS, _RUNNER = WORKSPACE_MOUNT_POINT / "tools", WORKSPACE_MOUNT_POINT / "runner"
 SYSTEM_ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 

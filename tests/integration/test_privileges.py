@@ -17,6 +17,7 @@ from unittest import SkipTest
 from twisted.trial.unittest import TestCase
 
 import tawebeval
+from tawebeval.sandbox.bubblewrap import TOOLS_NAME
 from tests.cases.certificates import make_certificate
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client, text
@@ -331,7 +332,7 @@ class ClosedDirectoryTests(RootTestCase):
                 command = f"{PYTHON} evaluator.py && command -v tawebeval-run"
                 identifier = await client.evaluate(repository.url, commit, command)
                 events = await client.follow(identifier)
-            tools = "/evaluation/tools" if kind == "auto" else self.state / "accounts" / "tools"
+            tools = "/evaluation/tools" if kind == "auto" else self.state / "accounts" / TOOLS_NAME
             self.assertEqual(text(events), f"{tools}/lib\n{tools}/bin/tawebeval-run\n")
             self.assertIn(f"{self.closed}/tawebeval: the daemon", await self.stop(process))
 

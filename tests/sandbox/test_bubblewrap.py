@@ -25,6 +25,7 @@ from tawebeval.linux.launcher_client import MountedOverlay
 from tawebeval.sandbox import bubblewrap as module
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (
+    TOOLS_NAME,
     BubblewrapDescriptors,
     BubblewrapRun,
     BubblewrapSandbox,
@@ -118,7 +119,7 @@ class ArgumentTests(BubblewrapTestCase):
             *("--bind", f"{own}/tree", "/evaluation/tree"),
             *("--bind", f"{own}/tmp", "/evaluation/tmp"),
             *("--bind", f"{own}/home", "/evaluation/home"),
-            *("--ro-bind", "/state/accounts/tools", "/evaluation/tools"),
+            *("--ro-bind", f"/state/accounts/{TOOLS_NAME}", "/evaluation/tools"),
             *("--ro-bind", f"{own}/runner", "/evaluation/runner"),
             *("--ro-bind", "/state/accounts/init", "/init"),
             *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
@@ -487,8 +488,17 @@ class AccountTests(SynchronousTestCase):
         )
         self.assertEqual((folder / "group").read_text(), "evaluator:x:1000:\nnogroup:x:65534:\n")
         self.assertEqual(
-            {path.name for path in folder.iterdir()}, {"passwd", "group", "init", "tools"}
+            {path.name for path in folder.iterdir()}, {"passwd", "group", "init", TOOLS_NAME}
         )
+
+    def test_tools_of_an_earlier_version_stay(self) -> None:
+        """Evaluations that outlive an upgrade see them, and their broker knows no other."""
+        folder = Path(self.mktemp())
+        old = folder / "tools" / "bin" / "tawebeval-run"
+        old.parent.mkdir(parents=True)
+        old.write_text("earlier")
+        write_sandbox_files(folder)
+        self.assertEqual(old.read_text(), "earlier")
 
     def test_full(self) -> None:
         """Where there is no room the error names the file that did not fit, not the shell."""

@@ -24,6 +24,7 @@ from tawebeval.linux.privileges import Privileges, User
 from tawebeval.sandbox import probe as module
 from tawebeval.sandbox.base import NoSandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import (
+    TOOLS_NAME,
     BubblewrapRun,
     BubblewrapSandbox,
     build_minimal_system_options,
@@ -155,7 +156,9 @@ class OpenTests(SandboxesTestCase):
         """The operator may have none, and needs no bubblewrap then."""
         self.patch(shutil, "which", lambda name: None)
         sandbox = self.open("none", readable_paths=("/nonexistent",))
-        self.assertEqual(sandbox, NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / "tools"))
+        self.assertEqual(
+            sandbox, NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / TOOLS_NAME)
+        )
 
     def test_bubblewrap(self) -> None:
         """It is taken by its name and by default, with what is configured; it is not run yet."""
@@ -582,7 +585,9 @@ class TreesTests(SandboxesTestCase):
         """Who gives the sandbox back ends what starts evaluators, also where there is none."""
         close_sandbox(self.open())
         self.assertEqual(self.trees.closed, 1)
-        close_sandbox(NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / "tools", self.trees))
+        close_sandbox(
+            NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / TOOLS_NAME, self.trees)
+        )
         self.assertEqual(self.trees.closed, 2)
 
 
@@ -615,7 +620,7 @@ class RelyTests(SandboxesTestCase):
         """Nor with none, where evaluators cannot be started at all: why, and what helps."""
         trees = FakeTrees(error=OSError(None, "no python"))
         with self.assertRaises(SystemExit) as caught:
-            self.rely(NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / "tools", trees))
+            self.rely(NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / TOOLS_NAME, trees))
         self.assertEqual(
             str(caught.exception),
             "tawebeval: no evaluator can be started: no python; install a python3 that the"
