@@ -175,16 +175,15 @@ class ResultSummary:
 
     def pack(self) -> bytes:
         """Return the summary as bytes, less than 8 KiB, for `unpack`."""
-        return _pack(
-            _Packed(
-                self._goals,
-                self._omitted,
-                self._cases,
-                self._progress,
-                self._score,
-                self.uncounted_value,
-            )
+        packed = _Packed(
+            self._goals,
+            self._omitted,
+            self._cases,
+            self._progress,
+            self._score,
+            self.uncounted_value,
         )
+        return _pack(packed)
 
     @classmethod
     def unpack(cls, packed: bytes) -> ResultSummary:

@@ -47,7 +47,7 @@ def _add_members(value, name=""):
 _PACKING = (
     ("evaluations/snapshot.py", "msgspec.msgpack.encode(self", "pack_more(self"),
     ("core/form.py", "msgspec.msgpack.encode(request", "pack_more_of_request(request"),
-    ("core/results.py", "_pack(_Packed", "pack_more(_Packed"),
+    ("core/results.py", "return _pack(packed", "return pack_more(packed"),
     ("core/segi.py", "_pack_checkpoint(checkpoint", "pack_more(checkpoint"),
 )
 

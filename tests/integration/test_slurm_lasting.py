@@ -113,7 +113,8 @@ class NodeLossTests(KeptSlurmTestCase):
         await self.daemon.restart()
         await deferLater(reactor, 4)
         self.cluster.kill_node(str(first))
-        second = await until(lambda: node(1), "it runs on the other node")
+        # A job that is completing is asked for again for two minutes.
+        second = await until(lambda: node(1), "it runs on the other node", 240)
         self.assertNotEqual(second, first)
         await self.daemon.restart()
         await deferLater(reactor, 5)  # with the first begin over its time
