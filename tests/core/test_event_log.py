@@ -221,3 +221,4 @@ class ParseTests(SynchronousTestCase):
         self.assertRaises(StdoutChanged, self.parse, b"b\n", 2, source=source)
         self.assertRaises(StdoutChanged, self.parse, b"a", 2, source=source)
         self.assertRaises(StdoutChanged, self.parse, b"a\n", 3, source=source)
+        self.assertRaises(StdoutChanged, self.parse, b"a\n", 3, source=source_of(b"a\n"))
