@@ -51,13 +51,25 @@ class EventBatch:
 EMPTY_BATCH = EventBatch(0, b"")
 
 
+def measure_first_events(batch: EventBatch, count: int) -> int:
+    """Return the size in bytes of the first `count` events of a batch."""
+    lines = batch.lines
+    if count <= batch.count // 2:
+        at = 0
+        for _ in range(count):
+            at = lines.index(b"\n", at) + 1
+    else:
+        at = len(lines)
+        for _ in range(batch.count - count):
+            at = lines.rindex(b"\n", 0, at - 1) + 1
+    return at
+
+
 def split_batch(batch: EventBatch, count: int) -> tuple[EventBatch, EventBatch]:
     """Return the first `count` events of a batch, and the others."""
     if count == batch.count:
         return batch, EMPTY_BATCH
-    at = 0
-    for _ in range(count):
-        at = batch.lines.index(b"\n", at) + 1
+    at = measure_first_events(batch, count)
     return (
         EventBatch(count, batch.lines[:at]),
         EventBatch(batch.count - count, batch.lines[at:]),

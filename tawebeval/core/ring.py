@@ -35,7 +35,7 @@ from collections.abc import Callable
 import attrs
 
 from tawebeval.core.event_times import EventTimes
-from tawebeval.core.events import EMPTY_BATCH, EventBatch
+from tawebeval.core.events import EMPTY_BATCH, EventBatch, measure_first_events
 
 MAX_MERGED_BATCH_BYTES = 16 * 1024  # bytes up to which small batches are put together
 MIN_BATCH_PART_BYTES = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk over
@@ -106,7 +106,7 @@ class EventRing:
         index, first = self._find(after_cursor)
         while index < len(self.batches):
             batch = self.batches[index]
-            start = _offset(batch, after_cursor - first) if after_cursor > first else 0
+            start = measure_first_events(batch, after_cursor - first) if after_cursor > first else 0
             if len(batch.lines) - start > max_bytes:
                 end = batch.lines.rfind(b"\n", start, start + max_bytes) + 1
                 if not end and not taken:
@@ -143,7 +143,7 @@ class EventRing:
         self.discard_batches(0, before_cursor)
         if self.begin_cursor < before_cursor:
             count = before_cursor - self.begin_cursor
-            self._split(0, _offset(self.batches[0], count), count)
+            self._split(0, measure_first_events(self.batches[0], count), count)
             self._discard()
 
     def discard_batches(self, max_bytes: int, before_cursor: int) -> None:
@@ -202,20 +202,6 @@ class EventRing:
         batch = self.batches[index]
         self.batches[index] = EventBatch(count, batch.lines[:at])
         self.batches.insert(index + 1, EventBatch(batch.count - count, batch.lines[at:]))
-
-
-def _offset(batch: EventBatch, count: int) -> int:
-    """Return the size in bytes of the first `count` events of a batch."""
-    lines = batch.lines
-    if count <= batch.count // 2:
-        at = 0
-        for _ in range(count):
-            at = lines.index(b"\n", at) + 1
-    else:
-        at = len(lines)
-        for _ in range(batch.count - count):
-            at = lines.rindex(b"\n", 0, at - 1) + 1
-    return at
 
 
 @attrs.define(eq=False)
