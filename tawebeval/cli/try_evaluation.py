@@ -17,8 +17,9 @@ from twisted.internet.task import LoopingCall
 from tawebeval.cli.evaluate import Submission
 from tawebeval.client.events import Page, parse_page
 from tawebeval.config import Configuration
-from tawebeval.core.budget import RingBudget
+from tawebeval.core.budget import EventDiskBudget
 from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.event_log import EventLog, EventMemory
 from tawebeval.core.form import (
     EvaluationRequest,
     Repository,
@@ -27,13 +28,13 @@ from tawebeval.core.form import (
     parse_submission_file,
 )
 from tawebeval.core.limits import ChosenLimits
-from tawebeval.core.pages import read_page
+from tawebeval.core.pages import make_page
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.status import format_rfc3339_time
+from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.reading import EvaluationEvents, SegmentLoader
 from tawebeval.git.commits import TreeLimits
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
@@ -210,12 +211,9 @@ class LocalEnvironment:
             checkout_source=tree,
             sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, orphans),
             limit_monitor=LimitMonitor(reactor, threads, threads),
-            ring_budget=RingBudget(
-                buffers.max_total_bytes,
-                buffers.max_evaluation_bytes,
-                1,
-                lambda call: reactor.callLater(0, call),
-            ),
+            event_memory=EventMemory(buffers.max_total_bytes),
+            event_disk=EventDiskBudget(buffers.max_disk_bytes),
+            segment_loader=SegmentLoader(threads),
         )
         tree.copy_tree()
         return cls(surroundings, place, orphans, reactor)
@@ -257,7 +255,11 @@ class LocalEnvironment:
         workspace = Workspace(self._place / "evaluation")
         sent = self._place / UPLOAD_NAME
         details = EvaluationDetails("try", pack_request(form), request.seed, sent)
-        return Evaluation(details, workspace, self.evaluation_context)
+        context = self.evaluation_context
+        events = EvaluationEvents(
+            EventLog(context.event_memory), "", details.log_name, context.segment_loader
+        )
+        return Evaluation(details, workspace, context, events)
 
 
 def write_upload(
@@ -290,18 +292,19 @@ async def read_pages(
     A cancellation calls `on_cancel`, and reading goes on. `times` adds their times to the events.
     """
     after: str | None = None
-    ring, limit = evaluation.ring, 2**16
+    events, limit = evaluation.events, 2**16
     while True:
-        page = read_page(ring, after, limit, format_rfc3339_time if times else None)
+        begin = int(after or 0)
+        batch = await events.read(begin, limit, with_times=times)
+        page = make_page(events.log, after, batch)
         if page.events.count:
             yield parse_page(page.encode_json(), after)
-            ring.acknowledge(ring.begin_cursor + page.events.count)
-            evaluation.on_acknowledge()
+            events.acknowledge(begin + page.events.count)
         if page.is_last_page:
             return
         after = page.end_cursor
         if not page.events.count:
             try:
-                await evaluation.change_condition.wait()
+                await events.change_condition.wait()
             except CancelledError:
                 on_cancel()

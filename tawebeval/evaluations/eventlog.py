@@ -37,7 +37,7 @@ from tawebeval.core.event_log import (
     StdoutChanged,
     parse_segment,
 )
-from tawebeval.core.events import EventBatch, split_batch
+from tawebeval.core.events import EventBatch, compute_base64_size, split_batch
 from tawebeval.core.fileblock import FileReference
 from tawebeval.core.results import ResultSummary
 from tawebeval.core.ring import EventRing
@@ -62,6 +62,7 @@ class _SegmentRecord(msgspec.Struct, array_like=True, frozen=True):
     next_stdout_begin: int
     next_checkpoint: bytes
     next_file: int
+    file_bytes: int
     result_summary: bytes
 
 
@@ -180,15 +181,19 @@ class RecordedStdout:
     `feed`, `parse_pending`, `flush_partial_line`, `answer_file` and `finish` append the events that
     have become certain to `log`; they write a mark first. `read_wall_clock()` returns seconds since
     the epoch. Where stdout stands on a file system that may be slow, call them in a thread.
+
+    `stdout_bytes` were fed so far, `file_bytes` is the size of the files that stdout has named, as
+    base64.
     """
 
     log: EventLog
     _files: EventFiles
-    _markers: Markers
+    markers: Markers
     _read_wall_clock: Callable[[], float]
     _max_value: int = attrs.field(kw_only=True)
     _max_file: int = attrs.field(kw_only=True)
-    stdout_bytes: int = 0  # fed so far
+    stdout_bytes: int = 0
+    file_bytes: int = 0
     _parser: SegiParser = attrs.field(init=False)
     _mark_count: int = 0
     _last_time_ms: int = -1
@@ -204,7 +209,12 @@ class RecordedStdout:
     _replayed_marks: list[Mark] = attrs.field(factory=list)  # the first is that of the next events
 
     def __attrs_post_init__(self) -> None:
-        self._parser = SegiParser(self._markers, max_value=self._max_value, max_file=self._max_file)
+        self._parser = SegiParser(self.markers, max_value=self._max_value, max_file=self._max_file)
+
+    @property
+    def stray_marker_advice(self) -> str | None:
+        """Advice about a begin marker that was text, None without one."""
+        return self._parser.stray_marker_advice
 
     @property
     def awaited_file(self) -> FileReference | None:
@@ -243,24 +253,28 @@ class RecordedStdout:
         """Deliver the partial line without waiting for its rest."""
         self._append(self._parser.flush_partial_line(), flushed_at=self.stdout_bytes)
 
+    def store_file(self, content: bytes | str) -> None:
+        """Keep the content of the wanted file, or the message of its refusal. Blocks.
+
+        It precedes `answer_file`, which takes the same content.
+        """
+        self._files.store_file(self._file_count, content)
+
     def answer_file(self, content: bytes | str) -> None:
         """Take the content of the wanted file, or the message of its refusal."""
-        self._files.store_file(self._file_count, content)
-        self._answer(content)
+        self._file_count += 1
+        if isinstance(content, str):
+            self._append(self._parser.refuse_file(content))
+        else:
+            self.file_bytes += compute_base64_size(len(content))
+            self._append(self._parser.supply_file(content))
+        self._rest()
 
     def finish(self) -> None:
         """Take the end of stdout; the log stays open for the final event."""
         self._append(self._parser.finish(), is_last=True)
         if self.log.end_cursor > self._begin_cursor:
             self._write_segment(self.stdout_bytes, b"", b"", is_last=True)
-
-    def _answer(self, content: bytes | str) -> None:
-        self._file_count += 1
-        if isinstance(content, str):
-            self._append(self._parser.refuse_file(content))
-        else:
-            self._append(self._parser.supply_file(content))
-        self._rest()
 
     def _append(
         self, batch: EventBatch, *, flushed_at: int | None = None, is_last: bool = False
@@ -322,6 +336,7 @@ class RecordedStdout:
                 next_stdout_begin=place,
                 next_checkpoint=checkpoint,
                 next_file=self._file_count,
+                file_bytes=self.file_bytes,
                 result_summary=self._parser.result_summary.pack(),
             )
         )
@@ -355,11 +370,11 @@ class RecordedStdout:
 
     def _resume(self, last: _SegmentRecord) -> None:
         self._mark_count, self._file_count = last.source.end_mark, last.next_file
-        self.stdout_bytes = last.next_stdout_begin
+        self.stdout_bytes, self.file_bytes = last.next_stdout_begin, last.file_bytes
         if not last.source.is_last:
             self._parser = SegiParser.resume(
                 last.next_checkpoint,
-                self._markers,
+                self.markers,
                 max_value=self._max_value,
                 max_file=self._max_file,
             )
@@ -404,7 +419,7 @@ class RecordedStdout:
             content = self._files.read_file(self._file_count)
             if content is None:
                 break  # the earlier process had not read it
-            self._answer(content)
+            self.answer_file(content)
         return bool(chunk)
 
     def parse_evicted_segment(self, segment: EventSegment) -> EventRing:
@@ -423,7 +438,7 @@ class RecordedStdout:
             self._files.read_stdout(source.stdout_begin, source.stdout_end),
             self._files.read_marks(source.first_mark, source.end_mark),
             read_file,
-            self._markers,
+            self.markers,
             max_value=self._max_value,
             max_file=self._max_file,
         )

@@ -10,7 +10,7 @@ import attrs
 from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.states import EvaluationState
 from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.lifecycle import Evaluation
 
 
 def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str, Any]:
@@ -18,10 +18,9 @@ def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str
 
     `queue_position` is the number of evaluations before this one in the queue, None outside of it.
     """
-    details, limits, ring = evaluation.details, evaluation.limits, evaluation.ring
+    details, limits, events = evaluation.details, evaluation.limits, evaluation.events.log
     request, commit, result = details.request, details.commit, details.run_result
-    supervisor = evaluation.supervisor
-    run = result if supervisor is None else supervisor.evaluator_run
+    run = result if evaluation.run is None else evaluation.run
     document: dict[str, Any] = {
         "evaluation_id": details.identifier,
         "log_name": details.log_name,
@@ -48,9 +47,11 @@ def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str
         "runner": details.runner_status and details.runner_status.build_json_object(),
         "callback": None,
         "stderr": run.stderr_text if run else "",
-        "events": {"buffered": ring.end_cursor - ring.begin_cursor, "discarded": ring.begin_cursor},
-        "buffered_bytes": ring.line_bytes,
-        "paused_seconds": round(run.paused_seconds, 3) if run else 0,
+        "events": {
+            "buffered": events.end_cursor - events.begin_cursor,
+            "discarded": events.begin_cursor,
+        },
+        "buffered_bytes": details.event_bytes,
     }
     if result is not None:
         document["exit"] = result.exit_status and attrs.asdict(result.exit_status)
