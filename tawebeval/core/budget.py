@@ -1,8 +1,8 @@
 """Limits on what all evaluations hold together on the disk: events and uploads.
 
-`EventDiskBudget` counts the stdout of evaluations, with the files that it has named, from the moment
-when it is printed until it is acknowledged or its evaluation is forgotten. It refuses new
-evaluations, and stops none: each is bounded by its own `limits.output`.
+`EventDiskBudget` counts the stdout of evaluations, with the files that it has named, from the
+moment when it is printed until it is acknowledged or its evaluation is forgotten. While it is
+exhausted no evaluation is accepted. Those that run go on: each is bounded by its `limits.output`.
 
 `UploadBudget` bounds the bytes of all forms that arrive or that evaluations still need. Only
 received bytes count. An announced length is checked but not reserved: otherwise a client that

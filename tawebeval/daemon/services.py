@@ -6,7 +6,7 @@ import atexit
 import errno
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,15 @@ from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, Logger
 
 from tawebeval import __version__
-from tawebeval.archive.recorder import DiskArchive
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.process_setup import ShutdownSignals, find_unreadable_import_directories
 from tawebeval.daemon.startup import StartupChecks
+from tawebeval.deferreds import run_in_background
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.restart import RecoveredEvaluations
+from tawebeval.evaluations.rows import EvaluationRow
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.ownership import get_user_name
 from tawebeval.linux.privileges import Privileges
@@ -73,17 +73,15 @@ class EvaluationService(Service):
         repositories: RepositoryCache,
         callbacks: CallbackQueue,
         context: EvaluationContext,
-        found: RecoveredEvaluations,
+        rows: Sequence[EvaluationRow],
         uploads: Path,
-        archive: DiskArchive | None = None,
     ) -> None:
         self.registry = registry
         self.repositories = repositories
         self.callbacks = callbacks
         self.context = context
-        self._found = found
+        self._rows = rows
         self._uploads = uploads
-        self.archive = archive
         self.exit_status = 0  # of the process
 
     def startService(self) -> None:
@@ -96,47 +94,27 @@ class EvaluationService(Service):
         super().startService()
 
     def _restore_evaluations(self) -> None:
-        self._open_archive()
-        keeper = self.context.run_keeper
-        if keeper is not None:
-            keeper.client.attach(self.context.clock, self._on_keeper_lost)
-            self.registry.restore_evaluations(
-                self._found, self._uploads, self.repositories.resume_checkout
+        context, registry = self.context, self.registry
+        assert context.store is not None, "the daemon has one"
+        # Also above the numbers of evaluations that are gone.
+        now = int(context.read_wall_clock() * 1000)
+        registry.records.last_sequence_number = max(context.store.last_sequence_number, now)
+        registry.restore_evaluations(
+            self._rows,
+            context.store.load_callbacks(),
+            self._uploads,
+            self.repositories.resume_checkout,
+        )
+        self._rows = ()
+        if context.archive is not None:
+            run_in_background(
+                context.archive.start(registry.is_live), log, "defect: the archive cannot start"
             )
-        self._found = RecoveredEvaluations()
-        if self.archive is not None:
-            self.archive.discard_orphaned_recordings()
-
-    def _open_archive(self) -> None:
-        """Open the archive; new evaluations come after archived ones in lists."""
-        if self.archive is not None:
-            newest = self.archive.open()
-            # Also above the numbers of evaluations that were not archived.
-            now = int(self.context.read_wall_clock() * 1000)
-            self.registry.records.last_sequence_number = max(newest, now)
 
     @property
     def evaluations_outlast_daemon(self) -> bool:
         """Whether evaluations go on when the daemon ends."""
-        keeper = self.context.run_keeper
-        return keeper is not None and keeper.client.is_alive
-
-    def _on_keeper_lost(self) -> None:
-        self.registry.refuse_evaluations()
-        # A process that ends closes its connections first.
-        self.context.clock.callLater(_KEEPER_END, self._stop_without_keeper)
-
-    def _stop_without_keeper(self) -> None:
-        """Stop, after clients have read what is left: systemd starts the keeper and the daemon."""
-        if self.evaluations_outlast_daemon:
-            self.registry.hand_over_evaluations()
-            log.error("stopping: the connection to the keeper of evaluators is lost")
-        else:
-            what = "the keeper of evaluators has ended, and with the keeper all evaluators"
-            log.error("stopping: {what}", what=what)
-            self.registry.end_lost_runs()
-        self.exit_status = 1
-        self.context.clock.stop()
+        return False
 
     def stopService(self) -> Deferred[bool]:
         """Drain for `service.drain` seconds; return whether evaluations were running or queued."""
@@ -147,9 +125,7 @@ class EvaluationService(Service):
         if self.evaluations_outlast_daemon:
             self.registry.hand_over_evaluations()
             await self.repositories.close()
-            await self._close_archive()
-            if self.context.run_keeper is not None:
-                self.context.run_keeper.client.ignore_connection_loss()
+            await self._close_store()
             return False
         self.callbacks.start_last_attempts()
         had_any = await self.registry.drain_and_close(
@@ -157,12 +133,14 @@ class EvaluationService(Service):
         )
         await self.repositories.close()
         await self.callbacks.close()
-        await self._close_archive()
+        await self._close_store()
         return had_any
 
-    async def _close_archive(self) -> None:
-        if self.archive is not None:
-            await self.archive.close()
+    async def _close_store(self) -> None:
+        if self.context.archive is not None:
+            self.context.archive.close()
+        if self.context.store is not None:
+            await self.context.store.close()
 
     def kill_all_evaluations(self) -> None:
         """Kill all evaluations and give up all webhook deliveries."""

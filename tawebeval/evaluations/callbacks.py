@@ -75,9 +75,7 @@ class EvaluationCallbacks:
     def _keep(self, callback: CallbackRecord, name: str, document: bytes) -> None:
         """Keep a callback and its document for another process of the daemon."""
         if self._store is not None:
-            pending = PendingCallback(
-                callback.url, callback.caller, callback.webhook_id, document
-            )
+            pending = PendingCallback(callback.url, callback.caller, callback.webhook_id, document)
             self._store.save_callback(name, pending)
 
     def _drop(self, name: str) -> None:

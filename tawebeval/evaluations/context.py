@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import attrs
 from twisted.internet.defer import Deferred, DeferredQueue
 
+from tawebeval.archive.archive import EvaluationArchive
 from tawebeval.config import Configuration
 from tawebeval.core.budget import EventDiskBudget
 from tawebeval.core.checkout import Checkout
@@ -17,7 +18,6 @@ from tawebeval.core.counters import EvaluationCounters
 from tawebeval.core.event_log import EventMemory
 from tawebeval.core.form import Repository
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, RetryQueue, WorkerThreads
-from tawebeval.evaluations.archive import EvaluationArchive, NoArchive
 from tawebeval.evaluations.eventlog import EventFiles
 from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.store import EvaluationStore
@@ -90,7 +90,7 @@ class EvaluationContext:
     read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     free_quota_directories: DeferredQueue[Path] | None = None  # None without quotas
     counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)
-    archive: EvaluationArchive = attrs.field(factory=NoArchive)
+    archive: EvaluationArchive | None = None
     cleanup_queue: RetryQueue = attrs.field(
         default=attrs.Factory(lambda self: RetryQueue(self.worker_threads), takes_self=True)
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import attrs
+import msgspec
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.budget import SharedUpload
@@ -27,7 +27,6 @@ from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.webhooks.callback import CallbackRecord
-
 
 STDERR_TAIL_BYTES = 8 * 1024
 """Bytes of stderr that are kept, and bytes of UTF-8 that are shown (docs/evaluators.md)."""
@@ -53,6 +52,19 @@ class RunResult:
         # U+FFFD is longer than the byte that it replaces.
         shown = self.stderr_tail.decode("utf-8", "replace").encode()
         return take_tail(shown, STDERR_TAIL_BYTES).decode()
+
+
+class ArchivedRow(msgspec.Struct, omit_defaults=True):
+    """The archived part of an evaluation whose events are in the archive.
+
+    `file_bytes` are the bytes of its files on the disk, `listing_entry` is JSON, as lists show the
+    evaluation, `archived_time` in seconds since the epoch.
+    """
+
+    archived_time: float
+    file_bytes: int
+    event_count: int
+    listing_entry: bytes = b""
 
 
 @attrs.define(eq=False)

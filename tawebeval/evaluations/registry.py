@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 from twisted.logger import Logger
 
+from tawebeval.archive.archive import EndedEvaluation, StoredEvaluation
 from tawebeval.core.budget import SharedUpload
 from tawebeval.core.evaluation_lists import DAEMON_START_ID_BYTES
 from tawebeval.core.event_log import EventLog
@@ -30,7 +33,7 @@ from tawebeval.evaluations.archive_reader import ArchiveReader
 from tawebeval.evaluations.callbacks import EvaluationCallbacks
 from tawebeval.evaluations.cleanup import clean_up
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.details import EvaluationDetails
+from tawebeval.evaluations.details import ArchivedRow, EvaluationDetails
 from tawebeval.evaluations.event_requests import EventRequests
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.lister import EvaluationLister
@@ -40,13 +43,14 @@ from tawebeval.evaluations.restoring import (
     ResumeCheckout,
     load_details,
     make_row,
+    read_all_events,
     restore_events,
     resume_run,
 )
 from tawebeval.evaluations.rows import EvaluationRow, PendingCallback
 from tawebeval.evaluations.shutdown import EvaluationDrain
 from tawebeval.evaluations.starting import begin_again, enter_queue
-from tawebeval.evaluations.status import build_status
+from tawebeval.evaluations.status import build_listing_entry, build_status
 from tawebeval.evaluations.submission_store import RerunnableSubmission, SubmissionStore
 from tawebeval.evaluations.submitted_files import read_submitted_files
 from tawebeval.evaluations.timestamps import format_rfc3339_time
@@ -94,9 +98,9 @@ class EvaluationRegistry:
         self.run_queue = self._admission.run_queue
         # Evaluations with a process or a directory left, also those without a record.
         self._alive: dict[str, EvaluationRecord] = {}
-        self.subscriptions: set[Subscription] = set()
-        self._drain = EvaluationDrain(self._alive, self.records, self.subscriptions, self._clock)
-        self.archived = ArchiveReader(context.archive)
+        subscriptions: set[Subscription] = set()
+        self._drain = EvaluationDrain(self._alive, self.records, subscriptions, self._clock)
+        self.archived = ArchiveReader(context.archive, context.store)
         self.events = EventRequests(
             self.records,
             self._drain,
@@ -104,7 +108,7 @@ class EvaluationRegistry:
             lambda: context.configuration.buffers.max_page_bytes,
             self._started,
             self._on_stream_left,
-            self.subscriptions,
+            subscriptions,
         )
         start_id = context.generate_random_bytes(DAEMON_START_ID_BYTES).hex()
         self.lister = EvaluationLister(self.records, self.archived, start_id)
@@ -326,7 +330,36 @@ class EvaluationRegistry:
         """Archive an evaluation that has ended, if there is an archive, and perhaps remove it."""
         evaluation, archive = record.evaluation, self.context.archive
         if archive is not None:
-            await archive.store_evaluation(evaluation, make_row(evaluation))
+            details = evaluation.details
+            entry = build_listing_entry(details)
+
+            async def save_row(stored: StoredEvaluation) -> None:
+                details.archived = ArchivedRow(
+                    self.context.read_wall_clock(),
+                    stored.file_bytes,
+                    stored.event_count,
+                    orjson.dumps(entry),
+                )
+                evaluation.save()
+                if self.context.store is not None:
+                    await self.context.store.flush()
+
+            end_document = {
+                "status": build_status(evaluation, None),
+                "entry": entry,
+                "sequence_number": details.sequence_number,
+            }
+            workspace = evaluation.workspace if details.has_kept_submission else None
+            await archive.store_evaluation(
+                EndedEvaluation(
+                    details.identifier,
+                    details.caller,
+                    end_document,
+                    partial(read_all_events, evaluation),
+                    workspace,
+                ),
+                save_row,
+            )
             evaluation.events.keeps_files = False
             evaluation.events.free_discarded_files()
         self._remove_if_unused(record)
@@ -428,6 +461,10 @@ class EvaluationRegistry:
             record.evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
             await record.evaluation.cleanup_event.wait()
 
+    def is_live(self, identifier: str) -> bool:
+        """Return whether an evaluation is not only archived."""
+        return identifier in self._alive or identifier in self.records
+
     # Status and lists
 
     def get_status(self, identifier: str, caller: str = "") -> dict[str, Any]:
@@ -443,8 +480,7 @@ class EvaluationRegistry:
     # Housekeeping and shutdown
 
     def expire_evaluations(self) -> None:
-        """Forget evaluations that no client asks for. To be called about once a second.
-        """
+        """Forget evaluations that no client asks for. To be called about once a second."""
         settings = self.context.configuration.evaluations
         for record in self.records.find_abandoned_evaluations(settings.abandon_after_seconds):
             record.evaluation.stop_as_abandoned()

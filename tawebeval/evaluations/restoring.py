@@ -7,7 +7,7 @@ gone, the evaluation ends by its exit status, or else as lost, after all that it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -17,14 +17,16 @@ from twisted.logger import Logger
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.event_log import StdoutChanged
-from tawebeval.core.events import EventBatch
+from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.results import ResultSummary
+from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.cleanup import conclude_in_background
 from tawebeval.evaluations.context import RunSlots
 from tawebeval.evaluations.details import EvaluationDetails
+from tawebeval.evaluations.eventlog import read_ended_evaluation
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import LOST_EVENT
 from tawebeval.evaluations.rows import EvaluationRow, RunRow
@@ -103,7 +105,7 @@ def _dump_limits(limits: LimitSettings) -> dict[str, object]:
     return found
 
 
-def load_details(row: EvaluationRow, upload_directory: Path) -> EvaluationDetails:
+def load_details(row: EvaluationRow, upload_directory: Path | None) -> EvaluationDetails:
     """Return the details in a row; the state is QUEUED for what waits or was being fetched."""
     has_ended, results = row.state.has_ended, row.packed_result_summary
     return EvaluationDetails(
@@ -150,6 +152,29 @@ def restore_events(evaluation: Evaluation, row: EvaluationRow) -> None:
     event_log.mark_end()
     event_log.acknowledge(min(row.begin_cursor, event_log.end_cursor))
     evaluation.count_event_bytes()
+
+
+def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
+    """Yield all events of an evaluation that has ended, also discarded ones. Blocks.
+
+    Raises: OSError; StdoutChanged.
+    """
+    details = evaluation.details
+    final = EventBatch(1, details.failure_event) if details.failure_event else EMPTY_BATCH
+    time_ms = int(details.state_times["ended"] * 1000)
+    if evaluation.events.stdout is None:
+        ring = EventRing()
+        ring.append_batch(final, time_ms)
+        yield ring
+        return
+    yield from read_ended_evaluation(
+        evaluation.workspace.output_directory,
+        evaluation.events.stdout.markers,
+        final,
+        time_ms,
+        max_value=evaluation.limits.data_value,
+        max_file=evaluation.limits.file,
+    )
 
 
 def resume_run(

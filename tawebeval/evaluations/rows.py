@@ -13,7 +13,7 @@ from tawebeval.core.checkout import Commit
 from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.details import RunResult
+from tawebeval.evaluations.details import ArchivedRow, RunResult
 from tawebeval.sandbox.base import RunnerStatus
 from tawebeval.sandbox.environments import Environment
 from tawebeval.webhooks.callback import CallbackRecord
@@ -38,19 +38,6 @@ class RunRow(msgspec.Struct, omit_defaults=True):
     deadline: float | None
     sandbox_description: dict[str, Any] = {}
     quota_directory: str | None = None
-
-
-class ArchivedRow(msgspec.Struct, omit_defaults=True):
-    """The archived part of an evaluation whose events are in the archive.
-
-    `file_bytes` are the bytes of its files on the disk, `listing_entry` is JSON, as lists show the
-    evaluation, `archived_time` in seconds since the epoch.
-    """
-
-    archived_time: float
-    file_bytes: int
-    event_count: int
-    listing_entry: bytes = b""
 
 
 class EvaluationRow(msgspec.Struct, omit_defaults=True):

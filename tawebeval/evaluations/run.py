@@ -122,8 +122,8 @@ class Run(ProcessProtocol):
 
     - `on_new_events()` is called when the log has new events, `on_change()` when `failure` is set
       by a stop, and when the run waits to be begun again, or was.
-    - `deadline`: the end of the time (`RunClock`) of a run that an earlier process of the daemon has
-      begun. Its stdout goes on, its stderr is delivered again.
+    - `deadline`: the end of the time (`RunClock`) of a run that an earlier process of the daemon
+      has begun. Its stdout goes on, its stderr is delivered again.
     """
 
     failure: EvaluationFailure | None = None
@@ -150,10 +150,9 @@ class Run(ProcessProtocol):
         self._on_new_events = on_new_events
         self._on_change = on_change
         seconds = sandboxed.limits.wall_clock
-        now = context.clock.seconds()
-        self.clock = RunClock(
-            context.clock, seconds, self._on_timeout, now + seconds if deadline is None else deadline
-        )
+        if deadline is None:
+            deadline = context.clock.seconds() + seconds
+        self.clock = RunClock(context.clock, seconds, self._on_timeout, deadline)
         self._stderr, self._stderr_bytes = b"", 0
         self._output_bytes = stdout.stdout_bytes + stdout.file_bytes
         self._kill: IDelayedCall | None = None
@@ -190,7 +189,7 @@ class Run(ProcessProtocol):
         """Connect the started process, a `ProcessTransport`."""
         self._process = transport
         self.sandboxed.set_first_process(transport)
-        super().makeConnection(transport)  # type: ignore[no-untyped-call]
+        super().makeConnection(transport)
 
     def connectionMade(self) -> None:
         """Start the clock, and have the limits checked until the end."""
@@ -320,7 +319,7 @@ class Run(ProcessProtocol):
         self._flush = self._turn = None
         if isinstance(error, OSError):
             words = "{evaluation}: the files of events cannot be written: {error}"
-            log.error(words, evaluation=self._details.log_name, error=error)  # noqa: TRY400
+            log.error(words, evaluation=self._details.log_name, error=error)
             what = f"the daemon could not write the evaluation's events: {error.strerror}"
             self.stop(EvaluationFailure("lost", f"{what}; submit again"))
         else:

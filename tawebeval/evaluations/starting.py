@@ -6,10 +6,8 @@ and none waits in between: a thousand evaluations may run at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import attrs

@@ -356,6 +356,7 @@ class ProcessTransport(StdoutProducer, Protocol):
     """
 
     pid: int
+    start_time: int
     resource_usage: struct_rusage | None
 
     @property

@@ -28,7 +28,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.archive_reader import read_archived_or_raise
 from tawebeval.evaluations.filters import is_filter_parameter
-from tawebeval.evaluations.status import format_rfc3339_time
+from tawebeval.evaluations.timestamps import format_rfc3339_time
 from tawebeval.sandbox.environments import list_environments
 from tawebeval.web import static_files
 from tawebeval.web.access_log import RouteTable, decode_path
@@ -98,7 +98,7 @@ def make_app(context: WebContext) -> Klein:
         if identifier is None:
             identifier = registry.accept_form(await form.wait_until_stored(), caller)
             request.form = None  # from now on its files are the evaluation's
-            await registry.wait_until_persisted()
+            await registry.wait_until_stored(identifier)
         set_headers(request, {b"Location": f"{base_path}/evaluation/{identifier}".encode()})
         return prepare_json_response(request, make_evaluate_response(identifier))
 

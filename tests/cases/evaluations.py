@@ -1,4 +1,4 @@
-"""Base cases of the tests of `tawebeval.evaluations`: an evaluation, a run, a pump, a registry."""
+"""Base cases of the tests of `tawebeval.evaluations`: an evaluation, a run, a registry."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
-from tawebeval.core.budget import RingBudget
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.event_log import EventLog
 from tawebeval.core.events import EventBatch
-from tawebeval.core.fileblock import FileReference
 from tawebeval.core.form import pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import EventPage
-from tawebeval.core.ring import EventRing
-from tawebeval.core.segi import SegiParser
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure, RequestError
 from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.eventlog import RecordedStdout
+from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.reading import EvaluationEvents
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.run import EvaluatorRun
-from tawebeval.evaluations.stdout_pump import StdoutPump
+from tawebeval.evaluations.run import Run
+from tawebeval.evaluations.starting import enter_queue
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.base import EvaluatorExit
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.web.events import EventPoll
-from tests.cases.strategies import MARKERS, Event, classify, decode
+from tests.cases.strategies import MARKERS, decode
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.children import FakeChild
+from tests.fakes.files import MemoryEventFiles
 from tests.fakes.gates import Gate
 from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import (
+    OID,
+    TREE,
     IdleThreads,
-    InlineThreads,
-    TurnClock,
     World,
     answer,
     make_request,
@@ -65,7 +65,6 @@ class EvaluationTestCase(SynchronousTestCase):
     configuration = Configuration(
         evaluations=EvaluationSettings(environment_variables={"TZ": "UTC", "LANG": "it"}),
         limits=LimitSettings(wall_clock=10),
-        buffers=EventBufferSettings(max_evaluation_bytes=1024),
     )
 
     def setUp(self) -> None:
@@ -92,7 +91,11 @@ class EvaluationTestCase(SynchronousTestCase):
         (upload / "submission" / "source").mkdir(parents=True)
         (upload / "submission" / "source" / "solution.py").write_text("print()")
         details = EvaluationDetails("some", pack_request(make_request(**changes)), 7, upload)
-        return Evaluation(details, Workspace(self.root / "some"), self.world.context())
+        context = self.world.context()
+        events = EvaluationEvents(
+            EventLog(context.event_memory), "", details.log_name, context.segment_loader
+        )
+        return Evaluation(details, Workspace(self.root / "some"), context, events)
 
     def reserve_queue_place(self, name: str, caller: str) -> None:
         """Count reserved turns."""
@@ -108,7 +111,7 @@ class EvaluationTestCase(SynchronousTestCase):
 
     def begin(self) -> None:
         """Begin the evaluation, with this case as its queue."""
-        self.evaluation.enter_queue(self)
+        enter_queue(self.evaluation, self)
 
     def write_file(self) -> bytes:
         """Write a file as the evaluator may; return the block that names it."""
@@ -123,7 +126,8 @@ class EvaluationTestCase(SynchronousTestCase):
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the events, as clients will see them."""
-        batch = self.evaluation.ring.read_events(self.evaluation.ring.begin_cursor, 10**9)
+        events = self.evaluation.events
+        batch = events.read_now(events.log.begin_cursor, 10**9)
         return [json.loads(line) for line in batch.lines.splitlines()]
 
     def assert_over(
@@ -135,7 +139,7 @@ class EvaluationTestCase(SynchronousTestCase):
         """
         self.world.turn()
         self.assertTrue(self.evaluation.cleanup_event.is_set)
-        self.assertTrue(self.evaluation.ring.has_ended)
+        self.assertTrue(self.evaluation.events.log.has_ended)
         self.assertIs(self.evaluation.details.state, state)
         self.assertTrue(state.has_ended)
         self.assertEqual(list(self.root.iterdir()), [])
@@ -156,148 +160,72 @@ class EvaluationTestCase(SynchronousTestCase):
 
 
 class RunTestCase(SynchronousTestCase):
-    """A run, its child and its ring; `capacity` is when the ring is full."""
+    """A run of the limits `limits`, its child, its log of events and its files in memory."""
 
-    capacity = 2**40
     limits = LimitSettings(wall_clock=10, output=100_000)
 
     def setUp(self) -> None:
-        self.clock = Clock()
-        self.ring = EventRing()
-        budget = RingBudget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call))
+        self.world = World(
+            configuration=Configuration(
+                evaluations=EvaluationSettings(kill_grace_seconds=GRACE), limits=self.limits
+            )
+        )
+        self.clock = self.world.clock
         self.orphans = Gate()
-        self.file: Deferred[bytes] = Deferred()  # of one that the evaluator names
-        self.held: list[bool] = []
-        self.pump = StdoutPump(
-            self.clock,
-            SegiParser(MARKERS),
-            self.ring,
-            budget.allocate_ring(on_room=lambda: self.pump.on_ring_has_room()),
-            self,
+        self.files = MemoryEventFiles()
+        self.log = EventLog(self.world.memory)
+        self.stdout = RecordedStdout(
+            self.log,
+            self.files,  # type: ignore[arg-type]
+            MARKERS,
+            self.clock.seconds,
+            max_value=self.limits.data_value,
+            max_file=self.limits.file,
         )
         self.sandboxed = FakeSandboxedRun(
             self.limits, Workspace(Path("/some")).make_unsandboxed_view(), self.orphans
         )
-        self.evaluator_run = EvaluatorRun(
-            self.clock, self.pump, GRACE, self.sandboxed, InlineThreads()
+        self.changes = self.batches = 0
+        self.run_ = self.make_run()
+        self.child = FakeChild(self.clock, self.run_)
+        self.run_.makeConnection(self.child)
+
+    def make_run(self, deadline: float | None = None) -> Run:
+        """Return a run that is not connected."""
+        details = EvaluationDetails("some", pack_request(make_request()), 7, None)
+        return Run(
+            self.world.context(),
+            details,
+            Checkout(Commit(OID, TREE), Path("/"), lambda: None),
+            self.sandboxed,  # type: ignore[arg-type]
+            self.stdout,
+            self.on_new_events,
+            self.on_change,
+            deadline,
         )
-        self.child = FakeChild(self.clock, self.evaluator_run)
-        self.evaluator_run.makeConnection(self.child)
 
     def on_new_events(self) -> None:
-        """Do nothing."""
+        """Count."""
+        self.batches += 1
 
-    def on_lost_events(self) -> None:
-        """Pass on that events are lost, as an evaluation does."""
-        self.evaluator_run.on_lost_events()
-
-    def read_referenced_file(self, wanted: FileReference) -> Deferred[bytes]:
-        """Let the test supply the file."""
-        return self.file
-
-    def on_pause_change(self, paused: bool) -> None:
-        """Pass on that the ring is full, or is not any more, as an evaluation does."""
-        self.held.append(paused)
-        self.evaluator_run.set_clock_paused(paused)
+    def on_change(self) -> None:
+        """Count."""
+        self.changes += 1
 
     def turn(self) -> None:
         """Let happen what is due now."""
         self.clock.pump([0] * 3)
 
     def text(self) -> str:
-        """Return what is in the ring, which is text."""
-        batch: EventBatch = self.ring.read_events(self.ring.begin_cursor, 10**9)
+        """Return the events, which are text."""
+        batch: EventBatch = self.log.read_events(self.log.begin_cursor, 10**9)
         return "".join(str(event) for event in decode(batch))
 
     def assert_over(self, status: int | None = None, number: int | None = None) -> None:
         """Hold that the run has ended so, and that nothing of it is left to happen."""
         self.turn()
-        self.assertTrue(self.evaluator_run.run_ended.is_set)
-        self.assertEqual(self.evaluator_run.exit_status, EvaluatorExit(status, number))
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-
-
-class FakeProducer:
-    """A producer that keeps the calls of `pauseProducing` and `resumeProducing`."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    @property
-    def paused(self) -> bool:
-        """Whether stdout is not read now."""
-        return self.calls[-1:] == ["pause"]
-
-    def pauseProducing(self) -> None:
-        self.calls.append("pause")
-
-    def resumeProducing(self) -> None:
-        self.calls.append("resume")
-
-
-class PumpTestCase(SynchronousTestCase):
-    """A pump; the test supplies the `files` that it asks for."""
-
-    capacity = 2**40
-    max_value, max_file = 1000, 1000
-
-    def setUp(self) -> None:
-        self.clock = TurnClock()
-        self.ring = EventRing()
-        self.budget = RingBudget(
-            2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call)
-        )
-        self.share = self.budget.allocate_ring(on_room=lambda: self.pump.on_ring_has_room())
-        self.changes = 0
-        self.held: list[bool] = []
-        self.loss_counts_by_reason = 0
-        self.files: list[tuple[FileReference, Deferred[bytes]]] = []
-        self.producer = FakeProducer()
-        self.pump = StdoutPump(
-            self.clock,
-            SegiParser(MARKERS, max_value=self.max_value, max_file=self.max_file),
-            self.ring,
-            self.share,
-            self,
-        )
-        self.pump.start(self.producer)
-
-    def on_new_events(self) -> None:
-        """Count that there are new events."""
-        self.changes += 1
-
-    def on_pause_change(self, paused: bool) -> None:
-        """Note that the ring is full, or is not any more."""
-        self.held.append(paused)
-
-    def read_referenced_file(self, wanted: FileReference) -> Deferred[bytes]:
-        """Let the test supply the file."""
-        content: Deferred[bytes] = Deferred()
-        self.files.append((wanted, content))
-        return content
-
-    def on_lost_events(self) -> None:
-        """Count defects."""
-        self.loss_counts_by_reason += 1
-
-    def turn(self, count: int = 1) -> None:
-        """Let so many turns of the reactor pass."""
-        self.clock.turn(count)
-
-    def read_all(self) -> None:
-        """Discard all events, as a reader does who has them."""
-        self.ring.acknowledge(self.ring.end_cursor)
-        self.pump.on_acknowledge()
-
-    def events(self) -> list[Event]:
-        """Return the events in the ring."""
-        return classify(decode(self.ring.read_events(self.ring.begin_cursor, 10**9)))
-
-    def end(self) -> None:
-        """End stdout, and hold that all is done then."""
-        self.assertFalse(self.pump.output_stored_event.is_set)
-        self.pump.on_stdout_end()
-        self.assertTrue(self.pump.output_stored_event.is_set)
+        self.assertTrue(self.run_.run_ended.is_set)
+        self.assertEqual(self.run_.exit_status, EvaluatorExit(status, number))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
@@ -306,15 +234,13 @@ class RegistryTestCase(SynchronousTestCase):
 
     configuration = Configuration(
         evaluations=EvaluationSettings(abandon_after_seconds=900, max_pause_seconds=10**6),
-        buffers=EventBufferSettings(max_evaluation_bytes=4096, max_page_bytes=1024),
+        buffers=EventBufferSettings(max_page_bytes=1024),
     )
     running, queued = 2, 2
     own = (0, 0)  # of each caller, that run and that wait
 
     def setUp(self) -> None:
-        self.world = World(
-            configuration=self.configuration, threads=IdleThreads(), running=self.running
-        )
+        self.world = World(configuration=self.configuration, threads=IdleThreads())
         self.registry = self.make()
         self.addCleanup(self.end_all)
 
@@ -365,7 +291,7 @@ class RegistryTestCase(SynchronousTestCase):
 
     def page(self, identifier: str, after: str | None = None) -> dict[str, Any]:
         """Return a page, as clients see it."""
-        return self.decode(self.registry.read_page(identifier, after))
+        return self.decode(self.registry.events.read_page_now(identifier, after))
 
     def decode(self, page: EventPage) -> dict[str, Any]:
         """Return a page as clients see it: payloads only, for text."""
@@ -406,4 +332,4 @@ class RegistryTestCase(SynchronousTestCase):
         """Hold that these cursors, or any one, are refused so."""
         for cursor in cursors or (None, "", "0", "1"):
             with self.assertRaises(error):
-                self.registry.read_page(identifier, cursor)
+                self.registry.events.read_page_now(identifier, cursor)
