@@ -45,6 +45,7 @@ from tawebeval.core.segi import Markers, SegiParser
 
 _READ = 64 * 1024
 _PUNCHED = 1024 * 1024  # bytes that are punched out at once, at least
+_REMOVED = 500  # files that are removed at once, at most
 _MAX_STDOUT = 1024 * 1024  # bytes from which a segment ends, also with few events or none
 _MARK = struct.Struct("<QQQ")
 _NO_FLUSH, _LAST = 2**64 - 1, 2**64 - 2  # in place of where a flush was
@@ -76,33 +77,44 @@ class EventFiles:
         self._directory = directory
         directory.mkdir(exist_ok=True)
         (directory / "files").mkdir(exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._stdout = os.open(directory / "stdout", flags, 0o600)
-        self._marks = os.open(directory / "marks", flags, 0o600)
-        self._segments = os.open(directory / "segments", flags | os.O_APPEND, 0o600)
+        self._descriptors: dict[str, int] = {}
         self._punched = 0
         self._removed_files = 0
 
     def close(self) -> None:
-        """Close the files."""
-        for descriptor in (self._stdout, self._marks, self._segments):
-            os.close(descriptor)
+        """Close the files; the next use opens them again. No thread may use them."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def _open(self, name: str) -> int:
+        """Return the descriptor of a file, which is opened when it is used first."""
+        if name not in self._descriptors:
+            append = os.O_APPEND if name == "segments" else 0
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | append
+            opened = os.open(self._directory / name, flags, 0o600)
+            if self._descriptors.setdefault(name, opened) != opened:
+                os.close(opened)  # another thread was faster
+        return self._descriptors[name]
 
     @property
     def stdout_size(self) -> int:
         """Bytes of stdout."""
-        return os.fstat(self._stdout).st_size
+        return os.fstat(self._open("stdout")).st_size
 
     def read_stdout(self, begin: int, end: int) -> bytes:
         """Return bytes of stdout; fewer if the file is shorter."""
-        return os.pread(self._stdout, end - begin, begin)
+        return os.pread(self._open("stdout"), end - begin, begin)
+
+    def has_room_to_free(self, stdout_bytes: int, file_count: int) -> bool:
+        """Return whether `punch_stdout` or `remove_files` has something to do."""
+        return stdout_bytes - self._punched >= _PUNCHED or file_count > self._removed_files
 
     def punch_stdout(self, before: int) -> None:
         """Give back the blocks before a place in stdout, in steps of at least 1 MiB."""
         if before - self._punched >= _PUNCHED:
             mode, offset, size = _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(before)
             # A file system without holes keeps the bytes until the evaluation is removed.
-            _libc.fallocate(self._stdout, mode, offset, size)
+            _libc.fallocate(self._open("stdout"), mode, offset, size)
             self._punched = before
 
     def write_mark(self, number: int, mark: Mark) -> None:
@@ -110,13 +122,14 @@ class EventFiles:
         flushed = _LAST if mark.is_last else mark.flushed_at
         flushed = _NO_FLUSH if flushed is None else flushed
         packed = _MARK.pack(mark.end_cursor, mark.time_ms, flushed)
-        if os.pwrite(self._marks, packed, number * _MARK.size) < len(packed):
+        if os.pwrite(self._open("marks"), packed, number * _MARK.size) < len(packed):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def read_marks(self, first: int, end: int | None = None) -> list[Mark]:
         """Return marks by their numbers, all from the first on without an `end`."""
-        size = os.fstat(self._marks).st_size if end is None else end * _MARK.size
-        content = os.pread(self._marks, max(0, size - first * _MARK.size), first * _MARK.size)
+        marks = self._open("marks")
+        size = os.fstat(marks).st_size if end is None else end * _MARK.size
+        content = os.pread(marks, max(0, size - first * _MARK.size), first * _MARK.size)
         whole = content[: len(content) // _MARK.size * _MARK.size]
         return [
             Mark(end_cursor, time_ms, None if flushed >= _LAST else flushed, flushed == _LAST)
@@ -127,14 +140,15 @@ class EventFiles:
         """Append the record of a segment that has ended."""
         packed = _pack(record)
         packed = _HEAD.pack(len(packed), zlib.crc32(packed)) + packed
-        if os.write(self._segments, packed) < len(packed):  # later records would be lost with it
+        if os.write(self._open("segments"), packed) < len(packed):
+            # Later records would be lost with it.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def read_segments(self) -> list[_SegmentRecord]:
         """Return the records of all segments; drop what was torn at the end of both files."""
-        size = os.fstat(self._marks).st_size
-        os.ftruncate(self._marks, size // _MARK.size * _MARK.size)
-        content = os.pread(self._segments, os.fstat(self._segments).st_size, 0)
+        marks, segments = self._open("marks"), self._open("segments")
+        os.ftruncate(marks, os.fstat(marks).st_size // _MARK.size * _MARK.size)
+        content = os.pread(segments, os.fstat(segments).st_size, 0)
         records, at = [], 0
         while len(content) - at >= _HEAD.size:
             length, checksum = _HEAD.unpack_from(content, at)
@@ -143,7 +157,7 @@ class EventFiles:
                 break
             records.append(_unpack(packed))
             at += _HEAD.size + length
-        os.ftruncate(self._segments, at)
+        os.ftruncate(segments, at)
         return records
 
     def store_file(self, number: int, content: bytes | str) -> None:
@@ -156,11 +170,12 @@ class EventFiles:
         partial.rename(self._directory / "files" / f"{number}.{name}")
 
     def remove_files(self, before: int) -> None:
-        """Remove the files that stdout named before the one of this number."""
-        for number in range(self._removed_files, before):
+        """Remove files that stdout named before the one of this number, some of them at once."""
+        end = min(before, self._removed_files + _REMOVED)
+        for number in range(self._removed_files, end):
             for name in ("read", "refused"):
                 (self._directory / "files" / f"{number}.{name}").unlink(missing_ok=True)
-        self._removed_files = max(self._removed_files, before)
+        self._removed_files = max(self._removed_files, end)
 
     def read_file(self, number: int) -> bytes | str | None:
         """Return what `store_file` has kept, None without it."""
@@ -428,8 +443,18 @@ class RecordedStdout:
             max_file=self._max_file,
         )
 
-    def discard(self, before_cursor: int) -> None:
-        """Discard acknowledged events, with their part of stdout and their files. Blocks."""
-        self.log.acknowledge(before_cursor)
+    @property
+    def has_discarded_files(self) -> bool:
+        """Whether `free_discarded_files` has something to do."""
+        return self._files.has_room_to_free(
+            self.log.discarded_stdout_bytes, self.log.discarded_files
+        )
+
+    def free_discarded_files(self) -> None:
+        """Give back some of the room of discarded events: stdout, and files named there. Blocks."""
         self._files.remove_files(self.log.discarded_files)
         self._files.punch_stdout(self.log.discarded_stdout_bytes)
+
+    def close_files(self) -> None:
+        """Close the files; the next use opens them again. No thread may use them."""
+        self._files.close()

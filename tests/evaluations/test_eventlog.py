@@ -95,7 +95,13 @@ class LogMachine(RuleBasedStateMachine):
         )
         for _ in self.recorded.restore():
             pass
-        self.recorded.discard(self.acknowledged)
+        self.discard()
+
+    def discard(self) -> None:
+        """Discard what is acknowledged."""
+        self.recorded.log.acknowledge(self.acknowledged)
+        while self.recorded.has_discarded_files:
+            self.recorded.free_discarded_files()
 
     def read(self, cursor: int, max_bytes: int) -> list[bytes]:
         """Return events after a cursor, with their times."""
@@ -161,7 +167,7 @@ class LogMachine(RuleBasedStateMachine):
     def acknowledge(self, part: float) -> None:
         """Acknowledge events up to any cursor."""
         self.acknowledged += int(part * (len(self.seen) - self.acknowledged))
-        self.recorded.discard(self.acknowledged)
+        self.discard()
 
     @rule(
         torn_mark=st.sampled_from([b"", b"torn"]),
@@ -187,6 +193,7 @@ class PropertyTests(SynchronousTestCase):
         for name, size in SMALL_STEPS.items():
             self.patch(segi, name, size)
         self.patch(eventlog, "_PUNCHED", 1)
+        self.patch(eventlog, "_REMOVED", 2)
         self.patch(eventlog, "_MAX_STDOUT", 300)
         self.patch(event_log, "MIN_SEGMENT_BYTES", 100)
         self.patch(event_log, "MAX_SEGMENT_BYTES", 1000)
@@ -267,9 +274,9 @@ class ChangedStdoutTests(SynchronousTestCase):
             self.recorded.feed(self.files.read_stdout(begin, begin + 100))
             if self.recorded.awaited_file is not None:
                 self.recorded.answer_file(b"x" * 30)
-        self.recorded.discard(self.recorded.log.end_cursor - 20)
         for recorded in (self.recorded, self.restore()):
-            recorded.discard(self.recorded.log.end_cursor - 20)
+            recorded.log.acknowledge(self.recorded.log.end_cursor - 20)
+            recorded.free_discarded_files()
             evicted = recorded.log.begin_cursor
             segment = self.assertRaises(EventsEvicted, recorded.log.read_events, evicted, 1).segment
             recorded.log.load_segment(segment, recorded.parse_evicted_segment(segment))
@@ -295,7 +302,8 @@ class ChangedStdoutTests(SynchronousTestCase):
         for begin in range(500, 4_000_000, 65536):
             self.recorded.feed(self.files.read_stdout(begin, begin + 65536))
         before = (self.directory / "stdout").stat().st_blocks
-        self.recorded.discard(self.recorded.log.end_cursor - 1)
+        self.recorded.log.acknowledge(self.recorded.log.end_cursor - 1)
+        self.recorded.free_discarded_files()
         self.assertLess((self.directory / "stdout").stat().st_blocks, before / 4)
         lines = self.recorded.log.read_events(self.recorded.log.end_cursor - 1, 1).lines
         self.assertEqual(lines, b'{"type":"text","payload":"long line"}\n')
