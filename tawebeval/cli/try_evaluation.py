@@ -27,13 +27,11 @@ from tawebeval.core.form import (
     parse_submission_file,
 )
 from tawebeval.core.limits import ChosenLimits
-from tawebeval.core.pages import read_page
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.status import format_rfc3339_time
 from tawebeval.git.commits import TreeLimits
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
@@ -290,18 +288,21 @@ async def read_pages(
     A cancellation calls `on_cancel`, and reading goes on. `times` adds their times to the events.
     """
     after: str | None = None
-    ring, limit = evaluation.ring, 2**16
+    events, limit = evaluation.events, 2**16
     while True:
-        page = read_page(ring, after, limit, format_rfc3339_time if times else None)
-        if page.events.count:
+        begin = int(after or 0)
+        try:
+            batch = await events.read(begin, limit, with_times=times)
+            if not (batch.count or events.log.has_ended):
+                await events.change_condition.wait()
+                continue
+        except CancelledError:
+            on_cancel()
+            continue
+        page = events.make_page(after, batch)
+        if batch.count:
             yield parse_page(page.encode_json(), after)
-            ring.acknowledge(ring.begin_cursor + page.events.count)
-            evaluation.on_acknowledge()
+            events.acknowledge(begin + batch.count)
         if page.is_last_page:
             return
         after = page.end_cursor
-        if not page.events.count:
-            try:
-                await evaluation.change_condition.wait()
-            except CancelledError:
-                on_cancel()

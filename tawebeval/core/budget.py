@@ -184,7 +184,7 @@ class RingAllocation:
     bytes_outside_ring: int = 0
     is_full: bool = False
     is_archive_behind: bool = False
-    _is_limited: bool = True
+    _is_limited: bool = False
     _is_released: bool = False
 
     @property

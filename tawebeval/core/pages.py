@@ -1,4 +1,4 @@
-"""Pages and cursors: a ring as the API shows it (contract, section 3).
+"""Pages and cursors: the events of an evaluation as the API shows them.
 
 A cursor in the API is a string of decimal digits, or `ALL_RECEIVED_CURSOR`, or null. As a page's
 beginning, `null` is the beginning of all events; as a page's end, the end of all. The dummy end,
@@ -9,10 +9,10 @@ has received every event, so from then on no event needs to be kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import attrs
 
+from tawebeval.core.event_log import EventLog
 from tawebeval.core.events import EventBatch
 from tawebeval.core.ring import EventRing
 from tawebeval.errors import DiscardedCursor, InvalidCursor
@@ -74,7 +74,7 @@ def parse_cursor(text: str | None) -> str | None:
     return text
 
 
-def resolve_cursor(ring: EventRing, after_cursor: str | None, skip_count: int = 0) -> int:
+def resolve_cursor(log: EventLog | EventRing, after_cursor: str | None, skip_count: int = 0) -> int:
     """Return the sequence number `skip_count` events after a cursor.
 
     The cursor itself may precede discarded events. Raises DiscardedCursor if the result does, and
@@ -83,40 +83,23 @@ def resolve_cursor(ring: EventRing, after_cursor: str | None, skip_count: int = 
     begin = (
         0
         if after_cursor is None
-        else ring.end_cursor + 1
+        else log.end_cursor + 1
         if after_cursor == ALL_RECEIVED_CURSOR
         else int(after_cursor)
     )
     begin += skip_count
-    if begin > ring.end_cursor:
+    if begin > log.end_cursor:
         skipped = f" with skip: {skip_count}" if skip_count else ""
         raise InvalidCursor(
-            f"after: {after_cursor or ''!r}{skipped} is after the newest event, {ring.end_cursor}"
+            f"after: {after_cursor or ''!r}{skipped} is after the newest event, {log.end_cursor}"
         )
-    if begin < ring.begin_cursor:
-        raise DiscardedCursor(str(ring.begin_cursor))
+    if begin < log.begin_cursor:
+        raise DiscardedCursor(str(log.begin_cursor))
     return begin
 
 
-def read_page(
-    ring: EventRing,
-    after_cursor: str | None,
-    max_bytes: int,
-    format_time: Callable[[float], str] | None = None,
-) -> EventPage:
-    """Return the page that begins at `after_cursor`; discards nothing.
-
-    `max_bytes` bounds the events. With `format_time` each event has its time, on top of the bound.
-    Raises DiscardedCursor and InvalidCursor.
-    """
-    begin = resolve_cursor(ring, after_cursor)
-    if format_time is None:
-        events = ring.read_events(begin, max_bytes)
-    else:
-        events = ring.read_timed_events(begin, max_bytes, format_time)
-    end = begin + events.count
-    return EventPage(
-        after_cursor,
-        ALL_RECEIVED_CURSOR if ring.has_ended and end == ring.end_cursor else str(end),
-        events,
-    )
+def make_page(log: EventLog | EventRing, after_cursor: str | None, events: EventBatch) -> EventPage:
+    """Return the page with these events, which `log` has after a cursor that can be resolved."""
+    end = (0 if after_cursor is None else int(after_cursor)) + events.count
+    is_last = log.has_ended and end == log.end_cursor
+    return EventPage(after_cursor, ALL_RECEIVED_CURSOR if is_last else str(end), events)

@@ -37,7 +37,7 @@ from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.restart import RecoveredEvaluations, recover_evaluations
 from tawebeval.evaluations.run_keeper import RunKeeper
-from tawebeval.evaluations.status import format_rfc3339_time
+from tawebeval.evaluations.timestamps import format_rfc3339_time
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitRunner
 from tawebeval.git.commits import TreeLimits

@@ -246,7 +246,11 @@ class DaemonMetrics(Collector):
             "connections", "Connections that are open.", self.connection_limits.connection_count
         )
         yield _gauge("connections_limit", "Connections that may be.", limit)
-        yield _gauge("streams", "Streams of events.", len(self.evaluation_registry.subscriptions))
+        yield _gauge(
+            "streams",
+            "Streams of events.",
+            len(self.evaluation_registry.events.subscriptions),
+        )
 
     def _collect_callbacks(self) -> Iterator[Metric]:
         ended = {

@@ -7,20 +7,18 @@ evaluation changes nothing: any cursor can be read, any number of times.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import attrs
 import orjson
-from twisted.internet.defer import Deferred
-from twisted.logger import Logger
+from twisted.internet.defer import Deferred, succeed
 
 from tawebeval.archive.files import ArchiveFile
 from tawebeval.archive.index import ArchiveQuery, IndexedEvaluation
 from tawebeval.archive.store import RecordingEnd
 from tawebeval.core.evaluation_lists import ListEntry
-from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_error_event
+from tawebeval.core.events import EventBatch, encode_error_event
 from tawebeval.core.pages import (
     ALL_RECEIVED_CURSOR,
     EventPage,
@@ -29,14 +27,14 @@ from tawebeval.core.pages import (
     resolve_cursor,
 )
 from tawebeval.core.ring import EventRing
-from tawebeval.deferreds import Condition, run_in_background
-from tawebeval.errors import DamagedArchive, DiscardedCursor, EvaluationExpired, ServerBusy
+from tawebeval.errors import DamagedArchive, DiscardedCursor, EvaluationExpired
 from tawebeval.evaluations.archive import EvaluationArchive
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.filters import EvaluationFilter
-from tawebeval.evaluations.readers import ReaderConnection, Subscription, UnmeasuredConnection
-from tawebeval.evaluations.status import build_listing_entry, build_status, format_rfc3339_time
+from tawebeval.evaluations.reading import Subscription
+from tawebeval.evaluations.status import build_listing_entry, build_status
+from tawebeval.evaluations.timestamps import format_rfc3339_time
 
 _PIECE_BYTES = 64 * 1024  # bytes of events that a thread reads at once, for a stream
 _LOST_EVENT = encode_error_event(
@@ -46,8 +44,6 @@ _LOST_EVENT = encode_error_event(
 )
 
 T = TypeVar("T")
-
-log = Logger()
 
 
 def make_recording_end(evaluation: Evaluation) -> RecordingEnd:
@@ -111,20 +107,16 @@ def _matches_row(wanted: EvaluationFilter, row: IndexedEvaluation) -> bool:
 
 @attrs.define(eq=False)
 class ArchivedSubscription:
-    """The subscription of a stream to an archived evaluation, like `readers.Subscription`.
+    """The subscription of a stream to an archived evaluation, like `reading.Subscription`.
 
-    It has `event_count` events. A thread reads the next piece while the stream waits for events; in
-    between no file is open. At a damage the last event, with the last number, says so.
+    It has `event_count` events. A thread reads each piece; in between no file is open. At a damage
+    the last event, with the last number, says so.
     """
 
     read_cursor: int
     _event_count: int
     _read_piece: Callable[[int, bool], Awaitable[EventBatch | None]]
-    reader_connection: ReaderConnection = attrs.field(factory=UnmeasuredConnection)
     with_times: bool = False
-    _next: EventBatch | None = EMPTY_BATCH
-    _is_reading: bool = False
-    _was_read: Condition = attrs.field(factory=Condition)
 
     def __enter__(self) -> None:
         """Do nothing: no event is discarded."""
@@ -137,44 +129,24 @@ class ArchivedSubscription:
         """Whether all events were read."""
         return self.read_cursor == self._event_count
 
-    def read_events(self, max_bytes: int) -> EventBatch:
-        """Return the piece that was read last.
+    async def read_events(self, max_bytes: int) -> EventBatch:
+        """Return the next piece.
 
-        Raises: DiscardedCursor, if the evaluation cannot be read any more.
+        Raises: DiscardedCursor, if the evaluation cannot be read any more; ServerBusy.
         """
-        batch, self._next = self._next, EMPTY_BATCH
+        try:
+            batch = await self._read_piece(self.read_cursor, self.with_times)
+        except DamagedArchive:
+            self.read_cursor = self._event_count
+            return _LOST_EVENT
         if batch is None:
             raise DiscardedCursor(str(self._event_count))
         self.read_cursor += batch.count
-        if batch is _LOST_EVENT:
-            self.read_cursor = self._event_count
         return batch
 
     def wait_for_events(self) -> Deferred[None]:
-        """Have a thread read the next piece; the Deferred fires when it is there."""
-        waiter = self._was_read.wait()
-        if not self._is_reading:
-            self._is_reading = True
-            run_in_background(self._read(), log, "defect: an archived evaluation cannot be read")
-        return waiter
-
-    async def _read(self) -> None:
-        self._next = None
-        try:
-            with suppress(ServerBusy):
-                self._next = await self._read_piece(self.read_cursor, self.with_times)
-        except DamagedArchive:
-            self._next = _LOST_EVENT
-        finally:
-            self._is_reading = False
-            self._was_read.notify()
-
-    def note_events_written(self) -> None:
-        """Do nothing."""
-
-    def probe_client_if_evaluator_waits(self) -> bool:
-        """Return False: no evaluator waits."""
-        return False
+        """Return a Deferred that has fired: the next events are there."""
+        return succeed(None)
 
     def acknowledge(self, cursor: int) -> bool:
         """Return whether the events before `cursor` were sent."""

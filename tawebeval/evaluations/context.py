@@ -17,6 +17,7 @@ from tawebeval.core.counters import EvaluationCounters
 from tawebeval.core.form import Repository
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, RetryQueue, WorkerThreads
 from tawebeval.evaluations.archive import EvaluationArchive, NoArchive
+from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.run_keeper import RunKeeper
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.base import Sandbox
@@ -83,6 +84,9 @@ class EvaluationContext:
     read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     free_quota_directories: DeferredQueue[Path] | None = None  # None without quotas
     run_keeper: RunKeeper | None = None  # None if evaluations end with the daemon
+    segment_loader: SegmentLoader = attrs.field(
+        default=attrs.Factory(lambda self: SegmentLoader(self.worker_threads), takes_self=True)
+    )
     counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)
     archive: EvaluationArchive = attrs.field(factory=NoArchive)
     cleanup_queue: RetryQueue = attrs.field(

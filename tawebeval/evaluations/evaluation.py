@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
@@ -15,18 +15,20 @@ from twisted.logger import Logger
 from tawebeval.config import LimitSettings
 from tawebeval.core.budget import RingAllocation
 from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.event_log import EventLog
 from tawebeval.core.events import EventBatch, encode_error_event
 from tawebeval.core.form import Repository
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers, add_results_to_summary
 from tawebeval.core.states import EvaluationState, check_transition
-from tawebeval.deferreds import Condition, OneShotEvent, run_in_background
+from tawebeval.deferreds import OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.handover_journal import HandoverJournal
 from tawebeval.evaluations.journal import JournalContent, ParserCheckpoint
 from tawebeval.evaluations.log_lines import format_state_line, make_log_fields
+from tawebeval.evaluations.reading import EvaluationEvents
 from tawebeval.evaluations.restart import RecoveredEvaluation
 from tawebeval.evaluations.run import EvaluatorRun, RunProgress
 from tawebeval.evaluations.run_keeper import BROKER, RunDescriptors
@@ -59,7 +61,6 @@ class Evaluation:
 
     - `ring`: the events; `ring_allocation`: its part of the memory for all events.
     - `supervisor`: that of the evaluator, set while it runs.
-    - `change_condition`: notified of new events and of the end.
     - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
     - `on_full(evaluation)`: called when the ring becomes full; may make room.
     - `journal`: what a later process of the daemon reads; None without a keeper.
@@ -76,7 +77,7 @@ class Evaluation:
     ring_allocation: RingAllocation = attrs.field(init=False)
     supervisor: RunSupervisor | None = None
     _since: float = 0.0  # when its state began, in seconds of the clock
-    change_condition: Condition = attrs.field(factory=Condition)
+    events: EvaluationEvents = attrs.field(init=False)
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
     _checkout: Checkout | None = None
     _sandboxed: SandboxedRun | None = None
@@ -92,6 +93,9 @@ class Evaluation:
         if details.clock_offset is None:
             details.clock_offset = context.read_wall_clock() - context.read_boot_clock()
         self.ring.read_wall_clock = self.read_clock
+        self.events = EvaluationEvents(
+            cast(EventLog, self.ring), details.caller, details.log_name, context.segment_loader
+        )
         self.ring_allocation = self.context.ring_budget.allocate_ring(
             self.details.caller, partial(self._on_full, self), self._on_room
         )
@@ -325,7 +329,7 @@ class Evaluation:
             markers,
             self.ring,
             self.ring_allocation,
-            self.change_condition.notify,
+            self.events.change_condition.notify,
             self.save_snapshot,
             parser_state,
             progress,
@@ -422,7 +426,7 @@ class Evaluation:
         self._close_ring()
         self._stop_reason = None
         self.save_snapshot()
-        self.change_condition.notify()
+        self.events.change_condition.notify()
 
     def _close_ring(self) -> None:
         """Take no more events, and count what is kept until a client has read them."""
@@ -458,7 +462,7 @@ class Evaluation:
                 self.supervisor.evaluator_run.hand_over()
             if self._sandboxed is not None:
                 self._sandboxed.detach()
-        self.change_condition.notify()
+        self.events.change_condition.notify()
 
     def take_snapshot(self) -> EvaluationSnapshot:
         """Return the present state, for the journal."""

@@ -12,12 +12,11 @@ from twisted.internet.interfaces import IReactorTime
 
 from tawebeval.core.budget import SharedUpload
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN, IdentifierIssuer
-from tawebeval.core.ring import EventRetention
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationNotFound
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.readers import EvaluationReaders
+from tawebeval.evaluations.reading import EvaluationEvents
 
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 
@@ -31,7 +30,11 @@ class EvaluationRecord:
 
     evaluation: Evaluation
     last_request_time: float
-    readers: EvaluationReaders
+
+    @property
+    def events(self) -> EvaluationEvents:
+        """The events, and who reads them."""
+        return self.evaluation.events
 
     @property
     def details(self) -> EvaluationDetails:
@@ -48,22 +51,20 @@ class EvaluationRecord:
     def is_client_waiting(self) -> bool:
         """Whether a client waits for events just now, has a stream, or awaits the callback.
 
-        Observers and a callback do not count after the end, nor while the ring is full: without a
-        reader there is no end.
+        Observers and a callback do not count after the end.
         """
-        evaluation, readers = self.evaluation, self.readers
-        if readers.waiting_poll_count or len(readers.retention):
+        evaluation, events = self.evaluation, self.events
+        if events.waiting_poll_count or events.stream_count:
             return True
-        is_watched = readers.observer_count > 0 or evaluation.details.callback is not None
-        is_due = is_watched and not evaluation.cleanup_event.is_set
-        return is_due and not evaluation.ring_allocation.is_full
+        is_watched = events.observer_count > 0 or evaluation.details.callback is not None
+        return is_watched and not evaluation.cleanup_event.is_set
 
     def discard_events_if_unused(self) -> None:
         """Release the events once the record is forgotten, the run over, and no stream reads."""
         if (
             self.details.final_state is not None
             and self.evaluation.cleanup_event.is_set
-            and not len(self.readers.retention)
+            and not self.events.stream_count
         ):
             self.evaluation.discard_events(self.details.final_state)
 
@@ -110,8 +111,8 @@ class RecordIndex:
         """Return a record, None for a forgotten one. Raises: EvaluationNotFound.
 
         The request keeps the evaluation from being expired. If the request `is_reader` no events,
-        or acknowledges none, it does so only while the evaluator runs and the ring has room:
-        otherwise events that no client reads would be kept for ever.
+        or acknowledges none, it does so only until the end: otherwise events that no client reads
+        would be kept for ever.
         """
         record = self._records.get(identifier)
         if (record is None or record.details.caller != caller) and not self._identities.is_issued(
@@ -155,7 +156,7 @@ class RecordIndex:
         return [
             name
             for name, record in self._records.items()
-            if now < record.readers.page_reader_deadline
+            if now < record.events.page_reader_deadline
         ]
 
     def list_records(
@@ -180,17 +181,15 @@ class RecordIndex:
         """Add the record of a new evaluation, and return it."""
         details = evaluation.details
         self.last_sequence_number = max(self.last_sequence_number, details.sequence_number)
-        readers = EvaluationReaders(evaluation, EventRetention(evaluation.ring), self._clock)
-        record = EvaluationRecord(evaluation, self._clock.seconds(), readers)
+        record = EvaluationRecord(evaluation, self._clock.seconds())
         self._records[details.identifier] = self._active[details.identifier] = record
         if details.idempotency_key is not None:
             self._keys[details.caller, details.idempotency_key] = record
         return record
 
     def note_observer_request(self, record: EvaluationRecord) -> None:
-        """Record a request that reads no events or acknowledges none, unless a reader is needed."""
-        evaluation = record.evaluation
-        if not evaluation.details.state.has_ended and not evaluation.ring_allocation.is_full:
+        """Record a request that reads no events or acknowledges none, until the end."""
+        if not record.details.state.has_ended:
             self.note_client_request(record)
 
     def note_client_request(self, record: EvaluationRecord) -> None:
@@ -199,12 +198,6 @@ class RecordIndex:
         if identifier in self._records:
             record.last_request_time = self._clock.seconds()
             (self._active if identifier in self._active else self._kept).move_to_end(identifier)
-
-    def handle_full_ring(self, record: EvaluationRecord) -> None:
-        """Discard what can be discarded of a full ring; if nothing can, the evaluator waits."""
-        if record.details.callback is not None or record.readers.observer_count:
-            self.note_client_request(record)  # until now the callback or an observer has kept it
-        record.readers.discard_unneeded_events()
 
     def note_evaluation_end(self, record: EvaluationRecord) -> None:
         """Record that only the events of an evaluation are left."""
@@ -222,7 +215,7 @@ class RecordIndex:
 
     def _note_left(self, record: EvaluationRecord) -> None:
         self.note_client_request(record)
-        if record.readers.was_sent_completely and record.details.identifier in self._kept:
+        if record.events.was_sent_completely and record.details.identifier in self._kept:
             self._sent[record.details.identifier] = record
 
     def forget_record(self, identifier: str, final_state: EvaluationState) -> None:
@@ -251,7 +244,7 @@ class RecordIndex:
         """
         now = self._clock.seconds()
         for identifier, record in self._sent.items():
-            is_read = record.is_client_waiting or now < record.readers.page_reader_deadline
+            is_read = record.is_client_waiting or now < record.events.page_reader_deadline
             if caller in (None, record.details.caller) and not is_read:
                 self.forget_record(identifier, EvaluationState.EXPIRED)
                 return True

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import TimeoutError as WaitTimedOut
 from twisted.logger import Logger
 
 from tawebeval.core.budget import SharedUpload
 from tawebeval.core.evaluation_lists import DAEMON_START_ID_BYTES
 from tawebeval.core.form import draw_seed, pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
-from tawebeval.core.pages import (
-    ALL_RECEIVED_CURSOR,
-    EventPage,
-    make_empty_last_page,
-    parse_cursor,
-    read_page,
-    resolve_cursor,
-)
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import (
     EvaluationExpired,
@@ -38,20 +29,20 @@ from tawebeval.evaluations.callbacks import EvaluationCallbacks
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import KEEPER_ENDED, Evaluation, ResumeCheckout
+from tawebeval.evaluations.event_requests import EventRequests
 from tawebeval.evaluations.handover_journal import HandoverJournal
 from tawebeval.evaluations.lister import EvaluationLister
-from tawebeval.evaluations.readers import AcknowledgingSubscription, Subscription
+from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.records import EvaluationRecord, RecordIndex
 from tawebeval.evaluations.restart import RecoveredEvaluation, RecoveredEvaluations
 from tawebeval.evaluations.shutdown import EvaluationDrain
-from tawebeval.evaluations.status import build_status, format_rfc3339_time
+from tawebeval.evaluations.status import build_status
 from tawebeval.evaluations.submission_store import RerunnableSubmission, SubmissionStore
 from tawebeval.evaluations.submitted_files import read_submitted_files
+from tawebeval.evaluations.timestamps import format_rfc3339_time
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 from tawebeval.webhooks.deliveries import CallbackQueue
-
-_NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
 
 log = Logger()
 
@@ -86,8 +77,17 @@ class EvaluationRegistry:
         self.run_queue = self._admission.run_queue
         # Evaluations with a process or a directory left, also those without a record.
         self._alive: dict[str, EvaluationRecord] = {}
-        self.subscriptions: set[Subscription] = set()
-        self._drain = EvaluationDrain(self._alive, self.records, self.subscriptions, self._clock)
+        subscriptions: set[Subscription] = set()
+        self._drain = EvaluationDrain(self._alive, self.records, subscriptions, self._clock)
+        self.events = EventRequests(
+            self.records,
+            self._drain,
+            self._clock,
+            lambda: context.configuration.buffers.max_page_bytes,
+            self._started,
+            self._drain.on_drain_progress,
+            subscriptions,
+        )
         self.archived = ArchiveReader(context.archive)
         start_id = context.generate_random_bytes(DAEMON_START_ID_BYTES).hex()
         self.lister = EvaluationLister(self.records, self.archived, start_id)
@@ -295,10 +295,7 @@ class EvaluationRegistry:
         self, details: EvaluationDetails, journal: HandoverJournal | None
     ) -> Evaluation:
         workspace = Workspace(self._root / derive_directory_name(details.identifier))
-        return Evaluation(details, workspace, self.context, self._on_full, journal=journal)
-
-    def _on_full(self, evaluation: Evaluation) -> None:
-        self.records.handle_full_ring(self._alive[evaluation.details.identifier])
+        return Evaluation(details, workspace, self.context, journal=journal)
 
     def _on_cleaned_up(self, evaluation: Evaluation) -> None:
         try:
@@ -397,181 +394,6 @@ class EvaluationRegistry:
             record.evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
             await record.evaluation.cleanup_event.wait()
 
-    # Events: pages and streams
-
-    def read_page(
-        self,
-        identifier: str,
-        after_cursor: str | None,
-        caller: str = "",
-        max_bytes: int | None = None,
-        *,
-        with_times: bool = False,
-    ) -> EventPage:
-        """Return the page as `peek_page` does, and acknowledge the events before it."""
-        record = self._find_at(identifier, after_cursor, caller)
-        if record is None:
-            self._drop_read(identifier)
-            return make_empty_last_page()
-        page = self._read(record, after_cursor, max_bytes, with_times)
-        begin = resolve_cursor(record.evaluation.ring, page.begin_cursor)
-        self._drain.expect_page_reader(identifier)
-        self._expect_next_page(record)
-        record.readers.acknowledge(begin)
-        return page
-
-    def peek_page(
-        self,
-        identifier: str,
-        after_cursor: str | None,
-        caller: str = "",
-        max_bytes: int | None = None,
-        *,
-        with_times: bool = False,
-    ) -> EventPage:
-        """Return the page that begins at `after_cursor`, without an acknowledgement.
-
-        The page has at most `max_bytes` bytes of events, at most `buffers.page`, and at least one
-        event if there are any. If `with_times`, each event has its time, on top of the limit. The
-        request keeps the evaluation as a look at the status does.
-
-        Raises: InvalidCursor, DiscardedCursor, EvaluationNotFound, EvaluationExpired.
-        """
-        record = self._find_at(identifier, after_cursor, caller, reads=False)
-        return (
-            make_empty_last_page()
-            if record is None
-            else self._read(record, after_cursor, max_bytes, with_times)
-        )
-
-    async def wait_for_page(
-        self,
-        identifier: str,
-        after_cursor: str | None,
-        wait_seconds: float,
-        caller: str = "",
-        max_bytes: int | None = None,
-        *,
-        with_times: bool = False,
-        is_observer: bool = False,
-    ) -> EventPage:
-        """Return the page of `read_page` when there are new events, or after `wait_seconds`.
-
-        That of `peek_page` if the client `is_observer`. To be called right after this method
-        has returned a page without news. Raises: as `read_page`.
-        """
-        if identifier not in self.records:
-            raise EvaluationExpired(self._started)
-        record = self.records[identifier]
-        with suppress(WaitTimedOut), self._count_waiting_poll(record, is_observer):
-            await record.evaluation.change_condition.wait().addTimeout(wait_seconds, self._clock)
-        read = self.peek_page if is_observer else self.read_page
-        return read(identifier, after_cursor, caller, max_bytes, with_times=with_times)
-
-    @contextmanager
-    def _count_waiting_poll(self, record: EvaluationRecord, observes: bool) -> Iterator[None]:
-        readers = record.readers
-        if observes:
-            readers.observer_count += 1
-        else:
-            readers.waiting_poll_count += 1
-        try:
-            yield
-        finally:  # also when the client has gone: a reader may ask again
-            if observes:
-                readers.observer_count -= 1
-            else:
-                readers.waiting_poll_count -= 1
-                self._expect_next_page(record)
-
-    def subscribe(
-        self,
-        identifier: str,
-        after_cursor: str | None,
-        caller: str = "",
-        skip_count: int = 0,
-        *,
-        is_observer: bool = False,
-    ) -> Subscription | None:
-        """Return a subscription to the events from `skip_count` events after `after_cursor` on.
-
-        If the client `is_observer`, the subscription acknowledges nothing. Otherwise the cursor of
-        the very end acknowledges all events, as with pages: the evaluation is forgotten. In both
-        cases the answer to that cursor is None. Raises: as `peek_page`.
-        """
-        record = self._find_at(identifier, after_cursor, caller, reads=not is_observer)
-        if record is None:
-            if not is_observer:
-                self._drop_read(identifier)
-            return None
-        make_subscription = Subscription if is_observer else AcknowledgingSubscription
-        return make_subscription(
-            resolve_cursor(record.evaluation.ring, after_cursor or None, skip_count),
-            record.readers,
-            self.subscriptions,
-            lambda: self._on_unsubscribed(record, is_observer),
-        )
-
-    def can_subscribe(
-        self, identifier: str, after_cursor: str | None, caller: str = "", skip_count: int = 0
-    ) -> bool:
-        """Return whether `subscribe` would return a subscription, without an acknowledgement.
-
-        Raises: as `peek_page`.
-        """
-        record = self._find_at(identifier, after_cursor, caller, reads=False)
-        if record is not None:
-            resolve_cursor(record.evaluation.ring, after_cursor or None, skip_count)
-        return record is not None
-
-    def _find_at(
-        self, identifier: str, after_cursor: str | None, caller: str, *, reads: bool = True
-    ) -> EvaluationRecord | None:
-        """Return the record in which to read after a cursor; None after the very end."""
-        cursor = parse_cursor(after_cursor)
-        record = self.records.find_record(identifier, caller, is_reader=reads)
-        if record is None and cursor != ALL_RECEIVED_CURSOR:
-            raise EvaluationExpired(self._started)
-        if cursor == ALL_RECEIVED_CURSOR and (record is None or record.evaluation.ring.has_ended):
-            return None
-        return record
-
-    def _read(
-        self,
-        record: EvaluationRecord,
-        after_cursor: str | None,
-        max_bytes: int | None,
-        with_times: bool,
-    ) -> EventPage:
-        times = format_rfc3339_time if with_times else None
-        return read_page(
-            record.evaluation.ring,
-            after_cursor or None,
-            self.compute_max_page_bytes(max_bytes),
-            times,
-        )
-
-    def compute_max_page_bytes(self, max_bytes: int | None) -> int:
-        """Return the bytes of events that a page may have if a client asks for `max_bytes`."""
-        most = self.context.configuration.buffers.max_page_bytes
-        return most if max_bytes is None else min(max_bytes, most)
-
-    def _expect_next_page(self, record: EvaluationRecord) -> None:
-        record.readers.page_reader_deadline = self._clock.seconds() + _NEXT_PAGE
-
-    def _on_unsubscribed(self, record: EvaluationRecord, observes: bool) -> None:
-        if observes:
-            self.records.note_observer_request(record)
-        else:
-            self.records.note_stream_end(record)
-        self.run_queue.dispatch_slots()  # what the stream has sent may have been in a caller's way
-        self._drain.on_drain_progress()
-
-    def _drop_read(self, identifier: str) -> None:
-        """Forget an evaluation that was read to its end."""
-        self.records.forget_record(identifier, EvaluationState.DRAINED)
-        self._drain.on_drain_progress()
-
     # Status and lists
 
     def get_status(self, identifier: str, caller: str = "") -> dict[str, Any]:
@@ -597,12 +419,6 @@ class EvaluationRegistry:
             self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
         for record in self.records.find_unread_evaluations(settings.retention_seconds):
             self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
-        for identifier, wanted in self.run_queue.list_slot_holders():
-            record = self._alive[identifier]
-            if (supervisor := record.evaluation.supervisor) is not None:
-                supervisor.check_reader_timeout(
-                    record.readers.furthest_read_cursor, is_slot_wanted=wanted
-                )
         self.run_queue.dispatch_slots()  # the time in which pages are expected may have passed
 
     def hand_over_evaluations(self) -> None:

@@ -13,7 +13,7 @@ from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import Condition, wait_until
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.readers import Subscription
+from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.records import EvaluationRecord, RecordIndex
 
 _LAST_READ = 5.0  # seconds in which readers can still take the last events

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import attrs
@@ -11,6 +10,7 @@ from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.states import EvaluationState
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.timestamps import format_rfc3339_time
 
 
 def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str, Any]:
@@ -109,8 +109,3 @@ def _build_results(details: EvaluationDetails) -> dict[str, Any] | None:
 def _time(details: EvaluationDetails, name: str) -> str | None:
     moment = details.state_times.get(name)
     return None if moment is None else format_rfc3339_time(moment)
-
-
-def format_rfc3339_time(timestamp: float) -> str:
-    """Format a time, in seconds since the epoch, as in RFC 3339."""
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds")

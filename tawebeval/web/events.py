@@ -8,6 +8,7 @@ import attrs
 from twisted.web.http import NO_CONTENT
 from twisted.web.http_headers import Headers
 
+from tawebeval.core.event_log import EventsEvicted
 from tawebeval.core.framing import EVENT_STREAM, JSON_LINES
 from tawebeval.core.pages import EventPage
 from tawebeval.errors import (
@@ -109,11 +110,11 @@ async def read_page(
     )
     if request.method == b"HEAD":  # acknowledges nothing
         peek = attrs.evolve(poll, wait_seconds=0, is_observer=True)
-        page = peek.read_page(context.registry) or await peek.wait_for_page(context.registry)
+        page = await peek.read_page(context.registry)
     else:
-        now = poll.read_page(context.registry)
+        now = poll.read_page_now(context.registry)
         request.waits_for_evaluation = now is None
-        page = now or await poll.wait_for_page(context.registry)
+        page = now or await poll.read_page(context.registry)
     set_headers(request, poll.make_polling_headers(page))
     return poll, page
 
@@ -181,7 +182,9 @@ async def _subscribe(
     """Return a subscription, from the archive if the evaluation is gone from memory."""
     registry, caller = context.registry, request.caller
     try:
-        return registry.subscribe(identifier, after, caller, skip, is_observer=request.is_read_only)
+        return registry.events.subscribe(
+            identifier, after, caller, skip, is_observer=request.is_read_only
+        )
     except EvaluationExpired as error:
         archived = registry.archived.subscribe(identifier, after, caller, skip)
         return await read_archived_or_raise(archived, error)
@@ -193,7 +196,7 @@ async def _can_subscribe(
     """Return whether `_subscribe` would return a subscription, without an acknowledgement."""
     registry, caller = context.registry, request.caller
     try:
-        return registry.can_subscribe(identifier, after, caller, skip)
+        return registry.events.can_subscribe(identifier, after, caller, skip)
     except EvaluationExpired as error:
         await read_archived_or_raise(
             registry.archived.subscribe(identifier, after, caller, skip), error
@@ -284,44 +287,46 @@ class EventPoll:
             is_observer,
         )
 
-    def read_page(self, registry: EvaluationRegistry) -> EventPage | None:
+    def read_page_now(self, registry: EvaluationRegistry) -> EventPage | None:
         """Return the page; None if the poll has to wait for it. Raises: RequestError."""
-        read = registry.peek_page if self.is_observer else registry.read_page
         try:
-            page = read(
+            page = registry.events.read_page_now(
                 self.identifier,
                 self.after_cursor,
                 self.caller,
                 self.max_bytes,
                 with_times=self.with_times,
+                is_observer=self.is_observer,
             )
+        except EventsEvicted:
+            return None
         except EvaluationExpired:
             if registry.archived.is_enabled:
                 return None
             raise
         return None if self.wait_seconds and not page.has_events_or_is_last else page
 
-    async def wait_for_page(self, registry: EvaluationRegistry) -> EventPage:
+    async def read_page(self, registry: EvaluationRegistry) -> EventPage:
         """Return the page with new events, or when the time is over; an archived page at once.
 
         Raises: RequestError.
         """
         try:
-            return await registry.wait_for_page(
+            return await registry.events.read_page(
                 self.identifier,
                 self.after_cursor,
-                self.wait_seconds,
                 self.caller,
                 self.max_bytes,
                 with_times=self.with_times,
                 is_observer=self.is_observer,
+                wait_seconds=self.wait_seconds,
             )
         except EvaluationExpired as error:
             archived = registry.archived.read_page(
                 self.identifier,
                 self.after_cursor,
                 self.caller,
-                registry.compute_max_page_bytes(self.max_bytes),
+                registry.events.compute_max_page_bytes(self.max_bytes),
                 with_times=self.with_times,
             )
             return await read_archived_or_raise(archived, error)

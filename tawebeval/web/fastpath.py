@@ -163,14 +163,14 @@ class PendingPoll:
         self._started_at = self._context.clock.seconds()
         self._channel.start_response(self)
         try:
-            page = self._poll.read_page(self._context.registry)
+            page = self._poll.read_page_now(self._context.registry)
         except Exception:  # noqa: BLE001  (silence is no answer)
             self._refuse(Failure())
             return
         if page is not None:
             self._send(page)
         else:
-            self._waiting = Deferred.fromCoroutine(self._poll.wait_for_page(self._context.registry))
+            self._waiting = Deferred.fromCoroutine(self._poll.read_page(self._context.registry))
             self._waiting.addCallbacks(self._send, self._refuse)
 
     def connectionLost(self, reason: Failure) -> None:

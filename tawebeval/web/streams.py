@@ -8,34 +8,27 @@ taken it. Each piece waits for another turn of the reactor, and the pieces of on
 from __future__ import annotations
 
 from collections.abc import Callable
-from socket import AF_INET, AF_INET6, SO_SNDBUF, SOL_SOCKET, socket
 from time import perf_counter
-from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as DeferredTimeout
-from twisted.internet.interfaces import IPushProducer, IReactorTime, ISystemHandle
+from twisted.internet.interfaces import IPushProducer, IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
 from tawebeval.core.framing import StreamFraming
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import Condition
-from tawebeval.errors import DiscardedCursor
+from tawebeval.errors import RequestError
 from tawebeval.evaluations.archive_reader import EventSubscription
-from tawebeval.evaluations.readers import ReaderConnection, UnmeasuredConnection
 from tawebeval.web.server.request import ApiRequest
-from tawebeval.web.server.transport import ClientReadProgress, unwrap_tls
 
 MAX_STREAM_WRITE_BYTES = 64 * 1024
 """Bytes of JSON Lines framed and written at once; a single larger event is written whole."""
 
 MAX_TURN_SECONDS = 0.005
 """Seconds in which streams go on in one turn of the reactor; one stream may exceed them."""
-
-_PROBE_INTERVAL = 0.25  # seconds between checks of a slow client, which holds back its evaluator
-_SEND_BUFFER = 64 * 1024  # bytes; Linux doubles them, and half would stall loopback
 
 log = Logger()
 
@@ -133,18 +126,14 @@ async def write_events(
     """Write the events of `subscription`, from its position to the end of the evaluation.
 
     `send_heartbeat()` is called after each `heartbeat_seconds` seconds without an event. Raises:
-    DiscardedCursor, if a reader has discarded events before an observer was sent them.
+    DiscardedCursor, if an acknowledgement has discarded events before they were sent; ServerBusy.
     """
     with subscription:
         write(framing.first_bytes)
         while not subscription.has_ended:
-            batch = subscription.read_events(MAX_STREAM_WRITE_BYTES)
+            batch = await subscription.read_events(MAX_STREAM_WRITE_BYTES)
             if batch.count:
                 write(framing.encode_events(subscription.read_cursor - batch.count, batch))
-            elif subscription.probe_client_if_evaluator_waits():
-                await _await_change(
-                    subscription.wait_for_events().addTimeout(_PROBE_INTERVAL, flow_control.clock)
-                )
             elif not await _await_change(
                 subscription.wait_for_events().addTimeout(heartbeat_seconds, flow_control.clock)
             ):
@@ -152,7 +141,6 @@ async def write_events(
                 send_heartbeat()
             # Also right after a write: more output may arrive in the same turn.
             await flow_control.wait_until_ready()
-            subscription.note_events_written()
         write(framing.last_bytes)
 
 
@@ -173,10 +161,9 @@ async def send_stream(
 ) -> None:
     """Answer with the events in this framing; the response ends with the evaluation.
 
-    The connection of an observer is closed at discarded events: resuming there is 410.
+    At discarded events the connection is closed: resuming there is 410.
     """
     channel = request.channel
-    subscription.reader_connection = prepare_reader_connection(channel.transport)
     flow = StreamFlowControl(turns.clock, turns, request.caller)
     request.registerProducer(flow, True)
     try:
@@ -191,25 +178,8 @@ async def send_stream(
     except CancelledError:  # the client has gone
         raise
     except Exception as error:  # noqa: BLE001  (a begun response can only be aborted)
-        if not isinstance(error, DiscardedCursor):
+        if not isinstance(error, RequestError):
             log.failure("defect: a stream failed")
         channel.forceAbortClient()
         await Deferred()
     request.unregisterProducer()
-
-
-def prepare_reader_connection(transport: Any) -> ReaderConnection:
-    """Return the connection's progress for a subscription; limit its send buffer.
-
-    Bytes in the kernel's send buffer are lost if the connection breaks.
-    """
-    transport = unwrap_tls(transport)
-    handle = transport.getHandle() if ISystemHandle.providedBy(transport) else None
-    if not isinstance(handle, socket):
-        return UnmeasuredConnection()
-    handle.setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
-    return (
-        ClientReadProgress(handle)
-        if handle.family in (AF_INET, AF_INET6)
-        else UnmeasuredConnection()
-    )

@@ -26,14 +26,18 @@ from wsproto.handshake import WEBSOCKET_UPGRADE, WEBSOCKET_VERSION, H11Handshake
 from wsproto.utilities import ProtocolError
 
 from tawebeval.core.framing import WEBSOCKET_MESSAGES
-from tawebeval.errors import DiscardedCursor, MalformedRequest, UnsupportedWebSocketVersion
+from tawebeval.errors import (
+    DiscardedCursor,
+    MalformedRequest,
+    ServerBusy,
+    UnsupportedWebSocketVersion,
+)
 from tawebeval.evaluations.archive_reader import EventSubscription
 from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.server.request_headers import get_header_elements, get_header_values
 from tawebeval.web.streams import (
     StreamFlowControl,
     StreamTurns,
-    prepare_reader_connection,
     write_events,
 )
 
@@ -46,8 +50,11 @@ _FAILED = 1011
 _NOT_SENT = 1008
 """Close code for an acknowledgement of messages that were not sent."""
 
+_TRY_AGAIN = 1013
+"""Close code if events cannot be read now (IANA's registry of close codes)."""
+
 _DISCARDED = 4410
-"""Close code for an observer if a reader has discarded events before they were sent."""
+"""Close code if an acknowledgement has discarded events before they were sent."""
 
 _KEY = re.compile(rb"[A-Za-z0-9+/]{22}==")  # RFC 6455, section 4.1
 
@@ -190,12 +197,10 @@ async def send_websocket_messages(
     """
     channel = request.channel
     events = EventWebSocket(channel.exempt_message_from_limit)
-    connection = prepare_reader_connection(channel.transport)
     WebSocketResource(events).render_GET(request)
     request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself
     code = _COMPLETE
     if subscription is not None:
-        subscription.reader_connection = connection
         begin = subscription.read_cursor
         events.acknowledge_events = lambda count: subscription.acknowledge(begin + count)
         flow = StreamFlowControl(turns.clock, turns, request.caller)
@@ -209,6 +214,8 @@ async def send_websocket_messages(
             raise
         except DiscardedCursor:
             code = _DISCARDED
+        except ServerBusy:
+            code = _TRY_AGAIN
         except Exception:  # noqa: BLE001  (a client learns of every end)
             log.failure("defect: a stream failed")
             code = _FAILED

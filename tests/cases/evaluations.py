@@ -365,7 +365,7 @@ class RegistryTestCase(SynchronousTestCase):
 
     def page(self, identifier: str, after: str | None = None) -> dict[str, Any]:
         """Return a page, as clients see it."""
-        return self.decode(self.registry.read_page(identifier, after))
+        return self.decode(self.registry.events.read_page_now(identifier, after))
 
     def decode(self, page: EventPage) -> dict[str, Any]:
         """Return a page as clients see it: payloads only, for text."""
@@ -406,4 +406,4 @@ class RegistryTestCase(SynchronousTestCase):
         """Hold that these cursors, or any one, are refused so."""
         for cursor in cursors or (None, "", "0", "1"):
             with self.assertRaises(error):
-                self.registry.read_page(identifier, cursor)
+                self.registry.events.read_page_now(identifier, cursor)

@@ -244,9 +244,9 @@ class StreamTestCase(WebTestCase):
     def check_nothing_left(self, identifier: str) -> None:
         """Hold that nobody follows, and nothing waits."""
         record = self.service.registry.records[identifier]
-        self.assertEqual(len(self.service.registry.subscriptions), 0)
-        self.assertEqual(len(record.readers.retention), 0)
-        self.assertEqual(len(record.evaluation.change_condition), 0)
+        self.assertEqual(len(self.service.registry.events.subscriptions), 0)
+        self.assertEqual(record.events.stream_count, 0)
+        self.assertEqual(len(record.evaluation.events.change_condition), 0)
 
 
 PROXY = IPv4Address("TCP", "10.0.0.1", 1)

@@ -28,7 +28,7 @@ from tawebeval.config import Configuration
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.signed_links import LinkSigner
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.status import format_rfc3339_time
+from tawebeval.evaluations.timestamps import format_rfc3339_time
 from tawebeval.web.access_log import RouteTable
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.context import WebContext

@@ -80,7 +80,7 @@ class TurnClock(Clock):
 
 async def answer(poll: EventPoll, registry: EvaluationRegistry) -> EventPage:
     """Return the page that a poll is answered with, at once or later."""
-    return poll.read_page(registry) or await poll.wait_for_page(registry)
+    return poll.read_page_now(registry) or await poll.read_page(registry)
 
 
 class InlineThreads:

@@ -134,7 +134,7 @@ class CountTests(TrafficTestCase):
     def test_time(self) -> None:
         """The time of a poll is what passes while it is answered."""
         registry = self.service.registry
-        page = registry.read_page
+        page = registry.events.read_page_now
 
         def slow(*arguments: Any, **settings: Any) -> EventPage:
             self.service.reactor.advance(0.25)

@@ -213,4 +213,4 @@ class FastPathTests(RawTestCase):
             self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
             connection.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             self.assertEqual(connection.answer().status, 200)
-            del self.service.registry.read_page
+            del self.service.registry.events.read_page_now

@@ -222,8 +222,8 @@ class Machine(RuleBasedStateMachine):
             if client.follower is not None:
                 assert client.follower.complete
                 client.follower.lose()
-        assert not self.service.registry.subscriptions
-        assert not len(self.record.evaluation.change_condition)
+        assert not self.service.registry.events.subscriptions
+        assert not len(self.record.evaluation.events.change_condition)
         closed = Deferred.fromCoroutine(self.service.registry.drain_and_close())
         self.turn()
         assert closed.called

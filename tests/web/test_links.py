@@ -272,7 +272,7 @@ class EndTests(LinkTestCase):
             one.lose()
         self.assertEqual(self.links.reader_count, 0)
         record = self.service.registry.records[self.identifier]
-        self.assertEqual(record.readers.observer_count, 0)
+        self.assertEqual(record.events.observer_count, 0)
 
     def test_revoked(self) -> None:
         """A revocation cuts all of the evaluation, and no reader of another one."""

@@ -92,7 +92,7 @@ class WaitTests(WebTestCase):
     def test_looks_once(self) -> None:
         """A poll looks for its page when it comes, and again when there is something new."""
         read = []
-        page = self.service.registry.read_page
+        page = self.service.registry.events.read_page_now
 
         def counting(*arguments: Any, **settings: Any) -> EventPage:
             read.append(arguments)
@@ -148,9 +148,9 @@ class WaitTests(WebTestCase):
         connection = self.connect()
         connection.request(f"GET /evaluation/{identifier}/events?wait=20")
         evaluation = self.service.registry.records[identifier].evaluation
-        self.assertEqual(len(evaluation.change_condition), 1)
+        self.assertEqual(len(evaluation.events.change_condition), 1)
         connection.lose()
-        self.assertEqual(len(evaluation.change_condition), 0)
+        self.assertEqual(len(evaluation.events.change_condition), 0)
         self.assertEqual(len(self.service.reactor.getDelayedCalls()), calls)
         self.child.print(b"a\n")
         self.assertEqual(len(self.page(identifier)["data"]), 1)

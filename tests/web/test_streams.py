@@ -19,7 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import directlyProvides, providedBy
 
 from tawebeval.core.events import EventBatch
-from tawebeval.evaluations.readers import STREAM_RESUME_TIMEOUT, Subscription, UnmeasuredConnection
+from tawebeval.evaluations.reading import STREAM_RESUME_TIMEOUT, Subscription, UnmeasuredConnection
 from tawebeval.web import streams
 from tests.cases.web import CAPACITY, END, StreamTestCase
 from tests.fakes.streams import FOLLOWERS, Follower, LineFollower, SocketFollower, SourceFollower
@@ -358,8 +358,8 @@ class ClientGoneTests(StreamTestCase):
                 follower = self.follow(kind, identifier)
                 follower.full = full
                 self.print(b"a\n" * 300)
-                self.assertEqual(len(self.service.registry.subscriptions), 1)
-                (following,) = self.service.registry.subscriptions
+                self.assertEqual(len(self.service.registry.events.subscriptions), 1)
+                (following,) = self.service.registry.events.subscriptions
                 gone: weakref.ref[Subscription] = weakref.ref(following)
                 del following
                 follower.lose()

@@ -216,7 +216,7 @@ class ClientTests(SocketTestCase):
         """What a client says that it has counts; nothing else that it says has a meaning."""
         follower = self.open()
         following: Any
-        (following,) = self.service.registry.subscriptions
+        (following,) = self.service.registry.events.subscriptions
         follower.send(TEXT, b'{"acknowledge": 0}')
         self.print(b"a\nb\n")
         for said, taken in (
@@ -240,7 +240,7 @@ class ClientTests(SocketTestCase):
         self.print(b"a\nb\n")
         follower: SocketFollower = self.follow(SocketFollower, self.identifier, "?after=1&skip=1")
         following: Any
-        (following,) = self.service.registry.subscriptions
+        (following,) = self.service.registry.events.subscriptions
         follower.send(TEXT, b'{"acknowledge": 1}')
         self.print(b"c\nd\n")
         follower.send(TEXT, b'{"acknowledge": 2}')

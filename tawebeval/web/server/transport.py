@@ -7,12 +7,10 @@ are 1.36 times as fast with write-through.
 
 from __future__ import annotations
 
-import struct
 from socket import (
     IPPROTO_TCP,
     SO_KEEPALIVE,
     SOL_SOCKET,
-    TCP_INFO,
     TCP_KEEPIDLE,
     TCP_KEEPINTVL,
     TCP_USER_TIMEOUT,
@@ -82,59 +80,6 @@ class WriteThroughServer(tcp.Server):
         """Abort the connection in the reactor's next turn; send nothing more."""
         self._is_aborted = True
         super().abortConnection()
-
-
-_INFO = struct.Struct("=120xQ16xI52xQQ12xI")
-"""Fields of struct tcp_info (linux/tcp.h): tcpi_bytes_acked, tcpi_notsent_bytes, tcpi_bytes_sent,
-tcpi_bytes_retrans, and tcpi_snd_wnd (since Linux 5.4)."""
-
-
-@attrs.define
-class ClientReadProgress:
-    """How far the client of a TCP connection has read, by the kernels at both ends.
-
-    The window that the client's kernel offers is its free receive buffer. So bytes that are
-    acknowledged but unread make the window smaller than its maximum so far. (A window that grows at
-    the beginning without a read makes some tens of kilobytes count too early.) A proxy in between
-    counts as the client.
-
-    A kernel that received segments late or in small pieces may offer a smaller window from then on,
-    although the client reads everything. `treat_acknowledged_as_read` corrects that.
-    """
-
-    _socket: socket
-    _widest: int = 0  # of the windows, in bytes
-    _empty: int = 0  # bytes of the window that are taken for an empty receive buffer
-    _idle: int | None = None  # while probes are wanted: the seconds before the first one otherwise
-
-    def count_written_and_read_bytes(self) -> tuple[int, int]:
-        """Return the bytes given to the kernel, and those the client has read."""
-        acknowledged, unsent, sent, again, window = self._get_info()
-        self._widest = max(self._widest, window)
-        self._empty = max(self._empty, window)
-        return sent - again + unsent, acknowledged + window - self._empty
-
-    def treat_acknowledged_as_read(self, max_unread_bytes: int) -> None:
-        """Take the client's window of now for an empty receive buffer.
-
-        Do nothing if the client may have more than `max_unread_bytes` unread, unless a segment was
-        lost: then the window tells too little to wait for.
-        """
-        _, _, _, again, window = self._get_info()
-        if again or self._widest - window <= max_unread_bytes:
-            self._empty = window
-
-    def _get_info(self) -> tuple[int, ...]:
-        return _INFO.unpack(self._socket.getsockopt(IPPROTO_TCP, TCP_INFO, _INFO.size))
-
-    def set_keepalive_probing(self, enabled: bool) -> None:
-        """Start or stop asking the client's kernel for its window each second (keep-alive)."""
-        if enabled and self._idle is None:
-            self._idle = self._socket.getsockopt(IPPROTO_TCP, TCP_KEEPIDLE)
-            _set_keepalive(self._socket, idle=1)
-        elif self._idle is not None and not enabled:
-            _set_keepalive(self._socket, self._idle)
-            self._idle = None
 
 
 def unwrap_tls(transport: Any) -> Any:
