@@ -238,9 +238,11 @@ class Simulation:
             registry = daemon.registry
             try:
                 with daemon.connect():
-                    page = registry.read_page(identifier, cursor, caller)
+                    page = registry.events.read_page_now(identifier, cursor, caller)
                     if not page.has_events_or_is_last:
-                        page = await registry.wait_for_page(identifier, cursor, _POLL, caller)
+                        page = await registry.events.read_page(
+                            identifier, cursor, caller, wait_seconds=_POLL
+                        )
             except (EvaluationExpired, EvaluationNotFound):
                 return "lost"
             except (RequestError, ConnectionRefusedError) as error:
@@ -251,7 +253,7 @@ class Simulation:
             cursor = page.end_cursor
             if page.is_last_page:
                 failure = registry.get_status(identifier, caller)["error"]
-                registry.read_page(identifier, ALL_RECEIVED_CURSOR, caller)
+                registry.events.read_page_now(identifier, ALL_RECEIVED_CURSOR, caller)
                 return None if failure is None else str(failure["reason"])
 
 

@@ -18,13 +18,12 @@ from tawebeval.core.pages import (
     ALL_RECEIVED_CURSOR,
     EventPage,
     make_empty_last_page,
-    make_page,
     parse_cursor,
     resolve_cursor,
 )
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationExpired
-from tawebeval.evaluations.reading import LOST_EVENT, Subscription
+from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.records import EvaluationRecord, RecordIndex
 from tawebeval.evaluations.shutdown import EvaluationDrain
 
@@ -121,10 +120,7 @@ class EventRequests:
         is_observer: bool,
     ) -> EventPage:
         """Return the page of a batch, and acknowledge the events before it."""
-        if batch is LOST_EVENT:
-            page = EventPage(after_cursor, ALL_RECEIVED_CURSOR, batch)
-        else:
-            page = make_page(record.events.log, after_cursor, batch)
+        page = record.events.make_page(after_cursor, batch)
         if not is_observer:
             self._drain.expect_page_reader(record.details.identifier)
             self._expect_next_page(record)

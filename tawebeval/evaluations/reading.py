@@ -20,6 +20,7 @@ from twisted.logger import Logger
 
 from tawebeval.core.event_log import EventLog, EventSegment, EventsEvicted, StdoutChanged
 from tawebeval.core.events import EventBatch, encode_error_event
+from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage, make_page
 from tawebeval.deferreds import (
     UNLIMITED_WAITERS,
     Condition,
@@ -151,6 +152,12 @@ class EvaluationEvents:
                 return self.read_now(after_cursor, max_bytes, with_times=with_times)
             except EventsEvicted as evicted:
                 await self._loader.load_segment(self, evicted.segment)
+
+    def make_page(self, after_cursor: str | None, batch: EventBatch) -> EventPage:
+        """Return the page of a batch that was read after a cursor."""
+        if batch is LOST_EVENT:
+            return EventPage(after_cursor, ALL_RECEIVED_CURSOR, batch)
+        return make_page(self.log, after_cursor, batch)
 
     async def load_segment(self, segment: EventSegment) -> None:
         """Parse an evicted segment again; see `SegmentLoader`."""

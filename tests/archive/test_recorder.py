@@ -25,7 +25,7 @@ from tawebeval.core.budget import RingAllocation, RingBudget
 from tawebeval.core.events import EventBatch
 from tawebeval.core.ring import EventRing
 from tawebeval.errors import CallerQuotaExceeded, ServerBusy
-from tawebeval.evaluations.status import format_rfc3339_time
+from tawebeval.evaluations.timestamps import format_rfc3339_time
 from tests.cases.archive import NOW, ArchiveTestCase, make_batch, make_end
 from tests.fakes.world import InlineThreads, SlowThreads
 

@@ -20,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.archive.files import ArchiveFile
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EventBatch, encode_data_event
-from tawebeval.evaluations.status import format_rfc3339_time
+from tawebeval.evaluations.timestamps import format_rfc3339_time
 from tawebeval.sandbox.workspace import Workspace
 
 NOW = 1_700_000_000.0

@@ -11,8 +11,6 @@ from signal import SIGTERM
 
 import attrs
 from hypothesis.stateful import RuleBasedStateMachine
-from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.readers import STREAM_RESUME_TIMEOUT, Subscription
 from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval import errors
@@ -20,6 +18,8 @@ from tawebeval.config import Configuration, EvaluationSettings, EventBufferSetti
 from tawebeval.core.framing import EVENT_STREAM, JSON_LINES, WEBSOCKET_MESSAGES, StreamFraming
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage
+from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.reading import STREAM_RESUME_TIMEOUT, Subscription
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.sandbox.workspace import derive_directory_name
 from tawebeval.web.streams import StreamFlowControl, write_events
@@ -350,7 +350,9 @@ class Comparison(RuleBasedStateMachine):
         model = self.models[identifier]
         oldest = model.real.ring.begin_cursor
         try:
-            answer: EventPage | errors.RequestError = self.registry.read_page(identifier, after)
+            answer: EventPage | errors.RequestError = self.registry.events.read_page_now(
+                identifier, after
+            )
         except errors.RequestError as error:
             answer = error
         if model.forgotten:

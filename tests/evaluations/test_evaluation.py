@@ -334,10 +334,10 @@ class LifeTests(EvaluationTestCase):
     def test_readers_are_woken(self) -> None:
         """Those who wait for events are woken by each that comes, and by the end."""
         self.begin()
-        waiting = self.evaluation.change_condition.wait()
+        waiting = self.evaluation.events.change_condition.wait()
         self.world.child.print(b"hello\n")
         self.successResultOf(waiting)
-        waiting = self.evaluation.change_condition.wait()
+        waiting = self.evaluation.events.change_condition.wait()
         self.world.child.end()
         self.world.turn()
         self.successResultOf(waiting)
@@ -410,7 +410,7 @@ class LifeTests(EvaluationTestCase):
         self.slot.shut = True
         self.begin()
         self.evaluation.on_acknowledge()
-        self.assertEqual(len(self.evaluation.change_condition), 0)
+        self.assertEqual(len(self.evaluation.events.change_condition), 0)
 
 
 class ClusterTests(EvaluationTestCase):

@@ -354,7 +354,7 @@ class StopTests(SlowTestCase):
         """Those who wait for events are told of the end."""
         self.slot.shut = True
         self.begin()
-        waiting = self.evaluation.change_condition.wait()
+        waiting = self.evaluation.events.change_condition.wait()
         self.stop()
         self.successResultOf(waiting)
 

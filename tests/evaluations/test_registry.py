@@ -26,7 +26,7 @@ class PageTests(RegistryTestCase):
             page = self.page(identifier, after)
             self.assertEqual(page["begin"], after)
             self.assertTrue(page["data"])
-            raw = self.registry.read_page(identifier, after).events.lines
+            raw = self.registry.events.read_page_now(identifier, after).events.lines
             self.assertLessEqual(len(raw), 1024)
             events += page["data"]
             after, pages = page["end"], pages + 1
@@ -91,7 +91,7 @@ class RepetitionTests(RegistryTestCase):
         identifier, _ = self.start(b"a\nb\nc\n")
         self.page(identifier, "2")
         with self.assertRaises(DiscardedCursor) as caught:
-            self.registry.read_page(identifier, "1")
+            self.registry.events.read_page_now(identifier, "1")
         self.assertEqual(caught.exception.extra_members, {"oldest": "2"})
         self.assert_refused(DiscardedCursor, identifier, None, "", "0", "1")
         self.assertEqual(self.page(identifier, "2")["data"], ["b", "\n", "c"])

@@ -14,7 +14,7 @@ from tawebeval.config import Configuration, EvaluationSettings, EventBufferSetti
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationExpired, ServerBusy
 from tawebeval.evaluations import run
-from tawebeval.evaluations.readers import Subscription
+from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.uploads import ReceivedForm
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.children import FakeChild
@@ -114,7 +114,7 @@ class KeptTests(RegistryTestCase):
 
     def stream(self, identifier: str, *, whole: bool = True) -> None:
         """Let a stream send all that there is, or be broken off just before the end."""
-        subscription = self.registry.subscribe(identifier, None)
+        subscription = self.registry.events.subscribe(identifier, None)
         assert subscription is not None
         try:
             with subscription:
@@ -155,7 +155,7 @@ class KeptTests(RegistryTestCase):
         """What was broken off stays, and so does what somebody is reading again."""
         first, second = self.fill()
         self.stream(first, whole=False)
-        subscription = self.registry.subscribe(second, None)
+        subscription = self.registry.events.subscribe(second, None)
         assert subscription is not None
         with subscription:
             subscription.read_events(1)
@@ -165,7 +165,7 @@ class KeptTests(RegistryTestCase):
         self.refuse()
         self.world.clock.advance(29.5)
         self.refuse()
-        subscription = self.registry.subscribe(first, None)
+        subscription = self.registry.events.subscribe(first, None)
         assert subscription is not None
         with subscription:
             self.world.clock.advance(0.5)
@@ -283,7 +283,7 @@ class PausedTests(RegistryTestCase):
         identifier, child = self.start(b"x" * 50 + b"\n")
         self.accept()
         child.print((b"x" * 50 + b"\n") * 3000)
-        subscription = self.registry.subscribe(identifier, None)
+        subscription = self.registry.events.subscribe(identifier, None)
         assert subscription is not None
         with subscription:
             for _ in range(600):
@@ -382,7 +382,7 @@ class TotalTests(RegistryTestCase):
         """What a stream takes makes room also where little is free."""
         self.flood()
         identifier, child = self.flood()
-        subscription = self.registry.subscribe(identifier, None)
+        subscription = self.registry.events.subscribe(identifier, None)
         assert subscription is not None
         with subscription:
             for _ in range(20):
@@ -396,7 +396,7 @@ class TotalTests(RegistryTestCase):
         """A stream that begins with all of a full ring does not wait for what cannot come."""
         identifier, child = self.flood()
         newest = self.registry.get_status(identifier)["events"]["buffered"]
-        subscription = self.registry.subscribe(identifier, str(newest))
+        subscription = self.registry.events.subscribe(identifier, str(newest))
         assert subscription is not None
         with subscription:
             self.assertFalse(child.paused)
@@ -407,7 +407,7 @@ class TotalTests(RegistryTestCase):
         Only then is it noted that others have taken the room, and no event tells the stream.
         """
         identifier, child = self.start()
-        subscription = self.registry.subscribe(identifier, None)
+        subscription = self.registry.events.subscribe(identifier, None)
         assert subscription is not None
         with subscription:
             while self.world.budget.used_bytes < 3000:
@@ -421,7 +421,7 @@ class TotalTests(RegistryTestCase):
     def test_pages_beside_a_stream(self) -> None:
         """Pages hold up a stream's evaluator until 30 s after the last, and no longer."""
         identifier, child = self.start()
-        subscription = self.registry.subscribe(identifier, None)
+        subscription = self.registry.events.subscribe(identifier, None)
         assert subscription is not None
         with subscription:
             self.page(identifier)
@@ -440,7 +440,7 @@ class TotalTests(RegistryTestCase):
     def test_polls_beside_a_stream(self) -> None:
         """As long after a poll: its answer, at once or in vain, or when its client has left."""
         identifier, child = self.start()
-        subscription = self.registry.subscribe(identifier, None)
+        subscription = self.registry.events.subscribe(identifier, None)
         assert subscription is not None
         with subscription:
             in_vain = self.ask(identifier, None, 300)
@@ -474,7 +474,7 @@ class TotalTests(RegistryTestCase):
         """When it has left there is nothing left to wait for."""
         identifier, _ = self.flood()
         self.page(identifier)
-        subscription = self.registry.subscribe(identifier, None)
+        subscription = self.registry.events.subscribe(identifier, None)
         assert subscription is not None
         calls = len(self.world.clock.getDelayedCalls())
         with subscription:
@@ -485,7 +485,7 @@ class TotalTests(RegistryTestCase):
         """What a stream still reads counts, although it is forgotten."""
         identifier, child = self.start(b"a\n")
         self.finish(child)
-        subscription = self.registry.subscribe(identifier, None)
+        subscription = self.registry.events.subscribe(identifier, None)
         assert subscription is not None
         with subscription:
             self.page(identifier, END)
@@ -509,7 +509,7 @@ class TotalTests(RegistryTestCase):
         identifier, child = self.start(b"x" * 20_000)
         self.world.clock.advance(1)
         self.assertRaises(ServerBusy, self.accept)
-        subscription = self.registry.subscribe(identifier, None)
+        subscription = self.registry.events.subscribe(identifier, None)
         assert subscription is not None
         with subscription:
             self.finish(child)
@@ -589,7 +589,7 @@ class NothingLeftTests(RegistryTestCase):
         identifier, child = self.start(b"a line\n" * 100)
         references = self.watch(identifier)
         self.ask(identifier, "0", 20)
-        subscription = self.registry.subscribe(identifier, "0")
+        subscription = self.registry.events.subscribe(identifier, "0")
         assert subscription is not None
         with subscription:
             subscription.read_events(100)
@@ -604,7 +604,7 @@ class NothingLeftTests(RegistryTestCase):
             identifier, child = self.start(b"a line\n")
             references = self.watch(identifier)
             self.finish(child)
-            subscription = self.registry.subscribe(identifier, None)
+            subscription = self.registry.events.subscribe(identifier, None)
             assert subscription is not None
             with subscription:
                 subscription.read_events(100)

@@ -36,9 +36,9 @@ class CallerTests(RegistryTestCase):
 
         refusals: list[type[Exception] | None] = []
         questions: list[Callable[[], object]] = [
-            lambda: registry.read_page(identifier, None, caller),
-            lambda: registry.read_page(identifier, "0", caller),
-            lambda: registry.read_page(identifier, END, caller),
+            lambda: registry.events.read_page_now(identifier, None, caller),
+            lambda: registry.events.read_page_now(identifier, "0", caller),
+            lambda: registry.events.read_page_now(identifier, END, caller),
             lambda: registry.get_status(identifier, caller),
             lambda: registry.cancel_evaluation(identifier, caller).send(None),
         ]
@@ -72,12 +72,16 @@ class CallerTests(RegistryTestCase):
         self.assertEqual(child.signals, [])
         self.finish(child)
         self.assertEqual(self.asked(identifier, "bob"), nothing)
-        self.assertEqual(self.registry.read_page(identifier, None, "alice").end_cursor, END)
-        self.registry.read_page(identifier, END, "alice")
+        self.assertEqual(
+            self.registry.events.read_page_now(identifier, None, "alice").end_cursor, END
+        )
+        self.registry.events.read_page_now(identifier, END, "alice")
         self.assertEqual(self.asked(identifier, "bob"), nothing)
         with self.assertRaises(EvaluationExpired):
             self.registry.get_status(identifier, "alice")
-        self.assertEqual(self.registry.read_page(identifier, END, "alice").end_cursor, None)
+        self.assertEqual(
+            self.registry.events.read_page_now(identifier, END, "alice").end_cursor, None
+        )
 
     def test_repositories(self) -> None:
         """For each of them repositories are fetched in its own name: what it may see of them."""
@@ -93,7 +97,7 @@ class CallerTests(RegistryTestCase):
         self.registry = self.make(2)
         self.assertEqual(self.asked(identifier, "bob"), [EvaluationNotFound] * 6)
         with self.assertRaises(EvaluationExpired):
-            self.registry.read_page(identifier, None, "alice")
+            self.registry.events.read_page_now(identifier, None, "alice")
 
     def test_others_do_not_keep_it(self) -> None:
         """That Bob asks for it does not count as a request."""
@@ -102,7 +106,7 @@ class CallerTests(RegistryTestCase):
         self.asked(identifier, "bob")
         self.expire(1)
         with self.assertRaises(EvaluationExpired):
-            self.registry.read_page(identifier, None, "alice")
+            self.registry.events.read_page_now(identifier, None, "alice")
 
     def test_keys(self) -> None:
         """An `Idempotency-Key` is its caller's own."""
@@ -174,7 +178,7 @@ class KeptShareTestCase(RegistryTestCase):
 
     def read(self, identifier: str, caller: str = "alice") -> None:
         """Let a stream send all that there is."""
-        subscription = self.registry.subscribe(identifier, None, caller)
+        subscription = self.registry.events.subscribe(identifier, None, caller)
         assert subscription is not None
         with subscription:
             subscription.read_events(10**6)
@@ -224,9 +228,9 @@ class KeptShareTests(KeptShareTestCase):
     def test_read(self) -> None:
         """Reading one to its end makes room, and nothing less does."""
         identifier, _ = self.leave("alice", 2)
-        self.registry.read_page(identifier, None, "alice")
+        self.registry.events.read_page_now(identifier, None, "alice")
         self.check_over("alice")
-        self.registry.read_page(identifier, END, "alice")
+        self.registry.events.read_page_now(identifier, END, "alice")
         self.leave("alice")
         self.check_over("alice")
 
@@ -248,7 +252,7 @@ class KeptShareTests(KeptShareTestCase):
         cancelled = Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier, "alice"))
         self.successResultOf(cancelled)
         self.check_over("alice")
-        self.assertIsNone(self.registry.read_page(identifier, END, "alice").end_cursor)
+        self.assertIsNone(self.registry.events.read_page_now(identifier, END, "alice").end_cursor)
         self.leave("alice")
 
     def test_cancelled(self) -> None:
@@ -341,7 +345,7 @@ class BytesShareTests(KeptShareTestCase):
         self.leave("alice")
         self.check_over("alice")
         self.leave("bob")
-        self.registry.read_page(first, END, "alice")
+        self.registry.events.read_page_now(first, END, "alice")
         self.leave("alice")
         self.check_over("alice")
 
@@ -383,7 +387,7 @@ class BytesShareTests(KeptShareTestCase):
         self.assertEqual(self.registry.get_status(bob, "bob")["state"], "running")
         self.finish(self.world.child)
         self.assertEqual(self.states(others), ["running", "queued", "queued"])
-        self.registry.read_page(first, END, "alice")
+        self.registry.events.read_page_now(first, END, "alice")
         self.world.turn()
         self.assertEqual(self.states(others), ["running", "running", "queued"])
 
@@ -404,7 +408,7 @@ class BytesShareTests(KeptShareTestCase):
     def test_queue_sent_and_paged(self) -> None:
         """And nobody reads pages of it any more."""
         first, _, *others = self.fill_queue()
-        self.registry.read_page(first, None, "alice")
+        self.registry.events.read_page_now(first, None, "alice")
         self.read(first)
         self.expire(29)
         self.assertEqual(self.states(others), ["running", "queued", "queued"])

@@ -108,7 +108,7 @@ class Reading(Comparison):
         first = max(model.newest - back, 0)
         oldest = model.real.ring.begin_cursor
         try:
-            subscription = self.registry.subscribe(identifier, str(first))
+            subscription = self.registry.events.subscribe(identifier, str(first))
         except errors.EvaluationExpired:
             assert model.forgotten
             return
@@ -351,7 +351,7 @@ class Machine(Reading):
         """Let somebody ask for what was never here."""
         if text not in self.models:
             try:
-                self.registry.read_page(text, after)
+                self.registry.events.read_page_now(text, after)
             except errors.EvaluationNotFound:
                 return
             raise AssertionError(text)

@@ -143,7 +143,7 @@ class WaitTests(RegistryTestCase):
         identifier, child, asked = self.waiting("0")
         child.print(b"")
         second = self.ask(identifier, "0", 20).addCallback(
-            lambda page: self.registry.read_page(identifier, page.end_cursor)
+            lambda page: self.registry.events.read_page_now(identifier, page.end_cursor)
         )
         third = self.ask(identifier, "0", 20)
         child.print(b"a\nb\n")
@@ -155,7 +155,9 @@ class WaitTests(RegistryTestCase):
         """Who waits for an evaluation that another one reads to its end is told so."""
         identifier, child, first = self.waiting("0")
         second = self.ask(identifier, "0", 20)
-        first.addCallback(lambda page: self.registry.read_page(identifier, page.end_cursor))
+        first.addCallback(
+            lambda page: self.registry.events.read_page_now(identifier, page.end_cursor)
+        )
         self.finish(child)
         self.assertEqual(self.successResultOf(first).end_cursor, None)
         self.failureResultOf(second, EvaluationExpired)

@@ -108,7 +108,7 @@ class CloseTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.successResultOf(self.close())
-        self.registry.peek_page(identifier, None)
+        self.registry.events.read_page_now(identifier, None, is_observer=True)
         self.assertFalse(
             self.successResultOf(Deferred.fromCoroutine(self.registry.drain_and_close()))
         )
@@ -116,7 +116,7 @@ class CloseTests(RegistryTestCase):
     def test_stream(self) -> None:
         """A stream is waited for until it has left."""
         identifier, child = self.start(b"a\n")
-        subscription = self.registry.subscribe(identifier, None)
+        subscription = self.registry.events.subscribe(identifier, None)
         assert subscription is not None
         with subscription:
             closed = self.close()
