@@ -439,7 +439,6 @@ def _make_archive(base: SharedDependencies) -> EvaluationArchive | None:
         base.store,
         pools.archive_threads,
         pools.archive_reader_threads,
-        base.reactor,
         format_rfc3339_time,
     )
 
