@@ -16,6 +16,7 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -56,9 +57,9 @@ CREATE TABLE evaluations (
     archived_bytes INTEGER             -- NULL unless it is in the archive
 );
 CREATE INDEX live ON evaluations (sequence_number) WHERE archived_bytes IS NULL;
-CREATE INDEX archived ON evaluations (caller, sequence_number) WHERE archived_bytes IS NOT NULL;
-CREATE INDEX ended ON evaluations (ended, caller, archived_bytes)
+CREATE INDEX archived ON evaluations (caller, sequence_number, archived_bytes)
     WHERE archived_bytes IS NOT NULL;
+CREATE INDEX ended ON evaluations (ended, caller) WHERE archived_bytes IS NOT NULL;
 CREATE TABLE callbacks (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE links (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL);
 PRAGMA user_version = 1;
@@ -76,6 +77,9 @@ _MACHINE_ERRORS = {
     sqlite3.SQLITE_CANTOPEN,
 }
 
+# The module sqlite3 cannot decode a message that quotes a damaged name.
+_DAMAGES = (sqlite3.Error, UnicodeDecodeError)
+
 T = TypeVar("T")
 
 log = Logger()
@@ -85,7 +89,7 @@ class DamagedRow(sqlite3.DatabaseError):
     """A row whose checksum is wrong, or which cannot be decoded."""
 
 
-def describe_database_error(error: sqlite3.Error | OSError) -> SetupProblem:
+def describe_database_error(error: sqlite3.Error | UnicodeDecodeError | OSError) -> SetupProblem:
     """Return the error and its remedy."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if isinstance(error, OSError):
@@ -149,7 +153,7 @@ class EvaluationDatabase:
         recorded_count, was_closed = self._read_lock_file()
         try:
             connection = self._connect(was_closed=was_closed)
-        except sqlite3.Error as error:
+        except _DAMAGES as error:
             connection = self._replace(error)
         else:
             if self.transaction_count < recorded_count:
@@ -160,8 +164,8 @@ class EvaluationDatabase:
                     path=self.path,
                     count=recorded_count - self.transaction_count,
                 )
-        self._connection = connection
         self._write_lock_file(is_closed=False)
+        self._connection = connection
 
     def _connect(self, *, was_closed: bool) -> sqlite3.Connection:
         """Return a connection for writing. Raises: OSError, sqlite3.Error, ConfigurationError."""
@@ -200,7 +204,7 @@ class EvaluationDatabase:
         connection.execute("PRAGMA cell_size_check = ON")  # finds more damages, and costs nothing
         return connection
 
-    def _replace(self, error: sqlite3.Error) -> sqlite3.Connection:
+    def _replace(self, error: sqlite3.Error | UnicodeDecodeError) -> sqlite3.Connection:
         """Set a damaged file aside and begin a new one. Raises: as `_connect`."""
         what, remedy = describe_database_error(error)
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in _MACHINE_ERRORS:
@@ -257,7 +261,7 @@ class EvaluationDatabase:
                     damaged[table, name] = None
             if damaged:
                 self.write(damaged)
-        except sqlite3.Error as error:
+        except _DAMAGES as error:
             self._connection.close()
             self._connection = self._replace(error)
             self._write_lock_file(is_closed=False)
@@ -274,7 +278,8 @@ class EvaluationDatabase:
         """Close the connection that writes, and let another daemon use the database."""
         self._connection.close()
         if not self._has_failed:
-            self._write_lock_file(is_closed=True)
+            with suppress(OSError):  # then the next start checks the file
+                self._write_lock_file(is_closed=True)
         os.close(self._lock)
 
     # Writing, in one thread

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import shutil
 import sqlite3
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Commit, Submodule
@@ -44,6 +46,7 @@ from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.environments import Environment
 from tawebeval.webhooks.callback import CallbackRecord, CallbackState
+from tests.evaluations import store_crashes
 from tests.fakes.world import InlineThreads, SlowThreads
 
 T = TypeVar("T")
@@ -258,6 +261,7 @@ class WritingTests(StoreTestCase):
         self.limit_pages(1)
         with capturedLogs() as events:
             self.store.save(make_row(1, form_digest=bytes(50_000)))
+            self.store.save(make_row(1, form_digest=bytes(50_001)))  # while the first fails
             added = self.store.add(make_row(2))
             self.commit_all()
             self.failureResultOf(added, StoreError)
@@ -271,7 +275,7 @@ class WritingTests(StoreTestCase):
         self.assertIn("is full; free some disk space", self.store.problem or "")
         self.assertEqual([row.form_digest for row in self.store.load_live()], [b""])
         # A change alone makes no attempt.
-        self.store.save(make_row(1, form_digest=bytes(50_001)))
+        self.store.save(make_row(3))
         self.assertEqual(self.threads.waiting, [])
 
         self.limit_pages(2**20)
@@ -282,7 +286,7 @@ class WritingTests(StoreTestCase):
             ([formatEvent(event) for event in events], self.store.problem),
             ([f"{self.path} can be written again"], None),
         )
-        self.assertEqual([len(row.form_digest) for row in self.store.load_live()], [50_001])
+        self.assertEqual([len(row.form_digest) for row in self.store.load_live()], [50_001, 0])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_evaluation_that_was_refused_is_not_written_later(self) -> None:
@@ -305,7 +309,7 @@ class WritingTests(StoreTestCase):
             closed = Deferred.fromCoroutine(self.store.close())
             self.commit_all()
             self.successResultOf(closed)
-        self.assertIn("2 changes are lost", formatEvent(events[-1]))
+        self.assertIn("the changes that wait are lost: 2", formatEvent(events[-1]))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
@@ -475,17 +479,91 @@ class OpeningTests(StoreTestCase):
             self.assertIn("transactions are missing", line)
             self.assertEqual(self.reopen(), (found, []))
 
-    def test_flipped_bits_never_stop_the_start_nor_lose_rows_silently(self) -> None:
+    def test_text_that_is_no_utf_8_is_a_damage(self) -> None:
+        self.fill(1)
+        content = self.path.read_bytes()
+        for name in (b"INDEX archived", b"\x00e0"):
+            self.path.write_bytes(content.replace(name, name[:-1] + b"\xe4"))
+            found, (line,) = self.reopen()
+            self.assertEqual(found, [])
+            self.assertIn("is damaged", line)
+
+    def test_damaged_bytes_never_stop_the_start_nor_lose_rows_silently(self) -> None:
         self.fill(60)
         content = self.path.read_bytes()
         expected = [f"e{number}" for number in range(60)]
         chance = random.Random(5)
-        for _ in range(300):
-            place = chance.randrange(len(content))
-            if place in range(60, 64):  # the number of the format, which may be a newer one
-                continue
-            flipped = bytes([content[place] ^ 1 << chance.randrange(8)])
-            self.path.write_bytes(content[:place] + flipped + content[place + 1 :])
+        format_number = range(60, 64)  # a newer one stops the start
+        damages = [
+            (place, content[place] ^ 1 << chance.randrange(8))
+            for place in chance.sample(range(len(content)), 100)
+            if place not in format_number
+        ]
+        # Each page with one entry less.
+        counts = [page + 4 for page in (100, *range(4096, len(content), 4096))]
+        damages += [(place, content[place] - 1) for place in counts if content[place]]
+        for place, byte in damages:
+            self.path.write_bytes(content[:place] + bytes([byte]) + content[place + 1 :])
             found, lines = self.reopen()
-            self.assertTrue(lines or found == expected, (place, flipped, found))
+            self.assertTrue(lines or found == expected, (place, byte, found))
             self.assertLessEqual(set(found), set(expected))
+
+
+class FullDiskTests(StoreTestCase):
+    """A file system of 2 MiB that fills up."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(self.directory)]
+        if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+            raise SkipTest("only root can mount file systems")
+        self.addCleanup(subprocess.run, ["umount", "--lazy", str(self.directory)], check=True)
+
+    def fill_disk(self) -> Path:
+        """Leave no room; return the file that takes it."""
+        filler = self.directory / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        return filler
+
+    def test_store_goes_on_when_the_disk_has_room_again(self) -> None:
+        store = self.open()
+        self.successResultOf(store.add(make_row(1)))
+        filler = self.fill_disk()
+        for number in range(2, 100):  # until the log is full, too
+            store.save(make_row(1, form_digest=bytes([number]) * 50_000))
+        self.failureResultOf(store.add(make_row(2)), StoreError)
+        self.assertIn("free some disk space", store.problem or "")
+        self.assertEqual([row.identifier for row in store.load_live()], ["e1"])
+        filler.unlink()
+        self.successResultOf(store.add(make_row(3)))
+        self.assertIsNone(store.problem)
+        rows = store.load_live()
+        self.assertEqual([row.identifier for row in rows], ["e1", "e3"])
+        self.assertEqual(rows[0].form_digest[:1], bytes([99]))
+        self.take(store.close())
+
+    def test_start_is_refused_without_room_and_nothing_is_set_aside(self) -> None:
+        self.fill_disk()
+        error = self.assertRaises(ConfigurationError, self.open)
+        self.assertIn("free some disk space", str(error))
+        (self.directory / "filler").unlink()
+        self.fill(2)
+        self.fill_disk()
+        with contextlib.suppress(ConfigurationError):
+            self.take(self.open().close())
+        (self.directory / "filler").unlink()
+        self.assertEqual(self.reopen(), (["e0", "e1"], []))
+
+
+class CrashTests(SynchronousTestCase):
+    """A process that is killed in the middle of its commits."""
+
+    def test_killed_process_leaves_all_that_was_committed_and_nothing_torn(self) -> None:
+        directory = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, directory)
+        command = [sys.executable, "-m", store_crashes.__name__, f"{directory}/store", "50", "7"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+        self.assertRegex(ended.stdout, r"^[0-9]{3,} changes, [0-9]{2,} told as committed, ")
