@@ -187,15 +187,13 @@ def resume_run(
     evaluation.details.state = EvaluationState.RUNNING
     try:
         _resume_run(evaluation, row, resume_checkout)
-    except (StdoutChanged, OSError) as error:
-        words = "{evaluation}: the evaluator cannot go on: {error!r}"
-        log.error(words, evaluation=evaluation.details.log_name, error=error)  # noqa: TRY400
-        conclude_in_background(evaluation, evaluation.stop_reason or _LOST)
-    except Exception:  # noqa: BLE001  (a client learns of every end)
-        log.failure(
-            "{evaluation}: defect: the evaluator cannot go on",
-            evaluation=evaluation.details.log_name,
-        )
+    except Exception as error:  # noqa: BLE001  (a client learns of every end)
+        if isinstance(error, StdoutChanged | OSError):
+            words = "{evaluation}: the evaluator cannot go on: {error!r}"
+            log.error(words, evaluation=evaluation.details.log_name, error=error)  # noqa: TRY400
+        else:
+            words = "{evaluation}: defect: the evaluator cannot go on"
+            log.failure(words, evaluation=evaluation.details.log_name)
         conclude_in_background(evaluation, evaluation.stop_reason or _LOST)
 
 
