@@ -64,7 +64,7 @@ from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.web.auth import Authentication
 from tawebeval.web.context import WebContext
-from tawebeval.web.links import EvaluationLinks, LinkFile
+from tawebeval.web.links import EvaluationLinks
 from tawebeval.web.peers import make_peer_evaluation_lists
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
@@ -470,13 +470,12 @@ def _make_application(
 def _make_links(base: SharedDependencies) -> EvaluationLinks:
     directories = base.directories
     return EvaluationLinks(
-        LinkFile(directories.state / "links"),
+        base.store,
         LinkSigner(directories.identifier_mac_key),
         base.authentication,
         base.reactor,
         time,
         os.urandom,
-        base.thread_pools.upload_threads,
     )
 
 

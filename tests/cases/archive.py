@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from twisted.trial.unittest import SynchronousTestCase
-
-from tawebeval.archive.files import ArchiveFile
 from tawebeval.archive.index import ArchiveQuery
 from tawebeval.archive.store import (
     SUBDIRECTORY_NAMES,
@@ -18,6 +15,9 @@ from tawebeval.archive.store import (
     RecordingEnd,
     RecordingOutcome,
 )
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.archive.files import ArchiveFile
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EventBatch, encode_data_event
 from tawebeval.evaluations.status import format_rfc3339_time
