@@ -78,7 +78,10 @@ class _Reader:
 
 @attrs.define(eq=False)
 class EvaluationLinks:
-    """All links of the daemon, which are in the `store`; `random_bytes(n)` returns n random bytes."""
+    """All links of the daemon; the `store` keeps them.
+
+    `random_bytes(n)` returns n random bytes.
+    """
 
     _store: EvaluationStore
     _signer: LinkSigner

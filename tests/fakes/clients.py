@@ -226,7 +226,6 @@ class Service:
             configuration=self.configuration,
             clock=self.reactor,
             random=self.random,
-            running=self.running,
         )
         if self.configuration.archive.is_enabled:
             self.world.archive = self.open_archive()
