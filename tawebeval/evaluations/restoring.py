@@ -93,6 +93,7 @@ def _make_run_row(evaluation: Evaluation) -> RunRow:
         start_time=run.main_start_time,
         checkout_path=str(run.checkout.path),
         deadline=run.clock.deadline,
+        left_at=evaluation.left_at,
         sandbox_description=run.sandboxed.describe_for_resume(),
         quota_directory=None if quota is None else str(quota),
     )
@@ -215,7 +216,10 @@ def _resume_run(
     evaluation.events.acknowledge(min(row.begin_cursor, evaluation.events.log.end_cursor))
     checkout = evaluation.checkout = resume_checkout(details.commit, Path(found.checkout_path))
     sandboxed = make_sandboxed_run(evaluation, checkout)
-    run = make_run(evaluation, checkout, sandboxed, stdout, deadline=found.deadline)
+    deadline = found.deadline
+    if deadline is not None and found.left_at is not None:
+        deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)
+    run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
     evaluation.run = run
     sandboxed.resume_process(
         run,
