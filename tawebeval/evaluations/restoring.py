@@ -242,6 +242,11 @@ class LeftEvaluations:
         return {derive_directory_name(row.identifier) for row in self.rows}
 
     @property
+    def running_directory_names(self) -> set[str]:
+        """The names of directories of evaluations that run."""
+        return {derive_directory_name(row.identifier) for row in self.rows if row.run is not None}
+
+    @property
     def upload_directory_names(self) -> set[str]:
         """The names of directories of uploaded files."""
         return {row.upload_directory for row in self.rows if row.upload_directory}
