@@ -60,6 +60,7 @@ class FakeEvaluator:
 
     is_running = True
     is_paused = False
+    pipe_read_cpu_seconds = 0.0
 
     def __init__(self) -> None:
         self.signals: list[int] = []
