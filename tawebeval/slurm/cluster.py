@@ -34,7 +34,7 @@ from tawebeval.sandbox.base import (
     Sandbox,
     SandboxedRun,
 )
-from tawebeval.sandbox.broker_client import BROKER_SOCKET_NAME
+from tawebeval.sandbox.bubblewrap import BROKER_SOCKET_NAME
 from tawebeval.sandbox.bubblewrap import WORKSPACE_MOUNT_POINT
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
