@@ -19,10 +19,11 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from resource import struct_rusage
 from typing import Any, Protocol
 
+import attrs
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IReadDescriptor
 from twisted.internet.main import CONNECTION_DONE
@@ -127,6 +128,67 @@ def open_pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> t
     writing.callback(os.close, ends[1])
     os.set_blocking(ends[0], False)
     return ends
+
+
+@attrs.frozen
+class StartedProcess:
+    """A running child, leader of its own session and process group, that nobody waits for yet.
+
+    `pidfd` becomes readable at the child's end; `stdout` and `stderr` are the non-blocking read
+    ends of its pipes. The code that takes the child over closes all three.
+    """
+
+    pid: int
+    pidfd: int
+    stdout: int
+    stderr: int
+
+
+def start_child(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    directory: str,
+    descriptors: Sequence[int] = (),
+) -> StartedProcess:
+    """Start `argv` in `directory` with just that environment and an empty stdin. Blocks, hardly.
+
+    The child gets `descriptors` under the same numbers; they stay open here, too. Raises: OSError.
+    """
+    with contextlib.ExitStack() as writing, contextlib.ExitStack() as reading:
+        stdout, stderr = (open_pipe(reading, writing) for _ in range(2))
+        process = subprocess.Popen(
+            argv,
+            env=dict(environment),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout[1],
+            stderr=stderr[1],
+            start_new_session=True,
+            pass_fds=descriptors,
+            umask=0o022,
+        )
+        process.returncode = 0  # so that Popen does not wait for the child
+        started = StartedProcess(process.pid, _open_pidfd(process.pid), stdout[0], stderr[0])
+        reading.pop_all()
+        return started
+
+
+def _open_pidfd(pid: int) -> int:
+    """Open a pidfd for a child; without one, kill the child. Raises: OSError."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def kill_started_child(started: StartedProcess) -> None:
+    """Kill a child that nothing takes over, with its process group; close its descriptors."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(started.pid, signal.SIGKILL)
+    for descriptor in (started.pidfd, started.stdout, started.stderr):
+        os.close(descriptor)
 
 
 def has_process_ended(pidfd: int) -> bool:
@@ -239,24 +301,19 @@ class ChildProcess:
         self,
         reactor: Any,
         protocol: ProcessProtocol,
-        pid: int,
-        descriptors: tuple[int, int, int],
+        started: StartedProcess,
         on_reaped: Callable[[int], object] = lambda pid: None,
     ) -> None:
-        """Take over a child: its pidfd, and the read ends of stdout and stderr.
-
-        `on_reaped(pid)` is called when the kernel may use `pid` again.
-        """
-        pidfd, stdout, stderr = descriptors
+        """Take over a child. `on_reaped(pid)` is called when the kernel may use `pid` again."""
         self.resource_usage: struct_rusage | None = None
-        self.pid = pid
+        self.pid = started.pid
         self._on_reaped = on_reaped
         self._protocol = protocol
         self._reason: Failure | None = None  # of its end
         self._has_ended = False
-        self._stdout = PipeReader(reactor, stdout, STDOUT, self)
-        self._stderr = PipeReader(reactor, stderr, STDERR, self)
-        _PidReader(reactor, pidfd, self._reap)
+        self._stdout = PipeReader(reactor, started.stdout, STDOUT, self)
+        self._stderr = PipeReader(reactor, started.stderr, STDERR, self)
+        _PidReader(reactor, started.pidfd, self._reap)
         protocol.makeConnection(self)
 
     @property
@@ -310,12 +367,20 @@ class ChildProcess:
         self._stdout.resumeProducing()
 
 
+class ProcessAdopter(Protocol):
+    """What lets a started process drive a protocol."""
+
+    def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> ChildProcess:
+        """Let a child that a thread has started drive a protocol from now on."""
+
+
 class Spawner:
     """The children of the daemon: it starts them, and knows which still run."""
 
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
         self._children: set[int] = set()
+        self._expected: set[object] = set()
 
     def __call__(
         self,
@@ -326,35 +391,32 @@ class Spawner:
         *,
         descriptors: Sequence[int] = (),
     ) -> ChildProcess:
-        """Start `argv` in `directory` with just that environment and an empty stdin.
+        """Start a child, as `start_child` does. Blocks, hardly. Raises: OSError."""
+        started = start_child(argv, environment, directory, descriptors)
+        self._children.add(started.pid)
+        return self.adopt_child(protocol, started)
 
-        The child gets `descriptors` under the same numbers; they stay open here, too. Blocks,
-        hardly. Raises: OSError.
+    def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> ChildProcess:
+        """Let a child that a thread has started drive a protocol from now on."""
+        return ChildProcess(self._reactor, protocol, started, self._children.discard)
+
+    @contextlib.contextmanager
+    def expect_new_child(self) -> Iterator[Callable[[int], object]]:
+        """Expect a child that a thread starts in the body; yield a function that takes its number.
+
+        Until the body ends no unknown child is taken for an orphan and reaped.
         """
-        with contextlib.ExitStack() as writing, contextlib.ExitStack() as reading:
-            stdout, stderr = (open_pipe(reading, writing) for _ in range(2))
-            process = subprocess.Popen(
-                argv,
-                env=dict(environment),
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout[1],
-                stderr=stderr[1],
-                start_new_session=True,
-                pass_fds=descriptors,
-                umask=0o022,
-            )
-            process.returncode = 0  # so that Popen does not wait for the child
-            pidfd = _open_pidfd(process.pid)
-            reading.pop_all()
-        self._children.add(process.pid)
-        return ChildProcess(
-            self._reactor,
-            protocol,
-            process.pid,
-            (pidfd, stdout[0], stderr[0]),
-            self._children.discard,
-        )
+        start = object()
+        self._expected.add(start)
+        try:
+            yield self._children.add
+        finally:
+            self._expected.discard(start)
+
+    @property
+    def has_no_expected_child(self) -> bool:
+        """Whether every child is known: none is expected."""
+        return not self._expected
 
     @property
     def child_count(self) -> int:
@@ -364,13 +426,3 @@ class Spawner:
     def is_child(self, pid: int) -> bool:
         """Tell whether `pid` is a known child that was not reaped yet."""
         return pid in self._children
-
-
-def _open_pidfd(pid: int) -> int:
-    """Open a pidfd for a child; without one, kill the child. Raises: OSError."""
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
