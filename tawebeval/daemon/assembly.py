@@ -61,7 +61,7 @@ from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.probe import open_helper_sandbox, open_sandbox
 from tawebeval.slurm.checks import check_shared_directories
-from tawebeval.slurm.cluster import SlurmSandbox
+from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
 from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.web.auth import Authentication
@@ -424,6 +424,8 @@ def _open_runner(base: SharedDependencies) -> Sandbox:
     label = derive_daemon_label(directories.state)
     commands = SlurmCommands(base.reactor, base.spawner)
     if base.configuration.runner.kind == "local":
+        if base.left_evaluations.has_cluster_runs:
+            cancel_all_jobs(commands, base.reactor, label)
         return base.sandbox
     check_shared_directories(base.configuration, (directories.state, directories.repositories))
     return SlurmSandbox.create(
@@ -432,8 +434,8 @@ def _open_runner(base: SharedDependencies) -> Sandbox:
         commands,
         base.thread_pools.file_tree_threads,
         base.reactor,
+        base.spawner,
         label,
-        can_outlive_daemon=False,
     )
 
 

@@ -116,7 +116,8 @@ class RunClock:
 class Run(ProcessProtocol):
     """One run of an evaluator.
 
-    `run_ended` is set, to the run, when the process tree is gone and all output is in the log.
+    `run_ended` is set, to the run, when the process tree is gone and all output is in the log;
+    `output_ended` when all output is.
     `failure` is the reason of a stop or a bad exit, None after a good one. `exit_status` is None
     until the end, and if no evaluator ran. `usage` is known at the end.
 
@@ -150,7 +151,7 @@ class Run(ProcessProtocol):
         self._on_new_events = on_new_events
         self._on_change = on_change
         seconds = sandboxed.limits.wall_clock
-        if deadline is None:
+        if deadline is None and not sandboxed.has_external_queue:
             deadline = context.clock.seconds() + seconds
         self.clock = RunClock(context.clock, seconds, self._on_timeout, deadline)
         self._stderr, self._stderr_bytes = b"", 0
@@ -161,7 +162,7 @@ class Run(ProcessProtocol):
         self._is_paused = self._is_reading = self._has_stdout_ended = False
         self._has_lost_events = False
         self._tree_ended: OneShotEvent[None] = OneShotEvent()
-        self._output_ended: OneShotEvent[None] = OneShotEvent()
+        self.output_ended: OneShotEvent[None] = OneShotEvent()
         self._process: ProcessTransport
         details.result_summary = stdout.result_summary
 
@@ -195,7 +196,8 @@ class Run(ProcessProtocol):
     def connectionMade(self) -> None:
         """Start the clock, and have the limits checked until the end."""
         monitor = self._context.limit_monitor
-        self.clock.start()
+        if not self.clock.restart():  # what had to wait elsewhere has its whole time from now on
+            self.clock.start()
         monitor.add_run(self.sandboxed, self.stop)
         self.run_ended.add_callback(lambda _: monitor.remove_run(self.sandboxed))
 
@@ -234,7 +236,7 @@ class Run(ProcessProtocol):
         gets KILL at once, even if it is being stopped for another reason.
         """
         running, at_once = self._process.is_running, failure.reason in _AT_ONCE
-        if self.failure is None and (running or not self._output_ended.is_set):
+        if self.failure is None and (running or not self.output_ended.is_set):
             self.failure = failure
             self._on_change()
             if running and not at_once:
@@ -318,7 +320,7 @@ class Run(ProcessProtocol):
             except Exception as error:  # noqa: BLE001  (whatever the defect is)
                 self._lose_events(error)
         if self._has_lost_events and self._has_stdout_ended:
-            self._output_ended.set_value(None)
+            self.output_ended.set_value(None)
         if self._stdout.log.end_cursor != end:
             self._on_new_events()
 
@@ -355,12 +357,12 @@ class Run(ProcessProtocol):
                 self._process.pauseProducing()
             else:
                 self._process.resumeProducing()
-        if self._has_stdout_ended and not is_busy and not self._output_ended.is_set:
+        if self._has_stdout_ended and not is_busy and not self.output_ended.is_set:
             if self._flush is not None:
                 self._flush.cancel()
                 self._flush = None
             stdout.finish()
-            self._output_ended.set_value(None)
+            self.output_ended.set_value(None)
 
     def _take_turn(self) -> None:
         """Parse on, or read the file that stdout names."""
@@ -441,7 +443,7 @@ class Run(ProcessProtocol):
 
     async def _conclude(self, status: int | None, number: int | None) -> None:
         await self._tree_ended.wait()
-        await self._output_ended.wait()
+        await self.output_ended.wait()
         sandboxed = self.sandboxed
         if self._process.lost_reason is not None:
             self.failure = self.failure or EvaluationFailure(

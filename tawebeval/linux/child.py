@@ -149,10 +149,12 @@ def start_child(
     environment: Mapping[str, str],
     directory: str,
     descriptors: Sequence[int] = (),
+    stdin: int = subprocess.DEVNULL,
 ) -> StartedProcess:
-    """Start `argv` in `directory` with just that environment and an empty stdin. Blocks, hardly.
+    """Start `argv` in `directory` with just that environment. Blocks, hardly.
 
-    The child gets `descriptors` under the same numbers; they stay open here, too. Raises: OSError.
+    The child gets `descriptors` under the same numbers, and the descriptor `stdin`; they stay open
+    here, too. Raises: OSError.
     """
     with contextlib.ExitStack() as writing, contextlib.ExitStack() as reading:
         stdout, stderr = (open_pipe(reading, writing) for _ in range(2))
@@ -160,7 +162,7 @@ def start_child(
             argv,
             env=dict(environment),
             cwd=directory,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout[1],
             stderr=stderr[1],
             start_new_session=True,
