@@ -19,7 +19,7 @@ class CallbackTests(RegistryTestCase):
     """A registry with callbacks, and with more time to run than to be asked for."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after_seconds=900, max_pause_seconds=10**6),
+        evaluations=EvaluationSettings(abandon_after_seconds=900),
         limits=LimitSettings(wall_clock=10**6),
     )
 
