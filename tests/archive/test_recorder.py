@@ -7,10 +7,6 @@ import weakref
 from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.task import Clock
-
-from tawebeval.archive.files import ArchiveFile
 from tawebeval.archive.index import ArchiveQuery
 from tawebeval.archive.recorder import (
     ARCHIVE_CLOSE_TIMEOUT,
@@ -20,6 +16,10 @@ from tawebeval.archive.recorder import (
     STALLED_WRITE_SECONDS,
     DiskArchive,
 )
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+
+from tawebeval.archive.files import ArchiveFile
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.budget import RingAllocation, RingBudget
 from tawebeval.core.events import EventBatch

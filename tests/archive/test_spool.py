@@ -8,10 +8,10 @@ import signal
 import time
 from pathlib import Path
 
+from tawebeval.archive.spool import SpooledRecording, recover_recordings
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.archive.files import ArchiveFile, encode_header_frame
-from tawebeval.archive.spool import SpooledRecording, recover_recordings
 from tests.cases.archive import make_batch
 
 NAME = "0" * 32

@@ -6,8 +6,6 @@ import os
 import sqlite3
 from pathlib import Path
 
-from twisted.logger import capturedLogs, formatEvent
-
 from tawebeval.archive.index import ArchiveQuery
 from tawebeval.archive.store import (
     MAX_REMOVALS_PER_CALL,
@@ -16,6 +14,8 @@ from tawebeval.archive.store import (
     PendingEvents,
     PendingWrites,
 )
+from twisted.logger import capturedLogs, formatEvent
+
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.form import SubmissionFile, pack_request

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.event_log import EventLog
-from tawebeval.core.events import EMPTY_BATCH
+from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.form import pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import EventPage
@@ -56,6 +56,14 @@ PATIENT = Configuration(
     limits=LimitSettings(wall_clock=100_000),
 )
 """Under these settings evaluations are abandoned long before they are over their time."""
+
+
+def read_all_segments(log: EventLog) -> EventBatch:
+    """Return all events of a log."""
+    batch = EMPTY_BATCH
+    while log.begin_cursor + batch.count < log.end_cursor:
+        batch += log.read_events(log.begin_cursor + batch.count, 10**9)
+    return batch
 
 
 class EvaluationTestCase(SynchronousTestCase):
@@ -125,9 +133,13 @@ class EvaluationTestCase(SynchronousTestCase):
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the events, as clients will see them."""
-        events = self.evaluation.events
-        batch = events.read_now(events.log.begin_cursor, 10**9)
-        return [json.loads(line) for line in batch.lines.splitlines()]
+        lines = read_all_segments(self.evaluation.events.log).lines.splitlines()
+        return [json.loads(line) for line in lines]
+
+    def assert_removed(self) -> None:
+        """Hold that nothing is left but the directory of the events."""
+        left = {str(path.relative_to(self.root)) for path in self.root.rglob("*")}
+        self.assertLessEqual(left, {"some", "some/output"})
 
     def assert_over(
         self, state: EvaluationState, reason: str | None, printed: str = ""
@@ -141,7 +153,7 @@ class EvaluationTestCase(SynchronousTestCase):
         self.assertTrue(self.evaluation.events.log.has_ended)
         self.assertIs(self.evaluation.details.state, state)
         self.assertTrue(state.has_ended)
-        self.assertEqual(list(self.root.iterdir()), [])
+        self.assert_removed()
         self.assertEqual(self.world.repositories.users, 0)
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
         lines = self.lines()
@@ -234,11 +246,8 @@ class RunTestCase(SynchronousTestCase):
         self.clock.turn(count)
 
     def events(self) -> list[Event]:
-        """Return the events, of all segments."""
-        batch = EMPTY_BATCH
-        while self.log.begin_cursor + batch.count < self.log.end_cursor:
-            batch += self.log.read_events(self.log.begin_cursor + batch.count, 10**9)
-        return classify(decode(batch))
+        """Return the events."""
+        return classify(decode(read_all_segments(self.log)))
 
     def text(self) -> str:
         """Return the events, which are text."""

@@ -10,6 +10,8 @@ from tawebeval.errors import CallerQuotaExceeded, ServerBusy
 
 
 class EventDiskTests(SynchronousTestCase):
+    """`EventDiskBudget`: bytes of events."""
+
     def test_one_caller_may_take_half_of_it(self) -> None:
         budget = EventDiskBudget(101)
         budget.add_bytes("alice", 49)

@@ -8,9 +8,6 @@ from typing import Any
 import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twisted.trial.unittest import SynchronousTestCase
-
-from tawebeval.core.events import EventBatch
 from tawebeval.evaluations.journal import (
     READABLE_VERSIONS,
     EvaluationJournal,
@@ -20,6 +17,9 @@ from tawebeval.evaluations.journal import (
     ParserCheckpoint,
     UnknownJournalVersion,
 )
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.events import EventBatch
 from tawebeval.linux.memory_file import PAGE_BYTES
 
 

@@ -6,12 +6,6 @@ from typing import Any
 
 import attrs
 import msgspec
-from twisted.trial.unittest import SynchronousTestCase
-
-from tawebeval.config import LimitSettings
-from tawebeval.core.checkout import Commit, Submodule
-from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.run import RunProgress, RunResult
 from tawebeval.evaluations.snapshot import (
     CallbackSnapshot,
     EvaluationSnapshot,
@@ -21,6 +15,12 @@ from tawebeval.evaluations.snapshot import (
     load_limits,
     load_runner_status,
 )
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import LimitSettings
+from tawebeval.core.checkout import Commit, Submodule
+from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.run import RunProgress, RunResult
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 

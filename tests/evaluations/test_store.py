@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tawebeval.evaluations.snapshot import dump_limits
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
@@ -38,7 +39,6 @@ from tawebeval.evaluations.rows import (
     unpack_evaluation,
 )
 from tawebeval.evaluations.run import RunResult
-from tawebeval.evaluations.snapshot import dump_limits
 from tawebeval.evaluations.store import RETRY_SECONDS, EvaluationStore
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus

@@ -12,6 +12,8 @@ from typing import Any
 
 import attrs
 from klein import Klein
+from tawebeval.archive.recorder import DiskArchive
+from tawebeval.archive.store import ArchiveStore
 from treq.client import HTTPClient
 from treq.testing import RequestTraversalAgent, _SynchronousProducer
 from twisted.internet.address import IPv4Address
@@ -22,8 +24,6 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
-from tawebeval.archive.recorder import DiskArchive
-from tawebeval.archive.store import ArchiveStore
 from tawebeval.config import Configuration
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.signed_links import LinkSigner
