@@ -117,7 +117,7 @@ class MemoryTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
 
     def test_ended(self) -> None:
-        """At the end it has no part of stdout that is no event, and stderr as bytes and in the event."""
+        """At the end it has no part of stdout that is no event, and stderr twice: in the event."""
         self.begin()
         begin = self.world.child.environment["EVALUATION_FILE_BEGIN"].encode()
         self.world.child.print(begin + b"\n\n" + b"x" * 10**6)
@@ -136,7 +136,7 @@ class MemoryTests(EvaluationTestCase):
         self.evaluation.events.acknowledge(self.evaluation.events.log.end_cursor)
 
     def test_failed(self) -> None:
-        """Of a failure there is the event, once, and what the status tells, not where it came from."""
+        """Of a failure there are its event and what the status tells, not where it was raised."""
         self.world.repositories.fail("repository", "could not be fetched", stderr="x" * 8192)
         self.begin()
         self.assertEqual(
