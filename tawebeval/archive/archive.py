@@ -45,7 +45,7 @@ from tawebeval.core.expiry_clock import ExpiryClock
 from tawebeval.core.ring import EventRing
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, format_size
-from tawebeval.linux.filetree import rename_durably
+from tawebeval.linux.filetree import describe_disk_error, rename_durably
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name, derive_log_pseudonym
 
 ArchiveLossReason = Literal["disk", "size", "defect"]
@@ -63,6 +63,7 @@ _BLOCK = 512  # bytes, the unit of st_blocks
 _ROW = 2048  # bytes of the disk that a row takes, or so
 _DAY = 24 * 60 * 60.0
 _RETRY_AFTER = 5  # seconds
+RemovableRow = tuple[str, str, int]  # identifier, caller, bytes on the disk
 T = TypeVar("T")
 
 log = Logger()
@@ -76,8 +77,8 @@ class ArchiveRows(Protocol):
 
     async def list_oldest_archived(
         self, max_count: int, *, caller: str | None = None, ended_before: float = math.inf
-    ) -> Sequence[Any]:
-        """Return rows that ended first, with `identifier`, `caller` and `file_bytes`."""
+    ) -> list[RemovableRow]:
+        """Return rows that ended first."""
 
     async def count_archived(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of rows and of bytes by caller."""
@@ -161,13 +162,11 @@ class EvaluationArchive:
         of the store.
         """
         async with self._changes:
-            try:
-                await self._writer.run_in_thread(self._open)
-            except OSError as error:
-                log.error("archive: {path}: {error}", path=self.directory, error=error)  # noqa: TRY400
-            for identifier in self._read_pending():
+            pending, has_files = await self._writer.run_in_thread(self._look_at_files)
+            for identifier in pending:
                 row = await self._rows.find_archived(identifier)
-                if row is not None and not self._locate(identifier, "jsonl").exists():
+                file = self._locate(identifier, "jsonl")
+                if row is not None and not await self._writer.run_in_thread(file.exists):
                     self._rows.delete(identifier)
                 elif row is None and not is_live(identifier):
                     await self._writer.run_in_thread(self._unlink, identifier)
@@ -175,18 +174,24 @@ class EvaluationArchive:
             found = await self._rows.count_archived()
             self.evaluation_count = sum(count for count, _ in found.values())
             self._bytes_by_caller = Counter({caller: size for caller, (_, size) in found.items()})
-            if not found and any((self.directory / "files").glob("*/*")):
+            if has_files and not found:
                 log.error(
                     "archive: {path} has evaluations that the store does not know; restore the"
                     " store from a backup, or remove this directory",
                     path=self.directory / "files",
                 )
 
-    def _read_pending(self) -> Sequence[str]:
-        with suppress(OSError, orjson.JSONDecodeError):
-            pending: list[str] = orjson.loads((self.directory / "pending").read_bytes())
-            return pending
-        return []
+    def _look_at_files(self) -> tuple[Sequence[str], bool]:
+        """Open the directory; return what is pending, and whether there are files."""
+        pending: Sequence[str] = []
+        try:
+            self._open()
+            pending = orjson.loads((self.directory / "pending").read_bytes())
+        except (FileNotFoundError, orjson.JSONDecodeError):
+            pass
+        except OSError as error:
+            log.error("archive: {error}", error=describe_disk_error(error))  # noqa: TRY400
+        return pending, any((self.directory / "files").glob("*/*"))
 
     def _open(self) -> None:
         """Create what is missing, and keep other daemons away. Raises: OSError."""
@@ -206,6 +211,8 @@ class EvaluationArchive:
         self._expiry_clock = ExpiryClock(
             self._read_clock, self._read_boot_clock, *_read_lock_times(descriptor)
         )
+        for name in ("new.jsonl", "new.tar"):
+            (self.directory / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let another daemon use the archive."""
@@ -247,7 +254,7 @@ class EvaluationArchive:
                 limit = format_size(self.settings.max_bytes)
                 return self._count_loss(ended, "size", f"it alone exceeds archive.size ({limit})")
             except OSError as error:
-                return self._count_loss(ended, "disk", f"{error.filename}: {error.strerror}")
+                return self._count_loss(ended, "disk", describe_disk_error(error))
             except Exception:  # noqa: BLE001  (the others are still archived)
                 log.failure("defect: an evaluation could not be archived")
                 return self._count_loss(ended, "defect", "the log has the details")
@@ -289,8 +296,11 @@ class EvaluationArchive:
             if ended.workspace is not None:
                 self._write_submission(ended.identifier, ended.workspace)
             rename_durably(new, target)
-        finally:
-            new.unlink(missing_ok=True)
+        except BaseException:
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+                self._unlink(ended.identifier)
+            raise
         paths = target, self._locate(ended.identifier, "tar")
         files = [path.stat() for path in paths if path.exists()]
         # Some file systems have not allocated the blocks yet.
@@ -346,21 +356,21 @@ class EvaluationArchive:
             if not rows or len(self._stuck) >= MAX_REMOVALS_PER_STEP:  # not only single files
                 return False
             removed = await self._writer.run_in_thread(self._remove, rows)
-            for row in removed:
-                self._rows.delete(row.identifier)
-                self._bytes_by_caller[row.caller] -= row.file_bytes
+            for identifier, caller, size in removed:
+                self._rows.delete(identifier)
+                self._bytes_by_caller[caller] -= size
             self._bytes_by_caller = +self._bytes_by_caller  # without callers that have nothing
             self.evaluation_count -= len(removed)
             await self._rows.flush()
         return True
 
-    async def _list_oldest(self, **which: Any) -> list[Any]:
+    async def _list_oldest(self, **which: Any) -> list[RemovableRow]:
         count = MAX_REMOVALS_PER_STEP + len(self._stuck)
         found = await self._rows.list_oldest_archived(count, **which)
-        rows = [row for row in found if row.identifier not in self._stuck]
+        rows = [row for row in found if row[0] not in self._stuck]
         return rows[:MAX_REMOVALS_PER_STEP]
 
-    async def _list_excess(self) -> list[Any]:
+    async def _list_excess(self) -> list[RemovableRow]:
         """Return the rows of the caller that holds most, until another caller holds more."""
         excess = self.total_bytes - self.settings.max_bytes
         held = self._bytes_by_caller.most_common()
@@ -369,22 +379,22 @@ class EvaluationArchive:
             rows = []
             for row in await self._list_oldest(caller=caller):
                 rows.append(row)
-                excess -= row.file_bytes
-                size -= row.file_bytes
+                excess -= row[2]
+                size -= row[2]
                 if excess <= 0 or size < others:
                     break
             if rows:
                 return rows
         return []
 
-    def _remove(self, rows: Sequence[Any]) -> list[Any]:
+    def _remove(self, rows: Sequence[RemovableRow]) -> list[RemovableRow]:
         """Remove files; return the rows of those that are removed. Raises: OSError."""
         with suppress(OSError):  # a full disk
-            self._note_pending([row.identifier for row in rows])
+            self._note_pending([row[0] for row in rows])
         removed = []
         for row in rows:
             try:
-                self._unlink(row.identifier)
+                self._unlink(row[0])
                 removed.append(row)
             except OSError as error:
                 if not self._stuck:
@@ -395,7 +405,7 @@ class EvaluationArchive:
                         path=error.filename,
                         error=error.strerror,
                     )
-                self._stuck.add(row.identifier)
+                self._stuck.add(row[0])
         return removed
 
     # Reading
@@ -445,8 +455,8 @@ class EvaluationArchive:
         except FileNotFoundError:
             raise
         except OSError as error:
+            log.error("archive: {error}", error=describe_disk_error(error))  # noqa: TRY400
             reason = f"the archive cannot be read: {error.strerror}; try again later"
-            log.error("archive: {path}: {error}", path=error.filename, error=error)  # noqa: TRY400
             raise ServerBusy(reason, _RETRY_AFTER) from None
         finally:
             self._reads.release_slot(holder)

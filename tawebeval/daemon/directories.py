@@ -8,7 +8,6 @@ $STATE_DIRECTORY/trash/         what an earlier process has left, while a thread
 $STATE_DIRECTORY/accounts/      passwd and group files of the sandboxes
 $STATE_DIRECTORY/environments/  imported root file systems (`sandbox.environment_store`)
 $STATE_DIRECTORY/archive/       ended evaluations, unless `archive.directory` is set
-$STATE_DIRECTORY/links          the links that read one evaluation
 $STATE_DIRECTORY/quotas/        quota directories, one for each evaluation, if root has created them
 $CACHE_DIRECTORY/repositories/  fetched repositories
 """
@@ -45,7 +44,8 @@ _EVALUATION_ENTRIES = ("uploads", "evaluations")
 
 STATE_DIRECTORY_ENTRIES = (
     *("lock", "key", "key.new", "accounts", "archive", "environments", "quotas"),
-    *("links", "links.new", "trash"),
+    *("trash", "starter"),
+    *(f"{STORE_NAME}{suffix}" for suffix in ("", "-wal", "-shm", ".lock")),
     *_EVALUATION_ENTRIES,
 )
 CACHE_DIRECTORY_ENTRIES = ("lock", "repositories")

@@ -16,6 +16,7 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -56,9 +57,9 @@ CREATE TABLE evaluations (
     archived_bytes INTEGER             -- NULL unless it is in the archive
 );
 CREATE INDEX live ON evaluations (sequence_number) WHERE archived_bytes IS NULL;
-CREATE INDEX archived ON evaluations (caller, sequence_number) WHERE archived_bytes IS NOT NULL;
-CREATE INDEX ended ON evaluations (ended, caller, archived_bytes)
+CREATE INDEX archived ON evaluations (caller, sequence_number, archived_bytes)
     WHERE archived_bytes IS NOT NULL;
+CREATE INDEX ended ON evaluations (ended, caller) WHERE archived_bytes IS NOT NULL;
 CREATE TABLE callbacks (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE links (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL);
 PRAGMA user_version = 1;
@@ -67,14 +68,16 @@ COMMIT;
 _WAIT = 2.0  # seconds for which a transaction waits for that of another program
 _MAX_LOG = 16 * 2**20  # bytes of the write-ahead log that stay after a checkpoint
 _CHECKED_BYTES = 64 * 2**20  # up to which a closed database is checked, too: 0.1 s
-# Errors of SQLite for which the machine, or another program, is at fault and not the file.
-_MACHINE_ERRORS = {
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_CANTOPEN,
+# Remedies of the errors for which the machine, or another program, is at fault and not the file.
+_REMEDIES = {
+    sqlite3.SQLITE_FULL: DISK_FULL_REMEDY,
+    sqlite3.SQLITE_IOERR: "see the kernel's log for errors of the disk",
+    sqlite3.SQLITE_NOMEM: "free some memory",
+    sqlite3.SQLITE_BUSY: "end the other program that uses the file",
+    sqlite3.SQLITE_CANTOPEN: "let the daemon's user read and write the file and its directory",
 }
+# The module sqlite3 cannot decode a message that quotes a damaged name.
+_DAMAGES = (sqlite3.Error, UnicodeDecodeError)
 
 T = TypeVar("T")
 
@@ -85,16 +88,17 @@ class DamagedRow(sqlite3.DatabaseError):
     """A row whose checksum is wrong, or which cannot be decoded."""
 
 
-def describe_database_error(error: sqlite3.Error | OSError) -> SetupProblem:
+def describe_database_error(error: sqlite3.Error | UnicodeDecodeError | OSError) -> SetupProblem:
     """Return the error and its remedy."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if isinstance(error, OSError):
         return SetupProblem(describe_disk_error(error), "repair the disk or its permissions")
-    if code == sqlite3.SQLITE_FULL:
-        return SetupProblem(str(error), DISK_FULL_REMEDY)
-    if code in _MACHINE_ERRORS:
-        return SetupProblem(str(error), "see the kernel's log for errors of the disk")
-    return SetupProblem(str(error), "restart the daemon, which sets a damaged file aside")
+    damage_remedy = "restart the daemon, which sets a damaged file aside"
+    return SetupProblem(str(error), _REMEDIES.get(_get_code(error), damage_remedy))
+
+
+def _get_code(error: sqlite3.Error | UnicodeDecodeError) -> int:
+    """Return the primary code of an error; that of a damage if the module has raised it itself."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
 
 
 def compute_checksum(row: bytes) -> int:
@@ -149,7 +153,7 @@ class EvaluationDatabase:
         recorded_count, was_closed = self._read_lock_file()
         try:
             connection = self._connect(was_closed=was_closed)
-        except sqlite3.Error as error:
+        except _DAMAGES as error:
             connection = self._replace(error)
         else:
             if self.transaction_count < recorded_count:
@@ -160,8 +164,8 @@ class EvaluationDatabase:
                     path=self.path,
                     count=recorded_count - self.transaction_count,
                 )
-        self._connection = connection
         self._write_lock_file(is_closed=False)
+        self._connection = connection
 
     def _connect(self, *, was_closed: bool) -> sqlite3.Connection:
         """Return a connection for writing. Raises: OSError, sqlite3.Error, ConfigurationError."""
@@ -180,6 +184,8 @@ class EvaluationDatabase:
                 )
             if version == 0:
                 connection.executescript(_SCHEMA)
+            elif version != FORMAT:
+                raise sqlite3.DatabaseError(f"its format is {version}")
             elif not was_closed or self.path.stat().st_size <= _CHECKED_BYTES:
                 (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
                 if found != "ok":
@@ -200,10 +206,10 @@ class EvaluationDatabase:
         connection.execute("PRAGMA cell_size_check = ON")  # finds more damages, and costs nothing
         return connection
 
-    def _replace(self, error: sqlite3.Error) -> sqlite3.Connection:
+    def _replace(self, error: sqlite3.Error | UnicodeDecodeError) -> sqlite3.Connection:
         """Set a damaged file aside and begin a new one. Raises: as `_connect`."""
         what, remedy = describe_database_error(error)
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _MACHINE_ERRORS:
+        if _get_code(error) in _REMEDIES:
             raise ConfigurationError(f"{self.path} cannot be opened: {what}", remedy) from None
         name = f"{self.path}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
         for suffix in ("-wal", "-shm", ""):
@@ -257,7 +263,7 @@ class EvaluationDatabase:
                     damaged[table, name] = None
             if damaged:
                 self.write(damaged)
-        except sqlite3.Error as error:
+        except _DAMAGES as error:
             self._connection.close()
             self._connection = self._replace(error)
             self._write_lock_file(is_closed=False)
@@ -274,7 +280,8 @@ class EvaluationDatabase:
         """Close the connection that writes, and let another daemon use the database."""
         self._connection.close()
         if not self._has_failed:
-            self._write_lock_file(is_closed=True)
+            with suppress(OSError):  # then the next start checks the file
+                self._write_lock_file(is_closed=True)
         os.close(self._lock)
 
     # Writing, in one thread

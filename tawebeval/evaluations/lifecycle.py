@@ -26,6 +26,9 @@ from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.environments import Environment, find_environment
 from tawebeval.sandbox.workspace import Workspace
 
+STARTER_LOST = EvaluationFailure("lost", "the starter of evaluators has ended; submit again")
+"""The failure of an evaluation that cannot go on without the starter."""
+
 log = Logger()
 
 
@@ -37,6 +40,8 @@ class Evaluation:
     - `run`, `sandboxed`, `checkout`: set from the start of the evaluator to its end.
     - `cancel_start()` ends what leads to the run; None if that cannot be ended.
     - `stop_reason`: what becomes the final event; None before a stop.
+    - `left_at`: when this process of the daemon has left the run to the next one, in seconds of the
+      clock.
     - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
     """
 
@@ -51,6 +56,7 @@ class Evaluation:
     slots: RunSlots | None = None
     cancel_start: Callable[[], object] | None = None
     stop_reason: EvaluationFailure | None = None
+    left_at: float | None = None
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
     _since: float = 0.0  # when its state began, in seconds of the clock
 
@@ -117,6 +123,14 @@ class Evaluation:
             elif self.cancel_start is not None:
                 self.cancel_start()
             self.save()
+
+    def leave(self) -> None:
+        """Leave the run to the next process of the daemon; answer the clients that wait."""
+        if self.run is not None:
+            self.run.clock.stop()
+            self.left_at = self.context.clock.seconds()
+            self.save()
+        self.events.change_condition.notify()
 
     def stop_as_abandoned(self) -> None:
         """Stop the evaluation, whose events no client asks for, and log that."""

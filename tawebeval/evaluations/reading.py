@@ -216,15 +216,11 @@ class EvaluationEvents:
 
     def free_discarded_files(self) -> None:
         """Have a thread give back the room of discarded events, unless `keeps_files`."""
-        if (
-            self.stdout is not None
-            and not self.keeps_files
-            and not self._is_freeing
-            and self.stdout.has_discarded_files
-        ):
+        stdout = self.stdout
+        if stdout is not None and stdout.has_discarded_files and not self._is_freeing:
             self._is_freeing = True
             run_in_background(
-                self._free_files(self.stdout),
+                self._free_files(stdout),
                 log,
                 "evaluation {evaluation}: the files of discarded events stay until its removal",
                 evaluation=self.log_name,

@@ -491,8 +491,8 @@ class EvaluationRegistry:
     def hand_over_evaluations(self) -> None:
         """Accept nothing more, and answer the clients that wait: another process goes on."""
         self.refuse_evaluations()
-        for record in self.records:
-            record.evaluation.events.change_condition.notify()
+        for record in {*self.records, *self._alive.values()}:
+            record.evaluation.leave()
 
     def end_drain_early(self) -> None:
         """End the time that `drain_and_close` gives to running evaluations."""

@@ -93,6 +93,7 @@ def _make_run_row(evaluation: Evaluation) -> RunRow:
         start_time=run.main_start_time,
         checkout_path=str(run.checkout.path),
         deadline=run.clock.deadline,
+        left_at=evaluation.left_at,
         sandbox_description=run.sandboxed.describe_for_resume(),
         quota_directory=None if quota is None else str(quota),
     )
@@ -189,15 +190,13 @@ def resume_run(
     evaluation.details.state = EvaluationState.RUNNING
     try:
         _resume_run(evaluation, row, resume_checkout)
-    except (StdoutChanged, OSError) as error:
-        words = "{evaluation}: the evaluator cannot go on: {error!r}"
-        log.error(words, evaluation=evaluation.details.log_name, error=error)  # noqa: TRY400
-        conclude_in_background(evaluation, evaluation.stop_reason or _LOST)
-    except Exception:  # noqa: BLE001  (a client learns of every end)
-        log.failure(
-            "{evaluation}: defect: the evaluator cannot go on",
-            evaluation=evaluation.details.log_name,
-        )
+    except Exception as error:  # noqa: BLE001  (a client learns of every end)
+        if isinstance(error, StdoutChanged | OSError):
+            words = "{evaluation}: the evaluator cannot go on: {error!r}"
+            log.error(words, evaluation=evaluation.details.log_name, error=error)  # noqa: TRY400
+        else:
+            words = "{evaluation}: defect: the evaluator cannot go on"
+            log.failure(words, evaluation=evaluation.details.log_name)
         conclude_in_background(evaluation, evaluation.stop_reason or _LOST)
 
 
@@ -219,15 +218,13 @@ def _resume_run(
     evaluation.events.acknowledge(min(row.begin_cursor, evaluation.events.log.end_cursor))
     checkout = evaluation.checkout = resume_checkout(details.commit, Path(found.checkout_path))
     sandboxed = make_sandboxed_run(evaluation, checkout)
-    run = make_run(evaluation, checkout, sandboxed, stdout, deadline=found.deadline)
+    deadline = found.deadline
+    if deadline is not None and found.left_at is not None:
+        deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)
+    run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
     evaluation.run = run
     sandboxed.resume_process(
-        run,
-        found.sandbox_description,
-        evaluation.context.spawner,
-        pid=found.pid,
-        start_time=found.start_time,
-        stdout_offset=stdout.stdout_bytes,
+        run, found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
     )
     supervise(evaluation, run)
     run.go_on()
@@ -245,6 +242,11 @@ class LeftEvaluations:
     def directory_names(self) -> set[str]:
         """The names of directories of evaluations."""
         return {derive_directory_name(row.identifier) for row in self.rows}
+
+    @property
+    def running_directory_names(self) -> set[str]:
+        """The names of directories of evaluations that run."""
+        return {derive_directory_name(row.identifier) for row in self.rows if row.run is not None}
 
     @property
     def upload_directory_names(self) -> set[str]:

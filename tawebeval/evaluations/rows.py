@@ -28,7 +28,8 @@ class RunRow(msgspec.Struct, omit_defaults=True):
       boot (proc(5)), by which a process of a later boot, or with a reused PID, is told apart.
     - `sandbox_description`: what the kind of sandbox needs to go on with the run.
     - `deadline`: the end of `limits.wall_clock`, in seconds of the monotonic clock; None while the
-      run waits to be begun again.
+      run waits to be begun again. `left_at`: when the daemon has left it to the next process, None
+      after a kill: the time until that goes on does not count.
     - `quota_directory`: None without quotas.
     """
 
@@ -36,6 +37,7 @@ class RunRow(msgspec.Struct, omit_defaults=True):
     start_time: int
     checkout_path: str
     deadline: float | None
+    left_at: float | None = None
     sandbox_description: dict[str, Any] = {}
     quota_directory: str | None = None
 

@@ -104,7 +104,9 @@ class SubmissionStore:
         directory = self._root / self._context.generate_random_bytes(16).hex()
         try:
             archive = self._context.archive
-            found = archive and await archive.extract_submission(identifier, caller, directory)
+            if archive is None:
+                raise SubmissionDiscarded
+            found = await archive.extract_submission(identifier, caller, directory)
             if found is None:
                 raise SubmissionDiscarded
             self.budget.add_stored_bytes(found.size, caller)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import shutil
 import sqlite3
@@ -10,16 +12,22 @@ import sys
 import tempfile
 from collections.abc import Callable, Coroutine
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tawebeval.evaluations.snapshot import dump_limits
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Commit, Submodule
@@ -39,11 +47,13 @@ from tawebeval.evaluations.rows import (
     unpack_evaluation,
 )
 from tawebeval.evaluations.run import RunResult
+from tawebeval.evaluations.snapshot import dump_limits
 from tawebeval.evaluations.store import RETRY_SECONDS, EvaluationStore
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.environments import Environment
 from tawebeval.webhooks.callback import CallbackRecord, CallbackState
+from tests.evaluations import store_crashes
 from tests.fakes.world import InlineThreads, SlowThreads
 
 T = TypeVar("T")
@@ -104,12 +114,13 @@ evaluation_rows = st.builds(
 )
 
 
-def make_row(number: int, caller: str = "bob", **members: Any) -> EvaluationRow:
+def make_row(
+    number: int, caller: str = "bob", *, identifier: str = "", **members: Any
+) -> EvaluationRow:
     """Return the row of an evaluation that waits."""
     times = {"created": float(number)}
-    return EvaluationRow(
-        f"e{number}", b"form", 5, number, caller=caller, state_times=times, **members
-    )
+    name = identifier or f"e{number}"
+    return EvaluationRow(name, b"form", 5, number, caller=caller, state_times=times, **members)
 
 
 def make_archived_row(number: int, caller: str = "bob", size: int = 10) -> EvaluationRow:
@@ -258,6 +269,7 @@ class WritingTests(StoreTestCase):
         self.limit_pages(1)
         with capturedLogs() as events:
             self.store.save(make_row(1, form_digest=bytes(50_000)))
+            self.store.save(make_row(1, form_digest=bytes(50_001)))  # while the first fails
             added = self.store.add(make_row(2))
             self.commit_all()
             self.failureResultOf(added, StoreError)
@@ -271,7 +283,7 @@ class WritingTests(StoreTestCase):
         self.assertIn("is full; free some disk space", self.store.problem or "")
         self.assertEqual([row.form_digest for row in self.store.load_live()], [b""])
         # A change alone makes no attempt.
-        self.store.save(make_row(1, form_digest=bytes(50_001)))
+        self.store.save(make_row(3))
         self.assertEqual(self.threads.waiting, [])
 
         self.limit_pages(2**20)
@@ -282,7 +294,7 @@ class WritingTests(StoreTestCase):
             ([formatEvent(event) for event in events], self.store.problem),
             ([f"{self.path} can be written again"], None),
         )
-        self.assertEqual([len(row.form_digest) for row in self.store.load_live()], [50_001])
+        self.assertEqual([len(row.form_digest) for row in self.store.load_live()], [50_001, 0])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_evaluation_that_was_refused_is_not_written_later(self) -> None:
@@ -305,7 +317,7 @@ class WritingTests(StoreTestCase):
             closed = Deferred.fromCoroutine(self.store.close())
             self.commit_all()
             self.successResultOf(closed)
-        self.assertIn("2 changes are lost", formatEvent(events[-1]))
+        self.assertIn("the changes that wait are lost: 2", formatEvent(events[-1]))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
@@ -426,7 +438,7 @@ class OpeningTests(StoreTestCase):
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("BEGIN EXCLUSIVE")
             error = self.assertRaises(ConfigurationError, self.open)
-        self.assertIn("database is locked", str(error))
+        self.assertIn("database is locked; end the other program", str(error))
         self.assertEqual(self.reopen(), (["e0"], []))
 
     def test_damaged_file_is_set_aside_and_the_store_begins_empty(self) -> None:
@@ -435,6 +447,7 @@ class OpeningTests(StoreTestCase):
             "header": lambda content: b"X" + content[1:],
             "tables": lambda content: content[:4096] + bytes(len(content) - 4096),
             "short": lambda content: content[:5000],
+            "format": lambda content: content[:60] + b"\xff" + content[61:],
         }
         for number, (name, damage) in enumerate(cases.items(), 1):
             self.fill(20)
@@ -475,17 +488,217 @@ class OpeningTests(StoreTestCase):
             self.assertIn("transactions are missing", line)
             self.assertEqual(self.reopen(), (found, []))
 
-    def test_flipped_bits_never_stop_the_start_nor_lose_rows_silently(self) -> None:
+    def test_text_that_is_no_utf_8_is_a_damage(self) -> None:
+        self.fill(1)
+        content = self.path.read_bytes()
+        for name in (b"INDEX archived", b"\x00e0"):
+            self.path.write_bytes(content.replace(name, name[:-1] + b"\xe4"))
+            found, (line,) = self.reopen()
+            self.assertEqual(found, [])
+            self.assertIn("is damaged", line)
+
+    def test_damaged_bytes_never_stop_the_start_nor_lose_rows_silently(self) -> None:
         self.fill(60)
         content = self.path.read_bytes()
         expected = [f"e{number}" for number in range(60)]
         chance = random.Random(5)
-        for _ in range(300):
-            place = chance.randrange(len(content))
-            if place in range(60, 64):  # the number of the format, which may be a newer one
-                continue
-            flipped = bytes([content[place] ^ 1 << chance.randrange(8)])
-            self.path.write_bytes(content[:place] + flipped + content[place + 1 :])
+        format_number = range(60, 64)  # a newer one stops the start
+        damages = [
+            (place, content[place] ^ 1 << chance.randrange(8))
+            for place in chance.sample(range(len(content)), 100)
+            if place not in format_number
+        ]
+        # Each page with one entry less.
+        counts = [page + 4 for page in (100, *range(4096, len(content), 4096))]
+        damages += [(place, content[place] - 1) for place in counts if content[place]]
+        for place, byte in damages:
+            self.path.write_bytes(content[:place] + bytes([byte]) + content[place + 1 :])
             found, lines = self.reopen()
-            self.assertTrue(lines or found == expected, (place, flipped, found))
+            self.assertTrue(lines or found == expected, (place, byte, found))
             self.assertLessEqual(set(found), set(expected))
+
+
+class FullDiskTests(StoreTestCase):
+    """A file system of 2 MiB that fills up."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(self.directory)]
+        if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+            raise SkipTest("only root can mount file systems")
+        self.addCleanup(subprocess.run, ["umount", "--lazy", str(self.directory)], check=True)
+
+    def fill_disk(self) -> Path:
+        """Leave no room; return the file that takes it."""
+        filler = self.directory / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        return filler
+
+    def test_store_goes_on_when_the_disk_has_room_again(self) -> None:
+        store = self.open()
+        self.successResultOf(store.add(make_row(1)))
+        filler = self.fill_disk()
+        for number in range(2, 100):  # until the log is full, too
+            store.save(make_row(1, form_digest=bytes([number]) * 50_000))
+        self.failureResultOf(store.add(make_row(2)), StoreError)
+        self.assertIn("free some disk space", store.problem or "")
+        self.assertEqual([row.identifier for row in store.load_live()], ["e1"])
+        filler.unlink()
+        self.successResultOf(store.add(make_row(3)))
+        self.assertIsNone(store.problem)
+        rows = store.load_live()
+        self.assertEqual([row.identifier for row in rows], ["e1", "e3"])
+        self.assertEqual(rows[0].form_digest[:1], bytes([99]))
+        self.take(store.close())
+
+    def test_start_is_refused_without_room_and_nothing_is_set_aside(self) -> None:
+        self.fill_disk()
+        error = self.assertRaises(ConfigurationError, self.open)
+        self.assertIn("free some disk space", str(error))
+        (self.directory / "filler").unlink()
+        self.fill(2)
+        self.fill_disk()
+        with contextlib.suppress(ConfigurationError):
+            self.take(self.open().close())
+        (self.directory / "filler").unlink()
+        self.assertEqual(self.reopen(), (["e0", "e1"], []))
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A store whose thread makes one call at a time, whose disk fills up, and which is killed.
+
+    After a start it has to be as after one of the changes, none before those told as committed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp())
+        self.numbers = count(1)
+        self.state: dict[str, int] = {}  # at the start: the cursors by identifier
+        self.open()
+
+    def open(self) -> None:
+        """Open the store in its directory."""
+        self.path = self.directory / "evaluations.sqlite"
+        self.threads, self.clock = SlowThreads(), Clock()
+        writer, reader = cast(WorkerThreads, self.threads), cast(WorkerThreads, InlineThreads())
+        self.store = EvaluationStore.open(self.path, writer, reader, self.clock)
+        self.changes: list[tuple[int, str, int | None]] = []  # their numbers, and new cursors
+        self.committed = 0
+
+    def change(self, identifier: str, *, is_deletion: bool = False) -> EvaluationRow:
+        """Note a change; return the new row."""
+        number = next(self.numbers)
+        row = make_row(number, identifier=identifier, begin_cursor=number)
+        self.changes.append((number, row.identifier, None if is_deletion else number))
+        return row
+
+    @rule(name=st.sampled_from("abc"))
+    def save(self, name: str) -> None:
+        """Change an evaluation."""
+        self.store.save(self.change(name))
+
+    @rule(name=st.sampled_from("abc"))
+    def delete(self, name: str) -> None:
+        """Delete an evaluation."""
+        self.change(name, is_deletion=True)
+        self.store.delete(name)
+
+    @rule()
+    def add(self) -> None:
+        """Accept a new evaluation."""
+        row = self.change("")
+
+        def on_refused(_: object) -> None:
+            self.changes = [each for each in self.changes if each[0] != row.sequence_number]
+
+        self.store.add(row).addCallbacks(self.on_committed, on_refused, (row.sequence_number,))
+
+    @rule()
+    def flush(self) -> None:
+        """Ask when all changes until now are committed."""
+        number = next(self.numbers)
+        self.store.flush().addCallbacks(
+            self.on_committed, lambda failure: failure.trap(StoreError) and None, (number,)
+        )
+
+    def on_committed(self, _: object, number: int) -> None:
+        """Note that all changes up to one are committed."""
+        self.committed = max(self.committed, number)
+
+    @precondition(lambda self: self.threads.waiting)
+    @rule()
+    def step(self) -> None:
+        """Let the thread make a call."""
+        self.threads.step()
+
+    @rule(is_full=st.booleans())
+    def change_disk(self, is_full: bool) -> None:
+        """Fill the disk, or make room, and let time pass."""
+        self.store._database._connection.execute(f"PRAGMA query_only = {is_full}")
+        self.clock.advance(RETRY_SECONDS)
+
+    @rule()
+    def kill(self) -> None:
+        """Begin anew with the files as they are."""
+        directory = Path(tempfile.mkdtemp())
+        for suffix in ("", "-wal", ".lock"):
+            shutil.copy(f"{self.path}{suffix}", directory)
+        self.store._database.close()
+        shutil.rmtree(self.directory)
+        self.directory = directory
+        changes, committed = self.changes, self.committed
+        self.open()
+        self.check(changes, committed)
+
+    @rule()
+    def close(self) -> None:
+        """Close the store when the disk has room, and begin anew."""
+        self.change_disk(is_full=False)
+        closed = Deferred.fromCoroutine(self.store.close())
+        self.threads.finish()
+        assert closed.called
+        changes = self.changes
+        self.open()
+        self.check(changes, changes[-1][0] if changes else 0)
+
+    def check(self, changes: list[tuple[int, str, int | None]], committed: int) -> None:
+        """Compare what the store has with the states after the changes."""
+        found = {row.identifier: row.begin_cursor for row in self.store.load_live()}
+        state: dict[str, int | None] = dict(self.state)
+        possible = [state]
+        for number, identifier, cursor in changes:
+            state = {**state, identifier: cursor}
+            possible = [*possible, state] if number > committed else [state]
+        assert found in [
+            {name: cursor for name, cursor in each.items() if cursor is not None}
+            for each in possible
+        ]
+        self.state = found
+
+    def teardown(self) -> None:
+        """Remove the files."""
+        self.close()
+        self.store._database.close()
+        shutil.rmtree(self.directory)
+
+
+class ModelTests(SynchronousTestCase):
+    """The store beside a dictionary."""
+
+    def test_store_has_after_each_start_what_was_committed(self) -> None:
+        run_state_machine_as_test(StoreMachine)
+
+
+class CrashTests(SynchronousTestCase):
+    """A process that is killed in the middle of its commits."""
+
+    def test_killed_process_leaves_all_that_was_committed_and_nothing_torn(self) -> None:
+        directory = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, directory)
+        command = [sys.executable, "-m", store_crashes.__name__, f"{directory}/store", "50", "7"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+        self.assertRegex(ended.stdout, r"^[0-9]{3,} changes, [0-9]{2,} told as committed, ")
