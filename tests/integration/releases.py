@@ -9,9 +9,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tawebeval.evaluations.journal import FORMAT_VERSION, READABLE_VERSIONS
-
 import tawebeval
+from tawebeval.evaluations.journal import FORMAT_VERSION, READABLE_VERSIONS
 from tawebeval.linux import launcher
 
 PACKAGE = Path(tawebeval.__file__).parent
