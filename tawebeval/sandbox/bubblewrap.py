@@ -29,6 +29,7 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
+from typing import Protocol
 
 import attrs
 
@@ -95,7 +96,16 @@ def reopen_seccomp_filters(filters: Iterable[int], opened: contextlib.ExitStack)
     return tuple(descriptors)
 
 
-def signal_sandbox(child: ProcessTransport, number: int) -> None:
+class SignalledProcess(Protocol):
+    """A process that can be sent signals."""
+
+    pid: int
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the process group."""
+
+
+def signal_sandbox(child: SignalledProcess, number: int) -> None:
     """Send a signal to the processes in a sandbox, of which `child` is bwrap.
 
     bwrap itself gets none: it ends after the processes inside. If nothing is inside but the first
