@@ -204,7 +204,10 @@ class RunTestCase(SynchronousTestCase):
             max_file=self.limits.file,
         )
         self.sandboxed = FakeSandboxedRun(
-            self.limits, Workspace(Path("/some")).make_unsandboxed_view(), self.orphans
+            self.limits,
+            Workspace(Path("/some")).make_unsandboxed_view(),
+            self.world.spawn,
+            self.orphans,
         )
         self.wanted: list[tuple[str, Deferred[bytes]]] = []
         self.sandboxed.read_remote_file = self.read_file

@@ -236,6 +236,7 @@ class LifeTests(EvaluationTestCase):
         sandboxed = FakeSandboxedRun(
             self.world.configuration.limits,
             self.evaluation.workspace.make_sandboxed_view(Path("/inside")),
+            self.world.spawn,
             workspace=self.evaluation.workspace,
         )
         self.patch(self.world.sandbox, "make_run", lambda *given: sandboxed)

@@ -77,6 +77,7 @@ class MemoryTests(EvaluationTestCase):
         """Return how many bytes all strings take that the evaluation leads to, and nobody else."""
         context = self.evaluation.context
         others = [*attrs.asdict(context, recurse=False).values(), *self.world.spawn.children]
+        others += self.world.files.values()
         seen = {id(context), *map(id, others)}
         found, waiting = 0, [self.evaluation]
         gc.collect()
