@@ -42,6 +42,7 @@ from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.limit_monitor import LimitMonitor
+from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.probe import check_sandbox_and_log_problems, close_sandbox, open_sandbox
 from tawebeval.sandbox.workspace import Workspace
 
@@ -209,7 +210,13 @@ class LocalEnvironment:
             worker_threads=threads,
             spawner=spawn,
             checkout_source=tree,
-            sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, orphans),
+            sandbox=open_sandbox(
+                configuration,
+                place / _ACCOUNTS,
+                cgroups,
+                orphans,
+                WritableTrees(place / "starter" / "socket"),
+            ),
             limit_monitor=LimitMonitor(reactor, threads, threads),
             event_memory=EventMemory(buffers.max_total_bytes),
             event_disk=EventDiskBudget(buffers.max_disk_bytes),
@@ -232,7 +239,11 @@ class LocalEnvironment:
         reaping = LoopingCall(self._orphans.reap_ended_orphans)
         reaping.clock = self._reactor
         reaping.start(_REAP)
-        self.evaluation_context.worker_threads.start()
+        context = self.evaluation_context
+        context.worker_threads.start()
+        context.sandbox.writable_trees.attach(
+            self._reactor, context.worker_threads.run_in_thread, lambda: None
+        )
         try:
             yield
         finally:

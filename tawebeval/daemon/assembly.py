@@ -33,6 +33,7 @@ from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
 from tawebeval.daemon.reload import ConfigurationFile, ReloadableConfiguration, ReloadService
 from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_periodic_timer
+from tawebeval.daemon.starter_connection import open_starter
 from tawebeval.daemon.startup import StartupChecks, find_exposed_endpoints, open_authentication
 from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, resolve_run_slot_count
@@ -49,7 +50,7 @@ from tawebeval.git.keyring import GitKeyring
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import FetchLimits
-from tawebeval.linux.cgroups.manager import CgroupManager
+from tawebeval.linux.cgroups.manager import CgroupManager, open_starter_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper
@@ -201,11 +202,11 @@ def build_daemon(
             reactor,
         )
     left = LeftEvaluations(store.load_live())
+    trees, is_lasting = open_starter(configuration, os.environ, directories.state)
+    if is_lasting and (described := trees.starter.cgroups):
+        cgroups = open_starter_cgroups(cgroups, described)
     sandbox = open_sandbox(
-        configuration,
-        directories.sandbox_files_directory,
-        cgroups,
-        orphans,
+        configuration, directories.sandbox_files_directory, cgroups, orphans, trees
     )
     credentials = os.environ.get("CREDENTIALS_DIRECTORY", "")
     keyring = GitKeyring(
@@ -247,6 +248,8 @@ def build_daemon(
         parts.evaluation_context,
         left.rows,
         directories.uploads,
+        sandbox.writable_trees,
+        is_lasting=is_lasting,
     )
     daemon = Daemon(startup, evaluations, parts.site, privileges, reactor, log_writer)
     lines = log_writer.line_writer if log_writer else None
@@ -254,7 +257,9 @@ def build_daemon(
     notifier = find_notifier(os.environ)
     endpoints = dict.fromkeys(configuration.listen)  # without duplicates
     on_reload = (parts.apply_settings, daemon.apply_log_level, startup.lock_environments)
-    reload = ReloadableConfiguration(file or ConfigurationFile(), configuration, on_reload)
+    reload = ReloadableConfiguration(
+        file or ConfigurationFile(), configuration, on_reload, evaluations_last=is_lasting
+    )
     sources = (reload, parts.callbacks, access, monitoring.metrics_authentication, keyring)
     reloader = ReloadService(sources, credentials, notifier, reactor)
     calls = (

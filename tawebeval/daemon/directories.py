@@ -44,7 +44,7 @@ _EVALUATION_ENTRIES = ("uploads", "evaluations")
 
 STATE_DIRECTORY_ENTRIES = (
     *("lock", "key", "key.new", "accounts", "archive", "environments", "quotas"),
-    "trash",
+    *("trash", "starter"),
     *(f"{STORE_NAME}{suffix}" for suffix in ("", "-wal", "-shm", ".lock")),
     *_EVALUATION_ENTRIES,
 )

@@ -28,6 +28,7 @@ from tawebeval.daemon.startup import StartupChecks
 from tawebeval.deferreds import run_in_background
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.lifecycle import STARTER_LOST
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.rows import EvaluationRow
 from tawebeval.git.cache import RepositoryCache
@@ -35,6 +36,7 @@ from tawebeval.linux.ownership import get_user_name
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import become_subreaper
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
+from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.web.server.limits import DRAIN_TIMEOUT
 from tawebeval.web.server.request import ApiSite
 from tawebeval.web.server.transport import WriteThroughEndpoint
@@ -46,7 +48,7 @@ _MIN_USER_TIMEOUT = 120.0  # seconds for which a client may be unreachable
 _LARGE_RESPONSE = 256 * 1024  # bytes, which a client may read at `http.rate`
 _LOG_TIMEOUT = 2.0  # seconds for which the shutdown waits for the log
 _LASTING_PATIENCE = 0.5  # seconds for responses, if evaluations go on: streams do not end
-_KEEPER_END = 0.5  # seconds from the end of the keeper's connection to that of its process
+_STARTER_END = 0.5  # seconds from the end of the starter's connection to that of its process
 _LAST_POLLS = 0.5  # seconds in which clients can fetch the end events of cancelled evaluations
 
 _OTHER_ENDPOINT = "choose another endpoint by --listen or the setting listen"
@@ -60,9 +62,9 @@ log = Logger()
 class EvaluationService(Service):
     """Service of the evaluations, their archive, the repository cache and the webhooks.
 
-    Its stop drains them, and no process of an evaluation outlives it; with a keeper, evaluations go
-    on. `found` are those of an earlier process, whose files are in the directory `uploads` until
-    they begin.
+    Its stop drains them, and no process of an evaluation outlives it; if they are lasting, they go
+    on. `rows` are those of an earlier process, whose files are in the directory `uploads` until they
+    begin. `trees` has the connection to the starter.
     """
 
     name = "evaluations"
@@ -75,6 +77,9 @@ class EvaluationService(Service):
         context: EvaluationContext,
         rows: Sequence[EvaluationRow],
         uploads: Path,
+        trees: WritableTrees,
+        *,
+        is_lasting: bool,
     ) -> None:
         self.registry = registry
         self.repositories = repositories
@@ -82,6 +87,8 @@ class EvaluationService(Service):
         self.context = context
         self._rows = rows
         self._uploads = uploads
+        self._trees = trees
+        self._is_lasting = is_lasting
         self.exit_status = 0  # of the process
 
     def startService(self) -> None:
@@ -95,6 +102,8 @@ class EvaluationService(Service):
 
     def _restore_evaluations(self) -> None:
         context, registry = self.context, self.registry
+        threads = context.worker_threads
+        self._trees.attach(context.clock, threads.run_in_thread, self._on_starter_lost)
         assert context.store is not None, "the daemon has one"
         # Also above the numbers of evaluations that are gone.
         now = int(context.read_wall_clock() * 1000)
@@ -114,7 +123,24 @@ class EvaluationService(Service):
     @property
     def evaluations_outlast_daemon(self) -> bool:
         """Whether evaluations go on when the daemon ends."""
-        return False
+        return self._is_lasting and self._trees.starter.is_alive
+
+    def _on_starter_lost(self) -> None:
+        self.registry.refuse_evaluations()
+        # A process that ends closes its connections first.
+        self.context.clock.callLater(_STARTER_END, self._stop_without_starter)
+
+    def _stop_without_starter(self) -> None:
+        """Stop, after clients have read what is left: systemd starts the starter and the daemon."""
+        if self.evaluations_outlast_daemon:
+            self.registry.hand_over_evaluations()
+            log.error("stopping: the connection to the starter of evaluators is lost")
+        else:
+            what = "the starter of evaluators has ended, and with the starter all evaluators"
+            log.error("stopping: {what}", what=what)
+            self.registry.end_lost_runs(STARTER_LOST)
+        self.exit_status = 1
+        self.context.clock.stop()
 
     def stopService(self) -> Deferred[bool]:
         """Drain for `service.drain` seconds; return whether evaluations were running or queued."""
@@ -126,6 +152,7 @@ class EvaluationService(Service):
             self.registry.hand_over_evaluations()
             await self.repositories.close()
             await self._close_store()
+            self._trees.starter.ignore_connection_loss()
             return False
         self.callbacks.start_last_attempts()
         had_any = await self.registry.drain_and_close(

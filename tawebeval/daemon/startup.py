@@ -116,6 +116,13 @@ class StartupChecks(Service):
         """
         directories, left = self.directories, self._left
         kill_stale_processes(directories.repositories)
+        starter = self._sandbox.writable_trees.connect_starter()
+        for program in starter.list_programs():
+            evaluation = program.parent
+            if evaluation.parent != directories.evaluations.resolve() or (
+                evaluation.name not in left.running_directory_names
+            ):
+                starter.forget_program_now(program)
         for name in self._cgroups.list_evaluation_cgroups() - left.cgroup_names:
             try:
                 self._cgroups.remove_evaluation_cgroup(name)

@@ -26,6 +26,9 @@ from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.environments import Environment, find_environment
 from tawebeval.sandbox.workspace import Workspace
 
+STARTER_LOST = EvaluationFailure("lost", "the starter of evaluators has ended; submit again")
+"""The failure of an evaluation that cannot go on without the starter."""
+
 log = Logger()
 
 

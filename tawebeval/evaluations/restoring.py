@@ -222,12 +222,7 @@ def _resume_run(
     run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
     evaluation.run = run
     sandboxed.resume_process(
-        run,
-        found.sandbox_description,
-        evaluation.context.spawner,
-        pid=found.pid,
-        start_time=found.start_time,
-        stdout_offset=stdout.stdout_bytes,
+        run, found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
     )
     supervise(evaluation, run)
     run.go_on()
@@ -245,6 +240,11 @@ class LeftEvaluations:
     def directory_names(self) -> set[str]:
         """The names of directories of evaluations."""
         return {derive_directory_name(row.identifier) for row in self.rows}
+
+    @property
+    def running_directory_names(self) -> set[str]:
+        """The names of directories of evaluations that run."""
+        return {derive_directory_name(row.identifier) for row in self.rows if row.run is not None}
 
     @property
     def upload_directory_names(self) -> set[str]:

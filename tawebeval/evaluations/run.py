@@ -188,6 +188,7 @@ class Run(ProcessProtocol):
     def makeConnection(self, transport: Any) -> None:
         """Connect the started process, a `ProcessTransport`."""
         self._process = transport
+        transport.on_broker_error = self._on_broker_error
         self.sandboxed.set_first_process(transport)
         super().makeConnection(transport)
 
@@ -197,6 +198,12 @@ class Run(ProcessProtocol):
         self.clock.start()
         monitor.add_run(self.sandboxed, self.stop)
         self.run_ended.add_callback(lambda _: monitor.remove_run(self.sandboxed))
+
+    def _on_broker_error(self, reason: str) -> None:
+        """Stop a run whose submission cannot run: it would fail by no fault of its own."""
+        log.warn("tawebeval-run does not work in an evaluation: {reason}", reason=reason)
+        what = "the sandbox for the submission could not be started; submit again"
+        self.stop_unless_exited(EvaluationFailure("lost", what))
 
     def go_on(self) -> None:
         """Go on with what an earlier process has read of stdout, once the process is connected."""
@@ -257,9 +264,14 @@ class Run(ProcessProtocol):
     def outReceived(self, data: bytes) -> None:
         """Make events of stdout, up to the limit."""
         self._check_delay()
-        within = self._count_output_within_limit(len(data))
+        within = data[: self._count_output_within_limit(len(data))]
         if within:
-            self._parse(self._stdout.feed, data[:within])
+            self._parse(self._feed, within)
+
+    def _feed(self, chunk: bytes) -> None:
+        if not self.sandboxed.stores_stdout:
+            self._stdout.store(chunk)
+        self._stdout.feed(chunk)
 
     def _count_output_within_limit(self, size: int) -> int:
         """Count bytes of output; return those within the limit. Beyond it stop the run."""

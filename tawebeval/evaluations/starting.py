@@ -215,9 +215,7 @@ class _Start:
         """Wait in the queue of a cluster, from which a stop takes the evaluation."""
         evaluation = self._evaluation
         evaluation.enter(EvaluationState.QUEUED)
-        waiting = Deferred.fromCoroutine(
-            sandboxed.wait_for_evaluator_start(started, evaluation.context.spawner)
-        )
+        waiting = Deferred.fromCoroutine(sandboxed.wait_for_evaluator_start(started))
         self._is_launching = False
         if evaluation.stop_reason is not None:  # while srun was started
             waiting.cancel()
@@ -230,7 +228,7 @@ class _Start:
         evaluation = self._evaluation
         evaluation.cancel_start = None
         evaluation.run = run
-        run.sandboxed.connect_process(run, started, evaluation.context.spawner)
+        run.sandboxed.connect_process(run, started)
         evaluation.details.drop_start_fields()
         evaluation.enter(EvaluationState.RUNNING)
         supervise(evaluation, run)
@@ -286,10 +284,6 @@ def make_run(
 
 def supervise(evaluation: Evaluation, run: Run) -> None:
     """Lead a connected run to the end of its evaluation."""
-    context = evaluation.context
-    run.sandboxed.serve_submission_run_requests(
-        context.clock, context.worker_threads, context.spawner, run.stop_unless_exited
-    )
     run.run_ended.add_callback(partial(_on_run_ended, evaluation))
     evaluation.save()
 

@@ -351,13 +351,15 @@ class ProcessTransport(StdoutProducer, Protocol):
       `ProcessTerminated` with the exit code or the signal; `is_running` is False from then on;
     - call `processEnded(reason)` once after that and after both ends of output.
 
-    `resource_usage` is the resource usage, None until the end. `pipe_read_cpu_seconds` is the
+    `on_broker_error(reason)` is called if no program of the submission can run. `resource_usage` is
+    the resource usage, None until the end. `pipe_read_cpu_seconds` is the
     processor time of slow reads, in seconds.
     """
 
     pid: int
     start_time: int
     resource_usage: struct_rusage | None
+    on_broker_error: Callable[[str], object]
 
     @property
     def is_running(self) -> bool:

@@ -15,7 +15,7 @@ import resource
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,13 +26,11 @@ from twisted.internet.protocol import ProcessProtocol
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.core.evaluator_environment import add_tools_to_path
-from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups.manager import CgroupManager, EvaluationCgroup, ResourceUsage
-from tawebeval.linux.child import ProcessAdopter, ProcessTransport, ResumableProcess, StartedProcess
-from tawebeval.linux.keeper_owned_process import KeeperOwnedDescriptors
-from tawebeval.linux.launcher_client import LaunchSpec
+from tawebeval.linux.child import ProcessTransport
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
+from tawebeval.linux.starter_client import LaunchSpec, StartedProgram
 from tawebeval.sandbox.broker import measure_cpu_seconds
 from tawebeval.sandbox.disk_usage import BLOCK_BYTES, SIGNIFICANT_DISK_USAGE_BYTES, DiskMeter
 from tawebeval.sandbox.environments import Environment
@@ -53,10 +51,6 @@ _STACK = 8 * 2**20  # bytes: the soft limit of most systems
 _SIGNALS = 1024  # pending signals, which the kernel counts for all processes of a user
 # Seconds for which a limit that the kernel enforces may go unnoticed: the run gains nothing by it.
 _UNNOTICED = 1.0
-
-
-ProcessReattacher = Callable[[ProcessProtocol, KeeperOwnedDescriptors], ResumableProcess]
-"""Function that lets a process of the keeper's drive a protocol. Raises: OSError."""
 
 
 @attrs.frozen
@@ -104,7 +98,7 @@ class SandboxedRun(ABC):
     A kind of sandbox is a subclass with five methods, and a `Sandbox` that makes it:
 
     - `make_workspace_view`: the paths under which the evaluator sees its workspace.
-    - `make_launch_spec`: the program that runs the command. The program is a child of the daemon,
+    - `make_launch_spec`: the program that runs the command. The program is a child of the starter,
       and its stdout and stderr are the evaluator's. For a container or a remote machine it is a
       client that stays in the foreground, such as `podman run`.
     - `send_signal`: pass a signal on to all processes of the run.
@@ -117,14 +111,16 @@ class SandboxedRun(ABC):
     overrides `start_evaluator`, `check_limits`, `read_usage` and `close`. `probe.open_sandbox`
     chooses the kind by the setting `sandbox.kind`.
 
-    The order of calls is: `start_evaluator`; `set_first_process`; any number of `send_signal` and
-    `check_limits`, the latter in a thread; after the first process has exited
-    `kill_remaining_processes`, `interpret_exit`, `read_usage`, and `check_limits(final=True)` after
-    a failure or else `check_memory`; `close`, also without a start.
+    The order of calls is: `start_evaluator` and `connect_process`, or `resume_process`;
+    `set_first_process`; any number of `send_signal` and `check_limits`, the latter in a thread;
+    after the first process has exited `kill_remaining_processes`, `interpret_exit`, `read_usage`,
+    and `check_limits(final=True)` after a failure or else `check_memory`; `close`, also without a
+    start.
     """
 
     has_network = True  # whether the evaluator reaches the network
     has_external_queue = False  # whether the started program waits until something else lets it run
+    stores_stdout = True  # whether stdout is in the file of the output directory
     runner_status: RunnerStatus | None = None  # None on this machine
     # Reads a file that the evaluator names; None if its files are on this machine.
     read_remote_file: Callable[[str], Awaitable[bytes]] | None = None
@@ -170,12 +166,10 @@ class SandboxedRun(ABC):
     def make_workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace, without an overlay's descriptor."""
 
-    def start_evaluator(
-        self, command: str, environment: Mapping[str, str], directory: Path
-    ) -> StartedProcess:
+    def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> Any:
         """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks.
 
-        The caller has to adopt the child (`Spawner.adopt_child`). Raises: OSError.
+        The result is for `connect_process`. Raises: OSError.
         """
         # Other users can read the names of cgroups: the identifier must not be among them.
         self._group = self._cgroups.make_evaluation_cgroup(self.workspace.root.name, self.limits)
@@ -184,13 +178,11 @@ class SandboxedRun(ABC):
             launch,
             cgroup_procs_files=self._group.find_procs_files(),
             niceness=self._cgroups.evaluator_niceness,
+            max_stdout_bytes=self.limits.output,
+            max_stderr_bytes=self.limits.stderr,
         )
-        with self._orphans.expect_new_child() as tell:
-            started, overlay = self._trees.start_program(
-                self._checkout.path, self.workspace, launch
-            )
-            tell(started.pid)
-        if overlay is not None:
+        started = self._trees.start_program(self._checkout.path, self.workspace, launch)
+        if (overlay := started.overlay) is not None:
             self._tree, self._disk.device_numbers = overlay.root_descriptor, overlay.device_numbers
         return started
 
@@ -204,19 +196,15 @@ class SandboxedRun(ABC):
         Raises: OSError.
         """
 
-    async def wait_for_evaluator_start(  # noqa: B027  (a kind may have no queue of its own)
-        self, started: StartedProcess, spawner: ProcessAdopter
-    ) -> None:
+    async def wait_for_evaluator_start(self, started: Any) -> None:  # noqa: B027
         """Wait until the evaluator runs, with `has_external_queue`. Raises: EvaluationFailure.
 
         A cancellation is raised after the end of the started program.
         """
 
-    def connect_process(
-        self, run: ProcessProtocol, started: StartedProcess, spawner: ProcessAdopter
-    ) -> ProcessTransport:
-        """Let the started process drive `run`."""
-        return spawner.adopt_child(run, started)
+    def connect_process(self, run: ProcessProtocol, started: Any) -> ProcessTransport:
+        """Let the started process drive `run`. Raises: OSError."""
+        return self._trees.connect_program(run, started)
 
     @abstractmethod
     def send_signal(self, child: ProcessTransport, number: int) -> None:
@@ -240,74 +228,38 @@ class SandboxedRun(ABC):
         """Set the run's first process, once it was adopted."""
         self._first = child
 
-    def serve_submission_run_requests(  # noqa: B027  (a kind may do nothing)
-        self,
-        reactor: Any,
-        threads: WorkerThreads,
-        spawner: ProcessAdopter,
-        stop: Callable[[EvaluationFailure], object],
-    ) -> None:
-        """Run programs of the submission when the evaluator asks; `stop` the run if none can run.
-
-        It may ask until `kill_remaining_processes`. Without a sandbox it runs them itself.
-        """
-
-    # For a run that outlives the daemon. A kind that keeps nothing else need not override these.
-
-    def list_descriptors(self) -> Sequence[int]:
-        """Return the open descriptors of a started run, in the order of `resume`."""
-        return () if self._tree is None else (self._tree,)
+    # For a run that outlives the daemon
 
     def describe_for_resume(self) -> dict[str, Any]:
-        """Return what `resume` needs besides the descriptors, as JSON."""
+        """Return what `resume_process` needs, as JSON."""
         return {
             "group": None if self._group is None else self._group.name,
-            "has_tree": self._tree is not None,
             "devices": sorted(self._disk.device_numbers),
             "since": self._disk.run_start_time,
         }
 
-    def resume(
+    def resume_process(
         self,
+        run: ProcessProtocol,
         described: Mapping[str, Any],
-        descriptors: Sequence[int],
-        connect_broker: Callable[[ProcessProtocol], object] | None = None,
-    ) -> None:
+        pid: int,
+        start_time: int,
+        stdout_offset: int,
+    ) -> ProcessTransport:
         """Go on with a run that was started by another process of the daemon. Blocks.
 
-        It takes the place of `start_evaluator`. The run owns the descriptors from now on.
-        `connect_broker` connects the broker of submissions that runs already. Raises: OSError.
+        It takes the place of `start_evaluator` and `connect_process`; stdout goes on at an offset.
+        The first process may have ended, or be lost. Raises: OSError.
         """
-        if described["has_tree"]:
-            self._tree = descriptors[0]
+        overlay = self._trees.reopen_overlay(self.workspace)
+        if overlay is not None:
+            self._tree = overlay.root_descriptor
         if described["group"] is not None:
             self._group = self._cgroups.find_evaluation_cgroup(described["group"])
         self._disk.device_numbers = frozenset(described["devices"])
         self._disk.run_start_time = described["since"]
-
-    def reattach_process(
-        self,
-        run: ProcessProtocol,
-        process: KeeperOwnedDescriptors,
-        connect: ProcessReattacher,
-        spawner: ProcessAdopter,
-    ) -> ResumableProcess:
-        """Let the process of a resumed run drive `run`; `spawner` adopts others that it needs.
-
-        Raises: OSError.
-        """
-        return connect(run, process)
-
-    def count_skipped_stderr_bytes(self, process: KeeperOwnedDescriptors) -> int:
-        """Return the bytes of stderr that `reattach_process` does not deliver again."""
-        return process.stderr_offset
-
-    def detach(self) -> None:  # noqa: B027  (most kinds do nothing by themselves)
-        """Do nothing any more: another process of the daemon goes on with the run."""
-
-    def call_after_process_end(self, call: Callable[[], object]) -> None:
-        """Call once the started process, which may end later than the evaluator, has ended."""
-        call()
+        program = StartedProgram(self.workspace.output_directory, pid, start_time)
+        return self._trees.connect_program(run, program, stdout_offset)
 
     def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
         """Return the error of the first exceeded limit; None if all are kept. Blocks.
@@ -409,6 +361,7 @@ class SandboxedRun(ABC):
         if self._tree is not None:
             os.close(self._tree)
             self._tree = None
+        self._trees.forget_program(self.workspace)
         if self._group is not None:
             self._group.remove_cgroup()
             self._group = None
@@ -552,7 +505,7 @@ class NoSandbox:
     cgroup_manager: CgroupManager
     orphan_reaper: OrphanReaper
     tools_directory: Path
-    writable_trees: WritableTrees = attrs.field(factory=WritableTrees, eq=False)
+    writable_trees: WritableTrees = attrs.field(eq=False)
 
     def make_run(
         self,

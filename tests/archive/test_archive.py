@@ -319,7 +319,7 @@ class RemovalTests(ArchiveTestCase):
 
     def test_one_large_evaluation_removes_nothing_of_others(self) -> None:
         self.open(max_bytes=MIB)
-        self.fill(5, "bob")
+        self.fill(20, "bob")
 
         def noise(size: int) -> Iterator[EventRing]:
             text = random.Random(1).randbytes(size // 2).hex().encode()
@@ -327,10 +327,10 @@ class RemovalTests(ArchiveTestCase):
             ring.append_batch(encode_data_event(b'"%b"' % text), 0)
             yield ring
 
-        self.assertTrue(self.store("fits", rings=lambda: noise(2 * MIB - 100_000)))
+        self.assertTrue(self.store("fits", rings=lambda: noise(2 * MIB - 200_000)))
         self.assertNotIn("fits", self.list_names())
         self.assertFalse(self.store("large", rings=lambda: noise(4 * MIB)))
-        self.assertEqual(len(self.list_names()), 5)
+        self.assertEqual(len(self.list_names()), 20)
 
     def stick(self, name: str) -> None:
         """Make a file one that cannot be removed."""
@@ -395,6 +395,33 @@ class SubmissionTests(ArchiveTestCase):
         os.truncate(self.locate(kind="tar"), 30)
         extracting = self.archive.extract_submission("one", "alice", self.root.with_name("target"))
         self.failureResultOf(Deferred.fromCoroutine(extracting), DamagedArchive)
+
+
+class StartTests(ArchiveTestCase):
+    """What a kill has left of the last change."""
+
+    def test_row_without_its_file_goes(self) -> None:
+        self.store()
+        self.locate().unlink()
+        self.open()
+        self.assertEqual(self.list_names(), [])
+        self.assertEqual(self.archive.evaluation_count, 0)
+
+    def test_file_without_a_row_goes_unless_its_evaluation_is_archived_again(self) -> None:
+        self.store()
+        self.rows.delete("one")
+        self.open(live=["one"])
+        self.assertTrue(self.locate().exists())
+        self.open()
+        self.assertFalse(self.locate().exists())
+
+    def test_files_of_a_lost_store_stay_and_are_told(self) -> None:
+        self.store()
+        self.store("two")
+        self.rows.rows.clear()
+        said = self.messages(self.open)
+        self.assertIn("evaluations that the store does not know", said[-1])
+        self.assertTrue(self.locate().exists())
 
 
 class KillTests(ArchiveTestCase):

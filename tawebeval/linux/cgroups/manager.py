@@ -275,7 +275,7 @@ ParentCgroupFactory = Callable[[CgroupDirectory, str, CgroupOwner], ParentCgroup
 
 @attrs.frozen
 class CgroupManager:
-    """The daemon's use of cgroups; made by `open_cgroups`, or by `open_keeper_cgroups`.
+    """The daemon's use of cgroups; made by `open_cgroups`, or by `open_starter_cgroups`.
 
     `enforced_resources` has "memory" and "processes" if these are limited, "cpu" if processor time
     is measured, "weight" if each evaluation has the same share of the processors.
@@ -376,7 +376,7 @@ class CgroupManager:
         EvaluationCgroup(self._parts, name).remove_cgroup()
 
     def describe_parents(self) -> str:
-        """Return the parent cgroups, for `open_keeper_cgroups` in another process."""
+        """Return the parent cgroups, for `open_starter_cgroups` in another process."""
         parents = {
             what: [2 if control is _CONTROLLERS[what][0] else 1, parent.path]
             for what, (control, parent) in self._parts.items()
@@ -419,7 +419,7 @@ def open_cgroups(
     return _Detection(f"tawebeval-{name}", owner, files or CgroupOperations()).open(proc)
 
 
-def open_keeper_cgroups(
+def open_starter_cgroups(
     own: CgroupManager, description: str, files: CgroupOperations | None = None
 ) -> CgroupManager:
     """Return a manager that makes the cgroups of evaluations below parents of the keeper.
@@ -452,7 +452,7 @@ def open_keeper_cgroups(
 def find_pids_controller_parent(description: str) -> str | None:
     """Return the parent cgroup with the limit of processes; None without one.
 
-    `description` is as for `open_keeper_cgroups`, or "".
+    `description` is as for `open_starter_cgroups`, or "".
     """
     told = json.loads(description)["parents"].get("processes") if description else None
     return None if told is None else str(told[1])
