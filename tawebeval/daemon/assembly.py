@@ -33,10 +33,11 @@ from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
 from tawebeval.daemon.reload import ConfigurationFile, ReloadableConfiguration, ReloadService
 from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_periodic_timer
-from tawebeval.daemon.starter_connection import open_starter
+from tawebeval.daemon.starter_connection import describe_starter_limits, open_starter
 from tawebeval.daemon.startup import StartupChecks, find_exposed_endpoints, open_authentication
 from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, resolve_run_slot_count
+from tawebeval.errors import SetupProblem
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
@@ -203,8 +204,12 @@ def build_daemon(
         )
     left = LeftEvaluations(store.load_live())
     trees, is_lasting = open_starter(configuration, os.environ, directories.state)
-    if is_lasting and (described := trees.starter.cgroups):
-        cgroups = open_starter_cgroups(cgroups, described)
+    if is_lasting:
+        for found in describe_starter_limits(configuration, trees.starter):
+            if isinstance(found, SetupProblem):
+                log.warn("the starter's {problem}", problem=str(found))
+        if trees.starter.cgroups:
+            cgroups = open_starter_cgroups(cgroups, trees.starter.cgroups)
     sandbox = open_sandbox(
         configuration, directories.sandbox_files_directory, cgroups, orphans, trees
     )
