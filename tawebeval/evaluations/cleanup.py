@@ -28,8 +28,9 @@ def conclude_in_background(evaluation: Evaluation, failure: EvaluationFailure | 
 async def conclude(evaluation: Evaluation, failure: EvaluationFailure | None) -> None:
     """End an evaluation, give back its slots and remove its processes and directories."""
     details = evaluation.details
-    # A run holds its parser, and the parser up to a whole data block or file: drop both.
     evaluation.run = evaluation.cancel_start = None
+    if evaluation.events.stdout is not None:
+        evaluation.events.stdout.drop_parser()
     # Of an evaluation that has not started; otherwise it is in the workspace.
     request = (
         details.pack_for_rerun()

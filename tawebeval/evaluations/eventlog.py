@@ -302,6 +302,12 @@ class RecordedStdout:
         if self.log.end_cursor > self._begin_cursor:
             self._write_segment(self.stdout_bytes, b"", b"", is_last=True)
 
+    def drop_parser(self) -> None:
+        """Drop the parser's input, up to a whole data block or file: nothing follows."""
+        summary, self._chunk = self.result_summary, b""
+        self.__attrs_post_init__()
+        self._parser.result_summary = summary
+
     def _append(
         self, batch: EventBatch, *, flushed_at: int | None = None, is_last: bool = False
     ) -> None:

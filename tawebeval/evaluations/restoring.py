@@ -144,8 +144,10 @@ def restore_events(evaluation: Evaluation, row: EvaluationRow) -> None:
     event_log, details = evaluation.events.log, evaluation.details
     if row.markers is not None:
         try:
-            for _ in open_stdout(evaluation, Markers(*row.markers)).restore():
+            stdout = open_stdout(evaluation, Markers(*row.markers))
+            for _ in stdout.restore():
                 pass
+            stdout.drop_parser()
         except (StdoutChanged, OSError, ValueError) as error:
             words = "{evaluation}: events are lost: {error!r}"
             log.error(words, evaluation=details.log_name, error=error)  # noqa: TRY400

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.event_log import EventLog
-from tawebeval.core.events import EventBatch
+from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.form import pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import EventPage
@@ -30,7 +30,7 @@ from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.base import EvaluatorExit
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.web.events import EventPoll
-from tests.cases.strategies import MARKERS, decode
+from tests.cases.strategies import MARKERS, Event, classify, decode
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.children import FakeChild
 from tests.fakes.files import MemoryEventFiles
@@ -40,6 +40,7 @@ from tests.fakes.world import (
     OID,
     TREE,
     IdleThreads,
+    TurnClock,
     World,
     answer,
     make_request,
@@ -51,12 +52,18 @@ GRACE = 2.0
 KEY = b"k" * 32
 END = "end"
 PATIENT = Configuration(
-    evaluations=EvaluationSettings(
-        abandon_after_seconds=900, max_pause_seconds=100_000, retention_seconds=600
-    ),
+    evaluations=EvaluationSettings(abandon_after_seconds=900, retention_seconds=600),
     limits=LimitSettings(wall_clock=100_000),
 )
 """Under these settings evaluations are abandoned long before they are over their time."""
+
+
+def read_all_segments(log: EventLog) -> EventBatch:
+    """Return all events of a log."""
+    batch = EMPTY_BATCH
+    while log.begin_cursor + batch.count < log.end_cursor:
+        batch += log.read_events(log.begin_cursor + batch.count, 10**9)
+    return batch
 
 
 class EvaluationTestCase(SynchronousTestCase):
@@ -126,9 +133,13 @@ class EvaluationTestCase(SynchronousTestCase):
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the events, as clients will see them."""
-        events = self.evaluation.events
-        batch = events.read_now(events.log.begin_cursor, 10**9)
-        return [json.loads(line) for line in batch.lines.splitlines()]
+        lines = read_all_segments(self.evaluation.events.log).lines.splitlines()
+        return [json.loads(line) for line in lines]
+
+    def assert_removed(self) -> None:
+        """Hold that nothing is left but the directory of the events."""
+        left = {str(path.relative_to(self.root)) for path in self.root.rglob("*")}
+        self.assertLessEqual(left, {"some", "some/output"})
 
     def assert_over(
         self, state: EvaluationState, reason: str | None, printed: str = ""
@@ -142,7 +153,7 @@ class EvaluationTestCase(SynchronousTestCase):
         self.assertTrue(self.evaluation.events.log.has_ended)
         self.assertIs(self.evaluation.details.state, state)
         self.assertTrue(state.has_ended)
-        self.assertEqual(list(self.root.iterdir()), [])
+        self.assert_removed()
         self.assertEqual(self.world.repositories.users, 0)
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
         lines = self.lines()
@@ -159,8 +170,17 @@ class EvaluationTestCase(SynchronousTestCase):
         return errors[0]
 
 
+def make_file_block(path: bytes) -> bytes:
+    """Return a block that names a file."""
+    lines = (MARKERS.file_begin, b"X-SEGI-As: path", b"", path, MARKERS.file_end, b"")
+    return b"\n".join(lines)
+
+
 class RunTestCase(SynchronousTestCase):
-    """A run of the limits `limits`, its child, its log of events and its files in memory."""
+    """A run of the limits `limits`, its child, its log of events and its files in memory.
+
+    The test answers the files that stdout names: `wanted` has their paths.
+    """
 
     limits = LimitSettings(wall_clock=10, output=100_000)
 
@@ -168,7 +188,8 @@ class RunTestCase(SynchronousTestCase):
         self.world = World(
             configuration=Configuration(
                 evaluations=EvaluationSettings(kill_grace_seconds=GRACE), limits=self.limits
-            )
+            ),
+            clock=TurnClock(),
         )
         self.clock = self.world.clock
         self.orphans = Gate()
@@ -183,8 +204,13 @@ class RunTestCase(SynchronousTestCase):
             max_file=self.limits.file,
         )
         self.sandboxed = FakeSandboxedRun(
-            self.limits, Workspace(Path("/some")).make_unsandboxed_view(), self.orphans
+            self.limits,
+            Workspace(Path("/some")).make_unsandboxed_view(),
+            self.world.spawn,
+            self.orphans,
         )
+        self.wanted: list[tuple[str, Deferred[bytes]]] = []
+        self.sandboxed.read_remote_file = self.read_file
         self.changes = self.batches = 0
         self.run_ = self.make_run()
         self.child = FakeChild(self.clock, self.run_)
@@ -212,14 +238,23 @@ class RunTestCase(SynchronousTestCase):
         """Count."""
         self.changes += 1
 
-    def turn(self) -> None:
-        """Let happen what is due now."""
-        self.clock.pump([0] * 3)
+    def read_file(self, path: str) -> Deferred[bytes]:
+        """Let the test answer."""
+        content: Deferred[bytes] = Deferred()
+        self.wanted.append((path, content))
+        return content
+
+    def turn(self, count: int = 3) -> None:
+        """Let so many turns of the reactor pass."""
+        self.clock.turn(count)
+
+    def events(self) -> list[Event]:
+        """Return the events."""
+        return classify(decode(read_all_segments(self.log)))
 
     def text(self) -> str:
         """Return the events, which are text."""
-        batch: EventBatch = self.log.read_events(self.log.begin_cursor, 10**9)
-        return "".join(str(event) for event in decode(batch))
+        return "".join(map(str, self.events()))
 
     def assert_over(self, status: int | None = None, number: int | None = None) -> None:
         """Hold that the run has ended so, and that nothing of it is left to happen."""
@@ -233,7 +268,7 @@ class RegistryTestCase(SynchronousTestCase):
     """A registry in a world without a disk."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after_seconds=900, max_pause_seconds=10**6),
+        evaluations=EvaluationSettings(abandon_after_seconds=900),
         buffers=EventBufferSettings(max_page_bytes=1024),
     )
     running, queued = 2, 2

@@ -188,7 +188,6 @@ class Comparison(RuleBasedStateMachine):
         configuration = Configuration(
             evaluations=EvaluationSettings(
                 abandon_after_seconds=ABANDON,
-                max_pause_seconds=10**6,
                 retention_seconds=RETAIN,
                 max_retained=KEPT,
             ),

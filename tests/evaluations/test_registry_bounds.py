@@ -217,7 +217,7 @@ class PausedTests(RegistryTestCase):
 
     configuration = Configuration(
         buffers=EventBufferSettings(max_evaluation_bytes=4096, max_page_bytes=1024),
-        evaluations=EvaluationSettings(max_pause_seconds=600),
+        evaluations=EvaluationSettings(),
     )
     running, queued = 1, 2
 

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-from tawebeval.linux.launcher_client import LaunchSpec
+from tawebeval.linux.starter_client import LaunchSpec
 
 NO_PROCESS = 2**22 + 1
 """A process identifier that Linux never gives out (proc(5), pid_max)."""

@@ -18,14 +18,15 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
-from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
-from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec, MountedOverlay
+from tawebeval.linux.child import StartedProcess
+from tawebeval.linux.launcher_client import LauncherClient, MountedOverlay
 from tawebeval.linux.privileges import User
+from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
-from tests.fakes.children import NO_PROCESS
+from tests.fakes.children import NO_PROCESS, FakeChild, FakeSpawner
 from tests.fakes.gates import Gate
 
 NO_CGROUPS = CgroupManager([], {}, {})
@@ -44,6 +45,7 @@ class FakeSandboxedRun:
 
     limits: LimitSettings
     workspace_view: WorkspaceView
+    _spawner: FakeSpawner
     orphans: Gate = attrs.field(factory=Gate)
     over: EvaluationFailure | None = None
     unstarted: EvaluationFailure | None = None
@@ -51,6 +53,8 @@ class FakeSandboxedRun:
     used: ResourceUsage = attrs.field(factory=lambda: ResourceUsage(None, None))
     unable: OSError | None = None
     started_as: list[LaunchSpec] = attrs.field(factory=list)
+    resumed_as: list[tuple[Mapping[str, Any], int, int, int]] = attrs.field(factory=list)
+    stores_stdout: bool = False  # the run writes the files in memory
     closed: int = 0
     looks: list[bool] = attrs.field(factory=list)
     needed: float = 0
@@ -69,17 +73,27 @@ class FakeSandboxedRun:
         """Count."""
         self.hurried += 1
 
-    async def wait_for_evaluator_start(
-        self, started: StartedProcess, spawner: ProcessAdopter
-    ) -> None:
+    async def wait_for_evaluator_start(self, started: LaunchSpec) -> None:
         """Wait until the gate `begin` is open."""
         await self.begin.wait()
 
-    def connect_process(
-        self, run: ProcessProtocol, started: StartedProcess, spawner: ProcessAdopter
-    ) -> ProcessTransport:
+    def connect_process(self, run: ProcessProtocol, started: LaunchSpec) -> FakeChild:
         """Let the process drive `run`."""
-        return spawner.adopt_child(run, started)
+        return self._spawner.adopt_child(run, started)
+
+    def resume_process(
+        self,
+        run: ProcessProtocol,
+        described: Mapping[str, Any],
+        pid: int,
+        start_time: int,
+        stdout_offset: int,
+    ) -> FakeChild:
+        """Let the process drive `run`; note how it was found."""
+        if self.unable is not None:
+            raise self.unable
+        self.resumed_as.append((described, pid, start_time, stdout_offset))
+        return self._spawner.adopt_child(run, None)
 
     def start_evaluator(
         self, command: str, environment: Mapping[str, str], directory: Path
@@ -89,9 +103,6 @@ class FakeSandboxedRun:
             raise self.unable
         self.started_as.append(LaunchSpec(["/bin/sh", "-c", command], environment, str(directory)))
         return self.started_as[-1]
-
-    def serve_submission_run_requests(self, *_: Any) -> None:
-        """Serve nobody."""
 
     def set_first_process(self, child: Any) -> None:
         """Note the child."""
@@ -140,31 +151,9 @@ class FakeSandboxedRun:
         """Count."""
         self.closed += 1
 
-    def list_descriptors(self) -> Sequence[int]:
-        """Return none."""
-        return ()
-
     def describe_for_resume(self) -> dict[str, Any]:
         """Return what says nothing."""
         return {"group": None}
-
-    def resume(self, *_: object) -> None:
-        """Do nothing."""
-
-    def reattach_process(self, run: Any, process: Any, connect: Any, spawner: Any) -> Any:
-        """Let the process drive `run`."""
-        return connect(run, process)
-
-    def count_skipped_stderr_bytes(self, process: Any) -> int:
-        """Return that all is delivered again."""
-        return 0
-
-    def call_after_process_end(self, call: Callable[[], object]) -> None:
-        """Call."""
-        call()
-
-    def detach(self) -> None:
-        """Do nothing."""
 
 
 @attrs.define
@@ -217,7 +206,8 @@ class FakeTrees:
 class FakeSandbox:
     """Makes fake cells, which all share a gate for their orphans."""
 
-    def __init__(self, limits: LimitSettings) -> None:
+    def __init__(self, limits: LimitSettings, spawner: FakeSpawner) -> None:
+        self._spawner = spawner
         self.cells: list[FakeSandboxedRun] = []
         self.environments: list[Environment | None] = []  # of the cells
         self.orphan_reaper = Gate()
@@ -238,6 +228,7 @@ class FakeSandbox:
         cell = FakeSandboxedRun(
             limits,
             workspace.make_unsandboxed_view(),
+            self._spawner,
             self.orphan_reaper,
             unable=self.unable,
             has_external_queue=self.has_external_queue,

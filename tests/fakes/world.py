@@ -229,7 +229,9 @@ class World:
     )
     repositories: FakeRepositories = attrs.field(factory=FakeRepositories)
     sandbox: FakeSandbox = attrs.field(
-        default=attrs.Factory(lambda self: FakeSandbox(self.configuration.limits), takes_self=True)
+        default=attrs.Factory(
+            lambda self: FakeSandbox(self.configuration.limits, self.spawn), takes_self=True
+        )
     )
     random: Callable[[int], bytes] = attrs.field(factory=straw)
     quota_directories: DeferredQueue[Path] | None = None
