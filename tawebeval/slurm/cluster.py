@@ -28,7 +28,7 @@ from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus, Sandbox, SandboxedRun
-from tawebeval.sandbox.broker_client import BROKER_SOCKET_NAME
+from tawebeval.sandbox.bubblewrap import BROKER_SOCKET_NAME
 from tawebeval.sandbox.bubblewrap import WORKSPACE_MOUNT_POINT
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees

@@ -19,9 +19,8 @@ from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
 from tawebeval.linux.child import StartedProcess
-from tawebeval.linux.launcher_client import LauncherClient, MountedOverlay
 from tawebeval.linux.privileges import User
-from tawebeval.linux.starter_client import LaunchSpec
+from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StarterClient
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
 from tawebeval.sandbox.environments import Environment
@@ -166,7 +165,7 @@ class FakeTrees:
     were to make trees.
     """
 
-    launching: LauncherClient | None = None
+    launching: StarterClient | None = None
     overlay: MountedOverlay | None = None
     overlay_problem: str | None = None
     error: OSError | None = None
