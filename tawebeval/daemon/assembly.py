@@ -33,10 +33,11 @@ from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
 from tawebeval.daemon.reload import ConfigurationFile, ReloadableConfiguration, ReloadService
 from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_periodic_timer
-from tawebeval.daemon.starter_connection import open_starter
+from tawebeval.daemon.starter_connection import describe_starter_limits, open_starter
 from tawebeval.daemon.startup import StartupChecks, find_exposed_endpoints, open_authentication
 from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, resolve_run_slot_count
+from tawebeval.errors import SetupProblem
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
@@ -60,7 +61,7 @@ from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.probe import open_helper_sandbox, open_sandbox
 from tawebeval.slurm.checks import check_shared_directories
-from tawebeval.slurm.cluster import SlurmSandbox
+from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
 from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.web.auth import Authentication
@@ -203,8 +204,12 @@ def build_daemon(
         )
     left = LeftEvaluations(store.load_live())
     trees, is_lasting = open_starter(configuration, os.environ, directories.state)
-    if is_lasting and (described := trees.starter.cgroups):
-        cgroups = open_starter_cgroups(cgroups, described)
+    if is_lasting:
+        for found in describe_starter_limits(configuration, trees.starter):
+            if isinstance(found, SetupProblem):
+                log.warn("the starter's {problem}", problem=str(found))
+        if trees.starter.cgroups:
+            cgroups = open_starter_cgroups(cgroups, trees.starter.cgroups)
     sandbox = open_sandbox(
         configuration, directories.sandbox_files_directory, cgroups, orphans, trees
     )
@@ -419,6 +424,8 @@ def _open_runner(base: SharedDependencies) -> Sandbox:
     label = derive_daemon_label(directories.state)
     commands = SlurmCommands(base.reactor, base.spawner)
     if base.configuration.runner.kind == "local":
+        if base.left_evaluations.has_cluster_runs:
+            cancel_all_jobs(commands, base.reactor, label)
         return base.sandbox
     check_shared_directories(base.configuration, (directories.state, directories.repositories))
     return SlurmSandbox.create(
@@ -427,8 +434,8 @@ def _open_runner(base: SharedDependencies) -> Sandbox:
         commands,
         base.thread_pools.file_tree_threads,
         base.reactor,
+        base.spawner,
         label,
-        can_outlive_daemon=False,
     )
 
 

@@ -25,7 +25,11 @@ from tawebeval.daemon.findings import Finding, Severity, report_problems, run_ch
 from tawebeval.daemon.process_setup import find_unreadable_import_directories
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.services import explain_wrong_endpoint
-from tawebeval.daemon.starter_connection import STARTER_SOCKET_VARIABLE, open_starter
+from tawebeval.daemon.starter_connection import (
+    STARTER_SOCKET_VARIABLE,
+    describe_starter_limits,
+    open_starter,
+)
 from tawebeval.daemon.startup import (
     check_environments,
     check_sandbox_readable_paths,
@@ -178,11 +182,14 @@ class SystemChecks:
 
     def _check_starter(self) -> Iterator[str | SetupProblem]:
         trees, is_lasting = open_starter(self.configuration, self.environment, Path())
-        trees.close()
-        if is_lasting:
-            yield "evaluations outlive the daemon"
-        else:
+        if not is_lasting:
             yield f"evaluations end with the daemon (service.lasting, {STARTER_SOCKET_VARIABLE})"
+            return
+        yield "evaluations outlive the daemon"
+        try:
+            yield from describe_starter_limits(self.configuration, trees.starter)
+        finally:
+            trees.close()
 
     def _check_environments(self) -> Iterator[str]:
         if not self.configuration.environments:
@@ -264,8 +271,7 @@ class SystemChecks:
                 yield SetupProblem(what, "run `tawebeval token new NAME`, and set callers.tokens")
 
     def _check_descriptors(self) -> Sequence[SetupProblem | str]:
-        journals = compute_max_journals(self.configuration, self.environment)
-        return _compare(rlimits.assess_descriptor_limit(self.configuration, journals))
+        return _compare(rlimits.assess_descriptor_limit(self.configuration))
 
     def _check_limits(self) -> Sequence[str]:
         rlimits.check_hard_limits(self.configuration.limits)

@@ -63,8 +63,8 @@ class EvaluationService(Service):
     """Service of the evaluations, their archive, the repository cache and the webhooks.
 
     Its stop drains them, and no process of an evaluation outlives it; if they are lasting, they go
-    on. `rows` are those of an earlier process, whose files are in the directory `uploads` until they
-    begin. `trees` has the connection to the starter.
+    on. `rows` are those of an earlier process, whose files are in the directory `uploads` until
+    they begin. `trees` has the connection to the starter.
     """
 
     name = "evaluations"

@@ -7,13 +7,17 @@ in an orderly stop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration
-from tawebeval.errors import ConfigurationError
+from tawebeval.errors import ConfigurationError, SetupProblem
+from tawebeval.linux.cgroups.manager import find_pids_controller_parent
+from tawebeval.linux.rlimits import assess_starter_limits, check_hard_limits
+from tawebeval.linux.starter_client import StarterClient
 from tawebeval.sandbox.overlay import WritableTrees
 
 STARTER_SOCKET_VARIABLE = "TAWEBEVAL_STARTER"
@@ -28,7 +32,8 @@ def open_starter(
     """Return what starts evaluators, and whether they outlive the daemon. Blocks.
 
     `state` is the state directory. Raises: ConfigurationError, if the named starter does not
-    answer or is of another version, or if evaluations must last and cannot (`service.lasting`).
+    answer, is of another version or may have too little for evaluators, or if evaluations must last
+    and cannot (`service.lasting`).
     """
     setting = configuration.service.evaluations_outlive_daemon
     path = environment.get(STARTER_SOCKET_VARIABLE, "")
@@ -47,10 +52,30 @@ def open_starter(
         return WritableTrees(state / "starter" / "socket"), False
     trees = WritableTrees(Path(path), is_own=False)
     try:
-        trees.connect_starter()
+        client = trees.connect_starter()
     except OSError as error:
         raise ConfigurationError(
             f"service.lasting: the starter does not answer: {error.strerror or error}",
             "start tawebeval-starter.service",
         ) from None
+    try:
+        with suppress(PermissionError):  # of another user
+            check_hard_limits(configuration.limits, client.pid)
+    except ConfigurationError:
+        trees.close()
+        raise
     return trees, True
+
+
+def describe_starter_limits(
+    configuration: Configuration, starter: StarterClient
+) -> Iterator[str | SetupProblem]:
+    """Yield what the starter may have and need: a problem if too few. Blocks, hardly.
+
+    What the kernel does not tell is left out.
+    """
+    cgroup = find_pids_controller_parent(starter.cgroups)
+    with suppress(PermissionError):  # of another user
+        for name, assessment in assess_starter_limits(configuration, starter.pid, cgroup):
+            what = f"{name}: {assessment}"
+            yield SetupProblem(what, assessment.remedy) if assessment.problems else what

@@ -39,6 +39,9 @@ ResumeCheckout = Callable[[Commit, Path], Checkout]
 _LOST = EvaluationFailure(
     "lost", "the evaluator could not go on after a restart of the daemon; submit again"
 )
+_NOT_LASTING = EvaluationFailure(
+    "lost", "evaluations on a cluster do not outlive the daemon yet; submit again"
+)
 
 log = Logger()
 
@@ -190,6 +193,8 @@ def resume_run(
     evaluation.details.state = EvaluationState.RUNNING
     try:
         _resume_run(evaluation, row, resume_checkout)
+    except EvaluationFailure as error:
+        conclude_in_background(evaluation, evaluation.stop_reason or error)
     except Exception as error:  # noqa: BLE001  (a client learns of every end)
         if isinstance(error, StdoutChanged | OSError):
             words = "{evaluation}: the evaluator cannot go on: {error!r}"
@@ -216,6 +221,8 @@ def _resume_run(
     for _ in stdout.restore():
         pass
     evaluation.events.acknowledge(min(row.begin_cursor, evaluation.events.log.end_cursor))
+    if _is_on_cluster(found):
+        raise _NOT_LASTING
     checkout = evaluation.checkout = resume_checkout(details.commit, Path(found.checkout_path))
     sandboxed = make_sandboxed_run(evaluation, checkout)
     deadline = found.deadline
@@ -230,6 +237,11 @@ def _resume_run(
     run.go_on()
     if evaluation.stop_reason is not None:
         run.stop(evaluation.stop_reason)
+
+
+def _is_on_cluster(run: RunRow) -> bool:
+    """Tell whether an evaluator ran on a node of Slurm, whatever `runner.kind` is now."""
+    return run.sandbox_description.get("kind") == "slurm"
 
 
 @attrs.frozen
@@ -263,6 +275,11 @@ class LeftEvaluations:
     def quota_directories(self) -> set[Path]:
         """The quota directories of evaluations that run."""
         return {Path(run.quota_directory) for run in self._runs if run.quota_directory}
+
+    @property
+    def has_cluster_runs(self) -> bool:
+        """Whether jobs of Slurm may be left."""
+        return any(_is_on_cluster(run) for run in self._runs)
 
     @property
     def _runs(self) -> list[RunRow]:

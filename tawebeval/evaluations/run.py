@@ -41,7 +41,8 @@ from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.exit_messages import explain_exit
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.linux.child import ProcessTransport
-from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun, build_cpu_limit_failure
+from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
+from tawebeval.sandbox.run_limits import build_cpu_limit_failure
 from tawebeval.sandbox.workspace import FileRefused
 
 PARTIAL_LINE_DELAY = 0.02
@@ -116,7 +117,8 @@ class RunClock:
 class Run(ProcessProtocol):
     """One run of an evaluator.
 
-    `run_ended` is set, to the run, when the process tree is gone and all output is in the log.
+    `run_ended` is set, to the run, when the process tree is gone and all output is in the log;
+    `output_ended` when all output is.
     `failure` is the reason of a stop or a bad exit, None after a good one. `exit_status` is None
     until the end, and if no evaluator ran. `usage` is known at the end.
 
@@ -150,7 +152,7 @@ class Run(ProcessProtocol):
         self._on_new_events = on_new_events
         self._on_change = on_change
         seconds = sandboxed.limits.wall_clock
-        if deadline is None:
+        if deadline is None and not sandboxed.has_external_queue:
             deadline = context.clock.seconds() + seconds
         self.clock = RunClock(context.clock, seconds, self._on_timeout, deadline)
         self._stderr, self._stderr_bytes = b"", 0
@@ -161,7 +163,7 @@ class Run(ProcessProtocol):
         self._is_paused = self._is_reading = self._has_stdout_ended = False
         self._has_lost_events = False
         self._tree_ended: OneShotEvent[None] = OneShotEvent()
-        self._output_ended: OneShotEvent[None] = OneShotEvent()
+        self.output_ended: OneShotEvent[None] = OneShotEvent()
         self._process: ProcessTransport
         details.result_summary = stdout.result_summary
 
@@ -195,9 +197,10 @@ class Run(ProcessProtocol):
     def connectionMade(self) -> None:
         """Start the clock, and have the limits checked until the end."""
         monitor = self._context.limit_monitor
-        self.clock.start()
-        monitor.add_run(self.sandboxed, self.stop)
-        self.run_ended.add_callback(lambda _: monitor.remove_run(self.sandboxed))
+        if not self.clock.restart():  # what had to wait elsewhere has its whole time from now on
+            self.clock.start()
+        monitor.add_run(self.sandboxed.run_limits, self.stop)
+        self.run_ended.add_callback(lambda _: monitor.remove_run(self.sandboxed.run_limits))
 
     def _on_broker_error(self, reason: str) -> None:
         """Stop a run whose submission cannot run: it would fail by no fault of its own."""
@@ -234,7 +237,7 @@ class Run(ProcessProtocol):
         gets KILL at once, even if it is being stopped for another reason.
         """
         running, at_once = self._process.is_running, failure.reason in _AT_ONCE
-        if self.failure is None and (running or not self._output_ended.is_set):
+        if self.failure is None and (running or not self.output_ended.is_set):
             self.failure = failure
             self._on_change()
             if running and not at_once:
@@ -318,7 +321,7 @@ class Run(ProcessProtocol):
             except Exception as error:  # noqa: BLE001  (whatever the defect is)
                 self._lose_events(error)
         if self._has_lost_events and self._has_stdout_ended:
-            self._output_ended.set_value(None)
+            self.output_ended.set_value(None)
         if self._stdout.log.end_cursor != end:
             self._on_new_events()
 
@@ -355,12 +358,12 @@ class Run(ProcessProtocol):
                 self._process.pauseProducing()
             else:
                 self._process.resumeProducing()
-        if self._has_stdout_ended and not is_busy and not self._output_ended.is_set:
+        if self._has_stdout_ended and not is_busy and not self.output_ended.is_set:
             if self._flush is not None:
                 self._flush.cancel()
                 self._flush = None
             stdout.finish()
-            self._output_ended.set_value(None)
+            self.output_ended.set_value(None)
 
     def _take_turn(self) -> None:
         """Parse on, or read the file that stdout names."""
@@ -441,26 +444,26 @@ class Run(ProcessProtocol):
 
     async def _conclude(self, status: int | None, number: int | None) -> None:
         await self._tree_ended.wait()
-        await self._output_ended.wait()
-        sandboxed = self.sandboxed
+        await self.output_ended.wait()
+        limits = self.sandboxed.run_limits
         if self._process.lost_reason is not None:
             self.failure = self.failure or EvaluationFailure(
                 "lost", f"the evaluator was lost: {self._process.lost_reason}"
             )
         try:
-            self.exit_status = sandboxed.interpret_exit(status, number)
+            self.exit_status = self.sandboxed.interpret_exit(status, number)
         except EvaluationFailure as error:
             # The limits of the run may be too low for the sandbox itself.
-            over = self.failure or await self._ask(sandboxed.check_limits, True)
+            over = self.failure or await self._ask(limits.check, True)
             self.failure = over or self._with_stderr(error)
         self.usage = await self._ask(
-            sandboxed.read_usage, self._process.resource_usage
+            limits.read_usage, self._process.resource_usage
         ) or ResourceUsage(None, None)
         self._add_waited_usage()
         if self.failure is None and self.exit_status == EvaluatorExit(0):
-            self.failure = sandboxed.check_memory() or self._check_cpu()
+            self.failure = limits.check_memory() or self._check_cpu()
         elif self.failure is None and self.exit_status is not None:
-            self.failure = await self._ask(sandboxed.check_limits, True)
+            self.failure = await self._ask(limits.check, True)
             if self.failure is None:
                 status = self.exit_status.status or 0
                 hint = await self._ask(self._find_command_hint, status, self.stderr_text)
@@ -468,7 +471,7 @@ class Run(ProcessProtocol):
         self.run_ended.set_value(self)
 
     async def _ask(self, question: Callable[..., T], *arguments: Any) -> T | None:
-        """Return the answer of the sandboxed run; None if it raises, for the run has to end."""
+        """Return the answer of a blocking function; None if it raises, for the run has to end."""
         try:
             return await self._context.worker_threads.run_in_thread(question, *arguments)
         except Exception:  # noqa: BLE001

@@ -11,6 +11,8 @@ import contextlib
 import errno
 import json
 import os
+import select
+import signal
 import socket
 import struct
 import subprocess
@@ -380,6 +382,18 @@ class StarterClient:
                 connection.recv(1)  # until the end of the connection
         with contextlib.suppress(ChildProcessError):  # of another process of the daemon
             os.waitpid(self.pid, 0)
+
+    def kill_starter(self) -> None:
+        """Kill the starter, which notes no exit of its programs, and return after its end. Blocks.
+
+        Raises: OSError.
+        """
+        if self._pidfd is not None:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            poll.poll(ANSWER_TIMEOUT * 1000)
+        self.close()
 
     def _call(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
         try:

@@ -17,6 +17,7 @@ from typing import Any
 
 from twisted.internet.protocol import ProcessProtocol
 
+from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import copy_tree
 from tawebeval.linux.privileges import User
 from tawebeval.linux.starter_client import (
@@ -35,8 +36,8 @@ from tawebeval.sandbox.workspace import Workspace
 class WritableTrees:
     """The maker of writable trees, by the starter, which starts the programs that write to them.
 
-    The starter listens at `socket`. If none does, one is started, which `close` ends. Trees are
-    overlays if `overlay_problem` is None, and otherwise copies for that reason.
+    The starter listens at `socket`. If it `is_own`, it is started here, and `close` ends it. Trees
+    are overlays if `overlay_problem` is None, and otherwise copies for that reason.
     """
 
     def __init__(self, socket: Path, *, is_own: bool = True) -> None:
@@ -47,18 +48,17 @@ class WritableTrees:
         self._files: ProgramFiles | None = None
 
     def connect_starter(self, user: User | None = None) -> StarterClient:
-        """Return the connection to the starter; start one as `user` if none runs. Blocks.
+        """Return the connection to the starter, which runs as `user`, if it is started. Blocks.
 
         Raises: OSError; ConfigurationError, if it is of another version.
         """
         if self._client is None:
-            try:
-                self._client = StarterClient.connect(self._socket)
-            except (FileNotFoundError, ConnectionRefusedError):
-                if not self._is_own:
-                    raise
+            if self._is_own:
+                # One of a killed daemon: its evaluators are in cgroups that are removed, too.
+                with suppress(OSError, ConfigurationError):
+                    StarterClient.connect(self._socket).kill_starter()
                 spawn_starter(self._socket, user)
-                self._client = StarterClient.connect(self._socket)
+            self._client = StarterClient.connect(self._socket)
         return self._client
 
     @property

@@ -210,7 +210,7 @@ class NodeRun(ProcessProtocol):
             check_environment(job.environment)
         started = run.start_evaluator(job.command, job.variables, job.directory)
         spawner.adopt_child(self, started)
-        monitor.add_run(run, self.stop)
+        monitor.add_run(run.run_limits, self.stop)
         run.serve_submission_run_requests(self._reactor, self._threads, spawner, self.stop)
         self._monitor = monitor
         CommandReader(self._reactor, self.execute_command)
@@ -307,7 +307,7 @@ class NodeRun(ProcessProtocol):
         Deferred.fromCoroutine(self._end_tree()).addErrback(self.fail)
 
     async def _end_tree(self) -> None:
-        self._monitor.remove_run(self._run)
+        self._monitor.remove_run(self._run.run_limits)
         await self._run.kill_remaining_processes()
         self._flush_output()
         self._writer.write_frame(FrameKind.EVALUATOR_EXITED)
@@ -329,13 +329,13 @@ class NodeRun(ProcessProtocol):
         except EvaluationFailure as error:
             outcome["unstarted"] = encode_failure(error)
         waited = self._process.resource_usage
-        usage = await self._threads.run_in_thread(run.read_usage, waited)
+        usage = await self._threads.run_in_thread(run.run_limits.read_usage, waited)
         seconds = usage.cpu_seconds
         if seconds is None and waited is not None:
             seconds = waited.ru_utime + waited.ru_stime
-        over = over or run.check_memory()
+        over = over or run.run_limits.check_memory()
         if outcome.get("exit") != (0, None):
-            over = over or await self._threads.run_in_thread(run.check_limits, True)
+            over = over or await self._threads.run_in_thread(run.run_limits.check, True)
         outcome["over"] = over and encode_failure(over)
         outcome["usage"] = [seconds, usage.peak_memory_bytes]
         await self._threads.run_in_thread(run.close)

@@ -46,7 +46,6 @@ T = TypeVar("T")
 
 
 _EVALUATION = "evaluation-"  # begins the names of cgroups
-_FORMER = "spare-"  # began those of earlier daemons, whose keeper may still have some
 _BLOCK = 512  # bytes: in blocks of this size getrusage(2) counts input and output
 _KIB = 1024  # bytes: the unit of its `ru_maxrss`
 
@@ -282,7 +281,7 @@ class CgroupManager:
     `unenforced_resources` has the reason for each other one, `unenforced_resources_remedy` is a
     sentence for the operator.
 
-    `git_parts` are the controllers for git where evaluations have those of the keeper.
+    `git_parts` are the controllers for git where evaluations have those of the starter.
     """
 
     _parents: Sequence[ParentCgroup]
@@ -355,7 +354,7 @@ class CgroupManager:
         return group
 
     def find_evaluation_cgroup(self, name: str) -> EvaluationCgroup | None:
-        """Return an existing cgroup of the keeper, by its name. Blocks, hardly."""
+        """Return an existing cgroup of the starter, by its name. Blocks, hardly."""
         group = EvaluationCgroup(self._parts, name)
         return group if group.exists else None
 
@@ -365,7 +364,7 @@ class CgroupManager:
             name
             for parent in list_controller_directories(self._parts)
             for name in (os.path.basename(group.path) for group in parent.list_children())
-            if name.startswith((_EVALUATION, _FORMER))
+            if name.startswith(_EVALUATION)
         }
 
     def remove_evaluation_cgroup(self, name: str) -> None:
@@ -422,9 +421,9 @@ def open_cgroups(
 def open_starter_cgroups(
     own: CgroupManager, description: str, files: CgroupOperations | None = None
 ) -> CgroupManager:
-    """Return a manager that makes the cgroups of evaluations below parents of the keeper.
+    """Return a manager that makes the cgroups of evaluations below parents of the starter.
 
-    `description` is what `describe_parents` has returned in the keeper's process. Nothing there is
+    `description` is what `describe_parents` has returned in the starter's process. Nothing there is
     moved or killed, not even at the end. The rest, such as the cgroup of git, is as in `own`.
     Blocks.
     """

@@ -78,7 +78,7 @@ class CommandTests(SynchronousTestCase):
     def setUp(self) -> None:
         if reason := reason_to_skip():
             raise SkipTest(reason)
-        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-keeper-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-starter-"))
         self.addCleanup(shutil.rmtree, self.folder)
         self.folder.chmod(0o755)
         (self.folder / "keeper").mkdir(mode=0o700)

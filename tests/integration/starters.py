@@ -32,7 +32,7 @@ class KeptDaemon(Daemon):
     """A daemon with a keeper of its own, which `remove` ends."""
 
     def __init__(self, configuration: str = CONFIGURATION, **more: Any) -> None:
-        self._keeper_folder = temporary_folder("tawebeval-keeper-")
+        self._keeper_folder = temporary_folder("tawebeval-starter-")
         self._keeper_folder.chmod(0o700)
         self.socket = self._keeper_folder / "socket"
         self._keeper: subprocess.Popen[bytes] | None = None
