@@ -12,16 +12,14 @@ from resource import struct_rusage
 from typing import Any
 
 import attrs
-from tawebeval.linux.launcher_client import LauncherClient, MountedOverlay
 from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
-from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.privileges import User
-from tawebeval.linux.starter_client import LaunchSpec
+from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
 from tawebeval.sandbox.environments import Environment
@@ -166,22 +164,38 @@ class FakeSandboxedRun:
 class FakeTrees:
     """Makes no trees; `made` are the checkouts that trees were wanted of.
 
-    What is started is a child that is none, if `launching` does not start it. `overlay` is
-    everybody's, `launched` what was to be started, `error` raised instead. `overlay_problem` is why
-    there are no overlays, from the start or since somebody wanted copies; `asked` are the users who
-    were to make trees.
+    `launched` is what was to be started, `error` raised instead, `overlay` everybody's.
+    `overlay_problem` is why there are no overlays, from the start or since somebody wanted copies;
+    `asked` are the users who were to make trees. `ended` is what `starter` says of each program:
+    status and output. `forgotten` are the workspaces whose programs were forgotten.
     """
 
-    launching: LauncherClient | None = None
     overlay: MountedOverlay | None = None
     overlay_problem: str | None = None
     error: OSError | None = None
+    ended: tuple[int, bytes] = (0, b"")
+    pid: int = 77
     made: list[Path] = attrs.field(factory=list)
     launched: list[LaunchSpec] = attrs.field(factory=list)
     asked: list[User | None] = attrs.field(factory=list)
+    forgotten: list[Workspace] = attrs.field(factory=list)
+    connected: list[tuple[StartedProgram, int]] = attrs.field(factory=list)
     closed: int = 0
 
-    def use_overlays(self, user: User | None = None, paths: Sequence[str] = ()) -> None:
+    @property
+    def starter(self) -> FakeTrees:
+        """The starter, which is this."""
+        return self
+
+    def connect_starter(self, user: User | None = None) -> FakeTrees:
+        """Return the starter."""
+        return self
+
+    def list_programs(self) -> dict[Path, tuple[int, int]]:
+        """Return none."""
+        return {}
+
+    def use_overlays(self, user: User | None = None) -> None:
         """Note the user."""
         self.asked.append(user)
         if self.error is not None:
@@ -194,17 +208,35 @@ class FakeTrees:
 
     def start_program(
         self, checkout: Path, workspace: Workspace, launch: LaunchSpec
-    ) -> tuple[StartedProcess, MountedOverlay | None]:
-        """Return a child."""
+    ) -> StartedProgram:
+        """Return a program."""
         self.made.append(checkout)
         self.launched.append(launch)
         if self.error is not None:
             raise self.error
-        if self.launching is not None:
-            return self.launching.start_program(launch)[0], self.overlay
-        return StartedProcess(NO_PROCESS, -1, -1, -1), self.overlay
+        return StartedProgram(workspace.output_directory, NO_PROCESS, 1, self.overlay)
 
-    def stop_launcher(self) -> None:
+    def connect_program(self, protocol: Any, program: StartedProgram, offset: int = 0) -> Any:
+        """Note the program, and from where stdout goes on."""
+        self.connected.append((program, offset))
+        return None
+
+    def reopen_overlay(self, workspace: Workspace) -> MountedOverlay | None:
+        """Return the overlay."""
+        return self.overlay
+
+    def wait_for_program(self, directory: Path, timeout: float) -> tuple[int, bytes]:
+        """Return what the test says."""
+        return self.ended
+
+    def forget_program(self, workspace: Workspace) -> None:
+        """Note the workspace."""
+        self.forgotten.append(workspace)
+
+    def attach(self, *_: Any) -> None:
+        """Do nothing."""
+
+    def close(self, *, stop: bool = True) -> None:
         """Count."""
         self.closed += 1
 
