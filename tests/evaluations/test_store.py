@@ -29,7 +29,6 @@ from twisted.internet.task import Clock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import WorkerThreads
