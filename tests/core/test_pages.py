@@ -24,8 +24,8 @@ from tawebeval.core.pages import (
     ALL_RECEIVED_CURSOR,
     EventPage,
     make_empty_last_page,
+    make_page,
     parse_cursor,
-    read_page,
     resolve_cursor,
 )
 from tawebeval.core.ring import EventRing
@@ -42,6 +42,11 @@ def ring_of(*payloads: bytes, closed: bool = False) -> EventRing:
     if closed:
         ring.mark_end()
     return ring
+
+
+def read_page(ring: EventRing, after: str | None, limit: int) -> EventPage:
+    """Return the page after a cursor."""
+    return make_page(ring, after, ring.read_events(resolve_cursor(ring, after), limit))
 
 
 def ask(ring: EventRing, after: str | None, limit: int) -> EventPage:
@@ -175,7 +180,7 @@ class PageTests(SynchronousTestCase):
         ring = EventRing(read_wall_clock=lambda: 1.5)
         ring.append_batch(encode_text_events(b"a\nb\nc"))
         limit = 2 * len(encode_text_events(b"a").lines) + 1
-        page = read_page(ring, None, limit, "at {}".format)
+        page = make_page(ring, None, ring.read_timed_events(0, limit, "at {}".format))
         self.assertEqual((page.begin_cursor, page.end_cursor), (None, "2"))
         expected = [{"type": "text", "payload": one, "time": "at 1.5"} for one in ("a", "\n")]
         self.assertEqual(json.loads(page.encode_json())["data"], expected)
