@@ -41,7 +41,8 @@ from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.exit_messages import explain_exit
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.linux.child import ProcessTransport
-from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun, build_cpu_limit_failure
+from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
+from tawebeval.sandbox.run_limits import build_cpu_limit_failure
 from tawebeval.sandbox.workspace import FileRefused
 
 PARTIAL_LINE_DELAY = 0.02
@@ -198,8 +199,8 @@ class Run(ProcessProtocol):
         monitor = self._context.limit_monitor
         if not self.clock.restart():  # what had to wait elsewhere has its whole time from now on
             self.clock.start()
-        monitor.add_run(self.sandboxed, self.stop)
-        self.run_ended.add_callback(lambda _: monitor.remove_run(self.sandboxed))
+        monitor.add_run(self.sandboxed.run_limits, self.stop)
+        self.run_ended.add_callback(lambda _: monitor.remove_run(self.sandboxed.run_limits))
 
     def _on_broker_error(self, reason: str) -> None:
         """Stop a run whose submission cannot run: it would fail by no fault of its own."""
@@ -444,25 +445,25 @@ class Run(ProcessProtocol):
     async def _conclude(self, status: int | None, number: int | None) -> None:
         await self._tree_ended.wait()
         await self.output_ended.wait()
-        sandboxed = self.sandboxed
+        limits = self.sandboxed.run_limits
         if self._process.lost_reason is not None:
             self.failure = self.failure or EvaluationFailure(
                 "lost", f"the evaluator was lost: {self._process.lost_reason}"
             )
         try:
-            self.exit_status = sandboxed.interpret_exit(status, number)
+            self.exit_status = self.sandboxed.interpret_exit(status, number)
         except EvaluationFailure as error:
             # The limits of the run may be too low for the sandbox itself.
-            over = self.failure or await self._ask(sandboxed.check_limits, True)
+            over = self.failure or await self._ask(limits.check, True)
             self.failure = over or self._with_stderr(error)
         self.usage = await self._ask(
-            sandboxed.read_usage, self._process.resource_usage
+            limits.read_usage, self._process.resource_usage
         ) or ResourceUsage(None, None)
         self._add_waited_usage()
         if self.failure is None and self.exit_status == EvaluatorExit(0):
-            self.failure = sandboxed.check_memory() or self._check_cpu()
+            self.failure = limits.check_memory() or self._check_cpu()
         elif self.failure is None and self.exit_status is not None:
-            self.failure = await self._ask(sandboxed.check_limits, True)
+            self.failure = await self._ask(limits.check, True)
             if self.failure is None:
                 status = self.exit_status.status or 0
                 hint = await self._ask(self._find_command_hint, status, self.stderr_text)
@@ -470,7 +471,7 @@ class Run(ProcessProtocol):
         self.run_ended.set_value(self)
 
     async def _ask(self, question: Callable[..., T], *arguments: Any) -> T | None:
-        """Return the answer of the sandboxed run; None if it raises, for the run has to end."""
+        """Return the answer of a blocking function; None if it raises, for the run has to end."""
         try:
             return await self._context.worker_threads.run_in_thread(question, *arguments)
         except Exception:  # noqa: BLE001

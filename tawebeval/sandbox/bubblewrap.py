@@ -48,9 +48,8 @@ from tawebeval.sandbox.base import (
     EVALUATOR_TOOLS,
     EvaluatorExit,
     SandboxedRun,
-    convert_rlimit_names,
 )
-from tawebeval.sandbox.broker import PROTOCOL_VERSION, measure_cpu_seconds
+from tawebeval.sandbox.broker import PROTOCOL_VERSION
 from tawebeval.sandbox.environments import (
     Environment,
     SystemView,
@@ -58,6 +57,7 @@ from tawebeval.sandbox.environments import (
 )
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.prepared_etc import PreparedEtc
+from tawebeval.sandbox.run_limits import convert_rlimit_names
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 
 
@@ -397,7 +397,7 @@ class BubblewrapRun(SandboxedRun):
             words += ["--setenv", name, value]
         status = str(self._status_file)
         view = self.make_workspace_view()
-        rlimits = dict(self._list_rlimits(apart=True))
+        rlimits = dict(self._local_limits.list_rlimits(apart=True))
         files, _ = rlimits.pop("nofile")
         if "nproc" in rlimits:
             rlimits["nproc"] = (self.limits.processes + 1,) * 2  # with bwrap's own outside
@@ -433,7 +433,8 @@ class BubblewrapRun(SandboxedRun):
 
     def _make_broker_spec(self, system: SystemView) -> LaunchSpec:
         """Return the broker of the submission's programs, in the evaluation's cgroup."""
-        assert self._group is not None, "made by the start"
+        group = self._local_limits.cgroup
+        assert group is not None, "made by the start"
         view, sandbox = self.make_workspace_view(), self._sandbox
         configuration = {
             "bwrap": [
@@ -449,11 +450,11 @@ class BubblewrapRun(SandboxedRun):
                 *((str(inside), str(outside), False) for inside, outside in view.readable_paths),
                 *((path, path, False) for path in sandbox.readable_paths),
             ],
-            "rlimits": self._list_rlimits(apart=True),
+            "rlimits": self._local_limits.list_rlimits(apart=True),
             "memory_bytes": self.limits.memory,
             "max_processes": self.limits.processes,
             "parent_pid": self._trees.starter.pid,
-            "cgroup_directories": self._group.find_resource_directories(),
+            "cgroup_directories": group.find_resource_directories(),
         }
         source = f"/proc/self/fd/{FIRST_PASSED_DESCRIPTOR}"
         return LaunchSpec(
@@ -466,24 +467,9 @@ class BubblewrapRun(SandboxedRun):
                 {"socket": ""},
                 *sandbox.list_filters(),
             ],
-            cgroup_procs_files=self._group.find_procs_files(),
+            cgroup_procs_files=group.find_procs_files(),
             niceness=self._cgroups.evaluator_niceness,
         )
-
-    @property
-    def _broker_pid(self) -> int | None:
-        return None if self._first is None else getattr(self._first, "broker_pid", None)
-
-    def _pids(self) -> Iterable[int]:
-        """Return the processes of the evaluator and of its submissions."""
-        pid = self._broker_pid
-        return [*super()._pids(), *(list_descendants(pid) if pid is not None else ())]
-
-    def _measure_cpu_seconds(self) -> float:
-        """Return also the time of the submission's programs."""
-        pid = self._broker_pid
-        used = measure_cpu_seconds(pid) if pid is not None else 0.0
-        return super()._measure_cpu_seconds() + used
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to the processes in the sandbox."""
@@ -495,8 +481,8 @@ class BubblewrapRun(SandboxedRun):
         So do the programs of the submission.
         """
         told = re.search(rb'"child-pid": (\d+)', self._told())
-        if told and self._group is not None:
-            await self._orphans.kill_group_member(int(told[1]), self._group)
+        if told and self._local_limits.cgroup is not None:
+            await self._orphans.kill_group_member(int(told[1]), self._local_limits.cgroup)
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit; bwrap reports a signal as shells do, by 128 more."""

@@ -28,10 +28,10 @@ from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus, Sandbox, SandboxedRun
-from tawebeval.sandbox.bubblewrap import BROKER_SOCKET_NAME
-from tawebeval.sandbox.bubblewrap import WORKSPACE_MOUNT_POINT
+from tawebeval.sandbox.bubblewrap import BROKER_SOCKET_NAME, WORKSPACE_MOUNT_POINT
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
+from tawebeval.sandbox.run_limits import RunLimits
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tawebeval.slurm.commands import SlurmCommands, build_command_environment
 from tawebeval.slurm.frames import KILL, TERMINATE
@@ -110,6 +110,33 @@ def cancel_all_jobs(commands: SlurmCommands, clock: Any, label: str) -> None:
     clock.callWhenRunning(commands.cancel_stale_jobs, lambda name: name.startswith(every))
 
 
+class SlurmRunLimits(RunLimits):
+    """The limits of a run on a node, which the node checks: `get_transport()` has what it told."""
+
+    def __init__(
+        self, settings: LimitSettings, get_transport: Callable[[], NodeTransport | None]
+    ) -> None:
+        super().__init__(settings)
+        self._get_transport = get_transport
+
+    def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
+        """Return the error of the limit that the node, or Slurm, has found exceeded."""
+        transport = self._get_transport()
+        if transport is None or transport.outcome is None:
+            return None
+        return transport.outcome.limit_failure or transport.job_loss
+
+    def check_memory(self) -> EvaluationFailure | None:
+        """Return the error of a limit that a run that succeeded has exceeded."""
+        return self.check()
+
+    def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
+        """Return the usage that the node has measured."""
+        transport = self._get_transport()
+        outcome = None if transport is None else transport.outcome
+        return ResourceUsage(*outcome.usage) if outcome is not None else ResourceUsage(None, None)
+
+
 class SlurmRun(SandboxedRun):
     """One run on a node, which does not outlive the daemon."""
 
@@ -135,6 +162,7 @@ class SlurmRun(SandboxedRun):
         self._is_streamed = not self._configuration.runner.shared_directory
         self.read_remote_file = self._read_node_file if self._is_streamed else None
         self._transport: NodeTransport | None = None
+        self.run_limits = SlurmRunLimits(limits, lambda: self._transport)
 
     async def _read_node_file(self, path: str) -> bytes:
         assert self._transport is not None, "the run has begun"
@@ -285,22 +313,6 @@ class SlurmRun(SandboxedRun):
         if outcome.exit is None:
             raise outcome.start_failure or EvaluationFailure("lost", "the node has told no exit")
         return EvaluatorExit(*outcome.exit)
-
-    def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
-        """Return the error of the limit that the node, or Slurm, has found exceeded."""
-        transport = self._transport
-        if transport is None or transport.outcome is None:
-            return None
-        return transport.outcome.limit_failure or transport.job_loss
-
-    def check_memory(self) -> EvaluationFailure | None:
-        """Return the error of a limit that a run that succeeded has exceeded."""
-        return self.check_limits()
-
-    def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
-        """Return the usage that the node has measured."""
-        outcome = self._transport.outcome if self._transport is not None else None
-        return ResourceUsage(*outcome.usage) if outcome is not None else ResourceUsage(None, None)
 
     def describe_for_resume(self) -> dict[str, Any]:
         """Return the kind of runs that do not go on (`evaluations.restoring`)."""

@@ -22,7 +22,7 @@ from tawebeval.errors import EvaluationFailure, RequestError
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.reading import EvaluationEvents
+from tawebeval.evaluations.reading import EvaluationEvents, Subscription
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.starting import enter_queue
@@ -339,6 +339,18 @@ class RegistryTestCase(SynchronousTestCase):
             for event in value["data"]
         ]
         return value
+
+    def read(self, subscription: Subscription | None, max_bytes: int = 10**6) -> EventBatch:
+        """Return the next events of a stream."""
+        assert subscription is not None
+        return self.successResultOf(Deferred.fromCoroutine(subscription.read_events(max_bytes)))
+
+    def send_all(self, identifier: str, caller: str = "") -> None:
+        """Let a stream send all that there is."""
+        subscription = self.registry.events.subscribe(identifier, None, caller)
+        assert subscription is not None
+        with subscription:
+            self.read(subscription)
 
     def ask(self, identifier: str, after: str | None, wait: int) -> Deferred[EventPage]:
         """Ask for a page and wait for it."""

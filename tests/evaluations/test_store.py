@@ -29,7 +29,6 @@ from twisted.internet.task import Clock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import WorkerThreads
@@ -47,7 +46,6 @@ from tawebeval.evaluations.rows import (
     unpack_evaluation,
 )
 from tawebeval.evaluations.run import RunResult
-from tawebeval.evaluations.snapshot import dump_limits
 from tawebeval.evaluations.store import RETRY_SECONDS, EvaluationStore
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
@@ -86,7 +84,7 @@ evaluation_rows = st.builds(
     | st.builds(
         Commit, names, names, counts, counts, st.tuples(st.builds(Submodule, names, names))
     ),
-    limits=st.none() | st.just(dump_limits(LimitSettings())),
+    limits=st.none() | st.just({"wall_clock": 10, "maximum": {}}),
     environment=st.none()
     | st.builds(Environment, names, paths, st.dictionaries(names, names, max_size=2)),
     runner_status=st.none() | st.builds(RunnerStatus, names, optional, optional),

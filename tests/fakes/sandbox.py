@@ -18,12 +18,12 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
-from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.privileges import User
-from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StarterClient
+from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
 from tawebeval.sandbox.environments import Environment
+from tawebeval.sandbox.run_limits import RunLimits
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tests.fakes.children import NO_PROCESS, FakeChild, FakeSpawner
 from tests.fakes.gates import Gate
@@ -32,33 +32,58 @@ NO_CGROUPS = CgroupManager([], {}, {})
 """A machine on which there is nothing to limit a tree with."""
 
 
+class FakeRunLimits(RunLimits):
+    """Limits that the test drives.
+
+    `over` is the answer of `check`, which takes `needed` looks at the disk; `looks` has `final` of
+    each; `used` is the usage.
+    """
+
+    over: EvaluationFailure | None = None
+    needed: float = 0
+    used = ResourceUsage(None, None)
+
+    def __init__(self, settings: LimitSettings, **given: Any) -> None:
+        super().__init__(settings)
+        self.looks: list[bool] = []
+        vars(self).update(given)
+
+    def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
+        """Answer, and note the question."""
+        self.looks.append(final)
+        if self.needed > work:
+            raise TooManyInspections
+        return self.over
+
+    def check_memory(self) -> EvaluationFailure | None:
+        """Answer, if that is about memory."""
+        return self.over if self.over is not None and self.over.reason == "memory" else None
+
+    def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
+        """Return what the test says."""
+        return self.used
+
+
 @attrs.define(eq=False)
 class FakeSandboxedRun:
     """A run that the test drives.
 
     While `orphans` is shut, processes resist `kill_remaining_processes`.
 
-    `unable` is raised by `start_evaluator`, `unstarted` by `interpret_exit`; `over` is the answer
-    of `check_limits`, which takes `needed` looks at the disk; `used` is the usage.
+    `unable` is raised by `start_evaluator`, `unstarted` by `interpret_exit`.
     """
 
     limits: LimitSettings
     workspace_view: WorkspaceView
     _spawner: FakeSpawner
     orphans: Gate = attrs.field(factory=Gate)
-    over: EvaluationFailure | None = None
     unstarted: EvaluationFailure | None = None
     read_remote_file: Callable[[str], Awaitable[bytes]] | None = None
-    used: ResourceUsage = attrs.field(factory=lambda: ResourceUsage(None, None))
     unable: OSError | None = None
     started_as: list[LaunchSpec] = attrs.field(factory=list)
     resumed_as: list[tuple[Mapping[str, Any], int, int, int]] = attrs.field(factory=list)
     stores_stdout: bool = False  # the run writes the files in memory
     closed: int = 0
-    looks: list[bool] = attrs.field(factory=list)
-    needed: float = 0
-    disk_bytes: int = 0
-    free_disk_bytes: float = inf
     child: Any = None
     has_network: bool = True
     has_external_queue: bool = False
@@ -67,6 +92,10 @@ class FakeSandboxedRun:
     begin: Gate = attrs.field(factory=Gate)
     hurried: int = 0
     workspace: Workspace = attrs.field(factory=lambda: Workspace(Path("/some")))
+    run_limits: FakeRunLimits = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.run_limits = FakeRunLimits(self.limits)
 
     def abort_remote_reads(self) -> None:
         """Count."""
@@ -111,26 +140,6 @@ class FakeSandboxedRun:
         """Pass on a signal."""
         child.signal_group(number)
 
-    def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
-        """Answer, and note the question."""
-        self.looks.append(final)
-        if self.needed > work:
-            raise TooManyInspections
-        return self.over
-
-    def check_memory(self) -> EvaluationFailure | None:
-        """Answer, if that is about memory."""
-        return self.over if self.over is not None and self.over.reason == "memory" else None
-
-    @property
-    def is_disk_nearly_full(self) -> bool:
-        """Whether too little is free."""
-        return self.free_disk_bytes < self.limits.free_disk
-
-    def make_disk_error(self) -> EvaluationFailure:
-        """Return the error of one that is stopped for it."""
-        return EvaluationFailure("disk", "nearly full")
-
     async def kill_remaining_processes(self) -> None:
         """Return when the gate is open."""
         self.child.signal_group(signals.SIGKILL)
@@ -141,10 +150,6 @@ class FakeSandboxedRun:
         if self.unstarted is not None:
             raise self.unstarted
         return EvaluatorExit(status, number)
-
-    def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
-        """Return what the test says."""
-        return self.used
 
     def close(self) -> None:
         """Count."""
@@ -159,22 +164,38 @@ class FakeSandboxedRun:
 class FakeTrees:
     """Makes no trees; `made` are the checkouts that trees were wanted of.
 
-    What is started is a child that is none, if `launching` does not start it. `overlay` is
-    everybody's, `launched` what was to be started, `error` raised instead. `overlay_problem` is why
-    there are no overlays, from the start or since somebody wanted copies; `asked` are the users who
-    were to make trees.
+    `launched` is what was to be started, `error` raised instead, `overlay` everybody's.
+    `overlay_problem` is why there are no overlays, from the start or since somebody wanted copies;
+    `asked` are the users who were to make trees. `ended` is what `starter` says of each program:
+    status and output. `forgotten` are the workspaces whose programs were forgotten.
     """
 
-    launching: StarterClient | None = None
     overlay: MountedOverlay | None = None
     overlay_problem: str | None = None
     error: OSError | None = None
+    ended: tuple[int, bytes] = (0, b"")
+    pid: int = 77
     made: list[Path] = attrs.field(factory=list)
     launched: list[LaunchSpec] = attrs.field(factory=list)
     asked: list[User | None] = attrs.field(factory=list)
+    forgotten: list[Workspace] = attrs.field(factory=list)
+    connected: list[tuple[StartedProgram, int]] = attrs.field(factory=list)
     closed: int = 0
 
-    def use_overlays(self, user: User | None = None, paths: Sequence[str] = ()) -> None:
+    @property
+    def starter(self) -> FakeTrees:
+        """The starter, which is this."""
+        return self
+
+    def connect_starter(self, user: User | None = None) -> FakeTrees:
+        """Return the starter."""
+        return self
+
+    def list_programs(self) -> dict[Path, tuple[int, int]]:
+        """Return none."""
+        return {}
+
+    def use_overlays(self, user: User | None = None) -> None:
         """Note the user."""
         self.asked.append(user)
         if self.error is not None:
@@ -187,17 +208,35 @@ class FakeTrees:
 
     def start_program(
         self, checkout: Path, workspace: Workspace, launch: LaunchSpec
-    ) -> tuple[StartedProcess, MountedOverlay | None]:
-        """Return a child."""
+    ) -> StartedProgram:
+        """Return a program."""
         self.made.append(checkout)
         self.launched.append(launch)
         if self.error is not None:
             raise self.error
-        if self.launching is not None:
-            return self.launching.start_program(launch)[0], self.overlay
-        return StartedProcess(NO_PROCESS, -1, -1, -1), self.overlay
+        return StartedProgram(workspace.output_directory, NO_PROCESS, 1, self.overlay)
 
-    def stop_launcher(self) -> None:
+    def connect_program(self, protocol: Any, program: StartedProgram, offset: int = 0) -> Any:
+        """Note the program, and from where stdout goes on."""
+        self.connected.append((program, offset))
+        return None
+
+    def reopen_overlay(self, workspace: Workspace) -> MountedOverlay | None:
+        """Return the overlay."""
+        return self.overlay
+
+    def wait_for_program(self, directory: Path, timeout: float) -> tuple[int, bytes]:
+        """Return what the test says."""
+        return self.ended
+
+    def forget_program(self, workspace: Workspace) -> None:
+        """Note the workspace."""
+        self.forgotten.append(workspace)
+
+    def attach(self, *_: Any) -> None:
+        """Do nothing."""
+
+    def close(self, *, stop: bool = True) -> None:
         """Count."""
         self.closed += 1
 
@@ -248,6 +287,7 @@ class FakeGroup:
     """A group that says what the test wants; `removed` counts, also when it `stays`."""
 
     entries: Sequence[str] = ()
+    name: str = "group"
     over: frozenset[str] = frozenset()
     submission_peak_memory_bytes: int = 0
     used: ResourceUsage = attrs.field(factory=lambda: ResourceUsage(None, None))
@@ -292,6 +332,9 @@ class FakeCgroups:
         self.made.append((identifier, limits))
         return self.group
 
+    def find_evaluation_cgroup(self, name: str) -> FakeGroup:
+        return self.group
+
 
 @attrs.define
 class FakeDisk:
@@ -306,7 +349,8 @@ class FakeDisk:
     pids: Callable[[], Iterable[int]]
     last_usage: DiskUsage = attrs.field(factory=DiskUsage)
     looks: list[tuple[bool, float]] = attrs.field(factory=list)
-    device_numbers: set[int] = attrs.field(factory=set)
+    device_numbers: frozenset[int] = frozenset()
+    run_start_time: float = 0
     free_bytes: float = inf
 
     def measure_usage(self, again: bool, work: float) -> DiskUsage:

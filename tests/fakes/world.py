@@ -42,7 +42,7 @@ from tawebeval.web.events import EventPoll
 from tests.fakes.children import FakeChild, FakeSpawner
 from tests.fakes.files import FakeStore, MemoryEventFiles
 from tests.fakes.gates import Gate
-from tests.fakes.sandbox import FakeSandbox, FakeSandboxedRun
+from tests.fakes.sandbox import FakeRunLimits, FakeSandbox, FakeSandboxedRun
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ class IdleThreads:
     async def run_in_thread(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return None, or what a fake cell says."""
         owner = getattr(call, "__self__", None)
-        if isinstance(owner, FakeSandboxedRun | RecordedStdout):
+        if isinstance(owner, FakeRunLimits | FakeSandboxedRun | RecordedStdout):
             return call(*args, **kwargs)
         if call.__name__ == "launch":
             return self._launch(owner._evaluation, *args)

@@ -14,6 +14,7 @@ from typing import Any
 from tawebeval.daemon.keeper_connection import KEEPER_SOCKET_VARIABLE
 from tawebeval.evaluations.handover_journal import JOURNAL_SUFFIX
 from tawebeval.linux.keeper_client import KeeperClient
+
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.patience import PATIENCE
 from tests.integration.client import Client

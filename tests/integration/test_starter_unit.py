@@ -10,10 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tawebeval.linux.keeper_client import KeeperClient
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from benchmarks.booted import wait_until
-from tawebeval.linux.keeper_client import KeeperClient
 from tests.integration.cgroups import reason_to_skip
 from tests.integration.service_case import GATE, KEEPER, SERVICE, WAIT, ServiceTestCase
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from tawebeval.linux.launcher_client import MountedOverlay
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
@@ -21,7 +22,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import MIB
 from tawebeval.core.evaluator_environment import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.launcher_client import MountedOverlay
 from tawebeval.sandbox import bubblewrap as module
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (

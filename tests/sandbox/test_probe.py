@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from tawebeval.linux.launcher_client import LauncherClient, OverlayMountError
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -19,7 +20,6 @@ from tawebeval.config import SandboxSettings as Settings
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import container
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.launcher_client import LauncherClient, OverlayMountError
 from tawebeval.linux.privileges import Privileges, User
 from tawebeval.sandbox import probe as module
 from tawebeval.sandbox.base import NoSandbox, Sandbox
