@@ -11,7 +11,6 @@ from tawebeval.config import (
     Configuration,
     EvaluationSettings,
     EventBufferSettings,
-    LimitSettings,
 )
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue
@@ -24,7 +23,7 @@ from tawebeval.errors import (
 )
 from tawebeval.web.events import EventPoll
 from tests.cases.evaluations import END, RegistryTestCase
-from tests.fakes.world import UntidyThreads, answer
+from tests.fakes.world import answer
 
 
 class CallerTests(RegistryTestCase):

@@ -29,7 +29,6 @@ from twisted.internet.task import Clock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import WorkerThreads
@@ -90,13 +89,12 @@ evaluation_rows = st.builds(
     | st.builds(Environment, names, paths, st.dictionaries(names, names, max_size=2)),
     runner_status=st.none() | st.builds(RunnerStatus, names, optional, optional),
     run=st.none()
-    | st.builds(RunRow, counts, counts, names, st.tuples(*[st.binary()] * 4), seconds, seconds),
+    | st.builds(RunRow, counts, counts, names, st.none() | seconds, st.none() | seconds),
     run_result=st.none()
     | st.builds(
         RunResult,
         st.none() | st.builds(EvaluatorExit, st.none() | counts),
         st.builds(ResourceUsage, st.none() | seconds, st.none() | counts),
-        seconds,
         st.binary(max_size=50),
         optional,
     ),
