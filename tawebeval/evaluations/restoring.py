@@ -40,7 +40,9 @@ _LOST = EvaluationFailure(
     "lost", "the evaluator could not go on after a restart of the daemon; submit again"
 )
 _NOT_LASTING = EvaluationFailure(
-    "lost", "evaluations on a cluster do not outlive the daemon yet; submit again"
+    "lost",
+    "evaluations on a cluster do not outlive the daemon yet; submit again",
+    is_daemon_fault=False,
 )
 
 log = Logger()
