@@ -300,7 +300,10 @@ class EvaluationRegistry:
         return Evaluation(details, workspace, context, events, self._save)
 
     def _save(self, evaluation: Evaluation) -> None:
-        if self.context.store is not None:
+        details = evaluation.details
+        # The end of a callback may come after the removal, which must not bring back the row.
+        is_deleted = details.state is details.final_state and details.archived is None
+        if self.context.store is not None and not is_deleted:
             self.context.store.save(make_row(evaluation))
 
     # The end
@@ -366,8 +369,8 @@ class EvaluationRegistry:
 
     def _on_forgotten(self, record: EvaluationRecord) -> None:
         self.submissions.discard_kept_files(record)
-        self._remove_if_unused(record)
         record.evaluation.save()
+        self._remove_if_unused(record)
 
     def _on_stream_left(self, record: EvaluationRecord) -> None:
         self._remove_if_unused(record)

@@ -59,7 +59,7 @@ def make_row(evaluation: Evaluation) -> EvaluationRow:
         packed_request=details.packed_request,
         seed=details.seed,
         sequence_number=details.sequence_number,
-        state=details.state,
+        state=details.last_visible_state,
         caller=details.caller,
         state_times=dict(details.state_times),
         clock_offset=details.clock_offset,
