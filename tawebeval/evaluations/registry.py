@@ -171,6 +171,7 @@ class EvaluationRegistry:
             callback=callback,
         )
         evaluation = self._make_evaluation(details)
+        details.state_times["created"] = evaluation.read_clock()
         record = self._alive[details.identifier] = self.records.add_record(evaluation)
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         if self.context.store is not None:
