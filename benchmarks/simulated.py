@@ -20,6 +20,7 @@ from resource import struct_rusage
 from typing import Any
 
 import attrs
+from tawebeval.evaluations.evaluation import Evaluation
 from twisted.internet.base import DelayedCall
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessDone, ProcessTerminated
@@ -34,7 +35,6 @@ from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.identifiers import SECRET_KEY_BYTES, IdentifierIssuer
 from tawebeval.errors import EvaluationFailure, ServerBusy
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
@@ -43,6 +43,7 @@ from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
+from tawebeval.sandbox.run_limits import RunLimits
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 
 OUTPUT = b"".join(b"case %d: accepted\n" % number for number in range(20))
@@ -178,6 +179,22 @@ class Cluster:
         self._dispatch()
 
 
+class SimulatedRunLimits(RunLimits):
+    """Limits of a run that keeps all of them."""
+
+    def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
+        """Return None."""
+        return None
+
+    def check_memory(self) -> EvaluationFailure | None:
+        """Return None."""
+        return None
+
+    def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
+        """Return that nothing is known."""
+        return ResourceUsage(None, None)
+
+
 class SimulatedRun(SandboxedRun):
     """A run whose process is simulated: no cgroup, no disk."""
 
@@ -208,14 +225,6 @@ class SimulatedRun(SandboxedRun):
         """Return the process's exit."""
         return EvaluatorExit(status, number)
 
-    def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
-        """Return None: it keeps all limits."""
-        return None
-
-    def read_usage(self, waited: struct_rusage | None) -> ResourceUsage:
-        """Return that nothing is known."""
-        return ResourceUsage(None, None)
-
     def close(self) -> None:
         """Do nothing."""
 
@@ -237,7 +246,9 @@ class SimulatedSandbox:
         environment: Environment | None = None,
     ) -> SandboxedRun:
         """Return a run that is not started yet."""
-        return SimulatedRun(workspace, checkout, self, limits)
+        run = SimulatedRun(workspace, checkout, self, limits)
+        run.run_limits = SimulatedRunLimits(limits)
+        return run
 
 
 @attrs.frozen
@@ -273,10 +284,10 @@ class SimulatedThreads:
 class _Unwatched:
     """In place of `LimitMonitor`: no limits are exceeded."""
 
-    def add_run(self, run: SandboxedRun, stop: object) -> None:
+    def add_run(self, run: RunLimits, stop: object) -> None:
         """Do nothing."""
 
-    def remove_run(self, run: SandboxedRun) -> None:
+    def remove_run(self, run: RunLimits) -> None:
         """Do nothing."""
 
 

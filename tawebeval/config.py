@@ -578,13 +578,15 @@ class EventBufferSettings(
     rename={
         "max_total_bytes": "total",
         "max_evaluation_bytes": "evaluation",
+        "max_disk_bytes": "disk",
         "max_page_bytes": "page",
     },
 ):
-    """`[buffers]`: memory for events."""
+    """`[buffers]`: memory and disk space for events."""
 
     max_total_bytes: _Bytes = 256 * MIB
     max_evaluation_bytes: _Bytes = 8 * MIB
+    max_disk_bytes: _Bytes = 16 * 1024 * MIB
     max_page_bytes: _Bytes = 256 * KIB
 
 

@@ -53,7 +53,7 @@ class UnitTests(SynchronousTestCase):
 
     def test_exposure(self) -> None:
         """The services are as hardened as evaluators allow: 3.1 of 10 by systemd's own measure."""
-        for name in ("tawebeval.service", "tawebeval-keeper.service"):
+        for name in ("tawebeval.service", "tawebeval-starter.service"):
             run = self.analyze(
                 *("security", "--no-pager", "--offline=true", "--threshold=31"), UNITS / name
             )
@@ -155,21 +155,21 @@ class UnitTests(SynchronousTestCase):
         calls = {"@system-service", "@mount", "sethostname", *landlock}
         self.assertEqual(set(service["SystemCallFilter"].split()), calls)
 
-    def test_keeper(self) -> None:
-        """What holds for evaluators of the daemon holds for those of the keeper."""
-        service, keeper = (
-            read_unit(name)["Service"] for name in ("tawebeval.service", "tawebeval-keeper.service")
+    def test_starter_has_the_limits_and_protection_of_the_daemon(self) -> None:
+        service, starter = (
+            read_unit(name)["Service"]
+            for name in ("tawebeval.service", "tawebeval-starter.service")
         )
         own = ("ExecStart", "Restart", "TimeoutStopSec", "RuntimeDirectory", "RuntimeDirectoryMode")
         daemons = ("WatchdogSec", "Environment", "LoadCredential", "ExecReload")
         differing = {*own, *daemons, "ConfigurationDirectory", "MemoryMax"}
         self.assertEqual(
-            {key: value for key, value in keeper.items() if key not in differing},
+            {key: value for key, value in starter.items() if key not in differing},
             {key: value for key, value in service.items() if key not in differing},
         )
-        self.assertEqual(shlex.split(keeper["ExecStart"]), [f"{PROGRAMS}/tawebeval", "keeper"])
-        self.assertEqual(keeper["RuntimeDirectoryMode"], "0700")
-        shares = [int(unit["MemoryMax"].rstrip("%")) for unit in (keeper, service)]
+        self.assertEqual(shlex.split(starter["ExecStart"]), [f"{PROGRAMS}/tawebeval", "starter"])
+        self.assertEqual(starter["RuntimeDirectoryMode"], "0700")
+        shares = [int(unit["MemoryMax"].rstrip("%")) for unit in (starter, service)]
         self.assertEqual(shares, [60, 30])
 
     def test_user(self) -> None:

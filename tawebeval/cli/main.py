@@ -26,7 +26,7 @@ _COMMANDS = {
     "logout": "login:logout",
     "servers": "login:servers",
     "serve": "operator_commands:serve",
-    "keeper": "operator_commands:keeper",
+    "starter": "operator_commands:starter",
     "doctor": "operator_commands:doctor",
     "environment": "environment:environment",
     "quota": "operator_commands:quota",

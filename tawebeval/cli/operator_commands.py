@@ -1,4 +1,4 @@
-"""The commands of an operator: `serve`, `keeper`, `doctor`, `reload`, `token` and `quota`."""
+"""The commands of an operator: `serve`, `starter`, `doctor`, `reload`, `token` and `quota`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tawebeval.errors import ConfigurationError
 
 _COLOURS = ("green", "yellow", "red")
 _CONTROL_SOCKET = Path("/run/tawebeval/control")  # that of the systemd unit
-_KEEPER_DIRECTORY = "/run/tawebeval-keeper"
+_STARTER_DIRECTORY = "/run/tawebeval-starter"
 _TIMEOUT = 60.0  # seconds for a reload; files may lie on a slow network
 
 _WEAKER = (
@@ -76,36 +76,36 @@ def serve(config: Path | None, listen: tuple[str, ...]) -> None:
     "--socket",
     type=click.Path(path_type=Path),
     help="Listen at this path, in a directory that only the user may enter; by default at"
-    " $RUNTIME_DIRECTORY/socket or /run/tawebeval-keeper/socket.",
+    " $RUNTIME_DIRECTORY/socket or /run/tawebeval-starter/socket.",
 )
-def keeper(config: Path | None, socket: Path | None) -> None:
-    """Keep evaluations running while the daemon restarts.
+def starter(config: Path | None, socket: Path | None) -> None:
+    """Start evaluators, which go on while the daemon restarts.
 
-    The systemd unit tawebeval-keeper.service runs this command, and the daemon uses the keeper at
-    the path TAWEBEVAL_KEEPER of its environment. When the keeper ends, so do the evaluations. Run
-    it as the user of the daemon; as root, set service.user in the configuration first.
+    The systemd unit tawebeval-starter.service runs this command, and the daemon uses the starter at
+    the path TAWEBEVAL_STARTER of its environment. When the starter ends, so do running evaluations.
+    Run it as the user of the daemon; as root, set service.user in the configuration first.
 
     \b
-      mkdir -m 700 ~/keeper
-      tawebeval keeper --socket ~/keeper/socket &
-      TAWEBEVAL_KEEPER=~/keeper/socket tawebeval serve
+      mkdir -m 700 ~/starter
+      tawebeval starter --socket ~/starter/socket &
+      TAWEBEVAL_STARTER=~/starter/socket tawebeval serve
     """  # noqa: D301
     # Imported late: they import much of the daemon.
     from tawebeval.daemon.reload import read_configuration
     from tawebeval.linux.cgroups.manager import open_cgroups
-    from tawebeval.linux.keeper_client import execute_keeper
     from tawebeval.linux.privileges import CurrentProcess, find_privileges
+    from tawebeval.linux.starter_client import execute_starter
 
     folder = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
-    path = socket or Path(folder or _KEEPER_DIRECTORY, "socket")
+    path = socket or Path(folder or _STARTER_DIRECTORY, "socket")
     try:
         name = read_configuration(config).service.user
         privileges = find_privileges(name, CurrentProcess())
-        cgroups = open_cgroups(f"keeper-{os.getpid()}", privileges.owner_ids)
-        cgroups.remove_dead_parents("keeper")  # a keeper does not remove its own
+        cgroups = open_cgroups(f"starter-{os.getpid()}", privileges.owner_ids)
+        cgroups.remove_dead_parents("starter")  # a starter does not remove its own
         privileges.become_user()
         privileges.drop_privileges()
-        execute_keeper(path, cgroups.describe_parents(), os.environ)
+        execute_starter(path, cgroups.describe_parents(), os.environ)
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
         raise SystemExit(2) from None
@@ -119,7 +119,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
 
     Start doctor as you start the daemon: as the same user (root if root starts the daemon), with
     the same --config, STATE_DIRECTORY and CACHE_DIRECTORY. Doctor changes nothing. It checks the
-    limits of this shell, and those of the keeper; a systemd service logs its own limits when it
+    limits of this shell, and those of the starter; a systemd service logs its own limits when it
     starts. To check the systemd service, use the systemd-run command in docs/install.md.
 
     \b

@@ -17,8 +17,9 @@ from twisted.internet.task import LoopingCall
 from tawebeval.cli.evaluate import Submission
 from tawebeval.client.events import Page, parse_page
 from tawebeval.config import Configuration
-from tawebeval.core.budget import RingBudget
+from tawebeval.core.budget import EventDiskBudget
 from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.event_log import EventLog, EventMemory
 from tawebeval.core.form import (
     EvaluationRequest,
     Repository,
@@ -27,11 +28,13 @@ from tawebeval.core.form import (
     parse_submission_file,
 )
 from tawebeval.core.limits import ChosenLimits
+from tawebeval.core.pages import make_page
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.reading import EvaluationEvents, SegmentLoader
 from tawebeval.git.commits import TreeLimits
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
@@ -39,6 +42,7 @@ from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.limit_monitor import LimitMonitor
+from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.probe import check_sandbox_and_log_problems, close_sandbox, open_sandbox
 from tawebeval.sandbox.workspace import Workspace
 
@@ -206,14 +210,17 @@ class LocalEnvironment:
             worker_threads=threads,
             spawner=spawn,
             checkout_source=tree,
-            sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, orphans),
-            limit_monitor=LimitMonitor(reactor, threads, threads),
-            ring_budget=RingBudget(
-                buffers.max_total_bytes,
-                buffers.max_evaluation_bytes,
-                1,
-                lambda call: reactor.callLater(0, call),
+            sandbox=open_sandbox(
+                configuration,
+                place / _ACCOUNTS,
+                cgroups,
+                orphans,
+                WritableTrees(place / "starter" / "socket"),
             ),
+            limit_monitor=LimitMonitor(reactor, threads, threads),
+            event_memory=EventMemory(buffers.max_total_bytes),
+            event_disk=EventDiskBudget(buffers.max_disk_bytes),
+            segment_loader=SegmentLoader(threads),
         )
         tree.copy_tree()
         return cls(surroundings, place, orphans, reactor)
@@ -232,7 +239,11 @@ class LocalEnvironment:
         reaping = LoopingCall(self._orphans.reap_ended_orphans)
         reaping.clock = self._reactor
         reaping.start(_REAP)
-        self.evaluation_context.worker_threads.start()
+        context = self.evaluation_context
+        context.worker_threads.start()
+        context.sandbox.writable_trees.attach(
+            self._reactor, context.worker_threads.run_in_thread, lambda: None
+        )
         try:
             yield
         finally:
@@ -255,7 +266,11 @@ class LocalEnvironment:
         workspace = Workspace(self._place / "evaluation")
         sent = self._place / UPLOAD_NAME
         details = EvaluationDetails("try", pack_request(form), request.seed, sent)
-        return Evaluation(details, workspace, self.evaluation_context)
+        context = self.evaluation_context
+        events = EvaluationEvents(
+            EventLog(context.event_memory), "", details.log_name, context.segment_loader
+        )
+        return Evaluation(details, workspace, context, events)
 
 
 def write_upload(
@@ -291,18 +306,16 @@ async def read_pages(
     events, limit = evaluation.events, 2**16
     while True:
         begin = int(after or 0)
-        try:
-            batch = await events.read(begin, limit, with_times=times)
-            if not (batch.count or events.log.has_ended):
-                await events.change_condition.wait()
-                continue
-        except CancelledError:
-            on_cancel()
-            continue
-        page = events.make_page(after, batch)
-        if batch.count:
+        batch = await events.read(begin, limit, with_times=times)
+        page = make_page(events.log, after, batch)
+        if page.events.count:
             yield parse_page(page.encode_json(), after)
-            events.acknowledge(begin + batch.count)
+            events.acknowledge(begin + page.events.count)
         if page.is_last_page:
             return
         after = page.end_cursor
+        if not page.events.count:
+            try:
+                await events.change_condition.wait()
+            except CancelledError:
+                on_cancel()

@@ -43,7 +43,8 @@ from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.startup import check_environments, check_sandbox_readable_paths
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField
-from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.starting import enter_queue
 from tawebeval.linux.cgroups.manager import open_cgroups
 from tawebeval.linux.child import ChildProcess, Spawner, StartedProcess
 from tawebeval.linux.filetree import remove_tree
@@ -165,8 +166,8 @@ class LocalEvaluation:
         def on_cancel() -> None:
             nonlocal cancelled
             stop()
-            if cancelled and evaluation.supervisor is not None:
-                evaluation.supervisor.evaluator_run.kill()
+            if cancelled and evaluation.run is not None:
+                evaluation.run.kill()
             cancelled = True
 
         unread: OutputError | None = None
@@ -184,12 +185,13 @@ class LocalEvaluation:
             stop()
 
         def get_markers() -> Markers | None:
-            return None if evaluation.supervisor is None else evaluation.supervisor.output_markers
+            stdout = evaluation.events.stdout
+            return None if stdout is None else stdout.markers
 
         spawn = self._environment.evaluation_context.spawner
         if isinstance(spawn, RawOutputSpawner):
             spawn.get_markers, spawn.on_output_error = get_markers, on_unread
-        evaluation.enter_queue(FairQueue(running=1, queued=0))
+        enter_queue(evaluation, FairQueue(running=1, queued=0))
         try:
             with EventDisplay(self._screen, show, self._folder) as display:
                 async for page in read_pages(evaluation, on_cancel, times=self._times):

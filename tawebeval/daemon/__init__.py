@@ -11,7 +11,7 @@ which builds all parts, with one builder for each package, and returns a `servic
 - Monitoring: `metrics` (Prometheus), `health` (readiness), `logging` (the log).
 - `tawebeval doctor`: `doctor.SystemChecks` and `doctor_storage.StorageChecks` yield `findings`.
 - Process: `process_setup` (allocator, clock, signals, poller), `systemd` (readiness, watchdog),
-  `directories` (state and cache directories), `keeper_connection` (the keeper of evaluators).
+  `directories` (state and cache directories), `starter_connection` (the starter of evaluators).
 
 Only this package and `cli` import all other packages. docs/design/daemon.md explains the reload.
 """

@@ -15,28 +15,34 @@ from twisted.internet.defer import DeferredQueue
 from twisted.logger import Logger
 from twisted.web.client import BrowserLikePolicyForHTTPS
 
-from tawebeval.archive.recorder import READER_THREADS, DiskArchive
-from tawebeval.archive.store import ArchiveStore
+from tawebeval.archive.archive import READER_THREADS, EvaluationArchive
 from tawebeval.config import Configuration
-from tawebeval.core.budget import RingBudget
+from tawebeval.core.budget import EventDiskBudget
+from tawebeval.core.event_log import EventMemory
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.signed_links import LinkSigner
 from tawebeval.daemon.control_socket import ControlSocket, find_control_socket
-from tawebeval.daemon.directories import DaemonDirectories, derive_daemon_label, locate_archive
-from tawebeval.daemon.keeper_connection import open_run_keeper
+from tawebeval.daemon.directories import (
+    STORE_NAME,
+    DaemonDirectories,
+    derive_daemon_label,
+    locate_archive,
+)
 from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
 from tawebeval.daemon.reload import ConfigurationFile, ReloadableConfiguration, ReloadService
 from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_periodic_timer
+from tawebeval.daemon.starter_connection import describe_starter_limits, open_starter
 from tawebeval.daemon.startup import StartupChecks, find_exposed_endpoints, open_authentication
 from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, resolve_run_slot_count
-from tawebeval.evaluations.archive import EvaluationArchive, NoArchive
+from tawebeval.errors import SetupProblem
 from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.restart import RecoveredEvaluations, recover_evaluations
-from tawebeval.evaluations.run_keeper import RunKeeper
+from tawebeval.evaluations.restoring import LeftEvaluations
+from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.evaluations.timestamps import format_rfc3339_time
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitRunner
@@ -45,7 +51,7 @@ from tawebeval.git.keyring import GitKeyring
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import FetchLimits
-from tawebeval.linux.cgroups.manager import CgroupManager, open_keeper_cgroups
+from tawebeval.linux.cgroups.manager import CgroupManager, open_starter_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper
@@ -60,7 +66,7 @@ from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.web.auth import Authentication
 from tawebeval.web.context import WebContext
-from tawebeval.web.links import EvaluationLinks, LinkFile
+from tawebeval.web.links import EvaluationLinks
 from tawebeval.web.peers import make_peer_evaluation_lists
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
@@ -83,6 +89,8 @@ class ThreadPools:
     )
     callback_resolver: SystemResolver  # webhook receivers
     peer_daemon_resolver: SystemResolver  # the other daemons of `service.peers`
+    store_threads: WorkerThreads  # one, which writes the store of evaluations
+    store_reader_threads: WorkerThreads  # one, which reads its archived evaluations
     archive_threads: WorkerThreads | None  # one, which writes the archive
     archive_reader_threads: WorkerThreads | None  # read it, also while writing takes long
 
@@ -101,6 +109,8 @@ class ThreadPools:
             repository_resolver=SystemResolver(WorkerThreads.create(reactor, 12, "servers")),
             callback_resolver=SystemResolver(WorkerThreads.create(reactor, 8, "receivers")),
             peer_daemon_resolver=SystemResolver(WorkerThreads.create(reactor, 2, "peers")),
+            store_threads=create(1, "store"),
+            store_reader_threads=create(1, "stored"),
             archive_threads=create(1, "archive") if has_archive else None,
             archive_reader_threads=create(READER_THREADS, "archived") if has_archive else None,
         )
@@ -123,8 +133,8 @@ class SharedDependencies:
     authentication: Authentication
     sandbox: Sandbox
     keyring: GitKeyring
-    run_keeper: RunKeeper | None
-    recovered_evaluations: RecoveredEvaluations
+    store: EvaluationStore
+    left_evaluations: LeftEvaluations
 
 
 @attrs.frozen
@@ -133,7 +143,7 @@ class DaemonParts:
 
     repository_cache: RepositoryCache
     evaluation_context: EvaluationContext
-    archive: DiskArchive | None
+    archive: EvaluationArchive | None
     evaluation_registry: EvaluationRegistry
     callbacks: CallbackQueue
     monitoring: Monitoring
@@ -185,18 +195,23 @@ def build_daemon(
     spawn = Spawner(reactor)
     access = open_authentication(configuration, reactor)
     orphans = OrphanReaper(reactor, spawn)
-    keeper = open_run_keeper(configuration, os.environ, reactor)
-    found = None
-    if keeper is not None:
-        if keeper.client.cgroups:
-            cgroups = open_keeper_cgroups(cgroups, keeper.client.cgroups)
-        found = recover_evaluations(keeper, configuration.runner.kind)
+    with privileges.act_as_user():
+        store = EvaluationStore.open(
+            directories.state / STORE_NAME,
+            pools.store_threads,
+            pools.store_reader_threads,
+            reactor,
+        )
+    left = LeftEvaluations(store.load_live())
+    trees, is_lasting = open_starter(configuration, os.environ, directories.state)
+    if is_lasting:
+        for found in describe_starter_limits(configuration, trees.starter):
+            if isinstance(found, SetupProblem):
+                log.warn("the starter's {problem}", problem=str(found))
+        if trees.starter.cgroups:
+            cgroups = open_starter_cgroups(cgroups, trees.starter.cgroups)
     sandbox = open_sandbox(
-        configuration,
-        directories.sandbox_files_directory,
-        cgroups,
-        orphans,
-        None if keeper is None else keeper.address,
+        configuration, directories.sandbox_files_directory, cgroups, orphans, trees
     )
     credentials = os.environ.get("CREDENTIALS_DIRECTORY", "")
     keyring = GitKeyring(
@@ -213,8 +228,8 @@ def build_daemon(
             access,
             sandbox,
             keyring,
-            keeper,
-            found or RecoveredEvaluations(),
+            store,
+            left,
         )
     )
     registry, repositories, monitoring = (
@@ -229,16 +244,17 @@ def build_daemon(
         pools.list_pools(),
         pools.disk_check_threads,
         configuration,
-        found,
+        left,
     )
     evaluations = EvaluationService(
         registry,
         repositories,
         parts.callbacks,
         parts.evaluation_context,
-        found or RecoveredEvaluations(),
+        left.rows,
         directories.uploads,
-        parts.archive,
+        sandbox.writable_trees,
+        is_lasting=is_lasting,
     )
     daemon = Daemon(startup, evaluations, parts.site, privileges, reactor, log_writer)
     lines = log_writer.line_writer if log_writer else None
@@ -247,7 +263,7 @@ def build_daemon(
     endpoints = dict.fromkeys(configuration.listen)  # without duplicates
     on_reload = (parts.apply_settings, daemon.apply_log_level, startup.lock_environments)
     reload = ReloadableConfiguration(
-        file or ConfigurationFile(), configuration, on_reload, evaluations_last=keeper is not None
+        file or ConfigurationFile(), configuration, on_reload, evaluations_last=is_lasting
     )
     sources = (reload, parts.callbacks, access, monitoring.metrics_authentication, keyring)
     reloader = ReloadService(sources, credentials, notifier, reactor)
@@ -257,14 +273,8 @@ def build_daemon(
             orphans.reap_ended_orphans,
             startup.restore_directories,
             parts.evaluation_context.cleanup_queue.retry_next_calls,
-            *(
-                ()
-                if keeper is None
-                else (keeper.record_heartbeat, keeper.client.reap_unclaimed_children)
-            ),
         ),
         *(repositories.start_maintenance, monitoring.readiness.check_disks),
-        *((parts.archive.start_maintenance,) if parts.archive else ()),
     )
     for part in (
         *_reload_services(reloader, reactor),
@@ -287,7 +297,7 @@ def _make_parts(base: SharedDependencies) -> DaemonParts:
     running = resolve_run_slot_count(configuration.evaluations.max_running)
     repositories = _make_repositories(base, _make_remotes(base))
     archive = _make_archive(base)
-    context = _make_context(base, repositories, running, archive or NoArchive())
+    context = _make_context(base, repositories, archive)
     callbacks = make_callback_queue(
         *(
             configuration.callbacks,
@@ -376,14 +386,13 @@ def _make_lfs_client(base: SharedDependencies, remotes: RemoteResolver) -> LfsCl
 def _make_context(
     base: SharedDependencies,
     repositories: RepositoryCache,
-    running: int,
-    archive: EvaluationArchive,
+    archive: EvaluationArchive | None,
 ) -> EvaluationContext:
     configuration, reactor, pools = base.configuration, base.reactor, base.thread_pools
     fetches = configuration.repositories.max_concurrent_fetches
     free_quotas: DeferredQueue[Path] = DeferredQueue()
     for directory in base.directories.quota_directories:
-        if directory not in base.recovered_evaluations.quota_directories:
+        if directory not in base.left_evaluations.quota_directories:
             free_quotas.put(directory)
     return EvaluationContext(
         configuration=configuration,
@@ -400,15 +409,11 @@ def _make_context(
             UNLIMITED_WAITERS,
             0 if base.authentication.is_token_optional else (fetches + 1) // 2,
         ),
-        ring_budget=RingBudget(
-            configuration.buffers.max_total_bytes,
-            configuration.buffers.max_evaluation_bytes,
-            running,
-            lambda call: reactor.callLater(0, call),
-            configuration.callers.max_buffer_bytes,
-        ),
+        event_memory=EventMemory(configuration.buffers.max_total_bytes),
+        event_disk=EventDiskBudget(configuration.buffers.max_disk_bytes),
+        segment_loader=SegmentLoader(pools.file_tree_threads),
+        store=base.store,
         free_quota_directories=free_quotas if base.directories.quota_directories else None,
-        run_keeper=base.run_keeper,
         archive=archive,
     )
 
@@ -419,7 +424,7 @@ def _open_runner(base: SharedDependencies) -> Sandbox:
     label = derive_daemon_label(directories.state)
     commands = SlurmCommands(base.reactor, base.spawner)
     if base.configuration.runner.kind == "local":
-        if "slurm" in base.recovered_evaluations.runner_kinds:
+        if base.left_evaluations.has_cluster_runs:
             cancel_all_jobs(commands, base.reactor, label)
         return base.sandbox
     check_shared_directories(base.configuration, (directories.state, directories.repositories))
@@ -429,25 +434,23 @@ def _open_runner(base: SharedDependencies) -> Sandbox:
         commands,
         base.thread_pools.file_tree_threads,
         base.reactor,
+        base.spawner,
         label,
-        can_outlive_daemon=base.run_keeper is not None,
     )
 
 
-def _make_archive(base: SharedDependencies) -> DiskArchive | None:
+def _make_archive(base: SharedDependencies) -> EvaluationArchive | None:
     """Return the archive, None if `archive.enabled` is not set."""
     settings, pools = base.configuration.archive, base.thread_pools
     if pools.archive_threads is None or pools.archive_reader_threads is None:
         return None
-    return DiskArchive(
-        ArchiveStore(
-            locate_archive(settings, base.directories.state),
-            settings,
-            _compute_archive_reserve(base.configuration),
-        ),
+    return EvaluationArchive(
+        locate_archive(settings, base.directories.state),
+        settings,
+        _compute_archive_reserve(base.configuration),
+        base.store,
         pools.archive_threads,
         pools.archive_reader_threads,
-        base.reactor,
         format_rfc3339_time,
     )
 
@@ -479,13 +482,12 @@ def _make_application(
 def _make_links(base: SharedDependencies) -> EvaluationLinks:
     directories = base.directories
     return EvaluationLinks(
-        LinkFile(directories.state / "links"),
+        base.store,
         LinkSigner(directories.identifier_mac_key),
         base.authentication,
         base.reactor,
         time,
         os.urandom,
-        base.thread_pools.upload_threads,
     )
 
 

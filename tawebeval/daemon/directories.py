@@ -2,12 +2,12 @@
 
 $STATE_DIRECTORY/key            32 random bytes, mode 0600: the key of the identifiers' MAC
 $STATE_DIRECTORY/uploads/       forms that are being received
-$STATE_DIRECTORY/evaluations/   one workspace for each evaluation
+$STATE_DIRECTORY/evaluations/   one workspace for each evaluation, with its events
+$STATE_DIRECTORY/evaluations.sqlite  what is known of them (`evaluations.store`)
 $STATE_DIRECTORY/trash/         what an earlier process has left, while a thread removes it
 $STATE_DIRECTORY/accounts/      passwd and group files of the sandboxes
 $STATE_DIRECTORY/environments/  imported root file systems (`sandbox.environment_store`)
 $STATE_DIRECTORY/archive/       ended evaluations, unless `archive.directory` is set
-$STATE_DIRECTORY/links          the links that read one evaluation
 $STATE_DIRECTORY/quotas/        quota directories, one for each evaluation, if root has created them
 $CACHE_DIRECTORY/repositories/  fetched repositories
 """
@@ -37,11 +37,15 @@ from tawebeval.linux.ownership import change_directory_owner, check_owner, get_h
 from tawebeval.linux.privileges import Privileges
 from tawebeval.sandbox.project_quotas import find_quota_directories
 
+STORE_NAME = "evaluations.sqlite"
+"""The name of the database of evaluations in the state directory."""
+
 _EVALUATION_ENTRIES = ("uploads", "evaluations")
 
 STATE_DIRECTORY_ENTRIES = (
     *("lock", "key", "key.new", "accounts", "archive", "environments", "quotas"),
-    *("links", "links.new", "trash"),
+    *("trash", "starter"),
+    *(f"{STORE_NAME}{suffix}" for suffix in ("", "-wal", "-shm", ".lock")),
     *_EVALUATION_ENTRIES,
 )
 CACHE_DIRECTORY_ENTRIES = ("lock", "repositories")

@@ -22,15 +22,14 @@ from tawebeval.core.forwarded_headers import TrustedProxies
 from tawebeval.daemon.directories import locate_directories
 from tawebeval.daemon.doctor_storage import StorageChecks
 from tawebeval.daemon.findings import Finding, Severity, report_problems, run_checks
-from tawebeval.daemon.keeper_connection import (
-    KEEPER_SOCKET_VARIABLE,
-    compute_max_journals,
-    describe_keeper_limits,
-    open_keeper_client,
-)
 from tawebeval.daemon.process_setup import find_unreadable_import_directories
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.services import explain_wrong_endpoint
+from tawebeval.daemon.starter_connection import (
+    STARTER_SOCKET_VARIABLE,
+    describe_starter_limits,
+    open_starter,
+)
 from tawebeval.daemon.startup import (
     check_environments,
     check_sandbox_readable_paths,
@@ -46,6 +45,7 @@ from tawebeval.linux.ownership import get_user_name
 from tawebeval.linux.privileges import CurrentProcess, Privileges, find_privileges
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
+from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.probe import (
     ProbeDirectories,
     check_sandbox,
@@ -92,7 +92,7 @@ class SystemChecks:
             ("sandbox", self._check_sandbox),
             ("environments", self._check_environments),
             ("cluster", self._check_cluster),
-            ("keeper", self._check_keeper),
+            ("starter", self._check_starter),
             ("git", lambda: [check_git_version()]),
             *(
                 ("listen", partial(self._check_endpoint, endpoint))
@@ -150,13 +150,15 @@ class SystemChecks:
                 accounts.mkdir()
                 write_sandbox_files(accounts)
             orphans = OrphanReaper(self.reactor, Spawner(self.reactor))
-            sandbox = open_sandbox(self.configuration, accounts, cgroups, orphans)
+            trees = WritableTrees(workspaces / "starter" / "socket")
+            sandbox = open_sandbox(self.configuration, accounts, cgroups, orphans, trees)
             try:
                 check_sandbox(sandbox, self.privileges, ProbeDirectories(checkouts, workspaces))
             finally:
                 close_sandbox(sandbox)
                 if isinstance(sandbox, BubblewrapSandbox):
-                    os.close(sandbox.filter_descriptor)
+                    for descriptor in sandbox.filter_descriptors:
+                        os.close(descriptor)
         finally:
             with self.privileges.act_as_user():
                 for place in (checkouts, workspaces):
@@ -178,22 +180,16 @@ class SystemChecks:
             )
             yield SetupProblem(what, "remove sandbox.loopback if evaluators need no 127.0.0.1")
 
-    def _check_keeper(self) -> Iterator[str | SetupProblem]:
-        try:
-            keeper = open_keeper_client(self.configuration, self.environment)
-        except OSError as error:
-            why = error.strerror or error
-            what = f"evaluations end with the daemon: the keeper does not answer: {why}"
-            yield SetupProblem(what, "start tawebeval-keeper.service")
-            return
-        if keeper is None:
-            yield f"evaluations end with the daemon (service.lasting, {KEEPER_SOCKET_VARIABLE})"
+    def _check_starter(self) -> Iterator[str | SetupProblem]:
+        trees, is_lasting = open_starter(self.configuration, self.environment, Path())
+        if not is_lasting:
+            yield f"evaluations end with the daemon (service.lasting, {STARTER_SOCKET_VARIABLE})"
             return
         yield "evaluations outlive the daemon"
         try:
-            yield from describe_keeper_limits(self.configuration, self.environment, keeper)
+            yield from describe_starter_limits(self.configuration, trees.starter)
         finally:
-            keeper.close()
+            trees.close()
 
     def _check_environments(self) -> Iterator[str]:
         if not self.configuration.environments:
@@ -275,8 +271,7 @@ class SystemChecks:
                 yield SetupProblem(what, "run `tawebeval token new NAME`, and set callers.tokens")
 
     def _check_descriptors(self) -> Sequence[SetupProblem | str]:
-        journals = compute_max_journals(self.configuration, self.environment)
-        return _compare(rlimits.assess_descriptor_limit(self.configuration, journals))
+        return _compare(rlimits.assess_descriptor_limit(self.configuration))
 
     def _check_limits(self) -> Sequence[str]:
         rlimits.check_hard_limits(self.configuration.limits)

@@ -105,6 +105,9 @@ class Readiness:
             for disk in self._disks
             if disk.fault is not None
         ]
+        store = self._registry.context.store
+        if store is not None and store.problem is not None:
+            found.append("evaluations cannot be stored; see the log")
         if self._tally.latest_fault is not None:
             _, what = self._tally.latest_fault
             found.append(f"the last evaluation was lost: {what}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 from prometheus_client import CollectorRegistry, generate_latest
@@ -24,8 +24,7 @@ from twisted.application.service import Service
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from tawebeval import __version__
-from tawebeval.archive.recorder import DiskArchive, make_zero_loss_counts
-from tawebeval.archive.store import ArchiveUsage
+from tawebeval.archive.archive import ArchiveLossReason, EvaluationArchive
 from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.directories import DaemonDirectories
@@ -122,7 +121,7 @@ class DaemonMetrics(Collector):
     reactor_lag: ReactorLag
     find_unreadiness_reasons: Callable[[], Sequence[str]]
     line_writer: LineWriter | None = None
-    archive: DiskArchive | None = None
+    archive: EvaluationArchive | None = None
     slurm_jobs: JobCounters = attrs.field(factory=JobCounters)
 
     def collect(self) -> Iterator[Metric]:
@@ -193,17 +192,15 @@ class DaemonMetrics(Collector):
 
     def _collect_buffers(self) -> Iterator[Metric]:
         settings = self.evaluation_context.configuration
-        spool, budget = (
-            self.evaluation_registry.submissions.budget,
-            self.evaluation_context.ring_budget,
-        )
-        said = "Events in memory, with what is kept of forms and stderr."
-        yield _gauge("buffered_bytes", said, budget.used_bytes)
+        spool, context = self.evaluation_registry.submissions.budget, self.evaluation_context
+        yield _gauge("buffered_bytes", "Events in memory.", context.event_memory.used_bytes)
         yield _gauge(
             "buffered_limit_bytes", "What they may take.", settings.buffers.max_total_bytes
         )
-        said = "Evaluators that wait for their readers."
-        yield _gauge("paused_evaluators", said, budget.full_ring_count)
+        yield _gauge("event_disk_bytes", "Events on the disk.", context.event_disk.used_bytes)
+        yield _gauge(
+            "event_disk_limit_bytes", "What they may take.", settings.buffers.max_disk_bytes
+        )
         yield _gauge("uploaded_bytes", "Uploads on the disk.", spool.stored_bytes)
         said = "Uploads on their way to the disk."
         yield _gauge("unwritten_upload_bytes", said, spool.unwritten_bytes)
@@ -247,9 +244,7 @@ class DaemonMetrics(Collector):
         )
         yield _gauge("connections_limit", "Connections that may be.", limit)
         yield _gauge(
-            "streams",
-            "Streams of events.",
-            len(self.evaluation_registry.events.subscriptions),
+            "streams", "Streams of events.", len(self.evaluation_registry.events.subscriptions)
         )
 
     def _collect_callbacks(self) -> Iterator[Metric]:
@@ -261,22 +256,18 @@ class DaemonMetrics(Collector):
 
     def _collect_archive(self) -> Iterator[Metric]:
         archive = self.archive
-        usage = archive.usage if archive else ArchiveUsage()
-        loss_counts_by_reason = (
-            archive.loss_counts_by_reason if archive else make_zero_loss_counts()
-        )
+        losses = dict.fromkeys(get_args(ArchiveLossReason), 0)
+        if archive is not None:
+            losses.update(archive.loss_counts_by_reason)
         done = archive.archived_count if archive else 0
         yield _counter("archived", "Evaluations that were archived.", done)
-        yield _counter(
-            "not_archived", "Evaluations that were not.", loss_counts_by_reason, "reason"
-        )
-        yield _gauge("archive_evaluations", "Evaluations in the archive.", usage.evaluation_count)
-        said = "The archive on the disk, with what is not complete."
-        yield _gauge("archive_bytes", said, usage.total_bytes)
+        yield _counter("not_archived", "Evaluations that were not.", losses, "reason")
+        count = archive.evaluation_count if archive else 0
+        yield _gauge("archive_evaluations", "Evaluations in the archive.", count)
+        size = archive.total_bytes if archive else 0
+        yield _gauge("archive_bytes", "The archive on the disk.", size)
         limit = archive.settings.max_bytes if archive else 0
         yield _gauge("archive_limit_bytes", "What they may take.", limit)
-        said = "Events in memory that wait for the archive's disk."
-        yield _gauge("archive_queued_bytes", said, archive.queued_bytes if archive else 0)
 
     def _collect_jobs(self) -> Iterator[Metric]:
         jobs = self.slurm_jobs

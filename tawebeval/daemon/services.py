@@ -6,7 +6,7 @@ import atexit
 import errno
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,22 @@ from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, Logger
 
 from tawebeval import __version__
-from tawebeval.archive.recorder import DiskArchive
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.process_setup import ShutdownSignals, find_unreadable_import_directories
 from tawebeval.daemon.startup import StartupChecks
+from tawebeval.deferreds import run_in_background
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.lifecycle import STARTER_LOST
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.restart import RecoveredEvaluations
+from tawebeval.evaluations.rows import EvaluationRow
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.ownership import get_user_name
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import become_subreaper
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
+from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.web.server.limits import DRAIN_TIMEOUT
 from tawebeval.web.server.request import ApiSite
 from tawebeval.web.server.transport import WriteThroughEndpoint
@@ -46,7 +48,7 @@ _MIN_USER_TIMEOUT = 120.0  # seconds for which a client may be unreachable
 _LARGE_RESPONSE = 256 * 1024  # bytes, which a client may read at `http.rate`
 _LOG_TIMEOUT = 2.0  # seconds for which the shutdown waits for the log
 _LASTING_PATIENCE = 0.5  # seconds for responses, if evaluations go on: streams do not end
-_KEEPER_END = 0.5  # seconds from the end of the keeper's connection to that of its process
+_STARTER_END = 0.5  # seconds from the end of the starter's connection to that of its process
 _LAST_POLLS = 0.5  # seconds in which clients can fetch the end events of cancelled evaluations
 
 _OTHER_ENDPOINT = "choose another endpoint by --listen or the setting listen"
@@ -60,9 +62,9 @@ log = Logger()
 class EvaluationService(Service):
     """Service of the evaluations, their archive, the repository cache and the webhooks.
 
-    Its stop drains them, and no process of an evaluation outlives it; with a keeper, evaluations go
-    on. `found` are those of an earlier process, whose files are in the directory `uploads` until
-    they begin.
+    Its stop drains them, and no process of an evaluation outlives it; if they are lasting, they go
+    on. `rows` are those of an earlier process, whose files are in the directory `uploads` until
+    they begin. `trees` has the connection to the starter.
     """
 
     name = "evaluations"
@@ -73,17 +75,20 @@ class EvaluationService(Service):
         repositories: RepositoryCache,
         callbacks: CallbackQueue,
         context: EvaluationContext,
-        found: RecoveredEvaluations,
+        rows: Sequence[EvaluationRow],
         uploads: Path,
-        archive: DiskArchive | None = None,
+        trees: WritableTrees,
+        *,
+        is_lasting: bool,
     ) -> None:
         self.registry = registry
         self.repositories = repositories
         self.callbacks = callbacks
         self.context = context
-        self._found = found
+        self._rows = rows
         self._uploads = uploads
-        self.archive = archive
+        self._trees = trees
+        self._is_lasting = is_lasting
         self.exit_status = 0  # of the process
 
     def startService(self) -> None:
@@ -96,45 +101,44 @@ class EvaluationService(Service):
         super().startService()
 
     def _restore_evaluations(self) -> None:
-        self._open_archive()
-        keeper = self.context.run_keeper
-        if keeper is not None:
-            keeper.client.attach(self.context.clock, self._on_keeper_lost)
-            self.registry.restore_evaluations(
-                self._found, self._uploads, self.repositories.resume_checkout
+        context, registry = self.context, self.registry
+        threads = context.worker_threads
+        self._trees.attach(context.clock, threads.run_in_thread, self._on_starter_lost)
+        assert context.store is not None, "the daemon has one"
+        # Also above the numbers of evaluations that are gone.
+        now = int(context.read_wall_clock() * 1000)
+        registry.records.last_sequence_number = max(context.store.last_sequence_number, now)
+        registry.restore_evaluations(
+            self._rows,
+            context.store.load_callbacks(),
+            self._uploads,
+            self.repositories.resume_checkout,
+        )
+        self._rows = ()
+        if context.archive is not None:
+            run_in_background(
+                context.archive.start(registry.is_live), log, "defect: the archive cannot start"
             )
-        self._found = RecoveredEvaluations()
-        if self.archive is not None:
-            self.archive.discard_orphaned_recordings()
-
-    def _open_archive(self) -> None:
-        """Open the archive; new evaluations come after archived ones in lists."""
-        if self.archive is not None:
-            newest = self.archive.open()
-            # Also above the numbers of evaluations that were not archived.
-            now = int(self.context.read_wall_clock() * 1000)
-            self.registry.records.last_sequence_number = max(newest, now)
 
     @property
     def evaluations_outlast_daemon(self) -> bool:
         """Whether evaluations go on when the daemon ends."""
-        keeper = self.context.run_keeper
-        return keeper is not None and keeper.client.is_alive
+        return self._is_lasting and self._trees.starter.is_alive
 
-    def _on_keeper_lost(self) -> None:
+    def _on_starter_lost(self) -> None:
         self.registry.refuse_evaluations()
         # A process that ends closes its connections first.
-        self.context.clock.callLater(_KEEPER_END, self._stop_without_keeper)
+        self.context.clock.callLater(_STARTER_END, self._stop_without_starter)
 
-    def _stop_without_keeper(self) -> None:
-        """Stop, after clients have read what is left: systemd starts the keeper and the daemon."""
+    def _stop_without_starter(self) -> None:
+        """Stop, after clients have read what is left: systemd starts the starter and the daemon."""
         if self.evaluations_outlast_daemon:
             self.registry.hand_over_evaluations()
-            log.error("stopping: the connection to the keeper of evaluators is lost")
+            log.error("stopping: the connection to the starter of evaluators is lost")
         else:
-            what = "the keeper of evaluators has ended, and with the keeper all evaluators"
+            what = "the starter of evaluators has ended, and with the starter all evaluators"
             log.error("stopping: {what}", what=what)
-            self.registry.end_lost_runs()
+            self.registry.end_lost_runs(STARTER_LOST)
         self.exit_status = 1
         self.context.clock.stop()
 
@@ -147,9 +151,8 @@ class EvaluationService(Service):
         if self.evaluations_outlast_daemon:
             self.registry.hand_over_evaluations()
             await self.repositories.close()
-            await self._close_archive()
-            if self.context.run_keeper is not None:
-                self.context.run_keeper.client.ignore_connection_loss()
+            await self._close_store()
+            self._trees.starter.ignore_connection_loss()
             return False
         self.callbacks.start_last_attempts()
         had_any = await self.registry.drain_and_close(
@@ -157,12 +160,14 @@ class EvaluationService(Service):
         )
         await self.repositories.close()
         await self.callbacks.close()
-        await self._close_archive()
+        await self._close_store()
         return had_any
 
-    async def _close_archive(self) -> None:
-        if self.archive is not None:
-            await self.archive.close()
+    async def _close_store(self) -> None:
+        if self.context.archive is not None:
+            self.context.archive.close()
+        if self.context.store is not None:
+            await self.context.store.close()
 
     def kill_all_evaluations(self) -> None:
         """Kill all evaluations and give up all webhook deliveries."""

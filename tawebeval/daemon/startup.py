@@ -15,7 +15,7 @@ from tawebeval.config import Configuration
 from tawebeval.daemon.directories import DaemonDirectories, locate_directories
 from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import ConfigurationError, SetupProblem
-from tawebeval.evaluations.restart import RecoveredEvaluations
+from tawebeval.evaluations.restoring import LeftEvaluations
 from tawebeval.git.command import check_git_version
 from tawebeval.git.remotes import KERNEL_DIRECTORIES
 from tawebeval.linux.cgroups.manager import CgroupManager
@@ -63,10 +63,10 @@ class StartupChecks(Service):
         pools: Sequence[WorkerThreads | SystemResolver],
         disk_threads: WorkerThreads,
         configuration: Configuration,
-        found: RecoveredEvaluations | None = None,
+        left: LeftEvaluations,
     ) -> None:
         self.directories = directories
-        self._found = found
+        self._left = left
         self._configuration = configuration
         self._cgroups = cgroups
         self._sandbox = sandbox
@@ -114,20 +114,23 @@ class StartupChecks(Service):
 
         Return the quota directories that are free. Raises: OSError.
         """
-        directories, found = self.directories, self._found
-        free = directories.quota_directories
-        if found is None:
-            kill_stale_processes(directories.evaluations, directories.repositories, *free)
-            directories.remove_leftovers()
-            return free
+        directories, left = self.directories, self._left
         kill_stale_processes(directories.repositories)
-        for name in self._cgroups.list_evaluation_cgroups() - found.cgroup_names:
+        starter = self._sandbox.writable_trees.connect_starter()
+        for program in starter.list_programs():
+            evaluation = program.parent
+            if evaluation.parent != directories.evaluations.resolve() or (
+                evaluation.name not in left.running_directory_names
+            ):
+                starter.forget_program_now(program)
+        for name in self._cgroups.list_evaluation_cgroups() - left.cgroup_names:
             try:
                 self._cgroups.remove_evaluation_cgroup(name)
             except OSError as error:
                 log.warn("cgroup {name} is not removed: {error}", name=name, error=error)
-        free = [path for path in free if path not in found.quota_directories]
-        directories.remove_leftovers(found.directory_names | found.upload_directory_names, free)
+        quotas = directories.quota_directories
+        free = [path for path in quotas if path not in left.quota_directories]
+        directories.remove_leftovers(left.directory_names | left.upload_directory_names, free)
         return free
 
     def _empty_trash(self) -> None:

@@ -17,7 +17,6 @@ from twisted.application.service import Service
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from tawebeval.archive.recorder import ARCHIVE_CLOSE_TIMEOUT
 from tawebeval.config import Configuration
 from tawebeval.slurm.transport import MAX_KILL_SECONDS
 
@@ -91,8 +90,6 @@ def compute_stop_timeout(configuration: Configuration) -> float:
     )
     if configuration.callbacks.is_enabled:
         seconds += configuration.callbacks.attempt_timeout
-    if configuration.archive.is_enabled:
-        seconds += ARCHIVE_CLOSE_TIMEOUT
     if configuration.runner.kind == "slurm":
         seconds += MAX_KILL_SECONDS
     return seconds

@@ -84,7 +84,6 @@ def makeService(
 
     # Imported late: they import the reactor.
     from tawebeval.daemon.assembly import build_daemon
-    from tawebeval.daemon.keeper_connection import compute_max_journals
     from tawebeval.daemon.logging import open_log
 
     try:
@@ -102,8 +101,7 @@ def makeService(
         keep_freed_memory()
         rlimits.check_hard_limits(configuration.limits)
         rlimits.raise_descriptor_limit()
-        journals = compute_max_journals(configuration, environment)
-        configuration = rlimits.limit_connections(configuration, journals)
+        configuration = rlimits.limit_connections(configuration)
         for problem in rlimits.assess_process_limit(configuration).problems:
             log.warn("processes: {problem}", problem=str(problem))
         atexit.register(cgroups.remove_all_cgroups)  # after a failed start no service is stopped

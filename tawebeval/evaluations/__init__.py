@@ -4,40 +4,36 @@ The layer `web` calls `EvaluationRegistry` with values and gets values; it never
 evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval try` runs an
 `Evaluation` without it.
 
-- `registry`: `EvaluationRegistry` accepts, reads, cancels, expires and restores evaluations.
-- `admission`: `AdmissionControl` refuses new evaluations when the daemon or a caller has too many;
-  the queue for run slots is part of it. `lister`: `EvaluationLister`, the lists page by page.
-- `records`: `RecordIndex`, the index of evaluations by identifier, caller and age.
-- `readers`: `Subscription`, one stream; `EvaluationReaders`, the streams and pages of one
-  evaluation, which decide when the ring may discard events.
-- `details`: `EvaluationDetails`, what is known of an evaluation besides its events.
-- `evaluation`: `Evaluation` goes through the states of `core.states`: it waits for a slot, has its
-  commit checked out, starts the evaluator, ends and cleans up.
-- `run_supervisor`: `RunSupervisor` starts the evaluator in its sandbox, or goes on with one that
-  the keeper holds, and reads the files that it names.
-- `run`: `EvaluatorRun` applies the limits to the evaluator's process.
-- `stdout_pump`: `StdoutPump` feeds stdout to the parser and events to the ring, and pauses stdout
-  while the ring is full.
-- `eventlog`: `RecordedStdout`, an event log of files that outlive this process. No evaluation uses
-  it yet; it is to replace the pump and the journals.
-- `journal`, `handover_journal`, `snapshot`, `run_keeper`: what the keeper holds, so that
-  evaluations outlive this process; `restart`: what an earlier process has left there.
-- `command_hints`: hints about the files of the command, for `exit_messages`.
-- `exit_messages`: the message about a bad exit, with a hint for the evaluator's author.
-- `context`: `EvaluationContext`, the dependencies: clock, threads, sandbox, memory budget, and the
-  source of checkouts. So this package knows nothing of git.
-- `archive`: the archive, which the registry hands the events and ends of evaluations, and its
-  absence. `archive_reader`: `ArchiveReader`, which reads archived evaluations.
-- `uploads`: `UploadWriter` writes the files of a form as they arrive. `submission_store`:
-  `SubmissionStore` counts them, and keeps those of ended evaluations for a rerun. `submitted_files`
-  reads them for the API.
-- `callbacks`: `EvaluationCallbacks` has the callback of an ended evaluation delivered.
-- `status`: the status document. `log_lines`: the lines in the log. `filters`: the filter of a list.
-  `shutdown`: the drain when the daemon stops.
+The life of an evaluation:
 
-Stdout reaches the ring through four modules: `linux.child` reads the pipe, `run` counts,
-`stdout_pump` pumps, `core.segi` parses. An `EvaluatorRun` knows the evaluator only as a
-`linux.child.ProcessTransport`, which delivers stdout, stderr and the exit, and can be paused.
-`RunSupervisor` obtains it from `SandboxedRun.start_evaluator`, and from `Spawner.adopt_child` or,
-if evaluators outlive the daemon, `KeeperSpawner.adopt_child`.
+- `details`: `EvaluationDetails`, what is known of an evaluation besides its events.
+- `lifecycle`: `Evaluation`, its state, and the reason to stop it.
+- `starting`: fetch, run slot, workspace, start of the evaluator.
+- `run`: `Run`, the one owner of the evaluator's process: it feeds stdout to the parser, applies the
+  limits and interprets the exit. It knows the process only as a `linux.child.ProcessTransport`.
+- `cleanup`: the end, and the removal of processes and directories.
+- `command_hints`, `exit_messages`: the message about a bad exit, with a hint for its author.
+
+Its events:
+
+- `eventlog`: `RecordedStdout` makes events of stdout, and writes down what a later process of the
+  daemon needs to make the same ones again; `EventFiles` are these files.
+- `reading`: `EvaluationEvents`, the events of one evaluation; `Subscription`, one stream.
+- `event_requests`: `EventRequests`, pages, requests that wait, and streams, by identifiers.
+
+All evaluations:
+
+- `registry`: `EvaluationRegistry` accepts, finds, cancels, expires and restores evaluations.
+- `admission`: `AdmissionControl` refuses new evaluations when the daemon or a caller has too many;
+  the queue for run slots is part of it.
+- `records`: `RecordIndex`, the index by identifier, caller and age. `lister`: the lists by pages;
+  `filters`: their filter.
+- `store`, `database`, `rows`: what outlives the daemon, in SQLite. `restoring`: evaluations of an
+  earlier process.
+- `archive_reader`: `ArchiveReader`, pages, streams and lists of the archive.
+- `uploads`: `UploadWriter` writes the files of a form as they arrive. `submission_store` counts
+  them, and keeps those of ended evaluations for a rerun. `submitted_files` reads them for the API.
+- `callbacks`: the callbacks of ended evaluations. `shutdown`: the drain when the daemon stops.
+- `status`: the status document. `log_lines`: the lines in the log. `timestamps`: RFC 3339.
+- `context`: `EvaluationContext`, the dependencies, so that this package knows nothing of git.
 """

@@ -26,7 +26,7 @@ class AdmissionControl:
     ) -> None:
         self._context = context
         self._records = records
-        self.run_queue = FairQueue(*bounds, admits=self._has_memory)
+        self.run_queue = FairQueue(*bounds)
         self._retries = RetrySchedule(self.run_queue.slot_count)
 
     def check_admission(self, caller: str, *, should_schedule_retry: bool) -> None:
@@ -39,7 +39,9 @@ class AdmissionControl:
         If `should_schedule_retry`, a refusal for the length of the queue has the time at which the
         client is to come back, which no other client gets.
         """
-        while self._has_kept_share(caller) and self._records.forget_fully_sent_evaluation(caller):
+        while self._has_caller_too_much(caller) and self._records.forget_fully_sent_evaluation(
+            caller
+        ):
             pass
         while self._has_too_much_kept() and self._records.forget_fully_sent_evaluation():
             pass
@@ -49,15 +51,15 @@ class AdmissionControl:
                 " discard them by GET /evaluation/ID/events?after=end",
                 _RETRY_LATER,
             )
-        if not self._has_memory(caller):
+        if self._context.event_disk.is_caller_quota_exhausted(caller):
             raise CallerQuotaExceeded(
-                "your unread events use up your share of memory (callers.buffers); read them, or"
+                "your unread events use up your part of the disk (buffers.disk); read them, or"
                 " discard those of finished evaluations by GET /evaluation/ID/events?after=end",
                 _RETRY_LATER,
             )
         if self._has_too_much_kept():
             raise ServerBusy(
-                "too many finished evaluations are unread (evaluations.kept, buffers.total); try"
+                "too many finished evaluations are unread (evaluations.kept, buffers.disk); try"
                 " again later",
                 _RETRY_LATER,
             )
@@ -89,25 +91,15 @@ class AdmissionControl:
     def _plan_retry(self, caller: str | None = None, caller_count: int = 1) -> int:
         return self._retries.schedule_retry(self._context.clock.seconds(), caller, caller_count)
 
-    def _has_memory(self, caller: str) -> bool:
-        """Return whether a caller may use more memory for events; the queue asks, too.
-
-        If not, the queue is dispatched as soon as the caller uses less.
-        """
-        budget = self._context.ring_budget
-        while budget.is_caller_quota_exhausted(
+    def _has_caller_too_much(self, caller: str) -> bool:
+        return self._has_kept_share(caller) or self._context.event_disk.is_caller_quota_exhausted(
             caller
-        ) and self._records.forget_fully_sent_evaluation(caller):
-            pass
-        if not budget.is_caller_quota_exhausted(caller):
-            return True
-        budget.call_when_quota_available(caller, self.run_queue.dispatch_slots)
-        return False
+        )
 
     def _has_too_much_kept(self) -> bool:
         return (
             self._records.ended_count >= self._context.configuration.evaluations.max_retained
-            or self._context.ring_budget.is_only_reserve_free
+            or self._context.event_disk.is_exhausted
         )
 
     def _has_kept_share(self, caller: str) -> bool:

@@ -7,29 +7,26 @@ from functools import partial
 
 import attrs
 import orjson
-from twisted.logger import Logger
 
-from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.run_keeper import RunKeeper
-from tawebeval.evaluations.snapshot import UndeliveredCallback
+from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.rows import PendingCallback
 from tawebeval.evaluations.status import build_status
+from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.webhooks.callback import CallbackRecord
 from tawebeval.webhooks.deliveries import CallbackQueue
-
-log = Logger()
 
 
 @attrs.define(eq=False)
 class EvaluationCallbacks:
     """Deliverer of the status documents of ended evaluations to the URLs in their forms.
 
-    With a keeper, documents that are not delivered yet outlive the daemon.
+    Documents that are not delivered yet are in the store, and outlive the daemon.
     """
 
     callback_queue: CallbackQueue
-    _keeper: RunKeeper | None
+    _store: EvaluationStore | None
     # Those of an earlier process whose evaluations are still to be restored, by their names.
-    _undelivered: dict[str, UndeliveredCallback] = attrs.field(factory=dict)
+    _undelivered: dict[str, PendingCallback] = attrs.field(factory=dict)
 
     def start_delivery(self, evaluation: Evaluation) -> None:
         """Send the callback of an evaluation that has ended, if its form asks for one."""
@@ -49,7 +46,7 @@ class EvaluationCallbacks:
             return document
 
         def on_end() -> None:
-            evaluation.save_snapshot()
+            evaluation.save()
             self._drop(name)
 
         if kept is not None:
@@ -57,7 +54,7 @@ class EvaluationCallbacks:
         self.callback_queue.start_delivery(callback, name, make_document, on_end)
 
     def resume_deliveries(
-        self, undelivered: Mapping[str, UndeliveredCallback], known_names: Collection[str]
+        self, undelivered: Mapping[str, PendingCallback], known_names: Collection[str]
     ) -> None:
         """Go on with callbacks of an earlier process, by the names of their evaluations.
 
@@ -77,14 +74,10 @@ class EvaluationCallbacks:
 
     def _keep(self, callback: CallbackRecord, name: str, document: bytes) -> None:
         """Keep a callback and its document for another process of the daemon."""
-        if self._keeper is not None:
-            kept = UndeliveredCallback(callback.url, callback.caller, callback.webhook_id, document)
-            try:
-                self._keeper.keep_callback(name, kept.pack())
-            except OSError as error:
-                words = "{evaluation}: the callback does not outlive the daemon: {error}"
-                log.error(words, evaluation=name, error=error)  # noqa: TRY400
+        if self._store is not None:
+            pending = PendingCallback(callback.url, callback.caller, callback.webhook_id, document)
+            self._store.save_callback(name, pending)
 
     def _drop(self, name: str) -> None:
-        if self._keeper is not None:
-            self._keeper.drop_callback(name)
+        if self._store is not None:
+            self._store.delete_callback(name)

@@ -10,15 +10,17 @@ from typing import Any, Protocol
 import attrs
 from twisted.internet.defer import Deferred, DeferredQueue
 
+from tawebeval.archive.archive import EvaluationArchive
 from tawebeval.config import Configuration
-from tawebeval.core.budget import RingBudget
+from tawebeval.core.budget import EventDiskBudget
 from tawebeval.core.checkout import Checkout
 from tawebeval.core.counters import EvaluationCounters
+from tawebeval.core.event_log import EventMemory
 from tawebeval.core.form import Repository
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, RetryQueue, WorkerThreads
-from tawebeval.evaluations.archive import EvaluationArchive, NoArchive
+from tawebeval.evaluations.eventlog import EventFiles
 from tawebeval.evaluations.reading import SegmentLoader
-from tawebeval.evaluations.run_keeper import RunKeeper
+from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.limit_monitor import LimitMonitor
@@ -78,17 +80,17 @@ class EvaluationContext:
     checkout_source: CheckoutSource
     sandbox: Sandbox
     limit_monitor: LimitMonitor
-    ring_budget: RingBudget
+    event_memory: EventMemory
+    event_disk: EventDiskBudget
+    segment_loader: SegmentLoader
+    store: EvaluationStore | None = None  # None for `tawebeval try`
+    open_event_files: Callable[[Path], EventFiles] = EventFiles
     fetch_slots: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNLIMITED_WAITERS))
     read_wall_clock: Callable[[], float] = time.time
     read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     free_quota_directories: DeferredQueue[Path] | None = None  # None without quotas
-    run_keeper: RunKeeper | None = None  # None if evaluations end with the daemon
-    segment_loader: SegmentLoader = attrs.field(
-        default=attrs.Factory(lambda self: SegmentLoader(self.worker_threads), takes_self=True)
-    )
     counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)
-    archive: EvaluationArchive = attrs.field(factory=NoArchive)
+    archive: EvaluationArchive | None = None
     cleanup_queue: RetryQueue = attrs.field(
         default=attrs.Factory(lambda self: RetryQueue(self.worker_threads), takes_self=True)
     )

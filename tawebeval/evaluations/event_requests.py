@@ -36,7 +36,7 @@ class EventRequests:
 
     - `get_max_page_bytes()`: bytes of events that a page may have (`buffers.page`).
     - `started`: the time of the daemon's start, for the error EvaluationExpired.
-    - `on_stream_left()`: called when a stream has ended.
+    - `on_stream_left(record)`: called when a stream has ended.
     - `subscriptions`: those of the streams at work.
 
     The parameter `caller` of the methods is the name of the caller that makes the request. An
@@ -48,7 +48,7 @@ class EventRequests:
     _clock: IReactorTime
     _get_max_page_bytes: Callable[[], int]
     _started: str
-    _on_stream_left: Callable[[], object]
+    _on_stream_left: Callable[[EvaluationRecord], object]
     subscriptions: set[Subscription]
 
     def read_page_now(
@@ -215,4 +215,4 @@ class EventRequests:
             self._records.note_observer_request(record)
         else:
             self._records.note_stream_end(record)
-        self._on_stream_left()
+        self._on_stream_left(record)

@@ -22,6 +22,7 @@ import ctypes
 import errno
 import os
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,13 +32,14 @@ import msgspec
 
 from tawebeval.core.event_log import (
     EventLog,
+    EventMemory,
     EventSegment,
     Mark,
     SegmentSource,
     StdoutChanged,
     parse_segment,
 )
-from tawebeval.core.events import EventBatch, split_batch
+from tawebeval.core.events import EventBatch, compute_base64_size, split_batch
 from tawebeval.core.fileblock import FileReference
 from tawebeval.core.results import ResultSummary
 from tawebeval.core.ring import EventRing
@@ -63,6 +65,7 @@ class _SegmentRecord(msgspec.Struct, array_like=True, frozen=True):
     next_stdout_begin: int
     next_checkpoint: bytes
     next_file: int
+    file_bytes: int
     result_summary: bytes
 
 
@@ -104,6 +107,11 @@ class EventFiles:
     def read_stdout(self, begin: int, end: int) -> bytes:
         """Return bytes of stdout; fewer if the file is shorter."""
         return os.pread(self._open("stdout"), end - begin, begin)
+
+    def write_stdout(self, chunk: bytes, offset: int) -> None:
+        """Write bytes at a place in stdout."""
+        if os.pwrite(self._open("stdout"), chunk, offset) < len(chunk):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def has_room_to_free(self, stdout_bytes: int, file_count: int) -> bool:
         """Return whether `punch_stdout` or `remove_files` has something to do."""
@@ -195,15 +203,19 @@ class RecordedStdout:
     `feed`, `parse_pending`, `flush_partial_line`, `answer_file` and `finish` append the events that
     have become certain to `log`; they write a mark first. `read_wall_clock()` returns seconds since
     the epoch. Where stdout stands on a file system that may be slow, call them in a thread.
+
+    `stdout_bytes` were fed so far, `file_bytes` is the size of the files that stdout has named, as
+    base64.
     """
 
     log: EventLog
     _files: EventFiles
-    _markers: Markers
+    markers: Markers
     _read_wall_clock: Callable[[], float]
     _max_value: int = attrs.field(kw_only=True)
     _max_file: int = attrs.field(kw_only=True)
-    stdout_bytes: int = 0  # fed so far
+    stdout_bytes: int = 0
+    file_bytes: int = 0
     _parser: SegiParser = attrs.field(init=False)
     _mark_count: int = 0
     _last_time_ms: int = -1
@@ -219,7 +231,12 @@ class RecordedStdout:
     _replayed_marks: list[Mark] = attrs.field(factory=list)  # the first is that of the next events
 
     def __attrs_post_init__(self) -> None:
-        self._parser = SegiParser(self._markers, max_value=self._max_value, max_file=self._max_file)
+        self._parser = SegiParser(self.markers, max_value=self._max_value, max_file=self._max_file)
+
+    @property
+    def stray_marker_advice(self) -> str | None:
+        """Advice about a begin marker that was text, None without one."""
+        return self._parser.stray_marker_advice
 
     @property
     def awaited_file(self) -> FileReference | None:
@@ -241,6 +258,10 @@ class RecordedStdout:
         """The summary of results."""
         return self._parser.result_summary
 
+    def store(self, chunk: bytes) -> None:
+        """Append bytes to the file of stdout that nobody else has stored, before `feed`."""
+        self._files.write_stdout(chunk, self.stdout_bytes)
+
     def feed(self, chunk: bytes) -> None:
         """Parse bytes of stdout; no input may be pending, and no file wanted."""
         self.stdout_bytes += len(chunk)
@@ -258,10 +279,22 @@ class RecordedStdout:
         """Deliver the partial line without waiting for its rest."""
         self._append(self._parser.flush_partial_line(), flushed_at=self.stdout_bytes)
 
+    def store_file(self, content: bytes | str) -> None:
+        """Keep the content of the wanted file, or the message of its refusal. Blocks.
+
+        It precedes `answer_file`, which takes the same content.
+        """
+        self._files.store_file(self._file_count, content)
+
     def answer_file(self, content: bytes | str) -> None:
         """Take the content of the wanted file, or the message of its refusal."""
-        self._files.store_file(self._file_count, content)
-        self._answer(content)
+        self._file_count += 1
+        if isinstance(content, str):
+            self._append(self._parser.refuse_file(content))
+        else:
+            self.file_bytes += compute_base64_size(len(content))
+            self._append(self._parser.supply_file(content))
+        self._rest()
 
     def finish(self) -> None:
         """Take the end of stdout; the log stays open for the final event."""
@@ -269,13 +302,11 @@ class RecordedStdout:
         if self.log.end_cursor > self._begin_cursor:
             self._write_segment(self.stdout_bytes, b"", b"", is_last=True)
 
-    def _answer(self, content: bytes | str) -> None:
-        self._file_count += 1
-        if isinstance(content, str):
-            self._append(self._parser.refuse_file(content))
-        else:
-            self._append(self._parser.supply_file(content))
-        self._rest()
+    def drop_parser(self) -> None:
+        """Drop the parser's input, up to a whole data block or file: nothing follows."""
+        summary, self._chunk = self.result_summary, b""
+        self.__attrs_post_init__()
+        self._parser.result_summary = summary
 
     def _append(
         self, batch: EventBatch, *, flushed_at: int | None = None, is_last: bool = False
@@ -337,6 +368,7 @@ class RecordedStdout:
                 next_stdout_begin=place,
                 next_checkpoint=checkpoint,
                 next_file=self._file_count,
+                file_bytes=self.file_bytes,
                 result_summary=self._parser.result_summary.pack(),
             )
         )
@@ -370,11 +402,11 @@ class RecordedStdout:
 
     def _resume(self, last: _SegmentRecord) -> None:
         self._mark_count, self._file_count = last.source.end_mark, last.next_file
-        self.stdout_bytes = last.next_stdout_begin
+        self.stdout_bytes, self.file_bytes = last.next_stdout_begin, last.file_bytes
         if not last.source.is_last:
             self._parser = SegiParser.resume(
                 last.next_checkpoint,
-                self._markers,
+                self.markers,
                 max_value=self._max_value,
                 max_file=self._max_file,
             )
@@ -419,7 +451,7 @@ class RecordedStdout:
             content = self._files.read_file(self._file_count)
             if content is None:
                 break  # the earlier process had not read it
-            self._answer(content)
+            self.answer_file(content)
         return bool(chunk)
 
     def parse_evicted_segment(self, segment: EventSegment) -> EventRing:
@@ -438,7 +470,7 @@ class RecordedStdout:
             self._files.read_stdout(source.stdout_begin, source.stdout_end),
             self._files.read_marks(source.first_mark, source.end_mark),
             read_file,
-            self._markers,
+            self.markers,
             max_value=self._max_value,
             max_file=self._max_file,
         )
@@ -458,3 +490,44 @@ class RecordedStdout:
     def close_files(self) -> None:
         """Close the files; the next use opens them again. No thread may use them."""
         self._files.close()
+
+
+def read_ended_evaluation(
+    directory: Path,
+    markers: Markers,
+    final_event: EventBatch,
+    final_time_ms: int,
+    *,
+    max_value: int,
+    max_file: int,
+) -> Iterator[EventRing]:
+    """Yield all events of an evaluation that has ended, also acknowledged ones, by segments.
+
+    `final_event` is the error event that stdout does not have, or no event. The files of
+    `directory` must be complete. Blocks. Raises: OSError; StdoutChanged, where stdout is not what
+    it was.
+    """
+    log = EventLog(EventMemory(0))
+    files = EventFiles(directory)
+    try:
+        recorded = RecordedStdout(
+            log, files, markers, time.time, max_value=max_value, max_file=max_file
+        )
+        changed: StdoutChanged | None = None
+        try:
+            for _ in recorded.restore():
+                pass
+        except StdoutChanged as error:
+            changed = error
+        for segment in log.segments:
+            if segment.source is not None:
+                yield recorded.parse_evicted_segment(segment)
+            elif segment.ring is not None and changed is None:
+                yield segment.ring
+        if changed is not None:
+            raise changed
+    finally:
+        files.close()
+    ring = EventRing(log.end_cursor, log.end_cursor)
+    ring.append_batch(final_event, final_time_ms)
+    yield ring

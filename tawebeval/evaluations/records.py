@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from tawebeval.core.budget import SharedUpload
@@ -15,7 +16,7 @@ from tawebeval.core.identifiers import IDENTIFIER_PATTERN, IdentifierIssuer
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationNotFound
 from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import EvaluationEvents
 
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
@@ -25,21 +26,25 @@ _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 class EvaluationRecord:
     """The registry's record of one evaluation.
 
-    `last_request_time` is the time of a client's last request, in seconds of the clock.
+    `last_request_time` is the time of a client's last request, in seconds of the clock. `is_stored`
+    fires when the evaluation outlives the daemon, None for one that an earlier process has stored.
+    `is_removed` says that nothing of it is left but perhaps its copy in the archive.
     """
 
     evaluation: Evaluation
     last_request_time: float
-
-    @property
-    def events(self) -> EvaluationEvents:
-        """The events, and who reads them."""
-        return self.evaluation.events
+    is_stored: Deferred[None] | None = None
+    is_removed: bool = False
 
     @property
     def details(self) -> EvaluationDetails:
         """Details of the evaluation."""
         return self.evaluation.details
+
+    @property
+    def events(self) -> EvaluationEvents:
+        """Events of the evaluation."""
+        return self.evaluation.events
 
     @property
     def shared_upload(self) -> SharedUpload:
@@ -53,20 +58,20 @@ class EvaluationRecord:
 
         Observers and a callback do not count after the end.
         """
-        evaluation, events = self.evaluation, self.events
+        evaluation, events = self.evaluation, self.evaluation.events
         if events.waiting_poll_count or events.stream_count:
             return True
         is_watched = events.observer_count > 0 or evaluation.details.callback is not None
         return is_watched and not evaluation.cleanup_event.is_set
 
-    def discard_events_if_unused(self) -> None:
-        """Release the events once the record is forgotten, the run over, and no stream reads."""
-        if (
+    @property
+    def is_unused(self) -> bool:
+        """Whether the record is forgotten, the run over, and no stream reads."""
+        return (
             self.details.final_state is not None
             and self.evaluation.cleanup_event.is_set
-            and not self.events.stream_count
-        ):
-            self.evaluation.discard_events(self.details.final_state)
+            and not self.evaluation.events.stream_count
+        )
 
 
 @attrs.define(eq=False)
@@ -110,8 +115,8 @@ class RecordIndex:
     ) -> EvaluationRecord | None:
         """Return a record, None for a forgotten one. Raises: EvaluationNotFound.
 
-        The request keeps the evaluation from being expired. If the request `is_reader` no events,
-        or acknowledges none, it does so only until the end: otherwise events that no client reads
+        The request keeps the evaluation from being expired. If the request reads no events, or
+        acknowledges none, it does so only until the end: otherwise events that no client reads
         would be kept for ever.
         """
         record = self._records.get(identifier)
@@ -156,7 +161,7 @@ class RecordIndex:
         return [
             name
             for name, record in self._records.items()
-            if now < record.events.page_reader_deadline
+            if now < record.evaluation.events.page_reader_deadline
         ]
 
     def list_records(
@@ -206,16 +211,14 @@ class RecordIndex:
             self._kept[identifier] = record
             self.ended_counts_by_caller[record.details.caller] += 1
             self._note_left(record)
-        record.discard_events_if_unused()
 
     def note_stream_end(self, record: EvaluationRecord) -> None:
         """Record that a stream of an evaluation has ended."""
         self._note_left(record)
-        record.discard_events_if_unused()
 
     def _note_left(self, record: EvaluationRecord) -> None:
         self.note_client_request(record)
-        if record.events.was_sent_completely and record.details.identifier in self._kept:
+        if record.evaluation.events.was_sent_completely and record.details.identifier in self._kept:
             self._sent[record.details.identifier] = record
 
     def forget_record(self, identifier: str, final_state: EvaluationState) -> None:
@@ -233,8 +236,6 @@ class RecordIndex:
             del self._keys[record.details.caller, record.details.idempotency_key]
         record.details.final_state = final_state
         self._on_forgotten(record)
-        record.discard_events_if_unused()
-        record.evaluation.save_snapshot()
 
     def forget_fully_sent_evaluation(self, caller: str | None = None) -> bool:
         """Forget one evaluation that a stream has sent to the end; return whether there was one.
@@ -244,7 +245,8 @@ class RecordIndex:
         """
         now = self._clock.seconds()
         for identifier, record in self._sent.items():
-            is_read = record.is_client_waiting or now < record.events.page_reader_deadline
+            deadline = record.evaluation.events.page_reader_deadline
+            is_read = record.is_client_waiting or now < deadline
             if caller in (None, record.details.caller) and not is_read:
                 self.forget_record(identifier, EvaluationState.EXPIRED)
                 return True

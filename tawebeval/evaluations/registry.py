@@ -2,47 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 from twisted.logger import Logger
 
+from tawebeval.archive.archive import EndedEvaluation, StoredEvaluation
 from tawebeval.core.budget import SharedUpload
 from tawebeval.core.evaluation_lists import DAEMON_START_ID_BYTES
+from tawebeval.core.event_log import EventLog
 from tawebeval.core.form import draw_seed, pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.states import EvaluationState
+from tawebeval.deferreds import run_in_background
 from tawebeval.errors import (
     EvaluationExpired,
     EvaluationFailure,
     EvaluationNotEnded,
     IdempotencyKeyReused,
+    ServerBusy,
     ServerStopping,
     SubmissionDiscarded,
 )
 from tawebeval.evaluations.admission import AdmissionControl
-from tawebeval.evaluations.archive_reader import ArchiveReader, make_recording_end
+from tawebeval.evaluations.archive_reader import ArchiveReader
 from tawebeval.evaluations.callbacks import EvaluationCallbacks
+from tawebeval.evaluations.cleanup import clean_up
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.evaluation import KEEPER_ENDED, Evaluation, ResumeCheckout
+from tawebeval.evaluations.details import ArchivedRow, EvaluationDetails
 from tawebeval.evaluations.event_requests import EventRequests
-from tawebeval.evaluations.handover_journal import HandoverJournal
+from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.lister import EvaluationLister
-from tawebeval.evaluations.reading import Subscription
+from tawebeval.evaluations.reading import EvaluationEvents, Subscription
 from tawebeval.evaluations.records import EvaluationRecord, RecordIndex
-from tawebeval.evaluations.restart import RecoveredEvaluation, RecoveredEvaluations
+from tawebeval.evaluations.restoring import (
+    ResumeCheckout,
+    load_details,
+    make_row,
+    read_all_events,
+    restore_events,
+    resume_run,
+)
+from tawebeval.evaluations.rows import EvaluationRow, PendingCallback
 from tawebeval.evaluations.shutdown import EvaluationDrain
-from tawebeval.evaluations.status import build_status
+from tawebeval.evaluations.starting import begin_again, enter_queue
+from tawebeval.evaluations.status import build_listing_entry, build_status
 from tawebeval.evaluations.submission_store import RerunnableSubmission, SubmissionStore
 from tawebeval.evaluations.submitted_files import read_submitted_files
 from tawebeval.evaluations.timestamps import format_rfc3339_time
 from tawebeval.evaluations.uploads import ReceivedForm
-from tawebeval.sandbox.workspace import Workspace, derive_directory_name
+from tawebeval.linux.filetree import remove_tree
+from tawebeval.sandbox.workspace import (
+    Workspace,
+    derive_directory_name,
+    derive_log_pseudonym,
+)
 from tawebeval.webhooks.deliveries import CallbackQueue
+
+_NOT_STORED = EvaluationFailure("lost", "the evaluation could not be stored; submit again")
 
 log = Logger()
 
@@ -70,25 +91,25 @@ class EvaluationRegistry:
         self._started = format_rfc3339_time(context.read_wall_clock())
         self._identities = identities
         self._root = root
-        self._callbacks = EvaluationCallbacks(callbacks, context.run_keeper)
+        self._callbacks = EvaluationCallbacks(callbacks, context.store)
         self.submissions = SubmissionStore(context, root)
-        self.records = RecordIndex(identities, context.clock, self.submissions.discard_kept_files)
+        self.records = RecordIndex(identities, context.clock, self._on_forgotten)
         self._admission = AdmissionControl(context, self.records, bounds)
         self.run_queue = self._admission.run_queue
         # Evaluations with a process or a directory left, also those without a record.
         self._alive: dict[str, EvaluationRecord] = {}
         subscriptions: set[Subscription] = set()
         self._drain = EvaluationDrain(self._alive, self.records, subscriptions, self._clock)
+        self.archived = ArchiveReader(context.archive, context.store)
         self.events = EventRequests(
             self.records,
             self._drain,
-            self._clock,
+            context.clock,
             lambda: context.configuration.buffers.max_page_bytes,
             self._started,
-            self._drain.on_drain_progress,
+            self._on_stream_left,
             subscriptions,
         )
-        self.archived = ArchiveReader(context.archive)
         start_id = context.generate_random_bytes(DAEMON_START_ID_BYTES).hex()
         self.lister = EvaluationLister(self.records, self.archived, start_id)
 
@@ -148,128 +169,103 @@ class EvaluationRegistry:
             should_keep_submission=self.context.configuration.evaluations.should_keep_submissions,
             callback=callback,
         )
-        journal = None
-        if self.context.run_keeper is not None:
-            client = self.context.run_keeper.client
-            journal = HandoverJournal.create(client, details.log_name)
-        evaluation = self._make_evaluation(details, journal)
-        self._alive[details.identifier] = self.records.add_record(evaluation)
+        evaluation = self._make_evaluation(details)
+        record = self._alive[details.identifier] = self.records.add_record(evaluation)
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
-        self._begin_recording(evaluation)
-        evaluation.enter_queue(self.run_queue)
+        if self.context.store is not None:
+            record.is_stored = self.context.store.add(make_row(evaluation))
+        enter_queue(evaluation, self.run_queue)
         self._admission.record_evaluation_start()
         return evaluation.details.identifier
+
+    async def wait_until_stored(self, identifier: str) -> None:
+        """Return when an accepted evaluation outlives this process of the daemon.
+
+        Raises: ServerBusy, if it cannot be stored; then it is stopped and forgotten.
+        """
+        record = self._alive.get(identifier)
+        if record is not None and record.is_stored is not None:
+            try:
+                await record.is_stored
+            except ServerBusy:
+                record.evaluation.stop(_NOT_STORED)
+                self.records.forget_record(identifier, EvaluationState.EXPIRED)
+                raise
 
     # Another process of the daemon goes on
 
     def restore_evaluations(
-        self, recovered: RecoveredEvaluations, uploads: Path, resume_checkout: ResumeCheckout
+        self,
+        rows: Sequence[EvaluationRow],
+        callbacks: Mapping[str, PendingCallback],
+        uploads: Path,
+        resume_checkout: ResumeCheckout,
     ) -> None:
-        """Take over the evaluations of an earlier process.
+        """Take over the evaluations of an earlier process, in the order of their acceptance.
 
         `uploads` is the directory of their files that have not begun. Blocks, for some milliseconds
         each.
         """
         shares: dict[int, SharedUpload] = {}
-        self._callbacks.resume_deliveries(
-            recovered.undelivered_callbacks,
-            {
-                each.log_name
-                for each in recovered.evaluations
-                if not each.snapshot.has_only_callback_left
-            },
-        )
+        known = {derive_log_pseudonym(row.identifier) for row in rows}
+        self._callbacks.resume_deliveries(callbacks, known)
         # Otherwise those that wait would take the slots of those that run.
-        for each in sorted(recovered.evaluations, key=lambda each: each.has_no_evaluator):
-            resume = partial(
-                Evaluation.resume_run,
-                recovered=each,
-                resume_checkout=resume_checkout,
-                last_heartbeat=recovered.last_heartbeat,
-                run_slots=self.run_queue,
-            )
+        for row in sorted(rows, key=lambda row: row.run is None):
             try:
-                self._restore(each, uploads, resume, shares)
-            except Exception:  # noqa: BLE001  (the others go on; its journal stays)
-                log.failure("defect: {evaluation} cannot be restored", evaluation=each.log_name)
+                self._restore(row, uploads, resume_checkout, shares)
+            except Exception:  # noqa: BLE001  (the others go on; its row stays)
+                name = derive_log_pseudonym(row.identifier)
+                log.failure("defect: {evaluation} cannot be restored", evaluation=name)
         self.records.sort_by_acceptance()
-        self.records.last_sequence_number = max(
-            self.records.last_sequence_number, recovered.last_sequence_number
-        )
 
     def _restore(
         self,
-        found: RecoveredEvaluation,
+        row: EvaluationRow,
         uploads: Path,
-        resume: Callable[[Evaluation], None],
+        resume_checkout: ResumeCheckout,
         shares: dict[int, SharedUpload],
     ) -> None:
-        snapshot = found.snapshot
-        directory = uploads / (snapshot.upload_directory or found.log_name)
-        details = EvaluationDetails.from_snapshot(snapshot, directory)
-        assert self.context.run_keeper is not None, "it has the journal"
-        client = self.context.run_keeper.client
-        journal = HandoverJournal(client, found.log_name, found.journal)
-        evaluation = self._make_evaluation(details, journal)
-        evaluation.restore_events(snapshot, found.journal_content)
-        has_ended = found.state.has_ended
-        if not (has_ended and self.context.archive.is_archived(details.identifier)):
-            self._begin_recording(evaluation)
-        evaluation.ring.acknowledge(
-            min(found.journal_content.acknowledged_cursor, evaluation.ring.end_cursor)
-        )
-        share = shares.get(snapshot.shared_upload_number)
+        name = derive_log_pseudonym(row.identifier)
+        details = load_details(row, uploads / (row.upload_directory or name))
+        evaluation = self._make_evaluation(details)
+        share = shares.get(row.shared_upload_number)
         if share is None:
-            budget, size = self.submissions.budget, snapshot.upload_size
-            budget.restore_stored_bytes(size, snapshot.caller)
-            share = shares[snapshot.shared_upload_number] = SharedUpload(
-                budget, size, snapshot.shared_upload_number, caller=snapshot.caller
+            budget, size = self.submissions.budget, row.upload_size
+            budget.restore_stored_bytes(size, row.caller)
+            share = shares[row.shared_upload_number] = SharedUpload(
+                budget, size, row.shared_upload_number, caller=row.caller
             )
         else:
             share.add_reference()
         details.shared_upload = share
         self._alive[details.identifier] = self.records.add_record(evaluation)
-        evaluation.ring_allocation.set_used_bytes(evaluation.ring.memory_bytes)
-        self.context.counters.record_restored_evaluation(found.state)
-        if has_ended:
-            evaluation.restore_ended(snapshot)
-        elif found.run_descriptors is not None:
-            self.run_queue.take_slot_unconditionally(evaluation.details.identifier, snapshot.caller)
-            resume(evaluation)
-        elif found.has_lost_evaluator:
-            evaluation.end_as_lost()
+        self.context.counters.record_restored_evaluation(row.state)
+        if row.state.has_ended:
+            details.upload_directory = None
+            restore_events(evaluation, row)
+            if row.is_cleaned_up:
+                evaluation.cleanup_event.set_value(evaluation)
+            else:
+                run_in_background(clean_up(evaluation), log, "defect: clean-up failed")
+        elif row.run is not None:
+            self.run_queue.take_slot_unconditionally(details.identifier, row.caller)
+            resume_run(evaluation, row, resume_checkout, self.run_queue)
         else:
-            evaluation.requeue(self.run_queue)
-        evaluation.cleanup_event.add_callback(
-            self._keep_ended if snapshot.has_only_callback_left else self._on_cleaned_up
-        )
-        if snapshot.is_forgotten_by_registry:
-            self.records.forget_record(evaluation.details.identifier, EvaluationState.EXPIRED)
+            evaluation.stop_reason = row.failure
+            begin_again(evaluation, self.run_queue)
+        evaluation.cleanup_event.add_callback(self._on_cleaned_up)
+        if row.is_forgotten:
+            self.records.forget_record(details.identifier, EvaluationState.EXPIRED)
 
     def refuse_evaluations(self) -> None:
         """Accept nothing more: the daemon is about to stop."""
         self._drain.has_begun = True
 
-    def end_lost_runs(self) -> None:
-        """Stop running evaluations: the keeper has ended, and with the keeper their evaluators."""
+    def end_lost_runs(self, failure: EvaluationFailure) -> None:
+        """Stop running evaluations, whose evaluators are gone, for this reason."""
         for record in list(self._alive.values()):
-            if record.evaluation.supervisor is not None:
-                record.evaluation.stop(KEEPER_ENDED)
-
-    async def wait_until_persisted(self) -> None:
-        """Return when evaluations accepted so far outlive this process, if they are to."""
-        if self.context.run_keeper is not None:
-            await self.context.run_keeper.client.flush()
-
-    def _begin_recording(self, evaluation: Evaluation) -> None:
-        """Archive the events of an evaluation, those in its ring and all that follow."""
-        self.context.archive.begin_recording(
-            evaluation.details.identifier,
-            evaluation.details.caller,
-            evaluation.ring,
-            evaluation.ring_allocation,
-            evaluation.discard_journaled_events,
-        )
+            if record.evaluation.run is not None:
+                record.evaluation.stop(failure)
 
     def is_known_idempotency_key(self, key: str | None, caller: str) -> bool:
         """Return whether an `Idempotency-Key` of the caller names an evaluation."""
@@ -291,11 +287,23 @@ class EvaluationRegistry:
             )
         return known.details.identifier
 
-    def _make_evaluation(
-        self, details: EvaluationDetails, journal: HandoverJournal | None
-    ) -> Evaluation:
+    def _make_evaluation(self, details: EvaluationDetails) -> Evaluation:
+        context = self.context
         workspace = Workspace(self._root / derive_directory_name(details.identifier))
-        return Evaluation(details, workspace, self.context, journal=journal)
+        events = EvaluationEvents(
+            EventLog(context.event_memory),
+            details.caller,
+            details.log_name,
+            context.segment_loader,
+            keeps_files=context.archive is not None,
+        )
+        return Evaluation(details, workspace, context, events, self._save)
+
+    def _save(self, evaluation: Evaluation) -> None:
+        if self.context.store is not None:
+            self.context.store.save(make_row(evaluation))
+
+    # The end
 
     def _on_cleaned_up(self, evaluation: Evaluation) -> None:
         try:
@@ -308,23 +316,82 @@ class EvaluationRegistry:
         """Keep an evaluation with only its events, and perhaps its files, left."""
         record = self._alive[evaluation.details.identifier]
         try:
-            self._end_recording(record)
-        finally:
+            evaluation.events.close_files()
             self.records.note_evaluation_end(record)
-            del self._alive[evaluation.details.identifier]
             self.submissions.handle_evaluation_end(record)
-            evaluation.save_final_snapshot()
+            evaluation.save()
+        finally:
+            del self._alive[evaluation.details.identifier]
+            run_in_background(self._archive(record), log, "defect: the archive has failed")
             self._admission.record_evaluation_end()
             self._drain.on_drain_progress()
 
-    def _end_recording(self, record: EvaluationRecord) -> None:
-        """Archive an evaluation that has ended."""
-        if self.context.archive.is_enabled:
-            evaluation, identifier = record.evaluation, record.details.identifier
-            self.context.archive.end_recording(identifier, make_recording_end(evaluation))
-            self.context.archive.add_archived_callback(
-                identifier, evaluation.discard_journaled_events
+    async def _archive(self, record: EvaluationRecord) -> None:
+        """Archive an evaluation that has ended, if there is an archive, and perhaps remove it."""
+        evaluation, archive = record.evaluation, self.context.archive
+        if archive is not None:
+            details = evaluation.details
+            entry = build_listing_entry(details)
+
+            async def save_row(stored: StoredEvaluation) -> None:
+                details.archived = ArchivedRow(
+                    self.context.read_wall_clock(),
+                    stored.file_bytes,
+                    stored.event_count,
+                    orjson.dumps(entry),
+                )
+                evaluation.save()
+                if self.context.store is not None:
+                    await self.context.store.flush()
+
+            end_document = {
+                "status": build_status(evaluation, None),
+                "entry": entry,
+                "sequence_number": details.sequence_number,
+            }
+            workspace = evaluation.workspace if details.has_kept_submission else None
+            await archive.store_evaluation(
+                EndedEvaluation(
+                    details.identifier,
+                    details.caller,
+                    end_document,
+                    partial(read_all_events, evaluation),
+                    workspace,
+                ),
+                save_row,
             )
+            evaluation.events.keeps_files = False
+            evaluation.events.free_discarded_files()
+        self._remove_if_unused(record)
+
+    def _on_forgotten(self, record: EvaluationRecord) -> None:
+        self.submissions.discard_kept_files(record)
+        self._remove_if_unused(record)
+        record.evaluation.save()
+
+    def _on_stream_left(self, record: EvaluationRecord) -> None:
+        self._remove_if_unused(record)
+        self._drain.on_drain_progress()
+
+    def _remove_if_unused(self, record: EvaluationRecord) -> None:
+        """Remove the events of an evaluation that nobody can read any more, and its row."""
+        if record.is_unused and not (record.is_removed or record.events.keeps_files):
+            record.is_removed = True
+            run_in_background(self._remove(record), log, "defect: the removal has failed")
+
+    async def _remove(self, record: EvaluationRecord) -> None:
+        evaluation = record.evaluation
+        assert record.details.final_state is not None, "it is forgotten"
+        evaluation.enter(record.details.final_state)
+        await evaluation.events.discard()
+        evaluation.release_event_bytes()
+        await self.context.cleanup_queue.attempt_call(
+            f"{record.details.log_name}: removal of its events",
+            remove_tree,
+            evaluation.workspace.root,
+        )
+        if self.context.store is not None and record.details.archived is None:
+            self.context.store.delete(record.details.identifier)
 
     # Rerun
 
@@ -394,6 +461,10 @@ class EvaluationRegistry:
             record.evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
             await record.evaluation.cleanup_event.wait()
 
+    def is_live(self, identifier: str) -> bool:
+        """Return whether an evaluation is not only archived."""
+        return identifier in self._alive or identifier in self.records
+
     # Status and lists
 
     def get_status(self, identifier: str, caller: str = "") -> dict[str, Any]:
@@ -409,23 +480,19 @@ class EvaluationRegistry:
     # Housekeeping and shutdown
 
     def expire_evaluations(self) -> None:
-        """Forget evaluations that no client asks for, and stop those whose readers are too slow.
-
-        To be called about once a second.
-        """
+        """Forget evaluations that no client asks for. To be called about once a second."""
         settings = self.context.configuration.evaluations
         for record in self.records.find_abandoned_evaluations(settings.abandon_after_seconds):
             record.evaluation.stop_as_abandoned()
             self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
         for record in self.records.find_unread_evaluations(settings.retention_seconds):
             self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
-        self.run_queue.dispatch_slots()  # the time in which pages are expected may have passed
 
     def hand_over_evaluations(self) -> None:
         """Accept nothing more, and answer the clients that wait: another process goes on."""
         self.refuse_evaluations()
-        for record in (*self.records, *self._alive.values()):
-            record.evaluation.hand_over()
+        for record in {*self.records, *self._alive.values()}:
+            record.evaluation.leave()
 
     def end_drain_early(self) -> None:
         """End the time that `drain_and_close` gives to running evaluations."""
@@ -437,7 +504,4 @@ class EvaluationRegistry:
         Running evaluations have `drain_seconds` seconds to end by themselves; readers then have
         some seconds for the last events. Return whether there was an evaluation or a reader.
         """
-        had_work = await self._drain.drain_evaluations(drain_seconds)
-        await self.context.archive.flush()  # it takes the submissions that are removed next
-        await self.submissions.remove_kept_files()
-        return had_work
+        return await self._drain.drain_evaluations(drain_seconds)

@@ -12,7 +12,7 @@ from twisted.logger import Logger
 from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import Condition, wait_until
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.records import EvaluationRecord, RecordIndex
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import attrs
 
+from tawebeval.config import LimitSettings
 from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.states import EvaluationState
 from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.timestamps import format_rfc3339_time
+from tawebeval.sandbox.environments import Environment
 
 
 def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str, Any]:
@@ -18,15 +20,37 @@ def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str
 
     `queue_position` is the number of evaluations before this one in the queue, None outside of it.
     """
-    details, limits, ring = evaluation.details, evaluation.limits, evaluation.ring
+    details, event_log = evaluation.details, evaluation.events.log
+    document = _build(details, evaluation.limits, evaluation.environment)
+    if details.state is EvaluationState.QUEUED:
+        document["queue_place"] = queue_position
+    if evaluation.run is not None:
+        document["stderr"] = evaluation.run.stderr_text
+    document["events"] = {
+        "buffered": event_log.end_cursor - event_log.begin_cursor,
+        "discarded": event_log.begin_cursor,
+    }
+    return document
+
+
+def build_archived_status(details: EvaluationDetails) -> dict[str, Any]:
+    """Return the status document of an archived evaluation; all events can be read."""
+    assert details.limits is not None, "it has ended"
+    assert details.archived is not None, "it is archived"
+    document = _build(details, details.limits, details.environment)
+    events = {"buffered": details.archived.event_count, "discarded": 0}
+    return {**document, "events": events, "buffered_bytes": 0, "archived": True}
+
+
+def _build(
+    details: EvaluationDetails, limits: LimitSettings, environment: Environment | None
+) -> dict[str, Any]:
     request, commit, result = details.request, details.commit, details.run_result
-    supervisor = evaluation.supervisor
-    run = result if supervisor is None else supervisor.evaluator_run
     document: dict[str, Any] = {
         "evaluation_id": details.identifier,
         "log_name": details.log_name,
         "state": details.state.value,
-        "queue_place": queue_position if details.state is EvaluationState.QUEUED else None,
+        "queue_place": None,
         "problem": request.problem,
         "repository": request.repository.url,
         "commit_oid": request.commit_oid or None,  # None until the branch is resolved
@@ -34,7 +58,7 @@ def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str
         "directory": request.directory,
         "evaluator_cmd": request.truncated_command,
         "seed": details.seed,
-        "environment": _build_environment(evaluation, request.environment),
+        "environment": _build_environment(environment, request.environment),
         "limits": {name: getattr(limits, name) for name in LIMIT_UNITS},
         "metadata": dict(request.metadata),
         "created": _time(details, "created"),
@@ -47,10 +71,9 @@ def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str
         "results": _build_results(details),
         "runner": details.runner_status and details.runner_status.build_json_object(),
         "callback": None,
-        "stderr": run.stderr_text if run else "",
-        "events": {"buffered": ring.end_cursor - ring.begin_cursor, "discarded": ring.begin_cursor},
-        "buffered_bytes": ring.line_bytes,
-        "paused_seconds": round(run.paused_seconds, 3) if run else 0,
+        "stderr": "" if result is None else result.stderr_text,
+        "events": {"buffered": 0, "discarded": 0},
+        "buffered_bytes": details.event_bytes,
     }
     if result is not None:
         document["exit"] = result.exit_status and attrs.asdict(result.exit_status)
@@ -94,9 +117,8 @@ def build_listing_entry(details: EvaluationDetails) -> dict[str, Any]:
     }
 
 
-def _build_environment(evaluation: Evaluation, name: str | None) -> dict[str, Any] | None:
+def _build_environment(environment: Environment | None, name: str | None) -> dict[str, Any] | None:
     """Return the environment of a run, or before the start the `name` that the request has."""
-    environment = evaluation.environment
     if environment is None:
         return None if name is None else {"name": name, "digest": None}
     return {"name": environment.name, "digest": environment.digest}

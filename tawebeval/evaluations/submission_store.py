@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tawebeval.core.form import EvaluationRequest, unpack_request
 from tawebeval.deferreds import run_in_background
 from tawebeval.errors import SubmissionDiscarded
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.records import EvaluationRecord
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import Workspace
@@ -103,7 +103,10 @@ class SubmissionStore:
         """
         directory = self._root / self._context.generate_random_bytes(16).hex()
         try:
-            found = await self._context.archive.extract_submission(identifier, caller, directory)
+            archive = self._context.archive
+            if archive is None:
+                raise SubmissionDiscarded
+            found = await archive.extract_submission(identifier, caller, directory)
             if found is None:
                 raise SubmissionDiscarded
             self.budget.add_stored_bytes(found.size, caller)
@@ -153,11 +156,11 @@ class SubmissionStore:
 
         Their bytes are given back at once, so that an upload need not wait for the removal.
         """
-        identifier, root = record.details.identifier, record.evaluation.workspace.root
+        identifier, workspace = record.details.identifier, record.evaluation.workspace
         if self._kept[record.details.caller].pop(identifier, None) is not None:
-            self._context.archive.add_archived_callback(
-                identifier, lambda: self.discard_upload(root, 0)
-            )
+            record.details.has_kept_submission = False
+            self.discard_upload(workspace.submission_directory, 0)
+            self.discard_upload(workspace.request_file, 0)
             record.shared_upload.remove_reference()
 
     def discard_upload(self, directory: Path, size: int) -> None:
@@ -169,20 +172,3 @@ class SubmissionStore:
             on_success=lambda: self.budget.remove_stored_bytes(size),
         )
         run_in_background(attempt, log, "an upload could not be removed")
-
-    async def remove_kept_files(self) -> None:
-        """Remove all kept files, at the end of the daemon."""
-        kept = [
-            record.evaluation.workspace.root
-            for records in self._kept.values()
-            for record in records.values()
-        ]
-        await self._context.cleanup_queue.attempt_call(
-            "removal of kept submissions", _remove_trees, kept
-        )
-
-
-def _remove_trees(directories: Sequence[Path]) -> None:
-    """Remove directories. Blocks. Raises: OSError."""
-    for directory in directories:
-        remove_tree(directory)

@@ -32,7 +32,7 @@ from tawebeval.git.stderr_patterns import (
     is_git_memory_exhausted,
 )
 from tawebeval.linux.child import ChildProcess, Spawner
-from tawebeval.linux.launcher import OOM_SCORE_ADJ
+from tawebeval.linux.starter import OOM_SCORE_ADJ
 from tawebeval.sandbox.helper_sandbox import (
     BWRAP_ERROR_PREFIX,
     READ_ONLY_ACCESS,
@@ -92,7 +92,7 @@ _SETTINGS = {
 _MEMORY = 2**30  # bytes
 _KIB, _BLOCK = 1024, 512  # bytes: the units of memory and files in ulimit of sh(1)
 _SHELL = "tawebeval-git"  # the name with which the first shell of a command begins its errors
-# The kernel kills git before the daemon, as `launcher` arranges for evaluators.
+# The kernel kills git before the daemon, as `starter` arranges for evaluators.
 _SET_OOM_SCORE = (
     "read -r score </proc/self/oom_score_adj;"
     f' [ "$score" -ge {OOM_SCORE_ADJ} ] || echo {OOM_SCORE_ADJ} >/proc/self/oom_score_adj'
@@ -287,7 +287,7 @@ class GitRunner:
                 [*self._limit(max_file_size), *prefix, *argv, *arguments],
                 {**self._environment(), "GIT_DIR": str(repository), **(environment or {})},
                 "/",
-                descriptors=[one for one in (descriptor, opened) if one is not None],
+                descriptors=[*([] if descriptor is None else [descriptor]), *opened],
             )
         timer = self._clock.callLater(timeout, command.kill) if timeout is not None else None
         try:

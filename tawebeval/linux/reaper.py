@@ -136,10 +136,6 @@ class OrphanReaper:
         """Expect a child that is no orphan, as `Spawner.expect_new_child` does."""
         return self._spawner.expect_new_child()
 
-    def forget_child(self, pid: int) -> None:
-        """Forget a child that was reaped elsewhere."""
-        self._spawner.forget_child(pid)
-
     def list_adopted_orphans(self) -> Iterator[int]:
         """Yield the living children that the daemon has not started, and reap the dead ones."""
         found = list(list_children("self"))

@@ -19,27 +19,23 @@ from twisted.logger import Logger
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.deferreds import resolve_run_slot_count
 from tawebeval.errors import ConfigurationError, SetupProblem
-from tawebeval.linux import keeper
+from tawebeval.linux import starter
 from tawebeval.linux.cgroups.filesystem import (
     CgroupDirectory,
     CgroupOperations,
     find_cgroups_of_process,
 )
 
-# Pipes, pidfd, files of its sandbox, tree; socket, pipes and pidfd of its broker; and git's. With a
-# keeper also the files of both outputs.
-_EVALUATION_DESCRIPTORS = 16
-# In the keeper, of an evaluation: pidfd, pipes and files of output of the evaluator and of its
-# broker; tree, environment, status and socket of the sandbox.
-_KEPT_DESCRIPTORS = 14
-_KEPT_OTHERS = 3  # in the keeper: two launchers, and the time at which the daemon was last alive
+# Of a running evaluation: two tails, three files of its events and its tree; and the connection to
+# the starter, or directories, while it is started or measured.
+_EVALUATION_DESCRIPTORS = 10
 _FETCH_DESCRIPTORS = 6  # pipes, pidfd, a filter of the sandbox, a password
 _SPARE_DESCRIPTORS = 128  # the daemon's own, and connections that are just being refused
 MIN_HTTP_CONNECTIONS = 16  # with fewer there is no use in a start
 _FETCH_PROCESSES = 16  # git's own programs, with their threads, and the sandbox
-_DAEMON_PROCESSES = 64  # the daemon's own threads, the launcher, and its children for a moment
+_DAEMON_PROCESSES = 64  # the daemon's own threads, the starter, and their children for a moment
 _WATCH = 180  # bytes of memory that the kernel takes for one epoll watch, at least
-_KEEPER_UNIT = "tawebeval-keeper.service"
+_STARTER_UNIT = "tawebeval-starter.service"
 EPOLL_WATCH_LIMIT_FILE = Path("/proc/sys/fs/epoll/max_user_watches")
 PROCESS_LIMIT_REMEDY = "raise TasksMax= in the unit, or the container's limit of processes"
 """The remedy for too few processes."""
@@ -71,14 +67,14 @@ class LimitAssessment:
         return (SetupProblem(str(self), self.remedy),)
 
 
-def check_hard_limits(limits: LimitSettings, keeper_pid: int = 0) -> None:
-    """Check that the hard limits of the daemon, or of the process `keeper_pid`, allow evaluators'.
+def check_hard_limits(limits: LimitSettings, starter_pid: int = 0) -> None:
+    """Check that the hard limits of the daemon, or of the starter, allow evaluators'.
 
-    Raises: ConfigurationError; PermissionError, if the limits of the keeper cannot be read.
+    Raises: ConfigurationError; PermissionError, if the limits of the starter cannot be read.
     """
     whose, unit = "the daemon's own", "the unit"
-    if keeper_pid:
-        whose, unit = "the keeper's", _KEEPER_UNIT
+    if starter_pid:
+        whose, unit = "the starter's", _STARTER_UNIT
     largest = limits.largest_requestable
     for name, value, number, directive in (
         ("open_files", largest.open_files, resource.RLIMIT_NOFILE, "LimitNOFILE"),
@@ -87,7 +83,7 @@ def check_hard_limits(limits: LimitSettings, keeper_pid: int = 0) -> None:
         ("file_size", largest.file_size, resource.RLIMIT_FSIZE, "LimitFSIZE"),
         ("memory", largest.memory, resource.RLIMIT_DATA, "LimitDATA"),
     ):
-        hard = get_hard_limit(number, keeper_pid)
+        hard = get_hard_limit(number, starter_pid)
         if hard is not None and hard < value:
             chosen = getattr(largest, name) > getattr(limits, name)
             setting = f"limits.maximum.{name}" if chosen else f"limits.{name}"
@@ -109,13 +105,12 @@ def find_lowered_hard_limits() -> Iterator[SetupProblem]:
             )
 
 
-def assess_descriptor_limit(configuration: Configuration, journals: int = 0) -> LimitAssessment:
+def assess_descriptor_limit(configuration: Configuration) -> LimitAssessment:
     """Compare the limit of file descriptors with their need.
 
-    `journals` is how many of them are for journals. Raises ConfigurationError where only a few
-    connections are left beside the evaluations.
+    Raises ConfigurationError where only a few connections are left beside the evaluations.
     """
-    there, wanted = count_allowed_descriptors(), count_needed_descriptors(configuration) + journals
+    there, wanted = count_allowed_descriptors(), count_needed_descriptors(configuration)
     fewest = _descriptors_besides(configuration) + MIN_HTTP_CONNECTIONS
     if there < fewest:
         raise ConfigurationError(
@@ -144,18 +139,15 @@ def raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def limit_connections(configuration: Configuration, journals: int = 0) -> Configuration:
+def limit_connections(configuration: Configuration) -> Configuration:
     """Return the configuration with no more connections than descriptors allow; log if fewer.
 
-    Some connections are left even if there are too few descriptors for `journals`: an evaluation
-    without one ends with the daemon. Raises ConfigurationError as `assess_descriptor_limit`
-    does.
+    Raises ConfigurationError as `assess_descriptor_limit` does.
     """
-    found = assess_descriptor_limit(configuration, journals)
+    found = assess_descriptor_limit(configuration)
     if not found.problems:
         return configuration
-    free = count_allowed_descriptors() - _descriptors_besides(configuration)
-    most = min(configuration.http.max_connections, max(MIN_HTTP_CONNECTIONS, free - journals))
+    most = count_allowed_descriptors() - _descriptors_besides(configuration)
     log.warn(
         "file descriptors: {found}; connections are limited to {most} in place of {connections}"
         " (http.connections); {remedy}",
@@ -183,39 +175,29 @@ def count_needed_processes(configuration: Configuration) -> int:
     return _count_evaluators_processes(configuration) + fetches + _DAEMON_PROCESSES
 
 
-def assess_keeper_descriptor_limit(
-    configuration: Configuration, others: int, keeper_pid: int
-) -> LimitAssessment:
-    """Compare the keeper's limit of file descriptors with its need.
-
-    `others` is how many of them are for journals and callbacks. Raises: PermissionError.
-    """
-    running = resolve_run_slot_count(configuration.evaluations.max_running)
-    wanted = running * _KEPT_DESCRIPTORS + others + _KEPT_OTHERS + keeper.RESERVED_DESCRIPTORS
-    remedy = (
-        f"set LimitNOFILE={wanted} in {_KEEPER_UNIT} (or ulimit -n), or lower evaluations.running,"
-        " evaluations.queued or evaluations.kept"
-    )
-    return LimitAssessment(get_hard_limit(resource.RLIMIT_NOFILE, keeper_pid), wanted, remedy)
-
-
-def assess_keeper_process_limit(
-    configuration: Configuration, keeper_pid: int, evaluations_cgroup: str
-) -> LimitAssessment:
-    """Compare the limit of the keeper's processes and threads with their need.
+def assess_starter_limits(
+    configuration: Configuration, starter_pid: int, evaluations_cgroup: str | None
+) -> Iterator[tuple[str, LimitAssessment]]:
+    """Yield descriptors and processes of a starter with a unit of its own, and their need.
 
     `evaluations_cgroup` is the parent of its evaluations, with the pids controller: the kernel
-    hides the keeper's own from other processes of its user. Blocks, hardly. Raises:
+    hides the starter's own from other processes of its user. Blocks, hardly. Raises:
     PermissionError.
     """
+    running = resolve_run_slot_count(configuration.evaluations.max_running)
+    wanted = running * starter.PROGRAM_DESCRIPTORS + starter.RESERVED_DESCRIPTORS
+    remedy = (
+        f"set LimitNOFILE={wanted} in {_STARTER_UNIT} (or ulimit -n), or lower evaluations.running"
+    )
+    there = get_hard_limit(resource.RLIMIT_NOFILE, starter_pid)
+    yield "descriptors", LimitAssessment(there, wanted, remedy)
     wanted = _count_evaluators_processes(configuration) + _DAEMON_PROCESSES
     remedy = (
-        f"set TasksMax={wanted} in {_KEEPER_UNIT} (or the container's limit of processes), or lower"
-        " evaluations.running or limits.processes"
+        f"set TasksMax={wanted} in {_STARTER_UNIT} (or the container's limit of processes), or"
+        " lower evaluations.running or limits.processes"
     )
-    return LimitAssessment(
-        min(_bounds(keeper_pid, evaluations_cgroup), default=None), wanted, remedy
-    )
+    there = min(_bounds(starter_pid, evaluations_cgroup), default=None)
+    yield "processes", LimitAssessment(there, wanted, remedy)
 
 
 def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:

@@ -2,18 +2,18 @@
 
 The daemon has one `base.Sandbox`. `probe.open_sandbox` makes it by the setting `sandbox.kind`, and
 `probe.check_sandbox_and_log_problems` runs a command in it before anything relies on it. For each
-evaluation it makes a `SandboxedRun`, which starts the evaluator, checks its limits, ends its
+evaluation it makes a `SandboxedRun`, which starts the evaluator, has its limits, ends its
 processes and tells its exit and usage. `evaluations` calls these methods; other kinds of sandbox
 implement them (`base`).
 
 - `bubblewrap`: the sandbox of installations that strangers use. `base.NoSandbox` is for
   installations that trust all evaluators.
-- `seccomp`: the policy of allowed system calls; `bpf`: the assembler of the filter, which only
-  computes.
+- `seccomp`: the policy of allowed system calls; `libseccomp`: its compiler.
 - `prepared_etc`: the /etc of sandboxes, copied from the machine's.
 - `workspace`: the directories of a run; `overlay`: the writable tree over a checkout.
 - `disk_usage`: disk usage, counted or read from a quota; `project_quotas`: quotas that root sets
   up.
+- `run_limits`: the limits of a run, which its cgroup enforces or which are checked, and its usage.
 - `limit_monitor`: `LimitMonitor` checks, while runs go on, the limits that the kernel does not
   enforce.
 - `environments`: root file systems in place of the machine's programs; `environment_store`: their

@@ -20,52 +20,54 @@ processes of the sandbox.
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import re
 import signal
-import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import glob
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import attrs
-from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.core.evaluator_environment import add_tools_to_path
-from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.manager import CgroupManager
-from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
+from tawebeval.linux.child import ProcessTransport
 from tawebeval.linux.filetree import add_path_to_errors
-from tawebeval.linux.launcher_client import FIRST_PASSED_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
+from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR
+from tawebeval.linux.starter_client import LaunchSpec
+from tawebeval.sandbox import broker
 from tawebeval.sandbox.base import (
     EVALUATOR_TOOLS,
     EvaluatorExit,
     SandboxedRun,
-    convert_rlimit_names,
 )
-from tawebeval.sandbox.broker import PROTOCOL_VERSION, measure_cpu_seconds
-from tawebeval.sandbox.broker_client import (
-    BROKER_SOCKET_NAME,
-    BrokerStarter,
-    listen_in_directory,
-    make_broker_spec,
-)
+from tawebeval.sandbox.broker import PROTOCOL_VERSION
 from tawebeval.sandbox.environments import (
     Environment,
     SystemView,
-    lock_environment_root,
     make_system_view,
 )
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.prepared_etc import PreparedEtc
+from tawebeval.sandbox.run_limits import convert_rlimit_names
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
+
+
+def encode_base64(content: bytes) -> str:
+    """Return bytes as base64."""
+    return base64.b64encode(content).decode()
+
+
+# Now: the user of the service may not read it later.
+_BROKER_SOURCE = encode_base64(Path(broker.__file__).read_bytes())
 
 
 def build_isolation_options(hostname: str) -> Sequence[str]:
@@ -77,12 +79,33 @@ def build_isolation_options(hostname: str) -> Sequence[str]:
     )
 
 
-def reopen_seccomp_filter(filter_: int) -> int:
-    """Return a descriptor of the filter for one bwrap, with a file offset of its own."""
-    return os.open(f"/proc/self/fd/{filter_}", os.O_RDONLY | os.O_CLOEXEC)
+def build_filter_options(filters: Iterable[int]) -> Sequence[str]:
+    """Return the bwrap options that load system call filters, by their descriptors."""
+    return [word for filter_ in filters for word in ("--add-seccomp-fd", str(filter_))]
 
 
-def signal_sandbox(child: ProcessTransport, number: int) -> None:
+def reopen_seccomp_filters(filters: Iterable[int], opened: contextlib.ExitStack) -> tuple[int, ...]:
+    """Return descriptors of the filters for one bwrap, with file offsets of their own.
+
+    `opened` closes them. Raises: OSError.
+    """
+    descriptors = []
+    for filter_ in filters:
+        descriptors.append(os.open(f"/proc/self/fd/{filter_}", os.O_RDONLY | os.O_CLOEXEC))
+        opened.callback(os.close, descriptors[-1])
+    return tuple(descriptors)
+
+
+class SignalledProcess(Protocol):
+    """A process that can be sent signals."""
+
+    pid: int
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the process group."""
+
+
+def signal_sandbox(child: SignalledProcess, number: int) -> None:
     """Send a signal to the processes in a sandbox, of which `child` is bwrap.
 
     bwrap itself gets none: it ends after the processes inside. If nothing is inside but the first
@@ -102,7 +125,7 @@ def signal_sandbox(child: ProcessTransport, number: int) -> None:
 # process: its exit status does not tell that. The command does not get the note's descriptor. Its
 # first argument is the limit of descriptors, of which bwrap may need more.
 _INIT = "/init"
-_NOTES = FIRST_PASSED_DESCRIPTOR + 3  # the descriptor for that
+_NOTES = FIRST_PASSED_DESCRIPTOR + 2  # the descriptor for that
 _BEGUN = '"begun"'
 _WAIT = (
     "exec 3>&2 2>/dev/null </dev/null;"
@@ -117,6 +140,12 @@ TOOLS_NAME = f"tools-{PROTOCOL_VERSION}"
 
 Evaluations that outlive an upgrade keep the tools that their broker understands.
 """
+BROKER_SOCKET_NAME = "runner"
+"""The name of the broker's socket in a workspace."""
+BROKER_PROCESS_NAME = "tawebeval-broker"
+"""The name of the broker in process lists."""
+_PYTHON = "/usr/bin/python3"  # that of evaluators
+_STATUS_BYTES = 4096  # of what bwrap says of a sandbox, more than enough
 _TOOLS, _RUNNER = WORKSPACE_MOUNT_POINT / "tools", WORKSPACE_MOUNT_POINT / "runner"
 SYSTEM_ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
@@ -197,13 +226,6 @@ def _etc(patterns: Sequence[str]) -> Iterator[str]:
             yield from ("--ro-bind-try", os.path.realpath(found), found)
 
 
-def list_mount_sources(options: Sequence[str]) -> Iterator[str]:
-    """Yield the paths that bwrap options show."""
-    for option, path in pairwise(options):
-        if option in ("--bind", "--ro-bind", "--ro-bind-try"):
-            yield path
-
-
 def write_sandbox_files(directory: Path) -> None:
     """Write the sandbox's own passwd and group, its first process's program, and the tools.
 
@@ -235,34 +257,11 @@ def _write_tool(path: Path, content: bytes, time: float) -> None:
     new.replace(path)
 
 
-@attrs.frozen
-class BubblewrapDescriptors:
-    """The descriptors that bwrap needs.
-
-    bwrap reads the system call filter from `filter_descriptor` and the evaluator's environment, as
-    options, from `environment_descriptor`. It writes JSON about the sandbox to `status_descriptor`.
-    """
-
-    filter_descriptor: int
-    environment_descriptor: int
-    status_descriptor: int
-
-    def __iter__(self) -> Iterator[int]:
-        # The last one twice: bwrap hands a descriptor on that is not its own.
-        return iter(
-            (
-                self.filter_descriptor,
-                self.environment_descriptor,
-                self.status_descriptor,
-                self.status_descriptor,
-            )
-        )
-
-
-_GIVEN = BubblewrapDescriptors(
-    FIRST_PASSED_DESCRIPTOR, FIRST_PASSED_DESCRIPTOR + 1, FIRST_PASSED_DESCRIPTOR + 2
-)
-"""The numbers that these have in bwrap; `_NOTES` follows."""
+# The numbers of descriptors in bwrap: it reads the evaluator's environment, as options, from the
+# first, writes JSON about the sandbox to the second, and loads the filters from the last ones.
+# `_NOTES` has the file of the second, too: bwrap hands a descriptor on that is not its own.
+_ENVIRONMENT, _STATUS = FIRST_PASSED_DESCRIPTOR, FIRST_PASSED_DESCRIPTOR + 1
+_FILTERS = (FIRST_PASSED_DESCRIPTOR + 3, FIRST_PASSED_DESCRIPTOR + 4)
 
 
 @attrs.define
@@ -271,16 +270,15 @@ class BubblewrapSandbox:
 
     - `bwrap_path`: the path of bwrap.
     - `sandbox_files_directory`: the directory of `write_sandbox_files`.
-    - `filter_descriptor`: a descriptor of the system call filter.
+    - `filter_descriptors`: those of the system call filters (`make_seccomp_filters`).
     - `system_options`: the options of `build_system_options`.
     - `etc`: the /etc that they show; None if it never changes.
     - `readable_paths`: other paths that evaluators may read (`sandbox.readable`).
-    - `keeper_pid`: the parent of what is started; None if that is the daemon.
     """
 
     bwrap_path: str
     sandbox_files_directory: Path
-    filter_descriptor: int
+    filter_descriptors: tuple[int, ...]
     system_options: Sequence[str]
     readable_paths: Sequence[str]
     has_network: bool
@@ -288,7 +286,6 @@ class BubblewrapSandbox:
     limits: LimitSettings
     cgroup_manager: CgroupManager
     orphan_reaper: OrphanReaper
-    keeper_pid: int | None = None
     etc: PreparedEtc | None = None
 
     def make_run(
@@ -314,20 +311,12 @@ class BubblewrapSandbox:
             network=self.has_network,
         )
 
-    def list_needed_paths(self, *more: Path | None) -> Sequence[str]:
-        """Return the paths that most starts need; `more` are those of checkouts.
-
-        `readable_paths` are not among them: they may be on disks that come and go, or hang. There
-        are none if bwrap and its libraries are not the system's.
-        """
-        if not os.path.realpath(self.bwrap_path).startswith("/usr/"):
-            return ()
-        return (
-            *list_mount_sources(self.system_options),
-            *("/etc/ld.so.cache", str(self.sandbox_files_directory.resolve().parent)),
-            *self.cgroup_manager.parent_paths,
-            *(str(path.resolve()) for path in more if path is not None),
-        )
+    def list_filters(self) -> Sequence[Mapping[str, str]]:
+        """Return the filters' programs, as descriptors of a `LaunchSpec`. Blocks, hardly."""
+        return [
+            {"base64": encode_base64(os.pread(each, os.fstat(each).st_size, 0))}
+            for each in self.filter_descriptors
+        ]
 
     def build_argv(
         self,
@@ -349,9 +338,9 @@ class BubblewrapSandbox:
             "--as-pid-1",
             *(("--share-net",) if self.has_network else ()),
         ]
-        argv += ["--seccomp", str(_GIVEN.filter_descriptor)]
-        argv += ["--json-status-fd", str(_GIVEN.status_descriptor)]
-        argv += ["--args", str(_GIVEN.environment_descriptor)]
+        argv += build_filter_options(_FILTERS)
+        argv += ["--json-status-fd", str(_STATUS)]
+        argv += ["--args", str(_ENVIRONMENT)]
         argv += [*system.bwrap_options, "--proc", "/proc", "--dev", "/dev"]
         # A path of `readable` may lie below /tmp, and must not hide the evaluation's own.
         own = [pair for pair in view.writable_paths if pair[0].is_relative_to(view.root)]
@@ -375,7 +364,7 @@ class BubblewrapSandbox:
 
 
 class BubblewrapRun(SandboxedRun):
-    """One run of bubblewrap."""
+    """One run of bubblewrap. The starter ends the submission's programs with the evaluator."""
 
     def __init__(
         self,
@@ -390,55 +379,10 @@ class BubblewrapRun(SandboxedRun):
         self._environment = environment
         self._system: SystemView | None = None
         self.has_network = sandbox.has_network
-        self._opened = contextlib.ExitStack()
-        self._descriptors: BubblewrapDescriptors | None = None
-        self._lock: int | None = None  # of the environment
-        self._listening: socket.socket | None = None
-        self._connect_broker: Callable[[ProcessProtocol], object] | None = None
-        self._submissions: BrokerStarter | None = None
 
     def make_workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
         return self.workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
-
-    def start_evaluator(
-        self, command: str, environment: Mapping[str, str], directory: Path
-    ) -> StartedProcess:
-        """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks."""
-        self._lock_environment()
-        self._listening = self._opened.enter_context(listen_in_directory(self.workspace.root))
-        return super().start_evaluator(command, environment, directory)
-
-    def _lock_environment(self) -> None:
-        if self._environment is not None:
-            self._lock = lock_environment_root(self._environment.root)
-            self._opened.callback(os.close, self._lock)
-
-    def list_descriptors(self) -> Sequence[int]:
-        """Return the open descriptors of a started run, in the order of `resume`."""
-        assert self._descriptors is not None, "the run was started"
-        assert self._listening is not None, "the run was started"
-        lock = () if self._lock is None else (self._lock,)
-        own = self._descriptors.status_descriptor, self._listening.fileno()
-        return (*super().list_descriptors(), *lock, *own)
-
-    def resume(
-        self,
-        described: Mapping[str, Any],
-        descriptors: Sequence[int],
-        connect_broker: Callable[[ProcessProtocol], object] | None = None,
-    ) -> None:
-        """Go on with a run that was started by another process of the daemon. Blocks."""
-        super().resume(described, descriptors, connect_broker)
-        status, listening = descriptors[-2:]
-        self._opened.callback(os.close, status)
-        self._descriptors = BubblewrapDescriptors(-1, -1, status)
-        self._listening = self._opened.enter_context(socket.socket(fileno=listening))
-        self._connect_broker = connect_broker
-        if self._environment is not None:
-            self._lock = descriptors[-3]
-            self._opened.callback(os.close, self._lock)
-        self._system = self._sandbox.make_system_view(self._environment)
 
     def make_launch_spec(
         self, command: str, environment: Mapping[str, str], directory: Path
@@ -448,74 +392,57 @@ class BubblewrapRun(SandboxedRun):
         The environment of bwrap itself is empty: a submission could read it even if the evaluator
         hides its own.
         """
-        opened = self._open()
         words = ["--clearenv"]
         for name, value in add_tools_to_path(environment, str(_TOOLS)).items():
             words += ["--setenv", name, value]
-        os.pwrite(opened.environment_descriptor, os.fsencode("\0".join(words)), 0)
+        status = str(self._status_file)
         view = self.make_workspace_view()
-        rlimits = dict(self._list_rlimits(apart=True))
+        rlimits = dict(self._local_limits.list_rlimits(apart=True))
         files, _ = rlimits.pop("nofile")
         if "nproc" in rlimits:
             rlimits["nproc"] = (self.limits.processes + 1,) * 2  # with bwrap's own outside
         runner = self.workspace.root / BROKER_SOCKET_NAME
-        self._system = self._sandbox.make_system_view(self._environment)
+        system = self._sandbox.make_system_view(self._environment)
         argv = self._sandbox.build_argv(
             *(view, view.translate_path(directory), runner),
             ["/bin/sh", "-c", command],
             files,
-            self._system,
+            system,
         )
-        paths = (*list_mount_sources(argv[: argv.index("--")]), *self._cgroups.parent_paths)
         return LaunchSpec(
             argv,
             {},
             "/",
-            tuple(opened),
+            [
+                {"base64": encode_base64(os.fsencode("\0".join(words)))},
+                {"append": status},
+                {"append": status},
+                *self._sandbox.list_filters(),
+            ],
             rlimits=convert_rlimit_names(rlimits),
             has_own_process_limit=True,
-            needed_paths=paths,
+            lock=None if self._environment is None else self._environment.root,
+            broker=self._make_broker_spec(system),
+            broker_socket=runner,
         )
 
-    def _open(self) -> BubblewrapDescriptors:
-        """Open the descriptors for bwrap, once."""
-        if self._descriptors is None:
-            filter_ = reopen_seccomp_filter(self._sandbox.filter_descriptor)
-            self._opened.callback(os.close, filter_)
-            files = []
-            for name in ("environment", "status"):
-                files.append(os.memfd_create(name, os.MFD_CLOEXEC))
-                self._opened.callback(os.close, files[-1])
-            self._descriptors = BubblewrapDescriptors(filter_, *files)
-        return self._descriptors
+    @property
+    def _status_file(self) -> Path:
+        """The file to which bwrap appends JSON objects."""
+        return self.workspace.output_directory / "status"
 
-    def serve_submission_run_requests(
-        self,
-        reactor: Any,
-        threads: WorkerThreads,
-        spawner: ProcessAdopter,
-        stop: Callable[[EvaluationFailure], object],
-    ) -> None:
-        """Run programs of the submission when the evaluator asks; `stop` it if none can run."""
-        assert self._listening is not None, "the run was started"
-        self._submissions = BrokerStarter(
-            *(self._listening, reactor, threads, spawner, self._start_broker, stop),
-            self._connect_broker,
-        )
-
-    def _start_broker(self, listening: int) -> StartedProcess:
-        """Start the broker, in the evaluation's cgroup. Blocks. Raises: OSError."""
-        assert self._first is not None, "the evaluator runs"
-        assert self._group is not None, "made by the start"
-        assert self._system is not None, "made by the start"
+    def _make_broker_spec(self, system: SystemView) -> LaunchSpec:
+        """Return the broker of the submission's programs, in the evaluation's cgroup."""
+        group = self._local_limits.cgroup
+        assert group is not None, "made by the start"
         view, sandbox = self.make_workspace_view(), self._sandbox
         configuration = {
             "bwrap": [
                 sandbox.bwrap_path,
                 *build_isolation_options("submission"),
-                *self._system.bwrap_options,
+                *system.bwrap_options,
             ],
-            "system_paths": [f"/{name}" for name in self._system.directory_names],
+            "system_paths": [f"/{name}" for name in system.directory_names],
             "environment": dict(self._environment.variables) if self._environment else {},
             "readable_paths": list(sandbox.readable_paths),
             "mounts": [
@@ -523,37 +450,26 @@ class BubblewrapRun(SandboxedRun):
                 *((str(inside), str(outside), False) for inside, outside in view.readable_paths),
                 *((path, path, False) for path in sandbox.readable_paths),
             ],
-            "rlimits": self._list_rlimits(apart=True),
+            "rlimits": self._local_limits.list_rlimits(apart=True),
             "memory_bytes": self.limits.memory,
             "max_processes": self.limits.processes,
-            "parent_pid": sandbox.keeper_pid or os.getpid(),
-            "cgroup_directories": self._group.find_resource_directories(),
+            "parent_pid": self._trees.starter.pid,
+            "cgroup_directories": group.find_resource_directories(),
         }
-        making = make_broker_spec(
-            configuration, listening, sandbox.filter_descriptor, self._group.find_procs_files()
+        source = f"/proc/self/fd/{FIRST_PASSED_DESCRIPTOR}"
+        return LaunchSpec(
+            [_PYTHON, "-I", "-S", source, BROKER_PROCESS_NAME],
+            {},
+            "/",
+            [
+                {"base64": _BROKER_SOURCE},
+                {"text": json.dumps(configuration)},
+                {"socket": ""},
+                *sandbox.list_filters(),
+            ],
+            cgroup_procs_files=group.find_procs_files(),
+            niceness=self._cgroups.evaluator_niceness,
         )
-        with making as spec, self._orphans.expect_new_child() as tell:
-            overlay_mount_pid = None if self._tree is None else self._first.pid
-            started = self._trees.start_program_without_tree(
-                attrs.evolve(
-                    spec,
-                    niceness=self._cgroups.evaluator_niceness,
-                    overlay_mount_pid=overlay_mount_pid,
-                )
-            )
-            tell(started.pid)
-        return started
-
-    def _pids(self) -> Iterable[int]:
-        """Return the processes of the evaluator and of its submissions."""
-        pid = self._submissions.broker_pid if self._submissions is not None else None
-        return [*super()._pids(), *(list_descendants(pid) if pid is not None else ())]
-
-    def _measure_cpu_seconds(self) -> float:
-        """Return also the time of the submission's programs."""
-        pid = self._submissions.broker_pid if self._submissions is not None else None
-        used = measure_cpu_seconds(pid) if pid is not None else 0.0
-        return super()._measure_cpu_seconds() + used
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to the processes in the sandbox."""
@@ -564,13 +480,9 @@ class BubblewrapRun(SandboxedRun):
 
         So do the programs of the submission.
         """
-        if self._submissions is not None:
-            await self._submissions.end_broker()
         told = re.search(rb'"child-pid": (\d+)', self._told())
-        if told and self._sandbox.keeper_pid is None:
-            await self._orphans.kill_child(int(told[1]))
-        elif told and self._group is not None:
-            await self._orphans.kill_group_member(int(told[1]), self._group)
+        if told and self._local_limits.cgroup is not None:
+            await self._orphans.kill_group_member(int(told[1]), self._local_limits.cgroup)
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit; bwrap reports a signal as shells do, by 128 more."""
@@ -594,10 +506,8 @@ class BubblewrapRun(SandboxedRun):
 
     def _told(self) -> bytes:
         """Return the JSON objects that bwrap has written."""
-        return os.pread(self._descriptors.status_descriptor, 4096, 0) if self._descriptors else b""
-
-    def close(self) -> None:
-        """Close the descriptors, and remove what the start has made. Blocks. Raises: OSError."""
-        self._descriptors = None
-        self._opened.close()
-        super().close()
+        try:
+            with self._status_file.open("rb") as file:
+                return file.read(_STATUS_BYTES)
+        except FileNotFoundError:
+            return b""

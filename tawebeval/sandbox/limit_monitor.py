@@ -15,12 +15,12 @@ from twisted.python.failure import Failure
 
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
-from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.disk_usage import (
     MAX_SHARED_THREAD_INSPECTIONS,
     SIGNIFICANT_DISK_USAGE_BYTES,
     TooManyInspections,
 )
+from tawebeval.sandbox.run_limits import RunLimits
 
 _PAUSE = 0.25  # seconds between two looks at all runs
 _PATIENCE = 4  # looks until the files of a stopped run are removed, as a rule
@@ -44,7 +44,7 @@ class FullDiskPolicy:
     _mark: float = 0  # free bytes; one MiB less means that the disk goes on filling up
     _patience: int = 0  # looks for which no run is chosen
 
-    def choose_run_to_stop(self, runs: Iterable[SandboxedRun]) -> SandboxedRun | None:
+    def choose_run_to_stop(self, runs: Iterable[RunLimits]) -> RunLimits | None:
         """Return the run to stop now, if any; `runs` are in the order of their start."""
         short = [run for run in runs if run.is_disk_nearly_full]
         if not short:
@@ -77,25 +77,25 @@ class LimitMonitor:
         self._clock = clock
         self._threads = threads
         self._others = others
-        self._watched: dict[SandboxedRun, StopRun] = {}
+        self._watched: dict[RunLimits, StopRun] = {}
         # Failed looks in a row.
-        self._failures: Counter[SandboxedRun] = Counter()
-        self._apart: set[SandboxedRun] = set()  # looked at by `others` just now
+        self._failures: Counter[RunLimits] = Counter()
+        self._apart: set[RunLimits] = set()  # looked at by `others` just now
         self._relief = FullDiskPolicy()
-        self._relieved: set[SandboxedRun] = set()  # chosen by `_relief` already
+        self._relieved: set[RunLimits] = set()  # chosen by `_relief` already
         self._next: IDelayedCall | None = None
         self._looking = False
 
-    def add_run(self, run: SandboxedRun, stop: StopRun) -> None:
-        """Look at `run` from now on; call `stop(error)` when it exceeds a limit.
+    def add_run(self, run: RunLimits, stop: StopRun) -> None:
+        """Look at the limits of a run from now on; call `stop(error)` when it exceeds a limit.
 
         The error's reason is `lost` if several looks in a row fail.
         """
         self._watched[run] = stop
         self._plan()
 
-    def remove_run(self, run: SandboxedRun) -> None:
-        """Stop looking at `run`."""
+    def remove_run(self, run: RunLimits) -> None:
+        """Stop looking at the limits of a run."""
         del self._watched[run]
         self._failures.pop(run, None)
         self._relieved.discard(run)
@@ -133,16 +133,16 @@ class LimitMonitor:
         if chosen is not None:
             self._relieved.add(chosen)
             log.warn(
-                f"under {format_size(chosen.limits.free_disk)} (limits.free_disk) of the disk is"
+                f"under {format_size(chosen.settings.free_disk)} (limits.free_disk) of the disk is"
                 " free: the run with the most bytes on it"
                 f" ({format_size(chosen.disk_bytes)}) is stopped",
                 free=chosen.free_disk_bytes,
-                least=chosen.limits.free_disk,
+                least=chosen.settings.free_disk,
                 written=chosen.disk_bytes,
             )
             self._watched[chosen](chosen.make_disk_error())
 
-    async def _look_apart(self, run: SandboxedRun) -> None:
+    async def _look_apart(self, run: RunLimits) -> None:
         self._apart.add(run)
         try:
             ((_, found),) = await self._others.run_in_thread(check_run_limits, {run: inf})
@@ -151,7 +151,7 @@ class LimitMonitor:
         if run in self._watched:
             self._take(run, found)
 
-    def _take(self, run: SandboxedRun, found: Exception | None) -> None:
+    def _take(self, run: RunLimits, found: Exception | None) -> None:
         """Act on the result of a look."""
         if isinstance(found, TooManyInspections):
             if run not in self._apart:
@@ -173,17 +173,17 @@ class LimitMonitor:
 
 
 def check_run_limits(
-    runs: Mapping[SandboxedRun, float],
-) -> Sequence[tuple[SandboxedRun, Exception | None]]:
+    runs: Mapping[RunLimits, float],
+) -> Sequence[tuple[RunLimits, Exception | None]]:
     """Return the result of a look at each run. Blocks.
 
     None: all limits are kept; EvaluationError: the exceeded limit; another exception: the look has
     failed. `runs` has the maximum looks at the disk for each run.
     """
-    found: list[tuple[SandboxedRun, Exception | None]] = []
+    found: list[tuple[RunLimits, Exception | None]] = []
     for run, work in runs.items():
         try:
-            found.append((run, run.check_limits(work=work)))
+            found.append((run, run.check(work=work)))
         except Exception as error:  # noqa: BLE001  (the other runs need their look)
             found.append((run, error))
     return found

@@ -2,7 +2,7 @@
 
 The tree is an overlay mount: changes go to a directory of the evaluation, and nothing is copied in
 advance. Mounting needs a capability, which a user has in a user namespace of its own. So the
-launcher runs in such a namespace and mounts each overlay in a new mount namespace, which is the
+starter runs in such a namespace and mounts each overlay in a new mount namespace, which is the
 evaluator's. The daemon, outside of that namespace, reads the tree by a descriptor.
 
 Without a sandbox, or where overlays do not work, the tree is a copy.
@@ -10,79 +10,137 @@ Without a sandbox, or where overlays do not work, the tree is a copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from tawebeval.linux.child import StartedProcess
+from twisted.internet.protocol import ProcessProtocol
+
+from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import copy_tree
-from tawebeval.linux.keeper_client import RunningKeeper
-from tawebeval.linux.launcher_client import (
-    LauncherClient,
+from tawebeval.linux.privileges import User
+from tawebeval.linux.starter_client import (
     LaunchSpec,
     MountedOverlay,
     OverlayLayers,
+    StartedProgram,
+    StarterClient,
+    spawn_starter,
 )
-from tawebeval.linux.privileges import User
+from tawebeval.linux.tail import FileWatcher
+from tawebeval.linux.tailed_process import ProgramFiles, TailedProcess
 from tawebeval.sandbox.workspace import Workspace
 
 
 class WritableTrees:
-    """The maker of writable trees, which also starts the programs that write to them.
+    """The maker of writable trees, by the starter, which starts the programs that write to them.
 
-    Trees are overlays if `overlay_problem` is None, and otherwise copies for that reason. `keeper`
-    starts the programs, None if the daemon does.
+    The starter listens at `socket`. If it `is_own`, it is started here, and `close` ends it. Trees
+    are overlays if `overlay_problem` is None, and otherwise copies for that reason.
     """
 
-    def __init__(self, keeper: RunningKeeper | None = None) -> None:
+    def __init__(self, socket: Path, *, is_own: bool = True) -> None:
         self.overlay_problem: str | None = "nothing is mounted yet"
-        self._keeper = keeper
-        self._launching = LauncherClient()
+        self._socket = socket
+        self._is_own = is_own
+        self._client: StarterClient | None = None
+        self._files: ProgramFiles | None = None
 
-    def use_overlays(self, user: User | None = None, paths: Sequence[str] = ()) -> None:
+    def connect_starter(self, user: User | None = None) -> StarterClient:
+        """Return the connection to the starter, which runs as `user`, if it is started. Blocks.
+
+        Raises: OSError; ConfigurationError, if it is of another version.
+        """
+        if self._client is None:
+            if self._is_own:
+                # One of a killed daemon: its evaluators are in cgroups that are removed, too.
+                with suppress(OSError, ConfigurationError):
+                    StarterClient.connect(self._socket).kill_starter()
+                spawn_starter(self._socket, user)
+            self._client = StarterClient.connect(self._socket)
+        return self._client
+
+    @property
+    def starter(self) -> StarterClient:
+        """The connected starter."""
+        assert self._client is not None, "connected by the check of the sandbox"
+        return self._client
+
+    def use_overlays(self, user: User | None = None) -> None:
         """Make overlays from now on, or copies if overlays do not work. Blocks.
 
-        `user` runs the launcher; None is the present user. `paths` are what started programs
-        usually need. Raises: OSError, if the launcher cannot be started at all.
+        `user` runs the starter; None is the present user. Raises: OSError, ConfigurationError.
         """
-        try:
-            self._open(LauncherClient(mounting=True, user=user, keeper=self._keeper, paths=paths))
-        except OSError as error:
-            self.use_copies(str(error.strerror or error), user)
-        else:
-            self.overlay_problem = None
+        self.overlay_problem = self.connect_starter(user).mount_problem
 
     def use_copies(self, problem: str, user: User | None = None) -> None:
-        """Make copies from now on; `problem` is the reason. Blocks. Raises: OSError."""
+        """Make copies from now on; `problem` is the reason. Blocks. Raises as `use_overlays`."""
+        self.connect_starter(user)
         self.overlay_problem = problem
-        self._open(LauncherClient(user=user, keeper=self._keeper))
 
-    def _open(self, launching: LauncherClient) -> None:
-        self._launching.close()
-        self._launching = launching
-        launching.start_launcher()
+    def attach(
+        self,
+        reactor: Any,
+        run_in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+        on_lost: Callable[[], object],
+    ) -> None:
+        """Let started programs drive protocols; `on_lost()` is called if the starter ends. Blocks.
+
+        Raises: OSError.
+        """
+        self.starter.attach(reactor, on_lost)
+        watcher = FileWatcher(reactor)
+        self._files = ProgramFiles(reactor, self.starter, watcher, run_in_thread)
 
     def start_program(
         self, checkout: Path, workspace: Workspace, launch: LaunchSpec
-    ) -> tuple[StartedProcess, MountedOverlay | None]:
+    ) -> StartedProgram:
         """Start a program, with a tree of the workspace that begins as `checkout`. Blocks.
 
-        Copying blocks the longer the larger the checkout is. Return the overlay, too, if there is
-        one: only the program sees it, and the caller closes its top. Raises: OSError;
-        OverlayMountError, if the overlay cannot be mounted.
+        Copying blocks the longer the larger the checkout is. The caller closes the top of the
+        overlay, if there is one. Raises: OSError; OverlayMountError, if the overlay cannot be
+        mounted.
         """
+        layers = None
         if self.overlay_problem is None:
             layers = OverlayLayers(
                 checkout, workspace.tree_directory, workspace.overlay_work_directory
             )
             layers.work.mkdir()
-            return self._launching.start_program(launch, layers)
-        copy_tree(checkout, workspace.tree_directory)
-        return self._launching.start_program(launch)
+        else:
+            copy_tree(checkout, workspace.tree_directory)
+        return self.starter.start_program(workspace.output_directory, launch, layers)
 
-    def start_program_without_tree(self, launch: LaunchSpec) -> StartedProcess:
-        """Start a program that has no tree of its own. Blocks. Raises: OSError."""
-        return self._launching.start_program(launch)[0]
+    def connect_program(
+        self, protocol: ProcessProtocol, program: StartedProgram, stdout_offset: int = 0
+    ) -> TailedProcess:
+        """Let a program drive a protocol, from `stdout_offset` bytes of stdout on.
 
-    def stop_launcher(self) -> None:
-        """End the launcher; started programs run on. Blocks, hardly."""
-        self._launching.close()
+        Raises: OSError.
+        """
+        assert self._files is not None, "attached"
+        return TailedProcess(self._files, protocol, program, stdout_offset=stdout_offset)
+
+    def reopen_overlay(self, workspace: Workspace) -> MountedOverlay | None:
+        """Return the overlay of a program of an earlier process; None if it is gone. Blocks."""
+        with suppress(OSError):
+            return self.starter.reopen_overlay(workspace.output_directory)
+        return None
+
+    def forget_program(self, workspace: Workspace) -> None:
+        """Kill the program of a workspace, and its overlay with it. Blocks."""
+        if self._client is not None:
+            with suppress(OSError):  # the starter has ended, and with it all programs
+                self._client.forget_program_now(workspace.output_directory)
+
+    def close(self, *, stop: bool = True) -> None:
+        """Close the connection, and with `stop` end a starter that was started here. Blocks."""
+        client, self._client = self._client, None
+        if self._files is not None:
+            self._files.watcher.close()
+            self._files = None
+        if client is not None:
+            client.close()
+            if stop and self._is_own:
+                client.stop_starter()

@@ -17,7 +17,6 @@ from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux.cgroups.manager import CgroupManager
-from tawebeval.linux.child import wait_for_exit
 from tawebeval.linux.container import find_container
 from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,
@@ -26,10 +25,9 @@ from tawebeval.linux.filetree import (
     mentions_disk_full,
     remove_tree,
 )
-from tawebeval.linux.keeper_client import RunningKeeper
-from tawebeval.linux.launcher_client import OverlayMountError
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper
+from tawebeval.linux.starter_client import OverlayMountError
 from tawebeval.sandbox.base import NoSandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import (
     TOOLS_NAME,
@@ -41,7 +39,7 @@ from tawebeval.sandbox.bubblewrap import (
 )
 from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox, HelperSandbox, NoHelperSandbox
 from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.seccomp import make_seccomp_filter
+from tawebeval.sandbox.seccomp import make_seccomp_filters
 from tawebeval.sandbox.workspace import Workspace
 
 TREE_COPY_WARNING = (
@@ -150,7 +148,7 @@ def open_sandbox(
     accounts: Path,
     cgroups: CgroupManager,
     orphans: OrphanReaper,
-    keeper: RunningKeeper | None = None,
+    trees: WritableTrees,
 ) -> Sandbox:
     """Return the configured sandbox, not probed yet. Blocks.
 
@@ -159,8 +157,8 @@ def open_sandbox(
     """
     if configuration.sandbox.kind == "none":
         tools = accounts.absolute() / TOOLS_NAME
-        return NoSandbox(configuration.limits, cgroups, orphans, tools)
-    return open_bubblewrap(configuration, accounts, cgroups, orphans, keeper)
+        return NoSandbox(configuration.limits, cgroups, orphans, tools, trees)
+    return open_bubblewrap(configuration, accounts, cgroups, orphans, trees)
 
 
 def check_sandbox(
@@ -214,7 +212,7 @@ def check_sandbox_and_log_problems(
 
 def close_sandbox(sandbox: Sandbox) -> None:
     """Release what `check_sandbox_and_log_problems` has made. Blocks, hardly."""
-    sandbox.writable_trees.stop_launcher()
+    sandbox.writable_trees.close()
 
 
 def open_helper_sandbox(sandbox: Sandbox, accounts: Path) -> HelperSandbox:
@@ -223,7 +221,7 @@ def open_helper_sandbox(sandbox: Sandbox, accounts: Path) -> HelperSandbox:
         return NoHelperSandbox()
     return BubblewrapHelperSandbox(
         sandbox.bwrap_path,
-        make_seccomp_filter(internet=True),
+        make_seccomp_filters(internet=True),
         tuple(build_minimal_system_options(accounts)),
         tuple(build_network_options()),
     )
@@ -234,7 +232,7 @@ def open_bubblewrap(
     accounts: Path,
     cgroups: CgroupManager,
     orphans: OrphanReaper,
-    keeper: RunningKeeper | None = None,
+    trees: WritableTrees,
 ) -> BubblewrapSandbox:
     """Return the sandbox of bubblewrap, not probed yet. Blocks. Raises: ConfigurationError."""
     program = shutil.which("bwrap")
@@ -253,15 +251,14 @@ def open_bubblewrap(
     return BubblewrapSandbox(
         program,
         accounts,
-        make_seccomp_filter(internet=network or configuration.sandbox.has_loopback),
+        make_seccomp_filters(internet=network or configuration.sandbox.has_loopback),
         tuple(build_system_options(etc.directory, network=network)),
         configuration.sandbox.readable_paths,
         network,
-        WritableTrees(keeper),
+        trees,
         configuration.limits,
         cgroups,
         orphans,
-        None if keeper is None else keeper.pid,
         etc,
     )
 
@@ -277,7 +274,7 @@ def probe_overlays_or_copies(
     """
     user = privileges.user if privileges else None
     try:
-        sandbox.writable_trees.use_overlays(user, sandbox.list_needed_paths(places.checkouts))
+        sandbox.writable_trees.use_overlays(user)
         problem = probe_bubblewrap(sandbox, privileges, places)
         if problem is not None and sandbox.writable_trees.overlay_problem is None:
             sandbox.writable_trees.use_copies(problem[0], user)
@@ -328,13 +325,10 @@ def probe_bubblewrap(
                 # A cgroup that stays now is removed at the daemon's end.
                 made.enter_context(contextlib.suppress(OSError))
                 made.callback(act, run.close)
-                started = run.start_evaluator(
-                    _PROBE, {"PATH": "/usr/bin:/bin"}, workspace.tree_directory
-                )
-            try:
-                problem = _judge(*wait_for_exit(started, PROBE_TIMEOUT))
-            finally:
-                sandbox.orphan_reaper.forget_child(started.pid)
+                run.start_evaluator(_PROBE, {"PATH": "/usr/bin:/bin"}, workspace.tree_directory)
+            trees = sandbox.writable_trees
+            ended = trees.starter.wait_for_program(workspace.output_directory, PROBE_TIMEOUT)
+            problem = _judge(*ended)
             untouched = whole.read_text() == _WHOLE
         except OverlayMountError as error:
             return SetupProblem(f"an overlay cannot be mounted: {error.strerror}", _MEND)

@@ -9,9 +9,10 @@
 <evaluation>/work/                           the work directory of an overlay
 <evaluation>/scratch/                        /tmp, in a sandbox
 <evaluation>/shm/                            /dev/shm, in a sandbox
+<evaluation>/output/                         what the evaluator prints, and its events
 
-With project quotas (`project_quotas`) all but the first two lie in a quota directory. Of an
-evaluation that has ended only the first two may be kept. A sandbox lets the evaluator read the
+With project quotas (`project_quotas`) all but the first two and the last lie in a quota directory.
+Of an evaluation that has ended only these three may be kept. A sandbox lets the evaluator read the
 submission and does not show the request; without a sandbox, an evaluator may change both, as it may
 change all files of the daemon's user.
 """
@@ -32,8 +33,9 @@ from tawebeval.linux.filetree import empty_directory, remove_tree
 
 _SUBMISSION = "submission"
 _REQUEST = "request"
+_OUTPUT = "output"
 _EXCERPT = 80  # characters of a path in a message
-READ_ONLY_WORKSPACE_NAMES = frozenset({_SUBMISSION, _REQUEST})
+READ_ONLY_WORKSPACE_NAMES = frozenset({_SUBMISSION, _REQUEST, _OUTPUT})
 """The names in a workspace that an evaluator cannot write to."""
 
 
@@ -117,6 +119,11 @@ class Workspace:
         """The file of the request."""
         return self.root / _REQUEST
 
+    @property
+    def output_directory(self) -> Path:
+        """The directory of what the evaluator prints, and of its events."""
+        return self.root / _OUTPUT
+
     def locate_submitted_file(self, file: SubmissionFile) -> Path:
         """Return the path of a submitted file."""
         return self.submission_directory / file.field / file.filename
@@ -148,10 +155,16 @@ class Workspace:
         for _, directory in view.writable_paths:
             directory.mkdir()
 
+    def take_over_upload(self, upload: Path) -> None:
+        """Take over the uploaded files of an evaluation that has not started."""
+        if not self.root.exists():
+            upload.rename(self.root)
+
     def restore_uploaded_files(self, upload: Path) -> None:
         """Undo `create_directories`, whatever was done since then."""
-        self.remove_evaluator_content()
+        self.remove_evaluator_content(keep_submission=True)
         self.request_file.unlink(missing_ok=True)
+        remove_tree(self.output_directory)
         self.root.rename(upload)
 
     def locate_working_directory(self, directory: str, checkout: Path) -> Path:
@@ -202,10 +215,14 @@ class Workspace:
                 return _read_beneath(ours, top, parts, path, limit, part_bytes)
         raise FileRefused(f"{path!r} is outside the directories that the evaluator can write to")
 
-    def remove_evaluator_content(self) -> None:
-        """Remove everything but the quota directory itself, the submission and the request."""
-        for path in self.root.iterdir():
-            if path.name not in READ_ONLY_WORKSPACE_NAMES:
+    def remove_evaluator_content(self, *, keep_submission: bool) -> None:
+        """Remove everything but the events, the quota directory itself and perhaps the submission.
+
+        Whatever the modes are.
+        """
+        kept = READ_ONLY_WORKSPACE_NAMES if keep_submission else {_OUTPUT}
+        for path in self.root.iterdir() if self.root.exists() else ():
+            if path.name not in kept:
                 remove_tree(path)
         if self.quota_directory is not None:
             empty_directory(self.quota_directory)

@@ -29,15 +29,12 @@ from tawebeval.linux.child import (
     StartedProcess,
     kill_started_child,
 )
-from tawebeval.linux.keeper_owned_process import REPLAYABLE_STDERR_BYTES, KeeperOwnedProcess
 from tawebeval.sandbox.base import RunnerStatus
 from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.slurm.frames import (
     END,
     KILL,
     STDOUT_WINDOW_BYTES,
-    TOKEN_BYTES,
-    UNLIMITED_OFFSET,
     BrokenFrame,
     FrameKind,
     FrameParser,
@@ -53,7 +50,6 @@ from tawebeval.slurm.jobs import (
     reports_out_of_memory,
 )
 from tawebeval.slurm.node_files import NodeFileReader
-from tawebeval.slurm.srun_files import FramePosition, SrunFiles
 
 KILL_ANSWER_TIMEOUT = 10.0
 """Seconds after which a node that does not answer to `KILL` is given up."""
@@ -72,7 +68,6 @@ _END_PATIENCE = 5.0  # seconds for srun to end after a bad outcome: its last wor
 _STDERR_TAIL = 8 * 1024  # bytes of srun's stderr that are kept
 _PIECE = 64 * 1024  # bytes of stdout that a run takes at once
 _GRANTED = 64 * 1024  # bytes of stdout that one grant is for, at least
-_STORED = 64 * 1024  # bytes of frames that are given back at once, at least
 
 log = Logger()
 
@@ -122,52 +117,43 @@ class _ToldBegin(msgspec.Struct):
     node: str | None
 
 
+@attrs.frozen
+class StartedSrun:
+    """An srun that nothing reads yet; `stdin` is the write end of its stdin."""
+
+    process: StartedProcess
+    stdin: int
+    job_name: str
+
+
 @attrs.define(eq=False)
 class SrunProtocol(ProcessProtocol):
-    """The protocol of one srun, which may be the keeper's child.
+    """The protocol of one srun.
 
-    With `ignores_frames` its frames do not count any more.
+    `stdout` has what the node has sent of the evaluator's stdout, and the run has not taken. With
+    `ignores_frames` frames do not count any more.
     """
 
-    srun_files: SrunFiles
+    job_name: str
+    stdin: int  # -1 once it is closed
     _owner: NodeTransport
+    stdout: bytearray = attrs.field(factory=bytearray)
     stderr_tail: bytes = b""
     job_identifier: str | None = None
+    node: str | None = None
+    has_started_evaluator: bool = False
     outcome: NodeOutcome | None = None
     ignores_frames: bool = False
     end_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
-    _frames: FrameParser = attrs.field(init=False)
-    _position: FramePosition = attrs.field(init=False)  # behind the last frame
-    _has_exited: bool = False
-    _store_error: OSError | None = None
     job_sender: JobSender | None = None  # until the evaluator begins
     failure: EvaluationFailure | None = None  # why the daemon has given it up
+    _frames: FrameParser = attrs.field(factory=FrameParser)
     _srun: ProcessTransport = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._position = self.srun_files.resume_position
-        self._frames = FrameParser(self._position.frame_offset)
 
     def makeConnection(self, transport: Any) -> None:
         """Connect srun."""
         self._srun = transport
         super().makeConnection(transport)
-
-    @property
-    def job_name(self) -> str:
-        """The name of the job."""
-        return self.srun_files.job_name
-
-    @property
-    def has_started_evaluator(self) -> bool:
-        """Whether the node has started the evaluator."""
-        return self.srun_files.job_and_node is not None
-
-    @property
-    def storage_error(self) -> OSError | None:
-        """The error by which frames or output could not be stored."""
-        kept = self._srun.output_error if isinstance(self._srun, KeeperOwnedProcess) else None
-        return self._store_error or kept
 
     @property
     def stderr_text(self) -> str:
@@ -179,14 +165,16 @@ class SrunProtocol(ProcessProtocol):
 
         What a pipe does not take has no reader.
         """
-        if self.srun_files.stdin >= 0:
+        if self.stdin >= 0:
             with contextlib.suppress(OSError):
-                return os.write(self.srun_files.stdin, line) == len(line)
+                return os.write(self.stdin, line) == len(line)
         return False
 
     def close_stdin(self) -> None:
         """Close the stdin of srun, whatever is on the way there."""
-        self.srun_files.close_stdin()
+        if self.stdin >= 0:
+            os.close(self.stdin)
+            self.stdin = -1
         self.stop_sending()
 
     def stop_sending(self) -> None:
@@ -212,55 +200,19 @@ class SrunProtocol(ProcessProtocol):
             for kind, content in self._frames.feed(data):
                 if not self.ignores_frames:
                     self._take_frame(kind, content)
-        except OSError as error:
-            self._store_error = error
-            self._stop_frames()
         except (BrokenFrame, ValueError) as error:
             self.stderr_tail = text.take_tail(self.stderr_tail + str(error).encode(), _STDERR_TAIL)
-            self._stop_frames()
-
-    def _stop_frames(self) -> None:
-        self.ignores_frames = True
-        self._owner.end_srun(self)
+            self.ignores_frames = True
+            self._owner.end_srun(self)
 
     def _take_frame(self, kind: FrameKind, content: bytes) -> None:
-        """Store a frame, and tell the owner what of it no earlier process has stored."""
-        before, store = self._position, self.srun_files
-        stdout, stderr = before.stdout_offset, before.stderr_offset
         if kind is FrameKind.EVALUATOR_STARTING:
             told = msgspec.json.decode(content, type=_ToldBegin)
-            self.job_identifier = told.job
-            store.record_evaluator_start(told.job, told.node)
+            self.job_identifier, self.node = told.job, told.node
+            self.has_started_evaluator = True
         elif kind is FrameKind.STDOUT:
-            stdout += len(content)
-            content = store.stdout.append(before.stdout_offset, content)
-        elif kind is FrameKind.STDERR:
-            stderr += len(content)
-            content = store.stderr.append(before.stderr_offset, content)
-            store.stderr.discard_before(store.count_skipped_stderr_bytes())
-        elif kind is FrameKind.FILE:
-            self._discard_file(len(content))
-        elif kind in (FrameKind.EVALUATOR_EXITED, FrameKind.OUTCOME):
-            self._has_exited = True
-        self._position = FramePosition(self._frames.offset, stdout, stderr)
-        # The exit, and what comes after it, is told again to a later process.
-        if (
-            not self._has_exited
-            and self._position.frame_offset - store.resume_position.frame_offset >= _STORED
-        ):
-            store.write_resume_position(self._position)
-            if isinstance(self._srun, KeeperOwnedProcess):
-                self._srun.release_output_memory(self._position.frame_offset)
+            self.stdout += content
         self._owner.on_frame(self, kind, content)
-
-    def _discard_file(self, size: int) -> None:
-        """Give back the memory of a part of a file, which no later process needs.
-
-        After the exit no position gives back what the keeper holds.
-        """
-        if self._has_exited and isinstance(self._srun, KeeperOwnedProcess):
-            end = self._frames.offset - 1
-            self._srun.release_output_range(end - size + TOKEN_BYTES, end)
 
     def processEnded(self, reason: Failure) -> None:
         """Tell the end of srun."""
@@ -270,17 +222,16 @@ class SrunProtocol(ProcessProtocol):
         self._owner.on_srun_end(self, is_killed=is_killed)
 
     def close(self) -> None:
-        """Take no frames any more, and close the files."""
+        """Take no frames any more, and close stdin."""
         self.ignores_frames = True
-        self.stop_sending()
-        self.srun_files.close()
+        self.close_stdin()
 
 
 MakeJobSender = Callable[[int, Callable[[EvaluationFailure], object]], JobSender]
 """Make the sender of a job by the stdin of srun; it calls if something cannot be read."""
 
-StartSrun = Callable[[int], Awaitable[tuple[StartedProcess, SrunFiles]]]
-"""Start an srun; return it and its files."""
+StartSrun = Callable[[int], Awaitable[StartedSrun]]
+"""Start an srun, whose number is 1 or more: the first is started elsewhere."""
 
 
 @attrs.define(eq=False)
@@ -288,15 +239,14 @@ class NodeTransport:
     """The process of a run: a `ProcessTransport` over one srun, or over two after a loss.
 
     `start_event` has None once the evaluator runs, or the reason why it does not. Output that comes
-    before `connect`, or while the run has paused it, waits in a file: `frames.STDOUT_WINDOW_BYTES`
-    bounds it. stderr, which has no window, never waits: the order of the two pipes is not kept. A
-    job is begun again, by `start_again`, only if it was lost before the evaluator printed anything.
+    before `connect`, or while the run has paused it, waits in memory:
+    `frames.STDOUT_WINDOW_BYTES` bounds it. stderr, which has no window, never waits: the order of
+    the two is not kept. A job is begun again, by `start_again`, only if it was lost before the
+    evaluator printed anything.
 
     `make_sender` is for a node without a shared directory. That node ends after all output was
-    stored: until then the output may name files, of at most `file_limit` bytes.
-
-    With `should_retain_stdout` stdout stays in its file until `release_output_memory`. The run has
-    got the first `delivered_bytes` of stdout, with the bytes of this call.
+    parsed: until then the output may name files, of at most `file_limit` bytes. The run has got the
+    first `delivered_bytes` of stdout.
     """
 
     _clock: Any
@@ -305,11 +255,12 @@ class NodeTransport:
     runner_status: RunnerStatus
     _start_again: StartSrun
     _retries: int
-    should_retain_stdout: bool = False
     _make_sender: MakeJobSender | None = None
     _file_limit: int = 0
     start_event: OneShotEvent[EvaluationFailure | None] = attrs.field(factory=OneShotEvent)
     pid: int = 0
+    start_time: int = 0  # no later process of the daemon looks for srun
+    on_broker_error: Callable[[str], object] = lambda reason: None  # the node tells it as a failure
     resource_usage: struct_rusage | None = None
     is_running: bool = True
     has_exited: bool = False
@@ -325,7 +276,6 @@ class NodeTransport:
     _is_stopped: bool = False  # no srun is started any more
     _is_over: bool = False  # nothing more comes from the node
     _has_ended: bool = False
-    _is_handed_over: bool = False
     _kill: IDelayedCall | None = None  # None until the first `KILL`
 
     def __attrs_post_init__(self) -> None:
@@ -350,72 +300,25 @@ class NodeTransport:
         """None: `job_loss` is told as the exit."""
         return None
 
-    def adopt_srun(self, started: StartedProcess, store: SrunFiles) -> None:
+    def adopt_srun(self, started: StartedSrun) -> None:
         """Take over an srun. If that fails, srun is killed. Raises: OSError."""
-        attempt = SrunProtocol(store, self)
+        attempt = SrunProtocol(started.job_name, started.stdin, self)
         try:
-            self._spawner.adopt_child(attempt, started)
+            self._spawner.adopt_child(attempt, started.process)
         except BaseException:
-            kill_started_child(started)
-            store.close()
-            self._commands.cancel_job(store.job_name)
+            kill_started_child(started.process)
+            attempt.close()
+            self._commands.cancel_job(attempt.job_name)
             raise
         self._attempt = attempt
-        self.pid = started.pid
+        self.pid = started.process.pid
         self._commands.counters.record_job_state(attempt.job_name, is_running=False)
         self._commands.watch_job(attempt.job_name, self._on_queue)
-
-    def resume(
-        self,
-        run: Any,
-        store: SrunFiles,
-        delivered: int,
-        connect: Callable[[ProcessProtocol], ProcessTransport],
-    ) -> None:
-        """Go on with the srun of an earlier process, which has delivered so much of stdout.
-
-        `connect` lets it drive a protocol from the frame at `store.resume_position` on.
-
-        Raises: OSError.
-        """
-        attempt = SrunProtocol(store, self)
-        status = self.runner_status
-        status.retry_count = store.attempt_number
-        self._retries = max(0, self._retries - store.attempt_number)
-        attempt.job_identifier, status.node = status.job_id, _ = store.job_and_node or (None, None)
-        self._has_printed = bool(store.stdout.size or store.stderr.size)
-        self.delivered_bytes = delivered
-        self._attempt = attempt
-        process = connect(attempt)
-        self.pid = process.pid
-        self.start_event.set_value(None)
-        self._commands.counters.record_job_state(
-            attempt.job_name, is_running=attempt.has_started_evaluator
-        )
-        if not attempt.has_started_evaluator:
-            self._commands.watch_job(attempt.job_name, self._on_queue)
-        self.connect(run)
-        if stderr := store.stderr.read(store.count_skipped_stderr_bytes(), REPLAYABLE_STDERR_BYTES):
-            run.childDataReceived(2, stderr)
-        if attempt.has_started_evaluator:  # before, the node would take it for the job description
-            self._grant(delivered + STDOUT_WINDOW_BYTES)
-
-    def detach(self) -> None:
-        """Do nothing any more: another process of the daemon goes on."""
-        self._is_handed_over = self._attempt.ignores_frames = True
-        self._attempt.stop_sending()
-        self.file_reader.cancel_timeout()
-        if self._kill is not None and self._kill.active():
-            self._kill.cancel()
-
-    def call_after_srun_end(self, call: Callable[[], object]) -> None:
-        """Call once srun has ended."""
-        self._attempt.end_event.add_callback(lambda _: call())
 
     def connect(self, run: Any) -> None:
         """Let the process drive a protocol, after `start_event`.
 
-        It has `suspend_clock`, `restart_clock` and `output_stored_event` of `EvaluatorRun` besides.
+        It has `suspend_clock`, `restart_clock` and `output_ended` of `Run` besides.
         """
         self._run = run
         run.makeConnection(self)
@@ -456,8 +359,6 @@ class NodeTransport:
     def send_command(self, command: bytes) -> None:
         """Send `TERMINATE` or `KILL` to the node; after `KILL` do not wait for long."""
         self._is_stopped = True
-        if self._is_handed_over:
-            return
         if not self._attempt.has_started_evaluator:  # it waits for another node
             self._close()
             return
@@ -493,18 +394,12 @@ class NodeTransport:
         self._plan()
 
     def read_remaining_output(self) -> None:
-        """Let the node send all that is left: at most the content of a pipe."""
-        self._grant(UNLIMITED_OFFSET)
-
-    def release_output_memory(self, before: int) -> None:
-        """Give back the memory of stdout before an offset that the run has got already."""
-        if not self._attempt.srun_files.is_closed:
-            self._attempt.srun_files.stdout.discard_before(min(before, self.delivered_bytes))
+        """Do nothing: the node sends all that was printed, by grants as before."""
 
     # What the node tells
 
     def on_frame(self, attempt: SrunProtocol, kind: FrameKind, content: bytes) -> None:
-        """Take a frame of an attempt, which has stored it."""
+        """Take a frame of an attempt."""
         if kind in (FrameKind.READY_FOR_JOB, FrameKind.TREE_WANTED):
             self._send_job(attempt, kind)
         elif kind in (FrameKind.FILE, FrameKind.FILE_END):
@@ -512,7 +407,8 @@ class NodeTransport:
         elif kind is FrameKind.EVALUATOR_STARTING:
             attempt.stop_sending()
             self.runner_status.job_id, self.runner_status.node = (
-                attempt.srun_files.job_and_node or (None, None)
+                attempt.job_identifier,
+                attempt.node,
             )
             self.runner_status.queue_reason = None
             self._commands.unwatch_job(attempt.job_name)
@@ -522,10 +418,12 @@ class NodeTransport:
             self.start_event.set_value(None)
         elif kind is FrameKind.STDOUT:
             self._has_printed = True
+            if self._kill is not None and self._kill.active():
+                self._kill.reset(KILL_ANSWER_TIMEOUT)  # what was printed before is on the way
             self._plan()
         elif kind is FrameKind.STDERR:
             self._has_printed = True
-            if content and self._run is not None:  # connected by `start_event`
+            if self._run is not None:  # connected by `start_event`
                 self._run.childDataReceived(2, content)
         elif kind is FrameKind.EVALUATOR_EXITED:
             self._exit()
@@ -538,17 +436,12 @@ class NodeTransport:
                 self._wait_for_srun(attempt, _END_PATIENCE, self._finish)
 
     def _send_job(self, attempt: SrunProtocol, kind: FrameKind) -> None:
-        """Send what a node waits for, unless an earlier process has."""
+        """Send what a node waits for."""
         if self._make_sender is None or attempt.has_started_evaluator:
             return
-        give_up = partial(self._on_unsent, attempt)
-        if kind is FrameKind.READY_FOR_JOB and attempt.srun_files.is_sending:
-            self._retries += 1
-            what = "the daemon was started again while it sent the files"
-            give_up(EvaluationFailure("node", what))
-        elif kind is FrameKind.READY_FOR_JOB:
-            attempt.srun_files.record_sending_begun()
-            attempt.job_sender = self._make_sender(attempt.srun_files.stdin, give_up)
+        if kind is FrameKind.READY_FOR_JOB:
+            give_up = partial(self._on_unsent, attempt)
+            attempt.job_sender = self._make_sender(attempt.stdin, give_up)
         if attempt.job_sender is not None:
             attempt.job_sender.on_frame(kind)
 
@@ -589,8 +482,6 @@ class NodeTransport:
 
     def on_srun_end(self, attempt: SrunProtocol, *, is_killed: bool) -> None:
         """Take the end of srun: the outcome is here, or the job was lost."""
-        if self._is_handed_over:
-            return
         self._commands.unwatch_job(attempt.job_name)
         self._commands.counters.record_job_end(attempt.job_name)
         self.file_reader.fail_pending_fetch()
@@ -609,13 +500,8 @@ class NodeTransport:
     async def _explain(self, attempt: SrunProtocol) -> None:
         """Find out why a job was lost, and begin it again, or end."""
         loss = await self._find_loss(attempt)
-        if attempt.storage_error is not None:
-            why = attempt.storage_error.strerror
-            loss = EvaluationFailure("lost", f"the daemon could not store the output: {why}")
         loss = attempt.failure or loss
         self._commands.cancel_job(attempt.job_name)
-        if self._is_handed_over:
-            return
         if not self._is_stopped:
             self._commands.counters.lost_jobs_by_reason[loss.reason] += 1
         if self._may_repeat and loss.reason in ("node", "preempted"):
@@ -645,7 +531,7 @@ class NodeTransport:
         """
         loss = explain_job_loss({}, attempt.stderr_text)
         deadline = self._clock.seconds() + JOB_QUERY_TIMEOUT
-        while attempt.job_identifier and not (self._is_stopped or self._is_handed_over):
+        while attempt.job_identifier and not self._is_stopped:
             job = await self._commands.show_job(attempt.job_identifier)
             if job is not None:
                 # A controller that has lost its state uses numbers again.
@@ -666,10 +552,7 @@ class NodeTransport:
         self.runner_status.retry_count += 1
         self.runner_status.job_id = self.runner_status.node = None
         lost = self._attempt
-        started, store = await self._start_again(self.runner_status.retry_count)
-        if self._is_handed_over:
-            return
-        self.adopt_srun(started, store)
+        self.adopt_srun(await self._start_again(self.runner_status.retry_count))
         lost.close()
         self._commands.counters.restarted_jobs += 1
         if self._is_stopped:  # meanwhile
@@ -695,32 +578,26 @@ class NodeTransport:
     def _take_turn(self) -> None:
         """Deliver one piece, so that other runs have their turns."""
         self._is_turn_due = False
-        store, run = self._attempt.srun_files, self._run
-        is_behind = self.delivered_bytes < store.stdout.size
-        if self._is_handed_over:
-            return
-        if is_behind and not self._is_paused:
-            content = store.stdout.read(self.delivered_bytes, _PIECE)
+        stdout, run = self._attempt.stdout, self._run
+        if stdout and not self._is_paused:
+            content = bytes(stdout[:_PIECE])
+            del stdout[:_PIECE]
             self.delivered_bytes += len(content)
             run.childDataReceived(1, content)
-            if not self.should_retain_stdout:
-                self.release_output_memory(self.delivered_bytes)
             if self.delivered_bytes + STDOUT_WINDOW_BYTES - self._granted >= _GRANTED:
                 self._grant(self.delivered_bytes + STDOUT_WINDOW_BYTES)
             self._plan()
-        elif not is_behind and self._is_over and not self._has_ended and not self.is_running:
+        elif not stdout and self._is_over and not self._has_ended and not self.is_running:
             self._has_ended = True
             for descriptor in (1, 2):
                 run.childConnectionLost(descriptor)
             if self._has_own_files:
-                run.output_stored_event.add_callback(lambda _: self._on_stored())
+                run.output_ended.add_callback(lambda _: self._on_output_parsed())
             else:
                 self._end()
 
-    def _on_stored(self) -> None:
+    def _on_output_parsed(self) -> None:
         """Let the node end: the output names no more files. A bad end may be explained by srun."""
-        if self._is_handed_over:
-            return
         attempt = self._attempt
         self._let_node_end()
         if attempt.outcome is None or attempt.outcome.is_success or attempt.end_event.is_set:

@@ -8,24 +8,17 @@ requests of links have slots and rates of their own.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import attrs
-import msgspec
-from twisted.internet.defer import DeferredLock
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.logger import Logger
 
-from tawebeval.archive.files import rename_durably
 from tawebeval.config import CallerSettings
 from tawebeval.core.expiry_clock import ExpiryClock
 from tawebeval.core.signed_links import LINK_GENERATION_BYTES, LinkSigner, find_bearer_link
 from tawebeval.core.tokens import ANONYMOUS_CALLER
-from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import (
     AccessDenied,
     CallerQuotaExceeded,
@@ -33,7 +26,8 @@ from tawebeval.errors import (
     ServerBusy,
     Unauthorized,
 )
-from tawebeval.linux.filetree import open_regular_file
+from tawebeval.evaluations.rows import LinkRow
+from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.responses import get_query_number
 from tawebeval.web.server.request import ApiRequest
@@ -70,52 +64,6 @@ _EVERY = ""  # the bucket of all links
 _OF_CALLER = "caller "  # the beginning of that of a caller's links; no identifier has a space
 _RETRY_AFTER = 10  # seconds, if too many requests of links run
 _DAY = 86400
-_MAX_FILE_BYTES = 16 * 2**20
-
-log = Logger()
-
-
-class LinkedEvaluation(
-    msgspec.Struct,
-    frozen=True,
-    rename={"link_generation": "generation", "last_expiry": "expires"},  # the keys in the file
-):
-    """The links of one evaluation; `last_expiry` is that of the last, in seconds since the epoch.
-
-    Links of another `link_generation` are revoked.
-    """
-
-    caller: str
-    link_generation: bytes
-    last_expiry: int
-
-
-@attrs.define(eq=False)
-class LinkFile:
-    """The file in which links outlive the daemon. Its methods block."""
-
-    path: Path
-
-    def read_linked_evaluations(self) -> dict[str, LinkedEvaluation]:
-        """Return the linked evaluations by identifier; none without a file or if it is damaged."""
-        try:
-            with open_regular_file(self.path) as file:
-                content = file.read(_MAX_FILE_BYTES)
-            return msgspec.json.decode(content, type=dict[str, LinkedEvaluation])
-        except FileNotFoundError:
-            return {}
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            words = "{path}: links to evaluations are lost: {error}"
-            log.error(words, path=self.path, error=error)  # noqa: TRY400
-            return {}
-
-    def write_linked_evaluations(self, linked_evaluations: dict[str, LinkedEvaluation]) -> None:
-        """Replace the content durably. Raises: OSError."""
-        new = self.path.with_name(f"{self.path.name}.new")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(linked_evaluations))
-        rename_durably(new, self.path)
 
 
 @attrs.define(eq=False)
@@ -130,28 +78,27 @@ class _Reader:
 
 @attrs.define(eq=False)
 class EvaluationLinks:
-    """All links of the daemon, over the `file`; `random_bytes(n)` returns n random bytes."""
+    """All links of the daemon; the `store` keeps them.
 
-    _file: LinkFile
+    `random_bytes(n)` returns n random bytes.
+    """
+
+    _store: EvaluationStore
     _signer: LinkSigner
     _authentication: Authentication
     _clock: IReactorTime
     _read_wall_clock: Callable[[], float]
     _random_bytes: Callable[[int], bytes]
-    _threads: WorkerThreads
-    linked_evaluations: dict[str, LinkedEvaluation] = attrs.field(init=False)
+    linked_evaluations: dict[str, LinkRow] = attrs.field(init=False)
     _expiry_clock: ExpiryClock = attrs.field(init=False)
     _rate: RateLimit = attrs.field(init=False)
     # By request; and how many each evaluation, and each caller, has.
     _readers: dict[Any, _Reader] = attrs.field(factory=dict, init=False)
     _counts_by_caller: Counter[str] = attrs.field(factory=Counter, init=False)
     _counts: Counter[str] = attrs.field(factory=Counter, init=False)
-    _lock: DeferredLock = attrs.field(factory=DeferredLock, init=False)
-    _version: int = attrs.field(default=0, init=False)
-    _written_version: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.linked_evaluations = self._file.read_linked_evaluations()
+        self.linked_evaluations = self._store.load_links()
         self._expiry_clock = ExpiryClock(self._read_wall_clock, self._clock.seconds)
         self._rate = RateLimit(0, self._clock.seconds)
         self._authentication.add_reload_observer(self._cut_unknown_callers)
@@ -164,7 +111,7 @@ class EvaluationLinks:
     async def make_link(self, identifier: str, caller: str, lifetime: int) -> tuple[str, int]:
         """Return a new link of an evaluation, and its expiry in seconds since the epoch.
 
-        `lifetime` is in seconds. Raises: ServerBusy, CallerQuotaExceeded, OSError.
+        `lifetime` is in seconds. Raises: ServerBusy, CallerQuotaExceeded.
         """
         self._drop_expired()
         known = self.linked_evaluations.get(identifier)
@@ -173,19 +120,20 @@ class EvaluationLinks:
         expires = int(self._read_wall_clock()) + lifetime
         generation = known.link_generation if known else self._random_bytes(LINK_GENERATION_BYTES)
         latest = max(expires, known.last_expiry if known else 0)
-        self._change(identifier, LinkedEvaluation(caller, generation, latest))
-        await self._save()
+        self._change(identifier, LinkRow(caller, generation, latest))
+        await self._store.flush()
         return self._signer.sign_link(identifier, generation, expires), expires
 
     async def revoke_links(self, identifier: str) -> None:
         """Revoke all links of an evaluation, and cut the requests that use them.
 
-        Raises: OSError; then they are revoked only as long as the daemon runs.
+        Raises: ServerBusy, if the store does not work; then they are revoked only as long as the
+        daemon runs.
         """
         if identifier in self.linked_evaluations:
             self._change(identifier, None)
         self._cut_readers(identifier)
-        await self._save()
+        await self._store.flush()
 
     def add_reader(
         self, request: Any, identifier: str, link: str, abort: Callable[[], object]
@@ -292,24 +240,14 @@ class EvaluationLinks:
         ]:
             self._change(identifier, None)
 
-    def _change(self, identifier: str, linked: LinkedEvaluation | None) -> None:
-        self._version += 1
+    def _change(self, identifier: str, linked: LinkRow | None) -> None:
         if linked is not None:
             self.linked_evaluations[identifier] = linked
+            self._store.save_link(identifier, linked)
         else:
             del self.linked_evaluations[identifier]
             self._rate.drop_bucket(identifier)
-
-    async def _save(self) -> None:
-        """Return when the present linked evaluations are on the disk. Raises: OSError."""
-        version = self._version
-        async with self._lock:
-            if self._written_version < version:
-                version, linked_evaluations = self._version, dict(self.linked_evaluations)
-                await self._threads.run_in_thread(
-                    self._file.write_linked_evaluations, linked_evaluations
-                )
-                self._written_version = version
+            self._store.delete_link(identifier)
 
 
 def find_link(request: ApiRequest) -> str | None:

@@ -98,7 +98,7 @@ def make_app(context: WebContext) -> Klein:
         if identifier is None:
             identifier = registry.accept_form(await form.wait_until_stored(), caller)
             request.form = None  # from now on its files are the evaluation's
-            await registry.wait_until_persisted()
+            await registry.wait_until_stored(identifier)
         set_headers(request, {b"Location": f"{base_path}/evaluation/{identifier}".encode()})
         return prepare_json_response(request, make_evaluate_response(identifier))
 
@@ -188,10 +188,7 @@ def make_app(context: WebContext) -> Klein:
         lifetime = parse_link_lifetime(request, context.configuration.callers)
         caller = request.caller
         await read_status(identifier, caller)  # the evaluation is there, and is the caller's
-        try:
-            link, expires = await context.links.make_link(identifier, caller, lifetime)
-        except OSError as error:
-            raise error_responses.report_storage_error(error, "link") from None
+        link, expires = await context.links.make_link(identifier, caller, lifetime)
         document = {"link": link, "expires": format_rfc3339_time(expires)}
         return prepare_json_response(request, document)
 
@@ -200,10 +197,7 @@ def make_app(context: WebContext) -> Klein:
         """Revoke all links of an evaluation, also of one that is forgotten."""
         with suppress(EvaluationExpired):
             registry.get_status(identifier, request.caller)
-        try:
-            await context.links.revoke_links(identifier)
-        except OSError as error:
-            raise error_responses.report_storage_error(error, "revocation") from None
+        await context.links.revoke_links(identifier)
         request.setResponseCode(NO_CONTENT)
         return b""
 

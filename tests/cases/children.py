@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
 from tawebeval.deferreds import OneShotEvent
-from tawebeval.linux.child import PipedProcess, Spawner
+from tawebeval.linux.child import ChildProcess, Spawner
 
 PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 
@@ -24,7 +24,7 @@ PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 class Recorder(ProcessProtocol):
     """Notes what happens to a child; `printed` is called with each chunk of stdout."""
 
-    child: PipedProcess
+    child: ChildProcess
 
     def __init__(self) -> None:
         self.stdout = bytearray()

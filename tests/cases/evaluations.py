@@ -1,4 +1,4 @@
-"""Base cases of the tests of `tawebeval.evaluations`: an evaluation, a run, a pump, a registry."""
+"""Base cases of the tests of `tawebeval.evaluations`: an evaluation, a run, a registry."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
-from tawebeval.core.budget import RingBudget
-from tawebeval.core.events import EventBatch
-from tawebeval.core.fileblock import FileReference
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.event_log import EventLog
+from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.form import pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import EventPage
-from tawebeval.core.ring import EventRing
-from tawebeval.core.segi import SegiParser
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure, RequestError
 from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.eventlog import RecordedStdout
+from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.reading import EvaluationEvents, Subscription
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.run import EvaluatorRun
-from tawebeval.evaluations.stdout_pump import StdoutPump
+from tawebeval.evaluations.run import Run
+from tawebeval.evaluations.starting import enter_queue
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.base import EvaluatorExit
 from tawebeval.sandbox.workspace import Workspace
@@ -34,11 +33,13 @@ from tawebeval.web.events import EventPoll
 from tests.cases.strategies import MARKERS, Event, classify, decode
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.children import FakeChild
+from tests.fakes.files import MemoryEventFiles
 from tests.fakes.gates import Gate
 from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import (
+    OID,
+    TREE,
     IdleThreads,
-    InlineThreads,
     TurnClock,
     World,
     answer,
@@ -51,12 +52,18 @@ GRACE = 2.0
 KEY = b"k" * 32
 END = "end"
 PATIENT = Configuration(
-    evaluations=EvaluationSettings(
-        abandon_after_seconds=900, max_pause_seconds=100_000, retention_seconds=600
-    ),
+    evaluations=EvaluationSettings(abandon_after_seconds=900, retention_seconds=600),
     limits=LimitSettings(wall_clock=100_000),
 )
 """Under these settings evaluations are abandoned long before they are over their time."""
+
+
+def read_all_segments(log: EventLog) -> EventBatch:
+    """Return all events of a log."""
+    batch = EMPTY_BATCH
+    while log.begin_cursor + batch.count < log.end_cursor:
+        batch += log.read_events(log.begin_cursor + batch.count, 10**9)
+    return batch
 
 
 class EvaluationTestCase(SynchronousTestCase):
@@ -65,7 +72,6 @@ class EvaluationTestCase(SynchronousTestCase):
     configuration = Configuration(
         evaluations=EvaluationSettings(environment_variables={"TZ": "UTC", "LANG": "it"}),
         limits=LimitSettings(wall_clock=10),
-        buffers=EventBufferSettings(max_evaluation_bytes=1024),
     )
 
     def setUp(self) -> None:
@@ -92,7 +98,11 @@ class EvaluationTestCase(SynchronousTestCase):
         (upload / "submission" / "source").mkdir(parents=True)
         (upload / "submission" / "source" / "solution.py").write_text("print()")
         details = EvaluationDetails("some", pack_request(make_request(**changes)), 7, upload)
-        return Evaluation(details, Workspace(self.root / "some"), self.world.context())
+        context = self.world.context()
+        events = EvaluationEvents(
+            EventLog(context.event_memory), "", details.log_name, context.segment_loader
+        )
+        return Evaluation(details, Workspace(self.root / "some"), context, events)
 
     def reserve_queue_place(self, name: str, caller: str) -> None:
         """Count reserved turns."""
@@ -108,7 +118,7 @@ class EvaluationTestCase(SynchronousTestCase):
 
     def begin(self) -> None:
         """Begin the evaluation, with this case as its queue."""
-        self.evaluation.enter_queue(self)
+        enter_queue(self.evaluation, self)
 
     def write_file(self) -> bytes:
         """Write a file as the evaluator may; return the block that names it."""
@@ -123,8 +133,13 @@ class EvaluationTestCase(SynchronousTestCase):
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the events, as clients will see them."""
-        batch = self.evaluation.ring.read_events(self.evaluation.ring.begin_cursor, 10**9)
-        return [json.loads(line) for line in batch.lines.splitlines()]
+        lines = read_all_segments(self.evaluation.events.log).lines.splitlines()
+        return [json.loads(line) for line in lines]
+
+    def assert_removed(self) -> None:
+        """Hold that nothing is left but the directory of the events."""
+        left = {str(path.relative_to(self.root)) for path in self.root.rglob("*")}
+        self.assertLessEqual(left, {"some", "some/output"})
 
     def assert_over(
         self, state: EvaluationState, reason: str | None, printed: str = ""
@@ -135,10 +150,10 @@ class EvaluationTestCase(SynchronousTestCase):
         """
         self.world.turn()
         self.assertTrue(self.evaluation.cleanup_event.is_set)
-        self.assertTrue(self.evaluation.ring.has_ended)
+        self.assertTrue(self.evaluation.events.log.has_ended)
         self.assertIs(self.evaluation.details.state, state)
         self.assertTrue(state.has_ended)
-        self.assertEqual(list(self.root.iterdir()), [])
+        self.assert_removed()
         self.assertEqual(self.world.repositories.users, 0)
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
         lines = self.lines()
@@ -155,149 +170,97 @@ class EvaluationTestCase(SynchronousTestCase):
         return errors[0]
 
 
-class RunTestCase(SynchronousTestCase):
-    """A run, its child and its ring; `capacity` is when the ring is full."""
+def make_file_block(path: bytes) -> bytes:
+    """Return a block that names a file."""
+    lines = (MARKERS.file_begin, b"X-SEGI-As: path", b"", path, MARKERS.file_end, b"")
+    return b"\n".join(lines)
 
-    capacity = 2**40
+
+class RunTestCase(SynchronousTestCase):
+    """A run of the limits `limits`, its child, its log of events and its files in memory.
+
+    The test answers the files that stdout names: `wanted` has their paths.
+    """
+
     limits = LimitSettings(wall_clock=10, output=100_000)
 
     def setUp(self) -> None:
-        self.clock = Clock()
-        self.ring = EventRing()
-        budget = RingBudget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call))
+        self.world = World(
+            configuration=Configuration(
+                evaluations=EvaluationSettings(kill_grace_seconds=GRACE), limits=self.limits
+            ),
+            clock=TurnClock(),
+        )
+        self.clock = self.world.clock
         self.orphans = Gate()
-        self.file: Deferred[bytes] = Deferred()  # of one that the evaluator names
-        self.held: list[bool] = []
-        self.pump = StdoutPump(
-            self.clock,
-            SegiParser(MARKERS),
-            self.ring,
-            budget.allocate_ring(on_room=lambda: self.pump.on_ring_has_room()),
-            self,
+        self.files = MemoryEventFiles()
+        self.log = EventLog(self.world.memory)
+        self.stdout = RecordedStdout(
+            self.log,
+            self.files,  # type: ignore[arg-type]
+            MARKERS,
+            self.clock.seconds,
+            max_value=self.limits.data_value,
+            max_file=self.limits.file,
         )
         self.sandboxed = FakeSandboxedRun(
-            self.limits, Workspace(Path("/some")).make_unsandboxed_view(), self.orphans
+            self.limits,
+            Workspace(Path("/some")).make_unsandboxed_view(),
+            self.world.spawn,
+            self.orphans,
         )
-        self.evaluator_run = EvaluatorRun(
-            self.clock, self.pump, GRACE, self.sandboxed, InlineThreads()
+        self.wanted: list[tuple[str, Deferred[bytes]]] = []
+        self.sandboxed.read_remote_file = self.read_file
+        self.changes = self.batches = 0
+        self.run_ = self.make_run()
+        self.child = FakeChild(self.clock, self.run_)
+        self.run_.makeConnection(self.child)
+
+    def make_run(self, deadline: float | None = None) -> Run:
+        """Return a run that is not connected."""
+        details = EvaluationDetails("some", pack_request(make_request()), 7, None)
+        return Run(
+            self.world.context(),
+            details,
+            Checkout(Commit(OID, TREE), Path("/"), lambda: None),
+            self.sandboxed,  # type: ignore[arg-type]
+            self.stdout,
+            self.on_new_events,
+            self.on_change,
+            deadline,
         )
-        self.child = FakeChild(self.clock, self.evaluator_run)
-        self.evaluator_run.makeConnection(self.child)
 
     def on_new_events(self) -> None:
-        """Do nothing."""
+        """Count."""
+        self.batches += 1
 
-    def on_lost_events(self) -> None:
-        """Pass on that events are lost, as an evaluation does."""
-        self.evaluator_run.on_lost_events()
+    def on_change(self) -> None:
+        """Count."""
+        self.changes += 1
 
-    def read_referenced_file(self, wanted: FileReference) -> Deferred[bytes]:
-        """Let the test supply the file."""
-        return self.file
+    def read_file(self, path: str) -> Deferred[bytes]:
+        """Let the test answer."""
+        content: Deferred[bytes] = Deferred()
+        self.wanted.append((path, content))
+        return content
 
-    def on_pause_change(self, paused: bool) -> None:
-        """Pass on that the ring is full, or is not any more, as an evaluation does."""
-        self.held.append(paused)
-        self.evaluator_run.set_clock_paused(paused)
+    def turn(self, count: int = 3) -> None:
+        """Let so many turns of the reactor pass."""
+        self.clock.turn(count)
 
-    def turn(self) -> None:
-        """Let happen what is due now."""
-        self.clock.pump([0] * 3)
+    def events(self) -> list[Event]:
+        """Return the events."""
+        return classify(decode(read_all_segments(self.log)))
 
     def text(self) -> str:
-        """Return what is in the ring, which is text."""
-        batch: EventBatch = self.ring.read_events(self.ring.begin_cursor, 10**9)
-        return "".join(str(event) for event in decode(batch))
+        """Return the events, which are text."""
+        return "".join(map(str, self.events()))
 
     def assert_over(self, status: int | None = None, number: int | None = None) -> None:
         """Hold that the run has ended so, and that nothing of it is left to happen."""
         self.turn()
-        self.assertTrue(self.evaluator_run.run_ended.is_set)
-        self.assertEqual(self.evaluator_run.exit_status, EvaluatorExit(status, number))
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-
-
-class FakeProducer:
-    """A producer that keeps the calls of `pauseProducing` and `resumeProducing`."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    @property
-    def paused(self) -> bool:
-        """Whether stdout is not read now."""
-        return self.calls[-1:] == ["pause"]
-
-    def pauseProducing(self) -> None:
-        self.calls.append("pause")
-
-    def resumeProducing(self) -> None:
-        self.calls.append("resume")
-
-
-class PumpTestCase(SynchronousTestCase):
-    """A pump; the test supplies the `files` that it asks for."""
-
-    capacity = 2**40
-    max_value, max_file = 1000, 1000
-
-    def setUp(self) -> None:
-        self.clock = TurnClock()
-        self.ring = EventRing()
-        self.budget = RingBudget(
-            2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call)
-        )
-        self.share = self.budget.allocate_ring(on_room=lambda: self.pump.on_ring_has_room())
-        self.changes = 0
-        self.held: list[bool] = []
-        self.loss_counts_by_reason = 0
-        self.files: list[tuple[FileReference, Deferred[bytes]]] = []
-        self.producer = FakeProducer()
-        self.pump = StdoutPump(
-            self.clock,
-            SegiParser(MARKERS, max_value=self.max_value, max_file=self.max_file),
-            self.ring,
-            self.share,
-            self,
-        )
-        self.pump.start(self.producer)
-
-    def on_new_events(self) -> None:
-        """Count that there are new events."""
-        self.changes += 1
-
-    def on_pause_change(self, paused: bool) -> None:
-        """Note that the ring is full, or is not any more."""
-        self.held.append(paused)
-
-    def read_referenced_file(self, wanted: FileReference) -> Deferred[bytes]:
-        """Let the test supply the file."""
-        content: Deferred[bytes] = Deferred()
-        self.files.append((wanted, content))
-        return content
-
-    def on_lost_events(self) -> None:
-        """Count defects."""
-        self.loss_counts_by_reason += 1
-
-    def turn(self, count: int = 1) -> None:
-        """Let so many turns of the reactor pass."""
-        self.clock.turn(count)
-
-    def read_all(self) -> None:
-        """Discard all events, as a reader does who has them."""
-        self.ring.acknowledge(self.ring.end_cursor)
-        self.pump.on_acknowledge()
-
-    def events(self) -> list[Event]:
-        """Return the events in the ring."""
-        return classify(decode(self.ring.read_events(self.ring.begin_cursor, 10**9)))
-
-    def end(self) -> None:
-        """End stdout, and hold that all is done then."""
-        self.assertFalse(self.pump.output_stored_event.is_set)
-        self.pump.on_stdout_end()
-        self.assertTrue(self.pump.output_stored_event.is_set)
+        self.assertTrue(self.run_.run_ended.is_set)
+        self.assertEqual(self.run_.exit_status, EvaluatorExit(status, number))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
@@ -305,16 +268,14 @@ class RegistryTestCase(SynchronousTestCase):
     """A registry in a world without a disk."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after_seconds=900, max_pause_seconds=10**6),
-        buffers=EventBufferSettings(max_evaluation_bytes=4096, max_page_bytes=1024),
+        evaluations=EvaluationSettings(abandon_after_seconds=900),
+        buffers=EventBufferSettings(max_page_bytes=1024),
     )
     running, queued = 2, 2
     own = (0, 0)  # of each caller, that run and that wait
 
     def setUp(self) -> None:
-        self.world = World(
-            configuration=self.configuration, threads=IdleThreads(), running=self.running
-        )
+        self.world = World(configuration=self.configuration, threads=IdleThreads())
         self.registry = self.make()
         self.addCleanup(self.end_all)
 
@@ -378,6 +339,18 @@ class RegistryTestCase(SynchronousTestCase):
             for event in value["data"]
         ]
         return value
+
+    def read(self, subscription: Subscription | None, max_bytes: int = 10**6) -> EventBatch:
+        """Return the next events of a stream."""
+        assert subscription is not None
+        return self.successResultOf(Deferred.fromCoroutine(subscription.read_events(max_bytes)))
+
+    def send_all(self, identifier: str, caller: str = "") -> None:
+        """Let a stream send all that there is."""
+        subscription = self.registry.events.subscribe(identifier, None, caller)
+        assert subscription is not None
+        with subscription:
+            self.read(subscription)
 
     def ask(self, identifier: str, after: str | None, wait: int) -> Deferred[EventPage]:
         """Ask for a page and wait for it."""

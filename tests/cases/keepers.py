@@ -19,7 +19,7 @@ class KeeperProcess:
 
     def __init__(self, grace: float = keeper.REAP_DELAY_SECONDS, open_files: int = 0) -> None:
         # Not below trial's: the path of a socket has 107 bytes at most.
-        self._directory = tempfile.mkdtemp(prefix="tawebeval-keeper-")
+        self._directory = tempfile.mkdtemp(prefix="tawebeval-starter-")
         self.path = os.path.join(self._directory, "socket")
         argv = [
             sys.executable,

@@ -11,6 +11,7 @@ from signal import SIGTERM
 
 import attrs
 from hypothesis.stateful import RuleBasedStateMachine
+from tawebeval.evaluations.evaluation import Evaluation
 from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval import errors
@@ -18,7 +19,6 @@ from tawebeval.config import Configuration, EvaluationSettings, EventBufferSetti
 from tawebeval.core.framing import EVENT_STREAM, JSON_LINES, WEBSOCKET_MESSAGES, StreamFraming
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage
-from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.reading import STREAM_RESUME_TIMEOUT, Subscription
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.sandbox.workspace import derive_directory_name
@@ -188,7 +188,6 @@ class Comparison(RuleBasedStateMachine):
         configuration = Configuration(
             evaluations=EvaluationSettings(
                 abandon_after_seconds=ABANDON,
-                max_pause_seconds=10**6,
                 retention_seconds=RETAIN,
                 max_retained=KEPT,
             ),

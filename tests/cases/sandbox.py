@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import GIB, MIB, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.sandbox import base as module
+from tawebeval.sandbox import run_limits
 from tawebeval.sandbox.base import NoSandbox, UnsandboxedRun
 from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.sandbox import FakeCgroups, FakeDisk, FakeOrphans, FakeTrees
@@ -42,7 +42,7 @@ class CellTestCase(SynchronousTestCase):
         self.orphans: Any = FakeOrphans()
         self.workspace = Workspace(Path("/state/evaluations/word"))
         self.disks: list[FakeDisk] = []
-        self.patch(module, "DiskMeter", self.watch)
+        self.patch(run_limits, "DiskMeter", self.watch)
         self.hard = resource.RLIM_INFINITY  # of the daemon, for whatever it is
         self.patch(resource, "getrlimit", lambda number: (0, self.hard))
 
@@ -56,7 +56,7 @@ class CellTestCase(SynchronousTestCase):
     ) -> FakeDisk:
         """Return a fake watch."""
         self.assertEqual((floor, held), (LIMITS.free_disk, False))
-        self.assertEqual(sorted(excluded_names), ["request", "submission"])
+        self.assertEqual(sorted(excluded_names), ["output", "request", "submission"])
         self.assertGreater(run_start_time, 0)
         self.disks.append(FakeDisk(*arguments))
         return self.disks[-1]

@@ -1,4 +1,4 @@
-"""`evaluations.evaluation`: one evaluation from the queue to its end, with fakes."""
+"""`evaluations.lifecycle`: one evaluation from the queue to its end, with fakes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from twisted.logger import capturedLogs, formatEvent
 from tawebeval.config import EnvironmentSettings
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository, SubmissionFile
-from tawebeval.core.states import EvaluationState, IllegalTransition
+from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue
 from tawebeval.errors import EvaluationFailure, build_limit_failure
-from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.status import build_status
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.environments import Environment
@@ -236,6 +236,7 @@ class LifeTests(EvaluationTestCase):
         sandboxed = FakeSandboxedRun(
             self.world.configuration.limits,
             self.evaluation.workspace.make_sandboxed_view(Path("/inside")),
+            self.world.spawn,
             workspace=self.evaluation.workspace,
         )
         self.patch(self.world.sandbox, "make_run", lambda *given: sandboxed)
@@ -289,12 +290,12 @@ class LifeTests(EvaluationTestCase):
         self.begin()
         emptied = Gate()
 
-        def fail(workspace: Workspace) -> None:
+        def fail(workspace: Workspace, *, keep_submission: bool) -> None:
             if emptied.shut:
                 raise OSError(5, "Input/output error")
 
         emptied.shut = True
-        self.patch(Workspace, "remove_content", fail)
+        self.patch(Workspace, "remove_evaluator_content", fail)
         self.world.child.end()
         self.world.turn()
         self.assertEqual(self.world.quota_directories.pending, [])
@@ -342,75 +343,43 @@ class LifeTests(EvaluationTestCase):
         self.world.turn()
         self.successResultOf(waiting)
 
-    def test_full(self) -> None:
-        """A full buffer pauses the run and its clock, until readers acknowledge."""
+    def test_readers_never_slow_the_evaluator(self) -> None:
+        self.world.memory.max_bytes = 1000
         self.begin()
-        self.world.child.print(b"a line\n" * 100)
-        self.assertTrue(self.world.child.paused)
-        self.world.clock.advance(1000)
-        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
-        self.evaluation.ring.acknowledge(self.evaluation.ring.end_cursor)
-        self.evaluation.on_acknowledge()
+        self.world.child.print(b"a line\n" * 20_000)
+        self.world.turn()
         self.assertFalse(self.world.child.paused)
         self.world.clock.advance(10)
         self.assertEqual(self.world.child.signals, [signal.SIGTERM])
 
-    def test_file_of_the_rest_waits(self) -> None:
-        """What has exited into a full buffer keeps its files until one that it named is read."""
+    def test_events_on_the_disk_are_counted_until_they_are_discarded(self) -> None:
         self.begin()
-        printed = b"a line\n" * 20_000
-        self.world.child.print(printed + self.write_file())
-        self.world.child.end()
+        self.world.child.print(b"hello\n" + (block := self.write_file()))
         self.world.turn()
-        self.world.clock.advance(1000)
-        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
-        self.assertEqual((self.released, (self.root / "some").exists()), (0, True))
-        text = "".join(line["payload"] for line in self.lines())
-        self.assertEqual(f"{text}\n", printed.decode())  # the last one is the marker's
-        self.evaluation.ring.acknowledge(self.evaluation.ring.end_cursor)
-        self.evaluation.on_acknowledge()
-        self.world.turn()
-        self.assertEqual(self.released, 1)
-        (event,) = self.lines()
-        self.assertEqual(event["payload"]["filename"], "plot.svg")
-        self.evaluation.ring.acknowledge(self.evaluation.ring.end_cursor)
-        self.assert_over(EvaluationState.FINISHED, None)
+        size = len(b"hello\n") + len(block) + 8
+        self.assertEqual(self.world.disk.used_bytes, size)
+        self.assertEqual(build_status(self.evaluation, None)["buffered_bytes"], size)
+        self.evaluation.release_event_bytes()
+        self.assertEqual(self.world.disk.used_bytes, 0)
 
-    def test_rest_on_a_full_disk(self) -> None:
-        """One whose file waits gives back its room on the disk when that is wanted."""
-        self.begin()
-        self.world.child.print(b"a line\n" * 20_000 + self.write_file())
-        self.world.child.end()
-        self.world.turn()
-        self.world.sandbox.last.over = build_limit_failure("disk", "disk", "bytes", 2**20)
-        self.world.clock.advance(1)
-        self.world.turn()
-        self.assertIs(self.evaluation.details.state, EvaluationState.FAILED)
-        self.assertEqual(list(self.root.iterdir()), [])
-        self.assertEqual(
-            [line["payload"]["reason"] for line in self.lines() if line["type"] == "data"],
-            ["protocol", "disk"],
+    def test_each_change_is_saved(self) -> None:
+        saved: list[tuple[str, bool]] = []
+
+        def save(evaluation: Evaluation) -> None:
+            saved.append((evaluation.details.state.value, evaluation.run is not None))
+
+        (self.root / "upload").rename(self.mktemp())
+        first = self.make()
+        self.evaluation = Evaluation(
+            first.details, first.workspace, first.context, first.events, save
         )
-
-    def test_forgotten(self) -> None:
-        """One that is over can be forgotten, once; its events are gone. One that runs cannot."""
         self.begin()
-        self.world.child.print(b"hello\n")
-        with self.assertRaises(IllegalTransition):
-            self.evaluation.discard_events(EvaluationState.DRAINED)
+        self.assertEqual(saved, [("running", True)])
+        self.evaluation.stop(CANCELLED)
+        self.assertEqual(set(saved[1:]), {("running", True)})
         self.world.child.end()
-        self.assert_over(EvaluationState.FINISHED, None, "hello\n")
-        self.evaluation.discard_events(EvaluationState.DRAINED)
-        self.assertEqual((self.evaluation.ring.line_bytes, self.world.budget.used_bytes), (0, 0))
-        with self.assertRaises(IllegalTransition):
-            self.evaluation.discard_events(EvaluationState.EXPIRED)
-
-    def test_acknowledged_before_it_runs(self) -> None:
-        """An acknowledgement of nothing, before there is anything, is harmless."""
-        self.slot.shut = True
-        self.begin()
-        self.evaluation.on_acknowledge()
-        self.assertEqual(len(self.evaluation.events.change_condition), 0)
+        self.world.turn()
+        self.assertEqual(saved[-1], ("cancelled", False))
 
 
 class ClusterTests(EvaluationTestCase):
@@ -426,7 +395,7 @@ class ClusterTests(EvaluationTestCase):
         self.begin()
         self.assertIs(self.evaluation.details.state, EvaluationState.QUEUED)
         self.world.clock.advance(1000)
-        self.assertIsNone(self.evaluation.supervisor)
+        self.assertIsNone(self.evaluation.run)
         self.world.sandbox.begin.open()
         self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
         self.world.child.end()

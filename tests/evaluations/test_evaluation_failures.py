@@ -1,20 +1,19 @@
-"""`evaluations.evaluation`: failures, and stops from outside."""
+"""`evaluations.starting`, `cleanup`: failures, stops from outside, and what is removed."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from tawebeval.linux.launcher_client import LaunchSpec
 from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
-from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
+from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.segi import SegiParser
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.sandbox import FakeSandboxedRun
@@ -25,15 +24,6 @@ class FailureTests(EvaluationTestCase):
     """Each failure is one final event after all that was printed."""
 
     configuration = Configuration(limits=LimitSettings(wall_clock=10, output=1024))
-
-    def test_lost_without_the_keeper_names_the_keeper(self) -> None:
-        """Whatever has failed first for the end of the keeper."""
-        keeper = SimpleNamespace(client=SimpleNamespace(is_alive=False), drop_run=lambda _: None)
-        object.__setattr__(self.evaluation.context, "run_keeper", keeper)
-        self.world.repositories.fail("lost", "the sandbox could not be started")
-        self.begin()
-        event = self.assert_over(EvaluationState.FAILED, "lost")
-        self.assertEqual(event["message"], "the keeper of evaluators has ended; submit again")
 
     def test_repository(self) -> None:
         """A repository that cannot be had, with git's own words."""
@@ -205,7 +195,6 @@ class StopTests(SlowTestCase):
 
     configuration = Configuration(
         evaluations=EvaluationSettings(kill_grace_seconds=2),
-        buffers=EventBufferSettings(max_evaluation_bytes=1024),
     )
 
     def stop(self, reason: EvaluationFailure = CANCELLED) -> None:
@@ -281,30 +270,6 @@ class StopTests(SlowTestCase):
         self.world.child.end(0)
         self.assert_over(EvaluationState.CANCELLED, "cancelled")
 
-    def test_full(self) -> None:
-        """While its buffer is full and nobody reads: the same, and nothing is dropped."""
-        self.begin()
-        printed = b"a line\n" * 20_000
-        self.world.child.print(printed)
-        self.assertTrue(self.world.child.paused)
-        self.stop()
-        self.world.child.end(signal=signal.SIGTERM)
-        self.assert_over(EvaluationState.CANCELLED, "cancelled", printed.decode())
-
-    def test_file_of_the_rest_waits(self) -> None:
-        """When it has exited, and a file that it named waits for room: it waits no longer."""
-        self.begin()
-        self.world.child.print(b"a line\n" * 20_000 + self.write_file() + b"the end\n")
-        self.world.child.end()
-        self.world.turn()
-        self.assertFalse(self.evaluation.details.state.has_ended)
-        self.stop()
-        self.world.turn()
-        self.assertIs(self.evaluation.details.state, EvaluationState.CANCELLED)
-        reasons = [line["payload"]["reason"] for line in self.lines() if line["type"] == "data"]
-        self.assertEqual(reasons, ["protocol", "cancelled"])
-        self.assertIn("the end", [line["payload"] for line in self.lines()])
-
     def test_reasons(self) -> None:
         """Every reason other than `cancelled` makes it a failure."""
         for reason in ("shutdown", "lost"):
@@ -367,7 +332,7 @@ class CleanUpTests(SlowTestCase):
         threads = self.slow_threads()
         over: Deferred[None] = self.evaluation.cleanup_event.wait()
         self.run_to_the_clean_up(threads)
-        self.assertTrue(self.evaluation.ring.has_ended)
+        self.assertTrue(self.evaluation.events.log.has_ended)
         self.assertEqual(self.released, 1)
         self.assertNoResult(over)
         threads.finish()
@@ -377,25 +342,25 @@ class CleanUpTests(SlowTestCase):
     def test_cannot_be_removed_yet(self) -> None:
         """Where the machine does not let them be removed just now that is done later."""
         self.begin()
-        remove, broken = Workspace.remove_content, [True]
+        remove, broken = Workspace.remove_evaluator_content, [True]
 
-        def remove_later(workspace: Workspace) -> None:
+        def remove_later(workspace: Workspace, *, keep_submission: bool) -> None:
             if broken:
                 raise OSError(24, "Too many open files")
-            remove(workspace)
+            remove(workspace, keep_submission=keep_submission)
 
-        self.patch(Workspace, "remove_content", remove_later)
+        self.patch(Workspace, "remove_evaluator_content", remove_later)
         self.world.child.end()
         self.world.turn()
         self.assertTrue(self.evaluation.cleanup_event.is_set)
-        root = self.evaluation.workspace.root
+        submission = self.evaluation.workspace.submission_directory
         cleanups = self.evaluation.context.cleanup_queue
         cleanups.retry_next_calls()
-        self.assertTrue(root.exists())
+        self.assertTrue(submission.exists())
         broken.clear()
         for _ in range(2):
             cleanups.retry_next_calls()
-        self.assertFalse(root.exists())
+        self.assert_removed()
 
     def test_group_stays(self) -> None:
         """Where killed processes have not gone as yet, the rest is removed, and later they."""
@@ -412,7 +377,7 @@ class CleanUpTests(SlowTestCase):
         self.world.child.end()
         self.world.turn()
         self.assertTrue(self.evaluation.cleanup_event.is_set)
-        self.assertFalse(self.evaluation.workspace.root.exists())
+        self.assert_removed()
         cleanups = self.evaluation.context.cleanup_queue
         cleanups.retry_next_calls()
         broken.clear()
@@ -423,7 +388,7 @@ class CleanUpTests(SlowTestCase):
     def test_cannot_be_removed(self) -> None:
         """Where directories cannot be removed it is over all the same, and that is logged."""
         self.begin()
-        self.patch(Workspace, "remove_content", lambda workspace: 1 // 0)
+        self.patch(Workspace, "remove_evaluator_content", lambda *_, keep_submission: 1 // 0)
         self.world.child.end()
         self.world.turn()
         self.assertTrue(self.evaluation.cleanup_event.is_set)

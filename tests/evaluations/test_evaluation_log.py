@@ -1,4 +1,4 @@
-"""`evaluations.evaluation`: lines in the log."""
+"""`evaluations.lifecycle`: lines in the log."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from twisted.logger import LogEvent, capturedLogs, formatEvent
 from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.logging import format_json
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.restoring import load_details, make_row
 from tawebeval.evaluations.status import build_status
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
@@ -51,7 +51,7 @@ class StoryTests(EvaluationTestCase):
         self.world.clock.advance(3)
         self.world.child.end()
         self.world.turn()
-        self.evaluation.discard_events(EvaluationState.DRAINED)
+        self.evaluation.enter(EvaluationState.DRAINED)
         story = self.story()
         self.assertEqual(story[0], f"queued; caller '', commit {OID}")
         self.assertEqual(story[1], "fetching after 1.000 s")
@@ -142,9 +142,8 @@ class StoryTests(EvaluationTestCase):
         object.__setattr__(self.evaluation.context, "read_wall_clock", lambda: next(times))
         self.begin()
         self.world.clock.advance(10)
-        snapshot = self.evaluation.take_snapshot()
-        found = EvaluationDetails.from_snapshot(snapshot, self.root)
-        later = Evaluation(found, self.evaluation.workspace, self.evaluation.context)
+        found, first = load_details(make_row(self.evaluation), None), self.evaluation
+        later = Evaluation(found, first.workspace, first.context, first.events)
         self.assertEqual(later.read_clock(), EPOCH + 10)
         self.world.end()
         self.assertEqual([event.get("after") for event in self.events], [None, 0, 0, 10])

@@ -1,4 +1,4 @@
-"""`evaluations.evaluation`: memory for the text of callers and evaluators."""
+"""`evaluations.lifecycle`: memory for the text of callers and evaluators."""
 
 from __future__ import annotations
 
@@ -50,6 +50,9 @@ def files() -> tuple[SubmissionFile, ...]:
     )
 
 
+KEPT = len(largest("repository[url]")) + MAX_TRUNCATED_COMMAND_BYTES + 2048
+"""Bytes of texts that the status shows of the largest form, and the URL of its callback."""
+
 LETTERS = str.maketrans("0123456789", "abcdefghij")
 
 
@@ -74,6 +77,7 @@ class MemoryTests(EvaluationTestCase):
         """Return how many bytes all strings take that the evaluation leads to, and nobody else."""
         context = self.evaluation.context
         others = [*attrs.asdict(context, recurse=False).values(), *self.world.spawn.children]
+        others += self.world.files.values()
         seen = {id(context), *map(id, others)}
         found, waiting = 0, [self.evaluation]
         gc.collect()
@@ -104,8 +108,7 @@ class MemoryTests(EvaluationTestCase):
         """With the start the command and the names of the files go."""
         self.begin()
         self.world.sandbox.last.started_as.clear()
-        kept = len(largest("repository[url]")) + MAX_TRUNCATED_COMMAND_BYTES + 2048
-        self.assertLess(self.texts(), kept + USUAL)
+        self.assertLess(self.texts(), KEPT + USUAL)
         shown = build_status(self.evaluation, None)
         self.assertEqual(
             shown["evaluator_cmd"], largest("evaluator_cmd")[: MAX_TRUNCATED_COMMAND_BYTES - 3]
@@ -115,7 +118,7 @@ class MemoryTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
 
     def test_ended(self) -> None:
-        """At the end it has no part of stdout that is no event, and stderr once, in bytes."""
+        """At the end it has no part of stdout that is no event, and stderr twice: in the event."""
         self.begin()
         begin = self.world.child.environment["EVALUATION_FILE_BEGIN"].encode()
         self.world.child.print(begin + b"\n\n" + b"x" * 10**6)
@@ -124,55 +127,24 @@ class MemoryTests(EvaluationTestCase):
         self.world.turn()
         self.assertIs(self.evaluation.details.state, EvaluationState.FAILED)
         self.read_all()
-        self.assertLess(self.texts(), self.kept() + STDERR_TAIL_BYTES + USUAL)
+        self.assertLess(self.texts(), KEPT + 2 * STDERR_TAIL_BYTES + USUAL)
         self.assertEqual(
             len(build_status(self.evaluation, None)["stderr"].encode()), STDERR_TAIL_BYTES
         )
 
     def read_all(self) -> None:
         """Let readers have taken all events."""
-        self.evaluation.ring.acknowledge(self.evaluation.ring.end_cursor)
-        self.evaluation.on_acknowledge()
-
-    def kept(self) -> int:
-        """Return what counts of it beside its ring, and hold that this is what there is."""
-        counted = self.world.budget.used_bytes - self.evaluation.ring.line_bytes
-        self.assertEqual(counted, self.evaluation.ring_allocation.bytes_outside_ring)
-        self.assertGreater(counted, len(self.evaluation.details.request.repository.url))
-        return counted
-
-    def test_counted(self) -> None:
-        """What stays counts among the bytes of all, and of its caller, until it is forgotten."""
-        self.begin()
-        self.world.child.complain(b"x" * STDERR_TAIL_BYTES)
-        self.assertEqual(self.world.budget.used_bytes, 0)
-        self.world.child.end()
-        self.assert_over(EvaluationState.FINISHED, None)
-        url = len(self.evaluation.details.request.repository.url.encode())
-        self.assertGreater(
-            self.kept(), url + STDERR_TAIL_BYTES + 2048 + MAX_TRUNCATED_COMMAND_BYTES - KIB
-        )
-        self.evaluation.discard_events(EvaluationState.EXPIRED)
-        self.assertEqual(self.world.budget.used_bytes, 0)
-
-    def test_little(self) -> None:
-        """A usual form is a part of what any evaluation takes, and is not counted."""
-        (self.root / "upload").rename(self.mktemp())
-        self.evaluation = super().make()
-        self.begin()
-        self.world.child.end()
-        self.assert_over(EvaluationState.FINISHED, None)
-        self.assertEqual(self.world.budget.used_bytes, 0)
+        self.evaluation.events.acknowledge(self.evaluation.events.log.end_cursor)
 
     def test_failed(self) -> None:
-        """Of a failure there is what the status tells: neither where it was raised, nor stderr."""
+        """Of a failure there are its event and what the status tells, not where it was raised."""
         self.world.repositories.fail("repository", "could not be fetched", stderr="x" * 8192)
         self.begin()
         self.assertEqual(
             self.assert_over(EvaluationState.FAILED, "repository")["stderr"], "x" * 8192
         )
         self.read_all()
-        self.assertLess(self.texts(), self.kept() + USUAL)
+        self.assertLess(self.texts(), KEPT + 8192 + USUAL)
         failure = self.evaluation.details.failure
         assert failure is not None
         self.assertEqual((failure.reason, str(failure)), ("repository", "could not be fetched"))
@@ -185,7 +157,7 @@ class MemoryTests(EvaluationTestCase):
         self.begin()
         message = self.assert_over(EvaluationState.FAILED, "directory")["message"]
         self.assertLess(len(message), 400)
-        self.assertLess(self.texts(), self.kept() + len(message) + 3 * USUAL)
+        self.assertLess(self.texts(), KEPT + len(message) + 3 * USUAL)
 
     def test_packed(self) -> None:
         """What was packed is what was sent."""

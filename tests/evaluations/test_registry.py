@@ -98,14 +98,3 @@ class RepetitionTests(RegistryTestCase):
         self.assertEqual(
             self.registry.get_status(identifier)["events"], {"buffered": 3, "discarded": 2}
         )
-
-    def test_resumes(self) -> None:
-        """An acknowledgement makes room, so that a run that was held goes on."""
-        identifier, child = self.start(b"a line\n" * 200)
-        self.assertTrue(child.paused)
-        page = self.page(identifier)
-        self.assertTrue(child.paused)
-        while child.paused:
-            page = self.page(identifier, page["end"])
-            self.assertTrue(page["data"])
-        self.assertEqual(self.registry.get_status(identifier)["state"], "running")

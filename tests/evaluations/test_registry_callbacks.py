@@ -7,19 +7,18 @@ import gc
 from twisted.internet.defer import Deferred
 
 from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
-from tawebeval.errors import EvaluationExpired, InvalidField
+from tawebeval.errors import InvalidField
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.evaluations import RegistryTestCase
 
 URL = "https://receiver.example/hook?key=s3cret"
-PLENTY = b"a line\n" * 200_000  # more than the buffer of an evaluation
 
 
 class CallbackTests(RegistryTestCase):
     """A registry with callbacks, and with more time to run than to be asked for."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after_seconds=900, max_pause_seconds=10**6),
+        evaluations=EvaluationSettings(abandon_after_seconds=900),
         limits=LimitSettings(wall_clock=10**6),
     )
 
@@ -58,7 +57,7 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual(document, self.registry.get_status(identifier))
         self.assertEqual((document["state"], document["exit"]["status"]), ("failed", 3))
         self.assertEqual(document["callback"], {**waiting, "state": "pending"})
-        self.assertEqual(self.page(identifier)["data"], ["one", "\n", "exit"])
+        self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
 
     def test_not_wanted(self) -> None:
         """Without the field nobody is told, and the status has null."""
@@ -68,16 +67,13 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual(self.callbacks.sent, [])
 
     def test_however_it_ends(self) -> None:
-        """Cancelled, forgotten or stopped with the daemon: each end is told, with its state."""
+        """Cancelled, failed or stopped with the daemon: each end is told, with its state."""
         cancelled = self.accept(callback_url=URL)
         done = Deferred.fromCoroutine(self.registry.cancel_evaluation(cancelled))
         self.world.end()
         self.successResultOf(done)
-        abandoned = self.accept(callback_url=URL)
-        self.world.child.print(PLENTY)
-        self.expire(901)
-        self.world.end()
-        self.assertRaises(EvaluationExpired, self.registry.get_status, abandoned)
+        failed = self.accept(callback_url=URL)
+        self.finish(self.world.child, 3)
         stopped = self.accept(callback_url=URL)
         self.end_all()
         told = [
@@ -87,7 +83,7 @@ class CallbackTests(RegistryTestCase):
             [(evaluation, state, error["reason"]) for evaluation, state, error in told],
             [
                 (derive_log_pseudonym(cancelled), "cancelled", "cancelled"),
-                (derive_log_pseudonym(abandoned), "failed", "lost"),
+                (derive_log_pseudonym(failed), "failed", "exit"),
                 (derive_log_pseudonym(stopped), "failed", "shutdown"),
             ],
         )
@@ -104,18 +100,6 @@ class CallbackTests(RegistryTestCase):
             self.assertEqual(self.callbacks.sent[-1][0], derive_log_pseudonym(identifier))
             self.assertEqual(self.callbacks.sent[-1][1]["state"], "finished")
         self.assertEqual(self.page(first)["data"], ["one", "\n"])
-
-    def test_held(self) -> None:
-        """One that is held, since nobody reads it, is abandoned: after its time from then on."""
-        identifier = self.accept(callback_url=URL)
-        self.expire(2000)
-        self.world.child.print(PLENTY)
-        self.assertTrue(self.world.child.paused)
-        self.expire(899)
-        self.assertEqual(self.world.child.signals, [])
-        self.expire(1)
-        self.assertEqual(self.world.child.signals, [15])
-        self.assertRaises(EvaluationExpired, self.registry.get_status, identifier)
 
     def test_expires(self) -> None:
         """When it has ended it is kept as all are, also where its callback could not be sent."""

@@ -11,7 +11,6 @@ from tawebeval.config import (
     Configuration,
     EvaluationSettings,
     EventBufferSettings,
-    LimitSettings,
 )
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue
@@ -24,7 +23,7 @@ from tawebeval.errors import (
 )
 from tawebeval.web.events import EventPoll
 from tests.cases.evaluations import END, RegistryTestCase
-from tests.fakes.world import UntidyThreads, answer
+from tests.fakes.world import answer
 
 
 class CallerTests(RegistryTestCase):
@@ -176,13 +175,6 @@ class FetchTests(RegistryTestCase):
 class KeptShareTestCase(RegistryTestCase):
     """Callers who do not read, or by streams only."""
 
-    def read(self, identifier: str, caller: str = "alice") -> None:
-        """Let a stream send all that there is."""
-        subscription = self.registry.events.subscribe(identifier, None, caller)
-        assert subscription is not None
-        with subscription:
-            subscription.read_events(10**6)
-
     def leave(self, caller: str, count: int = 1) -> list[str]:
         """Let some evaluations end that nobody reads."""
         identifiers = []
@@ -237,10 +229,10 @@ class KeptShareTests(KeptShareTestCase):
     def test_sent(self) -> None:
         """One of the caller's own that a stream has sent to the end makes room, no other's."""
         (bobs,) = self.leave("bob")
-        self.read(bobs, "bob")
+        self.send_all(bobs, "bob")
         first, second = self.leave("alice", 2)
         self.check_over("alice")
-        self.read(second)
+        self.send_all(second, "alice")
         self.leave("alice")
         self.check_over("alice")
         for identifier, known in ((bobs, True), (first, True), (second, False)):
@@ -310,36 +302,25 @@ class NoKeptShareTests(KeptShareTestCase):
 
 
 class BytesShareTests(KeptShareTestCase):
-    """Of 12 KiB for all two are each caller's share; one evaluation may have one."""
+    """Of 4 KiB on the disk for all two are each caller's share."""
 
     configuration = Configuration(
-        callers=CallerSettings(max_buffer_bytes=2048),
         evaluations=EvaluationSettings(retention_seconds=600),
-        buffers=EventBufferSettings(
-            max_total_bytes=16384, max_evaluation_bytes=1024, max_page_bytes=4096
-        ),
-        limits=LimitSettings(wall_clock=10**6),
+        buffers=EventBufferSettings(max_disk_bytes=4096),
     )
-    running, queued = 2, 20
 
     def print(self) -> None:
         """Let the newest evaluation print half of a share."""
         self.world.child.print(b"x" * 1024 + b"\n")
 
-    def states(self, identifiers: list[str]) -> list[str]:
-        """Return the states of some of alice's evaluations."""
-        return [
-            self.registry.get_status(identifier, "alice")["state"] for identifier in identifiers
-        ]
-
     def check_over(self, caller: str) -> None:
         """Hold that nothing is accepted of this caller, who is told what to do."""
         error = self.assertRaises(CallerQuotaExceeded, self.registry.check_admission, caller)
         self.assertEqual(error.retry_after, 30)
+        self.assertIn("buffers.disk", error.detail)
         self.assertIn("after=end", error.detail)
 
-    def test_others(self) -> None:
-        """Who leaves its share of bytes unread gets nothing more, and others do."""
+    def test_caller_with_unread_bytes_gets_nothing_more_and_others_do(self) -> None:
         (first,) = self.leave("alice")
         self.registry.check_admission("alice")
         self.leave("alice")
@@ -349,81 +330,25 @@ class BytesShareTests(KeptShareTestCase):
         self.leave("alice")
         self.check_over("alice")
 
-    def test_expired(self) -> None:
-        """Asking for the status does not keep them."""
+    def test_all_callers_together_fill_the_disk(self) -> None:
+        for caller in ("alice", "bob", "carol", "dave"):
+            self.leave(caller)
+        refusal = self.assertRaises(ServerBusy, self.registry.check_admission, "eve")
+        self.assertIs(type(refusal), ServerBusy)
+        self.assertIn("buffers.disk", refusal.detail)
+
+    def test_status_does_not_keep_unread_bytes(self) -> None:
         identifiers = self.leave("alice", 2)
         self.world.clock.advance(599)
-        self.states(identifiers)
+        for identifier in identifiers:
+            self.registry.get_status(identifier, "alice")
         self.check_over("alice")
         self.expire(1)
         self.registry.check_admission("alice")
 
-    def fill_queue(self) -> list[str]:
-        """Let many of alice's wait at once, and two end that nobody reads."""
-        identifiers = [self.registry.accept_form(self.upload(), "alice") for _ in range(5)]
-        for _ in range(2):
-            self.end_next()
-        return identifiers
-
-    def end_next(self) -> None:
-        """Let the first end that runs."""
-        child = next(child for child in self.world.spawn.children if child.is_running)
-        child.print(b"x" * 1024 + b"\n")
-        self.finish(child)
-
-    def test_sent(self) -> None:
-        """What a stream has sent to the end goes before anything is refused."""
+    def test_what_a_stream_has_sent_goes_before_a_refusal(self) -> None:
         first, second = self.leave("alice", 2)
-        self.read(second)
+        self.send_all(second, "alice")
         self.registry.check_admission("alice")
         self.assertNotIn(second, self.registry.records)
         self.assertIn(first, self.registry.records)
-
-    def test_queue(self) -> None:
-        """What had been accepted by then waits, while others run, until some is read."""
-        first, _, *others = self.fill_queue()
-        self.assertEqual(self.states(others), ["running", "queued", "queued"])
-        bob = self.registry.accept_form(self.upload(), "bob")
-        self.assertEqual(self.registry.get_status(bob, "bob")["state"], "running")
-        self.finish(self.world.child)
-        self.assertEqual(self.states(others), ["running", "queued", "queued"])
-        self.registry.events.read_page_now(first, END, "alice")
-        self.world.turn()
-        self.assertEqual(self.states(others), ["running", "running", "queued"])
-
-    def test_queue_expired(self) -> None:
-        """Or until it expires."""
-        others = self.fill_queue()[2:]
-        self.expire(600)
-        self.assertEqual(self.states(others), ["running", "running", "queued"])
-
-    def test_queue_sent(self) -> None:
-        """Or until a stream has sent it to the end."""
-        first, _, *others = self.fill_queue()
-        self.read(first)
-        self.world.turn()
-        self.assertEqual(self.states(others), ["running", "running", "queued"])
-        self.assertNotIn(first, self.registry.records)
-
-    def test_queue_sent_and_paged(self) -> None:
-        """And nobody reads pages of it any more."""
-        first, _, *others = self.fill_queue()
-        self.registry.events.read_page_now(first, None, "alice")
-        self.read(first)
-        self.expire(29)
-        self.assertEqual(self.states(others), ["running", "queued", "queued"])
-        self.expire(1)
-        self.assertEqual(self.states(others), ["running", "running", "queued"])
-
-    def test_queue_sent_before_it_is_over(self) -> None:
-        """And nothing is left of it but its events."""
-        self.world.threads = threads = UntidyThreads()
-        self.registry = self.make()
-        threads.tidied.shut = True
-        first, _, *others = self.fill_queue()
-        self.read(first)
-        self.world.turn()
-        self.assertEqual(self.states(others), ["running", "queued", "queued"])
-        threads.tidied.open()
-        self.world.turn()
-        self.assertEqual(self.states(others), ["running", "running", "queued"])

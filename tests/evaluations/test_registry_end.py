@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
 from twisted.internet.defer import Deferred
 
-from tawebeval.config import EventBufferSettings
 from tawebeval.errors import EvaluationExpired, InvalidCursor
 from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 
@@ -13,9 +11,7 @@ from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 class ExpireTests(RegistryTestCase):
     """Evaluations for which nobody asks."""
 
-    configuration = msgspec.structs.replace(
-        PATIENT, buffers=EventBufferSettings(max_evaluation_bytes=4096)
-    )
+    configuration = PATIENT
 
     def test_abandoned(self) -> None:
         """After that time, and no moment before, it is killed and forgotten."""
@@ -72,20 +68,6 @@ class ExpireTests(RegistryTestCase):
         self.successResultOf(Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier)))
         self.expire(1)
         self.assert_refused(EvaluationExpired, identifier)
-
-    def test_status_of_one_that_is_not_read(self) -> None:
-        """Whoever asks for its status alone keeps none that is held because nobody reads it."""
-        identifier, child = self.start(b"a\n" * self.configuration.buffers.max_evaluation_bytes)
-        self.assertTrue(child.paused)
-        self.expire(899)
-        self.assertEqual(self.registry.get_status(identifier)["state"], "running")
-        cursor = self.page(identifier)["end"]
-        self.expire(899)
-        self.assertEqual(self.registry.get_status(identifier)["state"], "running")
-        self.assertEqual(child.signals, [])
-        self.expire(1)
-        self.assertEqual(child.signals, [15])
-        self.assert_refused(EvaluationExpired, identifier, cursor)
 
     def test_refused_cursor_counts(self) -> None:
         """So does one whose cursor is refused: it is a client all the same."""

@@ -8,6 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
+from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.journal import EvaluationJournal, JournalContent, JournaledBatch
+from tawebeval.evaluations.run_keeper import RunDescriptors
+from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot
+from tawebeval.linux.keeper_client import DescriptorBundle, RunningKeeper
+from tawebeval.linux.keeper_owned_process import KeeperOwnedDescriptors
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.checkout import Checkout, Commit
@@ -15,13 +21,7 @@ from tawebeval.core.form import pack_request
 from tawebeval.core.states import EvaluationState
 from tawebeval.evaluations import restart
 from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.journal import EvaluationJournal, JournalContent, JournaledBatch
 from tawebeval.evaluations.run import RunProgress
-from tawebeval.evaluations.run_keeper import RunDescriptors
-from tawebeval.evaluations.snapshot import EvaluationSnapshot, RunSnapshot
-from tawebeval.linux.keeper_client import DescriptorBundle, RunningKeeper
-from tawebeval.linux.keeper_owned_process import KeeperOwnedDescriptors
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.world import OID, TREE, make_request

@@ -1,17 +1,16 @@
-"""`evaluations.run`: one run, with a fake child and a Clock."""
+"""`evaluations.run`: the end of a run, its stderr and its stops, with a fake child and a Clock."""
 
 from __future__ import annotations
 
 import gc
 import signal
-from typing import NoReturn, get_args
+from typing import get_args
 
-from tawebeval.core.segi import SegiParser
 from tawebeval.errors import EvaluationFailure, FailureReason, build_limit_failure
 from tawebeval.evaluations.run import STDERR_TAIL_BYTES
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.sandbox.workspace import FileRefused
-from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase
+from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase, make_file_block
 from tests.fakes.children import STDOUT
 
 RESOURCES = {"memory", "processes", "disk", "file_size", "output", "stderr"}
@@ -25,20 +24,18 @@ class EndTests(RunTestCase):
         self.child.print(b"hello\nworld")
         self.child.end()
         self.assert_over(status=0)
-        self.assertIsNone(self.evaluator_run.failure)
+        self.assertIsNone(self.run_.failure)
         self.assertEqual(self.text(), "hello\nworld")
         waited = self.child.resource_usage
         assert waited is not None
-        self.assertEqual(
-            self.evaluator_run.usage, ResourceUsage(waited.ru_utime + waited.ru_stime, None)
-        )
+        self.assertEqual(self.run_.usage, ResourceUsage(waited.ru_utime + waited.ru_stime, None))
 
     def test_status(self) -> None:
         """Another status is the failure `exit`, with the status and stderr."""
         self.child.complain(b"no such file\n")
         self.child.end(3)
         self.assert_over(status=3)
-        failure = self.evaluator_run.failure
+        failure = self.run_.failure
         assert failure is not None
         self.assertEqual(failure.reason, "exit")
         self.assertEqual(failure.extra_members, {"status": 3, "stderr": "no such file\n"})
@@ -48,7 +45,7 @@ class EndTests(RunTestCase):
         """A signal that nobody here sent is the failure `exit` with that signal."""
         self.child.end(signal=signal.SIGSEGV)
         self.assert_over(number=signal.SIGSEGV)
-        failure = self.evaluator_run.failure
+        failure = self.run_.failure
         assert failure is not None
         self.assertEqual(failure.reason, "exit")
         self.assertEqual(failure.extra_members, {"signal": 11, "stderr": ""})
@@ -62,8 +59,8 @@ class EndTests(RunTestCase):
         self.child.complain(b"last words")
         self.orphans.open()
         self.assert_over(status=1)
-        assert self.evaluator_run.failure is not None
-        self.assertEqual(self.evaluator_run.failure.extra_members["stderr"], "last words")
+        assert self.run_.failure is not None
+        self.assertEqual(self.run_.failure.extra_members["stderr"], "last words")
         self.assertEqual(self.text(), "late")
 
     def test_the_group_is_killed(self) -> None:
@@ -81,7 +78,7 @@ class EndTests(RunTestCase):
         self.child.exit()
         self.turn()
         self.assertFalse(self.child.rest_wanted)
-        self.assertFalse(self.evaluator_run.run_ended.is_set)
+        self.assertFalse(self.run_.run_ended.is_set)
         self.orphans.open()
         self.assertTrue(self.child.rest_wanted)
         self.assert_over(status=0)
@@ -89,27 +86,28 @@ class EndTests(RunTestCase):
 
     def test_files_hold_up_the_end(self) -> None:
         """Nor before a file that it named is read, and stands among the events."""
-        self.child.print(b"~FB\nX-SEGI-As: path\n\nout.txt\n~FE\n")
+        self.child.print(make_file_block(b"out.txt"))
         self.child.end()
         self.turn()
-        self.assertFalse(self.evaluator_run.run_ended.is_set)
-        self.file.callback(b"content")
+        self.assertFalse(self.run_.run_ended.is_set)
+        self.wanted[0][1].callback(b"content")
         self.assert_over(status=0)
-        self.assertEqual(self.ring.end_cursor, 1)
+        self.assertEqual(self.log.end_cursor, 1)
 
     def test_stopped_files(self) -> None:
         """After a stop, before the exit or after it, files of a node are not waited for long."""
         for has_exited in (True, False):
-            self.child.print(b"~FB\nX-SEGI-As: path\n\nout.txt\n~FE\n")
+            self.child.print(make_file_block(b"out.txt"))
+            self.turn()
             if has_exited:
                 self.child.end()
                 self.turn()
             self.assertEqual(self.sandboxed.hurried, 0)
-            self.evaluator_run.stop(CANCELLED)
+            self.run_.stop(CANCELLED)
             if not has_exited:
                 self.child.end()
             self.assertEqual(self.sandboxed.hurried, 1)
-            self.file.errback(FileRefused("the node is gone"))
+            self.wanted[0][1].errback(FileRefused("the node is gone"))
             self.assert_over(status=0)
             self.setUp()
 
@@ -119,7 +117,7 @@ class EndTests(RunTestCase):
         self.child.end()
         self.turn()
         self.assertEqual(len(self.orphans), 1)
-        self.assertFalse(self.evaluator_run.run_ended.is_set)
+        self.assertFalse(self.run_.run_ended.is_set)
         self.orphans.open()
         self.assert_over(status=0)
 
@@ -133,86 +131,6 @@ class EndTests(RunTestCase):
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
 
-class DefectTests(RunTestCase):
-    """Defects of the daemon between stdout and the ring."""
-
-    def break_(self, name: str) -> None:
-        """Let the parser raise."""
-
-        def fail(*_: object) -> NoReturn:
-            raise RuntimeError("a defect")
-
-        self.patch(SegiParser, name, fail)
-
-    def assert_lost(self) -> None:
-        """Hold that the run is lost, and the defect logged."""
-        assert self.evaluator_run.failure is not None
-        self.assertEqual(self.evaluator_run.failure.reason, "lost")
-        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-
-    def test_killed(self) -> None:
-        """Who prints what gets lost is killed at once, and has not finished well."""
-        self.child.obeys = (signal.SIGKILL,)
-        self.child.print(b"good\n")
-        self.break_("feed")
-        self.child.print(b"bad\n")
-        self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
-        self.assert_over(number=signal.SIGKILL)
-        self.assert_lost()
-        self.assertEqual(self.text(), "good")
-
-    def test_after_the_exit(self) -> None:
-        """Nor has one that exits with status 0 before that is found."""
-        self.orphans.shut = True
-        self.child.exit(0)
-        self.break_("feed")
-        self.child.print(b"bad\n")
-        self.orphans.open()
-        self.assert_over(status=0)
-        self.assert_lost()
-
-    def test_at_the_end(self) -> None:
-        """Nor one where that is found when all was printed."""
-        self.break_("finish")
-        self.child.print(b"a\nb")
-        self.child.end(0)
-        self.assert_over(status=0)
-        self.assert_lost()
-
-    def test_full(self) -> None:
-        """Nobody waits for readers then."""
-        self.capacity = 100
-        self.setUp()
-        self.orphans.shut = True
-        self.child.print(b"line\n" * 100)
-        self.child.print(b"\n" * 100_000)
-        self.child.exit(0)
-        self.turn()
-        self.assertFalse(self.evaluator_run.run_ended.is_set)
-        self.break_("feed")
-        self.orphans.open()
-        self.assert_over(status=0)
-        self.assert_lost()
-
-    def test_cannot_be_told(self) -> None:
-        """Where the loss itself cannot be told it is no good end either."""
-        self.break_("finish")
-        self.patch(self.evaluator_run, "on_lost_events", lambda: None)
-        self.child.end(0)
-        self.assert_over(status=0)
-        self.assert_lost()
-
-    def test_stopped(self) -> None:
-        """One that was stopped before keeps its reason."""
-        self.evaluator_run.stop(CANCELLED)
-        self.break_("feed")
-        self.child.print(b"bad\n")
-        self.child.end(0)
-        self.assert_over(status=0)
-        self.assertIs(self.evaluator_run.failure, CANCELLED)
-        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-
-
 class StderrTests(RunTestCase):
     """What is kept of stderr."""
 
@@ -222,16 +140,16 @@ class StderrTests(RunTestCase):
             self.child.complain(b"%d\n" % number)
         everything = "".join(f"{number}\n" for number in range(5000))
         self.assertEqual(STDERR_TAIL_BYTES, 8192)
-        self.assertEqual(self.evaluator_run.stderr_text, everything[-8192:])
+        self.assertEqual(self.run_.stderr_text, everything[-8192:])
         self.child.complain(b"x" * 10000)
-        self.assertEqual(self.evaluator_run.stderr_text, "x" * 8192)
+        self.assertEqual(self.run_.stderr_text, "x" * 8192)
 
     def test_bytes(self) -> None:
         """It is shown as UTF-8, with what is not replaced; it is no part of the events."""
         self.child.complain(b"\xff\xc3")
         self.child.complain(b"\xa9")
-        self.assertEqual(self.evaluator_run.stderr_text, "\ufffd\u00e9")
-        self.assertEqual(self.ring.end_cursor, 0)
+        self.assertEqual(self.run_.stderr_text, "\ufffd\u00e9")
+        self.assertEqual(self.log.end_cursor, 0)
 
     def test_begins_with_a_character(self) -> None:
         """A character that does not fit as a whole is left out, however stderr came."""
@@ -241,14 +159,14 @@ class StderrTests(RunTestCase):
                 for at in range(0, len(printed), size):
                     self.child.complain(printed[at : at + size])
                 characters = (STDERR_TAIL_BYTES - len(end)) // 4
-                self.assertEqual(self.evaluator_run.stderr_text, "😀" * characters + end)
+                self.assertEqual(self.run_.stderr_text, "😀" * characters + end)
 
     def test_stray_bytes(self) -> None:
         """With what is not UTF-8 replaced it is no longer either."""
         self.child.complain(b"\xff" * 10_000 + b"end")
-        self.assertEqual(self.evaluator_run.stderr_text, "\ufffd" * 2729 + "end")
+        self.assertEqual(self.run_.stderr_text, "\ufffd" * 2729 + "end")
         self.child.complain(b"\x80")
-        self.assertEqual(self.evaluator_run.stderr_text, "\ufffd" * 2728 + "end\ufffd")
+        self.assertEqual(self.run_.stderr_text, "\ufffd" * 2728 + "end\ufffd")
 
 
 class StopTests(RunTestCase):
@@ -256,72 +174,72 @@ class StopTests(RunTestCase):
 
     def test_term_then_kill(self) -> None:
         """TERM at once, KILL after the grace time, and not one moment before."""
-        self.evaluator_run.stop(CANCELLED)
+        self.run_.stop(CANCELLED)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
         self.clock.advance(GRACE - 0.001)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
         self.clock.advance(0.001)
         self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
-        self.assertFalse(self.evaluator_run.run_ended.is_set)
+        self.assertFalse(self.run_.run_ended.is_set)
         self.child.end(signal=signal.SIGKILL)
         self.assert_over(number=signal.SIGKILL)
-        self.assertIs(self.evaluator_run.failure, CANCELLED)
+        self.assertIs(self.run_.failure, CANCELLED)
 
     def test_obedient(self) -> None:
         """One that goes on TERM gets no KILL, and what it still prints counts."""
         self.child.print(b"working\n")
-        self.evaluator_run.stop(CANCELLED)
+        self.run_.stop(CANCELLED)
         self.clock.advance(1)
         self.child.print(b"goodbye\n")
         self.child.end(0)
         self.assert_over(status=0)
         self.clock.advance(100)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
-        self.assertIs(self.evaluator_run.failure, CANCELLED)
+        self.assertIs(self.run_.failure, CANCELLED)
         self.assertEqual(self.text(), "working\ngoodbye\n")
 
     def test_first_reason_counts(self) -> None:
         """Neither a second reason nor the exit that follows replaces the first."""
-        self.evaluator_run.stop(CANCELLED)
-        self.evaluator_run.stop(EvaluationFailure("shutdown", "too late"))
+        self.run_.stop(CANCELLED)
+        self.run_.stop(EvaluationFailure("shutdown", "too late"))
         self.clock.advance(20)  # over the time limit, too
         self.child.end(signal=signal.SIGKILL)
         self.assert_over(number=signal.SIGKILL)
-        self.assertIs(self.evaluator_run.failure, CANCELLED)
+        self.assertIs(self.run_.failure, CANCELLED)
         self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
 
     def test_closed_output(self) -> None:
         """One that has closed its stdout and runs on is stopped as others are."""
         self.child.lose(STDOUT)
-        self.evaluator_run.stop(CANCELLED)
+        self.run_.stop(CANCELLED)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
         self.child.end(signal=signal.SIGTERM)
         self.assert_over(number=signal.SIGTERM)
-        self.assertIs(self.evaluator_run.failure, CANCELLED)
+        self.assertIs(self.run_.failure, CANCELLED)
 
     def test_reasons(self) -> None:
         """Time that is over, a wish, and whatever else is no such limit leave the grace time."""
         for reason in get_args(FailureReason):
             self.setUp()
-            self.evaluator_run.stop(EvaluationFailure(reason, "enough"))
+            self.run_.stop(EvaluationFailure(reason, "enough"))
             expected = signal.SIGKILL if reason in RESOURCES else signal.SIGTERM
             self.assertEqual(self.child.signals, [expected], reason)
 
     def test_resources_in_the_grace_time(self) -> None:
         """It is killed also where it was stopped before for another reason, which stays."""
-        self.evaluator_run.stop(CANCELLED)
+        self.run_.stop(CANCELLED)
         for _ in range(2):  # each look tells of it
-            self.evaluator_run.stop(build_limit_failure("disk", "disk", "bytes", 7))
+            self.run_.stop(build_limit_failure("disk", "disk", "bytes", 7))
         self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL])
         self.child.end(signal=signal.SIGKILL)
         self.assert_over(number=signal.SIGKILL)
-        self.assertIs(self.evaluator_run.failure, CANCELLED)
+        self.assertIs(self.run_.failure, CANCELLED)
 
     def test_after_the_exit(self) -> None:
         """What has exited by itself gets no signal, but its end was still asked for."""
         self.child.exit(0)
-        self.evaluator_run.stop(CANCELLED)
+        self.run_.stop(CANCELLED)
         self.child.close()
         self.assert_over(status=0)
         self.assertEqual(self.child.signals, [])
-        self.assertIs(self.evaluator_run.failure, CANCELLED)
+        self.assertIs(self.run_.failure, CANCELLED)

@@ -68,7 +68,6 @@ class StatusTests(EvaluationTestCase):
                 "stderr": "",
                 "events": {"buffered": 0, "discarded": 0},
                 "buffered_bytes": 0,
-                "paused_seconds": 0,
             },
         )
 
@@ -77,13 +76,12 @@ class StatusTests(EvaluationTestCase):
         self.begin()
         self.world.child.print(b"one\ntwo\nthree\n")
         self.world.child.complain(b"careful")
-        self.evaluation.ring.acknowledge(2)
+        self.evaluation.events.acknowledge(2)
         document = self.status()
         self.assertEqual((document["state"], document["queue_place"]), ("running", None))
         self.assertEqual((document["tree_oid"], document["stderr"]), (TREE, "careful"))
         self.assertEqual(document["events"], {"buffered": 3, "discarded": 2})
-        self.assertEqual(document["buffered_bytes"], self.evaluation.ring.line_bytes)
-        self.assertGreater(document["buffered_bytes"], 0)
+        self.assertEqual(document["buffered_bytes"], len(b"one\ntwo\nthree\n"))
         self.assertEqual((document["exit"], document["usage"]), (None, None))
 
     def test_results(self) -> None:
@@ -98,7 +96,7 @@ class StatusTests(EvaluationTestCase):
             '{"type": "score", "score": 7.5, "maximum": 10}',
         ):
             self.world.child.print((block % value).encode())
-        self.evaluation.ring.acknowledge(3)
+        self.evaluation.events.acknowledge(3)
         shown = {
             "goals": {"fast": True},
             "goals_omitted": 0,
@@ -111,20 +109,6 @@ class StatusTests(EvaluationTestCase):
         self.world.turn()
         self.assertEqual(self.status()["results"], shown)
         self.assertEqual(build_listing_entry(self.evaluation.details)["results"], shown)
-
-    def test_paused(self) -> None:
-        """For how long it has waited for its readers, while it does and after its end."""
-        self.assertEqual(self.status()["paused_seconds"], 0)
-        self.begin()
-        self.world.child.print(b"a line\n" * 100)
-        self.assertTrue(self.world.child.paused)
-        for seconds in (1.5, 3):
-            self.world.clock.advance(1.5)
-            self.assertEqual(self.status()["paused_seconds"], seconds)
-        self.world.child.end()
-        self.world.turn()
-        self.world.clock.advance(100)
-        self.assertEqual(self.status()["paused_seconds"], 3)
 
     def test_finished(self) -> None:
         """In the end how it exited and what it used, in seconds."""

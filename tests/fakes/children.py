@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-from tawebeval.linux.launcher_client import LaunchSpec
+from tawebeval.linux.starter_client import LaunchSpec
 
 NO_PROCESS = 2**22 + 1
 """A process identifier that Linux never gives out (proc(5), pid_max)."""
@@ -35,6 +35,7 @@ class FakeChild:
         launch: LaunchSpec = NOTHING,
     ) -> None:
         self.pid = NO_PROCESS
+        self.start_time = 1
         self.argv, self.environment = launch.argv, dict(launch.environment)
         self.directory, self.descriptors = launch.directory, launch.descriptors
         self.is_running = True

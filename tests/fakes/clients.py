@@ -22,8 +22,7 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
-from tawebeval.archive.recorder import DiskArchive
-from tawebeval.archive.store import ArchiveStore
+from tawebeval.archive.archive import EvaluationArchive
 from tawebeval.config import Configuration
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.signed_links import LinkSigner
@@ -32,7 +31,7 @@ from tawebeval.evaluations.timestamps import format_rfc3339_time
 from tawebeval.web.access_log import RouteTable
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.context import WebContext
-from tawebeval.web.links import EvaluationLinks, LinkFile
+from tawebeval.web.links import EvaluationLinks
 from tawebeval.web.peers import make_peer_evaluation_lists
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
@@ -227,7 +226,6 @@ class Service:
             configuration=self.configuration,
             clock=self.reactor,
             random=self.random,
-            running=self.running,
         )
         if self.configuration.archive.is_enabled:
             self.world.archive = self.open_archive()
@@ -258,13 +256,12 @@ class Service:
             self.uploading,
             make_peer_evaluation_lists(FakeResolver(), self.reactor),
             EvaluationLinks(
-                LinkFile(self.root / "links"),
+                self.world.store,
                 LinkSigner(b"k" * 32),
                 self.access,
                 self.reactor,
                 lambda: EPOCH + self.reactor.seconds(),
                 straw(3),
-                self.uploading,
             ),
             read_wall_clock=lambda: EPOCH + self.reactor.seconds(),
         )
@@ -272,12 +269,19 @@ class Service:
         self.app, self.routes = application.app, application.routes
         self.site = make_site(application, self.reactor)
 
-    def open_archive(self) -> DiskArchive:
+    def open_archive(self) -> EvaluationArchive:
         """Return an archive in a directory of its own, with what is in it."""
         threads: Any = InlineThreads()
-        store = ArchiveStore(self.root / "archive", self.configuration.archive, 0)
-        archive = DiskArchive(store, threads, threads, self.reactor, format_rfc3339_time)
-        archive.open()
+        archive = EvaluationArchive(
+            self.root / "archive",
+            self.configuration.archive,
+            0,
+            self.world.store,
+            threads,
+            threads,
+            format_rfc3339_time,
+        )
+        Deferred.fromCoroutine(archive.start(lambda identifier: True))
         return archive
 
     def connect(self, address: IAddress | None = None) -> Connection:

@@ -18,90 +18,37 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
-from tawebeval.linux.child import ProcessAdopter, ProcessTransport, StartedProcess
-from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec, MountedOverlay
 from tawebeval.linux.privileges import User
+from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
 from tawebeval.sandbox.environments import Environment
+from tawebeval.sandbox.run_limits import RunLimits
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
-from tests.fakes.children import NO_PROCESS
+from tests.fakes.children import NO_PROCESS, FakeChild, FakeSpawner
 from tests.fakes.gates import Gate
 
 NO_CGROUPS = CgroupManager([], {}, {})
 """A machine on which there is nothing to limit a tree with."""
 
 
-@attrs.define(eq=False)
-class FakeSandboxedRun:
-    """A run that the test drives.
+class FakeRunLimits(RunLimits):
+    """Limits that the test drives.
 
-    While `orphans` is shut, processes resist `kill_remaining_processes`.
-
-    `unable` is raised by `start_evaluator`, `unstarted` by `interpret_exit`; `over` is the answer
-    of `check_limits`, which takes `needed` looks at the disk; `used` is the usage.
+    `over` is the answer of `check`, which takes `needed` looks at the disk; `looks` has `final` of
+    each; `used` is the usage.
     """
 
-    limits: LimitSettings
-    workspace_view: WorkspaceView
-    orphans: Gate = attrs.field(factory=Gate)
     over: EvaluationFailure | None = None
-    unstarted: EvaluationFailure | None = None
-    read_remote_file: Callable[[str], Awaitable[bytes]] | None = None
-    used: ResourceUsage = attrs.field(factory=lambda: ResourceUsage(None, None))
-    unable: OSError | None = None
-    started_as: list[LaunchSpec] = attrs.field(factory=list)
-    closed: int = 0
-    looks: list[bool] = attrs.field(factory=list)
     needed: float = 0
-    disk_bytes: int = 0
-    free_disk_bytes: float = inf
-    child: Any = None
-    has_network: bool = True
-    has_external_queue: bool = False
-    runner_status: RunnerStatus | None = None
-    problem_name: str | None = None
-    begin: Gate = attrs.field(factory=Gate)
-    hurried: int = 0
-    workspace: Workspace = attrs.field(factory=lambda: Workspace(Path("/some")))
+    used = ResourceUsage(None, None)
 
-    def abort_remote_reads(self) -> None:
-        """Count."""
-        self.hurried += 1
+    def __init__(self, settings: LimitSettings, **given: Any) -> None:
+        super().__init__(settings)
+        self.looks: list[bool] = []
+        vars(self).update(given)
 
-    async def wait_for_evaluator_start(
-        self, started: StartedProcess, spawner: ProcessAdopter
-    ) -> None:
-        """Wait until the gate `begin` is open."""
-        await self.begin.wait()
-
-    def connect_process(
-        self, run: ProcessProtocol, started: StartedProcess, spawner: ProcessAdopter
-    ) -> ProcessTransport:
-        """Let the process drive `run`."""
-        return spawner.adopt_child(run, started)
-
-    def start_evaluator(
-        self, command: str, environment: Mapping[str, str], directory: Path
-    ) -> LaunchSpec:
-        """Start nothing, and return what would be, for a fake spawner to adopt."""
-        if self.unable is not None:
-            raise self.unable
-        self.started_as.append(LaunchSpec(["/bin/sh", "-c", command], environment, str(directory)))
-        return self.started_as[-1]
-
-    def serve_submission_run_requests(self, *_: Any) -> None:
-        """Serve nobody."""
-
-    def set_first_process(self, child: Any) -> None:
-        """Note the child."""
-        self.child = child
-
-    def send_signal(self, child: Any, number: int) -> None:
-        """Pass on a signal."""
-        child.signal_group(number)
-
-    def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
+    def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
         """Answer, and note the question."""
         self.looks.append(final)
         if self.needed > work:
@@ -112,14 +59,86 @@ class FakeSandboxedRun:
         """Answer, if that is about memory."""
         return self.over if self.over is not None and self.over.reason == "memory" else None
 
-    @property
-    def is_disk_nearly_full(self) -> bool:
-        """Whether too little is free."""
-        return self.free_disk_bytes < self.limits.free_disk
+    def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
+        """Return what the test says."""
+        return self.used
 
-    def make_disk_error(self) -> EvaluationFailure:
-        """Return the error of one that is stopped for it."""
-        return EvaluationFailure("disk", "nearly full")
+
+@attrs.define(eq=False)
+class FakeSandboxedRun:
+    """A run that the test drives.
+
+    While `orphans` is shut, processes resist `kill_remaining_processes`.
+
+    `unable` is raised by `start_evaluator`, `unstarted` by `interpret_exit`.
+    """
+
+    limits: LimitSettings
+    workspace_view: WorkspaceView
+    _spawner: FakeSpawner
+    orphans: Gate = attrs.field(factory=Gate)
+    unstarted: EvaluationFailure | None = None
+    read_remote_file: Callable[[str], Awaitable[bytes]] | None = None
+    unable: OSError | None = None
+    started_as: list[LaunchSpec] = attrs.field(factory=list)
+    resumed_as: list[tuple[Mapping[str, Any], int, int, int]] = attrs.field(factory=list)
+    stores_stdout: bool = False  # the run writes the files in memory
+    closed: int = 0
+    child: Any = None
+    has_network: bool = True
+    has_external_queue: bool = False
+    runner_status: RunnerStatus | None = None
+    problem_name: str | None = None
+    begin: Gate = attrs.field(factory=Gate)
+    hurried: int = 0
+    workspace: Workspace = attrs.field(factory=lambda: Workspace(Path("/some")))
+    run_limits: FakeRunLimits = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.run_limits = FakeRunLimits(self.limits)
+
+    def abort_remote_reads(self) -> None:
+        """Count."""
+        self.hurried += 1
+
+    async def wait_for_evaluator_start(self, started: LaunchSpec) -> None:
+        """Wait until the gate `begin` is open."""
+        await self.begin.wait()
+
+    def connect_process(self, run: ProcessProtocol, started: LaunchSpec) -> FakeChild:
+        """Let the process drive `run`."""
+        return self._spawner.adopt_child(run, started)
+
+    def resume_process(
+        self,
+        run: ProcessProtocol,
+        described: Mapping[str, Any],
+        pid: int,
+        start_time: int,
+        stdout_offset: int,
+    ) -> FakeChild:
+        """Let the process drive `run`; note how it was found."""
+        if self.unable is not None:
+            raise self.unable
+        self.resumed_as.append((described, pid, start_time, stdout_offset))
+        return self._spawner.adopt_child(run, None)
+
+    def start_evaluator(
+        self, command: str, environment: Mapping[str, str], directory: Path
+    ) -> LaunchSpec:
+        """Start nothing, and return what would be, for a fake spawner to adopt."""
+        if self.unable is not None:
+            raise self.unable
+        self.started_as.append(LaunchSpec(["/bin/sh", "-c", command], environment, str(directory)))
+        return self.started_as[-1]
+
+    def set_first_process(self, child: Any) -> None:
+        """Note the child."""
+        self.child = child
+
+    def send_signal(self, child: Any, number: int) -> None:
+        """Pass on a signal."""
+        child.signal_group(number)
 
     async def kill_remaining_processes(self) -> None:
         """Return when the gate is open."""
@@ -132,61 +151,51 @@ class FakeSandboxedRun:
             raise self.unstarted
         return EvaluatorExit(status, number)
 
-    def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
-        """Return what the test says."""
-        return self.used
-
     def close(self) -> None:
         """Count."""
         self.closed += 1
 
-    def list_descriptors(self) -> Sequence[int]:
-        """Return none."""
-        return ()
-
     def describe_for_resume(self) -> dict[str, Any]:
         """Return what says nothing."""
         return {"group": None}
-
-    def resume(self, *_: object) -> None:
-        """Do nothing."""
-
-    def reattach_process(self, run: Any, process: Any, connect: Any, spawner: Any) -> Any:
-        """Let the process drive `run`."""
-        return connect(run, process)
-
-    def count_skipped_stderr_bytes(self, process: Any) -> int:
-        """Return that all is delivered again."""
-        return 0
-
-    def call_after_process_end(self, call: Callable[[], object]) -> None:
-        """Call."""
-        call()
-
-    def detach(self) -> None:
-        """Do nothing."""
 
 
 @attrs.define
 class FakeTrees:
     """Makes no trees; `made` are the checkouts that trees were wanted of.
 
-    What is started is a child that is none, if `launching` does not start it. `overlay` is
-    everybody's, `launched` what was to be started, `error` raised instead. `overlay_problem` is why
-    there are no overlays, from the start or since somebody wanted copies; `asked` are the users who
-    were to make trees.
+    `launched` is what was to be started, `error` raised instead, `overlay` everybody's.
+    `overlay_problem` is why there are no overlays, from the start or since somebody wanted copies;
+    `asked` are the users who were to make trees. `ended` is what `starter` says of each program:
+    status and output. `forgotten` are the workspaces whose programs were forgotten.
     """
 
-    launching: LauncherClient | None = None
     overlay: MountedOverlay | None = None
     overlay_problem: str | None = None
     error: OSError | None = None
+    ended: tuple[int, bytes] = (0, b"")
+    pid: int = 77
     made: list[Path] = attrs.field(factory=list)
     launched: list[LaunchSpec] = attrs.field(factory=list)
     asked: list[User | None] = attrs.field(factory=list)
+    forgotten: list[Workspace] = attrs.field(factory=list)
+    connected: list[tuple[StartedProgram, int]] = attrs.field(factory=list)
     closed: int = 0
 
-    def use_overlays(self, user: User | None = None, paths: Sequence[str] = ()) -> None:
+    @property
+    def starter(self) -> FakeTrees:
+        """The starter, which is this."""
+        return self
+
+    def connect_starter(self, user: User | None = None) -> FakeTrees:
+        """Return the starter."""
+        return self
+
+    def list_programs(self) -> dict[Path, tuple[int, int]]:
+        """Return none."""
+        return {}
+
+    def use_overlays(self, user: User | None = None) -> None:
         """Note the user."""
         self.asked.append(user)
         if self.error is not None:
@@ -199,17 +208,35 @@ class FakeTrees:
 
     def start_program(
         self, checkout: Path, workspace: Workspace, launch: LaunchSpec
-    ) -> tuple[StartedProcess, MountedOverlay | None]:
-        """Return a child."""
+    ) -> StartedProgram:
+        """Return a program."""
         self.made.append(checkout)
         self.launched.append(launch)
         if self.error is not None:
             raise self.error
-        if self.launching is not None:
-            return self.launching.start_program(launch)[0], self.overlay
-        return StartedProcess(NO_PROCESS, -1, -1, -1), self.overlay
+        return StartedProgram(workspace.output_directory, NO_PROCESS, 1, self.overlay)
 
-    def stop_launcher(self) -> None:
+    def connect_program(self, protocol: Any, program: StartedProgram, offset: int = 0) -> Any:
+        """Note the program, and from where stdout goes on."""
+        self.connected.append((program, offset))
+        return None
+
+    def reopen_overlay(self, workspace: Workspace) -> MountedOverlay | None:
+        """Return the overlay."""
+        return self.overlay
+
+    def wait_for_program(self, directory: Path, timeout: float) -> tuple[int, bytes]:
+        """Return what the test says."""
+        return self.ended
+
+    def forget_program(self, workspace: Workspace) -> None:
+        """Note the workspace."""
+        self.forgotten.append(workspace)
+
+    def attach(self, *_: Any) -> None:
+        """Do nothing."""
+
+    def close(self, *, stop: bool = True) -> None:
         """Count."""
         self.closed += 1
 
@@ -217,7 +244,8 @@ class FakeTrees:
 class FakeSandbox:
     """Makes fake cells, which all share a gate for their orphans."""
 
-    def __init__(self, limits: LimitSettings) -> None:
+    def __init__(self, limits: LimitSettings, spawner: FakeSpawner) -> None:
+        self._spawner = spawner
         self.cells: list[FakeSandboxedRun] = []
         self.environments: list[Environment | None] = []  # of the cells
         self.orphan_reaper = Gate()
@@ -238,6 +266,7 @@ class FakeSandbox:
         cell = FakeSandboxedRun(
             limits,
             workspace.make_unsandboxed_view(),
+            self._spawner,
             self.orphan_reaper,
             unable=self.unable,
             has_external_queue=self.has_external_queue,
@@ -258,6 +287,7 @@ class FakeGroup:
     """A group that says what the test wants; `removed` counts, also when it `stays`."""
 
     entries: Sequence[str] = ()
+    name: str = "group"
     over: frozenset[str] = frozenset()
     submission_peak_memory_bytes: int = 0
     used: ResourceUsage = attrs.field(factory=lambda: ResourceUsage(None, None))
@@ -302,6 +332,9 @@ class FakeCgroups:
         self.made.append((identifier, limits))
         return self.group
 
+    def find_evaluation_cgroup(self, name: str) -> FakeGroup:
+        return self.group
+
 
 @attrs.define
 class FakeDisk:
@@ -316,7 +349,8 @@ class FakeDisk:
     pids: Callable[[], Iterable[int]]
     last_usage: DiskUsage = attrs.field(factory=DiskUsage)
     looks: list[tuple[bool, float]] = attrs.field(factory=list)
-    device_numbers: set[int] = attrs.field(factory=set)
+    device_numbers: frozenset[int] = frozenset()
+    run_start_time: float = 0
     free_bytes: float = inf
 
     def measure_usage(self, again: bool, work: float) -> DiskUsage:

@@ -16,9 +16,10 @@ from twisted.internet.defer import Deferred, DeferredQueue
 from twisted.internet.task import Clock
 
 from tawebeval.config import Configuration
-from tawebeval.core.budget import RingBudget
+from tawebeval.core.budget import EventDiskBudget
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.counters import GitCacheCounters
+from tawebeval.core.event_log import EventMemory
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.pages import EventPage
 from tawebeval.daemon.systemd import SystemdNotifier
@@ -29,16 +30,19 @@ from tawebeval.deferreds import (
     wait_despite_cancellation,
 )
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.archive import NoArchive
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.eventlog import RecordedStdout
+from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.reloadable import ReloadableFilesOwner
 from tawebeval.sandbox.limit_monitor import LimitMonitor, check_run_limits
 from tawebeval.web.events import EventPoll
 from tests.fakes.children import FakeChild, FakeSpawner
+from tests.fakes.files import FakeStore, MemoryEventFiles
 from tests.fakes.gates import Gate
-from tests.fakes.sandbox import FakeSandbox, FakeSandboxedRun
+from tests.fakes.sandbox import FakeRunLimits, FakeSandbox, FakeSandboxedRun
 
 T = TypeVar("T")
 
@@ -80,7 +84,7 @@ class TurnClock(Clock):
 
 async def answer(poll: EventPoll, registry: EvaluationRegistry) -> EventPage:
     """Return the page that a poll is answered with, at once or later."""
-    return poll.read_page_now(registry) or await poll.read_page(registry)
+    return await poll.read_page(registry)
 
 
 class InlineThreads:
@@ -97,13 +101,22 @@ class IdleThreads:
     async def run_in_thread(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return None, or what a fake cell says."""
         owner = getattr(call, "__self__", None)
-        if isinstance(owner, FakeSandboxedRun):
+        if isinstance(owner, FakeRunLimits | FakeSandboxedRun | RecordedStdout):
             return call(*args, **kwargs)
-        if isinstance(owner, Evaluation) and call == owner.launch:
-            return owner.launch_in_directory(
-                owner.workspace.tree_directory / owner.details.request.directory, args[0]
-            )
+        if call.__name__ == "launch":
+            return self._launch(owner._evaluation, *args)
         return [] if call is check_run_limits else None
+
+    def _launch(
+        self, evaluation: Evaluation, sandboxed: FakeSandboxedRun, checkout: Checkout, markers: Any
+    ) -> Any:
+        """Start the evaluator without a workspace."""
+        evaluation.details.upload_directory = None
+        run = make_run(evaluation, checkout, sandboxed, open_stdout(evaluation, markers))
+        if evaluation.stop_reason is not None:
+            raise evaluation.stop_reason
+        directory = evaluation.workspace.tree_directory / evaluation.details.request.directory
+        return run, run.start_process(directory)
 
 
 class UntidyThreads(IdleThreads):
@@ -205,7 +218,7 @@ class FakeRepositories:
 class World:
     """All that evaluations need, fake: `context()` hands it in.
 
-    `running` is how many evaluations divide the reserve of the buffers.
+    `files` are the directories of events, which are in memory; `store` has the rows.
     """
 
     configuration: Configuration = attrs.field(factory=Configuration)
@@ -216,24 +229,27 @@ class World:
     )
     repositories: FakeRepositories = attrs.field(factory=FakeRepositories)
     sandbox: FakeSandbox = attrs.field(
-        default=attrs.Factory(lambda self: FakeSandbox(self.configuration.limits), takes_self=True)
+        default=attrs.Factory(
+            lambda self: FakeSandbox(self.configuration.limits, self.spawn), takes_self=True
+        )
     )
     random: Callable[[int], bytes] = attrs.field(factory=straw)
-    running: int = 4
     quota_directories: DeferredQueue[Path] | None = None
     fetches: FairQueue = attrs.field(factory=lambda: FairQueue(4, UNLIMITED_WAITERS))
-    archive: Any = attrs.field(factory=NoArchive)
-    budget: RingBudget = attrs.field(init=False)
+    archive: Any = None
+    store: FakeStore = attrs.field(factory=FakeStore)
+    memory: EventMemory = attrs.field(init=False)
+    disk: EventDiskBudget = attrs.field(init=False)
+    files: dict[Path, MemoryEventFiles] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         buffers = self.configuration.buffers
-        self.budget = RingBudget(
-            buffers.max_total_bytes,
-            buffers.max_evaluation_bytes,
-            self.running,
-            lambda call: self.clock.callLater(0, call),
-            self.configuration.callers.max_buffer_bytes,
-        )
+        self.memory = EventMemory(buffers.max_total_bytes)
+        self.disk = EventDiskBudget(buffers.max_disk_bytes)
+
+    def open_files(self, directory: Path) -> MemoryEventFiles:
+        """Return files in memory, the same ones for a directory."""
+        return self.files.setdefault(directory, MemoryEventFiles())
 
     def context(self) -> EvaluationContext:
         """Return the world as evaluations see it."""
@@ -246,7 +262,11 @@ class World:
             checkout_source=self.repositories,
             sandbox=self.sandbox,
             limit_monitor=LimitMonitor(self.clock, self.threads, self.threads),
-            ring_budget=self.budget,
+            event_memory=self.memory,
+            event_disk=self.disk,
+            segment_loader=SegmentLoader(self.threads),
+            store=self.store,
+            open_event_files=self.open_files,
             fetch_slots=self.fetches,
             read_wall_clock=lambda: EPOCH + self.clock.seconds(),
             read_boot_clock=self.clock.seconds,

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
 
+from tawebeval.linux.launcher_client import is_launcher
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from tawebeval.daemon.directories import derive_daemon_label
-from tawebeval.linux.launcher_client import is_launcher
 from tests.cases.messages import check_words
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client

@@ -17,12 +17,12 @@ from traceback import format_exc
 from typing import Any
 
 import attrs
+from tawebeval.linux.keeper_client import KeeperClient
+from tawebeval.linux.launcher_client import is_launcher
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, DeferredSemaphore, gatherResults
 from twisted.internet.task import TaskStopped, deferLater
 
-from tawebeval.linux.keeper_client import KeeperClient
-from tawebeval.linux.launcher_client import is_launcher
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.integration.harness import until
 from tests.integration.keepers import KeptDaemonTestCase

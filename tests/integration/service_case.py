@@ -22,7 +22,7 @@ from tests.integration.repositories import GitRepository
 
 SERVICE = "tawebeval.service"
 SOCKET = "tawebeval.socket"
-KEEPER = "tawebeval-keeper.service"
+KEEPER = "tawebeval-starter.service"
 TOKENS = "/etc/tawebeval/tokens"
 STATE = "/var/lib/tawebeval"
 TOKEN, LINE = generate_token("alice", straw())

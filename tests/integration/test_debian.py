@@ -21,7 +21,7 @@ from tests.run import ROOT
 
 SERVICE = "tawebeval.service"
 SOCKET = "tawebeval.socket"
-KEEPER = "tawebeval-keeper.service"
+KEEPER = "tawebeval-starter.service"
 STATE, CACHE = "/var/lib/tawebeval", "/var/cache/tawebeval"
 WATCHES = Path("/proc/sys/fs/epoll/max_user_watches")
 

@@ -223,7 +223,7 @@ class RemovalTests(SynchronousTestCase):
             "lib/tawebeval/bin/twistd",
             "lib/systemd/system/tawebeval.service",
             "lib/systemd/system/tawebeval.socket",
-            "lib/systemd/system/tawebeval-keeper.service",
+            "lib/systemd/system/tawebeval-starter.service",
             "lib/sysusers.d/tawebeval.conf",
             "share/doc/tawebeval/README.md",
             "share/man/man1/tawebeval-token-new.1",

@@ -6,12 +6,12 @@ import os
 import signal
 from pathlib import Path
 
+from tawebeval.linux.keeper_client import start_program
+from tawebeval.linux.launcher_client import is_launcher
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
-from tawebeval.linux.keeper_client import start_program
-from tawebeval.linux.launcher_client import is_launcher
 from tawebeval.linux.reaper import list_descendants
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.event_source import EventSource

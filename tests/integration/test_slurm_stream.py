@@ -9,12 +9,11 @@ from pathlib import Path
 
 from twisted.internet.utils import getProcessOutput
 
-from tests.integration.client import data, failure, joined, python, text
+from tests.integration.client import failure, joined, text
 from tests.integration.harness import COMMAND, until
 from tests.integration.processes import processes
-from tests.integration.slurm_case import KeptStreamTestCase, StreamTestCase
+from tests.integration.slurm_case import StreamTestCase
 from tests.integration.wire import blocks
-from tests.integration.wire.blocks import HELPERS
 
 MIB = 2**20
 LAST_FILES = r"""
@@ -108,23 +107,3 @@ class TransferTests(StreamTestCase):
             }
             said = await getProcessOutput(command[0], command[1:], environment, errortoo=True)
             self.assertIn(word, said.decode())
-
-
-class LastingTests(KeptStreamTestCase):
-    """The daemon is killed, and started again beside the same jobs."""
-
-    async def test_files(self) -> None:
-        """An evaluator that has ended meanwhile still has the files that it has named."""
-        identifier = await self.begin_and_wait(python(HELPERS + LAST_FILES))
-        (gate,) = self.cluster.scratch.glob("tawebeval-node-*/evaluation/home/gate")
-        await self.daemon.restart()
-        self.assertEqual((await self.client.status(identifier))["state"], "running")
-        await self.daemon.end()
-        gate.write_text("\n")
-        await until(lambda: not processes("file%d"), "the evaluator has ended")
-        self.daemon.start()
-        await self.daemon.ready()
-        events = await self.client.follow(identifier)
-        self.assertEqual([len(one["content_base64"]) for one in data(events)], [1333336] * 3)
-        self.assertEqual(text(events), "ready\nlate")
-        await self.nothing_left_on_nodes()

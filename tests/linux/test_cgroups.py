@@ -20,7 +20,7 @@ from tawebeval.linux.cgroups.manager import (
     EvaluationCgroup,
     ResourceUsage,
     open_cgroups,
-    open_keeper_cgroups,
+    open_starter_cgroups,
 )
 from tawebeval.linux.container import PODMAN
 from tests.fakes.cgroups import FakeMachine
@@ -560,7 +560,7 @@ class LegacyTests(CgroupsTestCase):
         """Places of processes of one kind that have ended are removed, and no others."""
         self.machine.mount_legacy("pids")
         self.machine.mount_unified("")
-        kept = {f"try-{os.getpid()}", f"keeper-{STRANGER}", "x"}
+        kept = {f"try-{os.getpid()}", f"starter-{STRANGER}", "x"}
         for name in (f"try-{STRANGER}", *kept - {"x"}):
             self.enter(self.machine.open(name=name).make_evaluation_cgroup("abc", LIMITS), STRANGER)
         self.machine.open().remove_dead_parents("try")
@@ -578,19 +578,19 @@ class LegacyTests(CgroupsTestCase):
 
 
 class AttachTests(CgroupsTestCase):
-    """The cgroups of the keeper, which a daemon uses, and the next one."""
+    """The cgroups of the starter, which a daemon uses, and the next one."""
 
     def attach(self) -> CgroupManager:
-        """Open the cgroups of the keeper and of a daemon."""
-        self.keeper, self.own = self.machine.open(name="keeper"), self.machine.open()
+        """Open the cgroups of the starter and of a daemon."""
+        self.starter, self.own = self.machine.open(name="starter"), self.machine.open()
         return self.attach_again()
 
     def attach_again(self) -> CgroupManager:
-        """Let another daemon use those of the keeper."""
-        return open_keeper_cgroups(self.own, self.keeper.describe_parents(), self.machine)
+        """Let another daemon use those of the starter."""
+        return open_starter_cgroups(self.own, self.starter.describe_parents(), self.machine)
 
     def test_unified(self) -> None:
-        """In version 2 evaluations are the keeper's; git and the daemon have their own groups."""
+        """In version 2 evaluations are the starter's; git and the daemon have their own groups."""
         own = self.machine.mount_unified()
         cgroups = self.attach()
         self.check(cgroups, ALL)
@@ -599,10 +599,10 @@ class AttachTests(CgroupsTestCase):
         daemon = own / "tawebeval-x/daemon/cgroup.procs"
         self.assertEqual(daemon.read_text(), f"{os.getpid()}\n")
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
-        path = own / "tawebeval-keeper/evaluation-abc"
+        path = own / "tawebeval-starter/evaluation-abc"
         self.assertEqual(group.find_procs_files(), [f"{path}/cgroup.procs"])
         self.assertEqual(self.get(group, "memory.max"), str(64 * MIB))
-        self.machine.policies[str(own / "tawebeval-keeper")] = "continue"
+        self.machine.policies[str(own / "tawebeval-starter")] = "continue"
         self.assertEqual(cgroups.query_oom_policy(), "continue")
 
     def test_legacy(self) -> None:
@@ -611,7 +611,7 @@ class AttachTests(CgroupsTestCase):
         cgroups = self.attach()
         self.check(cgroups, ALL)
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
-        entries = [f"{place}/tawebeval-keeper/evaluation-abc/tasks" for place in places]
+        entries = [f"{place}/tawebeval-starter/evaluation-abc/tasks" for place in places]
         self.assertEqual(group.find_procs_files(), entries)
         self.assertEqual(self.get(group, "memory.limit_in_bytes"), str(64 * MIB))
         self.assertEqual(cgroups.git_procs_files, [f"{places[3]}/tawebeval-x/git/tasks"])
@@ -625,11 +625,9 @@ class AttachTests(CgroupsTestCase):
         self.enter(group, STRANGER)
         cgroups.make_evaluation_cgroup("def", LIMITS)
         cgroups.remove_all_cgroups()
-        former = own / "tawebeval-keeper" / "spare-1"  # of a daemon that made them ahead
-        (own / "tawebeval-keeper" / "evaluation-def").rename(former)
         later = self.attach_again()
         self.check(later, ALL)
-        self.assertEqual(later.list_evaluation_cgroups(), {"evaluation-abc", "spare-1"})
+        self.assertEqual(later.list_evaluation_cgroups(), {"evaluation-abc", "evaluation-def"})
         found = later.find_evaluation_cgroup("evaluation-abc")
         assert found is not None
         self.assertEqual(self.get(found, "cgroup.procs"), str(STRANGER))
@@ -638,24 +636,24 @@ class AttachTests(CgroupsTestCase):
         for name in later.list_evaluation_cgroups():
             later.remove_evaluation_cgroup(name)
         self.assertEqual(later.list_evaluation_cgroups(), set())
-        left = sorted(path.name for path in (own / "tawebeval-keeper").iterdir() if path.is_dir())
+        left = sorted(path.name for path in (own / "tawebeval-starter").iterdir() if path.is_dir())
         self.assertEqual(left, ["daemon", "git"])
 
     def test_missing(self) -> None:
-        """What the keeper has not, or the daemon may not use, is told with its reason."""
+        """What the starter has not, or the daemon may not use, is told with its reason."""
         own = self.machine.mount_unified("memory")
         cgroups = self.attach()
         self.check(
             cgroups, {"memory", "cpu"}, "has no controller 'pids'", "has no controller 'cpu'"
         )
         self.machine.refusals["/probe"] = errno.EACCES
-        self.check(self.attach_again(), set(), f"{own}/tawebeval-keeper/probe: Permission denied")
+        self.check(self.attach_again(), set(), f"{own}/tawebeval-starter/probe: Permission denied")
 
     def test_killed_at_its_start(self) -> None:
         """What a daemon leaves that is killed while it tries the controllers is in nobody's way."""
         own = self.machine.mount_unified()
         self.attach()
-        self.machine.make_cgroup(f"{own}/tawebeval-keeper/probe")
+        self.machine.make_cgroup(f"{own}/tawebeval-starter/probe")
         self.check(self.attach_again(), ALL)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import signal
@@ -11,7 +10,7 @@ import weakref
 from twisted.internet import reactor
 from twisted.internet.error import ProcessDone, ProcessTerminated
 
-from tawebeval.linux.child import Spawner, has_process_ended
+from tawebeval.linux.child import Spawner
 from tests.cases.children import PATH, ProcessTestCase, Recorder, descriptors, turn
 
 
@@ -48,29 +47,6 @@ class HeirTests(ProcessTestCase):
         self.assertEqual(spawner.child_count, 0)
         self.assertFalse(spawner.is_child(pid))
         self.assertFalse(spawner.is_child(pid))
-
-    async def test_children_of_the_keeper_are_not_counted(self) -> None:
-        """Nobody tells their end, so that their numbers would stay, and be those of others."""
-        spawner = Spawner(reactor)
-        with spawner.expect_new_child() as tell:
-            tell(os.getppid())
-        self.assertEqual(spawner.child_count, 0)
-
-    async def test_exit_shows_before_it_is_told(self) -> None:
-        """The kernel is asked, also by a descriptor beyond those of select(2)."""
-        child = self.shell("read line; exec sleep 600")
-        process = child.child
-        pidfd = os.pidfd_open(process.pid)
-        high = fcntl.fcntl(pidfd, fcntl.F_DUPFD_CLOEXEC, 1100)
-        self.addCleanup(os.close, pidfd)
-        self.addCleanup(os.close, high)
-        self.assertEqual((process.has_exited, has_process_ended(high)), (False, False))
-        os.kill(process.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        self.assertTrue(process.is_running)
-        self.assertEqual((process.has_exited, has_process_ended(high)), (True, True))
-        await child.ended.wait()
-        self.assertTrue(process.has_exited)
 
     async def test_spawner_keeps_nothing(self) -> None:
         """Of a child that has ended the spawner keeps nothing, whether it is asked or not."""

@@ -91,18 +91,6 @@ class PauseTests(ProcessTestCase):
         await turn()
         self.assertEqual(child.calls.count("ended"), 1)
 
-    async def test_the_rest_while_paused(self) -> None:
-        """What is left in the pipe is read only when reading is resumed, and then whole."""
-        child = self.shell("echo kept; sleep 600 & echo too")
-        child.child.pauseProducing()
-        await child.exited.wait()
-        child.child.read_remaining_output()
-        await turn()
-        self.assertEqual((bytes(child.stdout), child.ended.is_set), (b"", False))
-        child.child.resumeProducing()
-        await child.ended.wait()
-        self.assertEqual(bytes(child.stdout), b"kept\ntoo\n")
-
 
 def _stdout_is_full(pid: int) -> bool:
     """Tell whether the pipe that is the stdout of a child holds as much as it can."""

@@ -167,7 +167,7 @@ class DescriptorsTests(SynchronousTestCase):
         before = count_needed_descriptors(USUAL)
         for settings, more in (
             ({"http": HttpSettings(max_connections=507)}, 7),
-            ({"evaluations": EvaluationSettings(max_running=12)}, 32),
+            ({"evaluations": EvaluationSettings(max_running=12)}, 20),
             ({"repositories": RepositoryFetchSettings(max_concurrent_fetches=5)}, 6),
             ({"callbacks": CallbackSettings(is_enabled=True, max_concurrent_attempts=15)}, 5),
             ({"callbacks": CallbackSettings(is_enabled=False, max_concurrent_attempts=15)}, 5),
@@ -197,13 +197,6 @@ class DescriptorsTests(SynchronousTestCase):
         for word in (f"{there} allowed", "limited to 499", "500 (http.connections)"):
             self.assertIn(word, said)
         self.assertIn(f"LimitNOFILE={count_needed_descriptors(USUAL)} in the unit", said)
-
-    def test_journals(self) -> None:
-        """Journals leave fewer connections, but some."""
-        self.limits = (0, count_needed_descriptors(USUAL) + 100)
-        for journals, connections in ((100, 500), (101, 499), (10_000, MIN_HTTP_CONNECTIONS)):
-            fitted = limit_connections(USUAL, journals)
-            self.assertEqual(fitted.http.max_connections, connections)
 
     def test_far_too_few(self) -> None:
         """With less than a few connections, beside the evaluations, there is no start."""

@@ -6,7 +6,6 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from math import inf
-from pathlib import Path
 from typing import Any
 
 from twisted.internet.task import Clock
@@ -16,19 +15,16 @@ from tawebeval.config import MIB, LimitSettings
 from tawebeval.errors import EvaluationFailure
 from tawebeval.sandbox.disk_usage import MAX_SHARED_THREAD_INSPECTIONS, TooManyInspections
 from tawebeval.sandbox.limit_monitor import LimitMonitor
-from tawebeval.sandbox.workspace import Workspace
-from tests.fakes.sandbox import FakeSandboxedRun
+from tests.fakes.sandbox import FakeRunLimits
 from tests.fakes.world import InlineThreads, SlowThreads
 
 PAUSE = 0.25
 OVER = EvaluationFailure("disk", "too much")
 
 
-def make_cell(over: EvaluationFailure | None = None) -> Any:
-    """Return a cell."""
-    return FakeSandboxedRun(
-        LimitSettings(), Workspace(Path("/some")).make_unsandboxed_view(), over=over
-    )
+def make_cell(over: EvaluationFailure | None = None) -> FakeRunLimits:
+    """Return the limits of a cell."""
+    return FakeRunLimits(LimitSettings(), over=over)
 
 
 @contextlib.contextmanager
@@ -43,14 +39,14 @@ def over(
         watch.remove_run(cell)
 
 
-class BrokenRun(FakeSandboxedRun):
+class BrokenRun(FakeRunLimits):
     """A cell that cannot be looked at while it is `failing`."""
 
     error: Exception = OSError(2, "gone")
     failing = True
 
-    def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
-        over = super().check_limits(final, work)
+    def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
+        over = super().check(final, work)
         if self.failing:
             raise self.error
         return over
@@ -237,8 +233,8 @@ class MuchWorkTests(WatchTestCase):
         """While they are looked at nothing is counted twice; other limits are asked for."""
         works: list[float] = []
         self.patch(
-            FakeSandboxedRun,
-            "check_limits",
+            FakeRunLimits,
+            "check",
             lambda cell, work: works.append(work) or self.judge(work),
         )
         self.watch.remove_run(self.small)
@@ -283,7 +279,6 @@ class MuchWorkTests(WatchTestCase):
         """One that others cannot look at is stopped after eight times, too."""
         broken = BrokenRun(
             LimitSettings(),
-            Workspace(Path("/some")).make_unsandboxed_view(),
             needed=MAX_SHARED_THREAD_INSPECTIONS + 1,
         )
         with self.over(broken):
@@ -303,7 +298,7 @@ class NearlyFullTests(WatchTestCase):
         super().setUp()
         self.cells = [make_cell() for _ in range(3)]
         for number, cell in enumerate(self.cells):
-            cell.limits = LimitSettings(free_disk=100 * MIB)
+            cell.settings = LimitSettings(free_disk=100 * MIB)
             cell.disk_bytes = (number + 1) * 10 * MIB
             self.open.enter_context(self.over(cell))
         self.small, self.medium, self.large = self.cells
@@ -408,7 +403,7 @@ class BlindTests(WatchTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.broken = BrokenRun(LimitSettings(), Workspace(Path("/some")).make_unsandboxed_view())
+        self.broken = BrokenRun(LimitSettings())
 
     def test_lost(self) -> None:
         """After eight looks running such a run is stopped, once, and the log tells why, once."""

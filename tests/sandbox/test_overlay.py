@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
-from twisted.logger import capturedLogs, formatEvent
-from twisted.trial.unittest import SynchronousTestCase
-
-from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.launcher_client import (
     LaunchSpec,
     MountedOverlay,
     OverlayLayers,
     OverlayMountError,
 )
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.privileges import User
 from tawebeval.sandbox import overlay as module
 from tawebeval.sandbox.overlay import WritableTrees

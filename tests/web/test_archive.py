@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tawebeval.archive.recorder import DiskArchive
 from twisted.internet.defer import Deferred
 
-from tawebeval.archive.recorder import DiskArchive
 from tawebeval.config import ArchiveSettings, CallerSettings, Configuration, EventBufferSettings
 from tawebeval.errors import DiscardedCursor
 from tests.cases.web import END, CallerTestCase, WebTestCase, payload

@@ -46,7 +46,6 @@ T = TypeVar("T")
 
 
 _EVALUATION = "evaluation-"  # begins the names of cgroups
-_FORMER = "spare-"  # began those of earlier daemons, whose keeper may still have some
 _BLOCK = 512  # bytes: in blocks of this size getrusage(2) counts input and output
 _KIB = 1024  # bytes: the unit of its `ru_maxrss`
 
@@ -275,14 +274,14 @@ ParentCgroupFactory = Callable[[CgroupDirectory, str, CgroupOwner], ParentCgroup
 
 @attrs.frozen
 class CgroupManager:
-    """The daemon's use of cgroups; made by `open_cgroups`, or by `open_keeper_cgroups`.
+    """The daemon's use of cgroups; made by `open_cgroups`, or by `open_starter_cgroups`.
 
     `enforced_resources` has "memory" and "processes" if these are limited, "cpu" if processor time
     is measured, "weight" if each evaluation has the same share of the processors.
     `unenforced_resources` has the reason for each other one, `unenforced_resources_remedy` is a
     sentence for the operator.
 
-    `git_parts` are the controllers for git where evaluations have those of the keeper.
+    `git_parts` are the controllers for git where evaluations have those of the starter.
     """
 
     _parents: Sequence[ParentCgroup]
@@ -355,7 +354,7 @@ class CgroupManager:
         return group
 
     def find_evaluation_cgroup(self, name: str) -> EvaluationCgroup | None:
-        """Return an existing cgroup of the keeper, by its name. Blocks, hardly."""
+        """Return an existing cgroup of the starter, by its name. Blocks, hardly."""
         group = EvaluationCgroup(self._parts, name)
         return group if group.exists else None
 
@@ -365,7 +364,7 @@ class CgroupManager:
             name
             for parent in list_controller_directories(self._parts)
             for name in (os.path.basename(group.path) for group in parent.list_children())
-            if name.startswith((_EVALUATION, _FORMER))
+            if name.startswith(_EVALUATION)
         }
 
     def remove_evaluation_cgroup(self, name: str) -> None:
@@ -376,7 +375,7 @@ class CgroupManager:
         EvaluationCgroup(self._parts, name).remove_cgroup()
 
     def describe_parents(self) -> str:
-        """Return the parent cgroups, for `open_keeper_cgroups` in another process."""
+        """Return the parent cgroups, for `open_starter_cgroups` in another process."""
         parents = {
             what: [2 if control is _CONTROLLERS[what][0] else 1, parent.path]
             for what, (control, parent) in self._parts.items()
@@ -419,12 +418,12 @@ def open_cgroups(
     return _Detection(f"tawebeval-{name}", owner, files or CgroupOperations()).open(proc)
 
 
-def open_keeper_cgroups(
+def open_starter_cgroups(
     own: CgroupManager, description: str, files: CgroupOperations | None = None
 ) -> CgroupManager:
-    """Return a manager that makes the cgroups of evaluations below parents of the keeper.
+    """Return a manager that makes the cgroups of evaluations below parents of the starter.
 
-    `description` is what `describe_parents` has returned in the keeper's process. Nothing there is
+    `description` is what `describe_parents` has returned in the starter's process. Nothing there is
     moved or killed, not even at the end. The rest, such as the cgroup of git, is as in `own`.
     Blocks.
     """
@@ -452,7 +451,7 @@ def open_keeper_cgroups(
 def find_pids_controller_parent(description: str) -> str | None:
     """Return the parent cgroup with the limit of processes; None without one.
 
-    `description` is as for `open_keeper_cgroups`, or "".
+    `description` is as for `open_starter_cgroups`, or "".
     """
     told = json.loads(description)["parents"].get("processes") if description else None
     return None if told is None else str(told[1])

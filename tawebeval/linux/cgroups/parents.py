@@ -13,7 +13,7 @@ In version 2 a cgroup with limits for its children cannot have processes of its 
         git/                its git commands, in the hierarchy that has the cpu controller
         evaluation-ID/      one for each evaluation
 
-The keeper makes such a parent, too, and is in `daemon/`; the evaluations there are of one daemon
+The starter makes such a parent, too, and is in `daemon/`; the evaluations there are of one daemon
 after the other.
 
 Moving a process needs write permission on the common ancestor of both cgroups; removing a cgroup

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
+from tawebeval.sandbox.broker_client import BROKER_SOCKET_NAME
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -20,7 +21,6 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper
-from tawebeval.sandbox.broker_client import BROKER_SOCKET_NAME
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.workspace import Workspace
@@ -37,7 +37,7 @@ _ALL = ("user", "ipc", "pid", "net", "uts", "cgroup")
 UNSHARE = ("/usr/bin/unshare", "--user", "--map-current-user", "--")
 
 # What tells bwrap the numbers of its descriptors.
-_OPENED = ("--seccomp", "--args", "--json-status-fd")
+_OPENED = ("--args", "--json-status-fd")
 
 
 def as_it_is(argv: list[str]) -> list[str]:
@@ -137,7 +137,8 @@ class CellTestCase(SynchronousTestCase):
             CgroupManager([], {}, {}),
             orphans,
         )
-        self.addCleanup(os.close, self.sandbox.filter_descriptor)
+        for descriptor in self.sandbox.filter_descriptors:
+            self.addCleanup(os.close, descriptor)
         solution = self.folder / "upload" / "submission" / "solution" / "solution.txt"
         solution.parent.mkdir(parents=True)
         solution.write_text("42\n")
@@ -182,6 +183,8 @@ class CellTestCase(SynchronousTestCase):
         # process cannot note anything, for it has a number of its own for that, matters to nobody.
         for option, descriptor in zip(_OPENED, launch.descriptors, strict=False):
             argv[argv.index(option) + 1] = str(descriptor)
+        first = argv.index("--add-seccomp-fd")
+        argv[first + 1 : first + 4 : 2] = map(str, launch.descriptors[-2:])
         process = subprocess.Popen(
             change(argv),
             env=launch.environment,

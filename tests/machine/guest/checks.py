@@ -283,15 +283,15 @@ def upgrade() -> None:
     """Hold that an upgrade from a unit with a dynamic user keeps the key and the cache."""
     # The sandbox does not work under such a unit on Debian 13.
     service.CONFIGURATION.write_text(f'{limits()}\n[sandbox]\nkind = "none"\n')
-    run("systemctl", "stop", UNIT, "tawebeval-keeper.service")
+    run("systemctl", "stop", UNIT, "tawebeval-starter.service")
     run("userdel", "tawebeval")
     old = Path("/etc/systemd/system", UNIT)
     text = Path("/lib/systemd/system", UNIT).read_text()
     for line, earlier in (
         ("User=tawebeval", "DynamicUser=yes"),
         ("RestrictSUIDSGID=no", ""),
-        ("Wants=network-online.target tawebeval-keeper.service", ""),
-        ("Environment=PYTHONFAULTHANDLER=1 TAWEBEVAL_KEEPER=/run/tawebeval-keeper/socket", ""),
+        ("Wants=network-online.target tawebeval-starter.service", ""),
+        ("Environment=PYTHONFAULTHANDLER=1 TAWEBEVAL_STARTER=/run/tawebeval-starter/socket", ""),
     ):
         assert f"\n{line}\n" in text, line
         text = text.replace(f"\n{line}\n", f"\n{earlier}\n")

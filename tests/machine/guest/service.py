@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 UNIT, SOCKET = "tawebeval.service", "tawebeval.socket"
-KEEPER = "tawebeval-keeper.service"
+KEEPER = "tawebeval-starter.service"
 CONFIGURATION = Path("/etc/tawebeval/tawebeval.toml")
 DOCUMENTS = Path("/usr/share/doc/tawebeval")
 STATE, CACHE = Path("/var/lib/tawebeval"), Path("/var/cache/tawebeval")

@@ -1,0 +1,81 @@
+"""The starter of evaluators (`linux.starter`), as the configuration and the environment say.
+
+The unit of systemd, or whoever starts the daemon, names the socket of a starter in an environment
+variable. Its evaluators outlive the daemon. Without it the daemon starts one itself, which it ends
+in an orderly stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from twisted.logger import Logger
+
+from tawebeval.config import Configuration
+from tawebeval.errors import ConfigurationError, SetupProblem
+from tawebeval.linux.cgroups.manager import find_pids_controller_parent
+from tawebeval.linux.rlimits import assess_starter_limits, check_hard_limits
+from tawebeval.linux.starter_client import StarterClient
+from tawebeval.sandbox.overlay import WritableTrees
+
+STARTER_SOCKET_VARIABLE = "TAWEBEVAL_STARTER"
+"""The environment variable with the path of the starter's socket."""
+
+log = Logger()
+
+
+def open_starter(
+    configuration: Configuration, environment: Mapping[str, str], state: Path
+) -> tuple[WritableTrees, bool]:
+    """Return what starts evaluators, and whether they outlive the daemon. Blocks.
+
+    `state` is the state directory. Raises: ConfigurationError, if the named starter does not
+    answer, is of another version or may have too little for evaluators, or if evaluations must last
+    and cannot (`service.lasting`).
+    """
+    setting = configuration.service.evaluations_outlive_daemon
+    path = environment.get(STARTER_SOCKET_VARIABLE, "")
+    has_sandbox = configuration.sandbox.kind != "none"
+    if setting is True and not path:
+        raise ConfigurationError(
+            f"service.lasting: no starter is named ({STARTER_SOCKET_VARIABLE})",
+            "start the daemon by tawebeval.service, or set service.lasting = false",
+        )
+    if setting is True and not has_sandbox:
+        raise ConfigurationError(
+            'service.lasting: evaluations last in a sandbox only, and sandbox.kind is "none"',
+            "set service.lasting = false",
+        )
+    if not (setting and path and has_sandbox):
+        return WritableTrees(state / "starter" / "socket"), False
+    trees = WritableTrees(Path(path), is_own=False)
+    try:
+        client = trees.connect_starter()
+    except OSError as error:
+        raise ConfigurationError(
+            f"service.lasting: the starter does not answer: {error.strerror or error}",
+            "start tawebeval-starter.service",
+        ) from None
+    try:
+        with suppress(PermissionError):  # of another user
+            check_hard_limits(configuration.limits, client.pid)
+    except ConfigurationError:
+        trees.close()
+        raise
+    return trees, True
+
+
+def describe_starter_limits(
+    configuration: Configuration, starter: StarterClient
+) -> Iterator[str | SetupProblem]:
+    """Yield what the starter may have and need: a problem if too few. Blocks, hardly.
+
+    What the kernel does not tell is left out.
+    """
+    cgroup = find_pids_controller_parent(starter.cgroups)
+    with suppress(PermissionError):  # of another user
+        for name, assessment in assess_starter_limits(configuration, starter.pid, cgroup):
+            what = f"{name}: {assessment}"
+            yield SetupProblem(what, assessment.remedy) if assessment.problems else what

@@ -1,0 +1,176 @@
+"""One evaluation: its state, from the queue to its end, and the reason to stop it.
+
+`starting` leads an evaluation to its run, `cleanup` from there to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import attrs
+from twisted.logger import Logger
+
+from tawebeval.config import LimitSettings
+from tawebeval.core.checkout import Checkout
+from tawebeval.core.events import encode_error_event
+from tawebeval.core.states import EvaluationState, check_transition
+from tawebeval.deferreds import OneShotEvent
+from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.context import EvaluationContext, RunSlots
+from tawebeval.evaluations.details import EvaluationDetails
+from tawebeval.evaluations.log_lines import format_state_line, make_log_fields
+from tawebeval.evaluations.reading import EvaluationEvents
+from tawebeval.evaluations.run import Run
+from tawebeval.sandbox.base import SandboxedRun
+from tawebeval.sandbox.environments import Environment, find_environment
+from tawebeval.sandbox.workspace import Workspace
+
+STARTER_LOST = EvaluationFailure("lost", "the starter of evaluators has ended; submit again")
+"""The failure of an evaluation that cannot go on without the starter."""
+
+log = Logger()
+
+
+@attrs.define(eq=False)
+class Evaluation:
+    """One run of an evaluator on one submission.
+
+    - `save(evaluation)` stores the present state.
+    - `run`, `sandboxed`, `checkout`: set from the start of the evaluator to its end.
+    - `cancel_start()` ends what leads to the run; None if that cannot be ended.
+    - `stop_reason`: what becomes the final event; None before a stop.
+    - `left_at`: when this process of the daemon has left the run to the next one, in seconds of the
+      clock.
+    - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
+    """
+
+    details: EvaluationDetails
+    workspace: Workspace
+    context: EvaluationContext
+    events: EvaluationEvents
+    _save: Callable[[Evaluation], object] = lambda evaluation: None
+    run: Run | None = None
+    sandboxed: SandboxedRun | None = None
+    checkout: Checkout | None = None
+    slots: RunSlots | None = None
+    cancel_start: Callable[[], object] | None = None
+    stop_reason: EvaluationFailure | None = None
+    left_at: float | None = None
+    cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
+    _since: float = 0.0  # when its state began, in seconds of the clock
+
+    def __attrs_post_init__(self) -> None:
+        context, details = self.context, self.details
+        if details.clock_offset is None:
+            details.clock_offset = context.read_wall_clock() - context.read_boot_clock()
+        times, now = details.state_times, self.read_clock()
+        begun = times.get(details.state.value, times.get("created", now))
+        self._since = context.clock.seconds() - max(0.0, now - begun)
+
+    def read_clock(self) -> float:
+        """Return the time, in seconds since the epoch, as if the clock was not set meanwhile."""
+        assert self.details.clock_offset is not None, "set with the context"
+        return self.context.read_boot_clock() + self.details.clock_offset
+
+    @property
+    def limits(self) -> LimitSettings:
+        """The limits of the run; before the start those that a start would have now."""
+        if self.details.limits is not None:
+            return self.details.limits
+        return self.context.configuration.limits.choose_limits(self.details.request.limits)
+
+    @property
+    def environment(self) -> Environment | None:
+        """The environment of the run; before the start that which a start would have now.
+
+        None also if a reload has removed it before the start.
+        """
+        if self.details.environment is not None or self.details.limits is not None:
+            return self.details.environment
+        with suppress(KeyError):
+            return find_environment(self.context.configuration, self.details.request.environment)
+        return None
+
+    def save(self) -> None:
+        """Have the present state stored."""
+        self._save(self)
+
+    def on_new_events(self) -> None:
+        """Count new events, and wake the clients that wait for them."""
+        self.count_event_bytes()
+        self.events.change_condition.notify()
+
+    def count_event_bytes(self) -> None:
+        """Count the bytes on the disk of events that were not discarded."""
+        stdout, size = self.events.stdout, 0
+        if stdout is not None:
+            size = stdout.stdout_bytes + stdout.file_bytes - self.events.log.discarded_stdout_bytes
+        self.context.event_disk.add_bytes(self.details.caller, size - self.details.event_bytes)
+        self.details.event_bytes = size
+
+    def release_event_bytes(self) -> None:
+        """Count the events no more: they are gone."""
+        self.context.event_disk.add_bytes(self.details.caller, -self.details.event_bytes)
+        self.details.event_bytes = 0
+
+    def stop(self, failure: EvaluationFailure) -> None:
+        """End the evaluation; `failure` becomes the final event. No effect after the end."""
+        if self.stop_reason is None and not self.details.state.has_ended:
+            self.stop_reason = failure
+            if self.run is not None:
+                self.run.stop(failure)
+            elif self.cancel_start is not None:
+                self.cancel_start()
+            self.save()
+
+    def leave(self) -> None:
+        """Leave the run to the next process of the daemon; answer the clients that wait."""
+        if self.run is not None:
+            self.run.clock.stop()
+            self.left_at = self.context.clock.seconds()
+            self.save()
+        self.events.change_condition.notify()
+
+    def stop_as_abandoned(self) -> None:
+        """Stop the evaluation, whose events no client asks for, and log that."""
+        seconds = self.context.configuration.evaluations.abandon_after_seconds
+        words = f"no client has asked for the events in {seconds:g} seconds"
+        log.info("{evaluation}: stopped: {why}", why=words, **make_log_fields(self.details))
+        self.stop(EvaluationFailure("lost", f"{words} (evaluations.abandon_after)"))
+
+    def enter(self, state: EvaluationState) -> None:
+        """Enter a state, count it and log it."""
+        before, self.details.state = self.details.state, check_transition(self.details.state, state)
+        self.details.state_times.setdefault(state.value, self.read_clock())
+        now = self.context.clock.seconds()
+        after, self._since = now - self._since, now
+        reason = self.details.failure.reason if self.details.failure else ""
+        self.context.counters.record_transition(before, state, after, reason)
+        words, fields = format_state_line(self.details, after, self.events.log.end_cursor)
+        log.info(words, **fields)
+
+    def end(self, failure: EvaluationFailure | None) -> None:
+        """Close the log of events; on failure the last event is the error."""
+        details, context = self.details, self.context
+        # A copy without the traceback, and without the members that only the event shows.
+        details.failure = failure and EvaluationFailure(failure.reason, failure.message)
+        lost = failure if failure is not None and failure.reason == "lost" else None
+        if self.stop_reason is None and (lost is None or lost.is_daemon_fault):
+            fault = None if lost is None else lost.message
+            context.counters.set_latest_fault(fault, context.clock.seconds())
+        if failure is None:
+            self.enter(EvaluationState.FINISHED)
+        else:
+            error = encode_error_event(failure.reason, failure.message, failure.extra_members)
+            details.failure_event = error.lines
+            self.events.log.append_batch(error, int(self.read_clock() * 1000))
+            cancelled = failure.reason == "cancelled"
+            self.enter(EvaluationState.CANCELLED if cancelled else EvaluationState.FAILED)
+        details.state_times["ended"] = self.read_clock()
+        details.limits = self.limits
+        details.drop_start_fields()
+        self.events.log.mark_end()
+        self.stop_reason = None
+        self.save()
+        self.events.change_condition.notify()

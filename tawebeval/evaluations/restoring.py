@@ -1,0 +1,286 @@
+"""Evaluations of an earlier process of the daemon: rows of the store, and back again.
+
+What waits runs, what has ended can be read, and what runs goes on: its events are made again of the
+files in its directory, and its process is found by the starter of evaluators. If that process is
+gone, the evaluation ends by its exit status, or else as lost, after all that it has printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import msgspec
+from twisted.logger import Logger
+
+from tawebeval.config import LimitSettings
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.event_log import StdoutChanged
+from tawebeval.core.events import EMPTY_BATCH, EventBatch
+from tawebeval.core.results import ResultSummary
+from tawebeval.core.ring import EventRing
+from tawebeval.core.segi import Markers
+from tawebeval.core.states import EvaluationState
+from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.cleanup import conclude_in_background
+from tawebeval.evaluations.context import RunSlots
+from tawebeval.evaluations.details import EvaluationDetails
+from tawebeval.evaluations.eventlog import read_ended_evaluation
+from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.reading import LOST_EVENT
+from tawebeval.evaluations.rows import EvaluationRow, RunRow
+from tawebeval.evaluations.starting import make_run, make_sandboxed_run, open_stdout, supervise
+from tawebeval.sandbox.workspace import derive_directory_name
+
+ResumeCheckout = Callable[[Commit, Path], Checkout]
+"""Function that returns a checkout that an evaluation uses already, by its path."""
+
+_LOST = EvaluationFailure(
+    "lost", "the evaluator could not go on after a restart of the daemon; submit again"
+)
+_NOT_LASTING = EvaluationFailure(
+    "lost", "evaluations on a cluster do not outlive the daemon yet; submit again"
+)
+
+log = Logger()
+
+
+def make_row(evaluation: Evaluation) -> EvaluationRow:
+    """Return the row of an evaluation as it is now."""
+    details, run, upload = evaluation.details, evaluation.run, evaluation.details.upload_directory
+    share, results, stdout = details.shared_upload, details.result_summary, evaluation.events.stdout
+    stop_reason = evaluation.stop_reason or (run.failure if run is not None else None)
+    event_log = evaluation.events.log
+    return EvaluationRow(
+        identifier=details.identifier,
+        packed_request=details.packed_request,
+        seed=details.seed,
+        sequence_number=details.sequence_number,
+        state=details.state,
+        caller=details.caller,
+        state_times=dict(details.state_times),
+        clock_offset=details.clock_offset,
+        upload_directory=None if upload is None else upload.name,
+        upload_size=0 if share is None else share.size,
+        shared_upload_number=0 if share is None else share.upload_number,
+        should_keep_submission=details.should_keep_submission,
+        has_kept_submission=details.has_kept_submission,
+        is_cleaned_up=evaluation.cleanup_event.is_set,
+        is_forgotten=details.final_state is not None,
+        idempotency_key=details.idempotency_key,
+        form_digest=details.form_digest,
+        callback=details.callback,
+        commit=details.commit,
+        limits=None if details.limits is None else _dump_limits(details.limits),
+        environment=details.environment,
+        runner_status=details.runner_status,
+        markers=None if stdout is None else attrs.astuple(stdout.markers),
+        run=None if run is None else _make_run_row(evaluation),
+        run_result=details.run_result,
+        packed_result_summary=b"" if results is None else results.pack(),
+        failure=details.failure or stop_reason,
+        failure_event=details.failure_event,
+        begin_cursor=event_log.begin_cursor,
+        end_cursor=event_log.end_cursor if event_log.has_ended else 0,
+        archived=details.archived,
+    )
+
+
+def _make_run_row(evaluation: Evaluation) -> RunRow:
+    run = evaluation.run
+    assert run is not None, "the evaluator runs"
+    quota = evaluation.workspace.quota_directory
+    return RunRow(
+        pid=run.main_pid,
+        start_time=run.main_start_time,
+        checkout_path=str(run.checkout.path),
+        deadline=run.clock.deadline,
+        left_at=evaluation.left_at,
+        sandbox_description=run.sandboxed.describe_for_resume(),
+        quota_directory=None if quota is None else str(quota),
+    )
+
+
+def _dump_limits(limits: LimitSettings) -> dict[str, object]:
+    """Return limits as a map, without the maximum that a request may choose."""
+    found: dict[str, object] = msgspec.to_builtins(limits)
+    del found["maximum"]
+    return found
+
+
+def load_details(row: EvaluationRow, upload_directory: Path | None) -> EvaluationDetails:
+    """Return the details in a row; the state is QUEUED for what waits or was being fetched."""
+    has_ended, results = row.state.has_ended, row.packed_result_summary
+    return EvaluationDetails(
+        identifier=row.identifier,
+        packed_request=row.packed_request,
+        seed=row.seed,
+        upload_directory=upload_directory,
+        caller=row.caller,
+        sequence_number=row.sequence_number,
+        idempotency_key=row.idempotency_key,
+        form_digest=row.form_digest,
+        should_keep_submission=row.should_keep_submission,
+        has_kept_submission=row.has_kept_submission,
+        callback=row.callback,
+        state=row.state if has_ended else EvaluationState.QUEUED,
+        state_times=dict(row.state_times),
+        clock_offset=row.clock_offset,
+        commit=row.commit,
+        limits=None if row.limits is None else LimitSettings(**row.limits),
+        environment=row.environment,
+        runner_status=row.runner_status,
+        run_result=row.run_result,
+        result_summary=ResultSummary.unpack(results) if results else None,
+        failure=row.failure if has_ended else None,
+        failure_event=row.failure_event,
+        archived=row.archived,
+    )
+
+
+def restore_events(evaluation: Evaluation, row: EvaluationRow) -> None:
+    """Make the events of an evaluation that has ended again. Blocks, hardly."""
+    event_log, details = evaluation.events.log, evaluation.details
+    if row.markers is not None:
+        try:
+            stdout = open_stdout(evaluation, Markers(*row.markers))
+            for _ in stdout.restore():
+                pass
+            stdout.drop_parser()
+        except (StdoutChanged, OSError, ValueError) as error:
+            words = "{evaluation}: events are lost: {error!r}"
+            log.error(words, evaluation=details.log_name, error=error)  # noqa: TRY400
+            event_log.append_batch(LOST_EVENT, int(details.state_times["ended"] * 1000))
+    if event_log.end_cursor < row.end_cursor and row.failure_event:
+        time_ms = int(details.state_times["ended"] * 1000)
+        event_log.append_batch(EventBatch(1, row.failure_event), time_ms)
+    event_log.mark_end()
+    event_log.acknowledge(min(row.begin_cursor, event_log.end_cursor))
+    evaluation.count_event_bytes()
+
+
+def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
+    """Yield all events of an evaluation that has ended, also discarded ones. Blocks.
+
+    Raises: OSError; StdoutChanged.
+    """
+    details = evaluation.details
+    final = EventBatch(1, details.failure_event) if details.failure_event else EMPTY_BATCH
+    time_ms = int(details.state_times["ended"] * 1000)
+    if evaluation.events.stdout is None:
+        ring = EventRing()
+        ring.append_batch(final, time_ms)
+        yield ring
+        return
+    yield from read_ended_evaluation(
+        evaluation.workspace.output_directory,
+        evaluation.events.stdout.markers,
+        final,
+        time_ms,
+        max_value=evaluation.limits.data_value,
+        max_file=evaluation.limits.file,
+    )
+
+
+def resume_run(
+    evaluation: Evaluation, row: EvaluationRow, resume_checkout: ResumeCheckout, slots: RunSlots
+) -> None:
+    """Go on with an evaluator that was started by another process of the daemon. Blocks, hardly."""
+    evaluation.details.upload_directory = None
+    evaluation.slots = slots
+    evaluation.stop_reason = row.failure
+    evaluation.details.state = EvaluationState.RUNNING
+    try:
+        _resume_run(evaluation, row, resume_checkout)
+    except EvaluationFailure as error:
+        conclude_in_background(evaluation, evaluation.stop_reason or error)
+    except Exception as error:  # noqa: BLE001  (a client learns of every end)
+        if isinstance(error, StdoutChanged | OSError):
+            words = "{evaluation}: the evaluator cannot go on: {error!r}"
+            log.error(words, evaluation=evaluation.details.log_name, error=error)  # noqa: TRY400
+        else:
+            words = "{evaluation}: defect: the evaluator cannot go on"
+            log.failure(words, evaluation=evaluation.details.log_name)
+        conclude_in_background(evaluation, evaluation.stop_reason or _LOST)
+
+
+def _resume_run(
+    evaluation: Evaluation, row: EvaluationRow, resume_checkout: ResumeCheckout
+) -> None:
+    details, found = evaluation.details, row.run
+    assert found is not None, "the evaluator runs"
+    assert details.commit is not None, "checked out before the start"
+    assert row.markers is not None, "made before the start"
+    if found.quota_directory is not None:
+        evaluation.workspace = attrs.evolve(
+            evaluation.workspace, quota_directory=Path(found.quota_directory)
+        )
+    markers = Markers(*row.markers)
+    stdout = open_stdout(evaluation, markers)
+    for _ in stdout.restore():
+        pass
+    evaluation.events.acknowledge(min(row.begin_cursor, evaluation.events.log.end_cursor))
+    if _is_on_cluster(found):
+        raise _NOT_LASTING
+    checkout = evaluation.checkout = resume_checkout(details.commit, Path(found.checkout_path))
+    sandboxed = make_sandboxed_run(evaluation, checkout)
+    deadline = found.deadline
+    if deadline is not None and found.left_at is not None:
+        deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)
+    run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
+    evaluation.run = run
+    sandboxed.resume_process(
+        run, found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
+    )
+    supervise(evaluation, run)
+    run.go_on()
+    if evaluation.stop_reason is not None:
+        run.stop(evaluation.stop_reason)
+
+
+def _is_on_cluster(run: RunRow) -> bool:
+    """Tell whether an evaluator ran on a node of Slurm, whatever `runner.kind` is now."""
+    return run.sandbox_description.get("kind") == "slurm"
+
+
+@attrs.frozen
+class LeftEvaluations:
+    """What evaluations of an earlier process still need, by their rows."""
+
+    rows: Sequence[EvaluationRow] = ()
+
+    @property
+    def directory_names(self) -> set[str]:
+        """The names of directories of evaluations."""
+        return {derive_directory_name(row.identifier) for row in self.rows}
+
+    @property
+    def running_directory_names(self) -> set[str]:
+        """The names of directories of evaluations that run."""
+        return {derive_directory_name(row.identifier) for row in self.rows if row.run is not None}
+
+    @property
+    def upload_directory_names(self) -> set[str]:
+        """The names of directories of uploaded files."""
+        return {row.upload_directory for row in self.rows if row.upload_directory}
+
+    @property
+    def cgroup_names(self) -> set[str]:
+        """The names of cgroups in which an evaluator runs."""
+        groups = (run.sandbox_description.get("group") for run in self._runs)
+        return {group for group in groups if group}
+
+    @property
+    def quota_directories(self) -> set[Path]:
+        """The quota directories of evaluations that run."""
+        return {Path(run.quota_directory) for run in self._runs if run.quota_directory}
+
+    @property
+    def has_cluster_runs(self) -> bool:
+        """Whether jobs of Slurm may be left."""
+        return any(_is_on_cluster(run) for run in self._runs)
+
+    @property
+    def _runs(self) -> list[RunRow]:
+        return [row.run for row in self.rows if row.run is not None]

@@ -1,0 +1,300 @@
+"""Start of an evaluation: fetch, run slot, workspace, evaluator; and return to one that runs.
+
+One coroutine leads to the start of the evaluator, another one (`cleanup`) from its exit to the end,
+and none waits in between: a thousand evaluations may run at once.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+
+from tawebeval.core.checkout import Checkout
+from tawebeval.core.form import Repository
+from tawebeval.core.segi import Markers
+from tawebeval.core.states import EvaluationState
+from tawebeval.deferreds import run_in_background
+from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.cleanup import conclude, conclude_in_background
+from tawebeval.evaluations.context import RunSlots
+from tawebeval.evaluations.eventlog import RecordedStdout
+from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.log_lines import make_log_fields
+from tawebeval.evaluations.run import Run
+from tawebeval.sandbox.base import SandboxedRun
+from tawebeval.sandbox.environments import find_environment
+
+log = Logger()
+
+
+def enter_queue(evaluation: Evaluation, slots: RunSlots) -> None:
+    """Let a new evaluation enter the queue, and run as soon as there is a slot."""
+    details, context = evaluation.details, evaluation.context
+    details.state_times["created"] = evaluation.read_clock()
+    context.counters.record_accepted_evaluation()
+    log.info(
+        "{evaluation}: {state}; caller {caller!r}, commit {commit}", **make_log_fields(details)
+    )
+    begin_start(evaluation, slots)
+
+
+def begin_start(evaluation: Evaluation, slots: RunSlots) -> None:
+    """Fetch the commit, wait for a run slot and start the evaluator. On failure, end."""
+    evaluation.slots = slots
+    start = _Start(evaluation, slots)
+    startup = run_in_background(
+        start.run(),
+        log,
+        "{evaluation}: defect of the daemon",
+        evaluation=evaluation.details.log_name,
+    )
+    if evaluation.run is None and not evaluation.details.state.has_ended:
+        start.startup = startup
+        evaluation.cancel_start = start.cancel
+
+
+def begin_again(evaluation: Evaluation, slots: RunSlots) -> None:
+    """Let an evaluation enter the queue again that an earlier process had not started. Blocks."""
+    details, upload = evaluation.details, evaluation.details.upload_directory
+    details.limits = details.environment = details.runner_status = None
+    with suppress(OSError):  # the start finds what is missing
+        if upload is not None and not upload.exists() and evaluation.workspace.root.exists():
+            evaluation.workspace.restore_uploaded_files(upload)
+    if evaluation.stop_reason is not None:
+        conclude_in_background(evaluation, evaluation.stop_reason)
+    else:
+        begin_start(evaluation, slots)
+
+
+@attrs.define(eq=False)
+class _Start:
+    """The way of one evaluation to its run; `startup` is the Deferred of `run`."""
+
+    _evaluation: Evaluation
+    _slots: RunSlots
+    startup: Deferred[None] | None = None
+    _is_launching: bool = False
+
+    def cancel(self) -> None:
+        """Cancel the start, unless a thread starts the evaluator just now."""
+        if self.startup is not None and not self._is_launching:
+            self.startup.cancel()
+
+    async def run(self) -> None:
+        evaluation = self._evaluation
+        try:
+            await self._start()
+        except EvaluationFailure as error:
+            await conclude(evaluation, error)
+        except CancelledError:
+            await conclude(evaluation, evaluation.stop_reason)
+        except OSError as error:
+            # A path of the machine stays in the log. The error is no defect: no traceback.
+            words = "{evaluation}: the evaluator could not be run: {error}"
+            log.error(words, evaluation=evaluation.details.log_name, error=error)  # noqa: TRY400
+            await conclude(evaluation, _not_run(error.strerror))
+        except Exception as error:  # noqa: BLE001  (a client learns of every end)
+            log.failure(
+                "{evaluation}: defect: the evaluator could not be run",
+                evaluation=evaluation.details.log_name,
+            )
+            await conclude(evaluation, _not_run(type(error).__name__))
+
+    async def _start(self) -> None:
+        evaluation, slots = self._evaluation, self._slots
+        details, context = evaluation.details, evaluation.context
+        source = context.checkout_source
+        if fetched := source.checkout_needs_network(*self._checkout_arguments()):
+            slots.reserve_queue_place(details.identifier, details.caller)
+            await self._fetch()
+        await self._wait_for_slot()
+        await self._resolve_branch()
+        checkout = evaluation.checkout = await source.check_out_commit(
+            *self._checkout_arguments(), is_retry=fetched
+        )
+        details.set_commit(checkout.commit)
+        if context.free_quota_directories is not None:
+            directory = await context.free_quota_directories.get()
+            evaluation.workspace = attrs.evolve(evaluation.workspace, quota_directory=directory)
+        self._fix_environment()
+        details.limits = evaluation.limits
+        sandboxed = make_sandboxed_run(evaluation, checkout)
+        markers = Markers.generate(context.generate_random_bytes)
+        self._is_launching = True  # no cancelling from here on: the child would be lost
+        run, started = await context.worker_threads.run_in_thread(
+            self.launch, sandboxed, checkout, markers
+        )
+        if sandboxed.has_external_queue:
+            await self._wait_for_begin(sandboxed, started)
+        self._connect(run, started)
+
+    def _checkout_arguments(self) -> tuple[Repository, str, str]:
+        """Return the arguments of `check_out_commit`, unpacked each time: a small queue."""
+        request = self._evaluation.details.request
+        return request.repository, request.commit_oid, self._evaluation.details.caller
+
+    async def _resolve_branch(self) -> None:
+        """Put the newest commit of the branch into a request without a commit."""
+        details = self._evaluation.details
+        request = details.request
+        if not request.commit_oid:
+            source = self._evaluation.context.checkout_source
+            details.set_commit_oid(await source.resolve_branch(request.repository, details.caller))
+            log.info(
+                "{evaluation}: branch {branch} is commit {commit}",
+                branch=request.repository.branch,
+                **make_log_fields(details),
+            )
+
+    async def _fetch(self) -> None:
+        """Fetch the commit into the cache before there is a run slot.
+
+        Until then the evaluation counts against the caller's share of fetches.
+        """
+        details, context = self._evaluation.details, self._evaluation.context
+        await context.fetch_slots.acquire_slot(details.identifier, details.caller)
+        self._evaluation.enter(EvaluationState.FETCHING)
+        try:
+            await self._resolve_branch()
+            checkout = await context.checkout_source.check_out_commit(*self._checkout_arguments())
+            details.set_commit(checkout.commit)
+            checkout.release()  # a queued evaluation pins nothing in the cache
+        finally:
+            context.fetch_slots.release_slot_keep_quota(details.identifier)
+
+    async def _wait_for_slot(self) -> None:
+        evaluation, details = self._evaluation, self._evaluation.details
+        slot = self._slots.acquire_slot(details.identifier, details.caller)
+        if details.state is EvaluationState.FETCHING and not slot.called:
+            evaluation.enter(EvaluationState.QUEUED)
+        await slot
+        evaluation.context.fetch_slots.release_slot(details.identifier)
+        if details.state is EvaluationState.QUEUED:
+            evaluation.enter(EvaluationState.FETCHING)
+
+    def _fix_environment(self) -> None:
+        """Keep the present environment. Raises: EvaluationFailure, if a reload has removed it."""
+        details = self._evaluation.details
+        name = details.request.environment
+        try:
+            details.environment = find_environment(self._evaluation.context.configuration, name)
+        except KeyError:
+            raise EvaluationFailure(
+                "lost",
+                f"the environment {name!r} was removed while the evaluation waited; submit again"
+                " with another one",
+                is_daemon_fault=False,
+            ) from None
+
+    def launch(
+        self, sandboxed: SandboxedRun, checkout: Checkout, markers: Markers
+    ) -> tuple[Run, Any]:
+        """Create the workspace and start the evaluator. Blocks. Raises: EvaluationFailure, OSError.
+
+        All blocking work is in this one call: each change of threads costs time.
+        """
+        evaluation, details = self._evaluation, self._evaluation.details
+        workspace = evaluation.workspace
+        assert details.upload_directory is not None, "only this method takes it"
+        workspace.create_directories(details.upload_directory, sandboxed.workspace_view)
+        details.upload_directory = None
+        if details.should_keep_submission:
+            workspace.request_file.write_bytes(details.pack_for_rerun())
+        directory = workspace.locate_working_directory(details.request.directory, checkout.path)
+        run = make_run(evaluation, checkout, sandboxed, open_stdout(evaluation, markers))
+        if evaluation.stop_reason is not None:
+            raise evaluation.stop_reason
+        return run, run.start_process(directory)
+
+    async def _wait_for_begin(self, sandboxed: SandboxedRun, started: Any) -> None:
+        """Wait in the queue of a cluster, from which a stop takes the evaluation."""
+        evaluation = self._evaluation
+        evaluation.enter(EvaluationState.QUEUED)
+        waiting = Deferred.fromCoroutine(sandboxed.wait_for_evaluator_start(started))
+        self._is_launching = False
+        if evaluation.stop_reason is not None:  # while srun was started
+            waiting.cancel()
+        await waiting
+        self._is_launching = True
+        evaluation.enter(EvaluationState.FETCHING)
+
+    def _connect(self, run: Run, started: Any) -> None:
+        """Connect the started evaluator to its run; kill it if `stop` was called meanwhile."""
+        evaluation = self._evaluation
+        evaluation.cancel_start = None
+        evaluation.run = run
+        run.sandboxed.connect_process(run, started)
+        evaluation.details.drop_start_fields()
+        evaluation.enter(EvaluationState.RUNNING)
+        supervise(evaluation, run)
+        if evaluation.stop_reason is not None:
+            run.stop(evaluation.stop_reason)
+            run.kill()  # no grace time: no client has seen it run
+
+
+def make_sandboxed_run(evaluation: Evaluation, checkout: Checkout) -> SandboxedRun:
+    """Return the sandbox for the run, under the limits of the details."""
+    details = evaluation.details
+    sandboxed = evaluation.sandboxed = evaluation.context.sandbox.make_run(
+        evaluation.workspace, checkout, evaluation.limits, details.environment
+    )
+    sandboxed.problem_name = details.request.problem
+    details.runner_status = sandboxed.runner_status
+    return sandboxed
+
+
+def open_stdout(evaluation: Evaluation, markers: Markers) -> RecordedStdout:
+    """Open the files of the events of an evaluation. Blocks. Raises: OSError."""
+    limits = evaluation.limits
+    stdout = evaluation.events.stdout = RecordedStdout(
+        evaluation.events.log,
+        evaluation.context.open_event_files(evaluation.workspace.output_directory),
+        markers,
+        evaluation.read_clock,
+        max_value=limits.data_value,
+        max_file=limits.file,
+    )
+    return stdout
+
+
+def make_run(
+    evaluation: Evaluation,
+    checkout: Checkout,
+    sandboxed: SandboxedRun,
+    stdout: RecordedStdout,
+    deadline: float | None = None,
+) -> Run:
+    """Return the run, which is not connected to a process yet."""
+    return Run(
+        evaluation.context,
+        evaluation.details,
+        checkout,
+        sandboxed,
+        stdout,
+        evaluation.on_new_events,
+        evaluation.save,
+        deadline,
+    )
+
+
+def supervise(evaluation: Evaluation, run: Run) -> None:
+    """Lead a connected run to the end of its evaluation."""
+    run.run_ended.add_callback(partial(_on_run_ended, evaluation))
+    evaluation.save()
+
+
+def _on_run_ended(evaluation: Evaluation, run: Run) -> None:
+    if run.stderr_text:
+        words = "{evaluation}: end of stderr: {stderr!r}"
+        log.info(words, **make_log_fields(evaluation.details), stderr=run.stderr_text)
+    evaluation.details.run_result = run.result
+    conclude_in_background(evaluation, run.failure)
+
+
+def _not_run(why: str | None) -> EvaluationFailure:
+    return EvaluationFailure("lost", f"the daemon could not run the evaluator: {why}")

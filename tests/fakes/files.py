@@ -1,0 +1,212 @@
+"""What stands in for the files of events and for the store: memory."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, fail, succeed
+
+from tawebeval.core.event_log import Mark
+from tawebeval.evaluations.rows import (
+    ArchivedEvaluation,
+    ArchivedQuery,
+    EvaluationRow,
+    LinkRow,
+    PendingCallback,
+    pack,
+    unpack_evaluation,
+)
+
+
+@attrs.define
+class MemoryEventFiles:
+    """Files of the events of one evaluation; the test appends to `stdout` what is printed.
+
+    `error` is raised by the next write.
+    """
+
+    stdout: bytearray = attrs.field(factory=bytearray)
+    marks: list[Mark] = attrs.field(factory=list)
+    segments: list[Any] = attrs.field(factory=list)
+    named: dict[int, bytes | str] = attrs.field(factory=dict)
+    error: OSError | None = None
+    freed: tuple[int, int] = (0, 0)
+    is_open: bool = True
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_open = False
+
+    @property
+    def stdout_size(self) -> int:
+        """Bytes of stdout."""
+        return len(self.stdout)
+
+    def read_stdout(self, begin: int, end: int) -> bytes:
+        """Return bytes of stdout."""
+        return bytes(self.stdout[begin:end])
+
+    def write_stdout(self, chunk: bytes, offset: int) -> None:
+        """Write to stdout."""
+        self.stdout[offset:] = chunk
+
+    def has_room_to_free(self, stdout_bytes: int, file_count: int) -> bool:
+        """Return whether there is more to free than was freed."""
+        return (stdout_bytes, file_count) != self.freed
+
+    def punch_stdout(self, before: int) -> None:
+        """Note it."""
+        self.freed = before, self.freed[1]
+
+    def write_mark(self, number: int, mark: Mark) -> None:
+        """Keep a mark."""
+        if self.error is not None:
+            raise self.error
+        self.marks[number:] = [mark]
+
+    def read_marks(self, first: int, end: int | None = None) -> list[Mark]:
+        """Return marks."""
+        return self.marks[first:end]
+
+    def append_segment(self, record: Any) -> None:
+        """Keep a segment."""
+        self.segments.append(record)
+
+    def read_segments(self) -> list[Any]:
+        """Return all segments."""
+        return self.segments[:]
+
+    def store_file(self, number: int, content: bytes | str) -> None:
+        """Keep a file."""
+        self.named[number] = content
+
+    def remove_files(self, before: int) -> None:
+        """Remove files."""
+        self.freed = self.freed[0], before
+        for number in [each for each in self.named if each < before]:
+            del self.named[number]
+
+    def read_file(self, number: int) -> bytes | str | None:
+        """Return a file."""
+        return self.named.get(number)
+
+
+@attrs.define
+class FakeStore:
+    """A store in memory, which keeps rows packed; `error` fails what is added."""
+
+    rows: dict[str, bytes] = attrs.field(factory=dict)
+    callbacks: dict[str, PendingCallback] = attrs.field(factory=dict)
+    links: dict[str, LinkRow] = attrs.field(factory=dict)
+    error: Exception | None = None
+    last_sequence_number: int = 0
+    problem: str | None = None
+
+    def add(self, row: EvaluationRow) -> Deferred[None]:
+        """Keep a new row."""
+        if self.error is not None:
+            return fail(self.error)
+        self.save(row)
+        return succeed(None)
+
+    def save(self, row: EvaluationRow) -> None:
+        """Keep a row."""
+        self.rows[row.identifier] = pack(row)
+
+    def delete(self, identifier: str) -> None:
+        """Drop a row."""
+        self.rows.pop(identifier, None)
+
+    def save_callback(self, name: str, callback: PendingCallback) -> None:
+        """Keep a callback."""
+        self.callbacks[name] = callback
+
+    def delete_callback(self, name: str) -> None:
+        """Drop a callback."""
+        self.callbacks.pop(name, None)
+
+    def save_link(self, identifier: str, link: LinkRow) -> None:
+        """Keep a link."""
+        self.links[identifier] = link
+
+    def delete_link(self, identifier: str) -> None:
+        """Drop a link."""
+        self.links.pop(identifier, None)
+
+    def load_links(self) -> dict[str, LinkRow]:
+        """Return all links."""
+        return dict(self.links)
+
+    def flush(self) -> Deferred[None]:
+        """Return at once."""
+        return fail(self.error) if self.error is not None else succeed(None)
+
+    async def find_archived(self, identifier: str) -> EvaluationRow | None:
+        """Return an archived row."""
+        packed = self.rows.get(identifier)
+        row = None if packed is None else unpack_evaluation(packed)
+        return row if row is not None and row.archived is not None else None
+
+    def _list_archived(self) -> list[EvaluationRow]:
+        rows = map(unpack_evaluation, self.rows.values())
+        return [row for row in rows if row.archived is not None]
+
+    async def list_archived(self, query: ArchivedQuery) -> list[ArchivedEvaluation]:
+        """Return archived rows of a caller."""
+        found = []
+        for row in sorted(self._list_archived(), key=lambda row: row.sequence_number):
+            number = row.sequence_number
+            if (
+                row.caller != query.caller
+                or not query.after_sequence_number < number <= query.last_sequence_number
+            ):
+                continue
+            assert row.archived is not None, "it is archived"
+            one = ArchivedEvaluation(
+                row.identifier,
+                row.caller,
+                number,
+                row.state_times["created"],
+                row.state_times["ended"],
+                row.state.value,
+                row.archived.file_bytes,
+                row.archived.listing_entry,
+            )
+            found.append(one if query.matches(one) else attrs.evolve(one, listing_entry=b""))
+        return found[: query.max_count]
+
+    async def list_oldest_archived(
+        self, max_count: int, *, caller: str | None = None, ended_before: float = inf
+    ) -> list[tuple[str, str, int]]:
+        """Return the archived rows that ended first."""
+        rows = [
+            row
+            for row in self._list_archived()
+            if caller in (None, row.caller) and row.state_times["ended"] < ended_before
+        ]
+        rows.sort(key=lambda row: row.state_times["ended"])
+        return [
+            (row.identifier, row.caller, row.archived.file_bytes if row.archived else 0)
+            for row in rows[:max_count]
+        ]
+
+    async def count_archived(self) -> dict[str, tuple[int, int]]:
+        """Return the numbers of archived rows and their bytes."""
+        found: dict[str, tuple[int, int]] = {}
+        for row in self._list_archived():
+            count, size = found.get(row.caller, (0, 0))
+            found[row.caller] = count + 1, size + (row.archived.file_bytes if row.archived else 0)
+        return found
+
+    def load_live(self) -> list[EvaluationRow]:
+        """Return the rows that are not archived."""
+        rows = map(unpack_evaluation, self.rows.values())
+        return sorted(
+            (row for row in rows if row.archived is None), key=lambda row: row.sequence_number
+        )
+
+    def load_callbacks(self) -> dict[str, PendingCallback]:
+        """Return all callbacks."""
+        return dict(self.callbacks)

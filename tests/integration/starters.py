@@ -1,0 +1,186 @@
+"""A daemon whose evaluations outlive it, the keeper that holds them, and test cases with both."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from base64 import b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tawebeval.daemon.keeper_connection import KEEPER_SOCKET_VARIABLE
+from tawebeval.evaluations.handover_journal import JOURNAL_SUFFIX
+from tawebeval.linux.keeper_client import KeeperClient
+
+from tawebeval.sandbox.workspace import derive_log_pseudonym
+from tests.cases.patience import PATIENCE
+from tests.integration.client import Client
+from tests.integration.harness import (
+    COMMAND,
+    CONFIGURATION,
+    Daemon,
+    DaemonTestCase,
+    RepositoryTestCase,
+    until,
+)
+from tests.integration.unprivileged import give, temporary_folder
+
+
+class KeptDaemon(Daemon):
+    """A daemon with a keeper of its own, which `remove` ends."""
+
+    def __init__(self, configuration: str = CONFIGURATION, **more: Any) -> None:
+        self._keeper_folder = temporary_folder("tawebeval-starter-")
+        self._keeper_folder.chmod(0o700)
+        self.socket = self._keeper_folder / "socket"
+        self._keeper: subprocess.Popen[bytes] | None = None
+        super().__init__(configuration, **{KEEPER_SOCKET_VARIABLE: str(self.socket)}, **more)
+
+    async def start_keeper(self, open_files: int | None = None) -> None:
+        """Start the keeper, with this limit of descriptors, and wait until it listens."""
+        limited = ("prlimit", f"--nofile={open_files}") if open_files else ()
+        self._keeper = subprocess.Popen(
+            [
+                *limited,
+                *(str(COMMAND), "keeper", "--socket", str(self.socket)),
+                *("--config", str(self.folder / "tawebeval.toml")),
+            ],
+            stdin=subprocess.DEVNULL,
+        )
+        await until(self.socket.exists, "the keeper listens")
+
+    async def start_all(self, open_files: int | None = None) -> None:
+        """Start the keeper, with this limit of descriptors, and then the daemon."""
+        await self.start_keeper(open_files)
+        self.start()
+        await self.ready()
+
+    async def start_another_keeper(self) -> None:
+        """End the keeper in good order, and all evaluators with it; start another one."""
+        self._end_keeper()
+        self.socket.unlink(missing_ok=True)
+        await self.start_keeper()
+
+    def use_release(self, folder: Path | None) -> None:
+        """Start the package in a folder from now on; None is the one that is tested."""
+        self._environment["PYTHONPATH"] = "" if folder is None else str(folder)
+
+    async def end(self, number: int = signal.SIGKILL) -> None:
+        """End the daemon alone by a signal."""
+        os.kill(self.pid, number)
+        await until(lambda: not self.running, "the daemon has ended")
+
+    async def restart(self, number: int = signal.SIGKILL) -> None:
+        """End the daemon by a signal, and start it again."""
+        await self.end(number)
+        self.start()
+        await self.ready()
+
+    def share(self, other: KeptDaemon) -> None:
+        """Use the directories and the keeper of another daemon."""
+        self.state, self.cache, self.socket = other.state, other.cache, other.socket
+        self._environment = {KEEPER_SOCKET_VARIABLE: str(other.socket)}
+
+    @property
+    def exit_status(self) -> int | None:
+        """The status of the daemon that was started last, None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def keeper_pid(self) -> int:
+        """The process of the keeper."""
+        assert self._keeper is not None, "it was started"
+        return self._keeper.pid
+
+    def kill_keeper(self) -> None:
+        """End the keeper, and all evaluators with it."""
+        assert self._keeper is not None, "it was started"
+        self._keeper.kill()
+        self._keeper.wait(PATIENCE)
+
+    async def stop(self) -> None:
+        """Stop it, and then the keeper; fail where something of an evaluation is left."""
+        self.interrupt()
+        await until(lambda: not self.running, "the daemon stops")
+        assert self.exit_status == -signal.SIGTERM, self.log
+        assert self.remains() == []
+        self._end_keeper()
+        self.check_log()
+
+    def remove(self) -> None:
+        """See to it that nothing at all is left."""
+        self._end_keeper()
+        shutil.rmtree(self._keeper_folder, ignore_errors=True)
+        super().remove()
+
+    def _end_keeper(self) -> None:
+        if self._keeper is not None and self._keeper.poll() is None:
+            self._keeper.terminate()
+            self._keeper.wait(PATIENCE)
+
+
+class SharedKeptDaemonTestCase(DaemonTestCase):
+    """Tests that share a daemon and a keeper: each may end the daemon and start it again."""
+
+    daemon: KeptDaemon
+
+    def make_daemon(self) -> KeptDaemon:
+        """Return the daemon that is shared."""
+        return KeptDaemon(self.configuration)
+
+    async def start_daemon(self) -> None:
+        """Start the keeper, unless it runs, and the daemon."""
+        if not self.daemon.socket.exists():
+            await self.daemon.start_keeper()
+        self.daemon.start()
+
+
+class KeptDaemonTestCase(RepositoryTestCase):
+    """Each test has a daemon and a keeper of its own, which may have so many `open_files`."""
+
+    configuration = CONFIGURATION
+    open_files: int | None = None
+    environment: Mapping[str, str] = {}
+    daemon: KeptDaemon
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.daemon = KeptDaemon(self.configure(), **self.environment)
+        self.addCleanup(self.daemon.remove)
+        await self.daemon.start_all(self.open_files)
+        self.client = Client(self.daemon.url)
+        self.addCleanup(self.client.close)
+
+    def configure(self) -> str:
+        """Return the configuration."""
+        return self.configuration
+
+    def configure_callbacks(self, first_delay: float) -> str:
+        """Return settings for callbacks; `first_delay` in seconds."""
+        secrets = self.folder / "secrets"
+        secrets.write_text(f"* whsec_{b64encode(os.urandom(24)).decode()}\n")
+        secrets.chmod(0o600)
+        give(secrets)
+        return (
+            f"[callbacks]\nenabled = true\nsecrets = '{secrets}'\n"
+            f"private_networks = ['127.0.0.0/8']\nfirst_delay = {first_delay}\n"
+        )
+
+    def open_journal(self, identifier: str) -> int:
+        """Return a descriptor of the journal of an evaluation."""
+        keeper = KeeperClient.connect(str(self.daemon.socket))
+        name = derive_log_pseudonym(identifier) + JOURNAL_SUFFIX
+        found = -1
+        for each, bundle in keeper.list_bundles().items():
+            for descriptor in bundle.descriptors:
+                if each == name:
+                    found = descriptor
+                else:
+                    os.close(descriptor)
+        keeper.close()
+        self.assertGreaterEqual(found, 0)
+        self.addCleanup(os.close, found)
+        return found

@@ -1,0 +1,131 @@
+"""The keeper by its command, and under a systemd that has booted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tawebeval.linux.keeper_client import KeeperClient
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+from benchmarks.booted import wait_until
+from tests.integration.cgroups import reason_to_skip
+from tests.integration.service_case import GATE, KEEPER, SERVICE, WAIT, ServiceTestCase
+
+GATED = f"{GATE}; echo ready; {WAIT}; sleep 23456"
+
+
+class KeeperTests(ServiceTestCase):
+    """An evaluator in the keeper's unit."""
+
+    def is_running(self) -> bool:
+        """Tell whether the evaluator has gone on to its end."""
+        return self.machine.attempt("pgrep", "--full", "^sleep 23456").returncode == 0
+
+    def begin_and_wait(self, command: str) -> tuple[str, str]:
+        """Begin an evaluation that prints `ready`; return its identifier and the cursor then."""
+        identifier = self.begin(command)
+        return identifier, self.printed(identifier, "ready")
+
+    def fail_to_start(self) -> None:
+        """Have the daemon fail at its start, several times."""
+        self.override("RestartSec=10ms", "ExecStartPre=/bin/false")
+        self.machine.attempt("systemctl", "restart", SERVICE)
+        wait_until(lambda: int(self.show("NRestarts")) > 3, "it was tried again and again")
+        self.override()
+
+    def test_restarts(self) -> None:
+        """It goes on when the daemon is killed, restarted, and fails to start; a stop ends it."""
+        identifier, after = self.begin_and_wait(GATED)
+        for end in (
+            lambda: self.control("kill", "--signal=KILL", SERVICE),
+            lambda: self.control("restart", SERVICE),
+            self.fail_to_start,
+            lambda: self.control("restart", SERVICE),
+        ):
+            daemon = int(self.show("MainPID"))
+            end()
+            self.healthy()
+            self.assertNotEqual(int(self.show("MainPID")), daemon)
+        self.let_go()
+        self.assertEqual(self.printed(identifier, "done"), str(int(after) + 2))
+        wait_until(self.is_running, "it goes on")
+        (pid,) = self.machine.run("pgrep", "--full", "^sleep 23456").split()
+        group = self.machine.run("cat", f"/proc/{pid}/cgroup").rpartition("::")[2].strip()
+        self.assertTrue(group.startswith(self.show("ControlGroup", KEEPER)), group)
+        self.control("stop", SERVICE)
+        wait_until(lambda: not self.is_running(), "the evaluator has ended")
+        wait_until(lambda: self.show("ActiveState", KEEPER) == "inactive", "the keeper has ended")
+
+    def test_lost_keeper(self) -> None:
+        """With the keeper its evaluators end; another one is started, and the daemon with it."""
+        identifier, _ = self.begin_and_wait(GATED)
+        self.control("kill", "--kill-whom=main", "--signal=KILL", KEEPER)
+        wait_until(lambda: self.show("NRestarts", KEEPER) == "1", "another keeper is there")
+        wait_until(lambda: self.show("ActiveState", KEEPER) == "active", "it listens")
+        wait_until(lambda: self.post("echo again")[0] == 200, "evaluations are accepted again")
+        self.assertEqual(self.ask("GET", f"/evaluation/{identifier}").answer()[0], 410)
+
+
+class CommandTests(SynchronousTestCase):
+    """`tawebeval keeper` without systemd."""
+
+    def setUp(self) -> None:
+        if reason := reason_to_skip():
+            raise SkipTest(reason)
+        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-starter-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.folder.chmod(0o755)
+        (self.folder / "keeper").mkdir(mode=0o700)
+        (self.folder / "toml").write_text('[service]\nuser = "nobody"\n')
+        shutil.chown(self.folder / "keeper", "nobody")
+
+    def start(self) -> KeeperClient:
+        """Start a keeper; return a client of it."""
+        path = self.folder / "keeper" / "socket"
+        path.unlink(missing_ok=True)
+        options = ["--config", str(self.folder / "toml"), "--socket", str(path)]
+        command = "from tawebeval.cli import main; main()"
+        process = subprocess.Popen([sys.executable, "-c", command, "keeper", *options])
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        wait_until(path.exists, "the keeper listens")
+        client = KeeperClient.connect(str(path))
+        self.addCleanup(client.close)
+        self.assertEqual(client.pid, process.pid)
+        self.addCleanup(self.remove, client)
+        self.process = process
+        return client
+
+    def parents(self, client: KeeperClient) -> list[Path]:
+        """Return the parent cgroups that a keeper has made."""
+        parents = json.loads(client.cgroups)["parents"]
+        return sorted({Path(path) for _, path in parents.values()})
+
+    def remove(self, client: KeeperClient) -> None:
+        """Remove the cgroups that a keeper leaves."""
+        self.process.kill()
+        self.process.wait()
+        for parent in self.parents(client):
+            for path, _, _ in reversed([*os.walk(parent)]):
+                os.rmdir(path)
+
+    def test_dead_keeper(self) -> None:
+        """A keeper removes the cgroups of one that was killed, and what runs in them."""
+        first = self.start()
+        parents = self.parents(first)
+        self.assertTrue(parents)
+        (parents[0] / "evaluation-abc").mkdir()
+        self.process.kill()
+        self.process.wait()
+        second = self.start()
+        self.assertEqual([path for path in parents if path.exists()], [])
+        self.assertTrue(all(path.exists() for path in self.parents(second)))
+        status = Path(f"/proc/{second.pid}/status").read_text()
+        self.assertIn("NoNewPrivs:\t1", status)
+        self.assertNotIn("Uid:\t0", status)

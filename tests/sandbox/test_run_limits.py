@@ -1,0 +1,229 @@
+"""`sandbox.run_limits`: which limits a run has gone over, and what it has used."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import Clock
+
+from tawebeval.config import GIB, MIB
+from tawebeval.errors import EvaluationFailure, format_size
+from tawebeval.linux.cgroups.manager import ResourceUsage
+from tawebeval.sandbox import run_limits as module
+from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
+from tawebeval.sandbox.run_limits import LocalRunLimits
+from tests.cases.sandbox import LIMITS, CellTestCase
+from tests.fakes.children import NO_PROCESS, FakeChild
+from tests.fakes.sandbox import FakeDisk
+
+
+class LimitTests(CellTestCase):
+    """Which limit a run has gone over."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.limits = self.make()
+        self.limits.make_cgroup("word")
+        self.child: Any = FakeChild(Clock(), ProcessProtocol())
+        self.limits.first_process = self.child
+
+    def make(self) -> LocalRunLimits:
+        """Return limits without a cgroup."""
+        return LocalRunLimits(LIMITS, self.cgroups, self.workspace, self.checkout.commit)
+
+    def check(self, reason: str, limit: str, words: str, *, final: bool = False) -> None:
+        """Hold that it is this one."""
+        error = self.limits.check(final)
+        assert isinstance(error, EvaluationFailure)
+        self.assertEqual(error.reason, reason)
+        value = getattr(LIMITS, limit)
+        self.assertEqual(error.extra_members, {"limit": f"limits.{limit}", "value": value})
+        shown = format_size(value) if value >= MIB else value
+        self.assertIn(words.format(shown), error.message)
+
+    def test_memory_of_a_good_run(self) -> None:
+        """A run that has succeeded was over its memory if a process was killed for it."""
+        self.assertIsNone(self.limits.check_memory())
+        self.cgroups.group.over = frozenset({"memory", "processes"})
+        error = self.limits.check_memory()
+        assert error is not None
+        self.assertEqual((error.reason, error.extra_members["value"]), ("memory", LIMITS.memory))
+        self.assertNotIn("programs", error.message)
+        self.cgroups.group.submission_peak_memory_bytes = 3 * MIB
+        error = self.limits.check_memory()
+        assert error is not None
+        self.assertIn("it and the submission's programs (3 MiB) used over ", error.message)
+        self.assertIsNone(self.make().check_memory())
+
+    def check_none(self, *, final: bool = False) -> None:
+        """Hold that it is none."""
+        self.assertIsNone(self.limits.check(final))
+
+    def test_none(self) -> None:
+        """A run that has used nothing."""
+        self.check_none()
+        self.check_none(final=True)
+
+    def test_group(self) -> None:
+        """What the kernel has stopped; where there were both, memory is told."""
+        group = self.cgroups.group
+        group.over = frozenset({"processes"})
+        self.check("processes", "processes", "{} processes")
+        group.over = frozenset({"processes", "memory"})
+        self.check("memory", "memory", "{} of memory")
+
+    def test_patience(self) -> None:
+        """What the kernel stops by itself is looked for once a second, and at the end."""
+        self.check_none()
+        self.check_none(final=True)
+        self.assertEqual(self.cgroups.group.patience, [1, 0])
+
+    def test_cpu(self) -> None:
+        """The processor time of the whole group counts, and the last second is allowed."""
+        self.cgroups.group.used = ResourceUsage(30.0, None)
+        self.check_none()
+        self.cgroups.group.used = ResourceUsage(30.01, None)
+        self.check("cpu", "cpu", "{} seconds of processor time")
+
+    def test_processor_time_is_measured_without_a_group(self) -> None:
+        measured = {self.child.pid: 30.01}
+        self.patch(module, "measure_cpu_seconds", measured.get)
+        self.check("cpu", "cpu", "{} seconds of processor time")
+        self.child.exit()
+        self.check_none()
+
+    def test_exited(self) -> None:
+        """The group of a run that has exited is asked only why it failed; the disk counts on."""
+        self.cgroups.group.over = frozenset({"memory"})
+        self.check("memory", "memory", "{} of memory")
+        self.child.exit()
+        self.check_none()
+        self.check("memory", "memory", "{} of memory", final=True)
+        self.disk.last_usage = DiskUsage(file_count=1011)
+        self.check("disk", "disk_files", "{} files and directories")
+
+    def test_disk_bytes(self) -> None:
+        """What is checked out is not counted: its bytes, and a block for each of its files."""
+        allowed = GIB + 5000 + 10 * 4096
+        self.disk.last_usage = DiskUsage(disk_bytes=allowed)
+        self.check_none()
+        self.disk.last_usage = DiskUsage(disk_bytes=allowed + 1)
+        self.check("disk", "disk", "{} to the disk")
+
+    def test_disk_files(self) -> None:
+        """Nor are the files that are checked out."""
+        self.disk.last_usage = DiskUsage(file_count=1010)
+        self.check_none()
+        self.disk.last_usage = DiskUsage(file_count=1011)
+        self.check("disk", "disk_files", "{} files and directories")
+
+    def test_deep(self) -> None:
+        """Too deep directories cannot be counted, and so are too many."""
+        self.disk.last_usage = DiskUsage(has_uncounted_deep_directories=True)
+        self.check("disk", "disk_files", "{} files and directories")
+
+    def test_file_size(self) -> None:
+        """A file as large as any may be tells why a run failed, and nothing before."""
+        self.disk.last_usage = DiskUsage(largest_file_bytes=5 * MIB - 1)
+        self.check_none(final=True)
+        self.disk.last_usage = DiskUsage(largest_file_bytes=5 * MIB)
+        self.check_none()
+        self.check("file_size", "file_size", "wrote a file of {}", final=True)
+
+    def test_nearly_full(self) -> None:
+        """Where the disk is nearly full a run that has failed may have failed of that."""
+        self.assertFalse(self.limits.is_disk_nearly_full)
+        self.disk.last_usage = DiskUsage(disk_bytes=MIB)
+        for free in (LIMITS.free_disk, LIMITS.free_disk - 1):
+            self.disk.free_bytes = free
+            self.check_none()
+            self.assertIs(self.limits.is_disk_nearly_full, free < LIMITS.free_disk)
+        error = self.limits.check(final=True)
+        assert isinstance(error, EvaluationFailure)
+        self.assertEqual(error.reason, "disk")
+        value = LIMITS.free_disk
+        self.assertEqual(error.extra_members, {"limit": "limits.free_disk", "value": value})
+        self.assertIn(f"under {format_size(value)} (limits.free_disk)", error.message)
+        self.assertIn("files take 1 MiB", error.message)
+
+    def test_nearly_full_of_others(self) -> None:
+        """One that has next to nothing there has failed of it only where nothing is free."""
+        self.disk.last_usage = DiskUsage(disk_bytes=MIB - 1)
+        self.disk.free_bytes = MIB
+        self.check_none(final=True)
+        self.disk.free_bytes = MIB - 1
+        error = self.limits.check(final=True)
+        self.assertEqual(error and error.reason, "disk")
+
+    def test_much_work(self) -> None:
+        """A count that takes more work than it may is none; the other limits are known without."""
+        self.disk.last_usage = DiskUsage(inspection_count=8)
+        self.assertRaises(TooManyInspections, self.limits.check, work=7)
+        self.assertIsNone(self.limits.check(work=8))
+        self.cgroups.group.over = frozenset({"memory"})
+        error = self.limits.check(work=0)
+        self.assertEqual(error and error.reason, "memory")
+
+    def test_without_groups(self) -> None:
+        """The disk is looked at without groups, too."""
+        self.limits.remove_cgroup()
+        self.disk.last_usage = DiskUsage(disk_bytes=2 * GIB)
+        self.check("disk", "disk", "{} to the disk")
+
+    def test_held(self) -> None:
+        """A quota directory is watched in the place of the workspace."""
+        watched: list[tuple[Path, bool]] = []
+
+        def watch(directory: Path, *_: object, held: bool, **more: object) -> FakeDisk:
+            watched.append((directory, held))
+            return self.disk
+
+        self.patch(module, "DiskMeter", watch)
+        self.workspace = attrs.evolve(self.workspace, quota_directory=Path("/state/quotas/0"))
+        self.make()
+        self.assertEqual(watched, [(Path("/state/quotas/0"), True)])
+
+    def test_count(self) -> None:
+        """The workspace is counted, within what is allowed; anew at the end."""
+        self.check_none()
+        self.check_none(final=True)
+        self.assertEqual(self.disk.looks, [(False, inf), (True, inf)])
+        self.assertEqual(self.disk.directory, self.workspace.root)
+        self.assertEqual(self.disk.size, GIB + 5000 + 10 * 4096)
+        self.assertEqual(self.disk.max_files, 1010)
+
+    def test_processes(self) -> None:
+        """The files that its processes have open are counted, as long as there are any."""
+        self.patch(module, "list_descendants", lambda pid: [pid + 1, pid + 2])
+        self.assertEqual(list(self.disk.pids()), [NO_PROCESS + 1, NO_PROCESS + 2])
+        self.child.exit()
+        self.assertEqual(list(self.disk.pids()), [], "its number may be another's by now")
+
+    def test_submissions(self) -> None:
+        """Programs of submissions, which descend from a broker, count with the evaluator's."""
+        self.child.broker_pid = 70
+        self.patch(module, "list_descendants", lambda pid: [pid + 1])
+        self.assertEqual(list(self.disk.pids()), [NO_PROCESS + 1, 71])
+        measured = {NO_PROCESS: 15.01, 70: 15.0}
+        self.patch(module, "measure_cpu_seconds", measured.get)
+        self.check("cpu", "cpu", "{} seconds of processor time")
+
+    def test_usage(self) -> None:
+        """The cgroup knows what was used; without one nobody does."""
+        self.cgroups.group.used = ResourceUsage(1.5, 4096)
+        self.assertEqual(self.limits.read_usage(None), ResourceUsage(1.5, 4096))
+        self.limits.remove_cgroup()
+        self.assertEqual(self.limits.read_usage(None), ResourceUsage(None, None))
+
+    def test_another_process_of_the_daemon_goes_on_with_the_limits(self) -> None:
+        self.disk.device_numbers, self.disk.run_start_time = frozenset({40, 39}), 7.5
+        described = self.limits.describe_for_resume()
+        self.disks.clear()
+        resumed = self.make()
+        resumed.resume(described)
+        self.assertIs(resumed.cgroup, self.cgroups.group)
+        self.assertEqual((self.disk.device_numbers, self.disk.run_start_time), ({39, 40}, 7.5))
