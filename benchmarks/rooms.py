@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import attrs
+
 import tawebeval
 from tests.fakes.clients import MULTIPART, Service, form, parts
 
