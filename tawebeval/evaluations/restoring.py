@@ -224,6 +224,8 @@ def _resume_run(
         pass
     evaluation.events.acknowledge(min(row.begin_cursor, evaluation.events.log.end_cursor))
     if _is_on_cluster(found):
+        if stdout.awaited_file is None:
+            stdout.finish()
         raise _NOT_LASTING
     checkout = evaluation.checkout = resume_checkout(details.commit, Path(found.checkout_path))
     sandboxed = make_sandboxed_run(evaluation, checkout)
