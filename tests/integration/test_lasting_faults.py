@@ -1,4 +1,4 @@
-"""Faults around evaluations that outlive the daemon: journals, the keeper, and time."""
+"""Faults around evaluations that outlive the daemon: journals, the starter, and time."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import os
 import signal
 from pathlib import Path
 
-from tawebeval.linux.keeper_client import start_program
 from tawebeval.linux.launcher_client import is_launcher
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from tawebeval.linux.reaper import list_descendants
+from tawebeval.linux.starter_client import start_program
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.event_source import EventSource
 from tests.integration.client import failure, python, text
 from tests.integration.harness import COMMAND, CONFIGURATION, until
-from tests.integration.keepers import KeptDaemon, KeptDaemonTestCase, SharedKeptDaemonTestCase
 from tests.integration.processes import alive
 from tests.integration.receivers import Receiver
 from tests.integration.resuming_readers import CUTS, LineReader
+from tests.integration.starters import KeptDaemon, KeptDaemonTestCase, SharedKeptDaemonTestCase
 
 _LINES = 40_000
 _PRINT = f"for n in range({_LINES}): print(n)"
@@ -72,14 +72,14 @@ class JournalTests(FaultCase):
         self.daemon.check_log()
 
 
-class FullKeeperTests(FaultCase):
-    """A keeper that may have few descriptors."""
+class FullStarterTests(FaultCase):
+    """A starter that may have few descriptors."""
 
     configuration = CONFIGURATION + "[limits]\nopen_files = 64\n"
-    open_files = 128 + 16  # 128 are spare (linux.keeper)
+    open_files = 128 + 16  # 128 are spare (linux.starter)
 
     async def test_full(self) -> None:
-        """Evaluations that the keeper cannot hold run, and end with the daemon."""
+        """Evaluations that the starter cannot hold run, and end with the daemon."""
         first = await self.begin_and_wait("echo ready; sleep 5; echo late")
         others = [await self.begin("echo one; sleep 1; exit 3") for _ in range(6)]
         for identifier in others:
@@ -106,8 +106,8 @@ class FullKeeperTests(FaultCase):
         self.daemon.check_log()
 
 
-class LostKeeperTests(FaultCase):
-    """The keeper is killed."""
+class LostStarterTests(FaultCase):
+    """The starter is killed."""
 
     async def test_killed(self) -> None:
         """Running evaluations are lost, which a waiting client reads before the daemon stops.
@@ -119,17 +119,17 @@ class LostKeeperTests(FaultCase):
         identifier = await self.begin_and_wait("echo ready; sleep 600")
         following = Deferred.fromCoroutine(self.client.follow(identifier))
         await deferLater(reactor, 0.3)
-        self.daemon.kill_keeper()
+        self.daemon.kill_starter()
         failure(await following, "lost")
         await until(lambda: not self.daemon.running, "the daemon stops")
-        self.assertIn("the keeper of evaluators has ended", self.daemon.log)
+        self.assertIn("the starter of evaluators has ended", self.daemon.log)
         self.assertEqual(self.daemon.exit_status, 1)
         self.daemon.check_log()
 
     async def test_forms_meanwhile(self) -> None:
-        """They are refused; what was accepted before that says that the keeper has ended."""
+        """They are refused; what was accepted before that says that the starter has ended."""
         await self.client.ended(await self.begin("true"))
-        self.daemon.kill_keeper()
+        self.daemon.kill_starter()
         answers = [
             await self.client.post(self.repository.url, self.commit, "true") for _ in range(3)
         ]
@@ -137,7 +137,7 @@ class LostKeeperTests(FaultCase):
         for answer in answers:
             if answer.code == 200:
                 end = failure(await self.client.follow(answer.json["evaluation_id"]), "lost")
-                self.assertIn("the keeper of evaluators has ended", end["message"])
+                self.assertIn("the starter of evaluators has ended", end["message"])
         await until(lambda: not self.daemon.running, "the daemon stops")
         self.daemon.check_log()
 
@@ -149,7 +149,7 @@ class LostLauncherTests(FaultCase):
         """Another launcher cannot enter the mounts for submissions: that is no evaluator's exit."""
         run = "tawebeval-run -- true"
         identifier, gate = await self.begin_and_hold(f"{run} 2>/dev/null; echo $?; sleep 9")
-        for pid in filter(is_launcher, list_descendants(self.daemon.keeper_pid)):
+        for pid in filter(is_launcher, list_descendants(self.daemon.starter_pid)):
             os.kill(pid, signal.SIGKILL)
         self.assertEqual(text(await self.client.follow(await self.begin(f"{run}; echo $?"))), "0\n")
         gate.write_text("\n")
@@ -207,7 +207,7 @@ class CheckoutTests(FaultCase):
 
 
 class RestartTests(SharedKeptDaemonTestCase):
-    """Restarts after which the keeper serves the next test."""
+    """Restarts after which the starter serves the next test."""
 
     configuration = _CONFIGURATION
 
