@@ -17,7 +17,6 @@ from traceback import format_exc
 from typing import Any
 
 import attrs
-from tawebeval.linux.launcher_client import is_launcher
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, DeferredSemaphore, gatherResults
 from twisted.internet.task import TaskStopped, deferLater
@@ -283,19 +282,11 @@ class RoundsCase(KeptDaemonTestCase):
 
     def list_remains(self, held: int) -> list[str]:
         """Return what there is of evaluations, in the daemon, in the starter and on the machine."""
-        starter = StarterClient.connect(str(self.daemon.socket))
-        bundles = starter.list_bundles()
+        starter = StarterClient.connect(self.daemon.socket)
+        found = [str(directory) for directory in starter.list_programs()]
         starter.close()
-        for bundle in bundles.values():
-            for descriptor in bundle.descriptors:
-                os.close(descriptor)
-        found = [name for name in bundles if not name.startswith(("launcher.", "daemon."))]
         found += self.daemon.leftovers()
         found += [f"process {pid}" for pid in processes(WORD)]
-        found += [
-            f"child of the starter {pid}"
-            for pid in children(starter.pid)
-            if alive(pid) and not is_launcher(pid)
-        ]
+        found += [f"child of the starter {pid}" for pid in children(starter.pid) if alive(pid)]
         now = len(descriptors(self.daemon.pid) or [])
         return [*found, f"{now} descriptors, before {held}"] if now > held else found

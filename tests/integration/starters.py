@@ -8,11 +8,9 @@ import signal
 import subprocess
 from base64 import b64encode
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tawebeval.daemon.starter_connection import STARTER_SOCKET_VARIABLE
-from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.patience import PATIENCE
 from tests.integration.client import Client
 from tests.integration.harness import (
@@ -60,10 +58,6 @@ class KeptDaemon(Daemon):
         self._end_starter()
         self.socket.unlink(missing_ok=True)
         await self.start_starter()
-
-    def use_release(self, folder: Path | None) -> None:
-        """Start the package in a folder from now on; None is the one that is tested."""
-        self._environment["PYTHONPATH"] = "" if folder is None else str(folder)
 
     async def end(self, number: int = signal.SIGKILL) -> None:
         """End the daemon alone by a signal."""
@@ -165,10 +159,3 @@ class KeptDaemonTestCase(RepositoryTestCase):
             f"[callbacks]\nenabled = true\nsecrets = '{secrets}'\n"
             f"private_networks = ['127.0.0.0/8']\nfirst_delay = {first_delay}\n"
         )
-
-    def open_journal(self, identifier: str) -> int:
-        """Return a descriptor of the journal of an evaluation."""
-        name = derive_log_pseudonym(identifier) + ".journal"
-        found = os.open(self.daemon.state / "journals" / name, os.O_RDWR)
-        self.addCleanup(os.close, found)
-        return found

@@ -95,7 +95,7 @@ class CommandTests(SynchronousTestCase):
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         wait_until(path.exists, "the starter listens")
-        client = StarterClient.connect(str(path))
+        client = StarterClient.connect(path)
         self.addCleanup(client.close)
         self.assertEqual(client.pid, process.pid)
         self.addCleanup(self.remove, client)
