@@ -13,11 +13,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tawebeval.daemon.keeper_connection import KEEPER_SOCKET_VARIABLE
+
 from benchmarks import repositories
 from benchmarks.client import Client, evaluate, fields
 from benchmarks.measure import CannotRun
 from benchmarks.running import Server, environment, free_port, running, wait_for
-from tawebeval.daemon.keeper_connection import KEEPER_SOCKET_VARIABLE
 
 _CONFIGURATION = """\
 listen = ["tcp:{port}:interface=127.0.0.1:backlog=1024"]

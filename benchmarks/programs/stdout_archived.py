@@ -7,9 +7,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from benchmarks.programs.stdout_ours import Store, main, reactor
 from tawebeval.archive.recorder import DiskArchive
 from tawebeval.archive.store import ArchiveStore
+
+from benchmarks.programs.stdout_ours import Store, main, reactor
 from tawebeval.config import ArchiveSettings
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.status import format_rfc3339_time

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from tawebeval.evaluations.stdout_pump import StdoutPump
 from twisted.internet.task import Clock
 
 from benchmarks.floods import FILE, VALUE, floods
@@ -24,7 +25,6 @@ from tawebeval.core.fileblock import FileReference
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.daemon.process_setup import keep_freed_memory
-from tawebeval.evaluations.stdout_pump import StdoutPump
 
 _READ = 64 * 1024
 _SIZE = 2 * _READ

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tawebeval.evaluations.stdout_pump import StdoutPump
 from twisted.internet import reactor as installed
 
 from benchmarks.programs.stopwatch import Stopwatch, arguments
@@ -20,7 +21,6 @@ from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.daemon.process_setup import keep_freed_memory
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.run import EvaluatorRun
-from tawebeval.evaluations.stdout_pump import StdoutPump
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper
