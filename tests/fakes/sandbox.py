@@ -298,6 +298,9 @@ class FakeGroup:
     def find_procs_files(self) -> Sequence[str]:
         return self.entries
 
+    def find_resource_directories(self) -> Mapping[str, tuple[int, str]]:
+        return {}
+
     def find_exceeded_limits(self, patience: float) -> frozenset[str]:
         self.patience.append(patience)
         return self.over

@@ -22,7 +22,7 @@ from tawebeval.sandbox import overlay as module
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.patience import PATIENCE
-from tests.cases.starters import is_alive, sh
+from tests.cases.starters import eventually, is_alive, sh
 from tests.fakes.children import NO_PROCESS
 
 LAUNCH = sh("exec sleep 600")
@@ -182,7 +182,7 @@ class StarterTests(TreesTestCase):
         workspace = self.make_workspace()
         program = self.trees.start_program(self.checkout, workspace, LAUNCH)
         self.trees.forget_program(workspace)
-        self.assertFalse(is_alive(program.pid))
+        eventually(lambda: not is_alive(program.pid))
         self.assertEqual(self.trees.starter.list_programs(), {})
         self.trees.forget_program(workspace)
         self.assertIsNone(self.trees.reopen_overlay(workspace))
