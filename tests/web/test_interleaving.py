@@ -215,6 +215,7 @@ class Machine(RuleBasedStateMachine):
             if client.follower is not None:
                 assert client.follower.complete
                 client.follower.lose()
+                client.follower = None
         assert not self.service.registry.events.subscriptions
         assert not len(self.record.evaluation.events.change_condition)
         closed = Deferred.fromCoroutine(self.service.registry.drain_and_close())
