@@ -31,8 +31,7 @@ def measure(rounds: int) -> Sequence[Row]:
     samples: dict[str, list[float]] = {}
     for length, total in _TOTAL.items():
         ways: dict[str, Callable[[], Round]] = {
-            f"{way}.{length}": partial(_figures, way, length, total)
-            for way in ("ours", "bare")
+            f"{way}.{length}": partial(_figures, way, length, total) for way in ("ours", "bare")
         }
         if length in _ASYNCIO_TOTAL:
             ways[f"asyncio.{length}"] = partial(_figures, "asyncio", length, _ASYNCIO_TOTAL[length])
