@@ -215,7 +215,7 @@ class CellTestCase(SynchronousTestCase):
 
 
 def _limit(rlimits: Mapping[int, tuple[int, int]]) -> list[str]:
-    """Return what sets limits as the launcher does, where processes are counted apart."""
+    """Return what sets limits as the starter does, where processes are counted apart."""
     names = {number: name for name, number in vars(resource).items() if name[:7] == "RLIMIT_"}
     options = (
         f"--{names[number][7:].lower()}={soft}:{'unlimited' if hard < 0 else hard}"
