@@ -86,7 +86,9 @@ class Source:
             else:
                 path = self.stdout.awaited_file.path
                 content = read_file(path.encode(errors="surrogateescape"))
-                self.stdout.answer_file("there is no such file" if content is None else content)
+                answer = "there is no such file" if content is None else content
+                self.stdout.store_file(answer)
+                self.stdout.answer_file(answer)
         self.events.change_condition.notify()
 
     def end(self, last: EventBatch | None = None) -> None:
