@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import attrs
+
 import tawebeval
 from tests.fakes.clients import MULTIPART, Service, form, parts
 
@@ -70,9 +71,7 @@ def follow_journeys(directory: Path) -> dict[str, Journey]:
         return body[0]
 
     with follow(found["POST to start"]):
-        posted = ask(
-            "POST", "/evaluate", data=form(parts()), headers={"Content-Type": MULTIPART}
-        )
+        posted = ask("POST", "/evaluate", data=form(parts()), headers={"Content-Type": MULTIPART})
         service.world.turn()
     identifier = read(posted)["evaluation_id"]
     waiting = ask("GET", f"/evaluation/{identifier}/events?wait=20")

@@ -21,6 +21,7 @@ from typing import Any
 
 import attrs
 from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.linux.launcher_client import LaunchSpec
 from twisted.internet.base import DelayedCall
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessDone, ProcessTerminated
@@ -39,7 +40,6 @@ from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessTransport, StartedProcess
-from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
@@ -406,7 +406,7 @@ class SimulatedDaemon:
             return self.registry.accept_form(ReceivedForm(make_form(number), Path("/form")), caller)
 
     async def restart(self, away: float, *, keeps: bool) -> None:
-        """Restart: nobody is answered for some seconds; without a keeper evaluations end."""
+        """Restart: nobody is answered for some seconds; without a starter evaluations end."""
         if keeps:
             self.is_away = True
         else:

@@ -17,17 +17,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tawebeval.linux.launcher import enter_user_namespace
+from tawebeval.sandbox.broker_client import BROKER_SOCKET_NAME
+
 from benchmarks.measure import percentile
 from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner, wait_for_exit
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.launcher import enter_user_namespace
 from tawebeval.linux.privileges import CurrentProcess, find_privileges
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.base import SandboxedRun
-from tawebeval.sandbox.broker_client import BROKER_SOCKET_NAME
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.workspace import Workspace

@@ -1,31 +1,13 @@
-"""Ring buffer of one evaluation's events, from printing to acknowledgement.
+"""Ring buffer of consecutive events in memory, as batches of JSON Lines.
 
 Events are numbered from 0. A *cursor* is a place between two events: cursor n lies before event n.
-The ring holds the events from `begin_cursor` to `end_cursor`, as batches of JSON Lines. It
-grows at one end as the evaluator prints; at the other end `EventRetention` discards events that
-readers have taken. Nothing else discards an event.
+The ring holds the events from `begin_cursor` to `end_cursor`. It grows at one end; at the other end
+an acknowledgement discards events. A segment of the event log (`core.event_log`) has a ring.
 
 Reading has no visible effect. It splits a batch where a page or a piece ends inside it, so that
 the reader's next call finds the place at once. It never leaves small batches: nothing would join
 them again, and readers at different places would leave a batch for each event. Finding a place
 near the end of a batch is cheap.
-
-`EventRetention` knows two kinds of readers (contract, sections 3 and 7). A reader of *pages*
-acknowledges by its next request: a request after a cursor acknowledges the events before the
-cursor. A *stream* acknowledges nothing by itself: its connection shows the events that the
-client's kernel has taken (`evaluations.readers`). So:
-
-- Events that pages have acknowledged are discarded at once, except those that a live stream has
-  yet to take.
-- Events that streams have taken stay for a resume, up to three quarters of the capacity: a proxy
-  may have taken them in place of the client. Beyond that the oldest go, in whole batches. Events
-  that streams have yet to take do not count, so slow readers find as much behind them as quick
-  ones.
-- Otherwise no event is discarded that a live stream, or a stream that was cut a moment ago, has yet
-  to take, nor, while a client reads pages, an event that the client has not acknowledged.
-
-At least a quarter of the capacity is left for events that no client has taken. A ring whose
-streams have taken everything is never full, so a reader that keeps up always gets more.
 """
 
 from __future__ import annotations
@@ -40,7 +22,6 @@ from tawebeval.core.events import EMPTY_BATCH, EventBatch, measure_first_events
 MAX_MERGED_BATCH_BYTES = 16 * 1024  # bytes up to which small batches are put together
 MIN_BATCH_PART_BYTES = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk over
 _TIMED = 32 * 1024  # bytes to which times are added at once: 1,000 events of as many times
-_MAX_CUTS = 16  # cut streams of one evaluation; the clients of earlier ones are given up
 
 
 @attrs.define
@@ -209,103 +190,3 @@ class EventRing:
         batch = self.batches[index]
         self.batches[index] = EventBatch(count, batch.lines[:at])
         self.batches.insert(index + 1, EventBatch(batch.count - count, batch.lines[at:]))
-
-
-@attrs.define(eq=False)
-class StreamPosition:
-    """Live stream whose client has taken the events before the cursor `received_cursor`."""
-
-    received_cursor: int
-
-
-@attrs.frozen
-class _Cut:
-    """Stream that was cut; its client may resume at a cursor from `taken` to `sent`.
-
-    `until` is the last time for that, in seconds of the caller's clock.
-    """
-
-    taken: int
-    sent: int
-    until: float
-
-
-@attrs.define
-class EventRetention:
-    """Readers of a ring, and the rule that discards the events that none of them needs."""
-
-    _ring: EventRing
-    _acknowledged: int = 0  # by pages
-    _readers: dict[StreamPosition, None] = attrs.field(factory=dict)
-    _cuts: list[_Cut] = attrs.field(factory=list)  # in the order of their times
-
-    def __len__(self) -> int:
-        """Return the number of live streams."""
-        return len(self._readers)
-
-    @property
-    def resume_deadline(self) -> float | None:
-        """Time until which the client of the earliest cut stream may resume; None without one."""
-        return self._cuts[0].until if self._cuts else None
-
-    def add_stream(self, received_cursor: int) -> StreamPosition:
-        """Return a new stream, whose client has all events before the cursor `received_cursor`.
-
-        The new stream replaces a cut stream that may have the same client: the one cut nearest to
-        `received_cursor`, since a client may have read more than it has processed.
-        """
-        cuts = [cut for cut in self._cuts if received_cursor <= cut.sent]
-        if cuts:
-            self._cuts.remove(min(cuts, key=lambda cut: abs(cut.taken - received_cursor)))
-        reader = StreamPosition(received_cursor)
-        self._readers[reader] = None
-        return reader
-
-    def remove_stream(self, stream: StreamPosition) -> None:
-        """Remove a stream that has ended, and discard the events that only it still needed."""
-        del self._readers[stream]
-        self._discard_acknowledged()
-
-    def keep_events_for_resume(
-        self, stream: StreamPosition, sent_cursor: int, deadline: float
-    ) -> None:
-        """Replace a stream that broke off by the expectation that its client resumes.
-
-        The events before the cursor `sent_cursor` were sent. `deadline` is the time up to which the
-        client may resume, not before that of an earlier call.
-        """
-        del self._readers[stream]
-        self._cuts.append(_Cut(stream.received_cursor, sent_cursor, deadline))
-        del self._cuts[:-_MAX_CUTS]
-        self._discard_acknowledged()
-
-    def acknowledge(self, before_cursor: int) -> bool:
-        """Acknowledge the events before `before_cursor`; return whether any of them is new."""
-        if before_cursor <= self._acknowledged:
-            return False
-        self._acknowledged = before_cursor
-        self._discard_acknowledged()
-        return True
-
-    def discard_received_events(self, capacity: int, *, now: float, has_page_reader: bool) -> None:
-        """Discard events that streams have taken, beyond those that are kept for a resume.
-
-        `capacity` is the size of the ring in bytes at which its evaluator is paused. `now` is in
-        seconds. `has_page_reader` says whether a client reads pages.
-        """
-        while self._cuts and self._cuts[0].until <= now:
-            del self._cuts[0]
-        self._discard_acknowledged()
-        kept = capacity * 3 // 4
-        if self._readers and not has_page_reader and self._ring.memory_bytes > kept:
-            before = min([self._taken_by_all(), *(cut.taken for cut in self._cuts)])
-            self._ring.discard_batches(kept + self._ring.measure_bytes_after(before), before)
-
-    def _discard_acknowledged(self) -> None:
-        if self._acknowledged > self._ring.begin_cursor:
-            self._ring.acknowledge(min(self._acknowledged, self._taken_by_all()))
-
-    def _taken_by_all(self) -> int:
-        return min(
-            (reader.received_cursor for reader in self._readers), default=self._ring.end_cursor
-        )

@@ -40,7 +40,9 @@ _LOST = EvaluationFailure(
     "lost", "the evaluator could not go on after a restart of the daemon; submit again"
 )
 _NOT_LASTING = EvaluationFailure(
-    "lost", "evaluations on a cluster do not outlive the daemon yet; submit again"
+    "lost",
+    "evaluations on a cluster do not outlive the daemon yet; submit again",
+    is_daemon_fault=False,
 )
 
 log = Logger()
@@ -226,6 +228,8 @@ def _resume_run(
     evaluation.events.acknowledge(min(row.begin_cursor, evaluation.events.log.end_cursor))
     evaluation.count_event_bytes()
     if _is_on_cluster(found):
+        if stdout.awaited_file is None:
+            stdout.finish()
         raise _NOT_LASTING
     deadline = found.deadline
     if deadline is not None and found.left_at is not None:

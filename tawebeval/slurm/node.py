@@ -5,10 +5,12 @@
 
 It reads the job description from the shared directory, or receives it and all files by stdin
 (`job_transfer`) and keeps them below DIRECTORY until its end. It starts the evaluator in
-bubblewrap and watches its limits, as a daemon does. stdout has the frames, stdin the daemon's
-lines. The end of stdin means that srun or the daemon is gone: then the evaluator is killed, and the
-job cancelled, which Slurm would keep without srun. If this program itself is killed, bwrap ends
-with it, and the evaluator with bwrap.
+bubblewrap, by a starter of its own, and watches its limits, as a daemon does. What the evaluator
+prints is in files of the node first: a grant of the daemon bounds what is read of them.
+
+stdout has the frames, stdin the daemon's lines. The end of stdin means that srun or the daemon is
+gone: then the evaluator is killed, and the job cancelled, which Slurm would keep without srun. If
+this program itself is killed, Slurm ends the job's other processes.
 
 Limits are those of resources (setrlimit(2)) and of the disk. Where Slurm gives the job's cgroup of
 memory to the job's user, the evaluator has a cgroup in it; elsewhere Slurm limits the whole job.
@@ -48,12 +50,14 @@ from tawebeval.linux.cgroups.manager import CgroupManager, open_cgroups
 from tawebeval.linux.child import ProcessTransport, Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper
+from tawebeval.linux.starter import MAX_SLOW_READ_SECONDS
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
 from tawebeval.sandbox.environments import Environment, find_environment_root_problem
 from tawebeval.sandbox.limit_monitor import LimitMonitor
+from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.probe import close_sandbox, open_bubblewrap, probe_bubblewrap
-from tawebeval.sandbox.workspace import FileRefused
+from tawebeval.sandbox.workspace import FileRefused, Workspace
 from tawebeval.slurm.commands import COMMAND_TIMEOUT, build_command_environment
 from tawebeval.slurm.frames import (
     END,
@@ -81,6 +85,13 @@ _FRESH = 60.0  # seconds in which a new place may have no lock yet
 _GATHER, _MOST_GATHER = 0.002, 0.016  # seconds between two frames of one stream
 _GATHERED = 64 * 1024  # bytes that wait for no time
 _FILE_PART = 256 * 1024  # bytes of a file in one frame
+_DELAYED = EvaluationFailure(
+    "output",
+    "the evaluator was stopped: reading its stdout and stderr took the node over"
+    f" {MAX_SLOW_READ_SECONDS} seconds of processor time; watch them with fewer instances of"
+    " epoll(7)",
+    {"value": MAX_SLOW_READ_SECONDS},
+)
 
 
 class FrameWriter(PipeWriter):
@@ -191,16 +202,15 @@ class NodeRun(ProcessProtocol):
         )
         self._sent = 0  # bytes of stdout
         self._granted = STDOUT_WINDOW_BYTES
-        self._stderr_left = job.limits.stderr + 1  # one more byte shows the excess
         self._excess: EvaluationFailure | None = None
-        self._file_lock = DeferredLock()  # a daemon that was started again may ask meanwhile
+        self._file_lock = DeferredLock()  # so that two answers do not mix
         self._tree_ended = Deferred[None]()
         self._is_connected = False
         self._has_told = False
         self.is_deserted = False
         self._process: ProcessTransport
 
-    def start_evaluator(self, spawner: Spawner, monitor: LimitMonitor) -> None:
+    def start_evaluator(self, monitor: LimitMonitor) -> None:
         """Start the evaluator. Blocks, as this program has nothing else to do."""
         environment = os.environ
         begun = {"job": environment.get("SLURM_JOB_ID"), "node": environment.get("SLURMD_NODENAME")}
@@ -209,18 +219,24 @@ class NodeRun(ProcessProtocol):
         if job.environment is not None:
             check_environment(job.environment)
         started = run.start_evaluator(job.command, job.variables, job.directory)
-        spawner.adopt_child(self, started)
+        run.connect_process(self, started)
         monitor.add_run(run.run_limits, self.stop)
-        run.serve_submission_run_requests(self._reactor, self._threads, spawner, self.stop)
         self._monitor = monitor
         CommandReader(self._reactor, self.execute_command)
 
     def makeConnection(self, transport: Any) -> None:
         """Connect the started process."""
         self._process = transport
+        transport.on_broker_error = self._on_broker_error
         self._is_connected = True
         self._run.set_first_process(transport)
         super().makeConnection(transport)
+
+    def _on_broker_error(self, reason: str) -> None:
+        """Stop a run whose submission cannot run; srun passes the reason on."""
+        print(f"tawebeval-run does not work: {reason}", file=sys.stderr)
+        what = "the sandbox for the submission could not be started; submit again"
+        self.stop(EvaluationFailure("lost", what))
 
     def execute_command(self, command: bytes | None, content: bytes) -> None:
         """Do what a line of the daemon says."""
@@ -267,7 +283,7 @@ class NodeRun(ProcessProtocol):
                 self._reactor.stop()
             return
         self._has_told = self.is_deserted = True
-        self._granted = UNLIMITED_OFFSET  # nobody grants any more; the rest of the pipe is small
+        self._granted = UNLIMITED_OFFSET  # nobody grants any more
         if self._is_connected:
             self._signal(signal.SIGKILL)
             self._process.resumeProducing()
@@ -285,6 +301,7 @@ class NodeRun(ProcessProtocol):
 
     def outReceived(self, data: bytes) -> None:
         """Send stdout, and stop reading it where the grant ends."""
+        self._check_delay()
         self._stdout.add(data)
         before = self._sent
         self._sent += len(data)
@@ -292,11 +309,13 @@ class NodeRun(ProcessProtocol):
             self._process.pauseProducing()
 
     def errReceived(self, data: bytes) -> None:
-        """Send stderr, up to its limit."""
-        data = data[: self._stderr_left]
-        self._stderr_left -= len(data)
-        if data:
-            self._stderr.add(data)
+        """Send stderr."""
+        self._check_delay()
+        self._stderr.add(data)
+
+    def _check_delay(self) -> None:
+        if self._process.pipe_read_cpu_seconds > MAX_SLOW_READ_SECONDS:
+            self.stop(_DELAYED)
 
     def _flush_output(self) -> None:
         self._stdout.flush()
@@ -325,6 +344,8 @@ class NodeRun(ProcessProtocol):
         await self._tree_ended
         run, outcome, over = self._run, dict[str, Any](), self._excess
         try:
+            if lost := self._process.lost_reason:
+                raise EvaluationFailure("lost", f"the evaluator was lost: {lost}")
             outcome["exit"] = attrs.astuple(run.interpret_exit(status, number))
         except EvaluationFailure as error:
             outcome["unstarted"] = encode_failure(error)
@@ -365,6 +386,16 @@ class NodeRun(ProcessProtocol):
         self._writer.write_frame(FrameKind.OUTCOME, json.dumps(outcome).encode())
 
 
+@attrs.frozen
+class NodeWorkspace(Workspace):
+    """The directories of an evaluation, but `output_directory`, which is on the node.
+
+    In a shared directory the daemon has files of the same names.
+    """
+
+    output_directory: Path = attrs.field(kw_only=True)
+
+
 def encode_failure(failure: EvaluationFailure) -> list[Any]:
     """Return a failure as JSON."""
     return [failure.reason, failure.message, dict(failure.extra_members)]
@@ -376,16 +407,21 @@ def open_node_sandbox(
 ) -> Iterator[BubblewrapSandbox]:
     """Set up the node's sandbox with its files in `place`, and end it in the end. Blocks.
 
+    Its starter is there, too, and ends with it.
+
     Raises: ConfigurationError, OSError.
     """
     configuration = msgspec.structs.replace(Configuration(), sandbox=settings, limits=limits)
     with _open_node_cgroups() as cgroups:
         write_sandbox_files(place)
-        sandbox = open_bubblewrap(configuration, place, cgroups, orphans)
-        # The daemon reads files of the tree by the shared directory: no overlay of this node.
-        sandbox.writable_trees.use_copies("on a node of a cluster")
-        yield sandbox
-        close_sandbox(sandbox)
+        trees = WritableTrees(place / "starter" / "socket")
+        sandbox = open_bubblewrap(configuration, place, cgroups, orphans, trees)
+        try:
+            # The daemon reads files of the tree by the shared directory: no overlay of this node.
+            trees.use_copies("on a node of a cluster")
+            yield sandbox
+        finally:
+            close_sandbox(sandbox)
 
 
 @contextmanager
@@ -463,9 +499,10 @@ def main() -> None:
         )
         sandbox = opened.enter_context(open_node_sandbox(job.sandbox, job.limits, place, orphans))
         threads.start()
+        workspace = NodeWorkspace(job.root, job.quota_directory, output_directory=place / "output")
         run = NodeRun(
             job,
-            sandbox.make_run(job.workspace, job.make_checkout(), job.limits, job.environment),
+            sandbox.make_run(workspace, job.make_checkout(), job.limits, job.environment),
             threads,
             reactor,
             has_own_files=is_received,
@@ -473,7 +510,9 @@ def main() -> None:
 
         def begin() -> None:
             try:
-                run.start_evaluator(spawner, LimitMonitor(reactor, threads, threads))
+                # The run learns of a starter that ends, too.
+                sandbox.writable_trees.attach(reactor, threads.run_in_thread, lambda: None)
+                run.start_evaluator(LimitMonitor(reactor, threads, threads))
             except Exception:  # noqa: BLE001  (the daemon waits for an outcome)
                 run.fail(Failure())
 

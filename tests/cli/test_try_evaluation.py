@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from tawebeval.evaluations.evaluation import Evaluation
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
@@ -20,7 +21,6 @@ from tawebeval.core.form import Repository, SubmissionFile, pack_request
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationFailure, InvalidField
 from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.git.commits import TreeLimits
 from tawebeval.linux.privileges import CurrentProcess, Privileges
 from tawebeval.sandbox.workspace import Workspace

@@ -45,7 +45,7 @@ def ring_of(*payloads: bytes, closed: bool = False) -> EventRing:
 
 
 def read_page(ring: EventRing, after: str | None, limit: int) -> EventPage:
-    """Return a page, which acknowledges nothing."""
+    """Return the page after a cursor."""
     return make_page(ring, after, ring.read_events(resolve_cursor(ring, after), limit))
 
 

@@ -138,7 +138,7 @@ class ReadingMachine(RuleBasedStateMachine):
             self.no_reader_has_failed()
             assert all(one.called for one in self.pending)
             assert self.source.open_files == []
-            if self.log.begin_cursor:
+            if not self.events.keeps_files:
                 assert not self.source.stdout.has_discarded_files
         finally:
             self.source.files.close()

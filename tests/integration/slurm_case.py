@@ -20,7 +20,6 @@ from twisted.trial.unittest import SkipTest, TestCase
 import tawebeval
 from tests.cases.patience import PATIENCE
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
-from tests.integration.keepers import KeptDaemonTestCase
 from tests.integration.ports import free_port
 from tests.integration.processes import descriptors, everybody
 from tests.integration.unprivileged import PYTHON, USER
@@ -336,22 +335,6 @@ cpus = 1
 """
 
 
-class KeptSlurmTestCase(ClusterCase, KeptDaemonTestCase):
-    """Tests with a daemon and a keeper of their own, and evaluators on a cluster."""
-
-    configuration: ClassVar[str] = CONFIGURATION + RUNNER
-
-    async def setUp(self) -> None:
-        await self.start_cluster()
-        self.environment = {"SLURM_CONF": str(self.cluster.configuration)}
-        await super().setUp()
-
-    def configure(self) -> str:
-        """Return the configuration."""
-        configuration = super().configure().replace("{python}", self.cluster.python)
-        return configuration.replace("{scratch}", str(self.cluster.scratch))
-
-
 class ApartCase(ClusterCase):
     """Tests whose nodes see no directory of the daemon."""
 
@@ -371,9 +354,3 @@ class StreamTestCase(ApartCase, SlurmTestCase):
     """Tests with a daemon that sends all files."""
 
     template: ClassVar[str] = CONFIGURATION + STREAM_RUNNER
-
-
-class KeptStreamTestCase(ApartCase, KeptSlurmTestCase):
-    """Tests with a daemon that sends all files, and a keeper."""
-
-    configuration: ClassVar[str] = CONFIGURATION + STREAM_RUNNER

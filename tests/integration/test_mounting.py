@@ -6,17 +6,17 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from twisted.trial.unittest import SynchronousTestCase
-
-from tawebeval.linux import launcher_client
-from tawebeval.linux.child import wait_for_exit
-from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.launcher_client import (
     LauncherClient,
     LaunchSpec,
     OverlayLayers,
     OverlayMountError,
 )
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.linux import launcher_client
+from tawebeval.linux.child import wait_for_exit
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.bubblewrap import SYSTEM_ROOT_DIRECTORIES
 from tests.cases.patience import PATIENCE
 from tests.integration.unprivileged import WHO, give, temporary_folder

@@ -9,13 +9,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tawebeval.linux.launcher_client import LaunchSpec
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.linux import launcher_client
 from tawebeval.linux.child import wait_for_exit
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.sandbox.disk_usage import measure_disk_usage
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace

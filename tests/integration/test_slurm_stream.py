@@ -12,16 +12,12 @@ from twisted.internet.utils import getProcessOutput
 from tests.integration.client import data, failure, joined, python, text
 from tests.integration.harness import COMMAND, until
 from tests.integration.processes import processes
-from tests.integration.slurm_case import KeptStreamTestCase, StreamTestCase
+from tests.integration.slurm_case import StreamTestCase
 from tests.integration.wire import blocks
 from tests.integration.wire.blocks import HELPERS
 
 MIB = 2**20
 LAST_FILES = r"""
-home = os.environ["HOME"]
-os.mkfifo(home + "/gate")
-say(b"ready\n")
-open(home + "/gate").read()
 for number in range(3):
     path = b"file%d" % number
     open(path, "wb").write(b"%d" % number * 10**6)
@@ -70,6 +66,14 @@ class TransferTests(StreamTestCase):
         self.assertEqual(text(await self.client.follow(identifier)), expected)
         await self.nothing_left_on_nodes()
 
+    async def test_last_files(self) -> None:
+        """A node that has told the exit still has the files that the output names."""
+        identifier = await self.begin(python(HELPERS + LAST_FILES))
+        events = await self.client.follow(identifier)
+        self.assertEqual([len(one["content_base64"]) for one in data(events)], [1333336] * 3)
+        self.assertEqual(text(events), "late")
+        await self.nothing_left_on_nodes()
+
     async def test_cancelled(self) -> None:
         """A transfer whose srun does not go on is cancelled, and leaves nothing behind."""
         identifier = await self.submit("echo never", bytes(60 * MIB))
@@ -108,23 +112,3 @@ class TransferTests(StreamTestCase):
             }
             said = await getProcessOutput(command[0], command[1:], environment, errortoo=True)
             self.assertIn(word, said.decode())
-
-
-class LastingTests(KeptStreamTestCase):
-    """The daemon is killed, and started again beside the same jobs."""
-
-    async def test_files(self) -> None:
-        """An evaluator that has ended meanwhile still has the files that it has named."""
-        identifier = await self.begin_and_wait(python(HELPERS + LAST_FILES))
-        (gate,) = self.cluster.scratch.glob("tawebeval-node-*/evaluation/home/gate")
-        await self.daemon.restart()
-        self.assertEqual((await self.client.status(identifier))["state"], "running")
-        await self.daemon.end()
-        gate.write_text("\n")
-        await until(lambda: not processes("file%d"), "the evaluator has ended")
-        self.daemon.start()
-        await self.daemon.ready()
-        events = await self.client.follow(identifier)
-        self.assertEqual([len(one["content_base64"]) for one in data(events)], [1333336] * 3)
-        self.assertEqual(text(events), "ready\nlate")
-        await self.nothing_left_on_nodes()

@@ -7,10 +7,10 @@ from operator import le
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tawebeval.linux.launcher_client import LAUNCHER_PROCESS_NAME, is_launcher
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SkipTest
 
-from tawebeval.linux.launcher_client import LAUNCHER_PROCESS_NAME, is_launcher
 from tawebeval.sandbox.probe import TREE_COPY_WARNING
 from tests.integration.client import data, python, text
 from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until

@@ -26,7 +26,7 @@ from tawebeval.slurm.frames import (
     encode_file_request,
 )
 from tests.cases.roots import make_root
-from tests.fakes.children import FakeChild
+from tests.fakes.children import FakeChild, FakeSpawner
 from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import InlineThreads
 
@@ -60,6 +60,7 @@ class FakeEvaluator:
 
     is_running = True
     is_paused = False
+    pipe_read_cpu_seconds = 0.0
 
     def __init__(self) -> None:
         self.signals: list[int] = []
@@ -160,7 +161,8 @@ class OutputTests(SynchronousTestCase):
         job: Any = SimpleNamespace(limits=limits)
         threads: Any = InlineThreads()
         for is_deserted in (False, True):
-            run: Any = FakeSandboxedRun(limits, Workspace(Path("/some")).make_unsandboxed_view())
+            view = Workspace(Path("/some")).make_unsandboxed_view()
+            run: Any = FakeSandboxedRun(limits, view, FakeSpawner(self.clock))
             self.run_ = node.NodeRun(job, run, threads, self.clock, has_own_files=True)
             unused: Any = SimpleNamespace(remove_run=lambda _: None)
             self.run_._monitor = unused

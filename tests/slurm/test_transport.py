@@ -32,11 +32,11 @@ from tawebeval.slurm.frames import (
 from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.slurm.jobs import QueuedJob
 from tawebeval.slurm.node_files import ANSWER_TIMEOUT
-from tawebeval.slurm.srun_files import OutputMemfd, SrunFiles
 from tawebeval.slurm.transport import (
     JOB_QUERY_TIMEOUT,
     KILL_ANSWER_TIMEOUT,
     NodeTransport,
+    StartedSrun,
     wait_for_evaluator_start,
 )
 
@@ -133,7 +133,7 @@ class FakeRun(ProcessProtocol):
         self.pieces = 0
         self.told: list[str] = []
         self.clock: list[str] = []
-        self.output_stored_event = OneShotEvent[None]()
+        self.output_ended = OneShotEvent[None]()
 
     def outReceived(self, data: bytes) -> None:
         self.out += data
@@ -176,9 +176,7 @@ class TransportTests(SynchronousTestCase):
             self.retries,
             **self.options,
         )
-        self.transport.adopt_srun(
-            StartedProcess(9, -1, -1, -1), SrunFiles.create(stdin, "job-0", 0)
-        )
+        self.transport.adopt_srun(StartedSrun(StartedProcess(9, -1, -1, -1), stdin, "job-0"))
         self.run_ = FakeRun()
         self.begun = Deferred.fromCoroutine(wait_for_evaluator_start(self.transport))
 
@@ -190,12 +188,11 @@ class TransportTests(SynchronousTestCase):
         self.addCleanup(os.close, reading)
         return reading, writing
 
-    async def start_again(self, attempt: int) -> tuple[StartedProcess, SrunFiles]:
+    async def start_again(self, attempt: int) -> StartedSrun:
         """Start another srun, once `gate` is open."""
         await self.gate
         self.lines, stdin = self.pipe()
-        store = SrunFiles.create(stdin, f"job-{attempt}", attempt)
-        return StartedProcess(10, -1, -1, -1), store
+        return StartedSrun(StartedProcess(10, -1, -1, -1), stdin, f"job-{attempt}")
 
     @property
     def srun(self) -> FakeSrun:
@@ -355,22 +352,6 @@ class RunTests(TransportTests):
         error = self.failureResultOf(self.begun, EvaluationFailure).value
         self.assertIn("Welcome to the cluster!", str(error))
 
-    def test_not_stored(self) -> None:
-        """Output that the kernel does not store ends the run, which tells why."""
-        self.connect()
-
-        def refuse(*_: object) -> bytes:
-            raise OSError(28, "No space left on device")
-
-        self.patch(OutputMemfd, "append", refuse)
-        self.srun.tell(FrameKind.STDOUT, b"one")
-        self.assertEqual(self.srun.signals, [15])
-        self.srun.end(1)
-        self.assertEqual(
-            self.assert_failed("lost"),
-            "the daemon could not store the output: No space left on device",
-        )
-
     def test_broken_outcomes(self) -> None:
         """Frames whose content is not as agreed end srun."""
         for kind, content in (
@@ -429,21 +410,17 @@ class RunTests(TransportTests):
         self.assertIn("the evaluator was not run by Slurm", self.assert_failed("lost"))
 
     def test_away_long(self) -> None:
-        """A controller that stays away, a stop and another daemon end the wait for a reason."""
+        """A controller that stays away, and a stop, end the wait for a reason."""
         self.commands.is_away = True
         for end, seconds in (
             (lambda: None, JOB_QUERY_TIMEOUT),
             (lambda: self.transport.send_command(KILL), 2),
-            (lambda: self.transport.detach(), 2),
         ):
             self.connect()
             self.srun.end(1)
             end()
             self.clock.pump([0.5] * int(seconds * 2 + 2))
-            is_handed_over = self.transport._is_handed_over
-            self.assertEqual(
-                self.run_.told, [] if is_handed_over else ["exited", "ProcessTerminated"]
-            )
+            self.assertEqual(self.run_.told, ["exited", "ProcessTerminated"])
             self.assertEqual(self.clock.getDelayedCalls(), [])
             self.setUp()
             self.commands.is_away = True
@@ -458,138 +435,26 @@ class RunTests(TransportTests):
         self.srun.end(1)
         self.assert_failed("memory")
 
-
-class ResumeCase(TransportTests):
-    """Two processes of the daemon, one after the other."""
-
-    retries = 1
-    begins = True
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.frames = b""
-        self.transport.should_retain_stdout = True
-        self.hold()
-        if self.begins:
-            self.srun.begin()
-            self.successResultOf(self.begun)
-            self.transport.connect(self.run_)
-
-    def hold(self) -> None:
-        """Hold the files of the last srun, as the keeper does."""
-        self.held = [os.dup(each) for each in self.transport._attempt.srun_files.descriptors]
-        for each in self.held:
-            self.addCleanup(os.close, each)
-
-    def tell(self, kind: FrameKind, content: bytes | Mapping[str, Any] = b"") -> None:
-        """Send a frame, which is stored, too."""
-        data = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.frames += encode_frame(kind, data)
-        self.srun.protocol.childDataReceived(1, encode_frame(kind, data))
-
-    def resume(self, delivered: int, *, began: bool = True) -> None:
-        """Leave the transport, and go on with what is stored in another one."""
-        self.transport.detach()
-        begin = encode_frame(FrameKind.EVALUATOR_STARTING, b'{"job": "5", "node": "one"}')
-        stored = (begin if began else b"") + self.frames
-        self.status = RunnerStatus("slurm")
-        self.transport = NodeTransport(
-            *(self.clock, self.spawner, self.commands, self.status),  # type: ignore[arg-type]
-            *(self.start_again, self.retries),
-            **{"should_retain_stdout": True, **self.options},
-        )
-        self.run_ = FakeRun()
-        loaded = SrunFiles.load([os.dup(each) for each in self.held])
-
-        def connect(protocol: ProcessProtocol) -> Any:
-            self.spawner.adopt_child(protocol, StartedProcess(9, -1, -1, -1))
-            return self.srun
-
-        self.transport.resume(self.run_, loaded, delivered, connect)
-        self.srun.protocol.childDataReceived(1, stored[loaded.resume_position.frame_offset :])
-        self.turn()
-
-
-class ResumeTests(ResumeCase):
-    """A later process of the daemon goes on with an srun."""
-
-    def test_exact(self) -> None:
-        """Each byte of stdout comes once, and the tail of stderr again; the node may go on."""
-        self.tell(FrameKind.STDOUT, b"one")
-        self.tell(FrameKind.STDERR, b"complaint")
-        self.tell(FrameKind.STDOUT, b"two")
-        self.read_lines()
-        self.resume(2)
-        self.assertEqual((self.run_.out, self.run_.err), (b"etwo", b"complaint"))
-        self.assertEqual(self.read_lines(), b"A%d\n" % (2 + STDOUT_WINDOW_BYTES))
-        self.assertEqual((self.status.job_id, self.status.node), ("5", "one"))
-        self.tell(FrameKind.STDERR, b" more")
-        self.tell(FrameKind.OUTCOME, GOOD)
-        self.turn()
-        self.assertEqual(self.run_.err, b"complaint more")
-        self.assertEqual(self.run_.told, ["exited", "ProcessDone"])
-
-    def test_much(self) -> None:
-        """A later process parses only frames that were not given back."""
-        for number in range(8):
-            self.tell(FrameKind.STDOUT, bytes([97 + number]) * 20_000)
-        self.turn()
-        self.assertGreater(self.transport._attempt.srun_files.resume_position.frame_offset, 100_000)
-        self.resume(30_000)
-        printed = b"".join(bytes([97 + number]) * 20_000 for number in range(8))
-        self.assertEqual(self.run_.out, printed[30_000:])
-
-    def test_end(self) -> None:
-        """The exit and the outcome are told again, whatever came after them, or without an exit."""
-        for kinds in ((FrameKind.EVALUATOR_EXITED,), ()):
-            for kind in kinds:
-                self.tell(kind)
-            self.tell(FrameKind.STDOUT, b"x" * 70_000)
-            self.tell(FrameKind.OUTCOME, GOOD)
-            self.resume(0)
-            self.assertEqual(self.run_.told, ["exited", "ProcessDone"])
-            self.assertEqual(len(self.run_.out), 70_000)
-            self.setUp()
-
-    def test_left(self) -> None:
-        """What was left takes no frames, sends nothing and begins nothing again."""
-        self.transport.detach()
-        self.commands.job = {"JobState": "NODE_FAIL"}
-        self.tell(FrameKind.STDOUT, b"one")
-        self.transport.send_command(KILL)
-        self.srun.end(1)
-        self.turn()
-        self.assertEqual((self.run_.out, self.run_.told, self.read_lines()), (b"", [], b"-"))
-        self.assertEqual((len(self.spawner.children), self.commands.cancelled), (1, []))
-
-    def test_second(self) -> None:
-        """A second srun that waits is gone on with; it is the last that may be begun."""
-        self.commands.job = {"JobState": "NODE_FAIL"}
-        self.srun.end(1)
-        self.hold()
-        self.resume(0, began=False)
-        self.assertEqual((self.status.retry_count, self.status.job_id), (1, None))
-        self.assertIn("job-1", self.commands.watched)
-        self.srun.begin("two")
-        self.assertEqual((self.run_.clock, self.status.node), (["restart"], "two"))
-        self.srun.end(1)
-        self.assert_failed("node")
-        self.assertEqual(len(self.spawner.children), 3)
-
-    def test_printed(self) -> None:
-        """A run that has printed under an earlier process is not begun again."""
-        self.tell(FrameKind.STDERR, b"x")
-        self.resume(0)
-        self.commands.job = {"JobState": "NODE_FAIL"}
-        self.srun.end(1)
-        self.assert_failed("node")
-
-    def test_killed(self) -> None:
+    def test_killed_srun(self) -> None:
         """The job of an srun that was killed after the outcome is cancelled."""
-        self.tell(FrameKind.OUTCOME, GOOD)
+        self.connect()
+        self.srun.tell(FrameKind.OUTCOME, GOOD)
         self.turn()
         self.srun.protocol.processEnded(Failure(ProcessTerminated(None, 9)))
         self.assertEqual(self.commands.cancelled, ["job-0"])
+
+    def test_output_after_kill(self) -> None:
+        """A node that still sends what was printed before a kill is not given up."""
+        self.connect()
+        self.transport.send_command(KILL)
+        for _ in range(5):
+            self.clock.advance(KILL_ANSWER_TIMEOUT / 2)
+            self.srun.tell(FrameKind.STDOUT, b"x")
+        self.assertEqual(self.srun.signals, [])
+        self.clock.advance(KILL_ANSWER_TIMEOUT)
+        self.assertEqual(self.srun.signals, [15])
+        self.srun.end(1)
+        self.assert_failed("lost")
 
 
 class RetryTests(TransportTests):
@@ -717,15 +582,18 @@ class FakeSender:
         self.is_stopped = True
 
 
-class OwnFilesCase(ResumeCase):
+class OwnFilesCase(TransportTests):
     """Nodes without a shared directory."""
 
-    stores_output = True
+    begins = True
+    parses_output = True
 
     def setUp(self) -> None:
         self.senders: list[FakeSender] = []
         self.options = {"make_sender": self.make_sender, "file_limit": 100}
         super().setUp()
+        if self.begins:
+            self.connect()
 
     def make_sender(self, stdin: int, fail: Callable[[EvaluationFailure], object]) -> Any:
         """Return a sender."""
@@ -733,15 +601,15 @@ class OwnFilesCase(ResumeCase):
         return self.senders[-1]
 
     def turn(self) -> None:
-        """Let happen what is due, with all output stored."""
+        """Let happen what is due, with all output parsed."""
         super().turn()
-        if self.stores_output and self.run_.told == ["exited"]:
-            self.run_.output_stored_event.set_value(None)
+        if self.parses_output and self.run_.told == ["exited"]:
+            self.run_.output_ended.set_value(None)
             super().turn()
 
 
 class OwnFilesTests(OwnFilesCase):
-    """Such a node has files until all output is stored."""
+    """Such a node has files until all output is parsed."""
 
     def ask(self, path: str) -> tuple[Deferred[bytes], bytes]:
         """Ask for a file; return the answer to come, and the token."""
@@ -750,40 +618,22 @@ class OwnFilesTests(OwnFilesCase):
         return answered, decode_file_request(line[1:])[0]
 
     def test_last_file(self) -> None:
-        """The node ends once all output is stored, and may be asked for files until then."""
-        self.transport.connect(self.run_)
-        self.tell(FrameKind.STDOUT, b"named")
-        self.tell(FrameKind.EVALUATOR_EXITED)
-        self.tell(FrameKind.OUTCOME, GOOD)
+        """The node ends once all output is parsed, and may be asked for files until then."""
+        self.srun.tell(FrameKind.STDOUT, b"named")
+        self.srun.tell(FrameKind.EVALUATOR_EXITED)
+        self.srun.tell(FrameKind.OUTCOME, GOOD)
         super(OwnFilesCase, self).turn()
         self.assertEqual((self.run_.out, self.run_.told), (b"named", ["exited"]))
         answered, token = self.ask("a")
-        self.tell(FrameKind.FILE, token + b"content")
-        self.tell(FrameKind.FILE_END, token + b"null")
+        self.srun.tell(FrameKind.FILE, token + b"content")
+        self.srun.tell(FrameKind.FILE_END, token + b"null")
         self.assertEqual(self.successResultOf(answered), b"content")
         self.assertEqual(self.read_lines(), b"-")
         self.turn()
         self.assertEqual((self.run_.told, self.read_lines()), (["exited", "ProcessDone"], b"E\n"))
 
-    def test_file_and_restart(self) -> None:
-        """A later process asks again, and leaves out what an earlier one was sent."""
-        self.stores_output = False
-        self.tell(FrameKind.EVALUATOR_EXITED)
-        self.tell(FrameKind.OUTCOME, GOOD)
-        self.read_lines()
-        _, old = self.ask("a")
-        self.tell(FrameKind.FILE, old + b"old")
-        self.resume(0)
-        answered, token = self.ask("a")
-        self.tell(FrameKind.FILE_END, old + b"null")
-        self.assertNoResult(answered)
-        self.tell(FrameKind.FILE, token + b"new")
-        self.tell(FrameKind.FILE_END, token + b"null")
-        self.assertEqual(self.successResultOf(answered), b"new")
-
     def test_lost(self) -> None:
         """A file of a node that is gone is refused."""
-        self.transport.connect(self.run_)
         answered, _ = self.ask("a")
         self.srun.end(1)
         self.failureResultOf(answered, FileRefused)
@@ -794,10 +644,10 @@ class OwnFilesTests(OwnFilesCase):
     def test_silent(self) -> None:
         """A node that does not send a file is given up, with what is known of the end."""
         for has_exited in (True, False):
-            self.tell(FrameKind.STDOUT, b"named")
+            self.srun.tell(FrameKind.STDOUT, b"named")
             if has_exited:
-                self.tell(FrameKind.EVALUATOR_EXITED)
-                self.tell(FrameKind.OUTCOME, GOOD)
+                self.srun.tell(FrameKind.EVALUATOR_EXITED)
+                self.srun.tell(FrameKind.OUTCOME, GOOD)
             answered, _ = self.ask("a")
             self.clock.advance(ANSWER_TIMEOUT)
             self.failureResultOf(answered, FileRefused)
@@ -811,33 +661,25 @@ class OwnFilesTests(OwnFilesCase):
 
     def test_stopped(self) -> None:
         """One that has been sent `KILL` after the exit has not even that time."""
-        self.stores_output = False
-        self.tell(FrameKind.EVALUATOR_EXITED)
+        self.parses_output = False
+        self.srun.tell(FrameKind.EVALUATOR_EXITED)
         self.transport.send_command(KILL)
-        self.tell(FrameKind.OUTCOME, GOOD)
+        self.srun.tell(FrameKind.OUTCOME, GOOD)
         self.read_lines()
         answered, _ = self.ask("a")
         self.clock.advance(KILL_ANSWER_TIMEOUT)
         self.assertEqual((self.srun.signals, self.commands.cancelled), ([15], ["job-0"]))
         self.srun.end(1)
         self.failureResultOf(answered, FileRefused)
-        self.stores_output = True
+        self.parses_output = True
         self.turn()
         self.assertEqual(self.run_.told, ["exited", "ProcessDone"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_left_with_file(self) -> None:
-        """A process that has handed over gives nothing up."""
-        self.ask("a")
-        self.transport.detach()
-        self.turn()
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-
     def test_explained(self) -> None:
-        """A bad end waits for the last words of srun, which ends after all output is stored."""
-        self.transport.connect(self.run_)
-        self.tell(FrameKind.EVALUATOR_EXITED)
-        self.tell(FrameKind.OUTCOME, {"exit": [1, None]})
+        """A bad end waits for the last words of srun, which ends after all output is parsed."""
+        self.srun.tell(FrameKind.EVALUATOR_EXITED)
+        self.srun.tell(FrameKind.OUTCOME, {"exit": [1, None]})
         self.turn()
         self.assertEqual(self.run_.told, ["exited"])
         self.srun.say("slurmstepd: error: Detected 1 oom-kill event(s)")
@@ -846,14 +688,14 @@ class OwnFilesTests(OwnFilesCase):
 
 
 class TransferTests(OwnFilesCase):
-    """The job description on its way to the node, under one process of the daemon or two."""
+    """The job description on its way to the node."""
 
     begins = False
 
     def test_sent(self) -> None:
         """The node is sent what it waits for, until the evaluator begins."""
-        self.tell(FrameKind.READY_FOR_JOB)
-        self.tell(FrameKind.TREE_WANTED)
+        self.srun.tell(FrameKind.READY_FOR_JOB)
+        self.srun.tell(FrameKind.TREE_WANTED)
         (sender,) = self.senders
         self.assertEqual(sender.told, [FrameKind.READY_FOR_JOB, FrameKind.TREE_WANTED])
         self.assertNoResult(self.begun)
@@ -863,7 +705,7 @@ class TransferTests(OwnFilesCase):
 
     def test_unsent(self) -> None:
         """A job description that cannot be sent ends the evaluation, with the reason."""
-        self.tell(FrameKind.READY_FOR_JOB)
+        self.srun.tell(FrameKind.READY_FOR_JOB)
         self.senders[0].fail(EvaluationFailure("lost", "no files"))
         self.assertTrue(self.senders[0].is_stopped)
         self.assertEqual((self.srun.signals, self.commands.cancelled), ([15], ["job-0"]))
@@ -872,50 +714,8 @@ class TransferTests(OwnFilesCase):
 
     def test_cancelled(self) -> None:
         """A cancellation ends the transfer."""
-        self.tell(FrameKind.READY_FOR_JOB)
+        self.srun.tell(FrameKind.READY_FOR_JOB)
         self.begun.cancel()
         self.assertTrue(self.senders[0].is_stopped)
         self.srun.end(1)
         self.failureResultOf(self.begun, CancelledError)
-
-    def start_second(self) -> None:
-        """Lose the first node, and let the second one wait for its job description."""
-        self.srun.begin()
-        self.commands.job = {"JobState": "NODE_FAIL"}
-        self.srun.end(1)
-        self.hold()
-
-    def test_ready_meanwhile(self) -> None:
-        """A node that was ready while there was no daemon is sent its job by the next one."""
-        self.start_second()
-        self.frames = encode_frame(FrameKind.READY_FOR_JOB)
-        self.resume(0, began=False)
-        self.assertEqual(self.senders[-1].told, [FrameKind.READY_FOR_JOB])
-        self.assertEqual(self.srun.signals, [])
-
-    def test_still_queued(self) -> None:
-        """A node that is not ready at a restart gets nothing before its job description."""
-        self.start_second()
-        self.resume(0, began=False)
-        self.assertEqual(self.read_lines(), b"-")
-        self.tell(FrameKind.READY_FOR_JOB)
-        self.assertEqual(self.senders[-1].told, [FrameKind.READY_FOR_JOB])
-
-    def test_interrupted(self) -> None:
-        """A job that an earlier process was sending to is replaced by another one."""
-        self.start_second()
-        self.tell(FrameKind.READY_FOR_JOB)
-        self.resume(0, began=False)
-        self.assertEqual((self.srun.signals, len(self.senders)), ([15], 1))
-        self.srun.begin()
-        self.srun.end(1)
-        self.assertEqual(self.status.retry_count, 2)
-        self.srun.begin("three")
-        self.assertEqual((self.run_.told, self.status.node), ([], "three"))
-
-    def test_begun_meanwhile(self) -> None:
-        """What was sent to a node that has begun is not sent again."""
-        self.tell(FrameKind.READY_FOR_JOB)
-        self.srun.begin()
-        self.resume(0, began=False)
-        self.assertEqual((self.srun.signals, len(self.senders)), ([], 1))

@@ -8,6 +8,7 @@ from twisted.logger import LogEvent, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.core.pages import EventPage
+from tawebeval.evaluations.event_requests import EventRequests
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.access_log import UNKNOWN_ROUTE, RouteTable
 from tawebeval.web.auth import EVENTS_ROUTE
@@ -133,14 +134,13 @@ class CountTests(TrafficTestCase):
 
     def test_time(self) -> None:
         """The time of a poll is what passes while it is answered."""
-        registry = self.service.registry
-        page = registry.events.read_page_now
+        read_page = EventRequests.read_page_now
 
-        def slow(*arguments: Any, **settings: Any) -> EventPage:
+        def read_slowly(*arguments: Any, **settings: Any) -> EventPage:
             self.service.reactor.advance(0.25)
-            return page(*arguments, **settings)
+            return read_page(*arguments, **settings)
 
-        self.patch(registry, "read_page", slow)
+        self.patch(EventRequests, "read_page_now", read_slowly)
         for number, fast in enumerate((True, False)):
             self.ask_raw(f"GET {self.events()}", fast)
             self.ask_raw(f"GET {self.events('?after=9')}", fast)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from twisted.web.http import datetimeToString
 
 from tawebeval.config import Configuration, EventBufferSettings, HttpSettings
+from tawebeval.evaluations.reading import EvaluationEvents
 from tawebeval.web.server import request
 from tests.cases.polls import (
     CONFIGURATIONS,
@@ -202,7 +203,7 @@ class FastPathTests(RawTestCase):
             connection = self.connect()
             if query:
                 connection.send(self.poll(query))
-            self.patch(self.service.registry, "read_page", lambda *_, **__: 1 // 0)
+            defect = self.patch(EvaluationEvents, "read_now", lambda *_, **__: 1 // 0)
             if query:
                 self.child.print(b"a\n")
             else:
@@ -213,4 +214,4 @@ class FastPathTests(RawTestCase):
             self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
             connection.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             self.assertEqual(connection.answer().status, 200)
-            del self.service.registry.events.read_page_now
+            defect.restore()

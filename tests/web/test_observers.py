@@ -41,13 +41,6 @@ class ObserverTestCase(StreamTestCase):
         path = f"/evaluation/{identifier}/events{query}"
         return self.request("GET", path, status, headers={"Authorization": token})
 
-    def fill(self) -> None:
-        """Print until the buffer is full."""
-        for _ in range(2 * CAPACITY // 900):
-            if not self.child.paused:
-                self.print(b"x" * 900 + b"\n")
-        self.assertTrue(self.child.paused)
-
     def observe(self, kind: type[Follower], identifier: str, query: str = "") -> Any:
         """Return an observer's stream."""
         return self.follow(kind, identifier, query, Authorization=self.observer)
@@ -114,16 +107,6 @@ class PageTests(ObserverTestCase):
         page = self.read(identifier, "?after=3", self.observer).json()
         self.assertEqual([event["payload"] for event in page["data"]], ["\n", "c"])
 
-    def test_full(self) -> None:
-        """A full buffer waits for the reader, however far an observer has read."""
-        identifier = self.begin()
-        self.fill()
-        newest = self.service.registry.records[identifier].evaluation.ring.end_cursor
-        self.read(identifier, f"?after={newest}", self.observer)
-        self.assertTrue(self.child.paused)
-        self.read(identifier, f"?after={newest}", self.reader)
-        self.assertFalse(self.child.paused)
-
 
 class LifeTests(ObserverTestCase):
     """How long observers keep an evaluation: `abandon_after` and `retain` are 900 seconds."""
@@ -139,18 +122,6 @@ class LifeTests(ObserverTestCase):
         self.let_pass(800)
         self.assertEqual(self.child.signals, [])
         self.let_pass(100)
-        self.assertNotEqual(self.child.signals, [])
-
-    def test_full(self) -> None:
-        """None keeps one whose buffer is full: only a reader leads to its end."""
-        identifier = self.begin()
-        self.observe(LineFollower, identifier)
-        self.let_pass(1000)
-        self.fill()
-        self.let_pass(500)
-        self.read(identifier, "", self.observer)
-        self.assertEqual(self.child.signals, [])
-        self.let_pass(500)
         self.assertNotEqual(self.child.signals, [])
 
     def test_ended(self) -> None:
@@ -169,8 +140,8 @@ class LifeTests(ObserverTestCase):
     def test_reader(self) -> None:
         """The reader's long poll keeps it, also beside an observer's stream."""
         identifier = self.begin()
-        self.fill()
-        newest = self.service.registry.records[identifier].evaluation.ring.end_cursor
+        self.print(b"a\n")
+        newest = self.service.registry.records[identifier].events.log.end_cursor
         self.observe(LineFollower, identifier)
         path = f"/evaluation/{identifier}/events?after={newest}&wait=30"
         for _ in range(40):
@@ -204,20 +175,6 @@ class StreamTests(ObserverTestCase):
             self.check_nothing_left(identifier)
             self.check_whole(identifier, ["a", "\n", "b", "\n"])
 
-    def test_full(self) -> None:
-        """A buffer that an observer has read is full all the same, and goes on with the reader."""
-        for kind in FOLLOWERS:
-            identifier = self.begin()
-            follower = self.observe(kind, identifier)
-            self.fill()
-            newest = self.service.registry.records[identifier].evaluation.ring.end_cursor
-            self.assertEqual(len(follower.payloads), newest)
-            self.read(identifier, f"?after={newest}", self.reader)
-            self.assertFalse(self.child.paused)
-            self.print(b"z\n")
-            self.assertIn("z", follower.payloads)
-            self.finish()
-
     def test_slow(self) -> None:
         """A slow observer holds nobody back; at discarded events its connection is closed."""
         for kind in FOLLOWERS:
@@ -227,8 +184,7 @@ class StreamTests(ObserverTestCase):
             for _ in range(3 * CAPACITY // 9000):
                 for _ in range(10):
                     self.print(b"x" * 900 + b"\n")
-                self.assertFalse(self.child.paused)
-                newest = self.service.registry.records[identifier].evaluation.ring.end_cursor
+                newest = self.service.registry.records[identifier].events.log.end_cursor
                 self.read(identifier, f"?after={newest}", self.reader)
             follower.take()
             self.assertFalse(follower.complete)

@@ -6,7 +6,6 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from tawebeval.core.pages import EventPage
 from tests.cases.web import END, WebTestCase
 
 
@@ -88,25 +87,6 @@ class WaitTests(WebTestCase):
             connection.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n".encode() + lines + b"\r\n")
             self.assertEqual(connection.received == b"", waits, lines)
             connection.lose()
-
-    def test_looks_once(self) -> None:
-        """A poll looks for its page when it comes, and again when there is something new."""
-        read = []
-        page = self.service.registry.events.read_page_now
-
-        def counting(*arguments: Any, **settings: Any) -> EventPage:
-            read.append(arguments)
-            return page(*arguments, **settings)
-
-        self.patch(self.service.registry, "read_page", counting)
-        for headers in ({}, {"Connection": "close"}):  # on the fast path, and not
-            read.clear()
-            asked = self.wait(**headers)
-            self.assertEqual(len(read), 1)
-            self.child.print(b"a\n")
-            self.answer(asked)
-            self.assertEqual(len(read), 2)
-            self.finish()
 
     def test_query(self) -> None:
         """In the query it must be a whole number."""

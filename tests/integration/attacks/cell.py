@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
+from tawebeval.sandbox.broker_client import BROKER_SOCKET_NAME
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -20,7 +21,6 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper
-from tawebeval.sandbox.broker_client import BROKER_SOCKET_NAME
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.workspace import Workspace

@@ -9,6 +9,7 @@ from klein import Klein
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import errors
+from tawebeval.evaluations.event_requests import EventRequests
 from tawebeval.web.routes import make_app
 from tawebeval.web.server import error_responses
 from tests.cases.web import WebTestCase
@@ -147,7 +148,7 @@ class RouteTests(WebTestCase):
 
     def test_defect_in_a_coroutine(self) -> None:
         """The same where the route is a coroutine."""
-        self.patch(self.service.registry, "read_page", lambda *_, **__: 1 // 0)
+        self.patch(EventRequests, "read_page_now", lambda *_, **__: 1 // 0)
         self.request("GET", "/evaluation/x/events", 500)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 

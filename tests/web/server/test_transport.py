@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet import reactor, ssl, tcp
@@ -33,11 +32,9 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SkipTest, SynchronousTestCase, TestCase
 
 from tawebeval.web.server.transport import (
-    ClientReadProgress,
     WriteThroughEndpoint,
     WriteThroughServer,
     WriteThroughUnixServer,
-    set_tcp_user_timeout,
 )
 from tests.cases.certificates import make_certificate
 from tests.cases.patience import PATIENCE
@@ -45,7 +42,6 @@ from tests.cases.patience import PATIENCE
 TCP = "tcp:0:interface=127.0.0.1"
 KERNEL = 4096  # bytes that the kernel is asked to keep; it keeps about twice as many
 LITTLE = 32 * 1024  # more than it takes
-GROWN = 256 * 1024  # bytes by which a kernel may let a window grow of which nothing is read
 BUFFER = 64 * 1024  # bytes in memory from which on Twisted pauses a producer
 
 
@@ -430,147 +426,11 @@ class SilenceTests(TestCase):
             await lost
 
     async def test_vanished(self) -> None:
-        """The connection is lost: idle, with little or much unsent data, or while it is probed."""
+        """The connection is lost: idle, or with little or much unsent data."""
         await self.vanish(lambda transport: None)
         await self.vanish(lambda transport: transport.write(b"a heartbeat"))
         await self.vanish(lambda transport: transport.write(bytes(2**23)))
-        await self.vanish(
-            lambda transport: ClientReadProgress(transport.getHandle()).set_keepalive_probing(True)
-        )
 
 
 def _client_of(host: Any) -> Any:
     return TCP4ClientEndpoint(reactor, "127.0.0.1", host.port)
-
-
-@attrs.define
-class KernelInfo:
-    """A socket by its struct tcp_info: all is sent, and acknowledged. In bytes."""
-
-    acknowledged: int = 0
-    window: int = 0
-    sent_again: int = 0
-
-    def getsockopt(self, level: int, option: int, size: int) -> bytes:
-        """Return the structure."""
-        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
-        info = bytearray(size)
-        struct.pack_into("=Q", info, 120, self.acknowledged)
-        struct.pack_into("=QQ", info, 200, self.acknowledged + self.sent_again, self.sent_again)
-        struct.pack_into("=I", info, 228, self.window)
-        return bytes(info)
-
-
-class SmallerWindowTests(SynchronousTestCase):
-    """A client that has read all, but whose kernel offers less than before."""
-
-    def setUp(self) -> None:
-        self.kernel = KernelInfo(0, 1000)
-        self.progress = ClientReadProgress(self.kernel)  # type: ignore[arg-type]
-        self.progress.count_written_and_read_bytes()
-        self.kernel.acknowledged, self.kernel.window = 5000, 400
-
-    def test_not_counted(self) -> None:
-        """What may be unread does not count by itself, nor if less may be."""
-        for unread in (0, 599):
-            self.progress.treat_acknowledged_as_read(unread)
-            self.assertEqual(self.progress.count_written_and_read_bytes(), (5000, 4400))
-
-    def test_counted(self) -> None:
-        """It counts if so much may be unread; from then on the smaller window is an empty one."""
-        self.progress.treat_acknowledged_as_read(600)
-        self.assertEqual(self.progress.count_written_and_read_bytes(), (5000, 5000))
-        self.kernel.acknowledged, self.kernel.window = 5300, 100
-        self.assertEqual(self.progress.count_written_and_read_bytes(), (5300, 5000))
-        self.kernel.window = 700
-        self.assertEqual(self.progress.count_written_and_read_bytes(), (5300, 5300))
-        self.kernel.window = 600
-        self.assertEqual(self.progress.count_written_and_read_bytes(), (5300, 5200))
-
-    def test_counted_twice(self) -> None:
-        """All that may be unread is compared each time, not only what is new."""
-        self.progress.treat_acknowledged_as_read(600)
-        self.kernel.acknowledged, self.kernel.window = 5300, 100
-        self.progress.treat_acknowledged_as_read(600)
-        self.assertEqual(self.progress.count_written_and_read_bytes(), (5300, 5000))
-
-    def test_lost_segment(self) -> None:
-        """After a lost segment it counts however much may be unread."""
-        self.kernel.sent_again = 1
-        self.progress.treat_acknowledged_as_read(0)
-        self.assertEqual(self.progress.count_written_and_read_bytes(), (5000, 5000))
-
-
-class SocketProgressTests(SynchronousTestCase):
-    """What a connection shows of its client, by real sockets."""
-
-    def setUp(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self.client = socket.create_connection(server.getsockname())
-            self.server, _ = server.accept()
-        self.addCleanup(self.client.close)
-        self.addCleanup(self.server.close)
-        self.server.setblocking(False)
-        self.progress = ClientReadProgress(self.server)
-        self.sent = self.received = 0
-
-    def send(self) -> None:
-        """Send as much as the kernels take."""
-        while True:
-            try:
-                self.sent += self.server.send(b"x" * 65536)
-            except BlockingIOError:
-                return
-
-    def receive(self, size: int) -> None:
-        """Let the client read so much."""
-        while size > 0:
-            got = len(self.client.recv(min(size, 65536)))
-            self.received += got
-            size -= got
-
-    def test_nothing_is_read(self) -> None:
-        """What is in the client's kernel does not count, nor what is on its way there."""
-        self.send()
-        given, read = self.progress.count_written_and_read_bytes()
-        self.assertEqual(given, self.sent)
-        self.assertLessEqual(read, GROWN)
-
-    def test_never_too_much(self) -> None:
-        """However a client reads, no more counts than it has read, but for what its window grows.
-
-        In the end all of it counts.
-        """
-        for size in (1, 70_000, 200_000, 1_000_000, 3_000_000, 10, 2_000_000):
-            while self.sent < self.received + size:
-                self.send()
-                self.receive(min(size, self.sent - self.received))
-            given, read = self.progress.count_written_and_read_bytes()
-            self.assertEqual(given, self.sent)
-            self.assertLessEqual(read, self.received + GROWN)
-        self.receive(self.sent - self.received)
-        while self.progress.count_written_and_read_bytes()[1] < self.sent:
-            # Only what is sent has the client's kernel say what there is room for.
-            self.sent += self.server.send(b"x")
-            self.receive(1)
-
-    def test_probed(self) -> None:
-        """While that is wanted the kernel asks the client's, which has nothing to say by itself.
-
-        Otherwise it asks as rarely as before, for a client may vanish at any time.
-        """
-        set_tcp_user_timeout(self.server, 120)
-        probes = [self.probes()]
-        for wanted in (True, True, False, False):
-            self.progress.set_keepalive_probing(wanted)
-            probes.append(self.probes())
-        self.assertEqual(probes, [(60, 15), (1, 1), (1, 1), (60, 15), (60, 15)])
-
-    def probes(self) -> tuple[int, int]:
-        """Return the seconds before the first probe, and between two of them."""
-        self.assertTrue(self.server.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
-        idle, pause = (
-            self.server.getsockopt(socket.IPPROTO_TCP, option)
-            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
-        )
-        return idle, pause
