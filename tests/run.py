@@ -59,7 +59,7 @@ _TOGETHER = (
 
 # The longest of the others, which begin first.
 _LONG = (
-    *("archive", "try", "slurm_wire", "slurm_lasting", "slurm", "slurm_stream"),
+    *("archive", "try", "slurm_wire", "slurm", "slurm_stream"),
     *("proxies_nginx", "proxies_haproxy", "privileges", "submissions", "limit_attacks"),
     *("lasting_releases", "image", "rolling_restart", "page", "page_results", "lasting_faults"),
     *("cli", "disk_attacks", "documented_commands", "git_attacks", "proxies_caddy", "description"),

@@ -120,6 +120,16 @@ class EvaluationDetails:
     archived: ArchivedRow | None = None
 
     @property
+    def last_visible_state(self) -> EvaluationState:
+        """The state, or that in which it ended once only its identifier is left."""
+        if self.state not in (EvaluationState.DRAINED, EvaluationState.EXPIRED):
+            return self.state
+        if self.failure is None:
+            return EvaluationState.FINISHED
+        cancelled = self.failure.reason == "cancelled"
+        return EvaluationState.CANCELLED if cancelled else EvaluationState.FAILED
+
+    @property
     def log_name(self) -> str:
         """Name in the log, from which the identifier cannot be guessed."""
         return derive_log_pseudonym(self.identifier)

@@ -299,6 +299,8 @@ class RecordedStdout:
     def finish(self) -> None:
         """Take the end of stdout; the log stays open for the final event."""
         self._append(self._parser.finish(), is_last=True)
+        if self._replayed_marks:
+            raise StdoutChanged
         if self.log.end_cursor > self._begin_cursor:
             self._write_segment(self.stdout_bytes, b"", b"", is_last=True)
 

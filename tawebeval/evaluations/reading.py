@@ -91,6 +91,8 @@ class EvaluationEvents:
 
     - `log`: the events. Who appends some, or marks the end, notifies `change_condition`.
     - `stdout`: the parser, once the evaluator has started; it parses evicted segments again.
+    - `on_discard()` is called before the files of acknowledged events are given back: no reader may
+      be sent to them after a restart.
     - `keeps_files`: whether acknowledged events keep their files, for the archive.
     - `stream_count`, `waiting_poll_count`: the readers' streams, and their requests that wait.
     - `observer_count`: streams and waiting requests of observers, which acknowledge nothing.
@@ -104,6 +106,7 @@ class EvaluationEvents:
     log_name: str
     _loader: SegmentLoader
     stdout: RecordedStdout | None = None
+    on_discard: Callable[[], object] = lambda: None
     keeps_files: bool = False
     change_condition: Condition = attrs.field(factory=Condition)
     stream_count: int = 0
@@ -228,6 +231,7 @@ class EvaluationEvents:
 
     async def _free_files(self, stdout: RecordedStdout) -> None:
         while not self.keeps_files and stdout.has_discarded_files:
+            self.on_discard()
             await self._use_files(stdout.free_discarded_files)
         self._is_freeing = False  # after an error it stays
 

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from twisted.logger import Logger
 
-from tawebeval.archive.archive import EndedEvaluation, StoredEvaluation
+from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive, StoredEvaluation
 from tawebeval.core.budget import SharedUpload
 from tawebeval.core.evaluation_lists import DAEMON_START_ID_BYTES
 from tawebeval.core.event_log import EventLog
@@ -26,6 +26,7 @@ from tawebeval.errors import (
     IdempotencyKeyReused,
     ServerBusy,
     ServerStopping,
+    StoreError,
     SubmissionDiscarded,
 )
 from tawebeval.evaluations.admission import AdmissionControl
@@ -170,6 +171,7 @@ class EvaluationRegistry:
             callback=callback,
         )
         evaluation = self._make_evaluation(details)
+        details.state_times["created"] = evaluation.read_clock()
         record = self._alive[details.identifier] = self.records.add_record(evaluation)
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         if self.context.store is not None:
@@ -297,10 +299,15 @@ class EvaluationRegistry:
             context.segment_loader,
             keeps_files=context.archive is not None,
         )
-        return Evaluation(details, workspace, context, events, self._save)
+        evaluation = Evaluation(details, workspace, context, events, self._save)
+        events.on_discard = evaluation.save
+        return evaluation
 
     def _save(self, evaluation: Evaluation) -> None:
-        if self.context.store is not None:
+        details = evaluation.details
+        # The end of a callback may come after the removal, which must not bring back the row.
+        is_deleted = details.state is details.final_state and details.archived is None
+        if self.context.store is not None and not is_deleted:
             self.context.store.save(make_row(evaluation))
 
     # The end
@@ -328,46 +335,57 @@ class EvaluationRegistry:
 
     async def _archive(self, record: EvaluationRecord) -> None:
         """Archive an evaluation that has ended, if there is an archive, and perhaps remove it."""
-        evaluation, archive = record.evaluation, self.context.archive
-        if archive is not None:
-            details = evaluation.details
-            entry = build_listing_entry(details)
-
-            async def save_row(stored: StoredEvaluation) -> None:
-                details.archived = ArchivedRow(
-                    self.context.read_wall_clock(),
-                    stored.file_bytes,
-                    stored.event_count,
-                    orjson.dumps(entry),
-                )
-                evaluation.save()
-                if self.context.store is not None:
-                    await self.context.store.flush()
-
-            end_document = {
-                "status": build_status(evaluation, None),
-                "entry": entry,
-                "sequence_number": details.sequence_number,
-            }
-            workspace = evaluation.workspace if details.has_kept_submission else None
-            await archive.store_evaluation(
-                EndedEvaluation(
-                    details.identifier,
-                    details.caller,
-                    end_document,
-                    partial(read_all_events, evaluation),
-                    workspace,
-                ),
-                save_row,
-            )
+        evaluation = record.evaluation
+        try:
+            if self.context.archive is not None:
+                await self._store_in_archive(evaluation, self.context.archive)
+        except StoreError:
+            words = "{evaluation}: not archived: its row cannot be stored"
+            log.warn(words, evaluation=evaluation.details.log_name)
+            evaluation.details.archived = None
+            evaluation.save()
+        finally:
             evaluation.events.keeps_files = False
             evaluation.events.free_discarded_files()
-        self._remove_if_unused(record)
+            self._remove_if_unused(record)
+
+    async def _store_in_archive(self, evaluation: Evaluation, archive: EvaluationArchive) -> None:
+        """Archive an evaluation. Raises: StoreError."""
+        details = evaluation.details
+        entry = build_listing_entry(details)
+
+        async def save_row(stored: StoredEvaluation) -> None:
+            details.archived = ArchivedRow(
+                self.context.read_wall_clock(),
+                stored.file_bytes,
+                stored.event_count,
+                orjson.dumps(entry),
+            )
+            evaluation.save()
+            if self.context.store is not None:
+                await self.context.store.flush()
+
+        end_document = {
+            "status": build_status(evaluation, None),
+            "entry": entry,
+            "sequence_number": details.sequence_number,
+        }
+        workspace = evaluation.workspace if details.has_kept_submission else None
+        await archive.store_evaluation(
+            EndedEvaluation(
+                details.identifier,
+                details.caller,
+                end_document,
+                partial(read_all_events, evaluation),
+                workspace,
+            ),
+            save_row,
+        )
 
     def _on_forgotten(self, record: EvaluationRecord) -> None:
         self.submissions.discard_kept_files(record)
-        self._remove_if_unused(record)
         record.evaluation.save()
+        self._remove_if_unused(record)
 
     def _on_stream_left(self, record: EvaluationRecord) -> None:
         self._remove_if_unused(record)

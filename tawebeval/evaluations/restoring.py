@@ -40,7 +40,9 @@ _LOST = EvaluationFailure(
     "lost", "the evaluator could not go on after a restart of the daemon; submit again"
 )
 _NOT_LASTING = EvaluationFailure(
-    "lost", "evaluations on a cluster do not outlive the daemon yet; submit again"
+    "lost",
+    "evaluations on a cluster do not outlive the daemon yet; submit again",
+    is_daemon_fault=False,
 )
 
 log = Logger()
@@ -57,7 +59,7 @@ def make_row(evaluation: Evaluation) -> EvaluationRow:
         packed_request=details.packed_request,
         seed=details.seed,
         sequence_number=details.sequence_number,
-        state=details.state,
+        state=details.last_visible_state,
         caller=details.caller,
         state_times=dict(details.state_times),
         clock_offset=details.clock_offset,
@@ -142,6 +144,7 @@ def load_details(row: EvaluationRow, upload_directory: Path | None) -> Evaluatio
 def restore_events(evaluation: Evaluation, row: EvaluationRow) -> None:
     """Make the events of an evaluation that has ended again. Blocks, hardly."""
     event_log, details = evaluation.events.log, evaluation.details
+    time_ms, is_lost = int(details.state_times["ended"] * 1000), False
     if row.markers is not None:
         try:
             stdout = open_stdout(evaluation, Markers(*row.markers))
@@ -151,9 +154,9 @@ def restore_events(evaluation: Evaluation, row: EvaluationRow) -> None:
         except (StdoutChanged, OSError, ValueError) as error:
             words = "{evaluation}: events are lost: {error!r}"
             log.error(words, evaluation=details.log_name, error=error)  # noqa: TRY400
-            event_log.append_batch(LOST_EVENT, int(details.state_times["ended"] * 1000))
-    if event_log.end_cursor < row.end_cursor and row.failure_event:
-        time_ms = int(details.state_times["ended"] * 1000)
+            event_log.append_batch(LOST_EVENT, time_ms)
+            is_lost = True
+    if event_log.end_cursor < row.end_cursor and row.failure_event and not is_lost:
         event_log.append_batch(EventBatch(1, row.failure_event), time_ms)
     event_log.mark_end()
     event_log.acknowledge(min(row.begin_cursor, event_log.end_cursor))
@@ -216,15 +219,16 @@ def _resume_run(
         evaluation.workspace = attrs.evolve(
             evaluation.workspace, quota_directory=Path(found.quota_directory)
         )
-    markers = Markers(*row.markers)
-    stdout = open_stdout(evaluation, markers)
+    if not _is_on_cluster(found):  # the clean-up ends what a failure from here on leaves
+        checkout = evaluation.checkout = resume_checkout(details.commit, Path(found.checkout_path))
+        sandboxed = make_sandboxed_run(evaluation, checkout)
+    stdout = open_stdout(evaluation, Markers(*row.markers))
     for _ in stdout.restore():
         pass
     evaluation.events.acknowledge(min(row.begin_cursor, evaluation.events.log.end_cursor))
+    evaluation.count_event_bytes()
     if _is_on_cluster(found):
         raise _NOT_LASTING
-    checkout = evaluation.checkout = resume_checkout(details.commit, Path(found.checkout_path))
-    sandboxed = make_sandboxed_run(evaluation, checkout)
     deadline = found.deadline
     if deadline is not None and found.left_at is not None:
         deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)

@@ -35,7 +35,7 @@ log = Logger()
 def enter_queue(evaluation: Evaluation, slots: RunSlots) -> None:
     """Let a new evaluation enter the queue, and run as soon as there is a slot."""
     details, context = evaluation.details, evaluation.context
-    details.state_times["created"] = evaluation.read_clock()
+    details.state_times.setdefault("created", evaluation.read_clock())
     context.counters.record_accepted_evaluation()
     log.info(
         "{evaluation}: {state}; caller {caller!r}, commit {commit}", **make_log_fields(details)

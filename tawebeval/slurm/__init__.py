@@ -1,10 +1,10 @@
 """Evaluators on the nodes of a Slurm cluster (`runner.kind = "slurm"`).
 
-The daemon runs one srun(1) for each evaluator, as its child. The job that srun starts is
-`python -m tawebeval.slurm`. It runs the evaluator in the node's own bubblewrap, by the same
-code as a daemon without a cluster, and sends stdout, stderr and the outcome as frames by its
-stdout. The daemon's commands come by its stdin. Trees and submissions reach the nodes by a shared
-directory (`runner.shared`) under the same paths, or by the stdin of srun.
+The daemon runs one srun(1) for each evaluator, as its child; the evaluator ends with the daemon.
+The job that srun starts is `python -m tawebeval.slurm`. It runs the evaluator in the node's own
+bubblewrap, by the same code as a daemon without a cluster, and sends stdout, stderr and the outcome
+as frames by its stdout. The daemon's commands come by its stdin. Trees and submissions reach the
+nodes by a shared directory (`runner.shared`) under the same paths, or by the stdin of srun.
 
 - `frames`: the messages between daemon and node, in both directions.
 - `job_description`: what a node needs to know, a file.
@@ -17,7 +17,6 @@ directory (`runner.shared`) under the same paths, or by the stdin of srun.
 - `jobs`: the options of srun; names and states of jobs; why a job was lost.
 - `job_counters`: `JobCounters`, for the daemon's metrics.
 - `commands`: squeue, scontrol and scancel, each with a deadline.
-- `srun_files`: files of an srun that outlive the daemon, with the keeper.
 - `transport`: `NodeTransport`, the process of a run: one srun, or two after the loss of a node.
 - `cluster`: `SlurmSandbox` and `SlurmRun`, which stand for those of `sandbox.base`.
 - `checks`: the checks of start and doctor, from here and by a job.

@@ -6,11 +6,9 @@ arrive at once. srun writes its own messages to stderr, never between frames.
 
 To the node the daemon sends lines: `GRANT` and an offset in stdout, `TERMINATE`, `KILL`, and `READ`
 with a token and a path, for a file that the evaluator has named (without a shared directory), and
-`END` when no more files are asked for: the keeper may hold stdin, which then does not end. Slurm
-keeps megabytes of output on the way, so back-pressure does not rely on it: the node stops reading
-the evaluator's stdout at the largest offset that the daemon has granted, which is
-`STDOUT_WINDOW_BYTES` at first. Nothing waits behind a full pipe. An offset, unlike a number of
-bytes, may be granted again by a daemon that does not know what an earlier one has granted.
+`END` when no more files are asked for. Slurm keeps megabytes of output on the way, so the node
+stops sending the evaluator's stdout at the largest offset that the daemon has granted, which is
+`STDOUT_WINDOW_BYTES` at first. Nothing waits behind a full pipe.
 """
 
 from __future__ import annotations
@@ -21,16 +19,16 @@ from enum import Enum
 import attrs
 
 STDOUT_WINDOW_BYTES = 256 * 1024
-"""Bytes of stdout, and one read of the pipe, that may be on the way or wait in the daemon."""
+"""Bytes of stdout, and one read of it, that may be on the way or wait in the daemon."""
 
 UNLIMITED_OFFSET = 2**60
-"""An offset for a grant of whatever is left."""
+"""An offset beyond all output."""
 
 GRANT, TERMINATE, KILL, READ, END = b"A", b"T", b"K", b"F", b"E"
 """First bytes of the daemon's lines; that of a grant is followed by its offset in decimal."""
 
 TOKEN_BYTES = 8
-"""The size of a token, which tells the answer to a `READ` from that to an earlier daemon."""
+"""The size of a token, which tells the answers to a `READ` from those to an earlier one."""
 
 MAX_CONTENT_BYTES = 2**20
 """The most bytes of one frame: a read of a pipe, or the JSON of an outcome."""
@@ -66,12 +64,8 @@ def encode_frame(kind: FrameKind, content: bytes = b"") -> bytes:
 
 @attrs.define
 class FrameParser:
-    """Parser of the frames of one job.
+    """Parser of the frames of one job."""
 
-    `offset` is the place, in all that the job has sent, behind the last frame that was yielded.
-    """
-
-    offset: int = 0
     _pending: bytearray = attrs.field(factory=bytearray)
 
     def feed(self, data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
@@ -93,7 +87,6 @@ class FrameParser:
                 raise BrokenFrame(_show(pending))
             content = bytes(pending[_HEADER:end])
             del pending[: end + 1]
-            self.offset += end + 1
             yield kind, content
 
 

@@ -26,7 +26,7 @@ JOB_DESCRIPTION_FILE_NAME = "order"
 """The name of the file of the job description in the evaluation's directory."""
 
 NODE_PROTOCOL_VERSION = 4
-"""The version of job descriptions, frames and kept runs: daemon and nodes must have the same."""
+"""The version of job descriptions and frames: daemon and nodes must have the same."""
 
 
 @attrs.frozen

@@ -203,7 +203,7 @@ class NodeRun(ProcessProtocol):
         self._sent = 0  # bytes of stdout
         self._granted = STDOUT_WINDOW_BYTES
         self._excess: EvaluationFailure | None = None
-        self._file_lock = DeferredLock()  # a daemon that was started again may ask meanwhile
+        self._file_lock = DeferredLock()  # so that two answers do not mix
         self._tree_ended = Deferred[None]()
         self._is_connected = False
         self._has_told = False

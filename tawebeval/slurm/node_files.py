@@ -25,7 +25,7 @@ class NodeFileReader:
     """Reader of the files of one evaluator, of at most `limit` bytes each, one at a time.
 
     `send` sends a line to the node, and tells whether it could. What a node answers to an earlier
-    daemon has another token, and is left out. `on_silence` is called after `ANSWER_TIMEOUT`.
+    request has another token, and is left out. `on_silence` is called after `ANSWER_TIMEOUT`.
     """
 
     _clock: Any
@@ -66,13 +66,9 @@ class NodeFileReader:
         """Refuse the file that is being read: no answer comes any more."""
         self._answer(f"{self._path!r} cannot be read: the node is gone")
 
-    def cancel_timeout(self) -> None:
-        """Wait without an end."""
+    def _answer(self, refusal: str | None) -> None:
         if self._timeout is not None and self._timeout.active():
             self._timeout.cancel()
-
-    def _answer(self, refusal: str | None) -> None:
-        self.cancel_timeout()
         answered, self._answered = self._answered, None
         content, self._content = self._content, BytesIO()
         if answered is None:

@@ -55,7 +55,10 @@ KILL_ANSWER_TIMEOUT = 10.0
 """Seconds after which a node that does not answer to `KILL` is given up."""
 
 MAX_KILL_SECONDS = 2 * KILL_ANSWER_TIMEOUT
-"""The most seconds from `KILL` to the end of a run: its srun has as many to end as the node."""
+"""The most seconds from `KILL` to the end of a run, besides those in which the node sends stdout.
+
+Its srun has as many to end as the node.
+"""
 
 SRUN_END_TIMEOUT = 60.0
 """Seconds after the outcome for srun to end; it waits for a controller that is away."""

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.event_log import EventLog
+from tawebeval.core.event_log import EventLog, EventsEvicted
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.form import pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
@@ -326,7 +326,12 @@ class RegistryTestCase(SynchronousTestCase):
 
     def page(self, identifier: str, after: str | None = None) -> dict[str, Any]:
         """Return a page, as clients see it."""
-        return self.decode(self.registry.events.read_page_now(identifier, after))
+        events = self.registry.events
+        try:
+            return self.decode(events.read_page_now(identifier, after))
+        except EventsEvicted:
+            page = Deferred.fromCoroutine(events.read_page(identifier, after))
+            return self.decode(self.successResultOf(page))
 
     def decode(self, page: EventPage) -> dict[str, Any]:
         """Return a page as clients see it: payloads only, for text."""

@@ -249,7 +249,7 @@ class World:
         return [
             *(_DATE.sub(b"Date:", client.received) for client in self.clients),
             *((client.closed, client.aborted) for client in self.clients),
-            *((each.ring.begin_cursor, each.ring.end_cursor) for each in evaluations),
+            *((each.events.log.begin_cursor, each.events.log.end_cursor) for each in evaluations),
             *(len(each.events.change_condition) for each in evaluations),
             *(client.channel.phase for client in self.clients),
         ]

@@ -21,13 +21,13 @@ import sys
 import time
 from typing import Any
 
+from tawebeval.linux.keeper_owned_process import KeeperOwnedDescriptors, KeeperOwnedProcess
+
 # Before the forks, but not the reactor, which each of them installs.
 from twisted.internet import epollreactor
 from twisted.internet.defer import succeed
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
-
-from tawebeval.linux.keeper_owned_process import KeeperOwnedDescriptors, KeeperOwnedProcess
 
 _KILLS = 30
 _LONGEST = 0.06  # seconds that a reader lives

@@ -34,7 +34,6 @@ from tawebeval.config import (
     Configuration,
     CredentialSettings,
     EvaluationSettings,
-    EventBufferSettings,
     HealthSettings,
     HttpSettings,
     LogSettings,
@@ -66,6 +65,7 @@ from tawebeval.errors import (
     ServerBusy,
     SetupProblem,
 )
+from tawebeval.evaluations.database import EvaluationDatabase
 from tawebeval.linux.privileges import Privileges, User
 from tawebeval.reloadable import ReloadableFiles, ReloadResult
 from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox
@@ -99,6 +99,26 @@ class ServiceTests(SynchronousTestCase):
         self.patch(WorkerThreads, "run_in_thread", InlineThreads.run_in_thread)
         self.subreaper = 0
         self.patch(services, "become_subreaper", self.become_subreaper)
+        self.databases: list[EvaluationDatabase] = []
+        open_database, close_database = EvaluationDatabase.open, EvaluationDatabase.close
+
+        def note_open(path: Path) -> EvaluationDatabase:
+            self.databases.append(open_database(path))
+            return self.databases[-1]
+
+        def note_close(database: EvaluationDatabase) -> None:
+            if database in self.databases:  # a test may stop a part twice
+                self.databases.remove(database)
+                close_database(database)
+
+        self.patch(EvaluationDatabase, "open", note_open)
+        self.patch(EvaluationDatabase, "close", note_close)
+        self.addCleanup(self.close_databases)
+
+    def close_databases(self) -> None:
+        """Let the next daemon use the database, as after the end of this one's process."""
+        while self.databases:
+            self.databases[-1].close()
 
     def become_subreaper(self) -> None:
         """Count, for the tests' own process shall not become one."""
@@ -122,6 +142,7 @@ class ServiceTests(SynchronousTestCase):
         **settings: Any,
     ) -> Daemon:
         """Return a daemon with the configuration of a file, or with these settings."""
+        self.close_databases()
         return build_daemon(
             file.initial_configuration if file else Configuration(**settings),
             self.directories,
@@ -250,7 +271,7 @@ class ServiceTests(SynchronousTestCase):
         made: list[tuple[int, str]] = []
         done: list[str] = []
 
-        def own(reactor: object, most: int, name: str) -> Any:
+        def own(reactor: object, most: int, name: str, **options: bool) -> Any:
             self.assertIs(reactor, self.reactor)
             made.append((most, name))
             start, stop = (partial(done.append, f"{what} {name}") for what in ("start", "stop"))
@@ -262,7 +283,8 @@ class ServiceTests(SynchronousTestCase):
         monitors = self.note_calls("LimitMonitor")
         daemon = self.make()
         waited = [(20, "work"), (1, "watch"), (2, "count"), (8, "upload"), (3, "check")]
-        expected = [*waited, (12, "servers"), (8, "receivers"), (2, "peers")]
+        resolvers = [(12, "servers"), (8, "receivers"), (2, "peers")]
+        expected = [*waited, *resolvers, (1, "store"), (1, "stored")]
         self.assertEqual((made, done), (expected, []))
         evaluations = self.evaluations(daemon)
         threads = evaluations.context.worker_threads
@@ -274,7 +296,8 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(self.context().upload_threads.name, "upload")  # type: ignore[attr-defined]
         self.assertEqual(done, [f"start {name}" for _, name in expected])
         self.successResultOf(daemon.stopService())
-        self.assertEqual(done[len(expected) :], [f"stop {name}" for _, name in waited])
+        stopped = [*waited, (1, "store"), (1, "stored")]
+        self.assertEqual(done[len(expected) :], [f"stop {name}" for _, name in stopped])
 
     def test_start(self) -> None:
         """It takes over orphans and directories, before it is asked for anything."""
@@ -477,18 +500,11 @@ class ServiceTests(SynchronousTestCase):
             self.assertEqual(places[3].called, own == 2)
 
     def test_places(self) -> None:
-        """As many run as is configured, or as there are processors, and divide the reserve."""
+        """As many run as is configured, or as there are processors."""
         for running, places in ((3, 3), (0, 5)):
             self.patch(os, "sched_getaffinity", lambda pid: range(5))
-            daemon = self.make(
-                evaluations=EvaluationSettings(max_running=running, max_queued=0),
-                buffers=EventBufferSettings(max_total_bytes=256 * 1024),
-            )
-            evaluations = self.evaluations(daemon)
-            queue = evaluations.registry.run_queue
-            budget = evaluations.context.ring_budget
-            budget.allocate_ring().set_used_bytes(192 * 1024)  # all but the reserve
-            self.assertEqual(budget.max_ring_bytes, 64 * 1024 // (places + 1))
+            daemon = self.make(evaluations=EvaluationSettings(max_running=running, max_queued=0))
+            queue = self.evaluations(daemon).registry.run_queue
             for number in range(places):
                 self.assertFalse(queue.is_full())
                 queue.acquire_slot(str(number))
@@ -510,21 +526,6 @@ class ServiceTests(SynchronousTestCase):
         self.make(repositories=RepositoryFetchSettings(deny_hosts=("example.org",)))
         with self.assertRaises(EvaluationFailure):
             caches[0][3].check_url("https://example.org/x")
-
-    def test_callers_share_of_the_buffers(self) -> None:
-        """A caller's share of the memory is as configured, and what it has waiting heeds it."""
-        daemon = self.make(
-            callers=CallerSettings(tokens_file=self.write_token(), max_buffer_bytes=2048)
-        )
-        evaluations = self.evaluations(daemon)
-        queue = evaluations.registry.run_queue
-        share = evaluations.context.ring_budget.allocate_ring("alice")
-        share.set_used_bytes(2048)
-        waiting = queue.acquire_slot("a0", "alice")
-        self.assertNoResult(waiting)
-        share.set_used_bytes(2047)
-        queue.dispatch_slots()
-        self.successResultOf(waiting)
 
     def test_no_endpoint(self) -> None:
         """What is no endpoint is named."""
@@ -778,7 +779,7 @@ class ServiceTests(SynchronousTestCase):
         user = User("taweb", 1000, 1000, frozenset({1000}), "/srv/taweb")
         self.privileges = Privileges(self.process, user)
         daemon = self.make()
-        self.assertEqual(self.process.calls, [])
+        self.assertEqual(self.process.users, (0, 0, 0))
         listen_tcp = self.reactor.listenTCP
 
         def listen(*args: Any, **kwargs: Any) -> Any:

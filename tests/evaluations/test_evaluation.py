@@ -306,7 +306,9 @@ class LifeTests(EvaluationTestCase):
     def test_limit(self) -> None:
         """A run that goes over a limit, as its sandboxed run finds, is stopped and says which."""
         self.begin()
-        self.world.sandbox.last.over = build_limit_failure("memory", "memory", "bytes", 2**20)
+        self.world.sandbox.last.run_limits.over = build_limit_failure(
+            "memory", "memory", "bytes", 2**20
+        )
         self.world.clock.advance(0.25)
         self.assertEqual(self.world.child.signals, [signal.SIGKILL])
         self.world.child.end(signal=signal.SIGKILL)

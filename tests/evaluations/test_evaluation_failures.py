@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from tawebeval.linux.launcher_client import LaunchSpec
 from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
@@ -14,6 +13,7 @@ from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.segi import SegiParser
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure
+from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.sandbox import FakeSandboxedRun

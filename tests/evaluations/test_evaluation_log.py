@@ -115,7 +115,7 @@ class StoryTests(EvaluationTestCase):
             self.root = self.root.with_name(f"evaluation{number}")
             self.evaluation = self.make()
             self.begin()
-            self.world.sandbox.last.used = usage
+            self.world.sandbox.last.run_limits.used = usage
             self.world.child.exit()
             self.world.child.resource_usage = None
             self.world.child.close()

@@ -10,7 +10,7 @@ from tawebeval.linux.cgroups.manager import ResourceUsage
 from tests.cases.evaluations import GRACE, RunTestCase, make_file_block
 from tests.cases.strategies import ErrorEvent
 from tests.fakes.children import FakeChild
-from tests.fakes.sandbox import FakeSandboxedRun
+from tests.fakes.sandbox import FakeRunLimits
 
 
 class TimeoutTests(RunTestCase):
@@ -82,7 +82,7 @@ class CellTests(RunTestCase):
 
     def end(self, number: int, cpu: float) -> EvaluationFailure:
         """End by a signal, after so much processor time; return the failure."""
-        self.sandboxed.used = ResourceUsage(cpu, None)
+        self.sandboxed.run_limits.used = ResourceUsage(cpu, None)
         self.child.end(signal=number)
         self.turn()
         self.assertTrue(self.run_.run_ended.is_set)
@@ -100,7 +100,7 @@ class CellTests(RunTestCase):
         self.assertEqual((error.reason, error.extra_members["signal"]), ("exit", signal.SIGXCPU))
 
     def test_good_exit_over_the_limit_of_processor_time_fails(self) -> None:
-        self.sandboxed.used = ResourceUsage(5.01, None)
+        self.sandboxed.run_limits.used = ResourceUsage(5.01, None)
         self.child.end(status=0)
         self.turn()
         assert self.run_.failure is not None
@@ -109,19 +109,19 @@ class CellTests(RunTestCase):
     def test_file_size(self) -> None:
         """So with that of a too large file, which the sandboxed run would have found."""
         self.assertEqual(self.end(signal.SIGXFSZ, 0.1).reason, "exit")
-        self.assertEqual(self.sandboxed.looks, [True])
+        self.assertEqual(self.sandboxed.run_limits.looks, [True])
 
     def test_limit(self) -> None:
         """A limit that the sandboxed run knows of explains a bad end."""
-        self.sandboxed.over = build_limit_failure("disk", "disk", "bytes", 7)
+        self.sandboxed.run_limits.over = build_limit_failure("disk", "disk", "bytes", 7)
         self.assertEqual(self.end(signal.SIGKILL, 0.1).reason, "disk")
 
     def test_memory(self) -> None:
         """A run over its memory has failed, also if the evaluator has gone on and succeeded."""
-        self.sandboxed.over = build_limit_failure("memory", "memory", "bytes", 7)
+        self.sandboxed.run_limits.over = build_limit_failure("memory", "memory", "bytes", 7)
         self.child.end(status=0)
         self.turn()
-        self.assertIs(self.run_.failure, self.sandboxed.over)
+        self.assertIs(self.run_.failure, self.sandboxed.run_limits.over)
 
     def test_no_answer(self) -> None:
         """A sandboxed run that cannot be asked hides no failure."""
@@ -129,8 +129,8 @@ class CellTests(RunTestCase):
         def fail(*final: bool) -> None:
             raise OSError(24, "Too many open files")
 
-        self.patch(FakeSandboxedRun, "check_limits", fail)
-        self.patch(FakeSandboxedRun, "read_usage", fail)
+        self.patch(FakeRunLimits, "check", fail)
+        self.patch(FakeRunLimits, "read_usage", fail)
         self.child.end(status=3)
         self.assert_over(status=3)
         assert self.run_.failure is not None
@@ -151,10 +151,12 @@ class CellTests(RunTestCase):
     def test_too_little_for_a_sandbox(self) -> None:
         """One whose own limit has kept it from starting goes by that."""
         self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
-        self.sandboxed.over = build_limit_failure("processes", "processes", "processes", 2)
+        self.sandboxed.run_limits.over = build_limit_failure(
+            "processes", "processes", "processes", 2
+        )
         self.child.end(status=1)
         self.turn()
-        self.assertIs(self.run_.failure, self.sandboxed.over)
+        self.assertIs(self.run_.failure, self.sandboxed.run_limits.over)
 
 
 class OutputTests(RunTestCase):

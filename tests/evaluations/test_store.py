@@ -89,13 +89,12 @@ evaluation_rows = st.builds(
     | st.builds(Environment, names, paths, st.dictionaries(names, names, max_size=2)),
     runner_status=st.none() | st.builds(RunnerStatus, names, optional, optional),
     run=st.none()
-    | st.builds(RunRow, counts, counts, names, st.tuples(*[st.binary()] * 4), seconds, seconds),
+    | st.builds(RunRow, counts, counts, names, st.none() | seconds, st.none() | seconds),
     run_result=st.none()
     | st.builds(
         RunResult,
         st.none() | st.builds(EvaluatorExit, st.none() | counts),
         st.builds(ResourceUsage, st.none() | seconds, st.none() | counts),
-        seconds,
         st.binary(max_size=50),
         optional,
     ),

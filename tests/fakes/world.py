@@ -30,6 +30,7 @@ from tawebeval.deferreds import (
     wait_despite_cancellation,
 )
 from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations import reading
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
@@ -96,12 +97,13 @@ class InlineThreads:
 
 
 class IdleThreads:
-    """Makes no calls but those of a cell, and says that it did: for tests that want no disk."""
+    """Makes no calls but those of a cell, and reads of events: for tests that want no disk."""
 
     async def run_in_thread(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return None, or what a fake cell says."""
         owner = getattr(call, "__self__", None)
-        if isinstance(owner, FakeRunLimits | FakeSandboxedRun | RecordedStdout):
+        is_read = call.__module__ == reading.__name__
+        if is_read or isinstance(owner, FakeRunLimits | FakeSandboxedRun | RecordedStdout):
             return call(*args, **kwargs)
         if call.__name__ == "launch":
             return self._launch(owner._evaluation, *args)

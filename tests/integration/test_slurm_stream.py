@@ -17,10 +17,6 @@ from tests.integration.wire import blocks
 
 MIB = 2**20
 LAST_FILES = r"""
-home = os.environ["HOME"]
-os.mkfifo(home + "/gate")
-say(b"ready\n")
-open(home + "/gate").read()
 for number in range(3):
     path = b"file%d" % number
     open(path, "wb").write(b"%d" % number * 10**6)
@@ -67,6 +63,14 @@ class TransferTests(StreamTestCase):
         identifier = await self.submit("sha256sum < $SUBMISSION_FILE_SOLUTION", content)
         expected = f"{sha256(content).hexdigest()}  -\n"
         self.assertEqual(text(await self.client.follow(identifier)), expected)
+        await self.nothing_left_on_nodes()
+
+    async def test_last_files(self) -> None:
+        """A node that has told the exit still has the files that the output names."""
+        identifier = await self.begin(python(HELPERS + LAST_FILES))
+        events = await self.client.follow(identifier)
+        self.assertEqual([len(one["content_base64"]) for one in data(events)], [1333336] * 3)
+        self.assertEqual(text(events), "late")
         await self.nothing_left_on_nodes()
 
     async def test_cancelled(self) -> None:

@@ -1,0 +1,414 @@
+"""`evaluations.restoring`: what another process of the daemon makes of the rows in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from typing import Any
+
+import msgspec
+from twisted.internet.defer import Deferred
+
+from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
+from tawebeval.core.budget import EventDiskBudget
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.event_log import EventMemory
+from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue
+from tawebeval.errors import (
+    DiscardedCursor,
+    EvaluationExpired,
+    IdempotencyKeyReused,
+)
+from tawebeval.evaluations import registry
+from tawebeval.evaluations.restoring import LeftEvaluations
+from tawebeval.evaluations.rows import EvaluationRow
+from tawebeval.evaluations.uploads import ReceivedForm
+from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
+from tests.cases.evaluations import CANCELLED, RegistryTestCase
+from tests.fakes.files import FakeStore, MemoryEventFiles
+from tests.fakes.gates import Gate
+from tests.fakes.sandbox import FakeSandboxedRun
+from tests.fakes.world import IdleThreads, UntidyThreads, make_request
+
+URL = "https://receiver.example/hook"
+
+
+class TidyThreads(IdleThreads):
+    """Threads that also clean up after evaluations."""
+
+    async def run_in_thread(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        if call.__name__ == "remove_all":
+            return call()
+        return await super().run_in_thread(call, *args, **kwargs)
+
+
+class RestoringTestCase(RegistryTestCase):
+    """A registry whose process ends; another one goes on with its rows and files."""
+
+    configuration = Configuration(
+        evaluations=EvaluationSettings(abandon_after_seconds=5, retention_seconds=600),
+        limits=LimitSettings(wall_clock=10),
+    )
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.world.threads = TidyThreads()
+        self.registry = self.make()
+
+    def restart(
+        self,
+        change: Callable[[EvaluationRow], EvaluationRow] = lambda row: row,
+        *,
+        leaves: bool = False,
+    ) -> None:
+        """Kill the process, or let it leave its evaluations, and start another one."""
+        world, clock = self.world, self.world.clock
+        if leaves:
+            self.registry.hand_over_evaluations()
+        for call in clock.getDelayedCalls():
+            call.cancel()
+        world.spawn.children.clear()
+        world.store = FakeStore(dict(world.store.rows), dict(world.store.callbacks))
+        world.memory = EventMemory(world.configuration.buffers.max_total_bytes)
+        world.disk = EventDiskBudget(world.configuration.buffers.max_disk_bytes)
+        world.repositories.users = 0
+        world.repositories.gate, gate = Gate(), world.repositories.gate
+        world.repositories.gate.shut = gate.shut
+        world.fetches = FairQueue(4, UNLIMITED_WAITERS)
+        rows = [change(row) for row in world.store.load_live()]
+        self.registry = self.make(2)
+        self.registry.restore_evaluations(
+            rows, world.store.load_callbacks(), Path("/uploads"), self.resume_checkout
+        )
+        self.world.turn()
+
+    def resume_checkout(self, commit: Commit, path: Path) -> Checkout:
+        """Return a checkout, and count its users."""
+        self.world.repositories.users += 1
+        return Checkout(commit, path, self.world.repositories._release)
+
+    def files(self, identifier: str) -> MemoryEventFiles:
+        """Return the files of the events of an evaluation."""
+        name = derive_directory_name(identifier)
+        return self.world.files[Path("/evaluations") / name / "output"]
+
+    def states(self, *identifiers: str) -> list[str]:
+        """Return the states of evaluations."""
+        return [self.registry.get_status(identifier)["state"] for identifier in identifiers]
+
+    def row(self, identifier: str) -> EvaluationRow:
+        """Return the row of an evaluation in the store."""
+        return next(row for row in self.world.store.load_live() if row.identifier == identifier)
+
+
+class WaitingTests(RestoringTestCase):
+    """Evaluations that have not started."""
+
+    running, queued = 1, 5
+
+    def test_evaluations_wait_in_the_old_order_behind_the_one_that_runs(self) -> None:
+        identifiers = [self.accept() for _ in range(4)]
+        self.restart()
+        self.assertEqual(self.states(*identifiers), ["running", "queued", "queued", "queued"])
+        places = [self.registry.get_status(one)["queue_place"] for one in identifiers[1:]]
+        self.assertEqual(places, [0, 1, 2])
+        listed = [entry["evaluation_id"] for entry in self.list_all()]
+        self.assertEqual(listed, identifiers)
+        self.finish(self.world.child)
+        self.assertEqual(self.states(*identifiers[:2]), ["finished", "running"])
+        self.assertNotIn(self.accept(), identifiers)
+        self.assertEqual(self.registry.records.last_sequence_number, 5)
+
+    def test_commit_that_was_being_fetched_is_fetched_again(self) -> None:
+        self.world.repositories.remote = self.world.repositories.gate.shut = True
+        identifier = self.accept()
+        self.assertEqual(self.states(identifier), ["fetching"])
+        self.world.repositories.asked.clear()
+        self.restart()
+        self.assertEqual(self.states(identifier), ["fetching"])
+        self.assertEqual(len(self.world.repositories.asked), 1)
+        self.world.repositories.gate.open()
+        self.assertEqual(self.states(identifier), ["running"])
+
+    def test_evaluation_that_was_stopped_as_it_started_does_not_start(self) -> None:
+        identifier = self.accept()
+        self.restart(lambda row: msgspec.structs.replace(row, run=None, failure=CANCELLED))
+        self.assertEqual(self.states(identifier), ["cancelled"])
+        self.assertEqual(self.consume(identifier), ["cancelled"])
+        self.assertEqual(self.world.spawn.children, [])
+
+    def test_idempotency_key_outlives_the_daemon(self) -> None:
+        identifier = self.accept(key="k", digest=b"1")
+        self.restart()
+        self.assertEqual(self.accept(key="k", digest=b"1"), identifier)
+        self.assertRaises(IdempotencyKeyReused, self.accept, key="k", digest=b"2")
+
+    def test_upload_that_evaluations_share_is_counted_once(self) -> None:
+        budget = self.registry.submissions.budget
+        budget.add_stored_bytes(100, "alice")
+        form = ReceivedForm(make_request(), Path("/uploads/some"), upload_bytes=100)
+        first = self.registry.accept_form(form, "alice")
+        share = self.registry.records[first].shared_upload
+        share.add_reference()
+        rerun = ReceivedForm(make_request(), Path("/uploads/other"), reused_upload=share)
+        second = self.registry.accept_form(rerun, "alice")
+        self.restart()
+        budget = self.registry.submissions.budget
+        self.assertEqual((budget.stored_bytes, budget.bytes_by_caller["alice"]), (100, 100))
+        done = Deferred.fromCoroutine(self.registry.cancel_evaluation(second, "alice"))
+        self.successResultOf(done)
+        self.assertEqual(budget.stored_bytes, 100)
+        self.assertEqual(self.registry.records[first].shared_upload.reference_count, 1)
+        self.finish(self.world.child)
+        self.assertEqual(budget.stored_bytes, 0)
+
+    def test_row_that_cannot_be_restored_leaves_the_others(self) -> None:
+        broken, other = self.accept(), self.accept()
+        load = registry.load_details
+
+        def fail(row: EvaluationRow, upload: Path | None) -> Any:
+            return load(row, upload) if row.identifier != broken else 1 // 0
+
+        self.patch(registry, "load_details", fail)
+        self.restart()
+        self.assertEqual(self.states(other), ["running"])
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertRaises(EvaluationExpired, self.registry.get_status, broken)
+        self.assertIn(broken, self.world.store.rows)
+
+
+class RunningTests(RestoringTestCase):
+    """Evaluators that go on."""
+
+    def test_events_go_on_with_the_state_of_the_parser(self) -> None:
+        identifier, child = self.start()
+        names = "EVALUATION_DATA_BEGIN", "EVALUATION_DATA_END"
+        begin, end = (child.environment[name].encode() for name in names)
+        printed = b"one\n" + begin + b'\n{"reason": "1'
+        child.print(printed)
+        row, before = self.row(identifier), self.page(identifier)
+        assert row.run is not None
+        self.restart()
+        self.assertEqual(self.page(identifier), before)
+        self.assertEqual(self.world.repositories.users, 1)
+        found = (row.run.sandbox_description, child.pid, child.start_time, len(printed))
+        self.assertEqual(self.world.sandbox.last.resumed_as, [found])
+        self.assertEqual(self.registry.get_status(identifier)["buffered_bytes"], len(printed))
+        self.world.child.print(b'2"}\n' + end + b"\ntwo\n")
+        self.assertEqual(self.page(identifier)["data"], ["one", "12", "two"])
+        self.finish(self.world.child)
+        self.assertEqual(self.consume(identifier), ["one", "12", "two", "\n"])
+        self.assertEqual((self.world.store.rows, self.world.repositories.users), ({}, 0))
+
+    def test_time_between_two_processes_counts_after_a_kill_alone(self) -> None:
+        for leaves, left in ((False, 3), (True, 7)):
+            self.setUp()
+            self.start()
+            self.world.clock.advance(3)
+            if leaves:
+                self.registry.hand_over_evaluations()
+            self.world.clock.advance(4)
+            self.restart()
+            self.world.clock.advance(left - 1)
+            self.assertEqual(self.world.child.signals, [])
+            self.world.clock.advance(1)
+            self.assertEqual(self.world.child.signals, [SIGTERM])
+            self.world.child.end(signal=SIGTERM)
+
+    def test_run_that_was_being_stopped_is_stopped_for_the_same_reason(self) -> None:
+        identifier, _ = self.start(b"one\n")
+        Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
+        self.restart()
+        self.assertEqual(self.world.child.signals, [SIGTERM])
+        self.world.child.end(signal=SIGTERM)
+        self.world.turn()
+        self.assertEqual(self.states(identifier), ["cancelled"])
+        self.assertEqual(self.consume(identifier), ["one", "\n", "cancelled"])
+
+    def test_evaluator_that_was_lost_ends_after_what_it_has_printed(self) -> None:
+        identifier, _ = self.start(b"one\n")
+        self.restart()
+        self.world.child.lost_reason = "the machine was restarted"
+        self.world.child.end(signal=SIGKILL)
+        self.world.turn()
+        self.assertEqual(self.consume(identifier), ["one", "\n", "lost"])
+
+    def test_acknowledged_events_are_gone_once_their_files_are(self) -> None:
+        identifier, _ = self.start(b"one\ntwo\n")
+        self.page(identifier, "2")
+        record = self.registry.records[identifier]
+        self.assertEqual(self.row(identifier).begin_cursor, 0)
+        self.files(identifier).freed = (-1, 0)  # there is something to give back
+        record.events.free_discarded_files()
+        self.assertEqual(self.row(identifier).begin_cursor, 2)
+        self.restart()
+        self.assert_refused(DiscardedCursor, identifier, None, "1")
+        self.assertEqual(self.page(identifier, "2")["data"], ["two"])
+
+    def test_run_whose_stdout_was_changed_ends_as_lost(self) -> None:
+        identifier, _ = self.start(b"one\ntwo\n")
+        del self.files(identifier).stdout[2:]
+        self.restart()
+        self.assertEqual(self.states(identifier), ["failed"])
+        self.assertEqual(self.page(identifier)["data"][-1], "lost")
+        self.assertEqual(self.registry.get_status(identifier)["error"]["reason"], "lost")
+        self.assertEqual(self.world.sandbox.last.closed, 1)
+        self.assertEqual(self.world.repositories.users, 0)
+
+    def test_run_that_cannot_be_found_ends_as_lost(self) -> None:
+        identifier, _ = self.start(b"one\n")
+        self.world.sandbox.unable = OSError(5, "Input/output error")
+        self.restart()
+        self.assertEqual(self.consume(identifier), ["one", "lost"])
+        self.assertEqual(self.world.sandbox.last.closed, 1)
+
+    def test_defect_ends_the_run_as_lost(self) -> None:
+        identifier, _ = self.start()
+        self.patch(FakeSandboxedRun, "resume_process", lambda *_: 1 // 0)
+        self.restart()
+        self.assertEqual(self.consume(identifier), ["lost"])
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_evaluator_on_a_cluster_ends_as_lost(self) -> None:
+        self.patch(
+            FakeSandboxedRun, "describe_for_resume", lambda _: {"group": None, "kind": "slurm"}
+        )
+        identifier, _ = self.start(b"one\n")
+        self.restart()
+        self.assertEqual(self.consume(identifier), ["one", "lost"])
+
+    def test_forgotten_run_is_removed_when_it_has_ended(self) -> None:
+        identifier, _ = self.start(b"one\n")
+        self.expire(5)
+        self.assertTrue(self.row(identifier).is_forgotten)
+        self.restart()
+        self.assert_refused(EvaluationExpired, identifier)
+        self.assertEqual(self.world.child.signals, [SIGTERM])
+        self.finish(self.world.child)
+        self.assertEqual((self.world.store.rows, self.world.disk.used_bytes), ({}, 0))
+
+
+class EndedTests(RestoringTestCase):
+    """Evaluations that have ended."""
+
+    def test_unread_evaluation_is_as_it_was(self) -> None:
+        for status in (0, 3):
+            identifier, child = self.start(b"one\ntwo")
+            child.complain(b"careful")
+            self.finish(child, status)
+            before = self.page(identifier), self.registry.get_status(identifier), self.list_all()
+            self.restart()
+            after = self.page(identifier), self.registry.get_status(identifier), self.list_all()
+            self.assertEqual(after, before)
+            self.assertEqual(self.consume(identifier)[:3], ["one", "\n", "two"])
+            self.assertEqual(self.world.store.rows, {})
+
+    def test_evaluation_that_never_started_is_as_it_was(self) -> None:
+        self.world.repositories.fail("repository", "no")
+        identifier = self.accept()
+        before = self.page(identifier), self.registry.get_status(identifier)
+        self.restart()
+        self.assertEqual((self.page(identifier), self.registry.get_status(identifier)), before)
+        self.assertEqual(self.consume(identifier), ["repository"])
+
+    def test_acknowledged_events_stay_discarded(self) -> None:
+        identifier, child = self.start(b"one\ntwo\n")
+        self.page(identifier, "2")
+        self.finish(child)
+        self.restart()
+        self.assert_refused(DiscardedCursor, identifier, None, "1")
+        self.assertEqual(self.page(identifier, "2")["data"], ["two", "\n"])
+
+    def test_clean_up_goes_on(self) -> None:
+        self.world.threads = threads = UntidyThreads()
+        self.registry = self.make()
+        threads.tidied.shut = True
+        identifier = self.accept(callback_url=URL)
+        self.finish(self.world.child)
+        self.assertFalse(self.row(identifier).is_cleaned_up)
+        self.assertEqual(self.callbacks.sent, [])
+        self.restart()
+        threads.tidied.open()
+        self.world.turn()
+        self.assertTrue(self.row(identifier).is_cleaned_up)
+        self.assertEqual(len(self.callbacks.sent), 1)
+
+    def test_damaged_events_end_in_one_error(self) -> None:
+        identifier, child = self.start(b"one\ntwo\n")
+        self.finish(child, 3)
+        files = self.files(identifier)
+        files.stdout.clear()
+        files.segments.clear()
+        self.restart()
+        self.assertEqual(self.consume(identifier), ["lost"])
+        self.assertEqual(self.world.store.rows, {})
+
+    def test_ended_evaluation_expires_after_the_restart(self) -> None:
+        identifier, child = self.start(b"one\n")
+        self.finish(child)
+        self.world.clock.advance(500)
+        self.restart()
+        self.expire(599)
+        self.assertIn(identifier, self.registry.records)
+        self.expire(1)
+        self.assertEqual((self.world.store.rows, self.world.disk.used_bytes), ({}, 0))
+
+    def test_evaluation_that_was_forgotten_before_the_kill_is_removed(self) -> None:
+        identifier, child = self.start(b"one\n")
+        self.finish(child)
+        self.restart(lambda row: msgspec.structs.replace(row, is_forgotten=True))
+        self.assert_refused(EvaluationExpired, identifier)
+        self.assertEqual(self.world.store.rows, {})
+
+
+class CallbackTests(RestoringTestCase):
+    """Callbacks that were not delivered yet."""
+
+    def start_callback(self) -> tuple[str, dict[str, Any]]:
+        """Let an evaluation end whose callback is not delivered; return what was sent."""
+        identifier = self.accept(callback_url=URL)
+        self.finish(self.world.child)
+        (sent,) = self.callbacks.sent
+        self.assertEqual(sent[0], derive_log_pseudonym(identifier))
+        self.assertEqual(list(self.world.store.callbacks), [sent[0]])
+        return sent
+
+    def test_same_document_is_sent_again(self) -> None:
+        sent = self.start_callback()
+        self.restart()
+        self.assertEqual(self.callbacks.sent, [sent])
+
+    def test_callback_of_a_removed_evaluation_is_sent_again(self) -> None:
+        sent = self.start_callback()
+        self.consume(sent[1]["evaluation_id"])
+        self.assertEqual(self.world.store.rows, {})
+        self.restart()
+        self.assertEqual(self.callbacks.sent, [sent])
+
+    def test_end_of_a_callback_does_not_bring_back_a_row(self) -> None:
+        ends: list[Callable[[], object]] = []
+        self.patch(self.callbacks, "start_delivery", lambda *given: ends.append(given[-1]))
+        identifier = self.accept(callback_url=URL)
+        self.finish(self.world.child)
+        self.consume(identifier)
+        (end,) = ends
+        end()
+        self.assertEqual((self.world.store.rows, self.world.store.callbacks), ({}, {}))
+
+
+class LeftEvaluationsTests(RestoringTestCase):
+    """What the start of the daemon must not remove."""
+
+    running = 1
+
+    def test_names_of_what_is_needed(self) -> None:
+        self.patch(FakeSandboxedRun, "describe_for_resume", lambda _: {"group": "group"})
+        running, queued = self.accept(), self.accept()
+        left = LeftEvaluations(self.world.store.load_live())
+        both = {derive_directory_name(one) for one in (running, queued)}
+        self.assertEqual(left.directory_names, both)
+        self.assertEqual(left.running_directory_names, {derive_directory_name(running)})
+        self.assertEqual(left.upload_directory_names, {"some"})
+        self.assertEqual((left.cgroup_names, left.quota_directories), ({"group"}, set()))
+        self.assertEqual(LeftEvaluations().cgroup_names, set())
