@@ -17,7 +17,7 @@ from benchmarks import repositories
 from benchmarks.client import Client, evaluate, fields
 from benchmarks.measure import CannotRun
 from benchmarks.running import Server, environment, free_port, running, wait_for
-from tawebeval.daemon.keeper_connection import KEEPER_SOCKET_VARIABLE
+from tawebeval.daemon.starter_connection import STARTER_SOCKET_VARIABLE
 
 _CONFIGURATION = """\
 listen = ["tcp:{port}:interface=127.0.0.1:backlog=1024"]
@@ -48,7 +48,7 @@ PYTHON = sys.executable
 if os.geteuid() == 0:
     PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or PYTHON
 
-_PATIENCE = 20.0  # seconds, for the keeper
+_PATIENCE = 20.0  # seconds, for the starter
 
 # What root has to say besides; repositories and directories have to be that user's, too.
 _UNPRIVILEGED = 'user = "nobody"\n'
@@ -118,7 +118,7 @@ def daemon(
 
     `sandbox` is its setting `sandbox.kind`, and `more` are sections of its configuration. Of one
     that is `counted`, `Daemon.objects` is a socket which tells what objects there are in it. One
-    that is `lasting` has a keeper: its evaluations outlive it. `variables` are added to its
+    that is `lasting` has a starter: its evaluations outlive it. `variables` are added to its
     environment.
     """
     with TemporaryDirectory(prefix="tawebeval-benchmark-") as name, ExitStack() as stack:
@@ -146,7 +146,7 @@ def daemon(
         errors = root / "errors"
         stderr = stack.enter_context(errors.open("ab"))
         if lasting:
-            environ[KEEPER_SOCKET_VARIABLE] = stack.enter_context(_keeper(root, environ))
+            environ[STARTER_SOCKET_VARIABLE] = stack.enter_context(_starter(root, environ))
 
         def start() -> subprocess.Popen[bytes]:
             return stack.enter_context(running(command, cwd=root, env=environ, stderr=stderr))
@@ -165,20 +165,20 @@ def daemon(
 
 
 @contextmanager
-def _keeper(root: Path, variables: Mapping[str, str]) -> Iterator[str]:
-    """Run a keeper; yield the path of its socket."""
-    folder = root / "keeper"
+def _starter(root: Path, variables: Mapping[str, str]) -> Iterator[str]:
+    """Run a starter; yield the path of its socket."""
+    folder = root / "starter"
     folder.mkdir(mode=0o700)
     give(folder)
     path = folder / "socket"
     tawebeval = os.path.join(os.path.dirname(sys.executable), "tawebeval")
-    command = [tawebeval, "keeper", "--socket", str(path)]
+    command = [tawebeval, "starter", "--socket", str(path)]
     command += ["--config", str(root / "tawebeval.toml")]
     with running(command, env=dict(variables)) as process:
         deadline = time.monotonic() + _PATIENCE
         while not path.exists():
             if process.poll() is not None or time.monotonic() > deadline:
-                raise CannotRun("the keeper does not start")
+                raise CannotRun("the starter does not start")
             time.sleep(0.05)
         yield str(path)
 

@@ -53,7 +53,7 @@ CORE = (
 # The modules of tests.integration that are run by one trial.
 _TOGETHER = (
     # So that tawebeval is installed only once.
-    ("delegation", "hardening", "install", "keeper", "systemd"),
+    ("delegation", "hardening", "install", "starter", "systemd"),
     ("debian", "packaging"),  # the former writes into the checkout, which the latter copies
 )
 
@@ -61,7 +61,7 @@ _TOGETHER = (
 _LONG = (
     *("archive", "try", "slurm_wire", "slurm", "slurm_stream"),
     *("proxies_nginx", "proxies_haproxy", "privileges", "submissions", "limit_attacks"),
-    *("lasting_releases", "image", "rolling_restart", "page", "page_results", "lasting_faults"),
+    *("image", "rolling_restart", "page", "page_results", "lasting_faults"),
     *("cli", "disk_attacks", "documented_commands", "git_attacks", "proxies_caddy", "description"),
     *("page_problems", "examples", "lasting_rounds", "total", "full_disk", "cut_connections"),
     "demo",

@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ProcessProtocol
@@ -21,7 +22,6 @@ from twisted.python.failure import Failure
 
 from benchmarks.measure import percentile
 from tawebeval.linux.child import Spawner, StartedProcess
-from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec
 
 reactor: Any = installed
 

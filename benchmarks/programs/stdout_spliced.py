@@ -10,6 +10,7 @@ import os
 import sys
 from typing import Any
 
+from tawebeval.linux.keeper_owned_process import KeeperOwnedDescriptors, KeeperOwnedProcess
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.protocol import ProcessProtocol
@@ -17,7 +18,6 @@ from twisted.python.failure import Failure
 
 from benchmarks.programs.stopwatch import Stopwatch, arguments
 from tawebeval.linux.child import ChildProcess, start_child
-from tawebeval.linux.keeper_owned_process import KeeperOwnedDescriptors, KeeperOwnedProcess
 
 reactor: Any = installed
 

@@ -1,6 +1,6 @@
 """What it costs that evaluations outlive the daemon, and how soon it serves them again.
 
-The same daemon, in the sandbox, with a keeper and without one: stdout to an HTTP client, page by
+The same daemon, in the sandbox, with a starter and without one: stdout to an HTTP client, page by
 page, and starts in turn. After SIGKILL a daemon takes over evaluations that sleep; time runs from
 its start to the first page of the last of them.
 """
@@ -58,7 +58,7 @@ def measure(rounds: int) -> Sequence[Row]:
         ours, others = f"{name}.lasting", f"{name}.plain"
         rows += [
             Row(
-                f"stdout to an HTTP client, {what}, with a keeper, to without",
+                f"stdout to an HTTP client, {what}, with a starter, to without",
                 unit,
                 samples[f"{ours}.rate"],
                 samples[f"{others}.rate"],
@@ -75,7 +75,7 @@ def measure(rounds: int) -> Sequence[Row]:
     return [
         *rows,
         Row(
-            f"{WHAT}, with a keeper, to without, p50",
+            f"{WHAT}, with a starter, to without, p50",
             "ms",
             samples["start.lasting"],
             samples["start.plain"],

@@ -228,6 +228,8 @@ def _resume_run(
     evaluation.events.acknowledge(min(row.begin_cursor, evaluation.events.log.end_cursor))
     evaluation.count_event_bytes()
     if _is_on_cluster(found):
+        if stdout.awaited_file is None:
+            stdout.finish()
         raise _NOT_LASTING
     deadline = found.deadline
     if deadline is not None and found.left_at is not None:

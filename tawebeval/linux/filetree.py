@@ -73,9 +73,10 @@ def mentions_disk_full(said: str) -> bool:
 
 
 def describe_disk_error(error: OSError) -> str:
-    """Return path and reason of an error, with the remedy if the disk is full."""
+    """Return path, if it has one, and reason of an error, with the remedy if the disk is full."""
+    path = "" if error.filename is None else f"{error.filename}: "
     remedy = f"; {DISK_FULL_REMEDY}" if is_disk_full(error) else ""
-    return f"{error.filename}: {error.strerror}{remedy}"
+    return f"{path}{error.strerror}{remedy}"
 
 
 DIRECTORY_LIST_MODE_BITS = stat.S_IRUSR | stat.S_IXUSR

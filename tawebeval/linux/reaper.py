@@ -1,9 +1,10 @@
 """Processes without a parent that waits for them: orphans of a run, and those of a dead daemon.
 
 Without a sandbox a process may leave its process group, its session and its parent. It then becomes
-a child of the nearest *subreaper*, which the daemon is (prctl(2)). `OrphanReaper` recognises it by
-what it has inherited: the run's secret markers in its environment, or a working directory below the
-run's own. A process that hides both stays; only a process namespace can promise more.
+a child of the nearest *subreaper* (prctl(2)): of the starter if it is an evaluator's, of the daemon
+if it is git's. `OrphanReaper` recognises an evaluator's by what it has inherited: the run's secret
+markers in its environment, or a working directory below the run's own. A process that hides both
+stays; only a process namespace can promise more.
 
 `kill_stale_processes` finds, at the start, the processes of a daemon that was killed. In a sandbox
 or a cgroup they have ended with it or are found there. Without either they live on, and are
@@ -20,6 +21,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +68,25 @@ def send_signal(pid: int, number: int) -> None:
 
 
 class OrphanReaper:
-    """The orphans of runs, which become children of the daemon."""
+    """The orphans of runs, which become children of the starter, and of git, which become ours.
+
+    The starter reaps those that it has adopted.
+    """
 
     def __init__(self, reactor: Any, spawner: Spawner) -> None:
         self._reactor = reactor
         self._spawner = spawner
 
-    async def kill_orphans_of_run(self, mark: bytes, directory: str) -> None:
+    async def kill_orphans_of_run(self, mark: bytes, directory: str, starter: int) -> None:
         """Kill the orphans with `mark` in their environment or a directory below `directory`.
 
-        Return when they and their descendants have ended, or after five seconds.
+        They are children of the process `starter`, or ours once that has ended. Return when they
+        and their descendants have ended, or after five seconds.
         """
         killed: set[int] = set()
         for _ in range(_SEARCHES):
-            found = [(pid, _belongs(pid, mark, directory)) for pid in self.list_adopted_orphans()]
+            orphans = chain(self.list_adopted_orphans(), list_children(starter))
+            found = [(pid, _belongs(pid, mark, directory)) for pid in orphans]
             # Descendants without the mark may take longer to end than those with it.
             killed = {pid for pid in killed if _is_alive(pid)}
             if not killed and all(belongs is False for _, belongs in found):
@@ -92,17 +99,17 @@ class OrphanReaper:
         killed.update(pid for pid, belongs in found if belongs is not False)
         log.error("processes {pids} survive being killed", pids=sorted(killed))
 
-    async def kill_group_member(self, pid: int, group: EvaluationCgroup) -> None:
-        """Kill a process if it is in a cgroup, and return after its end.
+    async def kill_process_of_run(self, pid: int, group: EvaluationCgroup, starter: int) -> None:
+        """Kill a process if it is in a cgroup, or a child of `starter`; return after its end.
 
-        Its parent may be another process. If that has reaped it, `pid` may be a stranger's.
+        Otherwise it was reaped already, and `pid` may be a stranger's.
         """
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             return
         try:
-            if not group.has_process(pid):
+            if not group.has_process(pid) and pid not in list_children(starter):
                 return
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -112,18 +119,6 @@ class OrphanReaper:
                 await deferLater(self._reactor, _PAUSE)
         finally:
             os.close(pidfd)
-        log.error("process {pid} survives being killed", pid=pid)
-
-    async def kill_child(self, pid: int) -> None:
-        """Kill a process that has become a child, and return after its end."""
-        for _ in range(_SEARCHES):
-            try:
-                if os.waitpid(pid, os.WNOHANG) != (0, 0):
-                    return
-            except ChildProcessError:  # it was reaped already
-                return
-            send_signal(pid, signal.SIGKILL)  # its number is not free before it is reaped
-            await deferLater(self._reactor, _PAUSE)
         log.error("process {pid} survives being killed", pid=pid)
 
     def reap_ended_orphans(self) -> None:

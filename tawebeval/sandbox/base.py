@@ -302,7 +302,7 @@ class UnsandboxedRun(SandboxedRun):
             first.signal_group(signal.SIGKILL)
         if self._mark:
             await self._orphans.kill_orphans_of_run(
-                self._mark, str(self.workspace.writable_directory)
+                self._mark, str(self.workspace.writable_directory), self._trees.starter.pid
             )
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Protocol
 
 import attrs
+from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
@@ -59,6 +60,8 @@ from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.prepared_etc import PreparedEtc
 from tawebeval.sandbox.run_limits import convert_rlimit_names
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
+
+log = Logger()
 
 
 def encode_base64(content: bytes) -> str:
@@ -146,6 +149,7 @@ BROKER_PROCESS_NAME = "tawebeval-broker"
 """The name of the broker in process lists."""
 _PYTHON = "/usr/bin/python3"  # that of evaluators
 _STATUS_BYTES = 4096  # of what bwrap says of a sandbox, more than enough
+_SAID_BYTES = 1024  # of what a broker says that are logged
 _TOOLS, _RUNNER = WORKSPACE_MOUNT_POINT / "tools", WORKSPACE_MOUNT_POINT / "runner"
 SYSTEM_ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
@@ -482,7 +486,9 @@ class BubblewrapRun(SandboxedRun):
         """
         told = re.search(rb'"child-pid": (\d+)', self._told())
         if told and self._local_limits.cgroup is not None:
-            await self._orphans.kill_group_member(int(told[1]), self._local_limits.cgroup)
+            await self._orphans.kill_process_of_run(
+                int(told[1]), self._local_limits.cgroup, self._trees.starter.pid
+            )
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit; bwrap reports a signal as shells do, by 128 more."""
@@ -511,3 +517,12 @@ class BubblewrapRun(SandboxedRun):
                 return file.read(_STATUS_BYTES)
         except FileNotFoundError:
             return b""
+
+    def close(self) -> None:
+        """Kill what remains, and log what the broker has said. Blocks. Raises: OSError."""
+        super().close()
+        said_file = self.workspace.output_directory / "broker-stderr"
+        with contextlib.suppress(FileNotFoundError), said_file.open("rb") as file:
+            if said := file.read(_SAID_BYTES).decode(errors="replace"):
+                what = "the broker of an evaluation's submissions has failed: {said}"
+                log.warn(what, said=said)

@@ -134,13 +134,14 @@ class WritableTrees:
             with suppress(OSError):  # the starter has ended, and with it all programs
                 self._client.forget_program_now(workspace.output_directory)
 
-    def close(self, *, stop: bool = True) -> None:
-        """Close the connection, and with `stop` end a starter that was started here. Blocks."""
+    def close(self) -> None:
+        """Close the connection, and end a starter that was started here. Blocks."""
         client, self._client = self._client, None
         if self._files is not None:
             self._files.watcher.close()
             self._files = None
         if client is not None:
-            client.close()
-            if stop and self._is_own:
+            client.ignore_connection_loss()
+            if self._is_own:
                 client.stop_starter()
+            client.close()

@@ -74,7 +74,12 @@ class DoctorTestCase(SynchronousTestCase):
         return CgroupManager([home], enforced, missing, "a unit")
 
     def open_sandbox(
-        self, configuration: Configuration, accounts: Path, cgroups: CgroupManager, orphans: Any
+        self,
+        configuration: Configuration,
+        accounts: Path,
+        cgroups: CgroupManager,
+        orphans: Any,
+        trees: object,
     ) -> NoSandbox | BubblewrapSandbox:
         self.accounts, self.users = accounts, os.listdir(accounts)
         if configuration.sandbox.kind == "none":
@@ -82,7 +87,7 @@ class DoctorTestCase(SynchronousTestCase):
                 configuration.limits, cgroups, orphans, accounts / TOOLS_NAME, self.trees
             )
         filter_, network = os.open("/dev/null", os.O_RDONLY), configuration.sandbox.has_network
-        found = "/usr/bin/bwrap", accounts, filter_, (), (), network, self.trees
+        found = "/usr/bin/bwrap", accounts, (filter_,), (), (), network, self.trees
         return BubblewrapSandbox(*found, configuration.limits, cgroups, orphans)
 
     def probe_with_overlays(

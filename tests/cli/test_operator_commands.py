@@ -1,4 +1,4 @@
-"""`cli.operator_commands`: the keeper and new tokens; others are tested beside what they call."""
+"""`cli.operator_commands`: the starter and new tokens; others are tested beside what they call."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class ServeTests(SynchronousTestCase):
         self.assertEqual((chosen["config"], [*chosen["listen"]]), ("a.toml", [listen]))
 
 
-class KeeperTests(SynchronousTestCase):
-    """`tawebeval keeper`; `tests.integration.test_keeper` starts one."""
+class StarterTests(SynchronousTestCase):
+    """`tawebeval starter`; `tests.integration.test_starter` starts one."""
 
     def test_refused(self) -> None:
         """A configuration with which the daemon does not start is refused."""
         path = Path(self.mktemp())
         path.write_text('[service]\nuser = "nobody-of-this-name"\n')
-        result = CliRunner().invoke(main, ["keeper", "--config", str(path)])
+        result = CliRunner().invoke(main, ["starter", "--config", str(path)])
         self.assertEqual(result.exit_code, 2)
         self.assertIn("no user 'nobody-of-this-name' on this machine", result.output)
 

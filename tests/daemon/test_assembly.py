@@ -65,13 +65,13 @@ from tawebeval.errors import (
     ServerBusy,
     SetupProblem,
 )
-from tawebeval.evaluations.database import EvaluationDatabase
 from tawebeval.linux.privileges import Privileges, User
 from tawebeval.reloadable import ReloadableFiles, ReloadResult
 from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox
 from tawebeval.web.context import WebContext
 from tawebeval.web.server.request import ApiSite
 from tawebeval.web.server.transport import WriteThroughServer, WriteThroughUnixServer
+from tests.cases.databases import close_databases_at_end
 from tests.cases.secrets import OLD, format_secret
 from tests.fakes.clients import Answer, Connection
 from tests.fakes.process import PORTS, FakeProcess
@@ -99,26 +99,7 @@ class ServiceTests(SynchronousTestCase):
         self.patch(WorkerThreads, "run_in_thread", InlineThreads.run_in_thread)
         self.subreaper = 0
         self.patch(services, "become_subreaper", self.become_subreaper)
-        self.databases: list[EvaluationDatabase] = []
-        open_database, close_database = EvaluationDatabase.open, EvaluationDatabase.close
-
-        def note_open(path: Path) -> EvaluationDatabase:
-            self.databases.append(open_database(path))
-            return self.databases[-1]
-
-        def note_close(database: EvaluationDatabase) -> None:
-            if database in self.databases:  # a test may stop a part twice
-                self.databases.remove(database)
-                close_database(database)
-
-        self.patch(EvaluationDatabase, "open", note_open)
-        self.patch(EvaluationDatabase, "close", note_close)
-        self.addCleanup(self.close_databases)
-
-    def close_databases(self) -> None:
-        """Let the next daemon use the database, as after the end of this one's process."""
-        while self.databases:
-            self.databases[-1].close()
+        self.close_databases = close_databases_at_end(self)
 
     def become_subreaper(self) -> None:
         """Count, for the tests' own process shall not become one."""

@@ -120,7 +120,7 @@ class SystemChecksTests(DoctorTestCase):
         """Where all is well each part says so, once or more, and nothing is left of the look."""
         parts = (
             "configuration user sandbox trees limits git listen callers permissions disk"
-            " quotas descriptors processes watches keeper"
+            " quotas descriptors processes watches starter"
         )
         self.assertEqual(set(parts.split()), {each.component for each in self.check_ok()})
         self.assertFalse(self.accounts.exists())
@@ -197,7 +197,7 @@ class SystemChecksTests(DoctorTestCase):
         self.assertNotEqual(others, [])
 
     def test_nothing_can_be_started(self) -> None:
-        """Without a sandbox the launcher of evaluators has to work all the same."""
+        """Without a sandbox the starter of evaluators has to work all the same."""
         self.trees.error = FileNotFoundError(2, "No such file")
         said = "no evaluator can be started: No such file -> install a python3"
         self.check("sandbox", BROKEN, said, settings=NONE)

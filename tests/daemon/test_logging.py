@@ -369,7 +369,7 @@ class OptionTests(SynchronousTestCase):
     def test_application(self) -> None:
         """The application has it, where twistd looks; without one twistd has its own."""
         for writer in (open_stream_log(LogSettings(), io.StringIO(), {}), None):
-            evaluations = EvaluationService(*[None] * 6)  # type: ignore[arg-type]
+            evaluations = EvaluationService(*[None] * 7, is_lasting=False)  # type: ignore[arg-type]
             none: Any = None
             daemon = Daemon(Service(), evaluations, none, none, none, writer)
             application = Application("tawebeval")

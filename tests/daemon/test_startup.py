@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -23,14 +24,17 @@ from tawebeval.config import (
 from tawebeval.daemon import startup as module
 from tawebeval.daemon.startup import StartupChecks, check_environments, check_sandbox_readable_paths
 from tawebeval.errors import ConfigurationError
+from tawebeval.evaluations.restoring import LeftEvaluations
+from tawebeval.evaluations.rows import EvaluationRow, RunRow
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.probe import ProbeDirectories
+from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases.roots import make_root
 from tests.fakes.world import InlineThreads, SlowThreads
 
 EVALUATIONS, REPOSITORIES = Path("/state/evaluations"), Path("/cache/repositories")
 QUOTAS = Path("/state/quotas/0"), Path("/state/quotas/1")
-STARTED = ["end", "remove_leftovers", "check", "try", "git", "sandbox", "start", "start"]
+STARTED = ["end", "connect", "remove_leftovers", "check", "try", "git", "sandbox", "start", "start"]
 STARTED += ["empty_trash"]
 KERNEL = "the kernel's files of processes and devices"
 
@@ -48,6 +52,8 @@ class FakeParts:
     quota_directories: tuple[Path, ...] = QUOTAS
     gone: tuple[Path, ...] = ()
     enforcement_warning: str = ""
+    evaluation_cgroups: tuple[str, ...] = ()
+    programs: tuple[Path, ...] = ()
     errors: dict[str, Exception] = attrs.field(factory=dict)
     done: list[str] = attrs.field(factory=list)
 
@@ -64,6 +70,22 @@ class FakeParts:
     def restore_missing_directories(self) -> list[Path]:
         self.note("restore")()
         return list(self.gone)
+
+    def list_evaluation_cgroups(self) -> set[str]:
+        return set(self.evaluation_cgroups)
+
+    def remove_evaluation_cgroup(self, name: str) -> None:
+        self.note(f"remove {name}")()
+
+    def connect_starter(self) -> FakeParts:
+        self.note("connect")()
+        return self
+
+    def list_programs(self) -> dict[Path, tuple[int, int]]:
+        return dict.fromkeys(self.programs, (7, 7))
+
+    def forget_program_now(self, program: Path) -> None:
+        self.note(f"forget {program}")()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name not in ("remove_leftovers", "empty_trash", "start", "stop", "remove_all_cgroups"):
@@ -86,7 +108,8 @@ class StartupTests(SynchronousTestCase):
         accounts.mkdir()
         self.parts: Any = FakeParts(accounts)
         self.disk_threads: Any = SlowThreads()
-        self.sandbox: Any = object()
+        self.sandbox: Any = SimpleNamespace(writable_trees=self.parts)
+        self.left = LeftEvaluations()
         self.configuration = Configuration()
         self.asked: dict[str, tuple[object, ...]] = {}
         for name, noted in (
@@ -115,7 +138,9 @@ class StartupTests(SynchronousTestCase):
         """Return the service, with these threads to look after the disks."""
         parts = self.parts
         pools = parts, parts
-        return StartupChecks(parts, parts, self.sandbox, pools, disk_threads, self.configuration)
+        return StartupChecks(
+            parts, parts, self.sandbox, pools, disk_threads, self.configuration, self.left
+        )
 
     def refused(self) -> str:
         """Return with which message the daemon exits."""
@@ -138,9 +163,9 @@ class StartupTests(SynchronousTestCase):
         self.assertEqual(
             self.asked,
             {
-                "end": (EVALUATIONS, REPOSITORIES, *QUOTAS),
+                "end": (REPOSITORIES,),
                 "check": (QUOTAS, self.configuration),
-                "try": (QUOTAS,),
+                "try": ([*QUOTAS],),
                 "git": (),
                 "sandbox": (self.sandbox, ProbeDirectories(REPOSITORIES, EVALUATIONS)),
             },
@@ -158,7 +183,9 @@ class StartupTests(SynchronousTestCase):
         left = PermissionError(1, "Not permitted", "/state/evaluations/x")
         full = OSError(28, "No space left on device", "/state/x")
         threads = OSError(11, "threads: can't start new thread")
+        starter = TimeoutError(110, "the starter of evaluators does not answer")
         for name, error, said in (
+            ("connect", starter, "the starter of evaluators does not answer"),
             ("remove_leftovers", left, "/state/evaluations/x: Not permitted"),
             ("remove_leftovers", full, "/state/x: No space left on device; free some disk space"),
             ("check", ConfigurationError("no quota"), "no quota"),
@@ -171,6 +198,17 @@ class StartupTests(SynchronousTestCase):
             self.parts.errors[name] = error
             self.assertEqual(self.refused(), f"tawebeval: {said}")
             self.assertEqual(self.parts.done, STARTED[: STARTED.index(name) + 1])
+
+    def test_programs_and_cgroups_that_no_evaluation_needs_are_removed(self) -> None:
+        run = RunRow(7, 7, "/checkout", None, sandbox_description={"group": "evaluation-a"})
+        self.left = LeftEvaluations([EvaluationRow("a", b"", 0, 1, run=run)])
+        kept = EVALUATIONS / derive_directory_name("a") / "output"
+        stray = EVALUATIONS / "stray" / "output"
+        self.parts.programs = (kept, stray, Path("/elsewhere/x"))
+        self.parts.evaluation_cgroups = ("evaluation-a", "evaluation-b")
+        self.make(self.disk_threads).startService()
+        removed = [f"forget {stray}", "forget /elsewhere/x", "remove evaluation-b"]
+        self.assertEqual(self.parts.done, [*STARTED[:2], *removed, *STARTED[2:]])
 
     def test_trash_that_is_not_removed_is_logged(self) -> None:
         """The daemon goes on."""

@@ -25,6 +25,7 @@ from tawebeval.daemon.reload import ConfigurationFile, ReloadService, read_confi
 from tawebeval.daemon.tap import Options, makeService
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
+from tests.cases.databases import close_databases_at_end
 from tests.cases.own_python import printed_by
 from tests.fakes.process import FakeProcess
 from tests.fakes.sandbox import NO_CGROUPS
@@ -168,7 +169,8 @@ class MakeServiceTests(SynchronousTestCase):
 
     def test_messages(self) -> None:
         """What keeps it from starting is a message, with a status that is not 0."""
-        (self.root).mkdir()
+        self.root.mkdir()
+        close_databases = close_databases_at_end(self)
         broken = self.mktemp()
         Path(broken).write_text("[limits]\nfields = 0")
         for arguments, words in (
@@ -187,6 +189,7 @@ class MakeServiceTests(SynchronousTestCase):
                 self.assertIn(word, str(message))
             del caught
             gc.collect()  # what did not start lets go of its directories
+            close_databases()
 
     def test_hard_limits(self) -> None:
         """A hard limit that is lower than an evaluator's is one of these messages."""

@@ -298,6 +298,9 @@ class FakeGroup:
     def find_procs_files(self) -> Sequence[str]:
         return self.entries
 
+    def find_resource_directories(self) -> Mapping[str, tuple[int, str]]:
+        return {}
+
     def find_exceeded_limits(self, patience: float) -> frozenset[str]:
         self.patience.append(patience)
         return self.over
@@ -367,8 +370,8 @@ class FakeOrphans:
     `told` are the children that were expected and not waited for, None where it was not told which.
     """
 
-    asked: list[tuple[bytes, str]] = attrs.field(factory=list)
-    waited: list[int] = attrs.field(factory=list)
+    asked: list[tuple[bytes, str, int]] = attrs.field(factory=list)
+    waited: list[tuple[int, Any, int]] = attrs.field(factory=list)
     told: list[int | None] = attrs.field(factory=list)
 
     @contextmanager
@@ -377,11 +380,8 @@ class FakeOrphans:
         yield known.append
         self.told.append(known[0] if known else None)
 
-    def forget_child(self, pid: int) -> None:
-        self.told.remove(pid)
+    async def kill_orphans_of_run(self, mark: bytes, directory: str, starter: int) -> None:
+        self.asked.append((mark, directory, starter))
 
-    async def kill_orphans_of_run(self, mark: bytes, directory: str) -> None:
-        self.asked.append((mark, directory))
-
-    async def kill_child(self, pid: int) -> None:
-        self.waited.append(pid)
+    async def kill_process_of_run(self, pid: int, group: Any, starter: int) -> None:
+        self.waited.append((pid, group, starter))

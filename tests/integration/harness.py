@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from tawebeval.linux.launcher_client import is_launcher
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from tawebeval.daemon.directories import derive_daemon_label
+from tawebeval.linux.starter_client import StarterClient
 from tests.cases.messages import check_words
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client
@@ -188,6 +188,10 @@ class Daemon:
         if self.running and self._process is not None:
             self._process.kill()
             self._process.wait()
+        with contextlib.suppress(OSError):
+            client = StarterClient.connect(self.starter_socket)
+            client.stop_starter()
+            client.close()
         for group in self.cgroups():
             with contextlib.suppress(OSError):  # its end may still be under way
                 group.rmdir()
@@ -207,9 +211,24 @@ class Daemon:
         return [f"child {pid}" for pid in found if dead or alive(pid)] + self.remains()
 
     def children(self) -> list[int]:
-        """Return its children, also dead ones, but for what mounts overlays as long as it runs."""
+        """Return its children and those of its starter, also dead ones, but not the starter."""
         found = children(self.pid)
-        return [pid for pid in found if not is_launcher(pid)]
+        starter = self.find_starter()
+        return [pid for pid in (*found, *(children(starter) if starter else ())) if pid != starter]
+
+    @property
+    def starter_socket(self) -> Path:
+        """The socket of its own starter."""
+        return self.state / "starter" / "socket"
+
+    def find_starter(self) -> int | None:
+        """Return the process of its own starter; None without."""
+        try:
+            client = StarterClient.connect(self.starter_socket)
+        except OSError:
+            return None
+        client.close()
+        return client.pid
 
     def remains(self) -> list[str]:
         """Return what there is of them besides children: directories, forms, control groups."""

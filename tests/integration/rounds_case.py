@@ -17,15 +17,13 @@ from traceback import format_exc
 from typing import Any
 
 import attrs
-from tawebeval.linux.keeper_client import KeeperClient
-from tawebeval.linux.launcher_client import is_launcher
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, DeferredSemaphore, gatherResults
 from twisted.internet.task import TaskStopped, deferLater
 
+from tawebeval.linux.starter_client import StarterClient
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.integration.harness import until
-from tests.integration.keepers import KeptDaemonTestCase
 from tests.integration.lasting_kinds import Kind, check_events, make_kinds
 from tests.integration.processes import alive, children, descriptors, processes
 from tests.integration.receivers import Receiver
@@ -36,6 +34,7 @@ from tests.integration.resuming_readers import (
     ResumingReader,
     insist_on_answer,
 )
+from tests.integration.starters import KeptDaemonTestCase
 
 ROUNDS = int(os.environ.get("TAWEBEVAL_ROUNDS", "10"))
 EVALUATIONS = max(30, 4 * ROUNDS)
@@ -282,20 +281,12 @@ class RoundsCase(KeptDaemonTestCase):
         self.assertEqual([each for each in counts if float(each[1])], [])
 
     def list_remains(self, held: int) -> list[str]:
-        """Return what there is of evaluations, in the daemon, in the keeper and on the machine."""
-        keeper = KeeperClient.connect(str(self.daemon.socket))
-        bundles = keeper.list_bundles()
-        keeper.close()
-        for bundle in bundles.values():
-            for descriptor in bundle.descriptors:
-                os.close(descriptor)
-        found = [name for name in bundles if not name.startswith(("launcher.", "daemon."))]
+        """Return what there is of evaluations, in the daemon, in the starter and on the machine."""
+        starter = StarterClient.connect(self.daemon.socket)
+        found = [str(directory) for directory in starter.list_programs()]
+        starter.close()
         found += self.daemon.leftovers()
         found += [f"process {pid}" for pid in processes(WORD)]
-        found += [
-            f"child of the keeper {pid}"
-            for pid in children(keeper.pid)
-            if alive(pid) and not is_launcher(pid)
-        ]
+        found += [f"child of the starter {pid}" for pid in children(starter.pid) if alive(pid)]
         now = len(descriptors(self.daemon.pid) or [])
         return [*found, f"{now} descriptors, before {held}"] if now > held else found

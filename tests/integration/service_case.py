@@ -22,7 +22,7 @@ from tests.integration.repositories import GitRepository
 
 SERVICE = "tawebeval.service"
 SOCKET = "tawebeval.socket"
-KEEPER = "tawebeval-starter.service"
+STARTER = "tawebeval-starter.service"
 TOKENS = "/etc/tawebeval/tokens"
 STATE = "/var/lib/tawebeval"
 TOKEN, LINE = generate_token("alice", straw())
@@ -76,8 +76,8 @@ class ServiceTestCase(SynchronousTestCase):
 
     def clear(self) -> None:
         """Have nothing left of the test before."""
-        self.control("stop", SOCKET, SERVICE, KEEPER)
-        self.machine.attempt("systemctl", "reset-failed", SOCKET, SERVICE, KEEPER)
+        self.control("stop", SOCKET, SERVICE, STARTER)
+        self.machine.attempt("systemctl", "reset-failed", SOCKET, SERVICE, STARTER)
         for name in (_DROP_IN, TOKENS, "/srv/problem"):
             self.machine.run("rm", "-rf", name)
         self.machine.run("journalctl", "--rotate", "--vacuum-time=1us", "--quiet")

@@ -24,9 +24,9 @@ from tests.integration.harness import (
     until,
 )
 from tests.integration.harness import Daemon as PlainDaemon
-from tests.integration.keepers import KeptDaemonTestCase
 from tests.integration.rounds_case import EVALUATIONS, ROUNDS, Course, RoundsCase
 from tests.integration.small_disks import PRIVATE, SmallDisks
+from tests.integration.starters import KeptDaemonTestCase
 from tests.integration.unprivileged import USER, give
 
 ARCHIVE = f"{CONFIGURATION}\n[archive]\nenabled = true\n"

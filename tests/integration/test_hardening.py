@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.cases.units import read_unit
-from tests.integration.service_case import KEEPER, SOCKET, ServiceTestCase, text
+from tests.integration.service_case import SOCKET, STARTER, ServiceTestCase, text
 
 # Tells of each path whether it can be read, and of each whether it can be written to.
 PROBE = """\
@@ -153,17 +153,17 @@ class LineTests(ServiceTestCase):
             self.assertEqual(self.machine.run("stat", "--format=%a", folder), "700")
         memory = int(self.machine.run("awk", "/MemTotal/ {print $2}", "/proc/meminfo")) * 1024
         self.assertAlmostEqual(int(self.show("MemoryMax")) / memory, 0.3, places=2)
-        self.assertAlmostEqual(int(self.show("MemoryMax", KEEPER)) / memory, 0.6, places=2)
+        self.assertAlmostEqual(int(self.show("MemoryMax", STARTER)) / memory, 0.6, places=2)
 
     def test_groups(self) -> None:
-        """Each evaluation has a group of its own below that of the keeper, and is killed first."""
+        """Each evaluation has a group of its own below that of the starter, and is killed first."""
         self.printed(self.begin("echo ready; exec sleep 23456"), "ready")
         (process, *_) = self.machine.run("pgrep", "--full", "sleep 23456").split()
         its, daemons = (
             self.machine.run("cat", f"/proc/{pid}/cgroup").rpartition("::")[2].strip()
             for pid in (process, self.show("MainPID"))
         )
-        self.assertTrue(its.startswith(self.show("ControlGroup", KEEPER) + "/tawebeval-"), its)
+        self.assertTrue(its.startswith(self.show("ControlGroup", STARTER) + "/tawebeval-"), its)
         self.assertNotEqual(its, daemons)
         scores = [
             int(self.machine.run("cat", f"/proc/{pid}/oom_score_adj"))

@@ -6,11 +6,11 @@ from twisted.internet import reactor
 from twisted.internet.task import deferLater
 
 from tests.integration.client import failure, text
-from tests.integration.keepers import SharedKeptDaemonTestCase
+from tests.integration.starters import SharedKeptDaemonTestCase
 
 
 class LastingTests(SharedKeptDaemonTestCase):
-    """The daemon is killed, and started again beside the same keeper."""
+    """The daemon is killed, and started again beside the same starter."""
 
     async def follow(self, identifier: str) -> str:
         """Read all events; return what was printed as text."""

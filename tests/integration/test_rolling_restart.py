@@ -28,10 +28,10 @@ from tawebeval.core.backoff import Backoff
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.client import Client
 from tests.integration.harness import CONFIGURATION, RepositoryTestCase, until
-from tests.integration.keepers import KeptDaemon
 from tests.integration.proxies import NAMES, CheckingHAProxy, make_peers
 from tests.integration.proxy_case import lacking
 from tests.integration.resuming_readers import insist_on_answer
+from tests.integration.starters import KeptDaemon
 from tests.run import ROOT
 
 SUBMITTERS = int(os.environ.get("TAWEBEVAL_SUBMITTERS", "20"))

@@ -12,10 +12,10 @@ from tests.fakes.world import straw
 from tests.integration.service_case import (
     CONFIGURATION,
     GATE,
-    KEEPER,
     LINE,
     SERVICE,
     SOCKET,
+    STARTER,
     STATE,
     TOKENS,
     WAIT,
@@ -54,12 +54,12 @@ class StartTests(ServiceTestCase):
 
     def test_readiness(self) -> None:
         """Who waits for the start waits until the sandbox was tried: a broken one is no start."""
-        drop_in = f"/run/systemd/system/{KEEPER}.d/test.conf"
+        drop_in = f"/run/systemd/system/{STARTER}.d/test.conf"
         # bubblewrap sets one, in its namespace
         self.write(drop_in, "[Service]\nProtectHostname=yes\n")
         self.addCleanup(self.machine.run, "rm", "-r", drop_in.rpartition("/")[0])
         self.override("Restart=no")
-        self.control("stop", KEEPER)
+        self.control("stop", STARTER)
         done = self.machine.attempt("systemctl", "start", SERVICE)
         self.assertEqual((done.returncode, self.show("Result")), (1, "exit-code"))
         self.assertIn("bubblewrap does not work here", self.journal())

@@ -23,6 +23,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.protocol import ProcessProtocol
 from tawebeval.linux import reaper as orphans
 from tawebeval.linux.child import Spawner
+from tests.fakes.children import NO_PROCESS
 
 DAEMON = """
 import os, sys, time
@@ -42,6 +43,18 @@ def daemon(mark="", directory="/", then=WAIT):
         env={"MARK": mark}, stdout=subprocess.PIPE,
     )
     return int(out.stdout)
+
+STARTER = """
+import subprocess, sys, time
+from tawebeval.linux import reaper
+reaper.become_subreaper()
+for mark in %r:
+    code = "import os, time; pid = os.fork(); pid and (os.write(1, b'%%d ' %% pid), os._exit(0))"
+    code += "; os.close(1); time.sleep(600)"
+    subprocess.run([sys.executable, "-ISc", code], check=True, env={"MARK": mark})
+print(flush=True)
+time.sleep(600)
+"""
 
 def alive(pid):
     try:
@@ -97,10 +110,10 @@ class OrphanTests(SynchronousTestCase):
             """
 mine = [daemon("secret") for _ in range(3)]
 other, none = daemon("other"), daemon()
-await world.kill_orphans_of_run(b"secret", "/nonexistent")
+await world.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
 result["mine"] = [exists(pid) for pid in mine]
 result["others"] = [alive(other), alive(none)]
-await world.kill_orphans_of_run(b"other", "/nonexistent")
+await world.kill_orphans_of_run(b"other", "/nonexistent", NO_PROCESS)
 result["other"], result["none"] = exists(other), alive(none)
 """
         )
@@ -118,7 +131,7 @@ result["other"], result["none"] = exists(other), alive(none)
 root = sys.argv[1]
 mine = [daemon("", root + "/run"), daemon("", root + "/run/below")]
 others = [daemon("", root + "/run2"), daemon("", root)]
-await world.kill_orphans_of_run(b"no such mark", root + "/run")
+await world.kill_orphans_of_run(b"no such mark", root + "/run", NO_PROCESS)
 result["mine"] = [exists(pid) for pid in mine]
 result["others"] = [alive(pid) for pid in others]
 """,
@@ -135,7 +148,7 @@ result["others"] = [alive(pid) for pid in others]
 root = sys.argv[1]
 pid = daemon("", root + "/run/gone")
 os.rmdir(root + "/run/gone")
-await world.kill_orphans_of_run(b"no such mark", root + "/run")
+await world.kill_orphans_of_run(b"no such mark", root + "/run", NO_PROCESS)
 result["exists"] = exists(pid)
 """,
             str(root),
@@ -157,7 +170,7 @@ result["before"] = {pid, child} <= set(orphans.list_descendants("self"))
 send = orphans.send_signal
 delay = lambda one: 0.1 if one == child else 0
 orphans.send_signal = lambda one, number: reactor.callLater(delay(one), send, one, number)
-await world.kill_orphans_of_run(b"secret", "/nonexistent")
+await world.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
 result["after"] = [alive(pid), alive(child)]
 """
         )
@@ -174,22 +187,54 @@ mine, other = daemon("secret", then=then), daemon("other", then=then)
 while alive(mine) or alive(other):  # the first thread is
     time.sleep(0.01)
 (child,) = orphans.list_descendants(other)
-await world.kill_orphans_of_run(b"secret", "/nonexistent")
+await world.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
 result["after"] = [exists(mine), exists(other), alive(child)]
 orphans.does_thread_belong_to_run = lambda *_: None
 reactor.callLater(0.1, os.kill, other, signal.SIGKILL)
-await world.kill_orphans_of_run(b"secret", "/nonexistent")
+await world.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
 result["later"] = [exists(other), alive(child)]
 """
         )
         self.assertEqual(result, {"after": [False, True, True], "later": [False, True]})
+
+    def test_orphans_of_the_starter(self) -> None:
+        result = self.play(
+            """
+starter = subprocess.Popen(
+    [sys.executable, "-c", STARTER % (("secret", "other"),)], stdout=subprocess.PIPE
+)
+mine, other = map(int, starter.stdout.readline().split())
+await world.kill_orphans_of_run(b"secret", "/nonexistent", starter.pid)
+result["after"] = [alive(mine), alive(other)]
+"""
+        )
+        self.assertEqual(result, {"after": [False, True]})
+
+    def test_process_of_a_run(self) -> None:
+        result = self.play(
+            """
+class Group:
+    def has_process(self, pid):
+        return pid == grouped
+
+starter = subprocess.Popen(
+    [sys.executable, "-c", STARTER % (("x", "y"),)], stdout=subprocess.PIPE
+)
+adopted, spared = map(int, starter.stdout.readline().split())
+grouped, stranger = daemon(), daemon()
+for pid in (adopted, grouped, stranger, 2**22 + 1):
+    await world.kill_process_of_run(pid, Group(), starter.pid)
+result["alive"] = [alive(pid) for pid in (adopted, grouped, spared, stranger)]
+"""
+        )
+        self.assertEqual(result, {"alive": [False, False, True, True]})
 
     def test_children_are_left_alone(self) -> None:
         """A child that the daemon started itself is no orphan, whatever it bears."""
         result = self.play(
             """
 child = spawner(Quiet(), ["/bin/sleep", "600"], {"MARK": "secret"}, "/")
-await world.kill_orphans_of_run(b"secret", "/nonexistent")
+await world.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
 result["running"] = child.is_running and alive(child.pid)
 """
         )
@@ -203,7 +248,7 @@ dead = daemon("", then="pass")
 while alive(dead):
     time.sleep(0.01)
 result["zombie"] = exists(dead)
-await world.kill_orphans_of_run(b"secret", "/nonexistent")
+await world.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
 result["after"] = exists(dead)
 """
         )
@@ -218,7 +263,7 @@ with spawner.expect_new_child() as tell:
     while alive(mine) or alive(other):
         time.sleep(0.01)
     world.reap_ended_orphans()
-    await world.kill_orphans_of_run(b"secret", "/nonexistent")
+    await world.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
     result["expected"] = [exists(mine), exists(other)]
     tell(mine)
 world.reap_ended_orphans()
@@ -233,7 +278,7 @@ result["told"] = [exists(mine), exists(other)]
             """
 with spawner.expect_new_child():
     pid = daemon("secret")
-    ended = Deferred.fromCoroutine(world.kill_orphans_of_run(b"secret", "/nonexistent"))
+    ended = Deferred.fromCoroutine(world.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS))
     while alive(pid):
         await deferLater(reactor, 0.01)
 await ended
@@ -265,9 +310,16 @@ class LookTests(SynchronousTestCase):
         self.adopted = [NO_PROCESS]
         self.patch(OrphanReaper, "list_adopted_orphans", lambda orphans: iter(self.adopted))
 
+    def kill_orphans(self) -> Deferred[None]:
+        """Kill those of a run whose starter is gone."""
+        killing = self.orphans.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
+        return Deferred.fromCoroutine(killing)
+
     def test_waits(self) -> None:
         """It returns when they are gone, and not when they have been told to go."""
-        ended = Deferred.fromCoroutine(self.orphans.kill_orphans_of_run(b"secret", "/nonexistent"))
+        ended = Deferred.fromCoroutine(
+            self.orphans.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
+        )
         self.clock.pump([0.002] * 100)
         self.assertNoResult(ended)
         self.adopted = []
@@ -279,7 +331,9 @@ class LookTests(SynchronousTestCase):
         """What hangs in the kernel is waited for some seconds, and then logged."""
         logged: list[object] = []
         self.patch(reaper.log, "observer", logged.append)
-        ended = Deferred.fromCoroutine(self.orphans.kill_orphans_of_run(b"secret", "/nonexistent"))
+        ended = Deferred.fromCoroutine(
+            self.orphans.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
+        )
         self.clock.pump([0.002] * 2000)
         self.assertNoResult(ended)
         self.clock.pump([0.002] * 600)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import resource
 import signal
 from pathlib import Path
@@ -14,6 +16,7 @@ from twisted.internet.task import Clock
 
 from tawebeval.config import MIB
 from tawebeval.core.evaluator_environment import add_tools_to_path
+from tawebeval.linux.starter_client import MountedOverlay, StartedProgram
 from tawebeval.sandbox import base as module
 from tawebeval.sandbox.base import (
     EvaluatorExit,
@@ -103,24 +106,63 @@ class GroupTests(CellTestCase):
         self.assertEqual(self.cgroups.group.removed, 3)
 
     def test_cannot_be_started(self) -> None:
-        """The group of what cannot be started is removed all the same, and nobody is expected."""
+        """The group of what cannot be started is removed all the same."""
         self.trees.error = OSError(28, "No space left on device")
         cell = self.no_cell()
         with self.assertRaises(OSError):
             cell.start_evaluator("x", ENVIRONMENT, Path("/"))
-        self.assertEqual(self.orphans.told, [])
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
 
-    def test_known(self) -> None:
-        """From its first moment the child is known as one that is no orphan."""
-        self.started()
-        self.assertEqual(self.orphans.told, [NO_PROCESS])
+    def test_close_forgets_the_program(self) -> None:
+        cell = self.started()
+        cell.close()
+        self.assertEqual(self.trees.forgotten, [self.workspace])
 
     def test_never_started(self) -> None:
         """A cell in which nothing was started has nothing to remove."""
         self.no_cell().close()
         self.assertEqual(self.cgroups.group.removed, 0)
+
+
+class ProcessTests(CellTestCase):
+    """The process of a run."""
+
+    def test_started_process_is_connected_from_its_beginning(self) -> None:
+        run = self.no_cell()
+        started = run.start_evaluator("x", ENVIRONMENT, Path("/"))
+        run.connect_process(ProcessProtocol(), started)
+        self.assertEqual(self.trees.connected, [(started, 0)])
+        (launch,) = self.trees.launched
+        self.assertEqual(launch.niceness, 10)
+        self.assertEqual(launch.max_stdout_bytes, LIMITS.output)
+        self.assertEqual(launch.max_stderr_bytes, LIMITS.stderr)
+
+    def test_overlay_is_held_until_close(self) -> None:
+        self.trees.overlay = MountedOverlay(os.open("/proc", os.O_RDONLY), frozenset({39}))
+        run = self.started()
+        self.assertEqual(self.disk.device_numbers, {39})
+        (held,) = run.workspace_view.path_descriptors.items()
+        self.assertEqual(held, (self.workspace.tree_directory, self.trees.overlay.root_descriptor))
+        run.close()
+        run.close()
+        self.assertRaises(OSError, os.fstat, self.trees.overlay.root_descriptor)
+
+    def test_resumed_run_goes_on_with_its_output_and_limits(self) -> None:
+        described = json.loads(json.dumps(self.started().describe_for_resume()))
+        self.trees.overlay = MountedOverlay(os.open("/proc", os.O_RDONLY), frozenset({39}))
+        described["devices"] = [39]
+        run = self.no_cell()
+        run.resume_process(ProcessProtocol(), described, 7, 8, 900)
+        program = StartedProgram(self.workspace.output_directory, 7, 8)
+        self.assertEqual(self.trees.connected, [(program, 900)])
+        self.assertEqual(
+            (self.disks[-1].device_numbers, self.disks[-1].run_start_time),
+            ({39}, described["since"]),
+        )
+        self.assertTrue(run.workspace_view.path_descriptors)
+        run.close()
+        self.assertEqual(self.cgroups.group.removed, 1)
 
 
 class UnsandboxedRunTests(CellTestCase):
@@ -158,7 +200,7 @@ class UnsandboxedRunTests(CellTestCase):
         self.child.exit(0)
         self.successResultOf(Deferred.fromCoroutine(cell.kill_remaining_processes()))
         self.assertEqual(self.child.group_signals, [signal.SIGKILL])
-        self.assertEqual(self.orphans.asked, [(b"--secret--", "/state/evaluations/word")])
+        self.assertEqual(self.orphans.asked, [(b"--secret--", "/state/evaluations/word", 77)])
 
     def test_end_without_a_process(self) -> None:
         """Where none was started there may be orphans all the same."""

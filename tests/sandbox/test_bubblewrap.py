@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import glob
+import json
 import os
 import resource
 import signal
 import stat
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
-from tawebeval.linux.launcher_client import MountedOverlay
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB
 from tawebeval.core.evaluator_environment import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
+from tawebeval.linux.starter_client import LaunchSpec
+from tawebeval.sandbox import broker as broker_module
 from tawebeval.sandbox import bubblewrap as module
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (
     TOOLS_NAME,
-    BubblewrapDescriptors,
     BubblewrapRun,
     BubblewrapSandbox,
     build_minimal_system_options,
@@ -52,6 +56,11 @@ BEGUN = CHILD + b'{ "begun": true }\n'
 ENDED = BEGUN + b'{ "exit-code": 0 }\n'
 
 
+def decode(descriptor: Mapping[str, str]) -> bytes:
+    """Return what a descriptor of a `LaunchSpec` has."""
+    return base64.b64decode(descriptor["base64"])
+
+
 class BubblewrapTestCase(CellTestCase):
     """A cell of bubblewrap, opened."""
 
@@ -59,6 +68,7 @@ class BubblewrapTestCase(CellTestCase):
         super().setUp()
         self.workspace = Workspace(Path(self.mktemp()).resolve())
         self.workspace.root.mkdir()
+        self.workspace.output_directory.mkdir()
         self.filter = os.memfd_create("filter")
         self.addCleanup(os.close, self.filter)
         os.write(self.filter, PROGRAM)  # and is at its end now
@@ -90,14 +100,17 @@ class BubblewrapTestCase(CellTestCase):
 
     def start(self, cell: SandboxedRun) -> None:
         """Start something in a cell, in nothing but name."""
-        (self.workspace.root / "runner").unlink(missing_ok=True)
         cell.start_evaluator("x", ENVIRONMENT, self.workspace.tree_directory)
 
-    def descriptors(self, cell: BubblewrapRun | None = None) -> BubblewrapDescriptors:
-        """Return those for the environment, bwrap's notes and the filters."""
-        cell = cell or self.cell
-        given = cell.make_launch_spec("x", ENVIRONMENT, self.workspace.tree_directory).descriptors
-        return BubblewrapDescriptors(given[0], given[1], tuple(given[3:]))
+    @property
+    def status_file(self) -> Path:
+        """The file to which bwrap writes."""
+        return self.workspace.output_directory / "status"
+
+    @property
+    def launch(self) -> LaunchSpec:
+        """What was started first."""
+        return self.trees.launched[0]  # type: ignore[no-any-return]
 
 
 class ArgumentTests(BubblewrapTestCase):
@@ -190,9 +203,8 @@ class ArgumentTests(BubblewrapTestCase):
     def test_environment(self) -> None:
         """The evaluator's environment is in a file for bwrap, to the letter."""
         for given in (ENVIRONMENT, {"A": "1 = 2", "EMPTY": "", "LINES": "a\nb", "ODD": "\udcff"}):
-            self.cell.close()
             launch = self.cell.make_launch_spec("x", given, self.workspace.tree_directory)
-            written = os.pread(launch.descriptors[0], 10**5, 0)
+            written = decode(launch.descriptors[0])
             whole = add_tools_to_path(given, "/evaluation/tools")
             words = [part for pair in whole.items() for part in ("--setenv", *pair)]
             self.assertEqual(written, os.fsencode("\0".join(["--clearenv", *words])))
@@ -205,38 +217,23 @@ class ArgumentTests(BubblewrapTestCase):
 
 
 class DescriptorTests(BubblewrapTestCase):
-    """What is open for bwrap."""
+    """What is open for bwrap and for the broker."""
 
-    def test_filter(self) -> None:
-        """Each cell reads the filters from their beginning, whatever the others have read."""
-        other = self.make()
-        self.start(other)
-        self.addCleanup(other.close)
-        for cell in (self.cell, other):
-            filters = self.descriptors(cell).filter_descriptors
-            self.assertEqual([os.read(filter_, 100) for filter_ in filters], [PROGRAM] * 2)
-            with self.assertRaises(OSError):
-                os.write(filters[0], b"x")
+    def test_bwrap_appends_its_status_to_a_file_as_does_its_first_process(self) -> None:
+        status = {"append": str(self.status_file)}
+        self.assertEqual(self.launch.descriptors[1:3], [status, status])
 
-    def test_not_inherited(self) -> None:
-        """Only what is started with them gets them."""
-        for descriptor in self.descriptors():
-            self.assertFalse(os.get_inheritable(descriptor))
+    def test_each_bwrap_reads_the_filters_from_their_beginning(self) -> None:
+        self.assertEqual([decode(each) for each in self.launch.descriptors[3:]], [PROGRAM] * 2)
+        assert self.launch.broker is not None
+        filters = self.launch.broker.descriptors[3:]
+        self.assertEqual([decode(each) for each in filters], [PROGRAM] * 2)
 
-    def test_close(self) -> None:
-        """They are closed with the cell, which also loses its group; once."""
-        descriptors = self.descriptors()
-        self.cell.close()
-        for descriptor in descriptors:
-            with self.assertRaises(OSError):
-                os.fstat(descriptor)
-        reused = [os.memfd_create("reused") for _ in range(5)]
-        for each in reused:
-            self.addCleanup(os.close, each)
-        self.assertLessEqual({*descriptors.filter_descriptors}, {*reused})
-        self.cell.close()
-        for each in reused:
-            os.fstat(each)
+    def test_unreadable_filter_is_an_error(self) -> None:
+        sandbox = attrs.evolve(self.sandbox(), filter_descriptors=(self.filter, 10**6))
+        cell = sandbox.make_run(self.workspace, self.checkout, LIMITS)
+        self.assertRaises(OSError, self.start, cell)
+        cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
 
     def test_never_started(self) -> None:
@@ -244,40 +241,40 @@ class DescriptorTests(BubblewrapTestCase):
         self.make().close()
         self.assertEqual(self.cgroups.group.removed, 0)
 
-    def test_tree(self) -> None:
-        """What is started has a tree over the checkout; what leads to its files is held."""
-        self.assertEqual(self.cell.workspace_view.path_descriptors, {})
-        directory = os.open("/proc", os.O_RDONLY)
-        self.trees.overlay = MountedOverlay(directory, frozenset({39, 40}))
-        cell = self.make()
-        self.start(cell)
-        self.assertEqual(self.trees.made, [self.checkout.path] * 2)
-        self.assertEqual(
-            cell.workspace_view.path_descriptors, {self.workspace.tree_directory: directory}
-        )
-        self.assertEqual(self.disks[-1].device_numbers, {39, 40})
-        cell.close()
-        cell.close()
-        self.assertRaises(OSError, os.fstat, directory)
 
-    def test_stays(self) -> None:
-        """Where the group cannot be removed as yet, all else is closed."""
-        before = os.listdir("/proc/self/fd")
-        self.trees.overlay = MountedOverlay(os.open("/proc", os.O_RDONLY), frozenset())
-        cell = self.make()
-        self.start(cell)
-        self.cgroups.group.stays = OSError(16, "Device or resource busy")
-        self.assertRaises(OSError, cell.close)
-        self.assertEqual(os.listdir("/proc/self/fd"), before)
-        self.cgroups.group.stays = None
+class BrokerTests(BubblewrapTestCase):
+    """The broker of the submission's programs."""
 
-    def test_half_open(self) -> None:
-        """Where the filter cannot be opened the group is removed all the same."""
-        sandbox = attrs.evolve(self.sandbox(), filter_descriptors=(self.filter, 10**6))
-        cell = sandbox.make_run(self.workspace, self.checkout, LIMITS)
-        self.assertRaises(OSError, self.start, cell)
-        cell.close()
-        self.assertEqual(self.cgroups.group.removed, 1)
+    def test_broker_is_in_the_cgroup_of_the_evaluation(self) -> None:
+        self.cgroups.group.entries = ["/cgroup/a"]
+        self.start(self.make())
+        broker = self.trees.launched[-1].broker
+        self.assertEqual(broker.cgroup_procs_files, ["/cgroup/a"])
+        self.assertEqual((broker.niceness, broker.environment), (10, {}))
+        self.assertEqual(self.trees.launched[-1].broker_socket, self.workspace.root / "runner")
+
+    def test_broker_gets_its_source_its_configuration_and_the_socket(self) -> None:
+        broker = self.launch.broker
+        assert broker is not None
+        self.assertEqual(broker.argv[-2:], ["/proc/self/fd/3", "tawebeval-broker"])
+        source, configuration, listening = broker.descriptors[:3]
+        self.assertEqual(decode(source), Path(broker_module.__file__).read_bytes())
+        self.assertEqual(listening, {"socket": ""})
+        told = json.loads(configuration["text"])
+        self.assertEqual(told["parent_pid"], self.trees.pid)
+        self.assertEqual(told["memory_bytes"], LIMITS.memory)
+        self.assertEqual(told["max_processes"], LIMITS.processes)
+
+    def test_what_a_broker_has_said_is_logged_at_the_close(self) -> None:
+        said = self.workspace.output_directory / "broker-stderr"
+        for content, logged in (
+            (b"", []),
+            (b"Traceback\xff" + b"." * 5000, ["Traceback\ufffd" + "." * 1014]),
+        ):
+            said.write_bytes(content)
+            with capturedLogs() as events:
+                self.cell.close()
+            self.assertEqual([event["said"] for event in events], logged)
 
 
 class ExitTests(BubblewrapTestCase):
@@ -285,7 +282,7 @@ class ExitTests(BubblewrapTestCase):
 
     def note(self, text: bytes) -> None:
         """Write what bwrap writes."""
-        os.write(self.descriptors().status_descriptor, text)
+        self.status_file.write_bytes(text)
 
     def test_status(self) -> None:
         """It exits with the status of its command."""
@@ -361,9 +358,9 @@ class SignalTests(BubblewrapTestCase):
     def test_end(self) -> None:
         """The kernel kills all that is left behind, which is over when the first one is gone."""
         self.cell.set_first_process(self.child)
-        os.write(self.descriptors().status_descriptor, CHILD)
+        self.status_file.write_bytes(CHILD)
         self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining_processes()))
-        self.assertEqual(self.orphans.waited, [77])
+        self.assertEqual(self.orphans.waited, [(77, self.cgroups.group, self.trees.pid)])
         self.assertEqual((self.sent, self.child.group_signals), ([], []))
 
     def test_end_without_a_sandbox(self) -> None:

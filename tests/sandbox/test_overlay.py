@@ -1,178 +1,198 @@
-"""`sandbox.overlay` with launchers that are none: what follows from what they can do."""
+"""`sandbox.overlay` with starters: what follows from what they can do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
-from tawebeval.linux.launcher_client import (
-    LaunchSpec,
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.errors import ConfigurationError
+from tawebeval.linux.privileges import User
+from tawebeval.linux.starter_client import (
     MountedOverlay,
     OverlayLayers,
     OverlayMountError,
+    StartedProgram,
+    StarterClient,
+    spawn_starter,
 )
-from twisted.logger import capturedLogs, formatEvent
-from twisted.trial.unittest import SynchronousTestCase
-
-from tawebeval.linux.child import StartedProcess
-from tawebeval.linux.privileges import User
 from tawebeval.sandbox import overlay as module
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace
+from tests.cases.patience import PATIENCE
+from tests.cases.starters import eventually, is_alive, sh
 from tests.fakes.children import NO_PROCESS
 
-LAUNCH = LaunchSpec(["./it"], {}, "/")
-STARTED = StartedProcess(NO_PROCESS, -1, -1, -1)
+LAUNCH = sh("exec sleep 600")
 OVERLAY = MountedOverlay(77, frozenset({39}))
+USER = User("taweb", 1000, 1001, frozenset(), "/")
 
 
 @attrs.define
-class FakeLaunching:
-    """Starts nothing, and notes what it was asked to; raises what is in `errors`, each once."""
+class FakeStarter:
+    """Starts nothing, and notes what it was asked to; raises `error`."""
 
-    mounting: bool = False
-    user: User | None = None
-    cannot: OSError | None = None
-    errors: list[OSError] = attrs.field(factory=list)
-    asked: list[tuple[LaunchSpec, OverlayLayers | None]] = attrs.field(factory=list)
-    opened: int = 0
-    closed: int = 0
-
-    def start_launcher(self) -> None:
-        self.opened += 1
-        if self.cannot is not None:
-            raise self.cannot
+    mount_problem: str | None = None
+    error: OSError | None = None
+    asked: list[OverlayLayers | None] = attrs.field(factory=list)
 
     def start_program(
-        self, launch: LaunchSpec, layers: OverlayLayers | None = None
-    ) -> tuple[StartedProcess, MountedOverlay | None]:
-        self.asked.append((launch, layers))
-        if self.errors:
-            raise self.errors.pop()
-        return STARTED, None if layers is None else OVERLAY
-
-    def close(self) -> None:
-        self.closed += 1
+        self, directory: Path, launch: Any, layers: OverlayLayers | None = None
+    ) -> StartedProgram:
+        self.asked.append(layers)
+        if self.error is not None:
+            raise self.error
+        return StartedProgram(directory, NO_PROCESS, 1, None if layers is None else OVERLAY)
 
 
-class TreesTests(SynchronousTestCase):
-    """A checkout with a file, and launchers, of which all that were made are in `made`."""
+class TreesTestCase(SynchronousTestCase):
+    """A checkout with a file."""
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
         self.checkout = self.root / "checkout"
         self.checkout.mkdir(parents=True)
         (self.checkout / "file").write_text("as it was")
-        self.made: list[FakeLaunching] = []
-        self.cannot: OSError | None = None
-        self.not_even: OSError | None = None  # without mounting
-        self.patch(module, "LauncherClient", self.make)
-        self.trees = WritableTrees()
-        self.count = 0
 
-    def make(
-        self,
-        *,
-        mounting: bool = False,
-        user: User | None = None,
-        keeper: object = None,
-        paths: Sequence[str] = (),
-    ) -> FakeLaunching:
-        """Make a launcher."""
-        self.made.append(FakeLaunching(mounting, user, self.cannot if mounting else self.not_even))
-        return self.made[-1]
-
-    def start(self) -> tuple[Workspace, tuple[StartedProcess, MountedOverlay | None], list[str]]:
-        """Start something; return its workspace, what came of it, and what was logged."""
-        self.count += 1
+    def make_workspace(self) -> Workspace:
+        """Return a workspace with its directories."""
         upload = self.root / "upload"
         (upload / "submission").mkdir(parents=True)
-        workspace = Workspace(self.root / str(self.count))
+        workspace = Workspace(self.root / "workspace")
         workspace.create_directories(upload, workspace.make_unsandboxed_view())
-        with capturedLogs() as events:
-            started = self.trees.start_program(self.checkout, workspace, LAUNCH)
-        return workspace, started, [str(formatEvent(event)) for event in events]
+        return workspace
 
-    def assert_copied(self, workspace: Workspace, launching: FakeLaunching) -> None:
-        """Hold that a tree is a copy, and that its program was started by that launcher."""
+    def assert_copied(self, workspace: Workspace) -> None:
+        """Assert that a tree is a copy of the checkout."""
         self.assertEqual((workspace.tree_directory / "file").read_text(), "as it was")
-        self.assertEqual(launching.asked[-1], (LAUNCH, None))
 
-    def test_overlay(self) -> None:
-        """One is mounted where the tree belongs, over what changes in it."""
-        self.trees.use_overlays()
-        workspace, started, said = self.start()
+
+class StartTests(TreesTestCase):
+    """Starters that start nothing."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.starter = FakeStarter()
+        self.users: list[User | None] = []
+        self.unable: OSError | None = None
+        self.patch(module, "spawn_starter", self.spawn)
+        self.patch(StarterClient, "connect", self.connect)
+        self.trees = WritableTrees(self.root / "starter" / "socket")
+
+    def spawn(self, path: Path, user: User | None) -> None:
+        """Start a starter."""
+        self.users.append(user)
+
+    def connect(self, path: Path) -> FakeStarter:
+        """Return the starter, once one was started."""
+        if not self.users or self.unable is not None:
+            raise self.unable or FileNotFoundError(path)
+        return self.starter
+
+    def test_overlay_is_mounted_over_the_tree(self) -> None:
+        self.trees.use_overlays(USER)
+        workspace = self.make_workspace()
+        started = self.trees.start_program(self.checkout, workspace, LAUNCH)
         work = workspace.root / "work"
         layers = OverlayLayers(self.checkout, workspace.tree_directory, work)
-        self.assertTrue(self.made[-1].mounting)
-        self.assertEqual(self.made[-1].asked, [(LAUNCH, layers)])
+        self.assertEqual((self.starter.asked, self.users), ([layers], [USER]))
         for directory in (work, workspace.tree_directory):
             self.assertEqual(list(directory.iterdir()), [])
             self.assertEqual(directory.stat().st_mode, workspace.home_directory.stat().st_mode)
-        self.assertEqual((started, said), ((STARTED, OVERLAY), []))
+        self.assertEqual(started.overlay, OVERLAY)
 
-    def test_never_asked(self) -> None:
-        """Then there are copies."""
-        workspace, started, said = self.start()
-        (launching,) = self.made
-        self.assert_copied(workspace, launching)
-        self.assertEqual((launching.mounting, started, said), (False, (STARTED, None), []))
-
-    def test_cannot_mount(self) -> None:
-        """Where nobody can mount that is why, and no more is said of it each time."""
-        self.cannot = OSError(None, "unshare: Operation not permitted")
-        user = User("taweb", 1000, 1001, frozenset(), "/")
-        self.trees.use_overlays(user)
+    def test_trees_are_copies_without_overlays(self) -> None:
+        self.starter.mount_problem = "unshare: Operation not permitted"
+        self.trees.use_overlays()
         self.assertEqual(self.trees.overlay_problem, "unshare: Operation not permitted")
-        workspace, _, said = self.start()
-        self.assert_copied(workspace, self.made[-1])
-        self.assertEqual((self.made[-1].mounting, self.made[-1].user, said), (False, user, []))
+        workspace = self.make_workspace()
+        started = self.trees.start_program(self.checkout, workspace, LAUNCH)
+        self.assert_copied(workspace)
+        self.assertEqual((self.starter.asked, started.overlay), ([None], None))
 
-    def test_nothing_can_be_started(self) -> None:
-        """Where not even copies could be used by anybody, that is an error at once."""
-        self.cannot = self.not_even = OSError(None, "no python")
-        self.assertRaises(OSError, self.trees.use_overlays)
-        self.assertEqual([each.opened for each in self.made[-2:]], [1, 1])
+    def test_overlays_are_given_up_for_copies_by_the_same_starter(self) -> None:
+        self.trees.use_overlays(USER)
+        self.trees.use_copies("it changes the cache", USER)
+        self.assertEqual(self.trees.overlay_problem, "it changes the cache")
+        workspace = self.make_workspace()
+        self.trees.start_program(self.checkout, workspace, LAUNCH)
+        self.assert_copied(workspace)
+        self.assertEqual(self.users, [USER])
 
-    def test_given_up(self) -> None:
-        """What does not work is given up, and ended; what copies is the same user's."""
-        user = User("taweb", 1000, 1001, frozenset(), "/")
-        self.trees.use_overlays(user)
-        mounting = self.made[-1]
-        self.assertEqual((mounting.mounting, mounting.user), (True, user))
-        self.assertIsNone(self.trees.overlay_problem)
-        self.trees.use_copies("it changes the cache", user)
-        self.assertEqual((self.trees.overlay_problem, mounting.closed), ("it changes the cache", 1))
-        workspace, _, _ = self.start()
-        self.assert_copied(workspace, self.made[-1])
-        self.assertEqual((self.made[-1].mounting, self.made[-1].user), (False, user))
+    def test_starter_that_cannot_be_connected_is_an_error(self) -> None:
+        for error in (OSError(None, "no python"), ConfigurationError("of version 2")):
+            self.unable = error  # type: ignore[assignment]
+            with self.assertRaises(type(error)):
+                self.trees.use_overlays()
 
-    def test_cannot_be_started(self) -> None:
-        """What cannot be mounted or started is an error, and not tried again with a copy."""
-        for error in (
-            OverlayMountError(22, "Invalid argument"),
-            FileNotFoundError(2, "No such file or directory"),
-        ):
-            self.trees.use_overlays()
-            self.made[-1].errors.append(error)
-            self.assertRaises(type(error), self.start)
-            self.assertEqual(len(self.made[-1].asked), 1)
+    def test_failed_start_is_not_tried_again_with_a_copy(self) -> None:
+        self.trees.use_overlays()
+        workspace = self.make_workspace()
+        self.starter.error = OverlayMountError(22, "Invalid argument")
+        with self.assertRaises(OverlayMountError):
+            self.trees.start_program(self.checkout, workspace, LAUNCH)
+        self.assertEqual(len(self.starter.asked), 1)
 
-    def test_no_checkout(self) -> None:
-        """Where nothing can be made of a checkout it is an error."""
+    def test_missing_checkout_is_an_error(self) -> None:
+        self.trees.use_copies("no overlays here")
         self.checkout.rename(self.mktemp())
-        self.assertRaises(FileNotFoundError, self.start)
+        with self.assertRaises(FileNotFoundError):
+            self.trees.start_program(self.checkout, self.make_workspace(), LAUNCH)
+        self.assertEqual(self.starter.asked, [])
 
-    def test_mounted_again(self) -> None:
-        """Asked once more it has another launcher in the place of the first."""
-        self.trees.use_overlays()
-        first = self.made[-1]
-        self.trees.use_overlays()
-        self.assertEqual((first.closed, self.made[-1].closed), (1, 0))
 
-    def test_close(self) -> None:
-        """The launcher is ended."""
-        self.trees.use_overlays()
-        self.trees.stop_launcher()
-        self.assertEqual(self.made[-1].closed, 1)
+class StarterTests(TreesTestCase):
+    """A real starter."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.socket = self.root / "starter" / "socket"
+        self.trees = WritableTrees(self.socket)
+        self.addCleanup(self.trees.close)
+
+    def test_own_starter_ends_at_the_close(self) -> None:
+        self.trees.use_copies("no overlays here")
+        pid = self.trees.starter.pid
+        program = self.trees.start_program(self.checkout, self.make_workspace(), LAUNCH)
+        self.trees.close()
+        self.trees.close()
+        self.assertEqual((is_alive(pid), is_alive(program.pid)), (False, False))
+
+    def test_starter_of_another_program_goes_on(self) -> None:
+        spawn_starter(self.socket)
+        shared = WritableTrees(self.socket, is_own=False)
+        shared.use_copies("no overlays here")
+        pid = shared.starter.pid
+        shared.close()
+        self.assertTrue(is_alive(pid))
+        StarterClient.connect(self.socket).stop_starter()
+
+    def test_starter_of_a_killed_daemon_is_replaced(self) -> None:
+        spawn_starter(self.socket)
+        former = StarterClient.connect(self.socket)
+        self.trees.use_copies("no overlays here")
+        self.assertFalse(is_alive(former.pid))
+        self.assertNotEqual(self.trees.starter.pid, former.pid)
+        former.close()
+
+    def test_forgotten_program_is_killed(self) -> None:
+        self.trees.use_copies("no overlays here")
+        workspace = self.make_workspace()
+        program = self.trees.start_program(self.checkout, workspace, LAUNCH)
+        self.trees.forget_program(workspace)
+        eventually(lambda: not is_alive(program.pid))
+        self.assertEqual(self.trees.starter.list_programs(), {})
+        self.trees.forget_program(workspace)
+        self.assertIsNone(self.trees.reopen_overlay(workspace))
+
+    def test_nothing_is_forgotten_without_a_starter(self) -> None:
+        self.trees.forget_program(Workspace(self.root))
+
+    def test_program_prints_into_its_file(self) -> None:
+        self.trees.use_copies("no overlays here")
+        workspace = self.make_workspace()
+        self.trees.start_program(self.checkout, workspace, sh("echo printed"))
+        ended = self.trees.starter.wait_for_program(workspace.output_directory, PATIENCE)
+        self.assertEqual(ended, (0, b"printed\n"))

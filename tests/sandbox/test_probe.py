@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from tawebeval.linux.launcher_client import LauncherClient, OverlayMountError
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -21,6 +20,12 @@ from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import container
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import Privileges, User
+from tawebeval.linux.starter_client import (
+    LaunchSpec,
+    OverlayMountError,
+    StartedProgram,
+    StarterClient,
+)
 from tawebeval.sandbox import probe as module
 from tawebeval.sandbox.base import NoSandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import (
@@ -33,6 +38,7 @@ from tawebeval.sandbox.bubblewrap import (
     prepare_etc,
 )
 from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox, NoHelperSandbox
+from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.probe import (
     DEFAULT_PROBE_DIRECTORIES,
     TREE_COPY_WARNING,
@@ -44,6 +50,7 @@ from tawebeval.sandbox.probe import (
     probe_bubblewrap,
     probe_overlays_or_copies,
 )
+from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.process import FakeProcess
 from tests.fakes.sandbox import NO_CGROUPS, FakeOrphans, FakeTrees
 
@@ -126,6 +133,8 @@ class SandboxesTestCase(SynchronousTestCase):
         self.patch(os, "environ", {**os.environ, "container": ""})
         self.bwrap: str | None = str(self.root / "bwrap")
         self.patch(shutil, "which", {"bwrap": self.bwrap}.get)
+        self.trees: Any = WritableTrees(self.root / "starter" / "socket")
+        self.addCleanup(self.trees.close)
 
     def install(self, script: str) -> None:
         """Have a bwrap that does this; what it is given is in "$@"."""
@@ -136,11 +145,10 @@ class SandboxesTestCase(SynchronousTestCase):
     def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
         """Return the sandbox that is configured so."""
         configuration = Configuration(sandbox=Settings(kind=kind, **settings), limits=LIMITS)
-        sandbox = open_sandbox(configuration, self.accounts, NO_CGROUPS, ORPHANS)
+        sandbox = open_sandbox(configuration, self.accounts, NO_CGROUPS, ORPHANS, self.trees)
         if isinstance(sandbox, BubblewrapSandbox):
             for descriptor in sandbox.filter_descriptors:
                 self.addCleanup(os.close, descriptor)
-        self.addCleanup(close_sandbox, sandbox)
         return sandbox
 
     def open_bubblewrap(self) -> BubblewrapSandbox:
@@ -158,7 +166,7 @@ class OpenTests(SandboxesTestCase):
         self.patch(shutil, "which", lambda name: None)
         sandbox = self.open("none", readable_paths=("/nonexistent",))
         self.assertEqual(
-            sandbox, NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / TOOLS_NAME)
+            sandbox, NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / TOOLS_NAME, self.trees)
         )
 
     def test_bubblewrap(self) -> None:
@@ -231,15 +239,21 @@ class TryTests(SandboxesTestCase):
         self.install(script)
         return self.problem()
 
+    def setUp(self) -> None:
+        super().setUp()
+        self.trees.use_overlays()
+        self.addCleanup(self.assert_nothing_left)
+
     def problem(self) -> tuple[str, str]:
         """Return what is said about the bwrap that there is, and the remedy."""
         problem = probe_bubblewrap(self.open_bubblewrap())
         assert problem is not None
         return problem
 
-    def tearDown(self) -> None:
+    def assert_nothing_left(self) -> None:
+        """Assert that the trial has left nothing."""
         self.assertEqual(os.listdir(self.temporary), [], "the trial leaves nothing behind")
-        self.assertEqual(ORPHANS.told, [], "nor a child that is thought to run")
+        self.assertEqual(self.trees.starter.list_programs(), {}, "nor a program")
 
     def test_works(self) -> None:
         """It runs a command as those of evaluators, in a workspace, and tells how that ended."""
@@ -413,7 +427,7 @@ class TryTests(SandboxesTestCase):
         for end in ("echo sound", "exit 1"):
             self.install(end)
             sandbox = self.open_bubblewrap()
-            sandbox.writable_trees.use_overlays()
+            self.trees.starter.list_programs()  # by a connection that is kept
             before = os.listdir("/proc/self/fd")
             probe_bubblewrap(sandbox)
             self.assertEqual(os.listdir("/proc/self/fd"), before)
@@ -438,22 +452,14 @@ class UserTests(SandboxesTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.process = FakeProcess(0)
-        self.trees = FakeTrees()
+        self.trees = FakeTrees(ended=(0, b"sound\n"))
         self.during: list[tuple[str, int]] = []
-        self.patch(
-            module, "wait_for_exit", self.noting("wait", lambda started, patience: (0, b"sound\n"))
-        )
+        self.patch(FakeTrees, "wait_for_program", self.noting("wait", FakeTrees.wait_for_program))
         self.patch(module, "remove_tree", self.noting("remove", remove_tree))
         self.patch(
             BubblewrapRun, "start_evaluator", self.noting("start", BubblewrapRun.start_evaluator)
         )
         self.patch(BubblewrapRun, "close", self.noting("close", BubblewrapRun.close))
-
-    def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
-        """Return the sandbox, with the test's trees."""
-        sandbox = super().open(kind, **settings)
-        assert isinstance(sandbox, BubblewrapSandbox)
-        return attrs.evolve(sandbox, writable_trees=self.trees)
 
     def noting(self, name: str, call: Any) -> Any:
         """Return a call that notes as whom it was made."""
@@ -485,18 +491,35 @@ class UserTests(SandboxesTestCase):
         self.assertEqual(self.process.calls, [])
 
 
+@attrs.define
+class StartingTrees(FakeTrees):
+    """Makes no trees, and starts programs all the same."""
+
+    real: StarterClient = attrs.field(kw_only=True)
+
+    @property
+    def starter(self) -> StarterClient:
+        """The real starter."""
+        return self.real
+
+    def start_program(
+        self, checkout: Path, workspace: Workspace, launch: LaunchSpec
+    ) -> StartedProgram:
+        """Start a program."""
+        super().start_program(checkout, workspace, launch)
+        return self.real.start_program(workspace.output_directory, launch)
+
+    def forget_program(self, workspace: Workspace) -> None:
+        """Kill a program."""
+        self.real.forget_program_now(workspace.output_directory)
+
+
 class TreesTests(SandboxesTestCase):
     """Overlays are tried out with the sandbox, and are what it can do without."""
 
     def setUp(self) -> None:
         super().setUp()
-        self.trees = FakeTrees(LauncherClient())
-        self.addCleanup(self.trees.launching.close)
-
-    def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
-        """Return the sandbox, with the test's trees."""
-        sandbox = super().open(kind, **settings)
-        return attrs.evolve(sandbox, writable_trees=self.trees) if kind != "none" else sandbox
+        self.trees = StartingTrees(real=self.trees.connect_starter())
 
     def try_it(self) -> SetupProblem | None:
         """Try it, in two places of the test's."""
@@ -539,8 +562,6 @@ class TreesTests(SandboxesTestCase):
             return started
 
         self.patch(FakeTrees, "start_program", refuse)
-        self.trees.launching = None
-        self.patch(module, "wait_for_exit", lambda started, patience: (0, b"sound\n"))
         self.assertIsNone(self.try_it())
         self.assertEqual(
             self.trees.overlay_problem, "an overlay cannot be mounted: Invalid argument"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 UNIT, SOCKET = "tawebeval.service", "tawebeval.socket"
-KEEPER = "tawebeval-starter.service"
+STARTER = "tawebeval-starter.service"
 CONFIGURATION = Path("/etc/tawebeval/tawebeval.toml")
 DOCUMENTS = Path("/usr/share/doc/tawebeval")
 STATE, CACHE = Path("/var/lib/tawebeval"), Path("/var/cache/tawebeval")
@@ -65,16 +65,16 @@ def is_ready() -> bool:
         return False
 
 
-def override(*lines: str, units: Sequence[str] = (UNIT, KEEPER)) -> None:
+def override(*lines: str, units: Sequence[str] = (UNIT, STARTER)) -> None:
     """Stop the units, and change some as `systemctl edit` does; the others are as shipped."""
-    for unit in (UNIT, KEEPER):
+    for unit in (UNIT, STARTER):
         folder = Path(f"/etc/systemd/system/{unit}.d")
         shutil.rmtree(folder, ignore_errors=True)
         if lines and unit in units:
             folder.mkdir()
             (folder / "check.conf").write_text("\n".join(["[Service]", *lines, ""]))
     run("systemctl", "daemon-reload")
-    run("systemctl", "stop", UNIT, KEEPER)
+    run("systemctl", "stop", UNIT, STARTER)
 
 
 def configure(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The keeper by its command, and under a systemd that has booted."""
+"""The starter by its command, and under a systemd that has booted."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tawebeval.linux.keeper_client import KeeperClient
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from benchmarks.booted import wait_until
+from tawebeval.linux.starter_client import StarterClient
 from tests.integration.cgroups import reason_to_skip
-from tests.integration.service_case import GATE, KEEPER, SERVICE, WAIT, ServiceTestCase
+from tests.integration.service_case import GATE, SERVICE, STARTER, WAIT, ServiceTestCase
 
 GATED = f"{GATE}; echo ready; {WAIT}; sleep 23456"
 
 
-class KeeperTests(ServiceTestCase):
-    """An evaluator in the keeper's unit."""
+class StarterTests(ServiceTestCase):
+    """An evaluator in the starter's unit."""
 
     def is_running(self) -> bool:
         """Tell whether the evaluator has gone on to its end."""
@@ -57,23 +57,23 @@ class KeeperTests(ServiceTestCase):
         wait_until(self.is_running, "it goes on")
         (pid,) = self.machine.run("pgrep", "--full", "^sleep 23456").split()
         group = self.machine.run("cat", f"/proc/{pid}/cgroup").rpartition("::")[2].strip()
-        self.assertTrue(group.startswith(self.show("ControlGroup", KEEPER)), group)
+        self.assertTrue(group.startswith(self.show("ControlGroup", STARTER)), group)
         self.control("stop", SERVICE)
         wait_until(lambda: not self.is_running(), "the evaluator has ended")
-        wait_until(lambda: self.show("ActiveState", KEEPER) == "inactive", "the keeper has ended")
+        wait_until(lambda: self.show("ActiveState", STARTER) == "inactive", "the starter has ended")
 
-    def test_lost_keeper(self) -> None:
-        """With the keeper its evaluators end; another one is started, and the daemon with it."""
+    def test_lost_starter(self) -> None:
+        """With the starter its evaluators end; another one is started, and the daemon with it."""
         identifier, _ = self.begin_and_wait(GATED)
-        self.control("kill", "--kill-whom=main", "--signal=KILL", KEEPER)
-        wait_until(lambda: self.show("NRestarts", KEEPER) == "1", "another keeper is there")
-        wait_until(lambda: self.show("ActiveState", KEEPER) == "active", "it listens")
+        self.control("kill", "--kill-whom=main", "--signal=KILL", STARTER)
+        wait_until(lambda: self.show("NRestarts", STARTER) == "1", "another starter is there")
+        wait_until(lambda: self.show("ActiveState", STARTER) == "active", "it listens")
         wait_until(lambda: self.post("echo again")[0] == 200, "evaluations are accepted again")
         self.assertEqual(self.ask("GET", f"/evaluation/{identifier}").answer()[0], 410)
 
 
 class CommandTests(SynchronousTestCase):
-    """`tawebeval keeper` without systemd."""
+    """`tawebeval starter` without systemd."""
 
     def setUp(self) -> None:
         if reason := reason_to_skip():
@@ -81,42 +81,42 @@ class CommandTests(SynchronousTestCase):
         self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-starter-"))
         self.addCleanup(shutil.rmtree, self.folder)
         self.folder.chmod(0o755)
-        (self.folder / "keeper").mkdir(mode=0o700)
+        (self.folder / "starter").mkdir(mode=0o700)
         (self.folder / "toml").write_text('[service]\nuser = "nobody"\n')
-        shutil.chown(self.folder / "keeper", "nobody")
+        shutil.chown(self.folder / "starter", "nobody")
 
-    def start(self) -> KeeperClient:
-        """Start a keeper; return a client of it."""
-        path = self.folder / "keeper" / "socket"
+    def start(self) -> StarterClient:
+        """Start a starter; return a client of it."""
+        path = self.folder / "starter" / "socket"
         path.unlink(missing_ok=True)
         options = ["--config", str(self.folder / "toml"), "--socket", str(path)]
         command = "from tawebeval.cli import main; main()"
-        process = subprocess.Popen([sys.executable, "-c", command, "keeper", *options])
+        process = subprocess.Popen([sys.executable, "-c", command, "starter", *options])
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
-        wait_until(path.exists, "the keeper listens")
-        client = KeeperClient.connect(str(path))
+        wait_until(path.exists, "the starter listens")
+        client = StarterClient.connect(path)
         self.addCleanup(client.close)
         self.assertEqual(client.pid, process.pid)
         self.addCleanup(self.remove, client)
         self.process = process
         return client
 
-    def parents(self, client: KeeperClient) -> list[Path]:
-        """Return the parent cgroups that a keeper has made."""
+    def parents(self, client: StarterClient) -> list[Path]:
+        """Return the parent cgroups that a starter has made."""
         parents = json.loads(client.cgroups)["parents"]
         return sorted({Path(path) for _, path in parents.values()})
 
-    def remove(self, client: KeeperClient) -> None:
-        """Remove the cgroups that a keeper leaves."""
+    def remove(self, client: StarterClient) -> None:
+        """Remove the cgroups that a starter leaves."""
         self.process.kill()
         self.process.wait()
         for parent in self.parents(client):
             for path, _, _ in reversed([*os.walk(parent)]):
                 os.rmdir(path)
 
-    def test_dead_keeper(self) -> None:
-        """A keeper removes the cgroups of one that was killed, and what runs in them."""
+    def test_dead_starter(self) -> None:
+        """A starter removes the cgroups of one that was killed, and what runs in them."""
         first = self.start()
         parents = self.parents(first)
         self.assertTrue(parents)

@@ -1,0 +1,34 @@
+"""Databases of evaluations that a test opens, and closes as the end of a process would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.evaluations.database import EvaluationDatabase
+
+
+def close_databases_at_end(case: SynchronousTestCase) -> Callable[[], None]:
+    """Close all databases at the end of the test; return a function that closes them now."""
+    opened: list[EvaluationDatabase] = []
+    open_database, close_database = EvaluationDatabase.open, EvaluationDatabase.close
+
+    def note_open(path: Path) -> EvaluationDatabase:
+        opened.append(open_database(path))
+        return opened[-1]
+
+    def close_once(database: EvaluationDatabase) -> None:
+        if database in opened:
+            opened.remove(database)
+            close_database(database)
+
+    def close_all() -> None:
+        while opened:
+            close_once(opened[-1])
+
+    case.patch(EvaluationDatabase, "open", note_open)
+    case.patch(EvaluationDatabase, "close", close_once)
+    case.addCleanup(close_all)
+    return close_all

@@ -1,0 +1,133 @@
+"""Whether evaluations outlive the daemon: the setting, the starter and what the doctor says."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import (
+    Configuration,
+    EvaluationSettings,
+    LimitSettings,
+    SandboxSettings,
+    ServiceSettings,
+)
+from tawebeval.daemon.starter_connection import (
+    STARTER_SOCKET_VARIABLE,
+    describe_starter_limits,
+    open_starter,
+)
+from tawebeval.errors import ConfigurationError
+from tests.cases.doctor_case import BROKEN, WEAKER, DoctorTestCase
+from tests.cases.starters import StarterProcess
+
+
+def configured(lasting: Any, kind: Any = "bubblewrap") -> Configuration:
+    """Return a configuration."""
+    return Configuration(
+        service=ServiceSettings(evaluations_outlive_daemon=lasting), sandbox=SandboxSettings(kind)
+    )
+
+
+SMALL = Configuration(
+    evaluations=EvaluationSettings(max_running=10), limits=LimitSettings(processes=100)
+)
+
+
+class SettingTests(SynchronousTestCase):
+    """`service.lasting`, and a starter with a unit of its own."""
+
+    def setUp(self) -> None:
+        self.starter = StarterProcess()
+        self.addCleanup(self.starter.stop)
+        self.environment = {STARTER_SOCKET_VARIABLE: str(self.starter.path)}
+
+    def test_evaluations_last_with_a_named_starter_unless_the_operator_forbids_it(self) -> None:
+        for lasting, kind, expected in (
+            ("auto", "bubblewrap", True),
+            (True, "bubblewrap", True),
+            (False, "bubblewrap", False),
+            ("auto", "none", False),
+        ):
+            trees, is_lasting = open_starter(
+                configured(lasting, kind), self.environment, Path("/state")
+            )
+            self.assertIs(is_lasting, expected)
+            trees.close()
+        self.assertIsNone(self.starter.process.poll(), "the daemon does not end it")
+        self.assertIs(open_starter(configured("auto"), {}, Path("/state"))[1], False)
+
+    def test_start_is_refused_if_evaluations_must_last_and_cannot(self) -> None:
+        silent = {STARTER_SOCKET_VARIABLE: "/nowhere/socket"}
+        for lasting, environment, kind, words in (
+            (True, {}, "bubblewrap", "service.lasting: no starter is named (TAWEBEVAL_STARTER)"),
+            (True, self.environment, "none", "service.lasting: evaluations last in a sandbox"),
+            (True, silent, "bubblewrap", "No such file or directory; start tawebeval-starter"),
+            ("auto", silent, "bubblewrap", "No such file or directory; start tawebeval-starter"),
+        ):
+            with self.assertRaises(ConfigurationError) as caught:
+                open_starter(configured(lasting, kind), environment, Path("/state"))
+            self.assertIn(words, str(caught.exception))
+
+    def test_start_is_refused_if_evaluators_may_have_more_than_the_starter(self) -> None:
+        resource.prlimit(self.starter.pid, resource.RLIMIT_NOFILE, (200, 200))
+        with self.assertRaises(ConfigurationError) as caught:
+            open_starter(configured("auto"), self.environment, Path("/state"))
+        self.assertEqual(
+            str(caught.exception),
+            "limits.open_files: 256 is over the starter's hard limit, 200; set LimitNOFILE=256 in"
+            " tawebeval-starter.service (or ulimit -H), or lower limits.open_files",
+        )
+
+    def describe(self, cgroups: str) -> list[str]:
+        """Return what is said of the starter's limits."""
+        client = self.starter.connect()
+        self.addCleanup(client.close)
+        client.cgroups = cgroups
+        return list(map(str, describe_starter_limits(SMALL, client)))
+
+    def test_starter_needs_descriptors_for_running_evaluations(self) -> None:
+        wanted = 10 * 9 + 256
+        for there in (wanted, wanted - 1):
+            resource.prlimit(self.starter.pid, resource.RLIMIT_NOFILE, (there, there))
+            said, _ = self.describe("")
+            self.assertIn(f"descriptors: {there} allowed, and up to {wanted} may be needed", said)
+            remedy = f"; set LimitNOFILE={wanted} in tawebeval-starter.service"
+            self.assertEqual(remedy in said, there < wanted)
+
+    def test_cgroups_around_the_evaluations_have_to_allow_all_processes(self) -> None:
+        unit = Path(self.mktemp()).absolute()
+        parent = unit / "parent"
+        parent.mkdir(parents=True)
+        (parent / "pids.max").write_text("max\n")
+        cgroups = json.dumps({"parents": {"processes": [2, str(parent)]}, "missing": {}})
+        for there in (1064, 1063):
+            (unit / "pids.max").write_text(f"{there}\n")
+            _, said = self.describe(cgroups)
+            self.assertIn(f"processes: {there} allowed, and up to 1064 may be needed", said)
+            self.assertEqual("; set TasksMax=1064 in tawebeval-starter" in said, there < 1064)
+
+
+class DoctorTests(DoctorTestCase):
+    """What the doctor says of the starter."""
+
+    def test_starter_with_too_few_descriptors_is_weaker(self) -> None:
+        starter = StarterProcess()
+        self.addCleanup(starter.stop)
+        self.environment[STARTER_SOCKET_VARIABLE] = str(starter.path)
+        settings = "[evaluations]\nrunning = 10"
+        said = [
+            str(each.description) for each in self.check_ok(settings) if each.component == "starter"
+        ]
+        self.assertIn("evaluations outlive the daemon", said)
+        resource.prlimit(starter.pid, resource.RLIMIT_NOFILE, (300, 300))
+        words = "descriptors: 300 allowed", "-> set LimitNOFILE=346 in tawebeval-starter.service"
+        self.check("starter", WEAKER, *words, settings=settings)
+
+    def test_starter_that_does_not_answer_is_broken(self) -> None:
+        self.environment[STARTER_SOCKET_VARIABLE] = "/nowhere/socket"
+        self.check("starter", BROKEN, "the starter does not answer", "tawebeval-starter.service")
