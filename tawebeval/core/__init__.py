@@ -8,7 +8,7 @@ byte.
   files among them, `text` cuts text between characters, and `events` encodes each event, once, as a
   line of JSON.
 - From the evaluator to clients: `event_log.EventLog` has the encoded lines, in rings
-  (`ring.EventRing`) in front of the file of stdout, and `event_log.EventMemory` bounds the memory of
+  (`ring.EventRing`) in front of the file of stdout; `event_log.EventMemory` bounds the memory of
   all logs. `pages` has cursors and pages, and `framing` frames lines as server-sent events or
   WebSocket messages.
 - Lists: `evaluation_lists` has their cursors, and joins the lists of several daemons.
