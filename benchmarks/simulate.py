@@ -82,7 +82,7 @@ RUSH = (
     Scenario("the defaults", settings={}),
     Scenario("`evaluations.queued = 10000`, `http.connections = 12000`", settings=_LARGE),
     Scenario("… 20 nodes are lost, each for 2 minutes", settings=_LARGE, lost_nodes=20),
-    Scenario("… a restart at 270 s, with a keeper", settings=_LARGE, restarts=1),
+    Scenario("… a restart at 270 s, with a starter", settings=_LARGE, restarts=1),
     Scenario("… a restart at 270 s, without one", settings=_LARGE, restarts=1, keeps=False),
     Scenario("8 daemons, 25 nodes each, the defaults", daemons=8),
 )

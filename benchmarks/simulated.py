@@ -406,7 +406,7 @@ class SimulatedDaemon:
             return self.registry.accept_form(ReceivedForm(make_form(number), Path("/form")), caller)
 
     async def restart(self, away: float, *, keeps: bool) -> None:
-        """Restart: nobody is answered for some seconds; without a keeper evaluations end."""
+        """Restart: nobody is answered for some seconds; without a starter evaluations end."""
         if keeps:
             self.is_away = True
         else:

@@ -49,7 +49,7 @@ class OutcomeTests(SynchronousTestCase):
         self.assertIn(outcome.repeated, (1, 2))
 
     def test_restarts(self) -> None:
-        """A restart with a keeper costs nothing but time; without one clients submit again."""
+        """A restart with a starter costs nothing but time; without one clients submit again."""
         slow = {"nodes": 1, "restarts": 1}
         self.assertEqual(run(**slow).repeated, 0)
         outcome = run(**slow, keeps=False)

@@ -12,90 +12,49 @@ from __future__ import annotations
 import gc
 import json
 import os
+import tempfile
 import time
-from collections.abc import Iterator
-from typing import Any
-
-from tawebeval.evaluations.stdout_pump import StdoutPump
-from twisted.internet.task import Clock
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 
 from benchmarks.floods import FILE, VALUE, floods
-from tawebeval.core.budget import RingBudget
-from tawebeval.core.fileblock import FileReference
-from tawebeval.core.ring import EventRing
-from tawebeval.core.segi import Markers, SegiParser
+from tawebeval.core.event_log import EventLog, EventMemory
+from tawebeval.core.segi import Markers
 from tawebeval.daemon.process_setup import keep_freed_memory
+from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 
 _READ = 64 * 1024
 _SIZE = 2 * _READ
 _CAPACITY = 4 * 1024 * 1024
 _REPETITIONS = 5
-_TURN = 0.001
 
 
-class Turns(Clock):
-    """A Clock that makes no call in the turn in which it was ordered, as a reactor."""
-
-    def callLater(self, delay: float, *call: Any, **arguments: Any) -> Any:
-        """Order a call for a later turn."""
-        return super().callLater(max(delay, _TURN), *call, **arguments)
-
-
-class Store:
-    """Takes a flood, and has its events acknowledged as they come."""
-
-    def __init__(self, markers: Markers) -> None:
-        self.paused = False
-        self._clock = Turns()
-        self._ring = EventRing()
-        budget = RingBudget(2**40, _CAPACITY, 1, lambda call: self._clock.callLater(0, call))
-        parser = SegiParser(markers, max_value=VALUE, max_file=FILE)
-        share = budget.allocate_ring(on_room=lambda: self._pump.on_ring_has_room())
-        self._pump = StdoutPump(self._clock, parser, self._ring, share, self)
-        self._pump.start(self)
-        self._file = bytes(FILE)
-
-    def turns(self, stdout: bytes) -> Iterator[float]:
-        """Yield the processor time of each turn, in seconds."""
-        for place in range(0, len(stdout), _READ):
-            chunk = stdout[place : place + _READ]
+def measure_turns(markers: Markers, stdout: bytes, folder: Path) -> Iterator[float]:
+    """Yield the processor time of each turn of the parser, in seconds; events are acknowledged."""
+    log = EventLog(EventMemory(_CAPACITY))
+    recorded = RecordedStdout(
+        log, EventFiles(folder), markers, time.time, max_value=VALUE, max_file=FILE
+    )
+    file = bytes(FILE)  # a large one only once
+    for place in range(0, len(stdout), _READ):
+        steps: list[Callable[[], object]] = [partial(recorded.feed, stdout[place : place + _READ])]
+        while steps:
             begin = time.thread_time()
-            self._pump.feed(chunk)
+            steps.pop()()
+            log.acknowledge(log.end_cursor)
             yield time.thread_time() - begin
-            while self.paused:
-                begin = time.thread_time()
-                self._clock.advance(_TURN)
-                yield time.thread_time() - begin
-        begin = time.thread_time()
-        self._pump.on_stdout_end()
-        yield time.thread_time() - begin
-        assert self._pump.output_stored_event.is_set
-
-    def pauseProducing(self) -> None:
-        """Give no more."""
-        self.paused = True
-
-    def resumeProducing(self) -> None:
-        """Give more."""
-        self.paused = False
-
-    def on_new_events(self) -> None:
-        """Acknowledge, if that is due."""
-        if self._ring.line_bytes >= _CAPACITY / 2:
-            self._ring.acknowledge(self._ring.end_cursor)
-            self._pump.on_acknowledge()
-
-    def on_pause_change(self, paused: bool) -> None:
-        """Do nothing: no clock runs."""
-
-    async def read_referenced_file(self, wanted: FileReference) -> bytes:
-        """Return a file, a large one only once."""
-        content, self._file = self._file, b"x"
-        return content
-
-    def on_lost_events(self) -> None:
-        """Refuse: no figure would be true."""
-        raise AssertionError("output was lost")
+            if recorded.awaited_file is not None:
+                recorded.store_file(file)
+                steps.append(partial(recorded.answer_file, file))
+                file = b"x"
+            elif recorded.has_pending_input:
+                steps.append(recorded.parse_pending)
+    begin = time.thread_time()
+    recorded.finish()
+    yield time.thread_time() - begin
+    recorded.close_files()
 
 
 def main() -> None:
@@ -106,8 +65,13 @@ def main() -> None:
     plain = (b"x" * 99 + b"\n") * (_SIZE // 100)
     longest = {}
     for name, stdout in {"plain": plain, **floods(markers, _SIZE)}.items():
-        repetitions = [Store(markers).turns(stdout) for _ in range(_REPETITIONS)]
-        longest[name] = 1000 * max(min(times) for times in zip(*repetitions, strict=True))
+        with ExitStack() as made:
+            folders = [
+                Path(made.enter_context(tempfile.TemporaryDirectory())) / "output"
+                for _ in range(_REPETITIONS)
+            ]
+            repetitions = [measure_turns(markers, stdout, folder) for folder in folders]
+            longest[name] = 1000 * max(min(times) for times in zip(*repetitions, strict=True))
     print(json.dumps(longest))
 
 

@@ -3,103 +3,121 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tawebeval.evaluations.stdout_pump import StdoutPump
 from twisted.internet import reactor as installed
 
 from benchmarks.programs.stopwatch import Stopwatch, arguments
-from tawebeval.config import LimitSettings
-from tawebeval.core.budget import RingBudget
+from tawebeval.config import Configuration, LimitSettings
+from tawebeval.core.budget import EventDiskBudget
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.fileblock import FileReference
-from tawebeval.core.ring import EventRing
-from tawebeval.core.segi import Markers, SegiParser
+from tawebeval.core.event_log import EventLog, EventMemory
+from tawebeval.core.form import EvaluationRequest, Repository, pack_request
+from tawebeval.core.segi import Markers
 from tawebeval.daemon.process_setup import keep_freed_memory
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.evaluations.run import EvaluatorRun
+from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.details import EvaluationDetails
+from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
+from tawebeval.evaluations.reading import EvaluationEvents, SegmentLoader
+from tawebeval.evaluations.run import Run
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper
+from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.base import NoSandbox, UnsandboxedRun
+from tawebeval.sandbox.limit_monitor import LimitMonitor
+from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace
 
-_CAPACITY = 4 * 1024 * 1024
+_CAPACITY = 4 * 1024 * 1024  # bytes of events in memory
 
 reactor: Any = installed
 
 
-class MeasuredRun(EvaluatorRun):
+class MeasuredRun(Run):
     """A run that counts what it prints."""
 
-    def __init__(self, stopwatch: Stopwatch, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._stopwatch = stopwatch
+    stopwatch: Stopwatch
 
     def outReceived(self, data: bytes) -> None:
         """Count, and do what is done otherwise."""
-        self._stopwatch.count(len(data))
+        self.stopwatch.count(len(data))
         super().outReceived(data)
 
 
-class Store:
-    """Stores events, and has them acknowledged whenever half of what there may be is stored."""
-
-    run: EvaluatorRun
-
-    def __init__(self) -> None:
-        self.ring = EventRing(read_wall_clock=time.time)
-        budget = RingBudget(2**40, _CAPACITY, 1, lambda call: reactor.callLater(0, call))
-        parser = SegiParser(Markers.generate(os.urandom))
-        self.share = budget.allocate_ring(on_room=lambda: self.pump.on_ring_has_room())
-        self.pump = StdoutPump(reactor, parser, self.ring, self.share, self)
-
-    def on_new_events(self) -> None:
-        """Acknowledge, if that is due."""
-        if self.ring.line_bytes >= _CAPACITY / 2:
-            self.ring.acknowledge(self.ring.end_cursor)
-            self.pump.on_acknowledge()
-
-    def on_pause_change(self, paused: bool) -> None:
-        """Stop the clock, or let it go on."""
-        self.run.set_clock_paused(paused)
-
-    def on_lost_events(self) -> None:
-        """Refuse: no figure would be true."""
-        raise AssertionError("output was lost")
-
-    async def read_referenced_file(self, wanted: FileReference) -> bytes:
-        """Refuse: there are no file blocks."""
-        raise AssertionError("the writer prints no file blocks")
-
-
-def main(prepare: Callable[[Store], object] = lambda store: None) -> None:
-    """Run the writer, store its events, and report; `prepare` gets the store before."""
+def main() -> None:
+    """Run the writer, store its events and read them, and report."""
     keep_freed_memory()  # as the daemon does at its start
+    with tempfile.TemporaryDirectory() as folder:
+        _measure(Path(folder))
+
+
+def _measure(folder: Path) -> None:
     argv, total = arguments()
-    stopwatch = Stopwatch()
-    store = Store()
-    prepare(store)
-    spawner = Spawner(reactor)
-    limits = LimitSettings(output=2**40)
-    cell = UnsandboxedRun(
-        Workspace(Path("/nonexistent")),
-        Checkout(Commit("", ""), Path("/nonexistent"), lambda: None),
-        NoSandbox(
-            limits, CgroupManager([], {}, {}), OrphanReaper(reactor, spawner), Path("/nonexistent")
-        ),
-        limits,
+    threads = WorkerThreads.create(reactor, 4, "work")
+    threads.start()
+    trees = WritableTrees(folder / "starter" / "socket")
+    trees.use_copies("no tree is needed")
+    trees.attach(reactor, threads.run_in_thread, lambda: None)
+    configuration = Configuration(limits=LimitSettings(output=2**40))
+    cgroups = CgroupManager([], {}, {})
+    orphans = OrphanReaper(reactor, Spawner(reactor))
+    sandbox = NoSandbox(configuration.limits, cgroups, orphans, folder, trees)
+    workspace = Workspace(folder / "evaluation")
+    workspace.root.mkdir()
+    checkout = Checkout(Commit("", ""), folder, lambda: None)
+    context = EvaluationContext(
+        configuration=configuration,
+        clock=reactor,
+        generate_random_bytes=os.urandom,
+        worker_threads=threads,
+        spawner=Spawner(reactor),
+        checkout_source=None,  # type: ignore[arg-type]  (nothing is fetched)
+        sandbox=sandbox,
+        limit_monitor=LimitMonitor(reactor, threads, threads),
+        event_memory=EventMemory(_CAPACITY),
+        event_disk=EventDiskBudget(2**40),
+        segment_loader=SegmentLoader(threads),
     )
-    threads = WorkerThreads(reactor, reactor.getThreadPool())
-    run = store.run = MeasuredRun(stopwatch, reactor, store.pump, 2, cell, threads)
-    spawner(run, argv, {}, "/")
+    stdout = RecordedStdout(
+        EventLog(context.event_memory),
+        EventFiles(workspace.output_directory),
+        Markers.generate(os.urandom),
+        time.time,
+        max_value=configuration.limits.data_value,
+        max_file=configuration.limits.file,
+    )
+    events = EvaluationEvents(stdout.log, "", "some", context.segment_loader, stdout)
+
+    def read() -> None:
+        """Read the new events, and acknowledge them, as a client does who keeps up."""
+        while stdout.log.begin_cursor < stdout.log.end_cursor:
+            batch = events.read_now(stdout.log.begin_cursor, 256 * 1024)
+            events.acknowledge(stdout.log.begin_cursor + batch.count)
+
+    request = EvaluationRequest(Repository("file:///"), "", "", "", 0, ())
+    run = MeasuredRun(
+        context,
+        EvaluationDetails("some", pack_request(request), 0, None),
+        checkout,
+        UnsandboxedRun(workspace, checkout, sandbox, configuration.limits),
+        stdout,
+        read,
+        lambda: None,
+    )
+    run.stopwatch = Stopwatch()
+    program = trees.starter.start_program(workspace.output_directory, LaunchSpec(argv, {}, "/"))
+    trees.connect_program(run, program)
     run.run_ended.add_callback(lambda _: reactor.stop())
     reactor.run()
-    assert run.failure is None
-    stopwatch.report(total)
+    assert run.failure is None, run.failure
+    run.stopwatch.report(total)
+    trees.close()
+    threads.stop()
 
 
 if __name__ == "__main__":

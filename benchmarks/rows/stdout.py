@@ -23,7 +23,6 @@ _TOTAL = {10: 60 * _MB, 1_000: 200 * _MB, 100_000: 200 * _MB}
 _ASYNCIO_TOTAL = {10: 2 * _MB}
 _BARE_TARGET = {10: 0.3, 1_000: 0.8, 100_000: 0.7}
 _ASYNCIO_TARGET = 30
-_ARCHIVED_TARGET = 0.25
 _UNIT = "MB/s"
 
 
@@ -32,8 +31,7 @@ def measure(rounds: int) -> Sequence[Row]:
     samples: dict[str, list[float]] = {}
     for length, total in _TOTAL.items():
         ways: dict[str, Callable[[], Round]] = {
-            f"{way}.{length}": partial(_figures, way, length, total)
-            for way in ("ours", "archived", "bare")
+            f"{way}.{length}": partial(_figures, way, length, total) for way in ("ours", "bare")
         }
         if length in _ASYNCIO_TOTAL:
             ways[f"asyncio.{length}"] = partial(_figures, "asyncio", length, _ASYNCIO_TOTAL[length])
@@ -47,16 +45,6 @@ def measure(rounds: int) -> Sequence[Row]:
             what = f"stdout to events, {length:,}-byte lines, to {name}"
             ours, other = f"ours.{length}", f"{baseline}.{length}"
             rows.append(Row(what, _UNIT, samples[f"{ours}.rate"], samples[f"{other}.rate"], target))
-    rows += [
-        Row(
-            f"stdout to events and archive, {length:,}-byte lines, to events alone",
-            _UNIT,
-            samples[f"archived.{length}.rate"],
-            samples[f"ours.{length}.rate"],
-            _ARCHIVED_TARGET,
-        )
-        for length in _TOTAL
-    ]
     return rows
 
 

@@ -148,11 +148,11 @@ class EvaluationService(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> bool:
+        self._trees.starter.ignore_connection_loss()
         if self.evaluations_outlast_daemon:
             self.registry.hand_over_evaluations()
             await self.repositories.close()
             await self._close_store()
-            self._trees.starter.ignore_connection_loss()
             return False
         self.callbacks.start_last_attempts()
         had_any = await self.registry.drain_and_close(

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from twisted.internet.utils import getProcessOutput
 
-from tests.integration.client import failure, joined, text
+from tests.integration.client import data, failure, joined, python, text
 from tests.integration.harness import COMMAND, until
 from tests.integration.processes import processes
 from tests.integration.slurm_case import StreamTestCase
 from tests.integration.wire import blocks
+from tests.integration.wire.blocks import HELPERS
 
 MIB = 2**20
 LAST_FILES = r"""
