@@ -21,7 +21,6 @@ from typing import Any
 
 import attrs
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.linux.launcher_client import LaunchSpec
 from twisted.internet.base import DelayedCall
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessDone, ProcessTerminated
@@ -40,7 +39,7 @@ from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessTransport, StartedProcess
-from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
+from tawebeval.sandbox.base import EvaluatorExit, Launch, RunEnd, SandboxedRun
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.run_limits import RunLimits
@@ -195,10 +194,14 @@ class SimulatedRunLimits(RunLimits):
         return ResourceUsage(None, None)
 
 
-class SimulatedRun(SandboxedRun):
-    """A run whose process is simulated: no cgroup, no disk."""
+@attrs.frozen
+class SimulatedRun(Launch, RunEnd):
+    """The start and the end of a run whose process is simulated: no cgroup, no disk."""
 
-    def make_workspace_view(self) -> WorkspaceView:
+    workspace: Workspace
+
+    @property
+    def workspace_view(self) -> WorkspaceView:
         """Return the paths of the daemon."""
         return self.workspace.make_unsandboxed_view()
 
@@ -207,12 +210,6 @@ class SimulatedRun(SandboxedRun):
     ) -> StartedProcess:
         """Return a process that the spawner is to simulate; its number is in the command."""
         return StartedProcess(int(command), -1, -1, -1)
-
-    def make_launch_spec(
-        self, command: str, environment: Mapping[str, str], directory: Path
-    ) -> LaunchSpec:
-        """Raise: `start_evaluator` launches nothing."""
-        raise NotImplementedError
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send it to the simulated process."""
@@ -246,9 +243,8 @@ class SimulatedSandbox:
         environment: Environment | None = None,
     ) -> SandboxedRun:
         """Return a run that is not started yet."""
-        run = SimulatedRun(workspace, checkout, self, limits)
-        run.run_limits = SimulatedRunLimits(limits)
-        return run
+        run = SimulatedRun(workspace)
+        return SandboxedRun(workspace, run, SimulatedRunLimits(limits), run)
 
 
 @attrs.frozen

@@ -88,7 +88,7 @@ def _start(run: SandboxedRun) -> float:
     """Start the command as evaluators are; return the seconds until it was waited for."""
     begin = time.perf_counter()
     status, printed = wait_for_exit(
-        run.start_evaluator(COMMAND, {}, run.workspace.tree_directory), _PATIENCE
+        run.launch.start_evaluator(COMMAND, {}, run.workspace.tree_directory), _PATIENCE
     )
     seconds = time.perf_counter() - begin
     assert (status, printed) == (0, b"hello\n"), printed
