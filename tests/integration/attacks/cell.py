@@ -7,12 +7,12 @@ import resource
 import shutil
 import signal
 import subprocess
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from tawebeval.sandbox.broker_client import BROKER_SOCKET_NAME
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -21,7 +21,7 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper
-from tawebeval.sandbox.bubblewrap import write_sandbox_files
+from tawebeval.sandbox.bubblewrap import BROKER_SOCKET_NAME, write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.patience import PATIENCE
@@ -108,6 +108,20 @@ def all_of(*changes: Change) -> Change:
     return change
 
 
+class NoTrees:
+    """In place of a starter, which starts nothing here."""
+
+    pid = os.getpid()
+
+    @property
+    def starter(self) -> NoTrees:
+        """This."""
+        return self
+
+    def forget_program(self, _: Workspace) -> None:
+        """Do nothing."""
+
+
 class CellTestCase(SynchronousTestCase):
     """Runs programs in a cell of the product, with or without all of its defences.
 
@@ -136,6 +150,7 @@ class CellTestCase(SynchronousTestCase):
             accounts,
             CgroupManager([], {}, {}),
             orphans,
+            NoTrees(),  # type: ignore[arg-type]
         )
         for descriptor in self.sandbox.filter_descriptors:
             self.addCleanup(os.close, descriptor)
@@ -158,6 +173,8 @@ class CellTestCase(SynchronousTestCase):
             self.sandbox.limits,
         )
         self.addCleanup(self.cell.close)
+        limits_of_cell: Any = self.cell.run_limits
+        limits_of_cell.make_cgroup("cell")  # of which there is nothing here
 
     def start(
         self,
@@ -175,16 +192,17 @@ class CellTestCase(SynchronousTestCase):
             "EVALUATION_DATA_BEGIN": "begin",
             **(environment or {}),
         }
-        self.cell.close()
         (self.workspace.root / BROKER_SOCKET_NAME).touch()  # what the cell's own `start` makes
-        launch = self.cell.make_launch_spec(command, variables, self.workspace.tree_directory)
+        maker: Any = self.cell.launch
+        launch = maker.make_launch_spec(command, variables, self.workspace.tree_directory)
+        opened = [self.open(described) for described in launch.descriptors]
         argv = [*_limit(launch.rlimits), *launch.argv]
         # By the numbers that the descriptors have here: nobody gives them others. That the first
         # process cannot note anything, for it has a number of its own for that, matters to nobody.
-        for option, descriptor in zip(_OPENED, launch.descriptors, strict=False):
+        for option, descriptor in zip(_OPENED, opened, strict=False):
             argv[argv.index(option) + 1] = str(descriptor)
         first = argv.index("--add-seccomp-fd")
-        argv[first + 1 : first + 4 : 2] = map(str, launch.descriptors[-2:])
+        argv[first + 1 : first + 4 : 2] = map(str, opened[-2:])
         process = subprocess.Popen(
             change(argv),
             env=launch.environment,
@@ -193,7 +211,7 @@ class CellTestCase(SynchronousTestCase):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            pass_fds=(*launch.descriptors, *descriptors),
+            pass_fds=(*opened, *descriptors),
             start_new_session=True,
             user=USER.pw_uid if USER else None,
             group=USER.pw_gid if USER else None,
@@ -201,6 +219,17 @@ class CellTestCase(SynchronousTestCase):
         )
         self.addCleanup(_end, process)
         return process
+
+    def open(self, described: Mapping[str, str]) -> int:
+        """Return a descriptor of a launch, as the starter opens it."""
+        if "append" in described:
+            self.workspace.output_directory.mkdir(exist_ok=True)
+            descriptor = os.open(described["append"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        else:
+            descriptor = os.memfd_create("given")
+            os.pwrite(descriptor, b64decode(described["base64"]), 0)
+        self.addCleanup(os.close, descriptor)
+        return descriptor
 
     def say(self, command: str, change: Change = as_it_is, **more: object) -> str:
         """Return what a command prints in the cell."""
