@@ -225,7 +225,6 @@ class SlurmRun(SandboxedRun):
             settings,
             self.limits,
             self._name_job(attempt),
-            configuration.evaluations.max_pause_seconds,
         )
         python = configuration.runner.node_python or sys.executable
         arguments = [str(self._description_file)]

@@ -9,17 +9,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tawebeval.linux.launcher_client import LaunchSpec
-from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.linux import launcher_client
-from tawebeval.linux.child import wait_for_exit
 from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.disk_usage import measure_disk_usage
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.patience import PATIENCE
+from tests.cases.starters import eventually
 from tests.integration.unprivileged import WHO, give, temporary_folder
 
 _MOUNTS = 20  # the kernel's log is the machine's: others may mount overlays at the same time
@@ -37,10 +35,10 @@ class OverlaysTests(SynchronousTestCase):
     file = "file"
 
     def setUp(self) -> None:
-        self.trees = WritableTrees()
-        self.addCleanup(self.trees.stop_launcher)
         folder = temporary_folder()
         self.addCleanup(remove_tree, folder)  # the kernel closes directories of its own in it
+        self.trees = WritableTrees(folder / "starter" / "socket")
+        self.addCleanup(self.trees.close)
         self.checkout = folder / "checkout"
         self.checkout.mkdir()
         # What is made here by root is for whoever mounts; a daemon is that user by then.
@@ -58,33 +56,14 @@ class OverlaysTests(SynchronousTestCase):
         for path in (file.parent, file):
             give(path)
         launch = LaunchSpec(["/bin/sh", "-c", command], {}, str(self.workspace.tree_directory))
-        started, self.overlay = self.trees.start_program(self.checkout, self.workspace, launch)
+        program = self.trees.start_program(self.checkout, self.workspace, launch)
+        self.overlay = program.overlay
         assert self.overlay is not None
         os.close(self.overlay.root_descriptor)
-        status, printed = wait_for_exit(started, PATIENCE)
+        status, printed = self.trees.starter.wait_for_program(program.directory, PATIENCE)
+        self.trees.forget_program(self.workspace)
         self.assertEqual(status, 0, printed)
         return printed.decode().splitlines()
-
-    def test_mounted_again(self) -> None:
-        """When the launcher dies after it has mounted one the next makes another, no copy."""
-        killed = self.workspace.root / "killed"
-        source, mounted = launcher_client.LAUNCHER_SOURCE.decode(), "        step = START\n"
-        self.assertIn(mounted, source)
-        die = (
-            f"        if not os.path.exists({str(killed)!r}):\n"
-            f"            open({str(killed)!r}, 'w').close()\n"
-            "            os.kill(os.getpid(), signal.SIGKILL)\n"
-        )
-        self.patch(
-            launcher_client, "LAUNCHER_SOURCE", source.replace(mounted, mounted + die).encode()
-        )
-        self.trees.use_overlays(WHO)
-        with capturedLogs() as events:
-            told = self.run_it("cat file; echo more >>file; cat file")
-        self.assertTrue(killed.exists())
-        self.assertEqual(told, ["from below", "from below", "more"])
-        (said,) = (str(formatEvent(event)) for event in events)
-        self.assertIn("starting another one", said)
 
     def check_devices(self, count: int) -> None:
         """Hold that a directory, a new file, an old one and a changed one have known devices."""
@@ -102,15 +81,16 @@ class OverlaysTests(SynchronousTestCase):
         """Hold that a new file and a changed one count when both have lost their names."""
         remove_tree(self.workspace.overlay_work_directory)
         launch = LaunchSpec(["/bin/sh", "-c", NAMELESS], {}, str(self.workspace.tree_directory))
-        started, overlay = self.trees.start_program(self.checkout, self.workspace, launch)
+        program = self.trees.start_program(self.checkout, self.workspace, launch)
+        overlay = program.overlay
         assert overlay is not None
         os.close(overlay.root_descriptor)
-        os.set_blocking(started.stdout, True)
-        self.assertEqual(os.read(started.stdout, 6), b"ready\n")
+        printed = program.directory / "stdout"
+        eventually(lambda: printed.read_bytes() == b"ready\n")
         use = measure_disk_usage(
-            self.workspace.tree_directory, [started.pid], devices=overlay.device_numbers
+            self.workspace.tree_directory, [program.pid], devices=overlay.device_numbers
         )
-        self.assertRaises(TimeoutError, wait_for_exit, started, 0)
+        self.trees.forget_program(self.workspace)
         self.assertGreaterEqual(use.disk_bytes, 2 * 1_000_000)
 
     def test_one_file_system(self) -> None:
