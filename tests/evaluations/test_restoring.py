@@ -18,7 +18,7 @@ from tawebeval.errors import (
     IdempotencyKeyReused,
 )
 from tawebeval.evaluations import registry
-from tawebeval.evaluations.restoring import LeftEvaluations
+from tawebeval.evaluations.restoring import LeftEvaluations, load_details
 from tawebeval.evaluations.rows import EvaluationRow
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
@@ -150,10 +150,9 @@ class WaitingTests(RestoringTestCase):
 
     def test_row_that_cannot_be_restored_leaves_the_others(self) -> None:
         broken, other = self.accept(), self.accept()
-        load = registry.load_details
 
         def fail(row: EvaluationRow, upload: Path | None) -> Any:
-            return load(row, upload) if row.identifier != broken else 1 // 0
+            return load_details(row, upload) if row.identifier != broken else 1 // 0
 
         self.patch(registry, "load_details", fail)
         self.restart()
