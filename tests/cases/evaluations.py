@@ -185,13 +185,13 @@ class RunTestCase(SynchronousTestCase):
     limits = LimitSettings(wall_clock=10, output=100_000)
 
     def setUp(self) -> None:
+        self.clock = TurnClock()
         self.world = World(
             configuration=Configuration(
                 evaluations=EvaluationSettings(kill_grace_seconds=GRACE), limits=self.limits
             ),
-            clock=TurnClock(),
+            clock=self.clock,
         )
-        self.clock = self.world.clock
         self.orphans = Gate()
         self.files = MemoryEventFiles()
         self.log = EventLog(self.world.memory)

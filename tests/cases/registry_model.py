@@ -8,20 +8,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from signal import SIGTERM
+from typing import Any
 
 import attrs
 from hypothesis.stateful import RuleBasedStateMachine
-from tawebeval.evaluations.evaluation import Evaluation
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.python.failure import Failure
 
 from tawebeval import errors
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
+from tawebeval.core.checkout import Checkout
 from tawebeval.core.framing import EVENT_STREAM, JSON_LINES, WEBSOCKET_MESSAGES, StreamFraming
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage
-from tawebeval.evaluations.reading import STREAM_RESUME_TIMEOUT, Subscription
+from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.sandbox.workspace import derive_directory_name
 from tawebeval.web.streams import StreamFlowControl, write_events
 from tests.cases.event_source import EventSource
 from tests.fakes.callbacks import FakeCallbacks
@@ -29,9 +31,8 @@ from tests.fakes.children import FakeChild
 from tests.fakes.world import IdleThreads, World, straw
 
 RUNNING, QUEUED, KEPT, ABANDON, RETAIN = 2, 2, 4, 100, 70
-TOTAL, CAPACITY, PAGE = 1800, 700, 512
-NEXT_PAGE = 30  # seconds for which pages hold up streams after the last answer
-READ = 1000  # bytes in the ring of what is printed at once, and of a final error, at most
+DISK, MEMORY, PAGE = 700, 1800, 512
+NEXT_PAGE = 30  # seconds for which the reader of a page is expected to ask for the next one
 
 
 def line(event: str) -> bytes:
@@ -51,17 +52,14 @@ def payload(event: dict[str, object]) -> str:
 class Model:
     """Model of one evaluation; `events` are payloads, `!reason` for an error.
 
-    Events before `oldest` may be discarded: pages have acknowledged them, or streams may have taken
-    them.
+    Events before `acknowledged` are discarded.
     """
 
     asked: float
     real: Evaluation
     events: list[str] = attrs.field(factory=list)
-    oldest: int = 0
-    acknowledged: int = 0  # by pages
+    acknowledged: int = 0
     paged: float = float("-inf")  # time until which a request for the next page is expected
-    cut: float = float("-inf")  # time until which the client of a cut stream is expected
     printed: int = 0
     terminated: bool = False  # the last line's terminator is held back
     blocked: bool = False  # a data block has begun
@@ -96,13 +94,9 @@ class Model:
 
     def marker(self, which: str) -> bytes:
         """Return a line that is a marker."""
-        assert self.real.supervisor is not None
-        return (
-            self.real.supervisor.output_markers.build_environment()[
-                f"EVALUATION_DATA_{which}"
-            ].encode()
-            + b"\n"
-        )
+        assert self.real.events.stdout is not None
+        environment = self.real.events.stdout.markers.build_environment()
+        return environment[f"EVALUATION_DATA_{which}"].encode() + b"\n"
 
     def close(self, reason: str | None) -> None:
         """End the evaluation, also inside a block, which is then an error."""
@@ -135,6 +129,7 @@ class Stream:
     flow: StreamFlowControl
     received: bytearray = attrs.field(factory=bytearray)
     slow: bool = False
+    is_cut: bool = False
     over: Deferred[None] = attrs.field(init=False)
 
     def begin(self) -> None:
@@ -142,7 +137,11 @@ class Stream:
         self.over = Deferred.fromCoroutine(
             write_events(self.subscription, self.flow, self.framing, self.write, lambda: None, 1e6)
         )
-        self.over.addErrback(lambda failure: failure.trap(CancelledError))
+        self.over.addErrback(self.on_error)
+
+    def on_error(self, failure: Failure) -> None:
+        """Note that a page has acknowledged what the stream has not sent."""
+        self.is_cut = failure.trap(CancelledError, errors.DiscardedCursor) is errors.DiscardedCursor
 
     def write(self, data: bytes) -> None:
         """Receive bytes; as a transport does, pause the producer if the client is slow."""
@@ -192,17 +191,14 @@ class Comparison(RuleBasedStateMachine):
                 max_retained=KEPT,
             ),
             limits=LimitSettings(wall_clock=10**6),
-            buffers=EventBufferSettings(max_total_bytes=TOTAL, max_page_bytes=PAGE),
+            buffers=EventBufferSettings(
+                max_total_bytes=MEMORY, max_disk_bytes=DISK, max_page_bytes=PAGE
+            ),
         )
-        self.world = World(configuration=configuration, threads=IdleThreads(), running=RUNNING)
+        self.world = World(configuration=configuration, threads=IdleThreads())
         self.world.spawn.obeys = (SIGTERM,)
-        self.budget = self.world.budget
         self.identities = IdentifierIssuer(b"k" * 32, straw(1))
-        bounds = (RUNNING, QUEUED, 0, 0)
-        context = self.world.context()
-        self.registry = EvaluationRegistry(
-            context, self.identities, bounds, Path("/evaluations"), FakeCallbacks()
-        )
+        self.registry = self.make_registry()
         self.models: dict[str, Model] = {}
         self.waiting: list[str] = []
         self.keys: dict[str, tuple[str, bytes]] = {}
@@ -210,6 +206,14 @@ class Comparison(RuleBasedStateMachine):
         self.streams: list[Stream] = []
         self.sent: list[str] = []  # evaluations that streams have sent to the end, in this order
         self.gone: list[Stream] = []  # streams that have ended, or were cut by their clients
+
+    def make_registry(self) -> EvaluationRegistry:
+        """Return the registry of another process of the daemon."""
+        callbacks: Any = FakeCallbacks()
+        bounds = (RUNNING, QUEUED, 0, 0)
+        return EvaluationRegistry(
+            self.world.context(), self.identities, bounds, Path("/evaluations"), callbacks
+        )
 
     # The world
 
@@ -228,12 +232,35 @@ class Comparison(RuleBasedStateMachine):
 
     def child(self, identifier: str) -> FakeChild:
         """Return the process of an evaluation."""
-        (child,) = (
-            child
-            for child in self.world.spawn.children
-            if Path(child.environment["HOME"]).parent.name == derive_directory_name(identifier)
+        run = self.models[identifier].real.run
+        assert run is not None
+        child: Any = run._process
+        return child  # type: ignore[no-any-return]
+
+    def restart(self) -> None:
+        """Kill the daemon; what its clients had open is cut, and another process goes on."""
+        for poll in self.polls:
+            poll.answer.addErrback(lambda failure: None)
+            poll.answer.cancel()
+        for one in self.streams:
+            one.over.cancel()
+        self.polls, self.streams, self.sent = [], [], []
+        rows = self.world.kill_daemon()
+        self.registry = self.make_registry()
+        self.registry.restore_evaluations(
+            rows, {}, Path("/uploads"), lambda commit, path: Checkout(commit, path, lambda: None)
         )
-        return child
+        for identifier, model in self.models.items():
+            if identifier in self.registry.records:
+                assert not model.forgotten
+                model.real = self.registry.records[identifier].evaluation
+                model.acknowledged = model.real.events.log.begin_cursor
+                model.asked, model.paged = self.now, float("-inf")
+            else:
+                assert model.forgotten
+                model.real.details.event_bytes = 0
+                model.real.events.log.discard()
+                model.acknowledged = model.newest
 
     @property
     def kept(self) -> int:
@@ -270,16 +297,16 @@ class Comparison(RuleBasedStateMachine):
 
     def make_room(self) -> bool:
         """Forget evaluations that were sent, as far as needed; return whether that is enough."""
-        used, kept = self.budget.used_bytes, self.kept
+        used, kept = self.world.disk.used_bytes, self.kept
         for identifier in list(self.sent):
             model = self.models[identifier]
-            if used < TOTAL - TOTAL // 4 and kept < KEPT:
+            if used < DISK and kept < KEPT:
                 break
             if self.now >= model.paged and not self.is_awaited(identifier):
                 self.forget(identifier)
-                used -= model.real.ring_allocation.used_bytes
+                used -= model.real.details.event_bytes
                 kept -= 1
-        return used < TOTAL - TOTAL // 4 and kept < KEPT
+        return used < DISK and kept < KEPT
 
     def settle(self) -> None:
         """Run the reactor, and compare all polls and streams with the model."""
@@ -302,56 +329,38 @@ class Comparison(RuleBasedStateMachine):
             events = one.events
             end = one.first + len(events)
             assert events == model.events[one.first : end], "a stream repeats, loses or moves"
-            if not one.slow:
+            if one.is_cut:
+                assert end < model.acknowledged, "a stream is cut that has missed nothing"
+            elif not one.slow:
                 assert end == model.newest, "a stream is behind"
                 assert one.over.called == model.closed
             if one.over.called:
                 self.remove_stream(one)
-                if not model.forgotten and one.identifier not in self.sent:
+                if not one.is_cut and not model.forgotten and one.identifier not in self.sent:
                     self.sent.append(one.identifier)
 
     def remove_stream(self, one: Stream) -> None:
         """Remove a stream that has ended, or was cut."""
         self.streams.remove(one)
-        model = self.models[one.identifier]
-        if not (model.closed and one.subscription.read_cursor == model.newest):
-            model.cut = self.now + STREAM_RESUME_TIMEOUT
         self.gone.append(one)
         if not self.models[one.identifier].forgotten:
             self.models[one.identifier].asked = self.now
 
     def check_discarded(self, model: Model) -> None:
-        """Note the events that the registry has discarded, and assert that it was allowed to.
-
-        Events that live streams have taken may go when the ring is short of room and no request for
-        a page is expected. Their number depends on the ring's batches.
-        """
-        live = [one for one in self.streams if self.models[one.identifier] is model]
-        oldest = model.real.ring.begin_cursor
-        assert oldest >= model.oldest, "discarded events are there again"
-        for one in live:
-            assert oldest <= one.first + len(one.events), "a live stream misses something"
-        if not live:
-            assert oldest >= model.acknowledged, "what was acknowledged is kept"
-        if self.now < model.paged:
-            most = max(model.oldest, model.acknowledged)
-            assert oldest <= most, "a reader of pages misses something"
-        model.oldest = oldest
-        if model.read is not None and oldest > len(model.read) and not model.forgotten:
-            model.read = None  # streams have taken events that this reader has not read
+        """Assert that what was acknowledged is discarded, and nothing else."""
+        assert model.real.events.log.begin_cursor == model.acknowledged
+        if model.read is not None and model.acknowledged > len(model.read):
+            model.read = None  # others have acknowledged events that this reader has not read
 
     # The registry against the model
 
     def request(self, identifier: str, after: str | None) -> EventPage | errors.RequestError:
         """Request a page, and assert that the answer is the contract's."""
         model = self.models[identifier]
-        oldest = model.real.ring.begin_cursor
-        try:
-            answer: EventPage | errors.RequestError = self.registry.events.read_page_now(
-                identifier, after
-            )
-        except errors.RequestError as error:
-            answer = error
+        oldest = model.real.events.log.begin_cursor
+        asked = Deferred.fromCoroutine(self.registry.events.read_page(identifier, after))
+        asked.addErrback(lambda failure: failure.value)
+        answer: EventPage | errors.RequestError = asked.result
         if model.forgotten:
             if after == ALL_RECEIVED_CURSOR:
                 assert isinstance(answer, EventPage)

@@ -346,7 +346,7 @@ class LifeTests(EvaluationTestCase):
         self.successResultOf(waiting)
 
     def test_readers_never_slow_the_evaluator(self) -> None:
-        self.world.memory.max_bytes = 1000
+        self.world.memory._max_bytes = 1000
         self.begin()
         self.world.child.print(b"a line\n" * 20_000)
         self.world.turn()

@@ -21,7 +21,7 @@ from tawebeval.core.form import (
     unpack_request,
 )
 from tawebeval.core.states import EvaluationState
-from tawebeval.evaluations.run import STDERR_TAIL_BYTES
+from tawebeval.evaluations.details import STDERR_TAIL_BYTES
 from tawebeval.evaluations.status import build_status
 from tawebeval.webhooks.callback import CallbackRecord
 from tests.cases.evaluations import EvaluationTestCase

@@ -11,23 +11,19 @@ import msgspec
 from twisted.internet.defer import Deferred
 
 from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
-from tawebeval.core.budget import EventDiskBudget
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.event_log import EventMemory
-from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue
 from tawebeval.errors import (
     DiscardedCursor,
     EvaluationExpired,
     IdempotencyKeyReused,
 )
 from tawebeval.evaluations import registry
-from tawebeval.evaluations.restoring import LeftEvaluations
+from tawebeval.evaluations.restoring import LeftEvaluations, load_details
 from tawebeval.evaluations.rows import EvaluationRow
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
 from tests.cases.evaluations import CANCELLED, RegistryTestCase
-from tests.fakes.files import FakeStore, MemoryEventFiles
-from tests.fakes.gates import Gate
+from tests.fakes.files import MemoryEventFiles
 from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import IdleThreads, UntidyThreads, make_request
 
@@ -63,23 +59,12 @@ class RestoringTestCase(RegistryTestCase):
         leaves: bool = False,
     ) -> None:
         """Kill the process, or let it leave its evaluations, and start another one."""
-        world, clock = self.world, self.world.clock
         if leaves:
             self.registry.hand_over_evaluations()
-        for call in clock.getDelayedCalls():
-            call.cancel()
-        world.spawn.children.clear()
-        world.store = FakeStore(dict(world.store.rows), dict(world.store.callbacks))
-        world.memory = EventMemory(world.configuration.buffers.max_total_bytes)
-        world.disk = EventDiskBudget(world.configuration.buffers.max_disk_bytes)
-        world.repositories.users = 0
-        world.repositories.gate, gate = Gate(), world.repositories.gate
-        world.repositories.gate.shut = gate.shut
-        world.fetches = FairQueue(4, UNLIMITED_WAITERS)
-        rows = [change(row) for row in world.store.load_live()]
+        rows = [change(row) for row in self.world.kill_daemon()]
         self.registry = self.make(2)
         self.registry.restore_evaluations(
-            rows, world.store.load_callbacks(), Path("/uploads"), self.resume_checkout
+            rows, self.world.store.load_callbacks(), Path("/uploads"), self.resume_checkout
         )
         self.world.turn()
 
@@ -165,10 +150,9 @@ class WaitingTests(RestoringTestCase):
 
     def test_row_that_cannot_be_restored_leaves_the_others(self) -> None:
         broken, other = self.accept(), self.accept()
-        load = registry.load_details
 
         def fail(row: EvaluationRow, upload: Path | None) -> Any:
-            return load(row, upload) if row.identifier != broken else 1 // 0
+            return load_details(row, upload) if row.identifier != broken else 1 // 0
 
         self.patch(registry, "load_details", fail)
         self.restart()
@@ -260,7 +244,7 @@ class RunningTests(RestoringTestCase):
         identifier, _ = self.start(b"one\n")
         self.world.sandbox.unable = OSError(5, "Input/output error")
         self.restart()
-        self.assertEqual(self.consume(identifier), ["one", "lost"])
+        self.assertEqual(self.consume(identifier), ["one", "\n", "lost"])
         self.assertEqual(self.world.sandbox.last.closed, 1)
 
     def test_defect_ends_the_run_as_lost(self) -> None:

@@ -34,10 +34,10 @@ from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, StoreError
 from tawebeval.evaluations import database
+from tawebeval.evaluations.details import ArchivedRow, RunResult
 from tawebeval.evaluations.rows import (
     ArchivedEvaluation,
     ArchivedQuery,
-    ArchivedRow,
     EvaluationRow,
     LinkRow,
     PendingCallback,
@@ -45,7 +45,6 @@ from tawebeval.evaluations.rows import (
     pack,
     unpack_evaluation,
 )
-from tawebeval.evaluations.run import RunResult
 from tawebeval.evaluations.store import RETRY_SECONDS, EvaluationStore
 from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus

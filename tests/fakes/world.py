@@ -36,6 +36,7 @@ from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.rows import EvaluationRow
 from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.reloadable import ReloadableFilesOwner
 from tawebeval.sandbox.limit_monitor import LimitMonitor, check_run_limits
@@ -275,6 +276,19 @@ class World:
             free_quota_directories=self.quota_directories,
             archive=self.archive,
         )
+
+    def kill_daemon(self) -> list[EvaluationRow]:
+        """Forget all but the rows and the files; return the rows for the next process."""
+        for call in list(self.clock.getDelayedCalls()):
+            call.cancel()
+        self.spawn.children.clear()
+        self.store = FakeStore(dict(self.store.rows), dict(self.store.callbacks))
+        self.__attrs_post_init__()
+        self.repositories.users = 0
+        gate, self.repositories.gate = self.repositories.gate, Gate()
+        self.repositories.gate.shut = gate.shut
+        self.fetches = FairQueue(4, UNLIMITED_WAITERS)
+        return self.store.load_live()
 
     @property
     def child(self) -> FakeChild:

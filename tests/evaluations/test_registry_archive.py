@@ -1,0 +1,105 @@
+"""`evaluations.registry`: the archive of evaluations that have ended, and a store that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from twisted.internet.defer import Deferred
+
+from tawebeval.archive.archive import EndedEvaluation, StoredEvaluation
+from tawebeval.errors import EvaluationExpired, StoreError
+from tests.cases.evaluations import END, RegistryTestCase
+from tests.fakes.gates import Gate
+
+
+class FakeArchive:
+    """An archive that takes what has ended, once `gate` is open."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.ended: list[EndedEvaluation] = []
+
+    async def store_evaluation(
+        self, ended: EndedEvaluation, save_row: Callable[[StoredEvaluation], Awaitable[None]]
+    ) -> bool:
+        """Take an evaluation."""
+        await self.gate.wait()
+        self.ended.append(ended)
+        await save_row(StoredEvaluation(100, 2))
+        return True
+
+
+class ArchiveTests(RegistryTestCase):
+    """Evaluations that are archived at their end."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.world.archive = self.archive = FakeArchive()
+        self.registry = self.make()
+
+    def status(self, identifier: str) -> dict[str, object] | None:
+        """Return the archived status."""
+        reading = self.registry.archived.read_status(identifier, "")
+        return self.successResultOf(Deferred.fromCoroutine(reading))
+
+    def test_archived_evaluation_keeps_its_state_when_it_is_forgotten(self) -> None:
+        for exit_status, state in ((0, "finished"), (3, "failed")):
+            identifier, child = self.start(b"a\n")
+            self.finish(child, exit_status)
+            self.consume(identifier)
+            self.assert_refused(EvaluationExpired, identifier)
+            status = self.status(identifier)
+            assert status is not None
+            self.assertEqual((status["state"], status["archived"]), (state, True))
+            self.assertEqual(self.archive.ended[-1].end_document["status"]["state"], state)
+        self.assertEqual((len(self.world.store.rows), self.world.disk.used_bytes), (2, 0))
+
+    def test_events_stay_on_the_disk_until_the_archive_has_them(self) -> None:
+        self.archive.gate.shut = True
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        self.page(identifier, "2")
+        record = self.registry.records[identifier]
+        self.page(identifier, END)
+        self.assertTrue(record.events.keeps_files)
+        self.assertEqual((record.is_removed, self.world.disk.used_bytes), (False, 2))
+        self.archive.gate.open()
+        self.assertEqual((record.is_removed, self.world.disk.used_bytes), (True, 0))
+
+    def test_evaluation_whose_row_cannot_be_stored_is_not_archived(self) -> None:
+        identifier, child = self.start(b"a\n")
+        self.world.store.error = StoreError()
+        self.finish(child)
+        self.assertIsNone(self.status(identifier))
+        self.assertEqual(self.consume(identifier), ["a", "\n"])
+        self.assertEqual((self.world.store.rows, self.world.disk.used_bytes), ({}, 0))
+
+    def test_defect_of_the_archive_keeps_nothing(self) -> None:
+        self.archive.gate.error = ZeroDivisionError("oh")
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.consume(identifier)
+        self.assertEqual((self.world.store.rows, self.world.disk.used_bytes), ({}, 0))
+
+
+class StoreTests(RegistryTestCase):
+    """A store whose disk is full or fails."""
+
+    def wait(self, identifier: str) -> Deferred[None]:
+        """Wait until an evaluation outlives the daemon."""
+        return Deferred.fromCoroutine(self.registry.wait_until_stored(identifier))
+
+    def test_accepted_evaluation_is_stored(self) -> None:
+        identifier = self.accept()
+        self.successResultOf(self.wait(identifier))
+        self.assertIn(identifier, self.world.store.rows)
+
+    def test_evaluation_that_cannot_be_stored_is_stopped_and_forgotten(self) -> None:
+        self.world.store.error = StoreError()
+        identifier = self.accept()
+        self.failureResultOf(self.wait(identifier), StoreError)
+        self.assertEqual(self.world.child.signals, [15])
+        self.assert_refused(EvaluationExpired, identifier)
+        self.finish(self.world.child)
+        self.assertEqual((self.world.store.rows, self.list_all()), ({}, []))
