@@ -28,20 +28,16 @@ _TIMED = 32 * 1024  # bytes to which times are added at once: 1,000 events of as
 class EventRing:
     """Events from `begin_cursor` to `end_cursor`; `line_bytes` is the size of their JSON Lines.
 
-    `discarded_bytes` is the size in bytes of the events discarded so far. `read_wall_clock()`
-    returns the time of new events, in seconds since the epoch. `on_append(first, batch, time_ms)`
-    is called with each new batch, the number of its first event and its time in milliseconds.
+    `read_wall_clock()` returns the time of new events, in seconds since the epoch.
     """
 
     begin_cursor: int = 0
     end_cursor: int = 0
     line_bytes: int = 0
-    discarded_bytes: int = 0
     has_ended: bool = False
     # Not a deque, which takes 600 bytes when it is empty: there are never too many to move.
     batches: list[EventBatch] = attrs.field(factory=list)
     read_wall_clock: Callable[[], float] = float
-    on_append: Callable[[int, EventBatch, int], object] | None = None
     _times: EventTimes = attrs.field(factory=EventTimes)
 
     @property
@@ -56,8 +52,7 @@ class EventRing:
             return
         if time_ms is None:
             time_ms = int(self.read_wall_clock() * 1000)
-        first = self.end_cursor
-        self._times.record_time(first, time_ms)
+        self._times.record_time(self.end_cursor, time_ms)
         self.end_cursor += batch.count
         self.line_bytes += len(batch.lines)
         if (
@@ -67,8 +62,6 @@ class EventRing:
             self.batches[-1] += batch
         else:
             self.batches.append(batch)
-        if self.on_append is not None:
-            self.on_append(first, batch, time_ms)
 
     def mark_end(self) -> None:
         """Mark the end of events."""
@@ -128,45 +121,18 @@ class EventRing:
     def acknowledge(self, before_cursor: int) -> None:
         """Discard the events before `before_cursor`; an older cursor changes nothing."""
         assert before_cursor <= self.end_cursor
-        self.discard_batches(0, before_cursor)
+        while self.batches and self.begin_cursor + self.batches[0].count <= before_cursor:
+            self._discard()
         if self.begin_cursor < before_cursor:
             count = before_cursor - self.begin_cursor
             self._split(0, measure_first_events(self.batches[0], count), count)
             self._discard()
-
-    def discard_batches(self, max_bytes: int, before_cursor: int) -> None:
-        """Discard old events, in whole batches, until at most `max_bytes` are stored.
-
-        Events after `before_cursor` are never discarded.
-        """
-        while (
-            self.memory_bytes > max_bytes
-            and self.begin_cursor + self.batches[0].count <= before_cursor
-        ):
-            self._discard()
-
-    def measure_bytes_after(self, cursor: int) -> int:
-        """Return the size in bytes of all batches with events after the cursor."""
-        size, first = 0, self.end_cursor
-        for batch in reversed(self.batches):
-            if first <= cursor:
-                break
-            first -= batch.count
-            size += len(batch.lines)
-        return size
-
-    def measure_bytes_before(self, cursor: int) -> int:
-        """Return the size in bytes of all batches before the cursor, discarded ones included."""
-        if cursor <= self.begin_cursor:
-            return self.discarded_bytes
-        return self.discarded_bytes + self.line_bytes - self.measure_bytes_after(cursor)
 
     def _discard(self) -> None:
         batch = self.batches.pop(0)
         self.begin_cursor += batch.count
         self._times.discard_times_before(self.begin_cursor)
         self.line_bytes -= len(batch.lines)
-        self.discarded_bytes += len(batch.lines)
 
     def _find(self, cursor: int) -> tuple[int, int]:
         """Return the index and first cursor of the batch that has the event after `cursor`.

@@ -63,16 +63,6 @@ class AppendTests(SynchronousTestCase):
         ring.append_batch(EMPTY_BATCH)
         self.assertEqual((ring.end_cursor, ring.read_events(0, PLENTY)), (1, numbers(0, 1)))
 
-    def test_on_append(self) -> None:
-        """Each batch is handed over with its first number and its time, once it is in the ring."""
-        ring = EventRing(read_wall_clock=lambda: 5.5)
-        found: list[object] = []
-        ring.append_batch(numbers(0, 1))
-        ring.on_append = lambda *arguments: found.append((*arguments, ring.end_cursor))
-        ring.append_batch(EMPTY_BATCH)
-        ring.append_batch(numbers(1, 2))
-        self.assertEqual(found, [(1, numbers(1, 2), 5500, 3)])
-
     def test_closed(self) -> None:
         """A closed ring keeps what it has and takes no more."""
         ring = filled(2)
@@ -186,9 +176,7 @@ class AcknowledgeTests(SynchronousTestCase):
                 ring = filled(*counts)
                 ring.acknowledge(after)
                 self.assertEqual((ring.begin_cursor, ring.end_cursor), (after, 6))
-                self.assertEqual(
-                    (ring.line_bytes, ring.discarded_bytes), ((6 - after) * LINE, after * LINE)
-                )
+                self.assertEqual(ring.line_bytes, (6 - after) * LINE)
                 self.assertEqual(ring.read_events(after, PLENTY), numbers(after, 6 - after))
 
     def test_older(self) -> None:
@@ -202,34 +190,6 @@ class AcknowledgeTests(SynchronousTestCase):
     def test_beyond(self) -> None:
         """Nobody acknowledges what was never there."""
         self.assertRaises(AssertionError, filled(2).acknowledge, 3)
-
-    def test_shrink(self) -> None:
-        """Old batches go until it is small enough, none with an event that is still needed."""
-        for size, before, oldest in (
-            (0, 6, 6),
-            (0, 5, 4),
-            (0, 1, 0),
-            (3 * LINE, 6, 4),
-            (4 * LINE, 6, 2),
-            (5 * LINE, 3, 2),
-            (6 * LINE, 6, 0),
-        ):
-            ring = EventRing(end_cursor=6, line_bytes=6 * LINE)
-            ring.batches.extend(numbers(first, 2) for first in (0, 2, 4))
-            ring.discard_batches(size, before)
-            self.assertEqual((ring.begin_cursor, ring.end_cursor), (oldest, 6))
-            self.assertEqual(ring.line_bytes, (6 - oldest) * LINE)
-            self.assertEqual(ring.read_events(oldest, PLENTY), numbers(oldest, 6 - oldest))
-
-    def test_size_after(self) -> None:
-        """What follows a cursor is measured in whole batches."""
-        ring = EventRing(end_cursor=6, line_bytes=6 * LINE)
-        ring.batches.extend(numbers(first, 2) for first in (0, 2, 4))
-        sizes = [ring.measure_bytes_after(cursor) // LINE for cursor in range(7)]
-        self.assertEqual(sizes, [6, 6, 4, 4, 2, 2, 0])
-        ring.acknowledge(2)
-        before = [ring.measure_bytes_before(cursor) // LINE for cursor in range(7)]
-        self.assertEqual(before, [2, 2, 2, 2, 4, 4, 6])
 
     def test_append_after_all_was_acknowledged(self) -> None:
         """A ring that has become empty goes on at the next number."""
