@@ -9,17 +9,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tawebeval.linux.launcher_client import LaunchSpec
-from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.linux import launcher_client
-from tawebeval.linux.child import wait_for_exit
 from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.starter_client import LaunchSpec, OverlayLayers, OverlayMountError
 from tawebeval.sandbox.disk_usage import measure_disk_usage
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.patience import PATIENCE
+from tests.cases.starters import eventually
 from tests.integration.unprivileged import WHO, give, temporary_folder
 
 _MOUNTS = 20  # the kernel's log is the machine's: others may mount overlays at the same time
@@ -37,18 +35,24 @@ class OverlaysTests(SynchronousTestCase):
     file = "file"
 
     def setUp(self) -> None:
-        self.trees = WritableTrees()
-        self.addCleanup(self.trees.stop_launcher)
         folder = temporary_folder()
         self.addCleanup(remove_tree, folder)  # the kernel closes directories of its own in it
+        self.trees = WritableTrees(folder / "starter" / "socket")
+        self.addCleanup(self.trees.close)
         self.checkout = folder / "checkout"
         self.checkout.mkdir()
         # What is made here by root is for whoever mounts; a daemon is that user by then.
         self.addCleanup(os.umask, os.umask(0))
         self.workspace = Workspace(folder / "workspace")
-        for path in (self.workspace.root, self.workspace.tree_directory):
+        for path in (
+            self.workspace.root,
+            self.workspace.tree_directory,
+            self.workspace.output_directory,
+        ):
             path.mkdir()
             give(path)
+        self.trees.use_overlays(WHO)
+        self.assertIsNone(self.trees.overlay_problem)
 
     def run_it(self, command: str) -> list[str]:
         """Return the lines that a shell command prints in a tree, which is an overlay."""
@@ -61,34 +65,43 @@ class OverlaysTests(SynchronousTestCase):
         started, self.overlay = self.trees.start_program(self.checkout, self.workspace, launch)
         assert self.overlay is not None
         os.close(self.overlay.root_descriptor)
-        status, printed = wait_for_exit(started, PATIENCE)
+        status, printed = self.trees.starter.wait_for_program(started.directory, PATIENCE)
         self.assertEqual(status, 0, printed)
+        self.trees.forget_program(self.workspace)
         return printed.decode().splitlines()
 
-    def test_mounted_again(self) -> None:
-        """When the launcher dies after it has mounted one the next makes another, no copy."""
-        killed = self.workspace.root / "killed"
-        source, mounted = launcher_client.LAUNCHER_SOURCE.decode(), "        step = START\n"
-        self.assertIn(mounted, source)
-        die = (
-            f"        if not os.path.exists({str(killed)!r}):\n"
-            f"            open({str(killed)!r}, 'w').close()\n"
-            "            os.kill(os.getpid(), signal.SIGKILL)\n"
-        )
-        self.patch(
-            launcher_client, "LAUNCHER_SOURCE", source.replace(mounted, mounted + die).encode()
-        )
-        self.trees.use_overlays(WHO)
-        with capturedLogs() as events:
-            told = self.run_it("cat file; echo more >>file; cat file")
-        self.assertTrue(killed.exists())
-        self.assertEqual(told, ["from below", "from below", "more"])
-        (said,) = (str(formatEvent(event)) for event in events)
-        self.assertIn("starting another one", said)
+    def test_overlay_gives_programs_no_rights_and_no_devices(self) -> None:
+        content, *mounts = self.run_it("cat file /proc/self/mountinfo")
+        self.assertEqual(content, "from below")
+        tree = str(self.workspace.tree_directory)
+        (line,) = (line for line in mounts if tree in line.split())
+        self.assertLessEqual({"nosuid", "nodev"}, set(line.split()[5].split(",")))
+
+    def test_link_in_place_of_a_layer_is_not_followed(self) -> None:
+        self.run_it("true")
+        for path in (
+            self.checkout,
+            self.workspace.tree_directory,
+            self.workspace.overlay_work_directory,
+        ):
+            moved = Path(f"{path}.moved")
+            path.rename(moved)
+            path.symlink_to(moved)
+            layers = OverlayLayers(
+                self.checkout,
+                self.workspace.tree_directory,
+                self.workspace.overlay_work_directory,
+            )
+            with self.assertRaises(OverlayMountError, msg=path) as caught:
+                self.trees.starter.start_program(
+                    self.workspace.output_directory, LaunchSpec(["/bin/true"], {}, "/"), layers
+                )
+            self.assertEqual(caught.exception.filename, str(path))
+            path.unlink()
+            moved.rename(path)
 
     def check_devices(self, count: int) -> None:
         """Hold that a directory, a new file, an old one and a changed one have known devices."""
-        self.trees.use_overlays(WHO)
         told = self.run_it(
             "echo >new; stat -c %d . new; cd folder; stat -c %d file; echo >>file; stat -c %d file"
         )
@@ -105,12 +118,12 @@ class OverlaysTests(SynchronousTestCase):
         started, overlay = self.trees.start_program(self.checkout, self.workspace, launch)
         assert overlay is not None
         os.close(overlay.root_descriptor)
-        os.set_blocking(started.stdout, True)
-        self.assertEqual(os.read(started.stdout, 6), b"ready\n")
+        printed = self.workspace.output_directory / "stdout"
+        eventually(lambda: printed.read_bytes() == b"ready\n")
         use = measure_disk_usage(
             self.workspace.tree_directory, [started.pid], devices=overlay.device_numbers
         )
-        self.assertRaises(TimeoutError, wait_for_exit, started, 0)
+        self.trees.forget_program(self.workspace)
         self.assertGreaterEqual(use.disk_bytes, 2 * 1_000_000)
 
     def test_one_file_system(self) -> None:
@@ -142,7 +155,6 @@ class OverlaysTests(SynchronousTestCase):
         except PermissionError:
             raise SkipTest("the kernel's log is root's") from None
         self.addCleanup(os.close, log)
-        self.trees.use_overlays(WHO)
         for _ in range(_MOUNTS):
             os.lseek(log, 0, os.SEEK_END)
             self.run_it("true")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from operator import le
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tawebeval.linux.launcher_client import LAUNCHER_PROCESS_NAME, is_launcher
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SkipTest
 
+from tawebeval.linux.starter import PROCESS_NAME
 from tawebeval.sandbox.probe import TREE_COPY_WARNING
 from tests.integration.client import data, python, text
 from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
-from tests.integration.processes import alive, children, new_word, processes
+from tests.integration.processes import new_word, processes
 
 LOOK = r"""
 import os, sys
@@ -140,15 +140,11 @@ class WritableTreeCase(_Base):
         self.assertEqual(contents, ["bWluZQo=", "YW4gZXZhbHVhdG9yCg=="])
 
 
-async def launchers(daemon: Daemon) -> list[int]:
-    """Return a daemon's processes that start evaluators, as soon as there are two."""
-
-    def both() -> list[int]:
-        found = [pid for pid in children(daemon.pid) if is_launcher(pid)]
-        return found if len(found) == 2 else []
-
-    found: list[int] = await until(both, "there is a launcher, and its spare")
-    return found
+def find_starter(daemon: Daemon) -> int:
+    """Return the process that starts a daemon's evaluators."""
+    pid = daemon.find_starter()
+    assert pid is not None, "it runs"
+    return pid
 
 
 class CopiedTests(WritableTreeCase, DaemonTestCase):
@@ -177,63 +173,49 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
             " cat /proc/[0-9]*/cmdline"
         )
         seen = text(events)
-        for hidden in (str(self.daemon.cache), "work\n", "mnt:[", LAUNCHER_PROCESS_NAME, ".tree"):
+        for hidden in (str(self.daemon.cache), "work\n", "mnt:[", PROCESS_NAME, ".tree"):
             self.assertNotIn(hidden, seen)
 
     async def test_it_ends_with_the_run(self) -> None:
         """When a run is over no process is left in its mounts, and nothing is mounted outside."""
         await self.look()
         self.assertNotIn(str(self.daemon.state), Path("/proc/self/mounts").read_text())
-        for pid in (self.daemon.pid, *await launchers(self.daemon)):
+        for pid in (self.daemon.pid, find_starter(self.daemon)):
             mounts = Path(f"/proc/{pid}/mounts").read_text()
             self.assertNotIn(str(self.daemon.state), mounts)
 
-    async def test_many_do_not_add_up(self) -> None:
-        """The launcher holds nothing of the evaluations that there are."""
+    async def test_descriptors_of_the_starter_do_not_add_up(self) -> None:
         if os.geteuid() != 0:
             raise SkipTest("descriptors of processes in user namespaces of their own are root's")
-        both = await launchers(self.daemon)
+        starter = find_starter(self.daemon)
 
-        def held() -> list[int]:
-            return [len(os.listdir(f"/proc/{pid}/fd")) for pid in both]
+        def count_descriptors() -> int:
+            return len(os.listdir(f"/proc/{starter}/fd"))
 
-        before = held()
-        identifiers = [await self.begin("echo ready; exec sleep 600") for _ in range(3)]
-        for identifier in identifiers:
-            await self.client.printed(identifier, "ready")
-        # Of the last it may still be about to let go, as it may have been before.
-        await until(lambda: list(map(le, held(), before)) == [True, True], "nothing is held")
-        await self.client.cancel_all()
-
-    async def test_the_launcher_is_killed(self) -> None:
-        """The next evaluation has another one, which the log tells, and an overlay as ever."""
-        command = "grep -c ' - overlay .*/proc/self/fd' /proc/self/mountinfo; cat README"
-        killed = await launchers(self.daemon)
-        for launcher in killed:
-            os.kill(launcher, 9)
-        await until(lambda: not any(map(alive, killed)), "they are dead")
-        self.assertEqual(text(await self.run_command(command)), "1\nan evaluator\n")
-        await self.daemon.logged("has ended; starting another one")
-        self.assertNotEqual(await launchers(self.daemon), killed)
+        await self.daemon.nothing_left()
+        before = count_descriptors()
+        for _ in range(3):
+            await self.run_command("tawebeval-run -- true")
+        await until(lambda: count_descriptors() <= before, "nothing is held")
 
 
-class RestartTests(DaemonTestCase):
-    """What outlives a daemon."""
+class KilledStarterTests(DaemonTestCase):
+    """What a killed starter takes with it."""
 
-    async def test_evaluators_of_any_launcher(self) -> None:
-        """A daemon that is killed takes its evaluators with it, also those of a second launcher.
-
-        That one was started in a thread, whose children these are.
-        """
-        words = [new_word(), new_word()]
-        for word in words:
-            await self.begin_and_wait(python(SLEEP, word))
-            for pid in await launchers(self.daemon):
-                os.kill(pid, 9)
-        for word in words:
-            self.assertNotEqual(processes(word), [])
-        await self.daemon.kill()
-        for word in words:
-            await until(lambda word=word: not processes(word), "its evaluators have ended")
+    async def test_daemon_without_its_starter_ends_with_all_evaluators(self) -> None:
+        word = new_word()
+        await self.begin_and_wait(python(SLEEP, word))
+        os.kill(find_starter(self.daemon), signal.SIGKILL)
+        await until(lambda: not self.daemon.running, "the daemon ends")
+        self.assertIn("the starter of evaluators has ended", self.daemon.log)
+        await until(lambda: not processes(word), "its evaluators have ended")
         self.daemon.start()
         await self.daemon.ready()
+
+    async def test_killed_daemon_takes_its_evaluators_with_it(self) -> None:
+        word = new_word()
+        await self.begin_and_wait(python(SLEEP, word))
+        await self.daemon.kill()
+        self.daemon.start()
+        await self.daemon.ready()
+        await until(lambda: not processes(word), "its evaluators have ended")
