@@ -20,8 +20,6 @@ from resource import struct_rusage
 from typing import Any
 
 import attrs
-from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.linux.launcher_client import LaunchSpec
 from twisted.internet.base import DelayedCall
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessDone, ProcessTerminated
@@ -30,21 +28,25 @@ from twisted.internet.task import Clock, LoopingCall
 from twisted.python.failure import Failure
 
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.core.budget import RingBudget
+from tawebeval.core.budget import EventDiskBudget
 from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.event_log import EventMemory
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.identifiers import SECRET_KEY_BYTES, IdentifierIssuer
 from tawebeval.errors import EvaluationFailure, ServerBusy
 from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
-from tawebeval.linux.child import ProcessTransport, StartedProcess
-from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
+from tawebeval.linux.child import ProcessTransport
+from tawebeval.sandbox.base import EvaluatorExit, Launch, RunEnd, SandboxedRun
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.run_limits import RunLimits
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
+from tests.fakes.files import MemoryEventFiles
 
 OUTPUT = b"".join(b"case %d: accepted\n" % number for number in range(20))
 """What each evaluator prints."""
@@ -195,24 +197,29 @@ class SimulatedRunLimits(RunLimits):
         return ResourceUsage(None, None)
 
 
-class SimulatedRun(SandboxedRun):
-    """A run whose process is simulated: no cgroup, no disk."""
+@attrs.frozen
+class SimulatedRun(Launch, RunEnd):
+    """The start and the end of a run whose process is simulated: no cgroup, no disk.
 
-    def make_workspace_view(self) -> WorkspaceView:
+    `adopt(protocol, number)` simulates the process with this number.
+    """
+
+    adopt: Callable[[ProcessProtocol, int], ProcessTransport]
+
+    workspace: Workspace
+
+    @property
+    def workspace_view(self) -> WorkspaceView:
         """Return the paths of the daemon."""
         return self.workspace.make_unsandboxed_view()
 
-    def start_evaluator(
-        self, command: str, environment: Mapping[str, str], directory: Path
-    ) -> StartedProcess:
-        """Return a process that the spawner is to simulate; its number is in the command."""
-        return StartedProcess(int(command), -1, -1, -1)
+    def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> int:
+        """Return the number of the process, which is the command."""
+        return int(command)
 
-    def make_launch_spec(
-        self, command: str, environment: Mapping[str, str], directory: Path
-    ) -> LaunchSpec:
-        """Raise: `start_evaluator` launches nothing."""
-        raise NotImplementedError
+    def connect_process(self, run: ProcessProtocol, started: int) -> ProcessTransport:
+        """Simulate the process."""
+        return self.adopt(run, started)
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send it to the simulated process."""
@@ -234,9 +241,10 @@ class SimulatedSandbox:
     """A `Sandbox` whose runs are simulated."""
 
     limits: LimitSettings
+    adopt: Callable[[ProcessProtocol, int], ProcessTransport]
     cgroup_manager: CgroupManager = attrs.field(factory=lambda: CgroupManager([], {}, {}))
     orphan_reaper: Any = None
-    writable_trees: WritableTrees = attrs.field(factory=WritableTrees)
+    writable_trees: WritableTrees = attrs.field(factory=lambda: WritableTrees(Path("/nonexistent")))
 
     def make_run(
         self,
@@ -246,9 +254,8 @@ class SimulatedSandbox:
         environment: Environment | None = None,
     ) -> SandboxedRun:
         """Return a run that is not started yet."""
-        run = SimulatedRun(workspace, checkout, self, limits)
-        run.run_limits = SimulatedRunLimits(limits)
-        return run
+        run = SimulatedRun(self.adopt, workspace)
+        return SandboxedRun(workspace, run, SimulatedRunLimits(limits), run)
 
 
 @attrs.frozen
@@ -272,12 +279,16 @@ class SimulatedThreads:
         owner = getattr(call, "__self__", None)
         if isinstance(owner, SimulatedRun):
             return call(*args, **kwargs)
-        if isinstance(owner, Evaluation):
-            supervisor, _, checkout = args
+        if call.__name__ == "launch":
+            evaluation, (sandboxed, checkout, markers) = call.__self__._evaluation, args
             now = self.clock.seconds()
             self._free_at = max(now, self._free_at) + self.costs.processor
             await self.clock.sleep(self._free_at - now + self.costs.start)
-            return owner.launch_in_directory(checkout.path, supervisor)
+            if evaluation.stop_reason is not None:
+                raise evaluation.stop_reason
+            stdout = open_stdout(evaluation, markers)
+            run = make_run(evaluation, checkout, sandboxed, stdout)
+            return run, run.start_process(checkout.path)
         return None
 
 
@@ -337,22 +348,20 @@ class SimulatedDaemon:
 
     def _make_registry(self) -> EvaluationRegistry:
         configuration, clock = self.configuration, self.clock
+        threads: Any = SimulatedThreads(clock, self.costs)
         context = EvaluationContext(
             configuration=configuration,
             clock=clock,
             generate_random_bytes=self.random.randbytes,
-            worker_threads=SimulatedThreads(clock, self.costs),  # type: ignore[arg-type]
+            worker_threads=threads,
             spawner=self,  # type: ignore[arg-type]
             checkout_source=_Cached(),
-            sandbox=SimulatedSandbox(configuration.limits),
+            sandbox=SimulatedSandbox(configuration.limits, self.adopt),
             limit_monitor=_Unwatched(),  # type: ignore[arg-type]
-            ring_budget=RingBudget(
-                configuration.buffers.max_total_bytes,
-                configuration.buffers.max_evaluation_bytes,
-                self.slots,
-                lambda call: clock.callLater(0, call),
-                configuration.callers.max_buffer_bytes,
-            ),
+            event_memory=EventMemory(configuration.buffers.max_total_bytes),
+            event_disk=EventDiskBudget(configuration.buffers.max_disk_bytes),
+            segment_loader=SegmentLoader(threads),
+            open_event_files=lambda _: MemoryEventFiles(),  # type: ignore[arg-type,return-value]
             read_wall_clock=lambda: _EPOCH + clock.seconds(),
         )
         callers = configuration.callers
@@ -373,13 +382,13 @@ class SimulatedDaemon:
         self._housekeeping.start(1, now=False)
         return registry
 
-    def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> SimulatedProcess:
-        """Connect a process that was started, as `Spawner` does; it computes on a node."""
+    def adopt(self, protocol: ProcessProtocol, number: int) -> Any:
+        """Connect a process that was started; it computes on a node."""
         process = SimulatedProcess(
-            started.pid,
+            number,
             protocol,
-            self.seconds[started.pid],
-            lambda: self.begun(started.pid),
+            self.seconds[number],
+            lambda: self.begun(number),
             self.cluster.release,
         )
         protocol.makeConnection(process)

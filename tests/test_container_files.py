@@ -18,7 +18,7 @@ from tests.integration.containers import OPTIONS
 from tests.run import ROOT
 
 PROFILE_FILE = ROOT / "etc" / "seccomp.json"
-# What bubblewrap (0.8 to 0.12) and the launcher's overlays call besides; with a capability in a
+# What bubblewrap (0.8 to 0.12) and the starter's overlays call besides; with a capability in a
 # user namespace alone.
 SANDBOX = """
     clone unshare setns mount umount2 pivot_root mount_setattr move_mount open_tree fsopen fsconfig

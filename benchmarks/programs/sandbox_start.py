@@ -1,4 +1,4 @@
-"""A command in the sandbox, started by the launcher: `sandbox_start STARTS [MOUNTS]`.
+"""A command in the sandbox, started by the starter: `sandbox_start STARTS [MOUNTS]`.
 
 Prints the median of the milliseconds from the start until the output has been read. Of root it
 becomes nobody first, as the daemon does. The machine has `MOUNTS` more mounts, as hosts of
@@ -17,19 +17,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tawebeval.linux.launcher import enter_user_namespace
-from tawebeval.sandbox.broker_client import BROKER_SOCKET_NAME
-
 from benchmarks.measure import percentile
 from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups.manager import CgroupManager
-from tawebeval.linux.child import Spawner, wait_for_exit
+from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import CurrentProcess, find_privileges
 from tawebeval.linux.reaper import OrphanReaper
+from tawebeval.linux.starter import enter_user_namespace
 from tawebeval.sandbox.base import SandboxedRun
-from tawebeval.sandbox.bubblewrap import write_sandbox_files
+from tawebeval.sandbox.bubblewrap import BROKER_SOCKET_NAME, write_sandbox_files
+from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.workspace import Workspace
 
@@ -40,17 +39,19 @@ _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 
 
 @contextmanager
-def _runs() -> Iterator[Callable[[], SandboxedRun]]:
+def _runs() -> Iterator[tuple[Callable[[], SandboxedRun], WritableTrees]]:
     """Become who evaluators are, and let runs be made for the command; close them yourself."""
     find_privileges("nobody" if os.geteuid() == 0 else "", CurrentProcess()).become_user()
     with tempfile.TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
         accounts, upload = Path(name, "accounts"), Path(name, "upload")
         accounts.mkdir()
         write_sandbox_files(accounts)
+        trees = WritableTrees(Path(name, "starter", "socket"))
+        orphans = OrphanReaper(None, Spawner(None))
         sandbox = open_bubblewrap(
-            Configuration(), accounts, CgroupManager([], {}, {}), OrphanReaper(None, Spawner(None))
+            Configuration(), accounts, CgroupManager([], {}, {}), orphans, trees
         )
-        sandbox.writable_trees.use_overlays(paths=sandbox.list_needed_paths())
+        trees.use_overlays()
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")
         workspace.create_directories(upload, workspace.make_sandboxed_view(Path("/")))
@@ -62,9 +63,9 @@ def _runs() -> Iterator[Callable[[], SandboxedRun]]:
             return sandbox.make_run(workspace, tree, sandbox.limits)
 
         try:
-            yield opened
+            yield opened, trees
         finally:
-            sandbox.writable_trees.stop_launcher()
+            trees.close()
 
 
 def add_mounts(count: int) -> None:
@@ -84,12 +85,11 @@ def add_mounts(count: int) -> None:
         check(libc.mount(b"none", place.encode(), b"tmpfs", 0, None))
 
 
-def _start(run: SandboxedRun) -> float:
+def _start(run: SandboxedRun, trees: WritableTrees) -> float:
     """Start the command as evaluators are; return the seconds until it was waited for."""
     begin = time.perf_counter()
-    status, printed = wait_for_exit(
-        run.start_evaluator(COMMAND, {}, run.workspace.tree_directory), _PATIENCE
-    )
+    run.launch.start_evaluator(COMMAND, {}, run.workspace.tree_directory)
+    status, printed = trees.starter.wait_for_program(run.workspace.output_directory, _PATIENCE)
     seconds = time.perf_counter() - begin
     assert (status, printed) == (0, b"hello\n"), printed
     return seconds
@@ -100,10 +100,10 @@ def main() -> None:
     times = []
     if len(sys.argv) > 2:
         add_mounts(int(sys.argv[2]))
-    with _runs() as opened:
+    with _runs() as (opened, trees):
         for _ in range(int(sys.argv[1])):
             run = opened()
-            times.append(_start(run) * 1e3)
+            times.append(_start(run, trees) * 1e3)
             run.close()
             remove_tree(run.workspace.overlay_work_directory)
             (run.workspace.root / BROKER_SOCKET_NAME).unlink()

@@ -1,7 +1,6 @@
-"""How long the reactor's thread is busy with starting a child: `spawn_block HOW DESCRIPTORS`.
+"""How long the reactor's thread is busy with starting a child as git is: `spawn_block DESCRIPTORS`.
 
-HOW is `evaluator`, for what the launcher starts, or `git`, for what is started as git is. So many
-descriptors are open besides.
+So many descriptors are open besides.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ import sys
 import time
 from typing import Any
 
-from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ProcessProtocol
-from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
 from benchmarks.measure import percentile
-from tawebeval.linux.child import Spawner, StartedProcess
+from tawebeval.linux.child import Spawner
 
 reactor: Any = installed
 
@@ -42,16 +39,6 @@ class Child(ProcessProtocol):
 
 
 spawner = Spawner(reactor)
-launching = LauncherClient()
-
-
-async def start_evaluator(protocol: ProcessProtocol) -> float:
-    """Start a child as evaluators are, without a sandbox: in a thread, which is not counted."""
-    started: StartedProcess
-    started, _ = await deferToThread(launching.start_program, LaunchSpec([_COMMAND], {}, "/"))
-    begin = time.perf_counter()
-    spawner.adopt_child(protocol, started)
-    return time.perf_counter() - begin
 
 
 async def start_git(protocol: ProcessProtocol) -> float:
@@ -61,12 +48,9 @@ async def start_git(protocol: ProcessProtocol) -> float:
     return time.perf_counter() - begin
 
 
-_HOW = {"evaluator": start_evaluator, "git": start_git}
-
-
 def main() -> None:
     """Start one child after the other, and report."""
-    start, descriptors = _HOW[sys.argv[1]], int(sys.argv[2])
+    descriptors = int(sys.argv[1])
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -77,9 +61,8 @@ def main() -> None:
     async def start_all() -> None:
         for _ in range(_WARM_UP + _SPAWNS):
             child = Child()
-            blocked.append(await start(child) * 1e3)
+            blocked.append(await start_git(child) * 1e3)
             await child.ended
-        launching.close()
         reactor.stop()
 
     reactor.callWhenRunning(lambda: Deferred.fromCoroutine(start_all()))

@@ -63,7 +63,7 @@ def measure(rounds: int) -> Sequence[Row]:
             higher_is_better=False,
         ),
         start_row(
-            f"a start by the launcher, {_MOUNTS} more mounts on the machine, to without",
+            f"a start by the starter, {_MOUNTS} more mounts on the machine, to without",
             *(samples, "mounts.p50", "usual.p50", _MOUNTS_TARGET),
         ),
     ]

@@ -1,7 +1,7 @@
-"""How long the start of a child blocks the reactor in a process with many open descriptors.
+"""How long the start of a git command blocks the reactor, with many open descriptors.
 
-What the daemon does for it is done here by a program of its own. An evaluator is started in a
-thread, so what counts is that it is taken over from there. `reactor.spawnProcess` takes 10 ms.
+A program of its own does here what the daemon does. Evaluators are started by the starter, in a
+thread. `reactor.spawnProcess` takes 10 ms.
 """
 
 from __future__ import annotations
@@ -16,16 +16,10 @@ _DESCRIPTORS = 5000
 _TARGET = 2.0
 
 
-_WAYS = {"evaluator": "an evaluator's start", "git": "the start of a git command"}
-
-
 def measure(rounds: int) -> Sequence[Row]:
-    """Return the rows."""
-    samples = interleave(
-        rounds, {way: partial(figures, "spawn_block", way, _DESCRIPTORS) for way in _WAYS}
+    """Return the row."""
+    samples = interleave(rounds, {"git": partial(figures, "spawn_block", _DESCRIPTORS)})
+    what = (
+        f"the start of a git command blocks the reactor, {_DESCRIPTORS:,} descriptors open, median"
     )
-    what = f"blocks the reactor, {_DESCRIPTORS:,} descriptors open, median"
-    return [
-        Row(f"{name} {what}", "ms", samples[f"{way}.middle"], None, _TARGET, False)
-        for way, name in _WAYS.items()
-    ]
+    return [Row(what, "ms", samples["git.middle"], None, _TARGET, False)]

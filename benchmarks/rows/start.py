@@ -5,7 +5,7 @@ posix_spawn(3).
 
 Tried without success: directories of an upload one by one; cheaper arguments, markers and parser (3
 to 25 µs each); two spare processes; one or two `send` calls for an answer; a switch interval of 0.2
-ms in Python. A launcher that forks at each request, in place of a spare process, needs 0.8 ms more.
+ms in Python.
 Each file or directory that bwrap shows costs 0.25 ms of processor time. A whole prepared root in
 place of a prepared /etc saves 2 % of bwrap's processor time; bwrap's own first process in place of
 /init 5 %, but its user could read it.

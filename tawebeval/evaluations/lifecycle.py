@@ -101,6 +101,11 @@ class Evaluation:
         self.count_event_bytes()
         self.events.change_condition.notify()
 
+    def on_discard(self) -> None:
+        """Count and store that the files of acknowledged events are about to be given back."""
+        self.count_event_bytes()
+        self.save()
+
     def count_event_bytes(self) -> None:
         """Count the bytes on the disk of events that were not discarded."""
         stdout, size = self.events.stdout, 0

@@ -300,7 +300,7 @@ class EvaluationRegistry:
             keeps_files=context.archive is not None,
         )
         evaluation = Evaluation(details, workspace, context, events, self._save)
-        events.on_discard = evaluation.save
+        events.on_discard = evaluation.on_discard
         return evaluation
 
     def _save(self, evaluation: Evaluation) -> None:

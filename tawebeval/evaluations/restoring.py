@@ -26,7 +26,7 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.cleanup import conclude_in_background
 from tawebeval.evaluations.context import RunSlots
 from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.eventlog import read_ended_evaluation
+from tawebeval.evaluations.eventlog import RecordedStdout, read_ended_evaluation
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import LOST_EVENT
 from tawebeval.evaluations.rows import EvaluationRow, RunRow
@@ -99,7 +99,7 @@ def _make_run_row(evaluation: Evaluation) -> RunRow:
         checkout_path=str(run.checkout.path),
         deadline=run.clock.deadline,
         left_at=evaluation.left_at,
-        sandbox_description=run.sandboxed.describe_for_resume(),
+        sandbox_description=run.sandboxed.launch.describe_for_resume(),
         quota_directory=None if quota is None else str(quota),
     )
 
@@ -228,21 +228,30 @@ def _resume_run(
     evaluation.events.acknowledge(min(row.begin_cursor, evaluation.events.log.end_cursor))
     evaluation.count_event_bytes()
     if _is_on_cluster(found):
-        if stdout.awaited_file is None:
-            stdout.finish()
+        _finish_stdout(stdout)
         raise _NOT_LASTING
     deadline = found.deadline
     if deadline is not None and found.left_at is not None:
         deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)
     run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
     evaluation.run = run
-    sandboxed.resume_process(
-        run, found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
-    )
+    try:
+        sandboxed.launch.resume_process(
+            run, found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
+        )
+    except OSError:
+        _finish_stdout(stdout)
+        raise
     supervise(evaluation, run)
     run.go_on()
     if evaluation.stop_reason is not None:
         run.stop(evaluation.stop_reason)
+
+
+def _finish_stdout(stdout: RecordedStdout) -> None:
+    """Take the end of stdout before the error of a run that cannot go on."""
+    if stdout.awaited_file is None:
+        stdout.finish()
 
 
 def _is_on_cluster(run: RunRow) -> bool:

@@ -124,7 +124,7 @@ class ServiceTests(SynchronousTestCase):
     ) -> Daemon:
         """Return a daemon with the configuration of a file, or with these settings."""
         self.close_databases()
-        return build_daemon(
+        daemon = build_daemon(
             file.initial_configuration if file else Configuration(**settings),
             self.directories,
             self.reactor,
@@ -133,6 +133,8 @@ class ServiceTests(SynchronousTestCase):
             file,
             log_writer,
         )
+        self.addCleanup(self.evaluations(daemon).context.sandbox.writable_trees.close)
+        return daemon
 
     def start(self, **settings: Any) -> Daemon:
         """Start a daemon."""

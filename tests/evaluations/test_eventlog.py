@@ -159,7 +159,9 @@ class LogMachine(RuleBasedStateMachine):
                 recorded.parse_pending()
             else:
                 content = read_file(recorded.awaited_file.path.encode(errors="surrogateescape"))
-                recorded.answer_file("there is no such file" if content is None else content)
+                answer = "there is no such file" if content is None else content
+                recorded.store_file(answer)
+                recorded.answer_file(answer)
         self.look()
 
     @rule(part=st.floats(0, 1), max_bytes=st.integers(1, 2000))
@@ -303,6 +305,7 @@ class ChangedStdoutTests(SynchronousTestCase):
         self.recorded.feed(self.files.read_stdout(500, 600))
         recorded = self.restore()
         self.assertIsNotNone(recorded.awaited_file)
+        recorded.store_file(b"content")
         recorded.answer_file(b"content")
         self.assertEqual(self.restore().log.end_cursor, recorded.log.end_cursor)
 
@@ -327,6 +330,7 @@ class ChangedStdoutTests(SynchronousTestCase):
                 file.write(b"~FB\nX-SEGI-As: path\n\na\n~FE\n" if number else b"~FB\n")
             self.recorded.feed(self.files.read_stdout(begin, begin + 100))
             if self.recorded.awaited_file is not None:
+                self.recorded.store_file(b"x" * 30)
                 self.recorded.answer_file(b"x" * 30)
         for recorded in (self.recorded, self.restore()):
             recorded.log.acknowledge(self.recorded.log.end_cursor - 20)
@@ -342,6 +346,7 @@ class ChangedStdoutTests(SynchronousTestCase):
             if self.recorded.awaited_file is None:
                 self.recorded.parse_pending()
             else:
+                self.recorded.store_file(b"x" * 100_000)
                 self.recorded.answer_file(b"x" * 100_000)
         self.assertLess(self.recorded.log._memory.used_bytes, 1_000_000)
 

@@ -276,7 +276,7 @@ class RunningTests(RestoringTestCase):
         )
         identifier, _ = self.start(b"one\n")
         self.restart()
-        self.assertEqual(self.consume(identifier), ["one", "lost"])
+        self.assertEqual(self.consume(identifier), ["one", "\n", "lost"])
 
     def test_forgotten_run_is_removed_when_it_has_ended(self) -> None:
         identifier, _ = self.start(b"one\n")

@@ -33,7 +33,7 @@ class TimeoutTests(RunTestCase):
         self.assertIs(self.run_.failure, failure)
 
     def test_evaluator_that_ended_in_time_is_not_stopped(self) -> None:
-        """It has ended, and the reactor, or the keeper, tells it later than the limit."""
+        """It has ended, and the reactor, or the starter, tells it later than the limit."""
         self.child.has_exited = True
         self.clock.advance(20)
         self.assertEqual(self.child.signals, [])

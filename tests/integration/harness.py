@@ -258,9 +258,10 @@ class Daemon:
 
 
 def is_kept(directory: Path) -> bool:
-    """Tell whether a directory has only what is kept for a rerun, or is removed just now."""
+    """Tell whether a directory has only events and what a rerun needs, or is removed just now."""
     try:
-        return set(os.listdir(directory)) == {"request", "submission"}
+        found = set(os.listdir(directory))
+        return bool(found) and found <= {"output", "request", "submission"}
     except FileNotFoundError:
         return True
 

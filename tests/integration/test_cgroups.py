@@ -119,7 +119,7 @@ result["paths"] = [os.path.dirname(path) for path in group.find_procs_files()]
             self.assertEqual(Path(path).parent.parent.stat().st_uid, 65534)
 
     def test_within_the_limits(self) -> None:
-        """Who keeps within the limits is left alone, and measured; a shell can be the launcher."""
+        """Who keeps within the limits is left alone, and measured; a shell can be the starter."""
         result = self.daemon(
             """
 group = cgroups.make_evaluation_cgroup("good", LIMITS)

@@ -21,7 +21,7 @@ from tests.run import ROOT
 
 SERVICE = "tawebeval.service"
 SOCKET = "tawebeval.socket"
-KEEPER = "tawebeval-starter.service"
+STARTER = "tawebeval-starter.service"
 STATE, CACHE = "/var/lib/tawebeval", "/var/cache/tawebeval"
 WATCHES = Path("/proc/sys/fs/epoll/max_user_watches")
 
@@ -200,7 +200,7 @@ class PackageTests(SynchronousTestCase):
         """An installation after which the service does not start says so, and why."""
         # As `systemctl edit` makes it, before the installation.
         self.machine.write(
-            f"/etc/systemd/system/{KEEPER}.d/override.conf",
+            f"/etc/systemd/system/{STARTER}.d/override.conf",
             "[Service]\nProtectKernelTunables=yes\n",
         )
         complaints = self.install()

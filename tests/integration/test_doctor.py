@@ -136,7 +136,7 @@ class DoctorTests(SynchronousTestCase):
 
     def test_overlays_before_and_after_the_first_start(self) -> None:
         """The sandbox is tried where the daemon's directories will be."""
-        self.variables = {"TMPDIR": "/tmp"}  # where the launcher mounts, too
+        self.variables = {"TMPDIR": "/tmp"}  # where the starter mounts, too
         before = self.run_command()[1]
         self.make_places()
         after = self.run_command()[1]

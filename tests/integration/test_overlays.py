@@ -62,7 +62,8 @@ class OverlaysTests(SynchronousTestCase):
         for path in (file.parent, file):
             give(path)
         launch = LaunchSpec(["/bin/sh", "-c", command], {}, str(self.workspace.tree_directory))
-        started, self.overlay = self.trees.start_program(self.checkout, self.workspace, launch)
+        program = self.trees.start_program(self.checkout, self.workspace, launch)
+        self.overlay = program.overlay
         assert self.overlay is not None
         os.close(self.overlay.root_descriptor)
         status, printed = self.trees.starter.wait_for_program(started.directory, PATIENCE)
@@ -115,13 +116,14 @@ class OverlaysTests(SynchronousTestCase):
         """Hold that a new file and a changed one count when both have lost their names."""
         remove_tree(self.workspace.overlay_work_directory)
         launch = LaunchSpec(["/bin/sh", "-c", NAMELESS], {}, str(self.workspace.tree_directory))
-        started, overlay = self.trees.start_program(self.checkout, self.workspace, launch)
+        program = self.trees.start_program(self.checkout, self.workspace, launch)
+        overlay = program.overlay
         assert overlay is not None
         os.close(overlay.root_descriptor)
         printed = self.workspace.output_directory / "stdout"
         eventually(lambda: printed.read_bytes() == b"ready\n")
         use = measure_disk_usage(
-            self.workspace.tree_directory, [started.pid], devices=overlay.device_numbers
+            self.workspace.tree_directory, [program.pid], devices=overlay.device_numbers
         )
         self.trees.forget_program(self.workspace)
         self.assertGreaterEqual(use.disk_bytes, 2 * 1_000_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import nullcontext
 from hashlib import sha256
 from itertools import count
@@ -191,6 +192,16 @@ class ClusterTests(SlurmTestCase):
         events = await self.client.follow(identifier)
         self.assertEqual(text(events), "ready\n")
         self.assertIn("do not outlive the daemon yet", str(failure(events, "lost")["message"]))
+
+    async def test_killed_program(self) -> None:
+        """An evaluator ends with the program on its node."""
+        word = new_word()
+        identifier = await self.begin_and_wait(f"echo ready; sleep 600 && : {word}")
+        for pid in processes(f"tawebeval.slurm\0{self.daemon.state}"):
+            if Path(f"/proc/{pid}/comm").read_text().startswith("python"):
+                os.kill(pid, signal.SIGKILL)
+        failure(await self.client.follow(identifier), "lost")
+        await until(lambda: not processes(word), "nothing is left on the node")
 
 
 class DoctorTests(SlurmTestCase):

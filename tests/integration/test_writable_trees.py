@@ -13,7 +13,7 @@ from twisted.trial.unittest import SkipTest
 from tawebeval.linux.starter import PROCESS_NAME
 from tawebeval.sandbox.probe import TREE_COPY_WARNING
 from tests.integration.client import data, python, text
-from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
+from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import new_word, processes
 
 LOOK = r"""
@@ -140,13 +140,6 @@ class WritableTreeCase(_Base):
         self.assertEqual(contents, ["bWluZQo=", "YW4gZXZhbHVhdG9yCg=="])
 
 
-def find_starter(daemon: Daemon) -> int:
-    """Return the process that starts a daemon's evaluators."""
-    pid = daemon.find_starter()
-    assert pid is not None, "it runs"
-    return pid
-
-
 class CopiedTests(WritableTreeCase, DaemonTestCase):
     """Without a sandbox they are copies."""
 
@@ -180,42 +173,45 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
         """When a run is over no process is left in its mounts, and nothing is mounted outside."""
         await self.look()
         self.assertNotIn(str(self.daemon.state), Path("/proc/self/mounts").read_text())
-        for pid in (self.daemon.pid, find_starter(self.daemon)):
+        for pid in (self.daemon.pid, self.daemon.find_starter()):
             mounts = Path(f"/proc/{pid}/mounts").read_text()
             self.assertNotIn(str(self.daemon.state), mounts)
 
-    async def test_descriptors_of_the_starter_do_not_add_up(self) -> None:
+    async def test_many_do_not_add_up(self) -> None:
+        """The starter holds nothing of evaluations that have ended."""
         if os.geteuid() != 0:
             raise SkipTest("descriptors of processes in user namespaces of their own are root's")
-        starter = find_starter(self.daemon)
+        starter = self.daemon.find_starter()
 
-        def count_descriptors() -> int:
+        def held() -> int:
             return len(os.listdir(f"/proc/{starter}/fd"))
 
-        await self.daemon.nothing_left()
-        before = count_descriptors()
+        before = held()
         for _ in range(3):
             await self.run_command("tawebeval-run -- true")
-        await until(lambda: count_descriptors() <= before, "nothing is held")
+        await until(lambda: held() <= before, "nothing is held")
 
 
-class KilledStarterTests(DaemonTestCase):
-    """What a killed starter takes with it."""
+class RestartTests(DaemonTestCase):
+    """What outlives a daemon, or its starter."""
 
-    async def test_daemon_without_its_starter_ends_with_all_evaluators(self) -> None:
+    async def test_daemon_ends_with_its_starter_and_all_evaluators(self) -> None:
         word = new_word()
         await self.begin_and_wait(python(SLEEP, word))
-        os.kill(find_starter(self.daemon), signal.SIGKILL)
+        starter = self.daemon.find_starter()
+        assert starter is not None, "it runs"
+        os.kill(starter, signal.SIGKILL)
         await until(lambda: not self.daemon.running, "the daemon ends")
         self.assertIn("the starter of evaluators has ended", self.daemon.log)
         await until(lambda: not processes(word), "its evaluators have ended")
         self.daemon.start()
         await self.daemon.ready()
 
-    async def test_killed_daemon_takes_its_evaluators_with_it(self) -> None:
+    async def test_evaluators_of_a_killed_daemon_end_with_the_next_start(self) -> None:
         word = new_word()
         await self.begin_and_wait(python(SLEEP, word))
         await self.daemon.kill()
+        self.assertNotEqual(processes(word), [])
         self.daemon.start()
         await self.daemon.ready()
         await until(lambda: not processes(word), "its evaluators have ended")

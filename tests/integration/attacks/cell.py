@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -110,6 +111,20 @@ def all_of(*changes: Change) -> Change:
     return change
 
 
+class NoTrees:
+    """In place of a starter, which starts nothing here."""
+
+    pid = os.getpid()
+
+    @property
+    def starter(self) -> NoTrees:
+        """This."""
+        return self
+
+    def forget_program(self, _: Workspace) -> None:
+        """Do nothing."""
+
+
 class CellTestCase(SynchronousTestCase):
     """Runs programs in a cell of the product, with or without all of its defences.
 
@@ -162,6 +177,8 @@ class CellTestCase(SynchronousTestCase):
             self.sandbox.limits,
         )
         self.addCleanup(self.cell.close)
+        limits_of_cell: Any = self.cell.run_limits
+        limits_of_cell.make_cgroup("cell")  # of which there is nothing here
 
     def start(
         self,
@@ -179,9 +196,8 @@ class CellTestCase(SynchronousTestCase):
             "EVALUATION_DATA_BEGIN": "begin",
             **(environment or {}),
         }
-        self.cell.close()
         (self.workspace.root / BROKER_SOCKET_NAME).touch()  # what the starter makes
-        self.cell.start_evaluator(command, variables, self.workspace.tree_directory)
+        self.cell.launch.start_evaluator(command, variables, self.workspace.tree_directory)
         launch = self.trees.launched[-1]
         with ExitStack() as opened:
             given = [_open_descriptor(each, opened) for each in launch.descriptors]
@@ -202,6 +218,17 @@ class CellTestCase(SynchronousTestCase):
             )
         self.addCleanup(_end, process)
         return process
+
+    def open(self, described: Mapping[str, str]) -> int:
+        """Return a descriptor of a launch, as the starter opens it."""
+        if "append" in described:
+            self.workspace.output_directory.mkdir(exist_ok=True)
+            descriptor = os.open(described["append"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        else:
+            descriptor = os.memfd_create("given")
+            os.pwrite(descriptor, b64decode(described["base64"]), 0)
+        self.addCleanup(os.close, descriptor)
+        return descriptor
 
     def say(self, command: str, change: Change = as_it_is, **more: object) -> str:
         """Return what a command prints in the cell."""
