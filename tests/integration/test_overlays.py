@@ -12,7 +12,7 @@ from pathlib import Path
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.starter_client import LaunchSpec
+from tawebeval.linux.starter_client import LaunchSpec, OverlayLayers, OverlayMountError
 from tawebeval.sandbox.disk_usage import measure_disk_usage
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace
@@ -44,9 +44,15 @@ class OverlaysTests(SynchronousTestCase):
         # What is made here by root is for whoever mounts; a daemon is that user by then.
         self.addCleanup(os.umask, os.umask(0))
         self.workspace = Workspace(folder / "workspace")
-        for path in (self.workspace.root, self.workspace.tree_directory):
+        for path in (
+            self.workspace.root,
+            self.workspace.tree_directory,
+            self.workspace.output_directory,
+        ):
             path.mkdir()
             give(path)
+        self.trees.use_overlays(WHO)
+        self.assertIsNone(self.trees.overlay_problem)
 
     def run_it(self, command: str) -> list[str]:
         """Return the lines that a shell command prints in a tree, which is an overlay."""
@@ -60,14 +66,43 @@ class OverlaysTests(SynchronousTestCase):
         self.overlay = program.overlay
         assert self.overlay is not None
         os.close(self.overlay.root_descriptor)
-        status, printed = self.trees.starter.wait_for_program(program.directory, PATIENCE)
-        self.trees.forget_program(self.workspace)
+        status, printed = self.trees.starter.wait_for_program(started.directory, PATIENCE)
         self.assertEqual(status, 0, printed)
+        self.trees.forget_program(self.workspace)
         return printed.decode().splitlines()
+
+    def test_overlay_gives_programs_no_rights_and_no_devices(self) -> None:
+        content, *mounts = self.run_it("cat file /proc/self/mountinfo")
+        self.assertEqual(content, "from below")
+        tree = str(self.workspace.tree_directory)
+        (line,) = (line for line in mounts if tree in line.split())
+        self.assertLessEqual({"nosuid", "nodev"}, set(line.split()[5].split(",")))
+
+    def test_link_in_place_of_a_layer_is_not_followed(self) -> None:
+        self.run_it("true")
+        for path in (
+            self.checkout,
+            self.workspace.tree_directory,
+            self.workspace.overlay_work_directory,
+        ):
+            moved = Path(f"{path}.moved")
+            path.rename(moved)
+            path.symlink_to(moved)
+            layers = OverlayLayers(
+                self.checkout,
+                self.workspace.tree_directory,
+                self.workspace.overlay_work_directory,
+            )
+            with self.assertRaises(OverlayMountError, msg=path) as caught:
+                self.trees.starter.start_program(
+                    self.workspace.output_directory, LaunchSpec(["/bin/true"], {}, "/"), layers
+                )
+            self.assertEqual(caught.exception.filename, str(path))
+            path.unlink()
+            moved.rename(path)
 
     def check_devices(self, count: int) -> None:
         """Hold that a directory, a new file, an old one and a changed one have known devices."""
-        self.trees.use_overlays(WHO)
         told = self.run_it(
             "echo >new; stat -c %d . new; cd folder; stat -c %d file; echo >>file; stat -c %d file"
         )
@@ -85,7 +120,7 @@ class OverlaysTests(SynchronousTestCase):
         overlay = program.overlay
         assert overlay is not None
         os.close(overlay.root_descriptor)
-        printed = program.directory / "stdout"
+        printed = self.workspace.output_directory / "stdout"
         eventually(lambda: printed.read_bytes() == b"ready\n")
         use = measure_disk_usage(
             self.workspace.tree_directory, [program.pid], devices=overlay.device_numbers
@@ -122,7 +157,6 @@ class OverlaysTests(SynchronousTestCase):
         except PermissionError:
             raise SkipTest("the kernel's log is root's") from None
         self.addCleanup(os.close, log)
-        self.trees.use_overlays(WHO)
         for _ in range(_MOUNTS):
             os.lseek(log, 0, os.SEEK_END)
             self.run_it("true")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -187,12 +188,24 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
 
         before = held()
         for _ in range(3):
-            await self.run_command("true")
+            await self.run_command("tawebeval-run -- true")
         await until(lambda: held() <= before, "nothing is held")
 
 
 class RestartTests(DaemonTestCase):
-    """What outlives a daemon."""
+    """What outlives a daemon, or its starter."""
+
+    async def test_daemon_ends_with_its_starter_and_all_evaluators(self) -> None:
+        word = new_word()
+        await self.begin_and_wait(python(SLEEP, word))
+        starter = self.daemon.find_starter()
+        assert starter is not None, "it runs"
+        os.kill(starter, signal.SIGKILL)
+        await until(lambda: not self.daemon.running, "the daemon ends")
+        self.assertIn("the starter of evaluators has ended", self.daemon.log)
+        await until(lambda: not processes(word), "its evaluators have ended")
+        self.daemon.start()
+        await self.daemon.ready()
 
     async def test_evaluators_of_a_killed_daemon_end_with_the_next_start(self) -> None:
         word = new_word()
