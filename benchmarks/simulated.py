@@ -41,8 +41,7 @@ from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessTransport
-from tawebeval.linux.starter_client import LaunchSpec
-from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
+from tawebeval.sandbox.base import EvaluatorExit, Launch, RunEnd, SandboxedRun
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.run_limits import RunLimits
@@ -198,16 +197,19 @@ class SimulatedRunLimits(RunLimits):
         return ResourceUsage(None, None)
 
 
-class SimulatedRun(SandboxedRun):
-    """A run whose process is simulated: no cgroup, no disk.
+@attrs.frozen
+class SimulatedRun(Launch, RunEnd):
+    """The start and the end of a run whose process is simulated: no cgroup, no disk.
 
     `adopt(protocol, number)` simulates the process with this number.
     """
 
-    stores_stdout = False
     adopt: Callable[[ProcessProtocol, int], ProcessTransport]
 
-    def make_workspace_view(self) -> WorkspaceView:
+    workspace: Workspace
+
+    @property
+    def workspace_view(self) -> WorkspaceView:
         """Return the paths of the daemon."""
         return self.workspace.make_unsandboxed_view()
 
@@ -218,12 +220,6 @@ class SimulatedRun(SandboxedRun):
     def connect_process(self, run: ProcessProtocol, started: int) -> ProcessTransport:
         """Simulate the process."""
         return self.adopt(run, started)
-
-    def make_launch_spec(
-        self, command: str, environment: Mapping[str, str], directory: Path
-    ) -> LaunchSpec:
-        """Raise: `start_evaluator` launches nothing."""
-        raise NotImplementedError
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send it to the simulated process."""
@@ -258,10 +254,8 @@ class SimulatedSandbox:
         environment: Environment | None = None,
     ) -> SandboxedRun:
         """Return a run that is not started yet."""
-        run = SimulatedRun(workspace, checkout, self, limits)
-        run.run_limits = SimulatedRunLimits(limits)
-        run.adopt = self.adopt
-        return run
+        run = SimulatedRun(self.adopt, workspace)
+        return SandboxedRun(workspace, run, SimulatedRunLimits(limits), run)
 
 
 @attrs.frozen

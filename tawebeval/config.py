@@ -286,7 +286,6 @@ class CallerSettings(
         "is_open_without_tokens": "open",
         "max_running": "running",
         "max_queued": "queued",
-        "max_buffer_bytes": "buffers",
         "link_lifetime_days": "link_days",
         "tokens_file": "tokens",
         "allowed_origins": "origins",
@@ -301,7 +300,6 @@ class CallerSettings(
     max_running: _OptionalCount = 0
     max_queued: _OptionalCount = 200
     max_retained: _OptionalCount = 2000
-    max_buffer_bytes: _OptionalBytes = 40 * MIB
     requests_per_minute: _OptionalCount = 6000
     link_lifetime_days: Annotated[float, Meta(ge=0, le=366)] = 30
 
@@ -369,10 +367,6 @@ class RepositoryFetchSettings(
         _check_networks(self.allowed_private_networks)
 
 
-TOTAL_PAUSE_FACTOR = 10
-"""Multiplies `evaluations.paused` for the sum of all pauses, however much was read in between."""
-
-
 class EvaluationSettings(
     Section,
     frozen=True,
@@ -380,7 +374,6 @@ class EvaluationSettings(
         "max_running": "running",
         "max_queued": "queued",
         "kill_grace_seconds": "grace",
-        "max_pause_seconds": "paused",
         "retention_seconds": "retain",
         "abandon_after_seconds": "abandon_after",
         "max_retained": "kept",
@@ -394,7 +387,6 @@ class EvaluationSettings(
     max_running: Annotated[int, Meta(ge=0, le=10**6)] = 0
     max_queued: Annotated[int, Meta(ge=0, le=10**6)] = 1000
     kill_grace_seconds: _Seconds = 2
-    max_pause_seconds: _Seconds = 600
     abandon_after_seconds: _Seconds = 900
     retention_seconds: _Seconds = 900
     max_retained: _Count = 10_000
@@ -577,7 +569,6 @@ class EventBufferSettings(
     frozen=True,
     rename={
         "max_total_bytes": "total",
-        "max_evaluation_bytes": "evaluation",
         "max_disk_bytes": "disk",
         "max_page_bytes": "page",
     },
@@ -585,7 +576,6 @@ class EventBufferSettings(
     """`[buffers]`: memory and disk space for events."""
 
     max_total_bytes: _Bytes = 256 * MIB
-    max_evaluation_bytes: _Bytes = 8 * MIB
     max_disk_bytes: _Bytes = 16 * 1024 * MIB
     max_page_bytes: _Bytes = 256 * KIB
 

@@ -30,7 +30,6 @@ FailureReason = Literal[
     "file_size",
     "output",
     "stderr",
-    "unread",
     "node",
     "preempted",
     "revoked",
@@ -307,17 +306,4 @@ def build_limit_failure(
         reason,
         f"the evaluator was stopped: it {what} (limits.{setting})",
         {"limit": f"limits.{setting}", "value": value},
-    )
-
-
-def build_slow_reader_failure(limit: float, waited: str) -> EvaluationFailure:
-    """Return the error of a run stopped because its readers kept it paused for too long.
-
-    `limit` is `evaluations.paused` in seconds; `waited` is the wait in words.
-    """
-    return EvaluationFailure(
-        "unread",
-        f"the evaluator was stopped: its output was not read {waited}; the limit is {limit:g}"
-        " seconds (evaluations.paused)",
-        {"limit": "evaluations.paused", "value": limit},
     )

@@ -633,7 +633,6 @@ class ErrorTests(SynchronousTestCase):
             ("[limits]\ndisk_files = 0", "limits.disk_files: "),
             ("[limits]\nstderr = 1", "limits.stderr: "),
             ("[buffers]\npage = 1", "buffers.page: "),
-            ("[buffers]\nevaluation = 1", "buffers.evaluation: "),
             ("[polls]\nwait = -1", "polls.wait: -1 is not allowed; write a whole number >= 0"),
             (
                 "[polls]\nwait = 3601",
@@ -873,13 +872,14 @@ class ExamplesTests(SynchronousTestCase):
             found = self.read(name)
             running, limits = found.evaluations.max_running, found.limits
             waiting = running + found.evaluations.max_queued
-            used = running * limits.memory + waiting * found.buffers.max_evaluation_bytes
+            used = running * limits.memory + found.buffers.max_total_bytes
             used += (
                 running * 2 * found.repositories.git_memory_bytes / 4
             )  # seldom all fetch at once
             self.assertLess(used, memory)
             disk = running * (limits.disk + found.repositories.max_tree_bytes)
             disk += waiting * limits.request_body + found.repositories.max_cache_bytes
+            disk += found.buffers.max_disk_bytes
             self.assertLess(disk, 100 * 10**9)
 
     def test_class(self) -> None:

@@ -92,7 +92,6 @@ class EvaluationErrorTests(SynchronousTestCase):
         """A limit is named in the sentence, and with its value in members."""
         for error, reason, limit in (
             (errors.build_limit_failure("disk", "disk", "wrote much", 7), "disk", "limits.disk"),
-            (errors.build_slow_reader_failure(7, "for long"), "unread", "evaluations.paused"),
         ):
             self.assertEqual(error.reason, reason)
             self.assertIn(f"({limit})", error.message)

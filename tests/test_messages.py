@@ -27,7 +27,6 @@ BUILDERS = {
     *(name for name, value in vars(errors).items() if isinstance(value, type)),
     *(
         "build_limit_failure",
-        "build_slow_reader_failure",
         "SetupProblem",
         "Finding",
         "RateLimitedLog",

@@ -28,7 +28,7 @@ from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter_client import LaunchSpec
-from tawebeval.sandbox.base import NoSandbox, UnsandboxedRun
+from tawebeval.sandbox.base import NoSandbox
 from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace
@@ -104,7 +104,7 @@ def _measure(folder: Path) -> None:
         context,
         EvaluationDetails("some", pack_request(request), 0, None),
         checkout,
-        UnsandboxedRun(workspace, checkout, sandbox, configuration.limits),
+        sandbox.make_run(workspace, checkout, configuration.limits),
         stdout,
         read,
         lambda: None,

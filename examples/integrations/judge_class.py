@@ -28,7 +28,6 @@ def judge(problem: str, folder: Path) -> tuple[bool, str]:
     try:
         identifier = client.evaluate_problem(problem, {"source": files[0]})
         printed, error = "", ""
-        # Events have to be read as they come: the evaluator waits while too many are unread.
         for event in client.events(identifier):
             error = ""
             if isinstance(event, Text):

@@ -17,7 +17,7 @@ STATUS_FIELDS = (
     *("evaluation_id", "log_name", "state", "queue_place", "problem", "repository", "commit_oid"),
     *("tree_oid", "directory", "evaluator_cmd", "seed", "environment", "limits", "metadata"),
     *("created", "fetching", "running", "ended", "exit", "usage", "error", "results", "runner"),
-    *("callback", "stderr", "events", "buffered_bytes", "paused_seconds", "archived"),
+    *("callback", "stderr", "events", "buffered_bytes", "archived"),
 )
 PROBLEM_FIELDS = (
     *("name", "title", "description", "fields", "extensions"),

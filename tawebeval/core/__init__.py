@@ -7,15 +7,14 @@ byte.
 - Standard output: `segi.SegiParser` turns an evaluator's bytes into events; `fileblock` parses the
   files among them, `text` cuts text between characters, and `events` encodes each event, once, as a
   line of JSON.
-- From the evaluator to clients: `ring.EventRing` stores the encoded lines, `ring.EventRetention`
-  discards those that no client needs, and `budget.RingBudget` bounds all rings together.
-  `event_log.EventLog` is to replace these: a ring in front of the file of stdout. `pages`
-  cuts pages with cursors from a ring, and `framing` frames lines as server-sent events or WebSocket
-  messages.
+- From the evaluator to clients: `event_log.EventLog` has the encoded lines, in rings
+  (`ring.EventRing`) in front of the file of stdout; `event_log.EventMemory` bounds the memory of
+  all logs. `pages` has cursors and pages, and `framing` frames lines as server-sent events or
+  WebSocket messages.
 - Lists: `evaluation_lists` has their cursors, and joins the lists of several daemons.
 - Requests: `form` parses the form of POST /evaluate, `hosts` the hosts of its URLs. `tokens` finds
   the caller, `signed_links` signs links that read one evaluation, `forwarded_headers` finds the
-  client's address behind proxies. `budget.UploadBudget` bounds uploads.
+  client's address behind proxies. `budget` bounds uploads and events on the disk.
 - Values that several packages share: `identifiers`, `states`, `evaluator_environment` (the
   evaluator's environment), `checkout`, `backoff` (retries of HTTP requests), `counters` (counters
   for metrics), `retry_schedule` (`Retry-After` of a full queue), `expiry_clock` (the time of day

@@ -36,8 +36,8 @@ from tawebeval.evaluations.timestamps import format_rfc3339_time
 MAX_LOADS, MAX_LOADS_PER_CALLER = 4, 2
 """Segments that are parsed again at once: of all callers, and of one.
 
-A segment has about 1 MiB of stdout, which take some 10 ms of processor time, and the files that
-stdout names there.
+A segment has some 64 KiB of stdout, 1 MiB at most, and the files that stdout names there. Lines of
+10 to 1,000 bytes take 0.2 to 0.3 ms of processor time for 64 KiB, lines of one byte 1 ms.
 """
 
 LOST_EVENT = encode_error_event(

@@ -99,7 +99,7 @@ def _make_run_row(evaluation: Evaluation) -> RunRow:
         checkout_path=str(run.checkout.path),
         deadline=run.clock.deadline,
         left_at=evaluation.left_at,
-        sandbox_description=run.sandboxed.describe_for_resume(),
+        sandbox_description=run.sandboxed.launch.describe_for_resume(),
         quota_directory=None if quota is None else str(quota),
     )
 
@@ -236,7 +236,7 @@ def _resume_run(
     run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
     evaluation.run = run
     try:
-        sandboxed.resume_process(
+        sandboxed.launch.resume_process(
             run, found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
         )
     except OSError:

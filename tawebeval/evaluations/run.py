@@ -172,7 +172,11 @@ class Run(ProcessProtocol):
     def start_process(self, directory: Path) -> Any:
         """Start the evaluator in `directory`, for `connect`. Blocks. Raises: OSError."""
         details, sandboxed = self._details, self.sandboxed
-        request, workspace, view = details.request, sandboxed.workspace, sandboxed.workspace_view
+        request, workspace, view = (
+            details.request,
+            sandboxed.workspace,
+            sandboxed.launch.workspace_view,
+        )
         chosen = details.environment.variables if details.environment is not None else {}
         environment = build_environment(
             {**self._context.configuration.evaluations.environment_variables, **chosen},
@@ -185,13 +189,13 @@ class Run(ProcessProtocol):
             },
             markers=self._stdout.markers,
         )
-        return sandboxed.start_evaluator(request.evaluator_cmd, environment, directory)
+        return sandboxed.launch.start_evaluator(request.evaluator_cmd, environment, directory)
 
     def makeConnection(self, transport: Any) -> None:
         """Connect the started process, a `ProcessTransport`."""
         self._process = transport
         transport.on_broker_error = self._on_broker_error
-        self.sandboxed.set_first_process(transport)
+        self.sandboxed.run_limits.first_process = transport
         super().makeConnection(transport)
 
     def connectionMade(self) -> None:
@@ -245,7 +249,7 @@ class Run(ProcessProtocol):
                 self._kill = self._context.clock.callLater(grace, self.kill)
                 self._signal(signal.SIGTERM)
             elif self._tree_ended.is_set:
-                self.sandboxed.abort_remote_reads()
+                self.sandboxed.end.abort_remote_reads()
         if at_once:
             self.kill()
 
@@ -260,7 +264,7 @@ class Run(ProcessProtocol):
 
     def _signal(self, number: int) -> None:
         if self._process.is_running:
-            self.sandboxed.send_signal(self._process, number)
+            self.sandboxed.end.send_signal(self._process, number)
 
     # Output
 
@@ -413,7 +417,7 @@ class Run(ProcessProtocol):
             path,
             sandboxed.workspace.locate_working_directory(directory, self.checkout.path),
             sandboxed.limits.file,
-            sandboxed.workspace_view,
+            sandboxed.launch.workspace_view,
         )
 
     # The end
@@ -427,11 +431,11 @@ class Run(ProcessProtocol):
 
     async def _end_tree(self) -> None:
         try:
-            await self.sandboxed.kill_remaining_processes()
+            await self.sandboxed.end.kill_remaining_processes()
         finally:
             self._tree_ended.set_value(None)
             if self.failure is not None:
-                self.sandboxed.abort_remote_reads()
+                self.sandboxed.end.abort_remote_reads()
             self._process.read_remaining_output()
 
     def processEnded(self, reason: Failure) -> None:
@@ -451,7 +455,7 @@ class Run(ProcessProtocol):
                 "lost", f"the evaluator was lost: {self._process.lost_reason}"
             )
         try:
-            self.exit_status = self.sandboxed.interpret_exit(status, number)
+            self.exit_status = self.sandboxed.end.interpret_exit(status, number)
         except EvaluationFailure as error:
             # The limits of the run may be too low for the sandbox itself.
             over = self.failure or await self._ask(limits.check, True)

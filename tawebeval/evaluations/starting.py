@@ -201,7 +201,7 @@ class _Start:
         evaluation, details = self._evaluation, self._evaluation.details
         workspace = evaluation.workspace
         assert details.upload_directory is not None, "only this method takes it"
-        workspace.create_directories(details.upload_directory, sandboxed.workspace_view)
+        workspace.create_directories(details.upload_directory, sandboxed.launch.workspace_view)
         details.upload_directory = None
         if details.should_keep_submission:
             workspace.request_file.write_bytes(details.pack_for_rerun())
@@ -215,7 +215,7 @@ class _Start:
         """Wait in the queue of a cluster, from which a stop takes the evaluation."""
         evaluation = self._evaluation
         evaluation.enter(EvaluationState.QUEUED)
-        waiting = Deferred.fromCoroutine(sandboxed.wait_for_evaluator_start(started))
+        waiting = Deferred.fromCoroutine(sandboxed.launch.wait_for_evaluator_start(started))
         self._is_launching = False
         if evaluation.stop_reason is not None:  # while srun was started
             waiting.cancel()
@@ -228,7 +228,7 @@ class _Start:
         evaluation = self._evaluation
         evaluation.cancel_start = None
         evaluation.run = run
-        run.sandboxed.connect_process(run, started)
+        run.sandboxed.launch.connect_process(run, started)
         evaluation.details.drop_start_fields()
         evaluation.enter(EvaluationState.RUNNING)
         supervise(evaluation, run)
@@ -243,7 +243,7 @@ def make_sandboxed_run(evaluation: Evaluation, checkout: Checkout) -> SandboxedR
     sandboxed = evaluation.sandboxed = evaluation.context.sandbox.make_run(
         evaluation.workspace, checkout, evaluation.limits, details.environment
     )
-    sandboxed.problem_name = details.request.problem
+    sandboxed.launch.problem_name = details.request.problem
     details.runner_status = sandboxed.runner_status
     return sandboxed
 

@@ -2,9 +2,9 @@
 
 The daemon has one `base.Sandbox`. `probe.open_sandbox` makes it by the setting `sandbox.kind`, and
 `probe.check_sandbox_and_log_problems` runs a command in it before anything relies on it. For each
-evaluation it makes a `SandboxedRun`, which starts the evaluator, has its limits, ends its
-processes and tells its exit and usage. `evaluations` calls these methods; other kinds of sandbox
-implement them (`base`).
+evaluation it makes a `SandboxedRun` of three parts, which `evaluations` calls: `Launch` starts the
+evaluator, `RunLimits` has its limits and tells its usage, `RunEnd` kills its processes and tells
+its exit. Other kinds of sandbox implement these (`base`).
 
 - `bubblewrap`: the sandbox of installations that strangers use. `base.NoSandbox` is for
   installations that trust all evaluators.
@@ -19,6 +19,6 @@ implement them (`base`).
 - `environments`: root file systems in place of the machine's programs; `environment_store`: their
   import into the state directory.
 - `helper_sandbox`: the sandbox of git commands, and of programs that unpack imports.
-- `broker_client`: runs of submissions that an evaluator asks for; `broker`: the program that makes
+- `broker`: the program by which an evaluator runs programs of submissions: it makes
   a sandbox for each; `tools`: what evaluators find at `EVALUATION_TOOLS`, `tawebeval-run` among it.
 """

@@ -1,11 +1,13 @@
 """A sandbox and one run in it: what all kinds have in common, and the kind without a sandbox.
 
-A `Sandbox` belongs to the daemon. It makes a `SandboxedRun` for each evaluation, which turns the
-evaluator's command into a process to start, holds its limits, signals and ends its processes,
-measures their usage and interprets their exit.
+A `Sandbox` belongs to the daemon. It makes a `SandboxedRun` for each evaluation, of three parts:
 
-These two classes are the seam for other kinds of sandbox, such as containers or a cluster;
-`SandboxedRun` says what an implementation has to do.
+- `Launch` starts the evaluator. `LocalLaunch` does so by the starter, on this machine.
+- `RunLimits` has its limits, and measures its usage (`run_limits`).
+- `RunEnd` signals and kills its processes, and interprets their exit.
+
+These are the seam for other kinds of sandbox, such as containers or a cluster.
+`probe.open_sandbox` chooses the kind by the setting `sandbox.kind`.
 """
 
 from __future__ import annotations
@@ -76,94 +78,25 @@ class RunnerStatus:
         }
 
 
-class SandboxedRun(ABC):
-    """One run of one evaluator: its process, limits, cgroup and writable tree.
+class Launch(ABC):
+    """How a run is started.
 
-    A kind of sandbox is a subclass with five methods, and a `Sandbox` that makes it:
-
-    - `make_workspace_view`: the paths under which the evaluator sees its workspace.
-    - `make_launch_spec`: the program that runs the command. The program is a child of the starter,
-      and its stdout and stderr are the evaluator's. For a container or a remote machine it is a
-      client that stays in the foreground, such as `podman run`.
-    - `send_signal`: pass a signal on to all processes of the run.
-    - `kill_remaining_processes`: kill what the first process has left, and return when nothing is
-      left that could write to the workspace.
-    - `interpret_exit`: the evaluator's own exit, as far as the program's exit tells.
-
-    The base class does the rest: it makes the workspace's tree and starts the program in the run's
-    cgroup. `run_limits` checks limits and measures usage. A kind that has its own limits or file
-    system sets other `run_limits`, and overrides `start_evaluator` and `close`.
-    `probe.open_sandbox` chooses the kind by the setting `sandbox.kind`.
-
-    The order of calls is: `start_evaluator` and `connect_process`, or `resume_process`;
-    `set_first_process`; any number of `send_signal`; after the first process has exited
-    `kill_remaining_processes` and `interpret_exit`; `close`, also without a start.
+    `start_evaluator` and `connect_process`, or `resume_process`, are called once, and `close` in
+    the end, also without a start.
     """
 
-    has_network = True  # whether the evaluator reaches the network
-    has_external_queue = False  # whether the started program waits until something else lets it run
-    stores_stdout = True  # whether stdout is in the file of the output directory
-    runner_status: RunnerStatus | None = None  # None on this machine
-    # Reads a file that the evaluator names; None if its files are on this machine.
-    read_remote_file: Callable[[str], Awaitable[bytes]] | None = None
     problem_name: str | None = None  # the name of the problem, for kinds with settings by problem
 
-    def __init__(
-        self, workspace: Workspace, checkout: Checkout, sandbox: Sandbox, limits: LimitSettings
-    ) -> None:
-        self.limits = limits
-        self.workspace = workspace
-        self._checkout = checkout
-        self._cgroups = sandbox.cgroup_manager
-        self._orphans = sandbox.orphan_reaper
-        self._trees = sandbox.writable_trees
-        self._tree: int | None = None  # descriptor of the overlay that only the evaluator sees
-        self._local_limits = LocalRunLimits(
-            limits, sandbox.cgroup_manager, workspace, checkout.commit
-        )
-        self.run_limits: RunLimits = self._local_limits
-
     @property
+    @abstractmethod
     def workspace_view(self) -> WorkspaceView:
         """The paths under which the evaluator sees its workspace."""
-        view = self.make_workspace_view()
-        if self._tree is None:
-            return view
-        return attrs.evolve(view, path_descriptors={self.workspace.tree_directory: self._tree})
 
     @abstractmethod
-    def make_workspace_view(self) -> WorkspaceView:
-        """Return the evaluator's view of the workspace, without an overlay's descriptor."""
-
     def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> Any:
         """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks.
 
         The result is for `connect_process`. Raises: OSError.
-        """
-        # Other users can read the names of cgroups: the identifier must not be among them.
-        group = self._local_limits.make_cgroup(self.workspace.root.name)
-        launch = self.make_launch_spec(command, environment, directory)
-        launch = attrs.evolve(
-            launch,
-            cgroup_procs_files=group.find_procs_files(),
-            niceness=self._cgroups.evaluator_niceness,
-            max_stdout_bytes=self.limits.output,
-            max_stderr_bytes=self.limits.stderr,
-        )
-        started = self._trees.start_program(self._checkout.path, self.workspace, launch)
-        if (overlay := started.overlay) is not None:
-            self._tree = overlay.root_descriptor
-            self._local_limits.disk.device_numbers = overlay.device_numbers
-        return started
-
-    @abstractmethod
-    def make_launch_spec(
-        self, command: str, environment: Mapping[str, str], directory: Path
-    ) -> LaunchSpec:
-        """Return the program by which the shell runs `command` in `directory`.
-
-        `directory` is a path of the daemon's. `start_evaluator` adds cgroups and the nice value.
-        Raises: OSError.
         """
 
     async def wait_for_evaluator_start(self, started: Any) -> None:  # noqa: B027
@@ -172,38 +105,15 @@ class SandboxedRun(ABC):
         A cancellation is raised after the end of the started program.
         """
 
+    @abstractmethod
     def connect_process(self, run: ProcessProtocol, started: Any) -> ProcessTransport:
         """Let the started process drive `run`. Raises: OSError."""
-        return self._trees.connect_program(run, started)
 
     @abstractmethod
-    def send_signal(self, child: ProcessTransport, number: int) -> None:
-        """Send a signal to all processes of the run; `child` is the first, and still runs."""
-
-    def abort_remote_reads(self) -> None:  # noqa: B027  (most kinds have none)
-        """End `read_remote_file` soon, whatever a node does: the stopped run has ended."""
-
-    @abstractmethod
-    async def kill_remaining_processes(self) -> None:
-        """Kill the processes that the first one has left, and return after their end."""
-
-    @abstractmethod
-    def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
-        """Return the evaluator's exit, by the exit status or signal of the first process.
-
-        Raises: EvaluationError, if the evaluator was not even started.
-        """
-
-    def set_first_process(self, child: ProcessTransport) -> None:
-        """Set the run's first process, once it was adopted."""
-        self._local_limits.first_process = child
-
-    # For a run that outlives the daemon
-
     def describe_for_resume(self) -> dict[str, Any]:
         """Return what `resume_process` needs, as JSON."""
-        return self._local_limits.describe_for_resume()
 
+    @abstractmethod
     def resume_process(
         self,
         run: ProcessProtocol,
@@ -217,23 +127,160 @@ class SandboxedRun(ABC):
         It takes the place of `start_evaluator` and `connect_process`; stdout goes on at an offset.
         The first process may have ended, or be lost. Raises: OSError.
         """
+
+    def close(self) -> None:  # noqa: B027
+        """Remove what the start has made, besides the cgroup. Blocks."""
+
+
+class RunEnd(ABC):
+    """How a run is ended, and how its end is read."""
+
+    @abstractmethod
+    def send_signal(self, child: ProcessTransport, number: int) -> None:
+        """Send a signal to all processes of the run; `child` is the first, and still runs."""
+
+    def abort_remote_reads(self) -> None:  # noqa: B027  (most kinds have none)
+        """End `read_remote_file` soon, whatever a node does: the stopped run has ended."""
+
+    @abstractmethod
+    async def kill_remaining_processes(self) -> None:
+        """Kill the processes that the first one has left.
+
+        Return when nothing is left that could write to the workspace.
+        """
+
+    @abstractmethod
+    def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
+        """Return the evaluator's exit, by the exit status or signal of the first process.
+
+        Raises: EvaluationFailure, if the evaluator was not even started.
+        """
+
+
+@attrs.define(eq=False)
+class SandboxedRun:
+    """One run of one evaluator, of the parts that a kind of sandbox makes for it.
+
+    - `has_network`: whether the evaluator reaches the network.
+    - `has_external_queue`: whether the started program waits until something else lets it run.
+    - `stores_stdout`: whether stdout is in the file of the output directory.
+    - `runner_status`: where the run is; None on this machine.
+    - `read_remote_file`: reads a file that the evaluator names; None if its files are on this
+      machine.
+    """
+
+    workspace: Workspace
+    launch: Launch
+    run_limits: RunLimits
+    end: RunEnd
+    has_network: bool = True
+    has_external_queue: bool = False
+    stores_stdout: bool = True
+    runner_status: RunnerStatus | None = None
+    read_remote_file: Callable[[str], Awaitable[bytes]] | None = None
+
+    @property
+    def limits(self) -> LimitSettings:
+        """The limits of the run."""
+        return self.run_limits.settings
+
+    def close(self) -> None:
+        """Kill the remaining processes and remove what the start has made. Blocks.
+
+        Raises: OSError, if killed processes do not end soon; call again later.
+        """
+        self.launch.close()
+        self.run_limits.close()
+
+
+class LocalLaunch(Launch):
+    """The start of a program by the starter, in a cgroup, with a writable tree over the checkout.
+
+    A kind of sandbox says by a subclass which program runs the command, and under which paths the
+    evaluator sees its workspace.
+    """
+
+    def __init__(
+        self, workspace: Workspace, checkout: Checkout, sandbox: Sandbox, limits: LocalRunLimits
+    ) -> None:
+        self.workspace = workspace
+        self._checkout = checkout
+        self._limits = limits
+        self._niceness = sandbox.cgroup_manager.evaluator_niceness
+        self._trees = sandbox.writable_trees
+        self._tree: int | None = None  # descriptor of the overlay that only the evaluator sees
+
+    @property
+    def workspace_view(self) -> WorkspaceView:
+        """The paths under which the evaluator sees its workspace."""
+        view = self.make_workspace_view()
+        if self._tree is None:
+            return view
+        return attrs.evolve(view, path_descriptors={self.workspace.tree_directory: self._tree})
+
+    @abstractmethod
+    def make_workspace_view(self) -> WorkspaceView:
+        """Return the evaluator's view of the workspace, without an overlay's descriptor."""
+
+    @abstractmethod
+    def make_launch_spec(
+        self, command: str, environment: Mapping[str, str], directory: Path
+    ) -> LaunchSpec:
+        """Return the program by which the shell runs `command` in `directory`.
+
+        The program is a child of the starter, and its stdout and stderr are the evaluator's. For a
+        container it is a client that stays in the foreground, such as `podman run`. `directory` is
+        a path of the daemon's. `start_evaluator` adds cgroups, the nice value and limits of output.
+        Raises: OSError.
+        """
+
+    def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> Any:
+        """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks."""
+        # Other users can read the names of cgroups: the identifier must not be among them.
+        group = self._limits.make_cgroup(self.workspace.root.name)
+        launch = attrs.evolve(
+            self.make_launch_spec(command, environment, directory),
+            cgroup_procs_files=group.find_procs_files(),
+            niceness=self._niceness,
+            max_stdout_bytes=self._limits.settings.output,
+            max_stderr_bytes=self._limits.settings.stderr,
+        )
+        started = self._trees.start_program(self._checkout.path, self.workspace, launch)
+        if (overlay := started.overlay) is not None:
+            self._tree = overlay.root_descriptor
+            self._limits.disk.device_numbers = overlay.device_numbers
+        return started
+
+    def connect_process(self, run: ProcessProtocol, started: Any) -> ProcessTransport:
+        """Let the started process drive `run`. Raises: OSError."""
+        return self._trees.connect_program(run, started)
+
+    def describe_for_resume(self) -> dict[str, Any]:
+        """Return what `resume_process` needs, as JSON."""
+        return self._limits.describe_for_resume()
+
+    def resume_process(
+        self,
+        run: ProcessProtocol,
+        described: Mapping[str, Any],
+        pid: int,
+        start_time: int,
+        stdout_offset: int,
+    ) -> ProcessTransport:
+        """Go on with a run that was started by another process of the daemon. Blocks."""
         overlay = self._trees.reopen_overlay(self.workspace)
         if overlay is not None:
             self._tree = overlay.root_descriptor
-        self._local_limits.resume(described)
+        self._limits.resume(described)
         program = StartedProgram(self.workspace.output_directory, pid, start_time)
         return self._trees.connect_program(run, program, stdout_offset)
 
     def close(self) -> None:
-        """Kill the remaining processes and remove what `start_evaluator` has made. Blocks.
-
-        Raises: OSError, if killed processes do not end soon; call again later.
-        """
+        """Close the tree, and kill the program. Blocks."""
         if self._tree is not None:
             os.close(self._tree)
             self._tree = None
         self._trees.forget_program(self.workspace)
-        self._local_limits.remove_cgroup()
 
 
 class Sandbox(Protocol):
@@ -260,13 +307,16 @@ class Sandbox(Protocol):
         """
 
 
-class UnsandboxedRun(SandboxedRun):
-    """A run with the rights of the daemon, whose orphans are found by a mark they inherit."""
+class UnsandboxedLaunch(LocalLaunch):
+    """The start of an evaluator with the rights of the daemon.
 
-    _mark = b""  # empty before the start
+    `mark` is a secret that all processes of the run inherit; empty before the start.
+    """
+
+    mark = b""
 
     def __init__(
-        self, workspace: Workspace, checkout: Checkout, sandbox: NoSandbox, limits: LimitSettings
+        self, workspace: Workspace, checkout: Checkout, sandbox: NoSandbox, limits: LocalRunLimits
     ) -> None:
         super().__init__(workspace, checkout, sandbox, limits)
         self._tools = sandbox.tools_directory
@@ -279,14 +329,22 @@ class UnsandboxedRun(SandboxedRun):
         self, command: str, environment: Mapping[str, str], directory: Path
     ) -> LaunchSpec:
         """Return the shell with the command."""
-        # A secret of this run, which all of its processes inherit.
-        self._mark = environment["EVALUATION_DATA_BEGIN"].encode()
+        self.mark = environment["EVALUATION_DATA_BEGIN"].encode()
         return LaunchSpec(
             ["/bin/sh", "-c", command],
             add_tools_to_path(environment, str(self._tools)),
             str(directory),
-            rlimits=convert_rlimit_names(self._local_limits.list_rlimits(apart=False)),
+            rlimits=convert_rlimit_names(self._limits.list_rlimits(apart=False)),
         )
+
+
+@attrs.frozen
+class UnsandboxedEnd(RunEnd):
+    """The end of an evaluator with the rights of the daemon."""
+
+    _launch: UnsandboxedLaunch
+    _limits: LocalRunLimits
+    _sandbox: Sandbox
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to the process group, and to descendants that have left it."""
@@ -296,13 +354,15 @@ class UnsandboxedRun(SandboxedRun):
             send_signal(pid, number)
 
     async def kill_remaining_processes(self) -> None:
-        """Kill the process group, and the orphans of the run."""
-        first = self._local_limits.first_process
+        """Kill the process group, and the orphans of the run, which are found by its mark."""
+        first = self._limits.first_process
         if first is not None:
             first.signal_group(signal.SIGKILL)
-        if self._mark:
-            await self._orphans.kill_orphans_of_run(
-                self._mark, str(self.workspace.writable_directory), self._trees.starter.pid
+        if self._launch.mark:
+            await self._sandbox.orphan_reaper.kill_orphans_of_run(
+                self._launch.mark,
+                str(self._launch.workspace.writable_directory),
+                self._sandbox.writable_trees.starter.pid,
             )
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
@@ -335,4 +395,7 @@ class NoSandbox:
         `parse_configuration` refuses environments without a sandbox.
         """
         assert environment is None, "environments need a sandbox"
-        return UnsandboxedRun(workspace, checkout, self, limits)
+        run_limits = LocalRunLimits(limits, self.cgroup_manager, workspace, checkout.commit)
+        launch = UnsandboxedLaunch(workspace, checkout, self, run_limits)
+        end = UnsandboxedEnd(launch, run_limits, self)
+        return SandboxedRun(workspace, launch, run_limits, end)

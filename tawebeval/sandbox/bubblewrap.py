@@ -48,6 +48,8 @@ from tawebeval.sandbox import broker
 from tawebeval.sandbox.base import (
     EVALUATOR_TOOLS,
     EvaluatorExit,
+    LocalLaunch,
+    RunEnd,
     SandboxedRun,
 )
 from tawebeval.sandbox.broker import PROTOCOL_VERSION
@@ -58,7 +60,7 @@ from tawebeval.sandbox.environments import (
 )
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.prepared_etc import PreparedEtc
-from tawebeval.sandbox.run_limits import convert_rlimit_names
+from tawebeval.sandbox.run_limits import LocalRunLimits, convert_rlimit_names
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 
 log = Logger()
@@ -261,6 +263,11 @@ def _write_tool(path: Path, content: bytes, time: float) -> None:
     new.replace(path)
 
 
+def locate_status_file(workspace: Workspace) -> Path:
+    """Return the file to which bwrap appends JSON objects."""
+    return workspace.output_directory / "status"
+
+
 # The numbers of descriptors in bwrap: it reads the evaluator's environment, as options, from the
 # first, writes JSON about the sandbox to the second, and loads the filters from the last ones.
 # `_NOTES` has the file of the second, too: bwrap hands a descriptor on that is not its own.
@@ -300,7 +307,10 @@ class BubblewrapSandbox:
         environment: Environment | None = None,
     ) -> SandboxedRun:
         """Return the run of an evaluation with these limits, not started yet."""
-        return BubblewrapRun(workspace, checkout, self, limits, environment)
+        run_limits = LocalRunLimits(limits, self.cgroup_manager, workspace, checkout.commit)
+        launch = BubblewrapLaunch(workspace, checkout, self, run_limits, environment)
+        end = BubblewrapEnd(locate_status_file(workspace), run_limits, self)
+        return SandboxedRun(workspace, launch, run_limits, end, self.has_network)
 
     def make_system_view(self, environment: Environment | None = None) -> SystemView:
         """Return what runs in an environment see as their system. Blocks. Raises: OSError."""
@@ -367,22 +377,20 @@ class BubblewrapSandbox:
         return [*argv, "--", first, "-c", _WAIT, first, str(open_files), *command]
 
 
-class BubblewrapRun(SandboxedRun):
-    """One run of bubblewrap. The starter ends the submission's programs with the evaluator."""
+class BubblewrapLaunch(LocalLaunch):
+    """The start of an evaluator by bwrap. The starter ends the submission's programs with it."""
 
     def __init__(
         self,
         workspace: Workspace,
         checkout: Checkout,
         sandbox: BubblewrapSandbox,
-        limits: LimitSettings,
+        limits: LocalRunLimits,
         environment: Environment | None = None,
     ) -> None:
         super().__init__(workspace, checkout, sandbox, limits)
         self._sandbox = sandbox
         self._environment = environment
-        self._system: SystemView | None = None
-        self.has_network = sandbox.has_network
 
     def make_workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
@@ -399,12 +407,13 @@ class BubblewrapRun(SandboxedRun):
         words = ["--clearenv"]
         for name, value in add_tools_to_path(environment, str(_TOOLS)).items():
             words += ["--setenv", name, value]
-        status = str(self._status_file)
+        status = str(locate_status_file(self.workspace))
         view = self.make_workspace_view()
-        rlimits = dict(self._local_limits.list_rlimits(apart=True))
+        rlimits = dict(self._limits.list_rlimits(apart=True))
         files, _ = rlimits.pop("nofile")
         if "nproc" in rlimits:
-            rlimits["nproc"] = (self.limits.processes + 1,) * 2  # with bwrap's own outside
+            # With bwrap's own process outside.
+            rlimits["nproc"] = (self._limits.settings.processes + 1,) * 2
         runner = self.workspace.root / BROKER_SOCKET_NAME
         system = self._sandbox.make_system_view(self._environment)
         argv = self._sandbox.build_argv(
@@ -430,14 +439,9 @@ class BubblewrapRun(SandboxedRun):
             broker_socket=runner,
         )
 
-    @property
-    def _status_file(self) -> Path:
-        """The file to which bwrap appends JSON objects."""
-        return self.workspace.output_directory / "status"
-
     def _make_broker_spec(self, system: SystemView) -> LaunchSpec:
         """Return the broker of the submission's programs, in the evaluation's cgroup."""
-        group = self._local_limits.cgroup
+        group = self._limits.cgroup
         assert group is not None, "made by the start"
         view, sandbox = self.make_workspace_view(), self._sandbox
         configuration = {
@@ -454,9 +458,9 @@ class BubblewrapRun(SandboxedRun):
                 *((str(inside), str(outside), False) for inside, outside in view.readable_paths),
                 *((path, path, False) for path in sandbox.readable_paths),
             ],
-            "rlimits": self._local_limits.list_rlimits(apart=True),
-            "memory_bytes": self.limits.memory,
-            "max_processes": self.limits.processes,
+            "rlimits": self._limits.list_rlimits(apart=True),
+            "memory_bytes": self._limits.settings.memory,
+            "max_processes": self._limits.settings.processes,
             "parent_pid": self._trees.starter.pid,
             "cgroup_directories": group.find_resource_directories(),
         }
@@ -472,8 +476,28 @@ class BubblewrapRun(SandboxedRun):
                 *sandbox.list_filters(),
             ],
             cgroup_procs_files=group.find_procs_files(),
-            niceness=self._cgroups.evaluator_niceness,
+            niceness=self._niceness,
         )
+
+    def close(self) -> None:
+        """Kill the program, and log what the broker has said. Blocks. Raises: OSError."""
+        super().close()
+        said_file = self.workspace.output_directory / "broker-stderr"
+        with contextlib.suppress(FileNotFoundError):
+            said = said_file.read_bytes()[:_SAID_BYTES].decode(errors="replace")
+            said_file.unlink()  # not to log it again if the cgroup cannot be removed yet
+            if said:
+                what = "the broker of an evaluation's submissions has failed: {said}"
+                log.warn(what, said=said)
+
+
+@attrs.frozen
+class BubblewrapEnd(RunEnd):
+    """The end of an evaluator in bubblewrap, from what bwrap writes to the status file."""
+
+    _status_file: Path
+    _limits: LocalRunLimits
+    _sandbox: BubblewrapSandbox
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to the processes in the sandbox."""
@@ -485,9 +509,10 @@ class BubblewrapRun(SandboxedRun):
         So do the programs of the submission.
         """
         told = re.search(rb'"child-pid": (\d+)', self._told())
-        if told and self._local_limits.cgroup is not None:
-            await self._orphans.kill_process_of_run(
-                int(told[1]), self._local_limits.cgroup, self._trees.starter.pid
+        if told and self._limits.cgroup is not None:
+            starter = self._sandbox.writable_trees.starter.pid
+            await self._sandbox.orphan_reaper.kill_process_of_run(
+                int(told[1]), self._limits.cgroup, starter
             )
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
@@ -517,12 +542,3 @@ class BubblewrapRun(SandboxedRun):
                 return file.read(_STATUS_BYTES)
         except FileNotFoundError:
             return b""
-
-    def close(self) -> None:
-        """Kill what remains, and log what the broker has said. Blocks. Raises: OSError."""
-        super().close()
-        said_file = self.workspace.output_directory / "broker-stderr"
-        with contextlib.suppress(FileNotFoundError), said_file.open("rb") as file:
-            if said := file.read(_SAID_BYTES).decode(errors="replace"):
-                what = "the broker of an evaluation's submissions has failed: {said}"
-                log.warn(what, said=said)

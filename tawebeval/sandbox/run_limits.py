@@ -38,10 +38,12 @@ class RunLimits(ABC):
     `read_usage` is, and then `check(final=True)` after a failure, or else `check_memory`.
 
     - `settings`: the limits.
+    - `first_process`: None until the run has one.
     - `disk_bytes`: the bytes of the run on the disk, as last counted.
     - `free_disk_bytes`: the free bytes of the disk at the last look.
     """
 
+    first_process: ProcessTransport | None = None
     disk_bytes: int = 0
     free_disk_bytes: float = inf
 
@@ -73,6 +75,9 @@ class RunLimits(ABC):
         `rusage` is the usage that wait4(2) has returned; None if it was not called.
         """
 
+    def close(self) -> None:  # noqa: B027
+        """Remove what enforces the limits. Blocks. Raises: OSError; call again later."""
+
     @property
     def is_disk_nearly_full(self) -> bool:
         """Whether less than `limits.free_disk` was free at the last look."""
@@ -91,14 +96,9 @@ class RunLimits(ABC):
 
 
 class LocalRunLimits(RunLimits):
-    """The limits of a run on this machine.
-
-    `cgroup` is None until `make_cgroup`, and after `remove_cgroup`; `first_process` until the run
-    has one.
-    """
+    """The limits of a run on this machine; `cgroup` is None until `make_cgroup`, or if closed."""
 
     cgroup: EvaluationCgroup | None = None
-    first_process: ProcessTransport | None = None
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class LocalRunLimits(RunLimits):
         self.cgroup = self._cgroups.make_evaluation_cgroup(name, self.settings)
         return self.cgroup
 
-    def remove_cgroup(self) -> None:
+    def close(self) -> None:
         """Kill the processes that are left in the cgroup, and remove it. Blocks.
 
         Raises: OSError, if killed processes do not end soon; call again later.

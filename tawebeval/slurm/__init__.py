@@ -18,7 +18,7 @@ nodes by a shared directory (`runner.shared`) under the same paths, or by the st
 - `job_counters`: `JobCounters`, for the daemon's metrics.
 - `commands`: squeue, scontrol and scancel, each with a deadline.
 - `transport`: `NodeTransport`, the process of a run: one srun, or two after the loss of a node.
-- `cluster`: `SlurmSandbox` and `SlurmRun`, which stand for those of `sandbox.base`.
+- `cluster`: `SlurmSandbox`, and `SlurmRun`, the parts of its runs.
 - `checks`: the checks of start and doctor, from here and by a job.
 
 `daemon.assembly` makes the `SlurmSandbox` beside the daemon's own sandbox, in which git runs.

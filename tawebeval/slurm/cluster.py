@@ -27,7 +27,14 @@ from tawebeval.linux.child import ProcessTransport, Spawner, start_child
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter_client import LaunchSpec
-from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus, Sandbox, SandboxedRun
+from tawebeval.sandbox.base import (
+    EvaluatorExit,
+    Launch,
+    RunEnd,
+    RunnerStatus,
+    Sandbox,
+    SandboxedRun,
+)
 from tawebeval.sandbox.bubblewrap import BROKER_SOCKET_NAME, WORKSPACE_MOUNT_POINT
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
@@ -96,7 +103,18 @@ class SlurmSandbox:
         environment: Environment | None = None,
     ) -> SandboxedRun:
         """Return the run of an evaluation with these limits, not started yet."""
-        return SlurmRun(workspace, checkout, self, limits, environment)
+        run = SlurmRun(workspace, checkout, self, limits, environment)
+        return SandboxedRun(
+            workspace,
+            run,
+            SlurmRunLimits(limits, run),
+            run,
+            has_network=self.configuration.sandbox.has_network,
+            has_external_queue=True,
+            stores_stdout=False,
+            runner_status=run.runner_status,
+            read_remote_file=run.read_remote_file,
+        )
 
 
 def _begin_job_names(label: str) -> str:
@@ -111,17 +129,15 @@ def cancel_all_jobs(commands: SlurmCommands, clock: Any, label: str) -> None:
 
 
 class SlurmRunLimits(RunLimits):
-    """The limits of a run on a node, which the node checks: `get_transport()` has what it told."""
+    """The limits of a run on a node, which the node checks."""
 
-    def __init__(
-        self, settings: LimitSettings, get_transport: Callable[[], NodeTransport | None]
-    ) -> None:
+    def __init__(self, settings: LimitSettings, run: SlurmRun) -> None:
         super().__init__(settings)
-        self._get_transport = get_transport
+        self._run = run
 
     def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
         """Return the error of the limit that the node, or Slurm, has found exceeded."""
-        transport = self._get_transport()
+        transport = self._run.transport
         if transport is None or transport.outcome is None:
             return None
         return transport.outcome.limit_failure or transport.job_loss
@@ -132,16 +148,17 @@ class SlurmRunLimits(RunLimits):
 
     def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
         """Return the usage that the node has measured."""
-        transport = self._get_transport()
+        transport = self._run.transport
         outcome = None if transport is None else transport.outcome
         return ResourceUsage(*outcome.usage) if outcome is not None else ResourceUsage(None, None)
 
 
-class SlurmRun(SandboxedRun):
-    """One run on a node, which does not outlive the daemon."""
+class SlurmRun(Launch, RunEnd):
+    """The start and the end of one run on a node, which does not outlive the daemon.
 
-    has_external_queue = True
-    stores_stdout = False
+    `transport` is None until srun is started. `read_remote_file` is None if daemon and nodes share
+    a directory.
+    """
 
     def __init__(
         self,
@@ -151,24 +168,24 @@ class SlurmRun(SandboxedRun):
         limits: LimitSettings,
         environment: Environment | None = None,
     ) -> None:
-        super().__init__(workspace, checkout, sandbox, limits)
+        self.workspace, self.limits = workspace, limits
+        self._checkout = checkout
         self._sandbox = sandbox
         self._configuration = sandbox.configuration
         self._environment = environment
-        self.has_network = self._configuration.sandbox.has_network
         self.runner_status = self._status = RunnerStatus("slurm")
         self._description_file = workspace.root / JOB_DESCRIPTION_FILE_NAME
         # Without a shared directory the daemon sends all files by srun's stdin.
         self._is_streamed = not self._configuration.runner.shared_directory
         self.read_remote_file = self._read_node_file if self._is_streamed else None
-        self._transport: NodeTransport | None = None
-        self.run_limits = SlurmRunLimits(limits, lambda: self._transport)
+        self.transport: NodeTransport | None = None
 
     async def _read_node_file(self, path: str) -> bytes:
-        assert self._transport is not None, "the run has begun"
-        return await self._transport.file_reader.fetch_file(path)
+        assert self.transport is not None, "the run has begun"
+        return await self.transport.file_reader.fetch_file(path)
 
-    def make_workspace_view(self) -> WorkspaceView:
+    @property
+    def workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
         return self.workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
 
@@ -201,7 +218,7 @@ class SlurmRun(SandboxedRun):
             failing.callback(os.close, stdin)
             try:
                 os.set_blocking(stdin, False)
-                with self._orphans.expect_new_child() as tell:
+                with self._sandbox.orphan_reaper.expect_new_child() as tell:
                     process = start_child(
                         launch.argv, launch.environment, launch.directory, stdin=reading
                     )
@@ -225,7 +242,6 @@ class SlurmRun(SandboxedRun):
             settings,
             self.limits,
             self._name_job(attempt),
-            configuration.evaluations.max_pause_seconds,
         )
         python = configuration.runner.node_python or sys.executable
         arguments = [str(self._description_file)]
@@ -236,12 +252,6 @@ class SlurmRun(SandboxedRun):
             build_command_environment(),
             "/",
         )
-
-    def make_launch_spec(
-        self, command: str, environment: Mapping[str, str], directory: Path
-    ) -> LaunchSpec:
-        """Return srun; the file of the job description has the command."""
-        return self._make_srun_spec(0)
 
     async def wait_for_evaluator_start(self, started: StartedSrun) -> None:
         """Wait until a node runs the evaluator. Raises: EvaluationFailure, OSError.
@@ -257,7 +267,7 @@ class SlurmRun(SandboxedRun):
             self.limits.file,
         )
         transport.adopt_srun(started)
-        self._transport = transport
+        self.transport = transport
         await wait_for_evaluator_start(transport)
 
     def _make_sender(
@@ -279,7 +289,7 @@ class SlurmRun(SandboxedRun):
         return await self._sandbox.threads.run_in_thread(self._renew, attempt)
 
     def _renew(self, attempt: int) -> StartedSrun:
-        for _, directory in self.make_workspace_view().writable_paths:
+        for _, directory in self.workspace_view.writable_paths:
             remove_tree(directory)
             directory.mkdir()
         (self.workspace.root / BROKER_SOCKET_NAME).unlink(missing_ok=True)
@@ -287,27 +297,27 @@ class SlurmRun(SandboxedRun):
 
     def connect_process(self, run: ProcessProtocol, started: StartedSrun) -> NodeTransport:
         """Let the evaluator on the node drive `run`."""
-        assert self._transport is not None, "the run has begun"
-        self._transport.connect(run)
-        return self._transport
+        assert self.transport is not None, "the run has begun"
+        self.transport.connect(run)
+        return self.transport
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to the evaluator's processes on the node."""
-        assert self._transport is not None, "the run has begun"
-        self._transport.send_command(KILL if number == signal.SIGKILL else TERMINATE)
+        assert self.transport is not None, "the run has begun"
+        self.transport.send_command(KILL if number == signal.SIGKILL else TERMINATE)
 
     def abort_remote_reads(self) -> None:
         """Give a node that has files up unless all output is stored soon."""
-        if self._is_streamed and self._transport is not None:
-            self._transport.send_command(KILL)
+        if self._is_streamed and self.transport is not None:
+            self.transport.send_command(KILL)
 
     async def kill_remaining_processes(self) -> None:
         """Do nothing: the node has told the exit after it has killed them, or the job is lost."""
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit, as the node has told it. Raises: EvaluationFailure."""
-        assert self._transport is not None, "the run has begun"
-        outcome, loss = self._transport.outcome, self._transport.job_loss
+        assert self.transport is not None, "the run has begun"
+        outcome, loss = self.transport.outcome, self.transport.job_loss
         if outcome is None:
             raise loss or EvaluationFailure("lost", "the evaluator was stopped without an outcome")
         if outcome.exit is None:
@@ -316,7 +326,7 @@ class SlurmRun(SandboxedRun):
 
     def describe_for_resume(self) -> dict[str, Any]:
         """Return the kind of runs that do not go on (`evaluations.restoring`)."""
-        return {**super().describe_for_resume(), "kind": "slurm"}
+        return {"kind": "slurm"}
 
     def resume_process(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from tawebeval.config import TOTAL_PAUSE_FACTOR, LimitSettings, RunnerSettings, SlurmJobSettings
+from tawebeval.config import LimitSettings, RunnerSettings, SlurmJobSettings
 from tawebeval.errors import EvaluationFailure, FailureReason
 
 NODE_MODULE = "tawebeval.slurm"
@@ -76,10 +76,10 @@ def merge_job_settings(settings: RunnerSettings, *overrides: SlurmJobSettings) -
 
 
 def build_srun_options(
-    settings: SlurmJobSettings, limits: LimitSettings, name: str, paused: float
+    settings: SlurmJobSettings, limits: LimitSettings, name: str
 ) -> Iterator[str]:
-    """Yield the options of srun for one evaluator; `paused` is `evaluations.paused` in seconds."""
-    seconds = limits.wall_clock + paused * TOTAL_PAUSE_FACTOR + JOB_TIME_MARGIN_SECONDS
+    """Yield the options of srun for one evaluator."""
+    seconds = limits.wall_clock + JOB_TIME_MARGIN_SECONDS
     yield from (
         f"--job-name={name}",
         "--nodes=1",

@@ -218,8 +218,8 @@ class NodeRun(ProcessProtocol):
         job, run = self._job, self._run
         if job.environment is not None:
             check_environment(job.environment)
-        started = run.start_evaluator(job.command, job.variables, job.directory)
-        run.connect_process(self, started)
+        started = run.launch.start_evaluator(job.command, job.variables, job.directory)
+        run.launch.connect_process(self, started)
         monitor.add_run(run.run_limits, self.stop)
         self._monitor = monitor
         CommandReader(self._reactor, self.execute_command)
@@ -229,7 +229,7 @@ class NodeRun(ProcessProtocol):
         self._process = transport
         transport.on_broker_error = self._on_broker_error
         self._is_connected = True
-        self._run.set_first_process(transport)
+        self._run.run_limits.first_process = transport
         super().makeConnection(transport)
 
     def _on_broker_error(self, reason: str) -> None:
@@ -263,7 +263,7 @@ class NodeRun(ProcessProtocol):
         job, refusal = self._job, None
         try:
             parts = job.workspace.read_file_parts(
-                *(path, job.directory, job.limits.file, self._run.workspace_view, _FILE_PART)
+                *(path, job.directory, job.limits.file, self._run.launch.workspace_view, _FILE_PART)
             )
             while part := await self._threads.run_in_thread(next, parts, b""):
                 await self._writer.send_frame(FrameKind.FILE, token + part)
@@ -297,7 +297,7 @@ class NodeRun(ProcessProtocol):
 
     def _signal(self, number: int) -> None:
         if self._process.is_running:
-            self._run.send_signal(self._process, number)
+            self._run.end.send_signal(self._process, number)
 
     def outReceived(self, data: bytes) -> None:
         """Send stdout, and stop reading it where the grant ends."""
@@ -327,7 +327,7 @@ class NodeRun(ProcessProtocol):
 
     async def _end_tree(self) -> None:
         self._monitor.remove_run(self._run.run_limits)
-        await self._run.kill_remaining_processes()
+        await self._run.end.kill_remaining_processes()
         self._flush_output()
         self._writer.write_frame(FrameKind.EVALUATOR_EXITED)
         self._process.read_remaining_output()
@@ -346,7 +346,7 @@ class NodeRun(ProcessProtocol):
         try:
             if lost := self._process.lost_reason:
                 raise EvaluationFailure("lost", f"the evaluator was lost: {lost}")
-            outcome["exit"] = attrs.astuple(run.interpret_exit(status, number))
+            outcome["exit"] = attrs.astuple(run.end.interpret_exit(status, number))
         except EvaluationFailure as error:
             outcome["unstarted"] = encode_failure(error)
         waited = self._process.resource_usage

@@ -161,7 +161,7 @@ class ClientTestCase(SynchronousTestCase):
 
     settings = Configuration(
         limits=LimitSettings(request_body=1_000_000),
-        buffers=EventBufferSettings(max_evaluation_bytes=4096, max_page_bytes=1024),
+        buffers=EventBufferSettings(max_page_bytes=1024),
         polls=LongPollSettings(max_wait_seconds=20),
     )
 

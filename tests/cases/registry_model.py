@@ -192,9 +192,7 @@ class Comparison(RuleBasedStateMachine):
                 max_retained=KEPT,
             ),
             limits=LimitSettings(wall_clock=10**6),
-            buffers=EventBufferSettings(
-                max_total_bytes=TOTAL, max_evaluation_bytes=CAPACITY, max_page_bytes=PAGE
-            ),
+            buffers=EventBufferSettings(max_total_bytes=TOTAL, max_page_bytes=PAGE),
         )
         self.world = World(configuration=configuration, threads=IdleThreads(), running=RUNNING)
         self.world.spawn.obeys = (SIGTERM,)

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import GIB, MIB, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.sandbox import run_limits
-from tawebeval.sandbox.base import NoSandbox, UnsandboxedRun
+from tawebeval.sandbox.base import NoSandbox, SandboxedRun
 from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.sandbox import FakeCgroups, FakeDisk, FakeOrphans, FakeTrees
 
@@ -67,13 +67,13 @@ class CellTestCase(SynchronousTestCase):
         (disk,) = self.disks
         return disk
 
-    def no_cell(self) -> UnsandboxedRun:
+    def no_cell(self) -> SandboxedRun:
         """Return a cell that is none."""
         sandbox = NoSandbox(LIMITS, self.cgroups, self.orphans, TOOLS, self.trees)
-        return UnsandboxedRun(self.workspace, self.checkout, sandbox, LIMITS)
+        return sandbox.make_run(self.workspace, self.checkout, LIMITS)
 
-    def started(self) -> UnsandboxedRun:
+    def started(self) -> SandboxedRun:
         """Return one in which something was started."""
         cell = self.no_cell()
-        cell.start_evaluator("x", ENVIRONMENT, Path("/"))
+        cell.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
         return cell

@@ -38,7 +38,7 @@ class WebTestCase(SynchronousTestCase):
 
     configuration = Configuration(
         limits=LimitSettings(request_body=100_000),
-        buffers=EventBufferSettings(max_evaluation_bytes=4096, max_page_bytes=1024),
+        buffers=EventBufferSettings(max_page_bytes=1024),
         polls=LongPollSettings(max_wait_seconds=30),
     )
 
@@ -200,7 +200,7 @@ class StreamTestCase(WebTestCase):
     """A service with deadlines, and a ring of a few pieces."""
 
     configuration = Configuration(
-        buffers=EventBufferSettings(max_evaluation_bytes=CAPACITY, max_page_bytes=4096),
+        buffers=EventBufferSettings(max_page_bytes=4096),
         http=HttpSettings(rate_window_seconds=20, min_bytes_per_second=1024),
         limits=LimitSettings(wall_clock=100_000),
         streams=StreamSettings(heartbeat_seconds=15),

@@ -80,7 +80,7 @@ class HintsTests(SynchronousTestCase):
         error = EvaluationError("x", "y", {"limit": "limits.memory", "value": 2**26})
         option = "to raise limits.memory, give another value by --limit memory=VALUE"
         self.check([option], self.hints(error))
-        for name in ("limits.free_disk", "evaluations.paused", ""):
+        for name in ("limits.free_disk", ""):
             self.check([], self.hints(EvaluationError("x", "y", {"limit": name})))
 
     def test_directory(self) -> None:

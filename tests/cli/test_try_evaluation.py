@@ -143,7 +143,7 @@ class PagesTests(SynchronousTestCase):
     def test_room(self) -> None:
         """More than the buffer holds comes through whole, with its end, despite cancellations."""
         world = World(
-            configuration=Configuration(buffers=EventBufferSettings(max_evaluation_bytes=2048))
+            configuration=Configuration(buffers=EventBufferSettings(max_total_bytes=2048))
         )
         folder = Path(self.mktemp()).resolve()
         (folder / "upload").mkdir(parents=True)

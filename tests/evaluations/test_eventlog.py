@@ -159,8 +159,9 @@ class LogMachine(RuleBasedStateMachine):
                 recorded.parse_pending()
             else:
                 content = read_file(recorded.awaited_file.path.encode(errors="surrogateescape"))
-                recorded.store_file("there is no such file" if content is None else content)
-                recorded.answer_file("there is no such file" if content is None else content)
+                answer = "there is no such file" if content is None else content
+                recorded.store_file(answer)
+                recorded.answer_file(answer)
         self.look()
 
     @rule(part=st.floats(0, 1), max_bytes=st.integers(1, 2000))

@@ -66,7 +66,7 @@ class FakeRunLimits(RunLimits):
 
 @attrs.define(eq=False)
 class FakeSandboxedRun:
-    """A run that the test drives.
+    """A run that the test drives: its own launch and end.
 
     While `orphans` is shut, processes resist `kill_remaining_processes`.
 
@@ -84,7 +84,6 @@ class FakeSandboxedRun:
     resumed_as: list[tuple[Mapping[str, Any], int, int, int]] = attrs.field(factory=list)
     stores_stdout: bool = False  # the run writes the files in memory
     closed: int = 0
-    child: Any = None
     has_network: bool = True
     has_external_queue: bool = False
     runner_status: RunnerStatus | None = None
@@ -96,6 +95,21 @@ class FakeSandboxedRun:
 
     def __attrs_post_init__(self) -> None:
         self.run_limits = FakeRunLimits(self.limits)
+
+    @property
+    def launch(self) -> Any:
+        """This."""
+        return self
+
+    @property
+    def end(self) -> Any:
+        """This."""
+        return self
+
+    @property
+    def child(self) -> Any:
+        """The first process."""
+        return self.run_limits.first_process
 
     def abort_remote_reads(self) -> None:
         """Count."""
@@ -131,10 +145,6 @@ class FakeSandboxedRun:
             raise self.unable
         self.started_as.append(LaunchSpec(["/bin/sh", "-c", command], environment, str(directory)))
         return self.started_as[-1]
-
-    def set_first_process(self, child: Any) -> None:
-        """Note the child."""
-        self.child = child
 
     def send_signal(self, child: Any, number: int) -> None:
         """Pass on a signal."""

@@ -20,7 +20,7 @@ from tests.fakes.clients import MULTIPART, Answer, Service, form, parts
 from tests.fakes.streams import Follower, LineFollower, SocketFollower, SourceFollower
 
 CONFIGURATION = Configuration(
-    buffers=EventBufferSettings(max_evaluation_bytes=1024, max_page_bytes=1024),
+    buffers=EventBufferSettings(max_page_bytes=1024),
     polls=LongPollSettings(legacy_client_wait_seconds=0),
 )
 

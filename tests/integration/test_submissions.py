@@ -10,9 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tawebeval.sandbox.broker_client import BROKER_PROCESS_NAME
-
 from tawebeval.linux.reaper import list_descendants
+from tawebeval.sandbox.bubblewrap import BROKER_PROCESS_NAME
 from tests.integration.attacks.case import AttackCase
 from tests.integration.client import joined, python, text
 from tests.integration.harness import CONFIGURATION, until

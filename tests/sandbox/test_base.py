@@ -16,13 +16,9 @@ from twisted.internet.task import Clock
 
 from tawebeval.config import MIB
 from tawebeval.core.evaluator_environment import add_tools_to_path
-from tawebeval.linux.starter_client import MountedOverlay, StartedProgram
+from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
 from tawebeval.sandbox import base as module
-from tawebeval.sandbox.base import (
-    EvaluatorExit,
-    NoSandbox,
-    UnsandboxedRun,
-)
+from tawebeval.sandbox.base import EvaluatorExit, NoSandbox
 from tests.cases.sandbox import ENVIRONMENT, LIMITS, TOOLS, CellTestCase
 from tests.fakes.children import NO_PROCESS, FakeChild
 
@@ -32,14 +28,17 @@ ALL = ("memory", "processes", "cpu")
 class ProcessLimitTests(CellTestCase):
     """The limits of each single process."""
 
+    def make_launch_spec(self, *arguments: Any) -> LaunchSpec:
+        """Return what runs a command."""
+        launch: Any = self.no_cell().launch
+        return launch.make_launch_spec(*arguments)
+
     def test_to_the_letter(self) -> None:
         """Memory by process where no group limits it; never processes, which the daemon has too."""
         for count in range(len(ALL) + 1):
             for enforced in itertools.combinations(ALL, count):
                 self.cgroups.enforced_resources = frozenset(enforced)
-                launch = self.no_cell().make_launch_spec(
-                    "./it --now", ENVIRONMENT, Path("/some/where")
-                )
+                launch = self.make_launch_spec("./it --now", ENVIRONMENT, Path("/some/where"))
                 expected = {
                     resource.RLIMIT_CPU: (61, -1),
                     resource.RLIMIT_FSIZE: (5 * MIB, 5 * MIB),
@@ -67,7 +66,7 @@ class ProcessLimitTests(CellTestCase):
         """What cannot be unlimited is as high as the daemon's own."""
         self.cgroups.enforced_resources = frozenset({"cpu"})
         self.hard = 77
-        limits = self.no_cell().make_launch_spec("./it", ENVIRONMENT, Path("/")).rlimits
+        limits = self.make_launch_spec("./it", ENVIRONMENT, Path("/")).rlimits
         self.assertEqual(limits[resource.RLIMIT_CORE], (1, 77))
         self.assertEqual(limits[resource.RLIMIT_CPU], (61, 77))
         self.assertEqual(limits[resource.RLIMIT_AS], (77, 77))
@@ -76,7 +75,7 @@ class ProcessLimitTests(CellTestCase):
     def test_daemon_without_core_dumps(self) -> None:
         """The soft limit of core dumps is 0 where the daemon's hard limit is 0."""
         self.hard = 0
-        limits = self.no_cell().make_launch_spec("./it", ENVIRONMENT, Path("/")).rlimits
+        limits = self.make_launch_spec("./it", ENVIRONMENT, Path("/")).rlimits
         self.assertEqual(limits[resource.RLIMIT_CORE], (0, 0))
 
 
@@ -110,7 +109,7 @@ class GroupTests(CellTestCase):
         self.trees.error = OSError(28, "No space left on device")
         cell = self.no_cell()
         with self.assertRaises(OSError):
-            cell.start_evaluator("x", ENVIRONMENT, Path("/"))
+            cell.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
 
@@ -130,8 +129,8 @@ class ProcessTests(CellTestCase):
 
     def test_started_process_is_connected_from_its_beginning(self) -> None:
         run = self.no_cell()
-        started = run.start_evaluator("x", ENVIRONMENT, Path("/"))
-        run.connect_process(ProcessProtocol(), started)
+        started = run.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
+        run.launch.connect_process(ProcessProtocol(), started)
         self.assertEqual(self.trees.connected, [(started, 0)])
         (launch,) = self.trees.launched
         self.assertEqual(launch.niceness, 10)
@@ -142,30 +141,30 @@ class ProcessTests(CellTestCase):
         self.trees.overlay = MountedOverlay(os.open("/proc", os.O_RDONLY), frozenset({39}))
         run = self.started()
         self.assertEqual(self.disk.device_numbers, {39})
-        (held,) = run.workspace_view.path_descriptors.items()
+        (held,) = run.launch.workspace_view.path_descriptors.items()
         self.assertEqual(held, (self.workspace.tree_directory, self.trees.overlay.root_descriptor))
         run.close()
         run.close()
         self.assertRaises(OSError, os.fstat, self.trees.overlay.root_descriptor)
 
     def test_resumed_run_goes_on_with_its_output_and_limits(self) -> None:
-        described = json.loads(json.dumps(self.started().describe_for_resume()))
+        described = json.loads(json.dumps(self.started().launch.describe_for_resume()))
         self.trees.overlay = MountedOverlay(os.open("/proc", os.O_RDONLY), frozenset({39}))
         described["devices"] = [39]
         run = self.no_cell()
-        run.resume_process(ProcessProtocol(), described, 7, 8, 900)
+        run.launch.resume_process(ProcessProtocol(), described, 7, 8, 900)
         program = StartedProgram(self.workspace.output_directory, 7, 8)
         self.assertEqual(self.trees.connected, [(program, 900)])
         self.assertEqual(
             (self.disks[-1].device_numbers, self.disks[-1].run_start_time),
             ({39}, described["since"]),
         )
-        self.assertTrue(run.workspace_view.path_descriptors)
+        self.assertTrue(run.launch.workspace_view.path_descriptors)
         run.close()
         self.assertEqual(self.cgroups.group.removed, 1)
 
 
-class UnsandboxedRunTests(CellTestCase):
+class NoSandboxTests(CellTestCase):
     """Without a sandbox."""
 
     def setUp(self) -> None:
@@ -177,10 +176,9 @@ class UnsandboxedRunTests(CellTestCase):
         cell = NoSandbox(LIMITS, self.cgroups, self.orphans, TOOLS, self.trees).make_run(
             self.workspace, self.checkout, LIMITS
         )
-        self.assertIsInstance(cell, UnsandboxedRun)
-        self.assertEqual(cell.workspace_view, self.workspace.make_unsandboxed_view())
+        self.assertEqual(cell.launch.workspace_view, self.workspace.make_unsandboxed_view())
         self.assertEqual((cell.limits, cell.workspace), (LIMITS, self.workspace))
-        cell.start_evaluator("x", ENVIRONMENT, Path("/"))
+        cell.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
 
     def test_signal(self) -> None:
@@ -189,29 +187,29 @@ class UnsandboxedRunTests(CellTestCase):
         self.patch(module, "list_descendants", lambda pid: done.append(pid) or [31, 32])
         self.patch(module, "send_signal", lambda pid, number: done.append((pid, number)))
         self.child.signal_group = done.append
-        self.no_cell().send_signal(self.child, signal.SIGTERM)
+        self.no_cell().end.send_signal(self.child, signal.SIGTERM)
         self.assertEqual(done, [NO_PROCESS, signal.SIGTERM, (31, 15), (32, 15)])
 
     def test_end(self) -> None:
         """The group is killed, and the orphans by the run's own secret and workspace."""
         cell = self.no_cell()
-        cell.make_launch_spec("x", ENVIRONMENT, Path("/"))
-        cell.set_first_process(self.child)
+        cell.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
+        cell.run_limits.first_process = self.child
         self.child.exit(0)
-        self.successResultOf(Deferred.fromCoroutine(cell.kill_remaining_processes()))
+        self.successResultOf(Deferred.fromCoroutine(cell.end.kill_remaining_processes()))
         self.assertEqual(self.child.group_signals, [signal.SIGKILL])
         self.assertEqual(self.orphans.asked, [(b"--secret--", "/state/evaluations/word", 77)])
 
     def test_end_without_a_process(self) -> None:
         """Where none was started there may be orphans all the same."""
         cell = self.no_cell()
-        cell.make_launch_spec("x", ENVIRONMENT, Path("/"))
-        self.successResultOf(Deferred.fromCoroutine(cell.kill_remaining_processes()))
+        cell.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
+        self.successResultOf(Deferred.fromCoroutine(cell.end.kill_remaining_processes()))
         self.assertEqual(len(self.orphans.asked), 1)
 
     def test_exit(self) -> None:
         """It has ended as its shell has."""
         cell = self.no_cell()
-        self.assertEqual(cell.interpret_exit(137, None), EvaluatorExit(137))
-        self.assertEqual(cell.interpret_exit(None, 9), EvaluatorExit(None, 9))
-        self.assertEqual(cell.interpret_exit(0, None), EvaluatorExit(0, None))
+        self.assertEqual(cell.end.interpret_exit(137, None), EvaluatorExit(137))
+        self.assertEqual(cell.end.interpret_exit(None, 9), EvaluatorExit(None, 9))
+        self.assertEqual(cell.end.interpret_exit(0, None), EvaluatorExit(0, None))

@@ -31,7 +31,6 @@ from tawebeval.sandbox import bubblewrap as module
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (
     TOOLS_NAME,
-    BubblewrapRun,
     BubblewrapSandbox,
     build_minimal_system_options,
     build_network_options,
@@ -91,16 +90,14 @@ class BubblewrapTestCase(CellTestCase):
             self.orphans,
         )
 
-    def make(self, *readable: str, network: bool = False) -> BubblewrapRun:
+    def make(self, *readable: str, network: bool = False) -> Any:
         """Return a cell."""
         sandbox = self.sandbox(*readable, network=network)
-        cell = sandbox.make_run(self.workspace, self.checkout, LIMITS)
-        assert isinstance(cell, BubblewrapRun)
-        return cell
+        return sandbox.make_run(self.workspace, self.checkout, LIMITS)
 
     def start(self, cell: SandboxedRun) -> None:
         """Start something in a cell, in nothing but name."""
-        cell.start_evaluator("x", ENVIRONMENT, self.workspace.tree_directory)
+        cell.launch.start_evaluator("x", ENVIRONMENT, self.workspace.tree_directory)
 
     @property
     def status_file(self) -> Path:
@@ -145,7 +142,7 @@ class ArgumentTests(BubblewrapTestCase):
         """All namespaces, nothing but the workspace writable, and the command at the end."""
         for network in (False, True):
             argv = self.sandbox(network=network).build_argv(
-                self.cell.workspace_view,
+                self.cell.launch.workspace_view,
                 Path("/evaluation/tree/sub"),
                 self.workspace.root / "runner",
                 ["cat", "-- x"],
@@ -156,7 +153,7 @@ class ArgumentTests(BubblewrapTestCase):
     def test_readable(self) -> None:
         """What the operator shows is read-only; nothing of it can hide what is the evaluation's."""
         argv = self.sandbox("/srv/tests", "/evaluation").build_argv(
-            self.cell.workspace_view,
+            self.cell.launch.workspace_view,
             Path("/evaluation/tree/sub"),
             self.workspace.root / "runner",
             ["cat", "-- x"],
@@ -178,7 +175,7 @@ class ArgumentTests(BubblewrapTestCase):
             (("cpu",), memory | processes),
         ):
             self.cgroups.enforced_resources = frozenset(enforced)
-            launch = self.cell.make_launch_spec("./it --now", ENVIRONMENT, directory)
+            launch = self.cell.launch.make_launch_spec("./it --now", ENVIRONMENT, directory)
             limits = {
                 "CPU": (61, resource.RLIM_INFINITY),
                 "FSIZE": (5 * MIB, 5 * MIB),
@@ -203,7 +200,7 @@ class ArgumentTests(BubblewrapTestCase):
     def test_environment(self) -> None:
         """The evaluator's environment is in a file for bwrap, to the letter."""
         for given in (ENVIRONMENT, {"A": "1 = 2", "EMPTY": "", "LINES": "a\nb", "ODD": "\udcff"}):
-            launch = self.cell.make_launch_spec("x", given, self.workspace.tree_directory)
+            launch = self.cell.launch.make_launch_spec("x", given, self.workspace.tree_directory)
             written = decode(launch.descriptors[0])
             whole = add_tools_to_path(given, "/evaluation/tools")
             words = [part for pair in whole.items() for part in ("--setenv", *pair)]
@@ -212,7 +209,7 @@ class ArgumentTests(BubblewrapTestCase):
     def test_view(self) -> None:
         """The evaluator knows its workspace by another name than ours."""
         self.assertEqual(
-            self.cell.workspace_view, self.workspace.make_sandboxed_view(Path("/evaluation"))
+            self.cell.launch.workspace_view, self.workspace.make_sandboxed_view(Path("/evaluation"))
         )
 
 
@@ -288,21 +285,27 @@ class ExitTests(BubblewrapTestCase):
         """It exits with the status of its command."""
         self.note(ENDED)
         for status in (0, 1, 2, 126, 127, 128, 193, 255):
-            self.assertEqual(self.cell.interpret_exit(status, None), EvaluatorExit(status), status)
+            self.assertEqual(
+                self.cell.end.interpret_exit(status, None), EvaluatorExit(status), status
+            )
 
     def test_signal(self) -> None:
         """128 and more is a signal, if there is one of that number."""
         self.note(ENDED)
         for number in (1, 9, 15, 24, 25, 31, 34, 64):
             self.assertEqual(
-                self.cell.interpret_exit(128 + number, None), EvaluatorExit(None, number), number
+                self.cell.end.interpret_exit(128 + number, None),
+                EvaluatorExit(None, number),
+                number,
             )
 
     def test_bwrap_killed(self) -> None:
         """Who kills the run kills bwrap, which has begun then, and may have noted more."""
         for noted in (CHILD, BEGUN, ENDED):
             self.note(noted)
-            self.assertEqual(self.cell.interpret_exit(None, signal.SIGKILL), EvaluatorExit(None, 9))
+            self.assertEqual(
+                self.cell.end.interpret_exit(None, signal.SIGKILL), EvaluatorExit(None, 9)
+            )
 
     def test_not_started(self) -> None:
         """Without the notes of its begin and end it was the sandbox that failed."""
@@ -315,7 +318,7 @@ class ExitTests(BubblewrapTestCase):
         ):
             self.note(noted)
             with self.assertRaises(EvaluationFailure) as caught:
-                self.cell.interpret_exit(status, number)
+                self.cell.end.interpret_exit(status, number)
             error = caught.exception
             self.assertEqual((error.reason, error.extra_members), ("lost", more))
             self.assertIn(words, error.message)
@@ -336,7 +339,7 @@ class SignalTests(BubblewrapTestCase):
         """All inside get a signal; bwrap is left, to tell how they end."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.sent.clear()
-            self.cell.send_signal(self.child, number)
+            self.cell.end.send_signal(self.child, number)
             self.assertEqual(self.sent, [(31, number), (32, number)])
         self.assertEqual(self.asked, [NO_PROCESS] * 2)
         self.assertEqual(self.child.group_signals, [])
@@ -346,26 +349,26 @@ class SignalTests(BubblewrapTestCase):
         self.patch(module, "list_descendants", lambda pid: [])
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.child.group_signals.clear()
-            self.cell.send_signal(self.child, number)
+            self.cell.end.send_signal(self.child, number)
             self.assertEqual((self.sent, self.child.group_signals), ([], [signal.SIGKILL]))
 
     def test_first_process_alone(self) -> None:
         """It would ignore what it may, and has begun nothing yet: it is killed."""
         self.patch(module, "list_descendants", lambda pid: [31])
-        self.cell.send_signal(self.child, signal.SIGTERM)
+        self.cell.end.send_signal(self.child, signal.SIGTERM)
         self.assertEqual((self.sent, self.child.group_signals), ([(31, signal.SIGKILL)], []))
 
     def test_end(self) -> None:
         """The kernel kills all that is left behind, which is over when the first one is gone."""
-        self.cell.set_first_process(self.child)
+        self.cell.run_limits.first_process = self.child
         self.status_file.write_bytes(CHILD)
-        self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining_processes()))
+        self.successResultOf(Deferred.fromCoroutine(self.cell.end.kill_remaining_processes()))
         self.assertEqual(self.orphans.waited, [(77, self.cgroups.group, self.trees.pid)])
         self.assertEqual((self.sent, self.child.group_signals), ([], []))
 
     def test_end_without_a_sandbox(self) -> None:
         """Where bwrap has started nobody there is nobody to wait for."""
-        self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining_processes()))
+        self.successResultOf(Deferred.fromCoroutine(self.cell.end.kill_remaining_processes()))
         self.assertEqual(self.orphans.waited, [])
 
 

@@ -27,10 +27,10 @@ from tawebeval.linux.starter_client import (
     StarterClient,
 )
 from tawebeval.sandbox import probe as module
-from tawebeval.sandbox.base import NoSandbox, Sandbox
+from tawebeval.sandbox.base import NoSandbox, Sandbox, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (
     TOOLS_NAME,
-    BubblewrapRun,
+    BubblewrapLaunch,
     BubblewrapSandbox,
     build_minimal_system_options,
     build_network_options,
@@ -422,8 +422,8 @@ class TryTests(SandboxesTestCase):
     def test_closed(self) -> None:
         """What was opened for it is closed."""
         closed: list[object] = []
-        close = BubblewrapRun.close
-        self.patch(BubblewrapRun, "close", lambda cell: (closed.append(cell), close(cell)))
+        close = SandboxedRun.close
+        self.patch(SandboxedRun, "close", lambda cell: (closed.append(cell), close(cell)))
         for end in ("echo sound", "exit 1"):
             self.install(end)
             sandbox = self.open_bubblewrap()
@@ -435,13 +435,13 @@ class TryTests(SandboxesTestCase):
 
     def test_group_stays(self) -> None:
         """What the trial has killed, and has not gone as yet, is no problem."""
-        close = BubblewrapRun.close
+        close = SandboxedRun.close
 
-        def close_in_part(cell: BubblewrapRun) -> None:
+        def close_in_part(cell: SandboxedRun) -> None:
             close(cell)
             raise OSError(16, "Device or resource busy")
 
-        self.patch(BubblewrapRun, "close", close_in_part)
+        self.patch(SandboxedRun, "close", close_in_part)
         self.install("echo sound")
         self.assertIsNone(probe_bubblewrap(self.open_bubblewrap()))
 
@@ -456,10 +456,9 @@ class UserTests(SandboxesTestCase):
         self.during: list[tuple[str, int]] = []
         self.patch(FakeTrees, "wait_for_program", self.noting("wait", FakeTrees.wait_for_program))
         self.patch(module, "remove_tree", self.noting("remove", remove_tree))
-        self.patch(
-            BubblewrapRun, "start_evaluator", self.noting("start", BubblewrapRun.start_evaluator)
-        )
-        self.patch(BubblewrapRun, "close", self.noting("close", BubblewrapRun.close))
+        start = self.noting("start", BubblewrapLaunch.start_evaluator)
+        self.patch(BubblewrapLaunch, "start_evaluator", start)
+        self.patch(SandboxedRun, "close", self.noting("close", SandboxedRun.close))
 
     def noting(self, name: str, call: Any) -> Any:
         """Return a call that notes as whom it was made."""

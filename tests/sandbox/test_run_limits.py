@@ -170,7 +170,7 @@ class LimitTests(CellTestCase):
 
     def test_without_groups(self) -> None:
         """The disk is looked at without groups, too."""
-        self.limits.remove_cgroup()
+        self.limits.close()
         self.disk.last_usage = DiskUsage(disk_bytes=2 * GIB)
         self.check("disk", "disk", "{} to the disk")
 
@@ -216,7 +216,7 @@ class LimitTests(CellTestCase):
         """The cgroup knows what was used; without one nobody does."""
         self.cgroups.group.used = ResourceUsage(1.5, 4096)
         self.assertEqual(self.limits.read_usage(None), ResourceUsage(1.5, 4096))
-        self.limits.remove_cgroup()
+        self.limits.close()
         self.assertEqual(self.limits.read_usage(None), ResourceUsage(None, None))
 
     def test_another_process_of_the_daemon_goes_on_with_the_limits(self) -> None:

@@ -43,9 +43,9 @@ class JobDescriptionTests(SynchronousTestCase):
     def test_other_process_of_the_daemon(self) -> None:
         """A run does not go on, and its description tells so to daemons without a cluster."""
         run = self.make_run(Path(self.mktemp()), LimitSettings())
-        described = run.describe_for_resume()
+        described = run.launch.describe_for_resume()
         self.assertEqual(described["kind"], "slurm")
-        self.assertRaises(OSError, run.resume_process, ProcessProtocol(), described, 1, 1, 0)
+        self.assertRaises(OSError, run.launch.resume_process, ProcessProtocol(), described, 1, 1, 0)
 
     def test_limits(self) -> None:
         """A node holds all limits but that of the disk which it shares."""
@@ -54,7 +54,7 @@ class JobDescriptionTests(SynchronousTestCase):
         run = self.make_run(root, limits)
         started = object()
         self.patch(SlurmRun, "_start_srun", lambda *_: started)
-        self.assertIs(run.start_evaluator("true", {}, root), started)
+        self.assertIs(run.launch.start_evaluator("true", {}, root), started)
         expected = msgspec.structs.replace(limits, free_disk=0)
         self.assertEqual(read_job_description(root / JOB_DESCRIPTION_FILE_NAME).limits, expected)
 
@@ -65,6 +65,6 @@ class JobDescriptionTests(SynchronousTestCase):
             configuration = msgspec.structs.replace(Configuration(), runner=settings)
             run: Any = self.make_run(Path(self.mktemp()), LimitSettings(), configuration)
             sent: list[bytes] = []
-            run._transport = SimpleNamespace(send_command=sent.append)
-            run.abort_remote_reads()
+            run.launch.transport = SimpleNamespace(send_command=sent.append)
+            run.end.abort_remote_reads()
             self.assertEqual(sent, expected)

@@ -44,8 +44,8 @@ class OptionTests(SynchronousTestCase):
         """Memory and time come from the limits; what is empty is left out."""
         limits = LimitSettings(wall_clock=61, memory=2**20 * 100)
         settings = SlurmJobSettings(partition="main", arguments=("--qos=low",))
-        options = list(build_srun_options(settings, limits, "name", 600))
-        for option in ("--job-name=name", "--mem=292M", "--time=104", "--cpus-per-task=1"):
+        options = list(build_srun_options(settings, limits, "name"))
+        for option in ("--job-name=name", "--mem=292M", "--time=4", "--cpus-per-task=1"):
             self.assertIn(option, options)
         self.assertEqual(options[-2:], ["--partition=main", "--qos=low"])
 

@@ -56,7 +56,7 @@ class FakeWriter:
 
 
 class FakeEvaluator:
-    """The evaluator's process, and its sandbox."""
+    """The evaluator's process, and its sandbox with all parts of it."""
 
     is_running = True
     is_paused = False
@@ -64,6 +64,7 @@ class FakeEvaluator:
 
     def __init__(self) -> None:
         self.signals: list[int] = []
+        self.launch = self.end = self.run_limits = self
 
     def pauseProducing(self) -> None:
         """Note a pause."""
@@ -72,9 +73,6 @@ class FakeEvaluator:
     def resumeProducing(self) -> None:
         """Note the end of a pause."""
         self.is_paused = False
-
-    def set_first_process(self, process: Any) -> None:
-        """Do nothing."""
 
     def send_signal(self, process: Any, number: int) -> None:
         """Note a signal."""

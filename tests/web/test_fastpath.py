@@ -52,7 +52,7 @@ class FastPathTests(RawTestCase):
     """The requests that take the fast path, and what holds for them."""
 
     configuration = Configuration(
-        buffers=EventBufferSettings(max_evaluation_bytes=4096, max_page_bytes=1024),
+        buffers=EventBufferSettings(max_page_bytes=1024),
         http=HttpSettings(idle_timeout=40, rate_window_seconds=20, min_bytes_per_second=1024),
     )
 

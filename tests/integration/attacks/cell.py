@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import resource
 import shutil
 import signal
 import subprocess
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from tawebeval.sandbox.broker_client import BROKER_SOCKET_NAME
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -21,10 +22,12 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups.manager import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper
-from tawebeval.sandbox.bubblewrap import write_sandbox_files
+from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR
+from tawebeval.sandbox.bubblewrap import BROKER_SOCKET_NAME, write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.patience import PATIENCE
+from tests.fakes.sandbox import FakeTrees
 from tests.integration.attacks.case import CPU, DISK, DISK_FILES, FILE_SIZE, MEMORY, PROCESSES
 from tests.integration.client import python
 from tests.integration.unprivileged import USER, give, temporary_folder
@@ -37,7 +40,7 @@ _ALL = ("user", "ipc", "pid", "net", "uts", "cgroup")
 UNSHARE = ("/usr/bin/unshare", "--user", "--map-current-user", "--")
 
 # What tells bwrap the numbers of its descriptors.
-_OPENED = ("--args", "--json-status-fd")
+_OPENED = ("--args", "--json-status-fd", "--add-seccomp-fd")
 
 
 def as_it_is(argv: list[str]) -> list[str]:
@@ -108,6 +111,20 @@ def all_of(*changes: Change) -> Change:
     return change
 
 
+class NoTrees:
+    """In place of a starter, which starts nothing here."""
+
+    pid = os.getpid()
+
+    @property
+    def starter(self) -> NoTrees:
+        """This."""
+        return self
+
+    def forget_program(self, _: Workspace) -> None:
+        """Do nothing."""
+
+
 class CellTestCase(SynchronousTestCase):
     """Runs programs in a cell of the product, with or without all of its defences.
 
@@ -131,11 +148,13 @@ class CellTestCase(SynchronousTestCase):
             disk_files=DISK_FILES,
         )
         orphans = OrphanReaper(Clock(), Spawner(Clock()))  # which nobody asks for here
+        self.trees: Any = FakeTrees()  # only says what would be started
         self.sandbox = open_bubblewrap(
             Configuration(limits=limits, sandbox=self.settings),
             accounts,
             CgroupManager([], {}, {}),
             orphans,
+            self.trees,
         )
         for descriptor in self.sandbox.filter_descriptors:
             self.addCleanup(os.close, descriptor)
@@ -158,6 +177,8 @@ class CellTestCase(SynchronousTestCase):
             self.sandbox.limits,
         )
         self.addCleanup(self.cell.close)
+        limits_of_cell: Any = self.cell.run_limits
+        limits_of_cell.make_cgroup("cell")  # of which there is nothing here
 
     def start(
         self,
@@ -175,32 +196,39 @@ class CellTestCase(SynchronousTestCase):
             "EVALUATION_DATA_BEGIN": "begin",
             **(environment or {}),
         }
-        self.cell.close()
-        (self.workspace.root / BROKER_SOCKET_NAME).touch()  # what the cell's own `start` makes
-        launch = self.cell.make_launch_spec(command, variables, self.workspace.tree_directory)
-        argv = [*_limit(launch.rlimits), *launch.argv]
-        # By the numbers that the descriptors have here: nobody gives them others. That the first
-        # process cannot note anything, for it has a number of its own for that, matters to nobody.
-        for option, descriptor in zip(_OPENED, launch.descriptors, strict=False):
-            argv[argv.index(option) + 1] = str(descriptor)
-        first = argv.index("--add-seccomp-fd")
-        argv[first + 1 : first + 4 : 2] = map(str, launch.descriptors[-2:])
-        process = subprocess.Popen(
-            change(argv),
-            env=launch.environment,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            pass_fds=(*launch.descriptors, *descriptors),
-            start_new_session=True,
-            user=USER.pw_uid if USER else None,
-            group=USER.pw_gid if USER else None,
-            extra_groups=() if USER else None,
-        )
+        (self.workspace.root / BROKER_SOCKET_NAME).touch()  # what the starter makes
+        self.cell.launch.start_evaluator(command, variables, self.workspace.tree_directory)
+        launch = self.trees.launched[-1]
+        with ExitStack() as opened:
+            given = [_open_descriptor(each, opened) for each in launch.descriptors]
+            argv = [*_limit(launch.rlimits), *_renumber(launch.argv, given)]
+            process = subprocess.Popen(
+                change(argv),
+                env=launch.environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                pass_fds=(*given, *descriptors),
+                start_new_session=True,
+                user=USER.pw_uid if USER else None,
+                group=USER.pw_gid if USER else None,
+                extra_groups=() if USER else None,
+            )
         self.addCleanup(_end, process)
         return process
+
+    def open(self, described: Mapping[str, str]) -> int:
+        """Return a descriptor of a launch, as the starter opens it."""
+        if "append" in described:
+            self.workspace.output_directory.mkdir(exist_ok=True)
+            descriptor = os.open(described["append"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        else:
+            descriptor = os.memfd_create("given")
+            os.pwrite(descriptor, b64decode(described["base64"]), 0)
+        self.addCleanup(os.close, descriptor)
+        return descriptor
 
     def say(self, command: str, change: Change = as_it_is, **more: object) -> str:
         """Return what a command prints in the cell."""
@@ -212,6 +240,28 @@ class CellTestCase(SynchronousTestCase):
     ) -> str:
         """Return what a Python program prints in the cell."""
         return self.say(python(program, *arguments), change, **more)
+
+
+def _open_descriptor(described: Mapping[str, str], opened: ExitStack) -> int:
+    """Return a descriptor of a `LaunchSpec`, as the starter opens it; `opened` closes it."""
+    if "append" in described:
+        descriptor = os.open(described["append"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    else:
+        descriptor = os.memfd_create("given")
+        os.pwrite(descriptor, base64.b64decode(described["base64"]), 0)
+    opened.callback(os.close, descriptor)
+    return descriptor
+
+
+def _renumber(argv: Sequence[str], given: Sequence[int]) -> list[str]:
+    """Return arguments with the numbers that descriptors have here.
+
+    The first process cannot note anything, for it has a number of its own for that.
+    """
+    return [
+        str(given[int(word) - FIRST_PASSED_DESCRIPTOR]) if before in _OPENED else word
+        for before, word in zip(["", *argv], argv, strict=False)
+    ]
 
 
 def _limit(rlimits: Mapping[int, tuple[int, int]]) -> list[str]:

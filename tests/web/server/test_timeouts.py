@@ -13,7 +13,7 @@ class SlowTestCase(RawTestCase):
     """A service with deadlines that are easy to reckon with."""
 
     configuration = Configuration(
-        buffers=EventBufferSettings(max_evaluation_bytes=4096, max_page_bytes=1024),
+        buffers=EventBufferSettings(max_page_bytes=1024),
         http=HttpSettings(
             head_timeout=10, rate_window_seconds=20, min_bytes_per_second=1024, idle_timeout=40
         ),
