@@ -56,8 +56,9 @@ Bounds, so that neither a client nor a program harms others:
 - A program whose client has gone before the answer is killed.
 
 Arguments: the name for process lists; the path of the socket, in a directory that only this user
-may enter. The environment variable `CGROUP_DESCRIPTION_VARIABLE` has a text for clients, which
-describes the cgroups of programs. SIGTERM kills all programs and ends the starter.
+may enter; optionally the process whose end ends the starter, which has to be its parent. The
+environment variable `CGROUP_DESCRIPTION_VARIABLE` has a text for clients, which describes the
+cgroups of programs. SIGTERM kills all programs and ends the starter.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ _FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _LAST_OF_PROGRAMS = FIRST_PASSED_DESCRIPTOR + MAX_PASSED_DESCRIPTORS
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
-_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _MS_NOSUID, _MS_NODEV = 2, 4
 
@@ -1240,7 +1241,7 @@ def _on_termination(number: int, frame: FrameType | None) -> NoReturn:
 
 def main() -> None:
     """Listen, notify systemd and serve."""
-    _, path = sys.argv[1:]
+    _, path, *parents = sys.argv[1:]
     with contextlib.suppress(OSError), open("/proc/self/coredump_filter", "w") as file:
         # Core dumps of programs contain no memory (core(5)). A handler of the machine would store
         # them as root, and where no limit counts them.
@@ -1249,6 +1250,10 @@ def main() -> None:
     for option, value in ((_PR_SET_CHILD_SUBREAPER, 1), (_PR_SET_DUMPABLE, 0)):
         if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
             raise _last_error()
+    for parent in parents:  # after the change of namespaces, which ends the setting
+        _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != int(parent):
+            raise SystemExit(1)
     _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -149,7 +149,7 @@ class ProgramState(msgspec.Struct, frozen=True):
     pid: int = 0
     start_time: int = 0
     status: int | None = None
-    rusage: tuple[float, ...] | None = None
+    rusage: tuple[int | float, ...] | None = None  # so that counts stay integers
     is_output_complete: bool = False
     stdout_bytes: int = 0
     stderr_bytes: int = 0
@@ -199,10 +199,11 @@ def execute_starter(path: Path, cgroups: str, environment: Mapping[str, str]) ->
     raise ConfigurationError("no Python that the user can execute", "install /usr/bin/python3")
 
 
-def spawn_starter(path: Path, user: User | None = None) -> None:
-    """Start a starter, as `user` if one is given, that outlives this process. Blocks.
+def spawn_starter(path: Path, user: User | None = None, *, ends_with_parent: bool = False) -> None:
+    """Start a starter, as `user` if one is given. Blocks.
 
-    Its directory is made, and has what it says in the file `log`. Raises: OSError.
+    It outlives this process, unless it `ends_with_parent`, the calling thread. Its directory is
+    made, and has what it says in the file `log`. Raises: OSError.
     """
     errors = list[str]()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -210,7 +211,7 @@ def spawn_starter(path: Path, user: User | None = None) -> None:
         os.chown(path.parent, user.uid, user.gid)
     for python in _list_pythons():
         try:
-            _spawn(python, path, user)
+            _spawn(python, path, user, [str(os.getpid())] if ends_with_parent else [])
         except TimeoutError:
             raise
         except OSError as error:
@@ -221,12 +222,12 @@ def spawn_starter(path: Path, user: User | None = None) -> None:
     raise OSError(None, f"{what}: {'; '.join(dict.fromkeys(errors))}")
 
 
-def _spawn(python: str, path: Path, user: User | None) -> None:
+def _spawn(python: str, path: Path, user: User | None, parent: Sequence[str]) -> None:
     source = _make_source_file()
     said = os.open(path.parent / "log", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
-            [python, "-I", "-S", "/proc/self/fd/0", starter.PROCESS_NAME, str(path)],
+            [python, "-I", "-S", "/proc/self/fd/0", starter.PROCESS_NAME, str(path), *parent],
             env={},
             cwd="/",
             stdin=source,

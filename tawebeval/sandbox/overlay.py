@@ -36,14 +36,18 @@ from tawebeval.sandbox.workspace import Workspace
 class WritableTrees:
     """The maker of writable trees, by the starter, which starts the programs that write to them.
 
-    The starter listens at `socket`. If it `is_own`, it is started here, and `close` ends it. Trees
-    are overlays if `overlay_problem` is None, and otherwise copies for that reason.
+    The starter listens at `socket`. If it `is_own`, it is started here, and `close` ends it; with
+    `ends_with_parent` the end of this process does, too. Trees are overlays if `overlay_problem` is
+    None, and otherwise copies for that reason.
     """
 
-    def __init__(self, socket: Path, *, is_own: bool = True) -> None:
+    def __init__(
+        self, socket: Path, *, is_own: bool = True, ends_with_parent: bool = False
+    ) -> None:
         self.overlay_problem: str | None = "nothing is mounted yet"
         self._socket = socket
         self._is_own = is_own
+        self._ends_with_parent = ends_with_parent
         self._client: StarterClient | None = None
         self._files: ProgramFiles | None = None
 
@@ -57,7 +61,7 @@ class WritableTrees:
                 # One of a killed daemon: its evaluators are in cgroups that are removed, too.
                 with suppress(OSError, ConfigurationError):
                     StarterClient.connect(self._socket).kill_starter()
-                spawn_starter(self._socket, user)
+                spawn_starter(self._socket, user, ends_with_parent=self._ends_with_parent)
             self._client = StarterClient.connect(self._socket)
         return self._client
 

@@ -136,7 +136,7 @@ def _check_by_job(
         }
     )
     options = build_srun_options(
-        merge_job_settings(runner), configuration.limits, f"tawebeval-doctor-{token[:8]}", 0
+        merge_job_settings(runner), configuration.limits, f"tawebeval-doctor-{token[:8]}"
     )
     python = runner.node_python or sys.executable
     command = ("srun", "--quiet", *options, "--", python, "-I", "-m", NODE_MODULE, "--check")

@@ -10,7 +10,7 @@ prints is in files of the node first: a grant of the daemon bounds what is read 
 
 stdout has the frames, stdin the daemon's lines. The end of stdin means that srun or the daemon is
 gone: then the evaluator is killed, and the job cancelled, which Slurm would keep without srun. If
-this program itself is killed, Slurm ends the job's other processes.
+this program itself is killed, the starter ends with it, and all evaluators with the starter.
 
 Limits are those of resources (setrlimit(2)) and of the disk. Where Slurm gives the job's cgroup of
 memory to the job's user, the evaluator has a cgroup in it; elsewhere Slurm limits the whole job.
@@ -414,7 +414,7 @@ def open_node_sandbox(
     configuration = msgspec.structs.replace(Configuration(), sandbox=settings, limits=limits)
     with _open_node_cgroups() as cgroups:
         write_sandbox_files(place)
-        trees = WritableTrees(place / "starter" / "socket")
+        trees = WritableTrees(place / "starter" / "socket", ends_with_parent=True)
         sandbox = open_bubblewrap(configuration, place, cgroups, orphans, trees)
         try:
             # The daemon reads files of the tree by the shared directory: no overlay of this node.

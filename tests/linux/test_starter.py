@@ -19,6 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import starter, starter_client
+from tawebeval.linux.child import has_process_ended
 from tawebeval.linux.starter_client import (
     LaunchSpec,
     OverlayLayers,
@@ -431,6 +432,23 @@ class LifeTests(StarterCase):
         client = self.connect()
         self.assertNotEqual(client.pid, self.starter.pid)
         client.stop_starter()
+
+    def test_starter_ends_with_its_parent_if_it_shall(self) -> None:
+        path = self.starter.directory / "child" / "socket"
+        code = (
+            "import sys; from pathlib import Path;"
+            "from tawebeval.linux.starter_client import StarterClient, spawn_starter;"
+            f"spawn_starter(Path({str(path)!r}), ends_with_parent=True);"
+            f"print(StarterClient.connect(Path({str(path)!r})).pid, flush=True); sys.stdin.read()"
+        )
+        pipe = subprocess.PIPE
+        with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as parent:
+            assert parent.stdout is not None
+            pidfd = os.pidfd_open(int(parent.stdout.readline()))
+            self.addCleanup(os.close, pidfd)
+            self.assertFalse(has_process_ended(pidfd))
+            parent.kill()
+        eventually(lambda: has_process_ended(pidfd))
 
     def test_directory_that_others_may_enter_is_refused(self) -> None:
         folder = self.starter.directory / "open"

@@ -338,6 +338,8 @@ class RealTests(TestCase):
         process.read_remaining_output()
         await self.protocol.ended
         self.assertEqual(self.protocol.printed, {1: b"out\n", 2: b"error\n"})
+        assert process.resource_usage is not None
+        self.assertIsInstance(process.resource_usage.ru_maxrss, int)
 
     async def test_signal_ends_the_group(self) -> None:
         process = self.connect(self.start("echo $$; sleep 60"))
