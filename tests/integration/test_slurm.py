@@ -124,8 +124,13 @@ class RunTests(SlurmTestCase):
             events = await self.client.follow(identifier)
             self.assertEqual(failure(events, "memory")["limit"], "limits.memory", end)
             self.assertNotIn("unlimited", text(events))
-        groups = Path("/sys/fs/cgroup/memory").glob("slurm_*/uid_*/job_*/**/tawebeval-*")
-        self.assertEqual([group for group in groups if self.cluster.has_made(group)], [])
+        memory = Path("/sys/fs/cgroup/memory")
+
+        def find_groups() -> list[Path]:
+            groups = memory.glob("slurm_*/uid_*/job_*/**/tawebeval-*")
+            return [group for group in groups if self.cluster.has_made(group)]
+
+        await until(lambda: not find_groups(), "no cgroup is left")
 
     async def test_disk(self) -> None:
         """A file that was removed while it is open counts, too."""
