@@ -46,7 +46,6 @@ CORE = (
     "git/credentials",
     "git/stderr_patterns",
     "git/submodules",
-    "sandbox/bpf",
     "webhooks/callback",
     "webhooks/signing",
 )

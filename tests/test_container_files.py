@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from typing import Any
 
-import pyseccomp
 import yaml
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
@@ -79,12 +78,7 @@ class ProfileTests(SynchronousTestCase):
     def test_evaluators(self) -> None:
         """Whatever the evaluators' own filter allows, the container permits."""
         calls = {name for names in seccomp.ALLOWED_CALLS.values() for name in names.split()}
-        decided = {
-            name
-            for name, decision in seccomp._DECISIONS.items()
-            if pyseccomp.ALLOW
-            in (decision.unmatched_action, *(rule.action for rule in decision.rules))
-        }
+        decided = {*seccomp._REFUSED_ARGUMENTS, *seccomp._refuse_sockets(internet=True)}
         self.assertEqual(sorted((calls | decided) - permitted()), [])
         self.assertIn("clone", decided)
 

@@ -117,7 +117,6 @@ def _open_store(config: Path | None) -> Iterator[tuple[Configuration, Environmen
     from tawebeval.linux.filetree import describe_disk_error
     from tawebeval.linux.privileges import CurrentProcess, find_privileges
     from tawebeval.sandbox.environment_store import EnvironmentStore, locate_store
-    from tawebeval.sandbox.seccomp import load_libseccomp
 
     try:
         configuration = read_configuration(config)
@@ -131,7 +130,6 @@ def _open_store(config: Path | None) -> Iterator[tuple[Configuration, Environmen
         privileges = find_privileges(user, CurrentProcess())
         if privileges.user is not None:
             preload_modules()
-            load_libseccomp()  # its modules may be readable by root only, too
             privileges.become_user()
         privileges.drop_privileges()
         yield (

@@ -156,7 +156,8 @@ class SystemChecks:
             finally:
                 close_sandbox(sandbox)
                 if isinstance(sandbox, BubblewrapSandbox):
-                    os.close(sandbox.filter_descriptor)
+                    for descriptor in sandbox.filter_descriptors:
+                        os.close(descriptor)
         finally:
             with self.privileges.act_as_user():
                 for place in (checkouts, workspaces):

@@ -287,7 +287,7 @@ class GitRunner:
                 [*self._limit(max_file_size), *prefix, *argv, *arguments],
                 {**self._environment(), "GIT_DIR": str(repository), **(environment or {})},
                 "/",
-                descriptors=[one for one in (descriptor, opened) if one is not None],
+                descriptors=[*([] if descriptor is None else [descriptor]), *opened],
             )
         timer = self._clock.callLater(timeout, command.kill) if timeout is not None else None
         try:

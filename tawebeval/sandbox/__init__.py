@@ -8,8 +8,7 @@ implement them (`base`).
 
 - `bubblewrap`: the sandbox of installations that strangers use. `base.NoSandbox` is for
   installations that trust all evaluators.
-- `seccomp`: the policy of allowed system calls; `bpf`: the assembler of the filter, which only
-  computes.
+- `seccomp`: the policy of allowed system calls; `libseccomp`: its compiler.
 - `prepared_etc`: the /etc of sandboxes, copied from the machine's.
 - `workspace`: the directories of a run; `overlay`: the writable tree over a checkout.
 - `disk_usage`: disk usage, counted or read from a quota; `project_quotas`: quotas that root sets

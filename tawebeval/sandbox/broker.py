@@ -16,7 +16,7 @@ kernel counts those of all evaluations together, and lets each process have as m
 (unix(7)). The broker may open more than all evaluators.
 
 Arguments: none. Descriptors: 3 this source, 4 the configuration (`BrokerConfiguration`), 5 the
-listening socket, 6 the filter of system calls.
+listening socket, 6 and 7 the filters of system calls, in the order in which they are loaded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-SOURCE, CONFIGURATION, LISTENING, FILTER = 3, 4, 5, 6
+SOURCE, CONFIGURATION, LISTENING = 3, 4, 5
+FILTERS = (6, 7)
 """The descriptors of the broker."""
 MAX_REQUEST_BYTES = 128 * 1024
 """Bytes of a request, at most."""
@@ -557,11 +558,12 @@ class ProgramRun:
             self._cgroup.remove(counted=not self._lacked)
 
     def _start(self, blocking: int, nonce: str) -> int:
-        # The filter with a file offset of its own; and a pipe's both ends, so that it has no end of
-        # file. The copies have free numbers, and bwrap inherits nothing else.
-        own = (os.open(f"/proc/self/fd/{FILTER}", os.O_RDONLY), self._status)
+        # The filters with file offsets of their own; and a pipe's both ends, so that it has no end
+        # of file. The copies have free numbers, and bwrap inherits nothing else.
+        filters = [os.open(f"/proc/self/fd/{each}", os.O_RDONLY) for each in FILTERS]
         waiting = os.open(f"/proc/self/fd/{blocking}", os.O_RDWR)
-        self._given = [fcntl.fcntl(each, fcntl.F_DUPFD, _LEAST) for each in (*own, waiting)]
+        own = (*filters, self._status, waiting)
+        self._given = [fcntl.fcntl(each, fcntl.F_DUPFD, _LEAST) for each in own]
         argv = self._argv(nonce)
         child = os.fork()
         if child:
@@ -581,7 +583,7 @@ class ProgramRun:
         given = {**_ENVIRONMENT, **self._configuration.environment, **request.environment}
         for name, value in given.items():
             argv += ["--setenv", name, value]
-        options = ("--seccomp", "--json-status-fd", "--block-fd")
+        options = (*["--add-seccomp-fd"] * len(FILTERS), "--json-status-fd", "--block-fd")
         for option, number in zip(options, self._given, strict=True):
             argv += [option, str(number)]
         argv += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"]  # noqa: S108
@@ -872,7 +874,7 @@ def accept_connections(listening: socket.socket, configuration: BrokerConfigurat
 
 def main() -> None:
     """Read the configuration, and serve the listening socket."""
-    for descriptor in (SOURCE, CONFIGURATION, LISTENING, FILTER):
+    for descriptor in (SOURCE, CONFIGURATION, LISTENING, *FILTERS):
         os.set_inheritable(descriptor, False)
     told = os.pread(CONFIGURATION, os.fstat(CONFIGURATION).st_size, 0)
     configuration = BrokerConfiguration(**json.loads(told))

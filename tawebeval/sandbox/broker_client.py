@@ -45,7 +45,7 @@ log = Logger()
 
 @contextlib.contextmanager
 def make_broker_spec(
-    configuration: Mapping[str, Any], listening: int, filter_: int, groups: Sequence[str]
+    configuration: Mapping[str, Any], listening: int, filters: Sequence[int], groups: Sequence[str]
 ) -> Iterator[LaunchSpec]:
     """Make what starts a broker; it is closed after the start. Raises: OSError."""
     with contextlib.ExitStack() as opened:
@@ -63,7 +63,7 @@ def make_broker_spec(
             f"/proc/self/fd/{FIRST_PASSED_DESCRIPTOR}",
             BROKER_PROCESS_NAME,
         ]
-        yield LaunchSpec(argv, {}, "/", (*given, listening, filter_), groups)
+        yield LaunchSpec(argv, {}, "/", (*given, listening, *filters), groups)
 
 
 class BrokerProtocol(ProcessProtocol):

@@ -77,9 +77,21 @@ def build_isolation_options(hostname: str) -> Sequence[str]:
     )
 
 
-def reopen_seccomp_filter(filter_: int) -> int:
-    """Return a descriptor of the filter for one bwrap, with a file offset of its own."""
-    return os.open(f"/proc/self/fd/{filter_}", os.O_RDONLY | os.O_CLOEXEC)
+def build_filter_options(filters: Iterable[int]) -> Sequence[str]:
+    """Return the bwrap options that load system call filters, by their descriptors."""
+    return [word for filter_ in filters for word in ("--add-seccomp-fd", str(filter_))]
+
+
+def reopen_seccomp_filters(filters: Iterable[int], opened: contextlib.ExitStack) -> tuple[int, ...]:
+    """Return descriptors of the filters for one bwrap, with file offsets of their own.
+
+    `opened` closes them. Raises: OSError.
+    """
+    descriptors = []
+    for filter_ in filters:
+        descriptors.append(os.open(f"/proc/self/fd/{filter_}", os.O_RDONLY | os.O_CLOEXEC))
+        opened.callback(os.close, descriptors[-1])
+    return tuple(descriptors)
 
 
 def signal_sandbox(child: ProcessTransport, number: int) -> None:
@@ -102,7 +114,7 @@ def signal_sandbox(child: ProcessTransport, number: int) -> None:
 # process: its exit status does not tell that. The command does not get the note's descriptor. Its
 # first argument is the limit of descriptors, of which bwrap may need more.
 _INIT = "/init"
-_NOTES = FIRST_PASSED_DESCRIPTOR + 3  # the descriptor for that
+_NOTES = FIRST_PASSED_DESCRIPTOR + 2  # the descriptor for that
 _BEGUN = '"begun"'
 _WAIT = (
     "exec 3>&2 2>/dev/null </dev/null;"
@@ -239,30 +251,27 @@ def _write_tool(path: Path, content: bytes, time: float) -> None:
 class BubblewrapDescriptors:
     """The descriptors that bwrap needs.
 
-    bwrap reads the system call filter from `filter_descriptor` and the evaluator's environment, as
-    options, from `environment_descriptor`. It writes JSON about the sandbox to `status_descriptor`.
+    bwrap reads the evaluator's environment, as options, from `environment_descriptor`, and writes
+    JSON about the sandbox to `status_descriptor`. `filter_descriptors` are those of the two system
+    call filters.
     """
 
-    filter_descriptor: int
     environment_descriptor: int
     status_descriptor: int
+    filter_descriptors: tuple[int, ...]
 
     def __iter__(self) -> Iterator[int]:
-        # The last one twice: bwrap hands a descriptor on that is not its own.
-        return iter(
-            (
-                self.filter_descriptor,
-                self.environment_descriptor,
-                self.status_descriptor,
-                self.status_descriptor,
-            )
-        )
+        # That of the status twice: bwrap hands a descriptor on that is not its own.
+        yield from (self.environment_descriptor, self.status_descriptor, self.status_descriptor)
+        yield from self.filter_descriptors
 
 
 _GIVEN = BubblewrapDescriptors(
-    FIRST_PASSED_DESCRIPTOR, FIRST_PASSED_DESCRIPTOR + 1, FIRST_PASSED_DESCRIPTOR + 2
+    FIRST_PASSED_DESCRIPTOR,
+    FIRST_PASSED_DESCRIPTOR + 1,
+    (FIRST_PASSED_DESCRIPTOR + 3, FIRST_PASSED_DESCRIPTOR + 4),
 )
-"""The numbers that these have in bwrap; `_NOTES` follows."""
+"""The numbers that these have in bwrap, besides `_NOTES`."""
 
 
 @attrs.define
@@ -271,7 +280,7 @@ class BubblewrapSandbox:
 
     - `bwrap_path`: the path of bwrap.
     - `sandbox_files_directory`: the directory of `write_sandbox_files`.
-    - `filter_descriptor`: a descriptor of the system call filter.
+    - `filter_descriptors`: those of the system call filters (`make_seccomp_filters`).
     - `system_options`: the options of `build_system_options`.
     - `etc`: the /etc that they show; None if it never changes.
     - `readable_paths`: other paths that evaluators may read (`sandbox.readable`).
@@ -280,7 +289,7 @@ class BubblewrapSandbox:
 
     bwrap_path: str
     sandbox_files_directory: Path
-    filter_descriptor: int
+    filter_descriptors: tuple[int, ...]
     system_options: Sequence[str]
     readable_paths: Sequence[str]
     has_network: bool
@@ -349,7 +358,7 @@ class BubblewrapSandbox:
             "--as-pid-1",
             *(("--share-net",) if self.has_network else ()),
         ]
-        argv += ["--seccomp", str(_GIVEN.filter_descriptor)]
+        argv += build_filter_options(_GIVEN.filter_descriptors)
         argv += ["--json-status-fd", str(_GIVEN.status_descriptor)]
         argv += ["--args", str(_GIVEN.environment_descriptor)]
         argv += [*system.bwrap_options, "--proc", "/proc", "--dev", "/dev"]
@@ -432,7 +441,7 @@ class BubblewrapRun(SandboxedRun):
         super().resume(described, descriptors, connect_broker)
         status, listening = descriptors[-2:]
         self._opened.callback(os.close, status)
-        self._descriptors = BubblewrapDescriptors(-1, -1, status)
+        self._descriptors = BubblewrapDescriptors(-1, status, ())
         self._listening = self._opened.enter_context(socket.socket(fileno=listening))
         self._connect_broker = connect_broker
         if self._environment is not None:
@@ -480,13 +489,12 @@ class BubblewrapRun(SandboxedRun):
     def _open(self) -> BubblewrapDescriptors:
         """Open the descriptors for bwrap, once."""
         if self._descriptors is None:
-            filter_ = reopen_seccomp_filter(self._sandbox.filter_descriptor)
-            self._opened.callback(os.close, filter_)
+            filters = reopen_seccomp_filters(self._sandbox.filter_descriptors, self._opened)
             files = []
             for name in ("environment", "status"):
                 files.append(os.memfd_create(name, os.MFD_CLOEXEC))
                 self._opened.callback(os.close, files[-1])
-            self._descriptors = BubblewrapDescriptors(filter_, *files)
+            self._descriptors = BubblewrapDescriptors(files[0], files[1], filters)
         return self._descriptors
 
     def serve_submission_run_requests(
@@ -530,7 +538,7 @@ class BubblewrapRun(SandboxedRun):
             "cgroup_directories": self._group.find_resource_directories(),
         }
         making = make_broker_spec(
-            configuration, listening, sandbox.filter_descriptor, self._group.find_procs_files()
+            configuration, listening, sandbox.filter_descriptors, self._group.find_procs_files()
         )
         with making as spec, self._orphans.expect_new_child() as tell:
             overlay_mount_pid = None if self._tree is None else self._first.pid

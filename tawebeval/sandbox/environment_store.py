@@ -52,7 +52,7 @@ from tawebeval.sandbox.images import (
     count_docker_images,
     select_image,
 )
-from tawebeval.sandbox.seccomp import make_seccomp_filter
+from tawebeval.sandbox.seccomp import make_seccomp_filters
 
 _NEW = "new-"
 _GONE = "gone-"
@@ -223,7 +223,9 @@ class _Import:
         own.mkdir()
         write_sandbox_files(own)
         options = tuple(build_minimal_system_options(own))
-        self._sandbox = BubblewrapHelperSandbox(bwrap, make_seccomp_filter(internet=False), options)
+        self._sandbox = BubblewrapHelperSandbox(
+            bwrap, make_seccomp_filters(internet=False), options
+        )
 
     def unpack(self) -> Path:
         """Return the directory with the content of the source."""
@@ -389,7 +391,7 @@ class _Import:
             readable_paths=[str(self._source)],
         )
         prepared = self._sandbox.prepare_command(self._staging, access)
-        with prepared as (before, filter_), (self._staging / "errors").open("wb") as errors:
+        with prepared as (before, filters), (self._staging / "errors").open("wb") as errors:
             child = subprocess.Popen(
                 [*before, *map(str, command)],
                 cwd="/",
@@ -397,7 +399,7 @@ class _Import:
                 stdin=stdin,
                 stdout=stdout,
                 stderr=errors,
-                pass_fds=() if filter_ is None else (filter_,),
+                pass_fds=filters,
             )
         try:
             yield child

@@ -8,10 +8,9 @@ fetch has the network; a fetch from this machine sees the source repository inst
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -19,8 +18,9 @@ import attrs
 
 from tawebeval.linux.child import ChildProcess
 from tawebeval.sandbox.bubblewrap import (
+    build_filter_options,
     build_isolation_options,
-    reopen_seccomp_filter,
+    reopen_seccomp_filters,
     signal_sandbox,
 )
 
@@ -52,8 +52,8 @@ class HelperSandbox(Protocol):
 
     def prepare_command(
         self, repository: Path, access: SandboxAccess
-    ) -> AbstractContextManager[tuple[Sequence[str], int | None]]:
-        """Yield the arguments before a command, and a descriptor that its start needs, if any."""
+    ) -> AbstractContextManager[tuple[Sequence[str], Sequence[int]]]:
+        """Yield the arguments before a command, and the descriptors that its start needs."""
 
     def kill_command(self, child: ChildProcess) -> None:
         """Kill a command and its descendants."""
@@ -65,9 +65,9 @@ class NoHelperSandbox:
     @contextmanager
     def prepare_command(
         self, repository: Path, access: SandboxAccess
-    ) -> Iterator[tuple[Sequence[str], int | None]]:
+    ) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
         """Yield nothing."""
-        yield (), None
+        yield (), ()
 
     def kill_command(self, child: ChildProcess) -> None:
         """Kill the process group."""
@@ -78,39 +78,36 @@ class NoHelperSandbox:
 class BubblewrapHelperSandbox:
     """Commands in a sandbox of bubblewrap.
 
-    `bwrap_path` is the path of bwrap, `filter_descriptor` a descriptor of the system call filter.
+    `bwrap_path` is the path of bwrap, `filter_descriptors` are those of the system call filters.
     `system_options` are the bwrap options that show what programs need, `network_options` those for
     what a network needs besides. Each shown file makes the start longer.
     """
 
     bwrap_path: str
-    filter_descriptor: int
+    filter_descriptors: tuple[int, ...]
     system_options: Sequence[str]
     network_options: Sequence[str] = ()
 
     @contextmanager
     def prepare_command(
         self, repository: Path, access: SandboxAccess
-    ) -> Iterator[tuple[Sequence[str], int]]:
-        """Yield the arguments before a command, and the descriptor that its start needs."""
-        filter_ = reopen_seccomp_filter(self.filter_descriptor)
-        try:
-            yield self.build_argv_prefix(repository, access, filter_), filter_
-        finally:
-            os.close(filter_)
+    ) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
+        """Yield the arguments before a command, and the descriptors that its start needs."""
+        with ExitStack() as opened:
+            filters = reopen_seccomp_filters(self.filter_descriptors, opened)
+            yield self.build_argv_prefix(repository, access, filters), filters
 
     def build_argv_prefix(
-        self, repository: Path, access: SandboxAccess, filter_descriptor: int
+        self, repository: Path, access: SandboxAccess, filters: Sequence[int]
     ) -> Sequence[str]:
-        """Return the arguments before a command; `filter_descriptor` is that of the filter."""
+        """Return the arguments before a command; `filters` are the descriptors of the filters."""
         argv = [
             self.bwrap_path,
             *build_isolation_options("git"),
             *(("--share-net",) if access.has_network else ()),
         ]
         argv += [
-            "--seccomp",
-            str(filter_descriptor),
+            *build_filter_options(filters),
             *self.system_options,
             "--proc",
             "/proc",

@@ -41,7 +41,7 @@ from tawebeval.sandbox.bubblewrap import (
 )
 from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox, HelperSandbox, NoHelperSandbox
 from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.seccomp import make_seccomp_filter
+from tawebeval.sandbox.seccomp import make_seccomp_filters
 from tawebeval.sandbox.workspace import Workspace
 
 TREE_COPY_WARNING = (
@@ -223,7 +223,7 @@ def open_helper_sandbox(sandbox: Sandbox, accounts: Path) -> HelperSandbox:
         return NoHelperSandbox()
     return BubblewrapHelperSandbox(
         sandbox.bwrap_path,
-        make_seccomp_filter(internet=True),
+        make_seccomp_filters(internet=True),
         tuple(build_minimal_system_options(accounts)),
         tuple(build_network_options()),
     )
@@ -253,7 +253,7 @@ def open_bubblewrap(
     return BubblewrapSandbox(
         program,
         accounts,
-        make_seccomp_filter(internet=network or configuration.sandbox.has_loopback),
+        make_seccomp_filters(internet=network or configuration.sandbox.has_loopback),
         tuple(build_system_options(etc.directory, network=network)),
         configuration.sandbox.readable_paths,
         network,

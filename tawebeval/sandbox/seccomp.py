@@ -1,30 +1,30 @@
-"""The filter of system calls for strangers' programs (seccomp(2)), in the form that bwrap takes.
+"""The filters of system calls for strangers' programs (seccomp(2)), in the form that bwrap takes.
 
-The filter is a list of what is allowed. A call that it does not name, known today or not, fails
-with ENOSYS, as on a kernel that does not have it: programs then do without.
+The first filter is a list of what is allowed. A call that it does not name, known today or not,
+fails with ENOSYS, as on a kernel that does not have it: programs then do without. The second one
+refuses allowed calls by their arguments. Two, as one of libseccomp cannot allow a call and refuse
+it for two values of one argument. The kernel takes the stricter answer.
 
 Allowed are the calls that both Docker's default profile and systemd's @system-service allow, and a
 few that programs need or that only take rights away. Refused of these are the calls that use up
 what the kernel counts for the whole machine or for the daemon's user, show what other evaluations
 do, or take room on the disk that nothing counts. docs/security.md lists these budgets.
 
-The filter is for the machine's own architecture; a call of another one kills the process.
+The filters are for the machine's own architecture; a call of another one kills the process.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 
-from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import make_sealed_memfd
-from tawebeval.sandbox.bpf import (
+from tawebeval.sandbox.libseccomp import (
     ALLOW,
-    SyscallArgumentTest,
-    SyscallPolicy,
-    SyscallRule,
-    assemble_program,
+    ArgumentTest,
+    FilterRule,
+    compile_filter,
     return_errno,
 )
 
@@ -88,15 +88,7 @@ REFUSED_CALLS: Mapping[str, str] = {
     "the time of day": "clock_settime settimeofday adjtimex clock_adjtime stime",
 }
 
-_REFUSE = return_errno(errno.EPERM)
-# glibc's posix_fallocate(3) writes instead after EOPNOTSUPP, and after no other error.
-_UNSUPPORTED = return_errno(errno.EOPNOTSUPP)
-# A kernel without the option answers so.
-_NO_OPTION = return_errno(errno.EINVAL)
-# splice(2) and sendfile(2) answer so where they do not support a descriptor. Programs then read and
-# write.
-_NO_SPLICE = return_errno(errno.EINVAL)
-
+_WORD = 0xFFFFFFFF
 _CLONE_NEW = (
     0x00020000,  # CLONE_NEWNS
     0x02000000,  # CLONE_NEWCGROUP
@@ -132,7 +124,7 @@ _FILE_REQUESTS = (
     *(0xC0506617, 0xC0406618),  # FS_IOC_ADD_ENCRYPTION_KEY, FS_IOC_REMOVE_ENCRYPTION_KEY
 )
 # All of btrfs, such as subvolumes and snapshots; and FICLONE, without which cp(1) copies.
-_BTRFS_REQUESTS = SyscallArgumentTest(1, (0x9400,), mask=0xFF00)
+_BTRFS_REQUESTS = ArgumentTest(1, mask=0xFF00, value=0x9400)
 _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ, _F_SETDELEG = 1024, 1026, 1031, 1040
 _PR_SET_SECCOMP, _PR_SCHED_CORE = 22, 62
 # No priority on the disk above others': none, best effort from the usual level downwards, idle.
@@ -147,8 +139,8 @@ _SO_ATTACH = (
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 # Of sockets of IPv4 and IPv6: stream, datagram and raw, which needs a privilege. Others are of
-# protocols that the kernel has to load, such as DCCP.
-_KINDS = SyscallArgumentTest(1, (1, 2, 3), mask=0xF)
+# protocols that the kernel has to load, such as DCCP. Flags stand above these bits.
+_KINDS, _KIND_BITS = (1, 2, 3), 4
 _PROTOCOLS = (
     0,  # what the kind of socket has by default
     1,  # IPPROTO_ICMP
@@ -158,115 +150,126 @@ _PROTOCOLS = (
 )
 
 
-def _allow_except(*cases: SyscallRule) -> SyscallPolicy:
-    return SyscallPolicy(ALLOW, cases)
+_Refusals = Sequence[tuple[int, tuple[ArgumentTest, ...]]]
+"""For one call: errors, and the conditions under which they are the answer."""
 
 
-def _refuse_values(argument: int, *values: int, action: int = _REFUSE) -> SyscallRule:
-    return SyscallRule(action, (SyscallArgumentTest(argument, values),))
+def _is(argument: int, *values: int) -> Sequence[ArgumentTest]:
+    """Return tests of which one holds if the argument is one of the values.
+
+    Of arguments other than addresses and sizes the kernel ignores the upper 32 bits; so do all
+    tests here.
+    """
+    return [ArgumentTest(argument, _WORD, value) for value in values]
 
 
-def _refuse_bits(argument: int, *bits: int, action: int = _REFUSE) -> SyscallRule:
-    return SyscallRule(action, (SyscallArgumentTest(argument, bits, is_bit_test=True),))
+def _has(argument: int, *bits: int) -> Sequence[ArgumentTest]:
+    """Return tests of which one holds if one of the bits is set."""
+    return [ArgumentTest(argument, bit, bit) for bit in bits]
 
 
-# Which calls are answered by their arguments, or with another error than the rest.
-_DECISIONS: Mapping[str, SyscallPolicy] = {
-    # clone3(2) has its flags in memory, where no filter can look: C libraries take clone(2) then.
-    "clone": _allow_except(_refuse_bits(0, *_CLONE_NEW)),
-    "ioctl": _allow_except(
-        # Input for a terminal, as if it were typed there.
-        _refuse_values(1, _TIOCSTI, _TIOCLINUX, *_LOADING_REQUESTS),
-        _refuse_values(1, *_FILE_REQUESTS, action=_UNSUPPORTED),
-        SyscallRule(_UNSUPPORTED, (_BTRFS_REQUESTS,)),
-    ),
-    # 40 GB in 0.2 s.
-    "fallocate": SyscallPolicy(_UNSUPPORTED),
-    # inotify's predecessor, which also tells what other evaluations open below /usr.
-    "fcntl": _allow_except(
-        _refuse_values(1, _F_NOTIFY, action=_NO_OPTION),
-        # Other evaluations would wait 45 s to open a file that all share, such as /etc/passwd. The
-        # kernel answers so where the file is another user's.
-        _refuse_values(1, _F_SETLEASE, _F_SETDELEG, action=return_errno(errno.EACCES)),
-        # What stdout holds at the exit goes into memory however full that is: 1 MiB of blank lines
-        # takes 32 MiB. The kernel answers so where the user has too many pages for pipes.
-        _refuse_values(1, _F_SETPIPE_SZ),
-    ),
-    # A filter takes of the machine's memory for BPF; a core of one's own idles its sibling.
-    "prctl": _allow_except(_refuse_values(0, _PR_SET_SECCOMP, _PR_SCHED_CORE, action=_NO_OPTION)),
-    "setsockopt": _allow_except(
-        SyscallRule(
-            _REFUSE, (SyscallArgumentTest(1, (_SOL_SOCKET,)), SyscallArgumentTest(2, _SO_ATTACH))
-        ),
-    ),
-    "ioprio_set": SyscallPolicy(
-        _REFUSE, (SyscallRule(ALLOW, (SyscallArgumentTest(2, _IO_PRIORITIES),)),)
-    ),
-    # Huge pages, which the operator has set apart for something else.
-    "mmap": _allow_except(_refuse_bits(3, _MAP_HUGETLB, action=return_errno(errno.ENOMEM))),
-    "memfd_create": _allow_except(_refuse_bits(1, _MFD_HUGETLB, action=_NO_OPTION)),
-    "shmget": _allow_except(_refuse_bits(2, _SHM_HUGETLB, action=return_errno(errno.ENOMEM))),
+def _is_none(argument: int, values: Sequence[int], bits: int = 32) -> Sequence[ArgumentTest]:
+    """Return tests of which one holds if the lower bits of the argument are none of the values.
+
+    They test for each beginning, in binary, with which no value begins.
+    """
+    return [
+        ArgumentTest(argument, (_WORD << rest) & (1 << bits) - 1, beginning << rest)
+        for rest in range(bits)
+        for beginning in sorted({value >> rest ^ 1 for value in values})
+        if all(value >> rest != beginning for value in values)
+    ]
+
+
+def _refuse(error: int, *arguments: Iterable[ArgumentTest]) -> _Refusals:
+    """Return the error as the answer if one test of each argument holds."""
+    return [(error, conditions) for conditions in product(*arguments)]
+
+
+# Calls that have another answer than the rest.
+_ANSWERED_CALLS: Mapping[str, int] = {
+    # 40 GB in 0.2 s. glibc's posix_fallocate(3) writes instead after EOPNOTSUPP alone.
+    "fallocate": errno.EOPNOTSUPP,
     # Moving from a silent socket into stdout keeps the pipe locked. The reactor, which reads the
-    # pipe, would hang in spite of O_NONBLOCK, and KILL would not end the daemon.
-    **dict.fromkeys(("sendfile", "splice", "tee", "vmsplice"), SyscallPolicy(_NO_SPLICE)),
-    # These write what all others have written, too. What an evaluation writes goes with it.
-    "sync": SyscallPolicy(return_errno(0)),
-    "syncfs": SyscallPolicy(return_errno(0)),
+    # pipe, would hang in spite of O_NONBLOCK, and KILL would not end the daemon. The calls answer
+    # so where they do not support a descriptor. Programs then read and write.
+    **dict.fromkeys(("sendfile", "sendfile64", "splice", "tee", "vmsplice"), errno.EINVAL),
+    # These write what all others have written, too. What an evaluation writes goes with it: the
+    # calls seem to succeed.
+    "sync": 0,
+    "syncfs": 0,
 }
-_ALIASES = {"fcntl64": "fcntl", "mmap2": "mmap", "sendfile64": "sendfile"}
+_FCNTL = (
+    # inotify's predecessor, which also tells what other evaluations open below /usr. A kernel
+    # without the option answers so.
+    *_refuse(errno.EINVAL, _is(1, _F_NOTIFY)),
+    # Other evaluations would wait 45 s to open a file that all share, such as /etc/passwd. The
+    # kernel answers so where the file is another user's.
+    *_refuse(errno.EACCES, _is(1, _F_SETLEASE, _F_SETDELEG)),
+    # What stdout holds at the exit goes into memory however full that is: 1 MiB of blank lines
+    # takes 32 MiB. The kernel answers so where the user has too many pages for pipes.
+    *_refuse(errno.EPERM, _is(1, _F_SETPIPE_SZ)),
+)
+# Huge pages, which the operator has set apart for something else.
+_MMAP = _refuse(errno.ENOMEM, _has(3, _MAP_HUGETLB))
+# Calls that are allowed but for some arguments.
+_REFUSED_ARGUMENTS: Mapping[str, _Refusals] = {
+    # clone3(2) has its flags in memory, where no filter can look: C libraries take clone(2) then.
+    "clone": _refuse(errno.EPERM, _has(0, *_CLONE_NEW)),
+    "ioctl": (
+        # Input for a terminal, as if it were typed there.
+        *_refuse(errno.EPERM, _is(1, _TIOCSTI, _TIOCLINUX, *_LOADING_REQUESTS)),
+        *_refuse(errno.EOPNOTSUPP, [*_is(1, *_FILE_REQUESTS), _BTRFS_REQUESTS]),
+    ),
+    "fcntl": _FCNTL,
+    "fcntl64": _FCNTL,
+    # A filter takes of the machine's memory for BPF; a core of one's own idles its sibling.
+    "prctl": _refuse(errno.EINVAL, _is(0, _PR_SET_SECCOMP, _PR_SCHED_CORE)),
+    "setsockopt": _refuse(errno.EPERM, _is(1, _SOL_SOCKET), _is(2, *_SO_ATTACH)),
+    "ioprio_set": _refuse(errno.EPERM, _is_none(2, _IO_PRIORITIES)),
+    "mmap": _MMAP,
+    "mmap2": _MMAP,
+    "memfd_create": _refuse(errno.EINVAL, _has(1, _MFD_HUGETLB)),
+    "shmget": _refuse(errno.ENOMEM, _has(2, _SHM_HUGETLB)),
+}
 
 
-def make_seccomp_filter(*, internet: bool) -> int:
-    """Return a descriptor of the filter's program: a file in memory, read from its start.
+def make_seccomp_filters(*, internet: bool) -> tuple[int, int]:
+    """Return descriptors of both filters' programs: files in memory, read from their start.
 
-    `internet` allows sockets of IPv4 and IPv6. Raises: ConfigurationError, where the library that
-    knows the numbers of the calls is not installed.
+    They have to be loaded in this order: the second one refuses to load more. `internet` allows
+    sockets of IPv4 and IPv6. Raises: ConfigurationError, if libseccomp is not installed or fails.
     """
-    pyseccomp = load_libseccomp()
-    architecture = pyseccomp.system_arch()
-    decisions = {}
-    for name, decision in _list_decisions(internet=internet):
-        try:
-            number = pyseccomp.resolve_syscall(architecture, name)
-        except ValueError:
-            continue  # this version of libseccomp does not know it
-        if number >= 0:  # others are of other architectures
-            decisions[number] = decision
-    program = assemble_program(decisions, return_errno(errno.ENOSYS), architecture)
-    return make_sealed_memfd("seccomp", program)
+    refused = {**_REFUSED_ARGUMENTS, **_refuse_sockets(internet=internet)}
+    allowing = compile_filter(return_errno(errno.ENOSYS), _list_calls(refused))
+    refusing = compile_filter(
+        ALLOW,
+        (
+            FilterRule(call, return_errno(error), conditions)
+            for call, refusals in refused.items()
+            for error, conditions in refusals
+        ),
+    )
+    return make_sealed_memfd("seccomp", allowing), make_sealed_memfd("seccomp", refusing)
 
 
-def _list_decisions(*, internet: bool) -> Iterator[tuple[str, SyscallPolicy]]:
-    for action, groups in ((ALLOW, ALLOWED_CALLS), (_REFUSE, REFUSED_CALLS)):
-        for names in groups.values():
-            for name in names.split():
-                yield name, SyscallPolicy(action)
-    yield from _DECISIONS.items()
-    for alias, name in _ALIASES.items():
-        yield alias, _DECISIONS[name]
-    for name in ("socket", "socketpair"):
-        yield name, _decide_sockets(internet=internet)
+def _list_calls(refused_by_arguments: Iterable[str]) -> Iterator[FilterRule]:
+    """Yield the rules of calls whose arguments do not count."""
+    allowed = " ".join([*ALLOWED_CALLS.values(), *refused_by_arguments])
+    for call in allowed.split():
+        yield FilterRule(call, ALLOW)
+    for call in " ".join(REFUSED_CALLS.values()).split():
+        yield FilterRule(call, return_errno(errno.EPERM))
+    for call, error in _ANSWERED_CALLS.items():
+        yield FilterRule(call, return_errno(error))
 
 
-def _decide_sockets(*, internet: bool) -> SyscallPolicy:
-    """Return which sockets may be made: network namespaces do not cover all families."""
-    cases = [SyscallRule(ALLOW, (SyscallArgumentTest(0, (_AF_UNIX,)),))]
-    if internet:
-        families = SyscallArgumentTest(0, (_AF_INET, _AF_INET6))
-        cases.append(SyscallRule(ALLOW, (families, _KINDS, SyscallArgumentTest(2, _PROTOCOLS))))
-        cases.append(SyscallRule(return_errno(errno.EPROTONOSUPPORT), (families,)))
-    return SyscallPolicy(return_errno(errno.EAFNOSUPPORT), tuple(cases))
-
-
-def load_libseccomp() -> Any:
-    """Import pyseccomp, which loads a library of the system: only where there is to be a sandbox.
-
-    Raises: ConfigurationError.
-    """
-    try:
-        import pyseccomp
-    except RuntimeError:
-        raise ConfigurationError(
-            "sandbox.kind: libseccomp is not installed; run `apt-get install libseccomp2`"
-        ) from None
-    return pyseccomp
+def _refuse_sockets(*, internet: bool) -> Mapping[str, _Refusals]:
+    """Return which sockets may not be made: network namespaces do not cover all families."""
+    families = (_AF_INET, _AF_INET6) if internet else ()
+    refusals = (
+        *_refuse(errno.EAFNOSUPPORT, _is_none(0, (_AF_UNIX, *families))),
+        *_refuse(errno.EPROTONOSUPPORT, _is(0, *families), _is_none(1, _KINDS, _KIND_BITS)),
+        *_refuse(errno.EPROTONOSUPPORT, _is(0, *families), _is_none(2, _PROTOCOLS)),
+    )
+    return dict.fromkeys(("socket", "socketpair"), refusals)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import attrs
 
@@ -19,6 +20,27 @@ TESTS: dict[int, Callable[[int, int], int]] = {
     0x35: lambda a, b: a >= b,
     0x45: lambda a, b: a & b,
 }
+
+
+@attrs.frozen
+class FilterStack:
+    """Filters of one process: the strictest answer counts, of equal ones the last filter's."""
+
+    filters: tuple[Filter, ...]
+
+    @classmethod
+    def read(cls, descriptors: Iterable[int]) -> FilterStack:
+        """Return the filters in these files."""
+        return cls(tuple(Filter.parse(os.pread(each, 2**20, 0)) for each in descriptors))
+
+    def answer(self, number: int, *arguments: int, architecture: int) -> int:
+        """Return the answer to a call."""
+        answers = [
+            one.answer(number, *arguments, architecture=architecture)
+            for one in reversed(self.filters)
+        ]
+        # By the action without its errno, as a signed number.
+        return min(answers, key=lambda answer: ((answer >> 16) ^ 0x8000) - 0x8000)
 
 
 @attrs.frozen

@@ -254,24 +254,24 @@ class BoxTests(GitTestCase):
     @contextmanager
     def prepare_command(
         self, repository: Path, reach: SandboxAccess
-    ) -> Iterator[tuple[Sequence[str], int]]:
-        """Return a prefix for the command, and a descriptor."""
+    ) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
+        """Return a prefix for the command, and descriptors."""
         self.entered.append((repository, reach))
-        yield ("box", "--"), 9
+        yield ("box", "--"), (9, 10)
 
     def kill_command(self, child: Any) -> None:
         """Note the kill."""
         self.killed.append(child)
 
     def test_command(self) -> None:
-        """The sandbox is inside the limits, around git, and gets its descriptor."""
+        """The sandbox is inside the limits, around git, and gets its descriptors."""
         reach = SandboxAccess(has_network=True)
         self.run_git("fetch", reach=reach)
         self.run_git("log")
         first, second = self.spawn.children
         for child in (first, second):
             self.assertEqual(list(child.argv)[BEFORE : BEFORE + 3], ["box", "--", "git"])
-            self.assertEqual(list(child.descriptors), [9])
+            self.assertEqual(list(child.descriptors), [9, 10])
             child.end()
         self.assertEqual(self.entered, [(REPOSITORY, reach), (REPOSITORY, READ_ONLY_ACCESS)])
 

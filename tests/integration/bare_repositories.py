@@ -26,7 +26,7 @@ from tawebeval.sandbox.bubblewrap import (
     write_sandbox_files,
 )
 from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox
-from tawebeval.sandbox.seccomp import make_seccomp_filter
+from tawebeval.sandbox.seccomp import make_seccomp_filters
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.fakes.resolver import FakeResolver
 from tests.integration.repositories import GitRepository
@@ -51,10 +51,11 @@ class BareRepositoryCase(TestCase):
         accounts = self.folder / "accounts"
         accounts.mkdir()
         write_sandbox_files(accounts)
-        filter_ = make_seccomp_filter(internet=True)
-        self.addCleanup(os.close, filter_)
+        filters = make_seccomp_filters(internet=True)
+        for descriptor in filters:
+            self.addCleanup(os.close, descriptor)
         views = tuple(build_minimal_system_options(accounts)), tuple(build_network_options())
-        box = BubblewrapHelperSandbox(shutil.which("bwrap") or "", filter_, *views)
+        box = BubblewrapHelperSandbox(shutil.which("bwrap") or "", filters, *views)
         self.path = self.folder / "cached.git"
         protocols = ("file", "git", "http", "https")
         policy = HostPolicy(allowed_private_networks=("127.0.0.0/8",))

@@ -11,8 +11,8 @@ from typing import Any
 
 from twisted.trial.unittest import SkipTest
 
-from tawebeval.sandbox.seccomp import make_seccomp_filter
-from tests.cases.bpf_interpreter import ALLOW, ERRNO, Filter
+from tawebeval.sandbox.seccomp import make_seccomp_filters
+from tests.cases.bpf_interpreter import ALLOW, ERRNO, FilterStack
 from tests.integration.attacks import calls
 from tests.integration.attacks.case import AttackCase
 from tests.integration.client import python
@@ -43,23 +43,24 @@ class CallAttacks(AttackCase):
 
     async def test_numbers(self) -> None:
         """No number that the list does not name reaches the kernel, known today or not."""
-        program = self.filter()
+        filters = self.filters()
         expected = {}
         # The kernel passes uretprobe and uprobe, its own calls, by all filters, and sends SIGILL.
         probes = {335, 336} if platform.machine() == "x86_64" else set()
         for number in {*range(1024), *range(2**30, 2**30 + 16), 2**31 - 1} - probes:
-            answer = program.answer(number, *[2**64 - 1] * 6, architecture=calls.ARCHITECTURE)
+            answer = filters.answer(number, *[2**64 - 1] * 6, architecture=calls.ARCHITECTURE)
             if answer != ALLOW:
                 expected[str(number)] = answer - ERRNO
         self.assertGreater(len(expected), 600)
         attacked = await self.attack(calls.NUMBERS, json.dumps([*map(int, expected)]))
         self.assertEqual(json.loads(attacked.text), expected)
 
-    def filter(self) -> Filter:
-        """Return the filter that evaluators have."""
-        descriptor = make_seccomp_filter(internet=False)
-        self.addCleanup(os.close, descriptor)
-        return Filter.parse(os.pread(descriptor, 2**20, 0))
+    def filters(self) -> FilterStack:
+        """Return the filters that evaluators have."""
+        descriptors = make_seccomp_filters(internet=False)
+        for descriptor in descriptors:
+            self.addCleanup(os.close, descriptor)
+        return FilterStack.read(descriptors)
 
     async def test_families(self) -> None:
         """The Internet, netlink, packets, virtual machines' sockets: no such family."""

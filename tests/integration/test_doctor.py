@@ -21,14 +21,14 @@ BECOME = """
 import os, sys
 from tawebeval.daemon.process_setup import preload_modules
 preload_modules()  # this Python may lie where only root can read
-import pyseccomp, twisted.internet.reactor
+import twisted.internet.reactor
 os.setgroups([])
 os.setresgid(*[int(sys.argv[1])] * 3)
 os.setresuid(*[int(sys.argv[1])] * 3)
 del sys.argv[1]
 """
 COMMAND = "from tawebeval.cli import main; main()"
-NO_LIBRARY = "import ctypes.util\nctypes.util.find_library = {'c': 'libc.so.6'}.get\n"
+NO_LIBRARY = "from tawebeval.sandbox import libseccomp\nlibseccomp._LIBRARY = 'libseccomp.so.0'\n"
 PRIVATE = ("unshare", "--mount", "--propagation", "private", "sh", "-ec")
 OVERLAID = """
 mount -t tmpfs tmpfs /mnt

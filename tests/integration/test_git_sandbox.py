@@ -28,7 +28,7 @@ from tawebeval.sandbox.helper_sandbox import (
     BubblewrapHelperSandbox,
     SandboxAccess,
 )
-from tawebeval.sandbox.seccomp import make_seccomp_filter
+from tawebeval.sandbox.seccomp import make_seccomp_filters
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.harness import until
 from tests.integration.processes import command_line, everybody
@@ -45,13 +45,14 @@ class SandboxTests(TestCase):
         accounts = self.folder / "accounts"
         accounts.mkdir()
         write_sandbox_files(accounts)
-        filter_ = make_seccomp_filter(internet=True)
-        self.addCleanup(os.close, filter_)
+        filters = make_seccomp_filters(internet=True)
+        for descriptor in filters:
+            self.addCleanup(os.close, descriptor)
         shown, online = (
             tuple(build_minimal_system_options(accounts)),
             tuple(build_network_options()),
         )
-        box = BubblewrapHelperSandbox(shutil.which("bwrap") or "", filter_, shown, online)
+        box = BubblewrapHelperSandbox(shutil.which("bwrap") or "", filters, shown, online)
         self.git = GitRunner(reactor, Spawner(reactor), ("https",), box=box)
         self.own, self.other = self.folder / "own.git", self.folder / "other.git"
         for path in (self.own, self.other):

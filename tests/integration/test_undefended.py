@@ -59,9 +59,9 @@ class FirstProcessTests(CellTestCase):
 
 
 class FilterTests(CellTestCase):
-    """Without `--seccomp`."""
+    """Without `--add-seccomp-fd`."""
 
-    change = staticmethod(without_option("--seccomp"))
+    change = staticmethod(all_of(*[without_option("--add-seccomp-fd")] * 2))
 
     def outcomes(self, change: Change, *tables: dict[str, tuple[object, ...]]) -> dict[str, int]:
         """Return the error number of each call."""

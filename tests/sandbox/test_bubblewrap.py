@@ -41,10 +41,10 @@ from tests.fakes.children import NO_PROCESS, FakeChild
 
 WAIT = (
     "exec 3>&2 2>/dev/null </dev/null;"
-    """ (ulimit -n "$1" && shift && { echo '{ "begun": true }' >&6;"""
-    """ exec "$@" 2>&3 3>&- 6>&-; }); exit $?"""
+    """ (ulimit -n "$1" && shift && { echo '{ "begun": true }' >&5;"""
+    """ exec "$@" 2>&3 3>&- 5>&-; }); exit $?"""
 )
-PROGRAM = b"the filter's program"
+PROGRAM = b"a filter's program"
 
 CHILD = b'{ "child-pid": 77 }\n'
 """What bwrap notes at the start; at the end of the evaluator there is more."""
@@ -71,7 +71,7 @@ class BubblewrapTestCase(CellTestCase):
         return BubblewrapSandbox(
             "/opt/bwrap",
             Path("/state/accounts"),
-            self.filter,
+            (self.filter, self.filter),
             ("--ro-bind", "/usr", "/usr"),
             readable,
             network,
@@ -94,10 +94,10 @@ class BubblewrapTestCase(CellTestCase):
         cell.start_evaluator("x", ENVIRONMENT, self.workspace.tree_directory)
 
     def descriptors(self, cell: BubblewrapRun | None = None) -> BubblewrapDescriptors:
-        """Return those for the filter, the environment, and bwrap's notes."""
+        """Return those for the environment, bwrap's notes and the filters."""
         cell = cell or self.cell
         given = cell.make_launch_spec("x", ENVIRONMENT, self.workspace.tree_directory).descriptors
-        return BubblewrapDescriptors(*given[:3])
+        return BubblewrapDescriptors(given[0], given[1], tuple(given[3:]))
 
 
 class ArgumentTests(BubblewrapTestCase):
@@ -111,7 +111,8 @@ class ArgumentTests(BubblewrapTestCase):
             *("--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000"),
             *("--hostname", "evaluation", "--cap-drop", "ALL", "--as-pid-1"),
             *(["--share-net"] if network else []),
-            *("--seccomp", "3", "--json-status-fd", "5", "--args", "4"),
+            *("--add-seccomp-fd", "6", "--add-seccomp-fd", "7"),
+            *("--json-status-fd", "4", "--args", "3"),
             *("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"),
             *("--bind", f"{own}/scratch", "/tmp", "--bind", f"{own}/shm", "/dev/shm"),
             *middle,
@@ -191,9 +192,7 @@ class ArgumentTests(BubblewrapTestCase):
         for given in (ENVIRONMENT, {"A": "1 = 2", "EMPTY": "", "LINES": "a\nb", "ODD": "\udcff"}):
             self.cell.close()
             launch = self.cell.make_launch_spec("x", given, self.workspace.tree_directory)
-            written = os.pread(
-                BubblewrapDescriptors(*launch.descriptors[:3]).environment_descriptor, 10**5, 0
-            )
+            written = os.pread(launch.descriptors[0], 10**5, 0)
             whole = add_tools_to_path(given, "/evaluation/tools")
             words = [part for pair in whole.items() for part in ("--setenv", *pair)]
             self.assertEqual(written, os.fsencode("\0".join(["--clearenv", *words])))
@@ -209,15 +208,15 @@ class DescriptorTests(BubblewrapTestCase):
     """What is open for bwrap."""
 
     def test_filter(self) -> None:
-        """Each cell reads the filter from its beginning, whatever the others have read."""
+        """Each cell reads the filters from their beginning, whatever the others have read."""
         other = self.make()
         self.start(other)
         self.addCleanup(other.close)
         for cell in (self.cell, other):
-            filter_ = self.descriptors(cell).filter_descriptor
-            self.assertEqual(os.read(filter_, 100), PROGRAM)
+            filters = self.descriptors(cell).filter_descriptors
+            self.assertEqual([os.read(filter_, 100) for filter_ in filters], [PROGRAM] * 2)
             with self.assertRaises(OSError):
-                os.write(filter_, b"x")
+                os.write(filters[0], b"x")
 
     def test_not_inherited(self) -> None:
         """Only what is started with them gets them."""
@@ -231,10 +230,10 @@ class DescriptorTests(BubblewrapTestCase):
         for descriptor in descriptors:
             with self.assertRaises(OSError):
                 os.fstat(descriptor)
-        reused = [os.memfd_create("reused") for _ in range(4)]
+        reused = [os.memfd_create("reused") for _ in range(5)]
         for each in reused:
             self.addCleanup(os.close, each)
-        self.assertIn(descriptors.filter_descriptor, reused)
+        self.assertLessEqual({*descriptors.filter_descriptors}, {*reused})
         self.cell.close()
         for each in reused:
             os.fstat(each)
@@ -274,7 +273,7 @@ class DescriptorTests(BubblewrapTestCase):
 
     def test_half_open(self) -> None:
         """Where the filter cannot be opened the group is removed all the same."""
-        sandbox = attrs.evolve(self.sandbox(), filter_descriptor=10**6)
+        sandbox = attrs.evolve(self.sandbox(), filter_descriptors=(self.filter, 10**6))
         cell = sandbox.make_run(self.workspace, self.checkout, LIMITS)
         self.assertRaises(OSError, self.start, cell)
         cell.close()

@@ -29,9 +29,9 @@ class ArgumentTests(SynchronousTestCase):
     def argv(self, reach: SandboxAccess = READ_ONLY_ACCESS) -> Sequence[str]:
         """Return what stands in front of a command."""
         box = BubblewrapHelperSandbox(
-            "/usr/bin/bwrap", 7, ("--ro-bind", "/usr", "/usr"), ("--ro-bind", "/n", "/n")
+            "/usr/bin/bwrap", (7, 8), ("--ro-bind", "/usr", "/usr"), ("--ro-bind", "/n", "/n")
         )
-        return box.build_argv_prefix(REPOSITORY, reach, 9)
+        return box.build_argv_prefix(REPOSITORY, reach, (9, 10))
 
     def binds(self, option: str, reach: SandboxAccess = READ_ONLY_ACCESS) -> list[str]:
         """Return the places inside that are bound by an option."""
@@ -44,7 +44,8 @@ class ArgumentTests(SynchronousTestCase):
         self.assertEqual(argv[0], "/usr/bin/bwrap")
         for option in ("--unshare-all", "--disable-userns", "--die-with-parent", "--new-session"):
             self.assertIn(option, argv)
-        self.assertEqual(argv[argv.index("--seccomp") + 1], "9")
+        at = argv.index("--add-seccomp-fd")
+        self.assertEqual(argv[at : at + 4 : 3], ["--add-seccomp-fd", "10"])
         self.assertEqual(argv[argv.index("--cap-drop") + 1], "ALL")
         self.assertEqual(argv[-1], "--")
 
@@ -77,13 +78,15 @@ class EnterTests(SynchronousTestCase):
         filter_ = os.memfd_create("filter")
         self.addCleanup(os.close, filter_)
         os.write(filter_, b"program")
-        box = BubblewrapHelperSandbox("bwrap", filter_, ())
+        box = BubblewrapHelperSandbox("bwrap", (filter_, filter_), ())
         for _ in range(2):
             with box.prepare_command(REPOSITORY, READ_ONLY_ACCESS) as (argv, opened):
-                self.assertIn(str(opened), argv)
-                self.assertEqual(os.read(opened, 100), b"program")
-            with self.assertRaises(OSError):
-                os.fstat(opened)
+                self.assertEqual(len(opened), 2)
+                for descriptor in opened:
+                    self.assertIn(str(descriptor), argv)
+                    self.assertEqual(os.read(descriptor, 100), b"program")
+            for descriptor in opened:
+                self.assertRaises(OSError, os.fstat, descriptor)
 
     def test_kill(self) -> None:
         """It kills what is inside, so that bwrap ends when nothing is left; or bwrap itself."""
@@ -92,14 +95,14 @@ class EnterTests(SynchronousTestCase):
         for inside in ([31, 32], []):
             child = FakeChild(Clock(), ProcessProtocol())
             self.patch(bubblewrap, "list_descendants", lambda pid, inside=inside: inside)
-            BubblewrapHelperSandbox("bwrap", 7, ()).kill_command(child)
+            BubblewrapHelperSandbox("bwrap", (7, 8), ()).kill_command(child)
             self.assertEqual(child.group_signals, [] if inside else [signal.SIGKILL])
         self.assertEqual(sent, [(31, signal.SIGKILL), (32, signal.SIGKILL)])
 
     def test_none(self) -> None:
         """Without a sandbox there is nothing in front, and the group is killed."""
         with NoHelperSandbox().prepare_command(REPOSITORY, READ_ONLY_ACCESS) as entered:
-            self.assertEqual(entered, ((), None))
+            self.assertEqual(entered, ((), ()))
         child = FakeChild(Clock(), ProcessProtocol())
         NoHelperSandbox().kill_command(child)
         self.assertEqual(child.group_signals, [signal.SIGKILL])

@@ -138,7 +138,8 @@ class SandboxesTestCase(SynchronousTestCase):
         configuration = Configuration(sandbox=Settings(kind=kind, **settings), limits=LIMITS)
         sandbox = open_sandbox(configuration, self.accounts, NO_CGROUPS, ORPHANS)
         if isinstance(sandbox, BubblewrapSandbox):
-            self.addCleanup(os.close, sandbox.filter_descriptor)
+            for descriptor in sandbox.filter_descriptors:
+                self.addCleanup(os.close, descriptor)
         self.addCleanup(close_sandbox, sandbox)
         return sandbox
 
@@ -169,7 +170,7 @@ class OpenTests(SandboxesTestCase):
                 expected = BubblewrapSandbox(
                     str(self.bwrap),
                     self.accounts,
-                    sandbox.filter_descriptor,
+                    sandbox.filter_descriptors,
                     tuple(build_system_options(self.accounts / "etc", network=network)),
                     ("/usr", "/etc"),
                     network,
@@ -180,7 +181,8 @@ class OpenTests(SandboxesTestCase):
                     etc=prepare_etc(self.accounts, ("/usr", "/etc"), network=network),
                 )
                 self.assertEqual(sandbox, expected)
-                self.assertGreater(os.fstat(sandbox.filter_descriptor).st_size, 0)
+                for descriptor in sandbox.filter_descriptors:
+                    self.assertGreater(os.fstat(descriptor).st_size, 0)
 
     def test_missing(self) -> None:
         """Where bubblewrap is missing nothing else is taken in silence."""
@@ -211,11 +213,12 @@ class OpenTests(SandboxesTestCase):
         shown = tuple(build_minimal_system_options(self.accounts))
         box = open_helper_sandbox(sandbox, self.accounts)
         assert isinstance(box, BubblewrapHelperSandbox)
-        self.addCleanup(os.close, box.filter_descriptor)
+        for descriptor in box.filter_descriptors:
+            self.addCleanup(os.close, descriptor)
         self.assertEqual(
             box,
             BubblewrapHelperSandbox(
-                sandbox.bwrap_path, box.filter_descriptor, shown, tuple(build_network_options())
+                sandbox.bwrap_path, box.filter_descriptors, shown, tuple(build_network_options())
             ),
         )
 
@@ -244,7 +247,7 @@ class TryTests(SandboxesTestCase):
             f'printf "%s\\n" "$@" >{self.in_shell}/arguments; env >{self.in_shell}/environment\n'
             f"pwd >{self.in_shell}/directory\n"
             'number() { echo "$all" | sed "s/.*--$1 //; s/ .*//"; }; all="$*"\n'
-            f"cat /proc/self/fd/$(number seccomp) >{self.in_shell}/filter\n"
+            f"cat /proc/self/fd/$(number add-seccomp-fd) >{self.in_shell}/filter\n"
             f"cat /proc/self/fd/$(number args) >{self.in_shell}/settings\n"
             'while [ "$1" != --bind ]; do shift; done; test -d "$2" && echo sound'
         )
@@ -262,7 +265,7 @@ class TryTests(SandboxesTestCase):
             *("--setenv", "EVALUATION_TOOLS", "/evaluation/tools"),
         ]
         self.assertEqual((self.root / "settings").read_text().split("\0"), settings)
-        program = os.pread(sandbox.filter_descriptor, 2**20, 0)
+        program = os.pread(sandbox.filter_descriptors[-1], 2**20, 0)
         self.assertEqual((self.root / "filter").read_bytes(), program)
         self.assertEqual(os.listdir(self.accounts), ["etc"], "a trial is not what makes it work")
 
@@ -468,7 +471,7 @@ class UserTests(SandboxesTestCase):
         self.assertIsNone(probe_overlays_or_copies(self.open_bubblewrap(), privileges))
         self.assertEqual(self.trees.asked, [user])
         (launch,) = self.trees.launched
-        self.assertEqual(len(launch.descriptors), 4)
+        self.assertEqual(len(launch.descriptors), 5)
         self.assertEqual(
             self.during, [("start", 1000), ("wait", 0), ("close", 1000), *[("remove", 1000)] * 2]
         )

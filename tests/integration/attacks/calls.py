@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import json
 
-import pyseccomp
+from tawebeval.sandbox.libseccomp import get_architecture, resolve_call
 
 _CALLS = r"""
 import ctypes, json, os, sys
@@ -198,12 +198,14 @@ def calls_argument(*tables: dict[str, tuple[object, ...]]) -> str:
     )
 
 
-ARCHITECTURE: int = pyseccomp.system_arch()
+ARCHITECTURE = get_architecture()
 
 
 def number_of(name: str) -> int:
     """Return the number of a system call on this machine."""
-    return int(pyseccomp.resolve_syscall(ARCHITECTURE, name))
+    number = resolve_call(name)
+    assert number is not None, name
+    return number
 
 
 # Calls of another architecture go past a filter that looks at numbers only. 20 is getpid for

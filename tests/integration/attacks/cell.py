@@ -37,7 +37,7 @@ _ALL = ("user", "ipc", "pid", "net", "uts", "cgroup")
 UNSHARE = ("/usr/bin/unshare", "--user", "--map-current-user", "--")
 
 # What tells bwrap the numbers of its descriptors.
-_OPENED = ("--seccomp", "--args", "--json-status-fd")
+_OPENED = ("--args", "--json-status-fd")
 
 
 def as_it_is(argv: list[str]) -> list[str]:
@@ -137,7 +137,8 @@ class CellTestCase(SynchronousTestCase):
             CgroupManager([], {}, {}),
             orphans,
         )
-        self.addCleanup(os.close, self.sandbox.filter_descriptor)
+        for descriptor in self.sandbox.filter_descriptors:
+            self.addCleanup(os.close, descriptor)
         solution = self.folder / "upload" / "submission" / "solution" / "solution.txt"
         solution.parent.mkdir(parents=True)
         solution.write_text("42\n")
@@ -182,6 +183,8 @@ class CellTestCase(SynchronousTestCase):
         # process cannot note anything, for it has a number of its own for that, matters to nobody.
         for option, descriptor in zip(_OPENED, launch.descriptors, strict=False):
             argv[argv.index(option) + 1] = str(descriptor)
+        first = argv.index("--add-seccomp-fd")
+        argv[first + 1 : first + 4 : 2] = map(str, launch.descriptors[-2:])
         process = subprocess.Popen(
             change(argv),
             env=launch.environment,
