@@ -14,6 +14,9 @@ ALLOW = 0x7FFF0000
 """The action that lets a call through."""
 
 _KILL_PROCESS, _ERRNO = 0x80000000, 0x00050000
+# What Linux 4.14 supports. Without it the library asks the kernel by seccomp(2), which the unit of
+# the daemon and containers may forbid.
+_API_LEVEL = 3
 _BAD_ARCHITECTURE, _OPTIMIZE = 2, 8  # SCMP_FLTATR_ACT_BADARCH, SCMP_FLTATR_CTL_OPTIMIZE
 _BINARY_TREE = 2  # a search in halves, for each evaluation loads the program
 _MASKED_EQUAL = 7  # SCMP_CMP_MASKED_EQ
@@ -65,12 +68,12 @@ def _load_library() -> Any:
 
 
 def _call(function: str, *arguments: object) -> None:
-    """Call a function of the library, which asks the kernel what it supports, too."""
+    """Call a function of the library. Raises: ConfigurationError."""
     result = getattr(_load_library(), function)(*arguments)
     if result < 0:
         raise ConfigurationError(
-            f"sandbox.kind: {function} of libseccomp fails: {os.strerror(-result)}; allow"
-            " seccomp(2) in the daemon's container or unit"
+            f"sandbox.kind: {function} of libseccomp fails: {os.strerror(-result)}; install"
+            " libseccomp2 2.5 or newer"
         )
 
 
@@ -96,6 +99,7 @@ def compile_filter(default_action: int, rules: Iterable[FilterRule]) -> bytes:
 
     Raises: ConfigurationError, if libseccomp is not installed or fails.
     """
+    _call("seccomp_api_set", _API_LEVEL)
     filter_ = ctypes.c_void_p(_load_library().seccomp_init(default_action))
     try:
         _call("seccomp_attr_set", filter_, _BAD_ARCHITECTURE, _KILL_PROCESS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -325,6 +327,37 @@ class FileTests(FilterTestCase):
             assert number is not None, name
             expected = errno.EPERM if name == "mount" else errno.ENOSYS
             self.assertEqual(older.answer(number, architecture=NATIVE), ERRNO | expected, name)
+
+    def test_filters_are_made_where_the_kernel_cannot_be_asked(self) -> None:
+        """As in the service, whose unit forbids seccomp(2)."""
+        child = subprocess.run(
+            [sys.executable, "-c", UNDER_ITSELF, *map(str, self.descriptors)],
+            capture_output=True,
+            text=True,
+            check=False,
+            pass_fds=self.descriptors,
+        )
+        self.assertEqual((child.stdout, child.stderr), ("the same\n", ""))
+
+
+# Loads the filters that it is given into itself, which forbid seccomp(2), and makes them again.
+UNDER_ITSELF = """
+import ctypes, os, sys
+from tawebeval.sandbox.seccomp import make_seccomp_filters
+
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+def read(descriptors):
+    return [os.pread(descriptor, 2**20, 0) for descriptor in descriptors]
+
+libc, programs = ctypes.CDLL(None, use_errno=True), read(map(int, sys.argv[1:]))
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+for program in programs:  # PR_SET_SECCOMP
+    assert libc.prctl(22, 2, ctypes.byref(Program(len(program) // 8, program))) == 0
+assert read(make_seccomp_filters(internet=False)) == programs
+print("the same")
+"""
 
 
 class LibraryTests(SynchronousTestCase):
