@@ -260,6 +260,17 @@ class ServerNotReady(ServerBusy):
         self.extra_members = {"reasons": reasons}
 
 
+class StoreError(ServerBusy):
+    """An evaluation that cannot be stored or found: the disk of the store is full or fails."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the server cannot write or read its list of evaluations: its disk is full or fails;"
+            " try again later",
+            60,
+        )
+
+
 class CallerQuotaExceeded(ServerBusy):
     """The caller has used up its share; other callers are still served."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -32,7 +32,7 @@ class Commit:
     tree_oid: str
     file_count: int = 0
     size: int = 0
-    submodules: Sequence[Submodule] = ()
+    submodules: tuple[Submodule, ...] = ()
     has_gitattributes: bool = attrs.field(default=False, eq=False)
 
 

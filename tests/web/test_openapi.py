@@ -82,6 +82,7 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.CallerQuotaExceeded: SECURED,
     errors.ServerBusy: ALL,
     errors.ServerStopping: ALL,
+    errors.StoreError: ALL,
 }
 """Where a request can be refused so, by the operation's name.
 

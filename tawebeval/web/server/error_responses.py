@@ -49,6 +49,7 @@ ERROR_STATUSES: dict[type[errors.RequestError], HTTPStatus] = {
     errors.CallerQuotaExceeded: HTTPStatus.TOO_MANY_REQUESTS,
     errors.ServerBusy: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.ServerStopping: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.StoreError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
 log = Logger()

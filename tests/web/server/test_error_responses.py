@@ -58,6 +58,7 @@ class TableTests(SynchronousTestCase):
                 "CallerQuotaExceeded": 429,
                 "ServerBusy": 503,
                 "ServerStopping": 503,
+                "StoreError": 503,
             },
         )
 

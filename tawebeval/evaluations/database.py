@@ -1,0 +1,393 @@
+"""The file of the store: a database of SQLite, opened, checked, written and read.
+
+PATH                            the database; SQLite adds PATH-wal and PATH-shm
+PATH.lock                       locked by the daemon that uses the database
+PATH.damaged-TIME               a damaged database that was set aside
+
+All of them are closed to other users. The file PATH.lock also has the number of transactions, and
+whether the database was closed: by the number, a start finds out whether transactions are missing,
+which SQLite itself does not notice at the end of a log. Everything here blocks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import zlib
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import attrs
+import msgspec
+from twisted.logger import Logger
+
+from tawebeval.errors import ConfigurationError, SetupProblem
+from tawebeval.evaluations.rows import (
+    ArchivedEvaluation,
+    ArchivedQuery,
+    EvaluationRow,
+    unpack_evaluation,
+)
+from tawebeval.linux.filetree import DISK_FULL_REMEDY, describe_disk_error
+
+FORMAT = 1
+"""The number of the format of tables and rows."""
+
+MAX_SET_ASIDE = 3
+"""Damaged databases that are kept, at most; the oldest are removed."""
+
+Table = Literal["evaluations", "callbacks", "links"]
+Values = tuple[Any, ...]
+
+_SCHEMA = """
+BEGIN;
+CREATE TABLE totals (transactions INTEGER NOT NULL, last_sequence_number INTEGER NOT NULL);
+INSERT INTO totals VALUES (0, 0);
+CREATE TABLE evaluations (
+    name TEXT PRIMARY KEY,             -- the identifier
+    row BLOB NOT NULL,
+    checksum INTEGER NOT NULL,         -- CRC-32 of the row
+    sequence_number INTEGER NOT NULL,  -- in the order of acceptance
+    caller TEXT NOT NULL,
+    ended REAL,                        -- seconds since the epoch
+    archived_bytes INTEGER             -- NULL unless it is in the archive
+);
+CREATE INDEX live ON evaluations (sequence_number) WHERE archived_bytes IS NULL;
+CREATE INDEX archived ON evaluations (caller, sequence_number) WHERE archived_bytes IS NOT NULL;
+CREATE INDEX ended ON evaluations (ended, caller, archived_bytes)
+    WHERE archived_bytes IS NOT NULL;
+CREATE TABLE callbacks (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE links (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL);
+PRAGMA user_version = 1;
+COMMIT;
+"""
+_WAIT = 2.0  # seconds for which a transaction waits for that of another program
+_MAX_LOG = 16 * 2**20  # bytes of the write-ahead log that stay after a checkpoint
+_CHECKED_BYTES = 64 * 2**20  # up to which a closed database is checked, too: 0.1 s
+# Errors of SQLite for which the machine, or another program, is at fault and not the file.
+_MACHINE_ERRORS = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_CANTOPEN,
+}
+
+T = TypeVar("T")
+
+log = Logger()
+
+
+class DamagedRow(sqlite3.DatabaseError):
+    """A row whose checksum is wrong, or which cannot be decoded."""
+
+
+def describe_database_error(error: sqlite3.Error | OSError) -> SetupProblem:
+    """Return the error and its remedy."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if isinstance(error, OSError):
+        return SetupProblem(describe_disk_error(error), "repair the disk or its permissions")
+    if code == sqlite3.SQLITE_FULL:
+        return SetupProblem(str(error), DISK_FULL_REMEDY)
+    if code in _MACHINE_ERRORS:
+        return SetupProblem(str(error), "see the kernel's log for errors of the disk")
+    return SetupProblem(str(error), "restart the daemon, which sets a damaged file aside")
+
+
+def compute_checksum(row: bytes) -> int:
+    """Return the checksum of a packed row. SQLite has none, so it returns damaged bytes as good."""
+    return zlib.crc32(row)
+
+
+@attrs.define(eq=False)
+class EvaluationDatabase:
+    """The database in the file `path`; made by `open`.
+
+    One thread writes and another one reads, each with a connection of its own, so that neither
+    waits for the other.
+    """
+
+    path: Path
+    transaction_count: int = 0
+    last_sequence_number: int = 0
+    _lock: int = -1
+    _connection: sqlite3.Connection = attrs.field(init=False)
+    _reading: sqlite3.Connection | None = None
+    _has_failed: bool = False  # then the next start checks the whole file
+
+    # Start
+
+    @classmethod
+    def open(cls, path: Path) -> EvaluationDatabase:
+        """Open the database, and create it if it is missing.
+
+        A damaged file is set aside, and the database begins empty. Raises: ConfigurationError, if
+        another daemon uses the file, its format is newer, or the disk fails.
+        """
+        database = cls(path)
+        try:
+            database._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            database._open_locked()
+        except OSError as error:
+            raise ConfigurationError(*describe_database_error(error)) from None
+        finally:
+            if not hasattr(database, "_connection") and database._lock >= 0:
+                os.close(database._lock)
+        return database
+
+    def _open_locked(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"{self.path} is in use by another tawebeval",
+                "stop it, or set another STATE_DIRECTORY",
+            ) from None
+        recorded_count, was_closed = self._read_lock_file()
+        try:
+            connection = self._connect(was_closed=was_closed)
+        except sqlite3.Error as error:
+            connection = self._replace(error)
+        else:
+            if self.transaction_count < recorded_count:
+                log.error(
+                    "{path}: the last {count} transactions are missing: the file, or the log beside"
+                    " it, was damaged, removed or replaced by an older one; evaluations of the last"
+                    " moments may be lost, and others may run again",
+                    path=self.path,
+                    count=recorded_count - self.transaction_count,
+                )
+        self._connection = connection
+        self._write_lock_file(is_closed=False)
+
+    def _connect(self, *, was_closed: bool) -> sqlite3.Connection:
+        """Return a connection for writing. Raises: OSError, sqlite3.Error, ConfigurationError."""
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        connection = self._make_connection()
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"PRAGMA journal_size_limit = {_MAX_LOG}")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > FORMAT:
+                raise ConfigurationError(
+                    f"{self.path} has the format {version}, and this tawebeval knows {FORMAT}",
+                    "install the newer version again, or move the file away to begin without its"
+                    " evaluations",
+                )
+            if version == 0:
+                connection.executescript(_SCHEMA)
+            elif not was_closed or self.path.stat().st_size <= _CHECKED_BYTES:
+                (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+                if found != "ok":
+                    raise sqlite3.DatabaseError(found)
+            row = connection.execute("SELECT * FROM totals").fetchone()
+            if row is None:
+                raise sqlite3.DatabaseError("the table of totals is empty")
+            self.transaction_count, self.last_sequence_number = row
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _make_connection(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=_WAIT, isolation_level=None, check_same_thread=False
+        )
+        connection.execute("PRAGMA cell_size_check = ON")  # finds more damages, and costs nothing
+        return connection
+
+    def _replace(self, error: sqlite3.Error) -> sqlite3.Connection:
+        """Set a damaged file aside and begin a new one. Raises: as `_connect`."""
+        what, remedy = describe_database_error(error)
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _MACHINE_ERRORS:
+            raise ConfigurationError(f"{self.path} cannot be opened: {what}", remedy) from None
+        name = f"{self.path}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
+        for suffix in ("-wal", "-shm", ""):
+            if os.path.exists(f"{self.path}{suffix}"):
+                os.rename(f"{self.path}{suffix}", f"{name}{suffix}")
+        log.error(
+            "{path} is damaged, and the daemon begins without its evaluations: {error}; the file is"
+            " set aside as {name}; what is left in it can be read by `sqlite3 {name} .recover`",
+            path=self.path,
+            error=what,
+            name=name,
+        )
+        set_aside = sorted(self.path.parent.glob(f"{self.path.name}.damaged-*[0-9]"))
+        for old in set_aside[:-MAX_SET_ASIDE]:
+            for suffix in ("-wal", "-shm", ""):
+                Path(f"{old}{suffix}").unlink(missing_ok=True)
+        try:
+            return self._connect(was_closed=False)
+        except sqlite3.Error as error:
+            what, remedy = describe_database_error(error)
+            raise ConfigurationError(f"{self.path} cannot be created: {what}", remedy) from None
+
+    def _read_lock_file(self) -> tuple[int, bool]:
+        """Return the number of transactions, and whether the database was closed."""
+        try:
+            count, closed = map(int, os.pread(self._lock, 64, 0).split())
+        except ValueError:  # a new file
+            return 0, False
+        return count, bool(closed)
+
+    def _write_lock_file(self, *, is_closed: bool) -> None:
+        os.pwrite(self._lock, b"%020d %d\n" % (self.transaction_count, is_closed), 0)
+
+    def load(self, table: Table, unpack: Callable[[bytes], T]) -> dict[str, T]:
+        """Return the rows of a table by name, the live evaluations in the order of their numbers.
+
+        A damaged row is logged and deleted. A damaged file is set aside, and the result is empty.
+        """
+        found: dict[str, T] = {}
+        damaged: dict[tuple[Table, str], Values | None] = {}
+        query = f"SELECT name, row, checksum FROM {table}"  # noqa: S608
+        if table == "evaluations":
+            query += " WHERE archived_bytes IS NULL ORDER BY sequence_number"
+        try:
+            for name, row, checksum in self._connection.execute(query):
+                try:
+                    found[name] = _unpack(unpack, row, checksum)
+                except DamagedRow as error:
+                    words = "{path}: a row of {table} is damaged, and is lost: {error}"
+                    log.error(words, path=self.path, table=table, error=error)  # noqa: TRY400
+                    damaged[table, name] = None
+            if damaged:
+                self.write(damaged)
+        except sqlite3.Error as error:
+            self._connection.close()
+            self._connection = self._replace(error)
+            self._write_lock_file(is_closed=False)
+            return {}
+        return found
+
+    def close_reader(self) -> None:
+        """Close the connection of the thread that reads; call it there."""
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+
+    def close(self) -> None:
+        """Close the connection that writes, and let another daemon use the database."""
+        self._connection.close()
+        if not self._has_failed:
+            self._write_lock_file(is_closed=True)
+        os.close(self._lock)
+
+    # Writing, in one thread
+
+    def write(self, changes: Mapping[tuple[Table, str], Values | None]) -> None:
+        """Write rows, or delete those whose values are None, in one transaction.
+
+        The values are those of all columns, the name first. Raises: sqlite3.Error, OSError.
+        """
+        newest = self.last_sequence_number
+        try:
+            with self._connection as connection:  # commits, or rolls back
+                connection.execute("BEGIN IMMEDIATE")
+                for (table, name), values in changes.items():
+                    if values is None:
+                        connection.execute(f"DELETE FROM {table} WHERE name = ?", (name,))  # noqa: S608
+                        continue
+                    places = ", ".join("?" * len(values))
+                    connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({places})", values)  # noqa: S608
+                    if table == "evaluations":
+                        newest = max(newest, values[3])
+                totals = self.transaction_count + 1, newest
+                connection.execute(
+                    "UPDATE totals SET (transactions, last_sequence_number) = (?, ?)", totals
+                )
+        except sqlite3.Error:
+            self._has_failed = True
+            raise
+        self.transaction_count, self.last_sequence_number = totals
+        self._write_lock_file(is_closed=False)
+
+    # Reading, in one other thread. Raises: sqlite3.Error
+
+    def list_archived(self, query: ArchivedQuery) -> list[ArchivedEvaluation]:
+        """Return the rows of a query, in the order of their numbers."""
+        found = []
+        for row, checksum in self._read(
+            "SELECT row, checksum FROM evaluations WHERE archived_bytes IS NOT NULL"
+            " AND caller = ? AND sequence_number > ? AND sequence_number <= ?"
+            " ORDER BY sequence_number LIMIT ?",
+            query.caller,
+            query.after_sequence_number,
+            query.last_sequence_number,
+            query.max_count,
+        ):
+            try:
+                listed = _make_archived_evaluation(_unpack(unpack_evaluation, row, checksum))
+            except DamagedRow as error:
+                log.error("{path}: {error}", path=self.path, error=error)  # noqa: TRY400
+                continue
+            if not query.matches(listed):
+                listed = attrs.evolve(listed, listing_entry=b"")
+            found.append(listed)
+        return found
+
+    def find_archived(self, identifier: str) -> EvaluationRow | None:
+        """Return the row of an archived evaluation, None if there is none. Raises: DamagedRow."""
+        for row, checksum in self._read(
+            "SELECT row, checksum FROM evaluations WHERE name = ? AND archived_bytes IS NOT NULL",
+            identifier,
+        ):
+            return _unpack(unpack_evaluation, row, checksum)
+        return None
+
+    def list_oldest_archived(
+        self, max_count: int, caller: str | None, ended_before: float
+    ) -> list[tuple[str, str, int]]:
+        """Return identifier, caller and bytes of up to `max_count` rows, those that ended first."""
+        return self._read(
+            "SELECT name, caller, archived_bytes FROM evaluations WHERE archived_bytes IS NOT NULL"
+            " AND ended < ? AND coalesce(?, caller) = caller ORDER BY ended LIMIT ?",
+            ended_before,
+            caller,
+            max_count,
+        )
+
+    def count_archived(self) -> dict[str, tuple[int, int]]:
+        """Return the number of archived evaluations of each caller, and their bytes."""
+        rows = self._read(
+            "SELECT caller, count(*), sum(archived_bytes) FROM evaluations"
+            " WHERE archived_bytes IS NOT NULL GROUP BY caller"
+        )
+        return {caller: (count, size) for caller, count, size in rows}
+
+    def _read(self, statement: str, *parameters: object) -> list[Any]:
+        try:
+            if self._reading is None:
+                self._reading = self._make_connection()
+            return self._reading.execute(statement, parameters).fetchall()
+        except sqlite3.Error:
+            self._has_failed = True
+            raise
+
+
+def _unpack(unpack: Callable[[bytes], T], row: bytes, checksum: int) -> T:
+    if compute_checksum(row) != checksum:
+        raise DamagedRow("its checksum is wrong")
+    try:
+        return unpack(row)
+    except msgspec.MsgspecError as error:
+        raise DamagedRow(str(error)) from None
+
+
+def _make_archived_evaluation(row: EvaluationRow) -> ArchivedEvaluation:
+    if row.archived is None:
+        raise DamagedRow("it is not archived")
+    return ArchivedEvaluation(
+        row.identifier,
+        row.caller,
+        row.sequence_number,
+        row.state_times["created"],
+        row.state_times["ended"],
+        row.state.value,
+        row.archived.file_bytes,
+        row.archived.listing_entry,
+    )
