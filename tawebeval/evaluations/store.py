@@ -173,8 +173,7 @@ class EvaluationStore:
         if self._waiting:
             words = "{problem}; {count} changes are lost"
             log.error(words, problem=self.problem, count=len(self._waiting))
-        if self._retry is not None and self._retry.active():
-            self._retry.cancel()
+        self._cancel_retry()
         await self._reader.run_in_thread(self._database.close_reader)
         await self._writer.run_in_thread(self._database.close)
 
@@ -191,24 +190,23 @@ class EvaluationStore:
     async def _write_all(self) -> None:
         try:
             failed = False
-            while self._adding or self._flushing or (self._waiting and not failed):
+            while (
+                self._adding
+                or self._flushing
+                or ((self._waiting or self.problem is not None) and not failed)
+            ):
                 failed = not await self._write_waiting()
         finally:
             self._is_writing = False
-        if failed:
-            if self._retry is not None and self._retry.active():
-                self._retry.cancel()
-            self._retry = self._clock.callLater(RETRY_SECONDS, self._start_writing)
 
     async def _write_waiting(self) -> bool:
         """Write all that waits in one transaction; return whether it was committed."""
         changes, adding, flushing = self._waiting, self._adding, self._flushing
         self._waiting, self._adding, self._flushing = {}, {}, []
-        problem = None
-        if changes:
-            problem = await self._writer.run_in_thread(self._try_to_write, changes)
-            self._set_problem(problem)
-        if problem is None:
+        # After a failure a transaction without changes finds out whether others are possible.
+        if changes or self.problem is not None:
+            self._set_problem(await self._writer.run_in_thread(self._try_to_write, changes))
+        if self.problem is None:
             for deferred in (*adding.values(), *flushing):
                 deferred.callback(None)
             return True
@@ -228,6 +226,7 @@ class EvaluationStore:
         return None
 
     def _set_problem(self, problem: SetupProblem | None) -> None:
+        """Note whether changes can be written, and have them tried again later if not."""
         path, had_problem = self._database.path, self.problem is not None
         self.problem = None if problem is None else f"{path} cannot be written: {problem}"
         if problem is not None and not had_problem:
@@ -238,6 +237,13 @@ class EvaluationStore:
             )
         elif problem is None and had_problem:
             log.info("{path} can be written again", path=path)
+        self._cancel_retry()
+        if problem is not None:
+            self._retry = self._clock.callLater(RETRY_SECONDS, self._start_writing)
+
+    def _cancel_retry(self) -> None:
+        if self._retry is not None and self._retry.active():
+            self._retry.cancel()
 
     # Reading archived evaluations. Raises: StoreError
 

@@ -1,0 +1,491 @@
+"""`evaluations.store` over real databases: what was committed is there, and no more is said."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import LimitSettings
+from tawebeval.core.checkout import Commit, Submodule
+from tawebeval.core.states import EvaluationState
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.errors import ConfigurationError, EvaluationFailure, StoreError
+from tawebeval.evaluations import database
+from tawebeval.evaluations.rows import (
+    ArchivedEvaluation,
+    ArchivedQuery,
+    ArchivedRow,
+    EvaluationRow,
+    LinkRow,
+    PendingCallback,
+    RunRow,
+    pack,
+    unpack_evaluation,
+)
+from tawebeval.evaluations.run import RunResult
+from tawebeval.evaluations.snapshot import dump_limits
+from tawebeval.evaluations.store import RETRY_SECONDS, EvaluationStore
+from tawebeval.linux.cgroups.manager import ResourceUsage
+from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
+from tawebeval.sandbox.environments import Environment
+from tawebeval.webhooks.callback import CallbackRecord, CallbackState
+from tests.fakes.world import InlineThreads, SlowThreads
+
+T = TypeVar("T")
+
+names = st.text(st.characters(codec="utf-8"), max_size=20)
+counts = st.integers(0, 2**62)
+seconds = st.floats(0, 2**40)
+optional = st.none() | names
+paths = names.map(lambda name: Path("/srv", name.replace("\0", "")))
+numbers = st.dictionaries(names, names | counts | seconds, max_size=3)
+
+evaluation_rows = st.builds(
+    EvaluationRow,
+    names,
+    st.binary(max_size=200),
+    counts,
+    counts,
+    st.sampled_from(EvaluationState),
+    names,
+    st.dictionaries(names, seconds, max_size=4),
+    clock_offset=st.none() | seconds,
+    upload_directory=optional,
+    should_keep_submission=st.booleans(),
+    is_forgotten=st.booleans(),
+    idempotency_key=optional,
+    form_digest=st.binary(max_size=32),
+    callback=st.none()
+    | st.builds(CallbackRecord, names, names, st.sampled_from(CallbackState), counts, optional),
+    commit=st.none()
+    | st.builds(
+        Commit, names, names, counts, counts, st.tuples(st.builds(Submodule, names, names))
+    ),
+    limits=st.none() | st.just(dump_limits(LimitSettings())),
+    environment=st.none()
+    | st.builds(Environment, names, paths, st.dictionaries(names, names, max_size=2)),
+    runner_status=st.none() | st.builds(RunnerStatus, names, optional, optional),
+    run=st.none()
+    | st.builds(RunRow, counts, counts, names, st.tuples(*[st.binary()] * 4), seconds, seconds),
+    run_result=st.none()
+    | st.builds(
+        RunResult,
+        st.none() | st.builds(EvaluatorExit, st.none() | counts),
+        st.builds(ResourceUsage, st.none() | seconds, st.none() | counts),
+        seconds,
+        st.binary(max_size=50),
+        optional,
+    ),
+    failure=st.none()
+    | st.builds(
+        EvaluationFailure,
+        st.sampled_from(["exit", "lost"]),
+        names,
+        numbers,
+        is_daemon_fault=st.booleans(),
+    ),
+    begin_cursor=counts,
+    archived=st.none() | st.builds(ArchivedRow, seconds, counts, counts, st.binary(max_size=50)),
+)
+
+
+def make_row(number: int, caller: str = "bob", **members: Any) -> EvaluationRow:
+    """Return the row of an evaluation that waits."""
+    times = {"created": float(number)}
+    return EvaluationRow(
+        f"e{number}", b"form", 5, number, caller=caller, state_times=times, **members
+    )
+
+
+def make_archived_row(number: int, caller: str = "bob", size: int = 10) -> EvaluationRow:
+    """Return the row of an archived evaluation, which has ended at 100 seconds less `number`."""
+    row = make_row(number, caller, archived=ArchivedRow(200.0, size, 3, b"entry %d" % number))
+    row.state, row.state_times["ended"] = EvaluationState.FINISHED, 100.0 - number
+    return row
+
+
+class RowTests(SynchronousTestCase):
+    """`rows`."""
+
+    @given(evaluation_rows)
+    def test_row_survives_packing(self, row: EvaluationRow) -> None:
+        packed = pack(row)
+        unpacked = unpack_evaluation(packed)
+        self.assertEqual(pack(unpacked), packed)
+        self.assertEqual((unpacked.state, unpacked.commit), (row.state, row.commit))
+        self.assertEqual(unpacked.environment, row.environment)
+
+
+class StoreTestCase(SynchronousTestCase):
+    """A store in a directory of its own."""
+
+    def setUp(self) -> None:
+        self.directory = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.directory)
+        self.path = self.directory / "evaluations.sqlite"
+        self.clock = Clock()
+        self.threads: Any = InlineThreads()
+
+    def open(self) -> EvaluationStore:
+        """Open the store."""
+        reader = cast(WorkerThreads, InlineThreads())
+        return EvaluationStore.open(self.path, self.threads, reader, self.clock)
+
+    def take(self, coroutine: Coroutine[Deferred[Any], Any, T]) -> T:
+        """Return the result of a coroutine that does not wait."""
+        return self.successResultOf(Deferred.fromCoroutine(coroutine))
+
+    def fill(self, count: int) -> None:
+        """Write so many evaluations, and close the store."""
+        store = self.open()
+        for number in range(count):
+            store.save(make_row(number))
+        self.take(store.close())
+
+    def reopen(self) -> tuple[list[str], list[str]]:
+        """Open and close the store; return the live identifiers, and the lines of the log."""
+        with capturedLogs() as events:
+            store = self.open()
+            found = [row.identifier for row in store.load_live()]
+            self.take(store.close())
+        return found, [formatEvent(event) for event in events if event["log_level"] > LogLevel.info]
+
+
+class WritingTests(StoreTestCase):
+    """Changes, and when they are committed."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.threads = SlowThreads()
+        self.store = self.open()
+        self.database = self.store._database
+
+    def commit_all(self) -> None:
+        """Let the thread make all calls."""
+        while self.threads.waiting:
+            self.threads.step()
+
+    def limit_pages(self, count: int) -> None:
+        """Let the database grow to so many pages, as if the disk were full then."""
+        self.database._connection.execute(f"PRAGMA max_page_count = {count}")
+
+    def test_changes_that_wait_share_a_transaction(self) -> None:
+        added = [self.store.add(make_row(number)) for number in range(100)]
+        self.threads.step()  # the first, which found the thread idle
+        self.successResultOf(added[0])
+        self.assertNoResult(added[1])
+        self.threads.step()
+        for deferred in added[1:]:
+            self.successResultOf(deferred)
+        self.assertEqual((self.database.transaction_count, self.threads.waiting), (2, []))
+
+    def test_newest_row_of_an_evaluation_is_written(self) -> None:
+        self.store.save(make_row(1))
+        for cursor in range(5):
+            self.store.save(make_row(1, begin_cursor=cursor))
+        self.store.save(make_row(2))
+        self.store.delete("e2")
+        self.commit_all()
+        self.assertEqual([row.begin_cursor for row in self.store.load_live()], [4])
+
+    def test_row_may_change_after_it_is_saved(self) -> None:
+        row = make_row(1)
+        self.store.save(row)
+        row.begin_cursor = 7
+        self.commit_all()
+        self.assertEqual(self.store.load_live()[0].begin_cursor, 0)
+
+    def test_flush_waits_for_changes_that_are_being_written(self) -> None:
+        self.store.save(make_row(1))
+        flushed = self.store.flush()
+        self.assertNoResult(flushed)
+        self.commit_all()
+        self.successResultOf(flushed)
+        self.successResultOf(self.store.flush())
+
+    def test_live_rows_are_loaded_in_the_order_of_acceptance(self) -> None:
+        for number in (5, 1, 9, 3):
+            self.store.save(make_row(number))
+        self.store.save(make_archived_row(4))
+        self.store.save(make_row(5))
+        self.commit_all()
+        self.assertEqual([row.sequence_number for row in self.store.load_live()], [1, 3, 5, 9])
+
+    def test_highest_sequence_number_outlives_its_evaluation(self) -> None:
+        self.store.save(make_row(9))
+        self.store.save(make_row(2))
+        self.commit_all()
+        self.store.delete("e9")
+        self.commit_all()
+        self.assertEqual(self.store.last_sequence_number, 9)
+        closed = Deferred.fromCoroutine(self.store.close())
+        self.commit_all()
+        self.successResultOf(closed)
+        self.assertEqual(self.open().last_sequence_number, 9)
+
+    def test_callbacks_and_links_outlive_their_evaluation(self) -> None:
+        callback = PendingCallback("http://a/", "bob", "w", b"{}")
+        link = LinkRow("bob", b"generation", 7)
+        self.store.save_callback("e1", callback)
+        self.store.save_link("e1", link)
+        self.store.delete("e1")
+        self.commit_all()
+        self.assertEqual(self.store.load_callbacks(), {"e1": callback})
+        self.assertEqual(self.store.load_links(), {"e1": link})
+        self.store.delete_callback("e1")
+        self.store.delete_link("e1")
+        self.commit_all()
+        self.assertEqual((self.store.load_callbacks(), self.store.load_links()), ({}, {}))
+
+    def test_full_disk_refuses_new_evaluations_and_keeps_changes_of_others(self) -> None:
+        self.store.save(make_row(1))
+        self.commit_all()
+        self.limit_pages(1)
+        with capturedLogs() as events:
+            self.store.save(make_row(1, form_digest=bytes(50_000)))
+            added = self.store.add(make_row(2))
+            self.commit_all()
+            self.failureResultOf(added, StoreError)
+            flushed = self.store.flush()
+            self.commit_all()
+            self.failureResultOf(flushed, StoreError)
+            self.clock.advance(RETRY_SECONDS)
+            self.commit_all()
+        (line,) = map(formatEvent, events)
+        self.assertIn("is full; free some disk space", line)
+        self.assertIn("is full; free some disk space", self.store.problem or "")
+        self.assertEqual([row.form_digest for row in self.store.load_live()], [b""])
+        # A change alone makes no attempt.
+        self.store.save(make_row(1, form_digest=bytes(50_001)))
+        self.assertEqual(self.threads.waiting, [])
+
+        self.limit_pages(2**20)
+        with capturedLogs() as events:
+            self.clock.advance(RETRY_SECONDS)
+            self.commit_all()
+        self.assertEqual(
+            ([formatEvent(event) for event in events], self.store.problem),
+            ([f"{self.path} can be written again"], None),
+        )
+        self.assertEqual([len(row.form_digest) for row in self.store.load_live()], [50_001])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_evaluation_that_was_refused_is_not_written_later(self) -> None:
+        self.limit_pages(1)
+        added = self.store.add(make_row(1, form_digest=bytes(50_000)))
+        self.store.save(make_row(1, form_digest=bytes(50_000)))
+        self.commit_all()
+        self.failureResultOf(added, StoreError)
+        self.limit_pages(2**20)
+        flushed = self.store.flush()
+        self.commit_all()
+        self.successResultOf(flushed)
+        self.assertEqual((self.store.load_live(), self.store.problem), ([], None))
+
+    def test_close_writes_what_waits_and_tells_what_is_lost(self) -> None:
+        self.limit_pages(1)
+        self.store.save(make_row(1, form_digest=bytes(50_000)))
+        self.store.delete("e2")
+        with capturedLogs() as events:
+            closed = Deferred.fromCoroutine(self.store.close())
+            self.commit_all()
+            self.successResultOf(closed)
+        self.assertIn("2 changes are lost", formatEvent(events[-1]))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+
+class ArchivedTests(StoreTestCase):
+    """Archived rows."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.store = self.open()
+        for number in range(1, 7):
+            self.store.save(make_archived_row(number, "ann" if number == 3 else "bob", number))
+        self.store.save(make_row(7))
+
+    def test_lists_are_those_of_a_caller_between_two_numbers(self) -> None:
+        def list_numbers(after: int, last: int, count: int) -> list[int]:
+            query = ArchivedQuery("bob", after, last, count, lambda _: True)
+            return [row.sequence_number for row in self.take(self.store.list_archived(query))]
+
+        self.assertEqual(list_numbers(0, 9, 9), [1, 2, 4, 5, 6])
+        self.assertEqual(list_numbers(1, 5, 9), [2, 4, 5])
+        self.assertEqual(list_numbers(0, 9, 2), [1, 2])
+
+    def test_rows_that_do_not_match_have_no_entry(self) -> None:
+        query = ArchivedQuery("bob", 0, 2, 9, lambda row: row.sequence_number == 2)
+        self.assertEqual(
+            self.take(self.store.list_archived(query)),
+            [
+                ArchivedEvaluation("e1", "bob", 1, 1.0, 99.0, "finished", 1, b""),
+                ArchivedEvaluation("e2", "bob", 2, 2.0, 98.0, "finished", 2, b"entry 2"),
+            ],
+        )
+
+    def test_archived_row_is_found_and_a_live_one_is_not(self) -> None:
+        found = self.take(self.store.find_archived("e4"))
+        assert found is not None and found.archived is not None
+        self.assertEqual(found.archived.event_count, 3)
+        self.assertIsNone(self.take(self.store.find_archived("e7")))
+
+    def test_oldest_are_those_that_ended_first(self) -> None:
+        oldest = self.store.list_oldest_archived
+        self.assertEqual(self.take(oldest(2)), [("e6", "bob", 6), ("e5", "bob", 5)])
+        self.assertEqual(self.take(oldest(2, caller="ann")), [("e3", "ann", 3)])
+        self.assertEqual(self.take(oldest(9, ended_before=95)), [("e6", "bob", 6)])
+
+    def test_totals_are_counted_by_caller(self) -> None:
+        self.assertEqual(self.take(self.store.count_archived()), {"ann": (1, 3), "bob": (5, 18)})
+
+    def test_damaged_row_is_left_out_of_lists_and_cannot_be_read(self) -> None:
+        damage_row(self.path, "e2")
+        query = ArchivedQuery("bob", 0, 4, 9, lambda _: True)
+        with capturedLogs() as events:
+            listed = self.take(self.store.list_archived(query))
+            failed = Deferred.fromCoroutine(self.store.find_archived("e2"))
+            self.failureResultOf(failed, StoreError)
+        self.assertEqual([row.identifier for row in listed], ["e1", "e4"])
+        self.assertEqual(len(events), 2)
+
+
+def damage_row(path: Path, name: str) -> None:
+    """Flip bits in the row of an evaluation."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        ((row,),) = connection.execute("SELECT row FROM evaluations WHERE name = ?", (name,))
+        damaged = row[:-1] + bytes([row[-1] ^ 64])
+        connection.execute("UPDATE evaluations SET row = ? WHERE name = ?", (damaged, name))
+
+
+class OpeningTests(StoreTestCase):
+    """The start, also with what a damage, another version or another daemon has left."""
+
+    def set_aside(self) -> list[Path]:
+        """Return the databases that were set aside."""
+        return sorted(self.directory.glob("*.damaged-*[0-9]"))
+
+    def test_files_are_closed_to_other_users(self) -> None:
+        store = self.open()
+        self.addCleanup(lambda: self.take(store.close()))
+        modes = {path.name: path.stat().st_mode & 0o777 for path in self.directory.iterdir()}
+        self.assertEqual(set(modes.values()), {0o600})
+        self.assertIn("evaluations.sqlite-wal", modes)
+
+    def test_second_process_is_refused(self) -> None:
+        store = self.open()
+        self.addCleanup(lambda: self.take(store.close()))
+        code = (
+            "import sys; from pathlib import Path; from tawebeval.evaluations.database import *\n"
+            "EvaluationDatabase.open(Path(sys.argv[1]))"
+        )
+        command = [sys.executable, "-c", code, str(self.path)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertIn(
+            f"ConfigurationError: {self.path} is in use by another tawebeval; stop it, or",
+            ended.stderr,
+        )
+
+    def test_closed_database_can_be_opened_again(self) -> None:
+        self.fill(3)
+        self.assertEqual(self.reopen(), (["e0", "e1", "e2"], []))
+
+    def test_newer_format_stops_the_start(self) -> None:
+        self.fill(1)
+        with closing(sqlite3.connect(self.path)) as connection:
+            connection.execute(f"PRAGMA user_version = {database.FORMAT + 1}")
+        error = self.assertRaises(ConfigurationError, self.open)
+        self.assertIn("has the format 2, and this tawebeval knows 1; install", str(error))
+        self.assertEqual(self.set_aside(), [])
+
+    def test_file_that_cannot_be_opened_stops_the_start(self) -> None:
+        self.path.mkdir()
+        error = self.assertRaises(ConfigurationError, self.open)
+        self.assertIn(f"{self.path}: Is a directory; ", str(error))
+        self.path.rmdir()
+        self.assertEqual(self.reopen(), ([], []))
+
+    def test_database_that_another_program_has_locked_stops_the_start(self) -> None:
+        self.fill(1)
+        self.patch(database, "_WAIT", 0.0)
+        with closing(sqlite3.connect(self.path)) as connection:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("BEGIN EXCLUSIVE")
+            error = self.assertRaises(ConfigurationError, self.open)
+        self.assertIn("database is locked", str(error))
+        self.assertEqual(self.reopen(), (["e0"], []))
+
+    def test_damaged_file_is_set_aside_and_the_store_begins_empty(self) -> None:
+        cases: dict[str, Callable[[bytes], bytes]] = {
+            "no database": lambda _: b"no database" * 1000,
+            "header": lambda content: b"X" + content[1:],
+            "tables": lambda content: content[:4096] + bytes(len(content) - 4096),
+            "short": lambda content: content[:5000],
+        }
+        for number, (name, damage) in enumerate(cases.items(), 1):
+            self.fill(20)
+            self.path.write_bytes(damage(self.path.read_bytes()))
+            found, lines = self.reopen()
+            self.assertEqual(found, [], name)
+            self.assertIn(f"{self.path} is damaged, and the daemon begins without", lines[0])
+            self.assertEqual(len(self.set_aside()), min(number, database.MAX_SET_ASIDE))
+            self.assertEqual(self.set_aside()[-1].stat().st_mode & 0o777, 0o600)
+            self.assertEqual(self.reopen(), ([], []), name)
+
+    def test_damaged_row_is_lost_alone(self) -> None:
+        self.fill(3)
+        damage_row(self.path, "e1")
+        found, (line,) = self.reopen()
+        self.assertEqual(found, ["e0", "e2"])
+        self.assertIn("a row of evaluations is damaged, and is lost: its checksum is wrong", line)
+        self.assertEqual(self.reopen(), (["e0", "e2"], []))
+
+    def test_missing_transactions_are_told(self) -> None:
+        self.fill(3)
+        store = self.open()
+        store.save(make_row(3))
+        store.save(make_row(4))
+        killed = self.directory / "killed"
+        killed.mkdir()
+        for suffix in ("", "-wal", ".lock"):
+            shutil.copy(f"{self.path}{suffix}", killed)
+        self.path = killed / self.path.name
+        log = Path(f"{self.path}-wal")
+        content = log.read_bytes()
+        for damaged in (b"", content[: len(content) // 2], b"X" + content[1:]):
+            log.write_bytes(damaged)
+            shutil.copy(self.directory / self.path.name, killed)
+            shutil.copy(self.directory / f"{self.path.name}.lock", killed)
+            found, (line,) = self.reopen()
+            self.assertEqual(found[:3], ["e0", "e1", "e2"])
+            self.assertIn("transactions are missing", line)
+            self.assertEqual(self.reopen(), (found, []))
+
+    def test_flipped_bits_never_stop_the_start_nor_lose_rows_silently(self) -> None:
+        self.fill(60)
+        content = self.path.read_bytes()
+        expected = [f"e{number}" for number in range(60)]
+        chance = random.Random(5)
+        for _ in range(300):
+            place = chance.randrange(len(content))
+            if place in range(60, 64):  # the number of the format, which may be a newer one
+                continue
+            flipped = bytes([content[place] ^ 1 << chance.randrange(8)])
+            self.path.write_bytes(content[:place] + flipped + content[place + 1 :])
+            found, lines = self.reopen()
+            self.assertTrue(lines or found == expected, (place, flipped, found))
+            self.assertLessEqual(set(found), set(expected))
