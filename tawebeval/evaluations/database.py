@@ -76,6 +76,9 @@ _MACHINE_ERRORS = {
     sqlite3.SQLITE_CANTOPEN,
 }
 
+# The module sqlite3 cannot decode a message that quotes a damaged name.
+_DAMAGES = (sqlite3.Error, UnicodeDecodeError)
+
 T = TypeVar("T")
 
 log = Logger()
@@ -85,7 +88,7 @@ class DamagedRow(sqlite3.DatabaseError):
     """A row whose checksum is wrong, or which cannot be decoded."""
 
 
-def describe_database_error(error: sqlite3.Error | OSError) -> SetupProblem:
+def describe_database_error(error: sqlite3.Error | UnicodeDecodeError | OSError) -> SetupProblem:
     """Return the error and its remedy."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if isinstance(error, OSError):
@@ -149,7 +152,7 @@ class EvaluationDatabase:
         recorded_count, was_closed = self._read_lock_file()
         try:
             connection = self._connect(was_closed=was_closed)
-        except sqlite3.Error as error:
+        except _DAMAGES as error:
             connection = self._replace(error)
         else:
             if self.transaction_count < recorded_count:
@@ -200,7 +203,7 @@ class EvaluationDatabase:
         connection.execute("PRAGMA cell_size_check = ON")  # finds more damages, and costs nothing
         return connection
 
-    def _replace(self, error: sqlite3.Error) -> sqlite3.Connection:
+    def _replace(self, error: sqlite3.Error | UnicodeDecodeError) -> sqlite3.Connection:
         """Set a damaged file aside and begin a new one. Raises: as `_connect`."""
         what, remedy = describe_database_error(error)
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in _MACHINE_ERRORS:
@@ -257,7 +260,7 @@ class EvaluationDatabase:
                     damaged[table, name] = None
             if damaged:
                 self.write(damaged)
-        except sqlite3.Error as error:
+        except _DAMAGES as error:
             self._connection.close()
             self._connection = self._replace(error)
             self._write_lock_file(is_closed=False)

@@ -44,6 +44,7 @@ from tawebeval.linux.cgroups.manager import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.environments import Environment
 from tawebeval.webhooks.callback import CallbackRecord, CallbackState
+from tests.evaluations import store_crashes
 from tests.fakes.world import InlineThreads, SlowThreads
 
 T = TypeVar("T")
@@ -475,12 +476,21 @@ class OpeningTests(StoreTestCase):
             self.assertIn("transactions are missing", line)
             self.assertEqual(self.reopen(), (found, []))
 
+    def test_text_that_is_no_utf_8_is_a_damage(self) -> None:
+        self.fill(1)
+        content = self.path.read_bytes()
+        for name in (b"INDEX archived", b"\x00e0"):
+            self.path.write_bytes(content.replace(name, name[:-1] + b"\xe4"))
+            found, (line,) = self.reopen()
+            self.assertEqual(found, [])
+            self.assertIn("is damaged", line)
+
     def test_flipped_bits_never_stop_the_start_nor_lose_rows_silently(self) -> None:
         self.fill(60)
         content = self.path.read_bytes()
         expected = [f"e{number}" for number in range(60)]
         chance = random.Random(5)
-        for _ in range(300):
+        for _ in range(200):
             place = chance.randrange(len(content))
             if place in range(60, 64):  # the number of the format, which may be a newer one
                 continue
@@ -489,3 +499,15 @@ class OpeningTests(StoreTestCase):
             found, lines = self.reopen()
             self.assertTrue(lines or found == expected, (place, flipped, found))
             self.assertLessEqual(set(found), set(expected))
+
+
+class CrashTests(SynchronousTestCase):
+    """A process that is killed in the middle of its commits."""
+
+    def test_killed_process_leaves_all_that_was_committed_and_nothing_torn(self) -> None:
+        directory = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, directory)
+        command = [sys.executable, "-m", store_crashes.__name__, f"{directory}/store", "50", "7"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+        self.assertRegex(ended.stdout, r"^[0-9]{3,} changes, [0-9]{2,} told as committed, ")
