@@ -56,9 +56,9 @@ CREATE TABLE evaluations (
     archived_bytes INTEGER             -- NULL unless it is in the archive
 );
 CREATE INDEX live ON evaluations (sequence_number) WHERE archived_bytes IS NULL;
-CREATE INDEX archived ON evaluations (caller, sequence_number) WHERE archived_bytes IS NOT NULL;
-CREATE INDEX ended ON evaluations (ended, caller, archived_bytes)
+CREATE INDEX archived ON evaluations (caller, sequence_number, archived_bytes)
     WHERE archived_bytes IS NOT NULL;
+CREATE INDEX ended ON evaluations (ended, caller) WHERE archived_bytes IS NOT NULL;
 CREATE TABLE callbacks (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE links (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL);
 PRAGMA user_version = 1;

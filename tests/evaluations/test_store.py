@@ -259,6 +259,7 @@ class WritingTests(StoreTestCase):
         self.limit_pages(1)
         with capturedLogs() as events:
             self.store.save(make_row(1, form_digest=bytes(50_000)))
+            self.store.save(make_row(1, form_digest=bytes(50_001)))  # while the first fails
             added = self.store.add(make_row(2))
             self.commit_all()
             self.failureResultOf(added, StoreError)
@@ -272,7 +273,7 @@ class WritingTests(StoreTestCase):
         self.assertIn("is full; free some disk space", self.store.problem or "")
         self.assertEqual([row.form_digest for row in self.store.load_live()], [b""])
         # A change alone makes no attempt.
-        self.store.save(make_row(1, form_digest=bytes(50_001)))
+        self.store.save(make_row(3))
         self.assertEqual(self.threads.waiting, [])
 
         self.limit_pages(2**20)
@@ -283,7 +284,7 @@ class WritingTests(StoreTestCase):
             ([formatEvent(event) for event in events], self.store.problem),
             ([f"{self.path} can be written again"], None),
         )
-        self.assertEqual([len(row.form_digest) for row in self.store.load_live()], [50_001])
+        self.assertEqual([len(row.form_digest) for row in self.store.load_live()], [50_001, 0])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_evaluation_that_was_refused_is_not_written_later(self) -> None:
@@ -485,19 +486,24 @@ class OpeningTests(StoreTestCase):
             self.assertEqual(found, [])
             self.assertIn("is damaged", line)
 
-    def test_flipped_bits_never_stop_the_start_nor_lose_rows_silently(self) -> None:
+    def test_damaged_bytes_never_stop_the_start_nor_lose_rows_silently(self) -> None:
         self.fill(60)
         content = self.path.read_bytes()
         expected = [f"e{number}" for number in range(60)]
         chance = random.Random(5)
-        for _ in range(200):
-            place = chance.randrange(len(content))
-            if place in range(60, 64):  # the number of the format, which may be a newer one
-                continue
-            flipped = bytes([content[place] ^ 1 << chance.randrange(8)])
-            self.path.write_bytes(content[:place] + flipped + content[place + 1 :])
+        format_number = range(60, 64)  # a newer one stops the start
+        damages = [
+            (place, content[place] ^ 1 << chance.randrange(8))
+            for place in chance.sample(range(len(content)), 100)
+            if place not in format_number
+        ]
+        # Each page with one entry less.
+        counts = [page + 4 for page in (100, *range(4096, len(content), 4096))]
+        damages += [(place, content[place] - 1) for place in counts if content[place]]
+        for place, byte in damages:
+            self.path.write_bytes(content[:place] + bytes([byte]) + content[place + 1 :])
             found, lines = self.reopen()
-            self.assertTrue(lines or found == expected, (place, flipped, found))
+            self.assertTrue(lines or found == expected, (place, byte, found))
             self.assertLessEqual(set(found), set(expected))
 
 
