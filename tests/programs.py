@@ -78,7 +78,8 @@ USES = (
 )
 
 FOR_ROOT = (
-    "tests.linux.test_credentials tests.linux.test_ownership tests.web.server.test_transport "
+    "tests.evaluations.test_store tests.linux.test_credentials tests.linux.test_ownership"
+    " tests.web.server.test_transport "
     + _integration(
         f"{_BOOTED} test_archive test_cgroups test_descriptors test_doctor test_environments"
         " test_faulty_disk test_full_disk test_git_attacks test_lookups test_overlays"

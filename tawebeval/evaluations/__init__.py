@@ -20,6 +20,9 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
   while the ring is full.
 - `eventlog`: `RecordedStdout`, an event log of files that outlive this process. No evaluation uses
   it yet; it is to replace the pump and the journals.
+- `store`, `database`, `rows`: `EvaluationStore` keeps a row for each evaluation in SQLite, and the
+  callbacks and links that outlive the daemon. Nothing uses it yet; it is to replace the journals
+  and the index of the archive.
 - `journal`, `handover_journal`, `snapshot`, `run_keeper`: what the keeper holds, so that
   evaluations outlive this process; `restart`: what an earlier process has left there.
 - `command_hints`: hints about the files of the command, for `exit_messages`.

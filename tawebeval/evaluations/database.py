@@ -16,6 +16,7 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -163,8 +164,8 @@ class EvaluationDatabase:
                     path=self.path,
                     count=recorded_count - self.transaction_count,
                 )
-        self._connection = connection
         self._write_lock_file(is_closed=False)
+        self._connection = connection
 
     def _connect(self, *, was_closed: bool) -> sqlite3.Connection:
         """Return a connection for writing. Raises: OSError, sqlite3.Error, ConfigurationError."""
@@ -277,7 +278,8 @@ class EvaluationDatabase:
         """Close the connection that writes, and let another daemon use the database."""
         self._connection.close()
         if not self._has_failed:
-            self._write_lock_file(is_closed=True)
+            with suppress(OSError):  # then the next start checks the file
+                self._write_lock_file(is_closed=True)
         os.close(self._lock)
 
     # Writing, in one thread

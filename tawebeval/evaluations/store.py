@@ -1,6 +1,6 @@
 """The store: one row for each evaluation, and the callbacks and links that outlive the daemon.
 
-A write costs the reactor the packing of the row, about 10 microseconds. One thread writes all that
+A change costs the reactor the packing of the row, about 5 microseconds. One thread writes all that
 waits in one transaction: a process that is killed loses nothing that was committed, a power cut at
 most the last moments. Only the newest row of each evaluation waits.
 
@@ -171,7 +171,7 @@ class EvaluationStore:
         with suppress(StoreError):
             await self.flush()
         if self._waiting:
-            words = "{problem}; {count} changes are lost"
+            words = "{problem}; the changes that wait are lost: {count}"
             log.error(words, problem=self.problem, count=len(self._waiting))
         self._cancel_retry()
         await self._reader.run_in_thread(self._database.close_reader)

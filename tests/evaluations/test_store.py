@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import shutil
 import sqlite3
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Commit, Submodule
@@ -307,7 +309,7 @@ class WritingTests(StoreTestCase):
             closed = Deferred.fromCoroutine(self.store.close())
             self.commit_all()
             self.successResultOf(closed)
-        self.assertIn("2 changes are lost", formatEvent(events[-1]))
+        self.assertIn("the changes that wait are lost: 2", formatEvent(events[-1]))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
@@ -505,6 +507,54 @@ class OpeningTests(StoreTestCase):
             found, lines = self.reopen()
             self.assertTrue(lines or found == expected, (place, byte, found))
             self.assertLessEqual(set(found), set(expected))
+
+
+class FullDiskTests(StoreTestCase):
+    """A file system of 2 MiB that fills up."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(self.directory)]
+        if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+            raise SkipTest("only root can mount file systems")
+        self.addCleanup(subprocess.run, ["umount", "--lazy", str(self.directory)], check=True)
+
+    def fill_disk(self) -> Path:
+        """Leave no room; return the file that takes it."""
+        filler = self.directory / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        return filler
+
+    def test_store_goes_on_when_the_disk_has_room_again(self) -> None:
+        store = self.open()
+        self.successResultOf(store.add(make_row(1)))
+        filler = self.fill_disk()
+        for number in range(2, 100):  # until the log is full, too
+            store.save(make_row(1, form_digest=bytes([number]) * 50_000))
+        self.failureResultOf(store.add(make_row(2)), StoreError)
+        self.assertIn("free some disk space", store.problem or "")
+        self.assertEqual([row.identifier for row in store.load_live()], ["e1"])
+        filler.unlink()
+        self.successResultOf(store.add(make_row(3)))
+        self.assertIsNone(store.problem)
+        rows = store.load_live()
+        self.assertEqual([row.identifier for row in rows], ["e1", "e3"])
+        self.assertEqual(rows[0].form_digest[:1], bytes([99]))
+        self.take(store.close())
+
+    def test_start_is_refused_without_room_and_nothing_is_set_aside(self) -> None:
+        self.fill_disk()
+        error = self.assertRaises(ConfigurationError, self.open)
+        self.assertIn("free some disk space", str(error))
+        (self.directory / "filler").unlink()
+        self.fill(2)
+        self.fill_disk()
+        with contextlib.suppress(ConfigurationError):
+            self.take(self.open().close())
+        (self.directory / "filler").unlink()
+        self.assertEqual(self.reopen(), (["e0", "e1"], []))
 
 
 class CrashTests(SynchronousTestCase):
