@@ -42,7 +42,7 @@ def write(path: Path, number: int, seed: int, pipe: int) -> None:
     pools = [WorkerThreads.create(reactor, 1, name) for name in ("writer", "reader")]
     for pool in pools:
         pool.start()
-    store = EvaluationStore.open(path, *pools, reactor)
+    store = EvaluationStore.open(path, pools[0], pools[1], reactor)
     store.load_live()
 
     def tell(kind: str, number: int, identifier: str = "-") -> None:

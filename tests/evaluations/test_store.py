@@ -12,11 +12,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Coroutine
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
@@ -107,12 +114,13 @@ evaluation_rows = st.builds(
 )
 
 
-def make_row(number: int, caller: str = "bob", **members: Any) -> EvaluationRow:
+def make_row(
+    number: int, caller: str = "bob", *, identifier: str = "", **members: Any
+) -> EvaluationRow:
     """Return the row of an evaluation that waits."""
     times = {"created": float(number)}
-    return EvaluationRow(
-        f"e{number}", b"form", 5, number, caller=caller, state_times=times, **members
-    )
+    name = identifier or f"e{number}"
+    return EvaluationRow(name, b"form", 5, number, caller=caller, state_times=times, **members)
 
 
 def make_archived_row(number: int, caller: str = "bob", size: int = 10) -> EvaluationRow:
@@ -555,6 +563,131 @@ class FullDiskTests(StoreTestCase):
             self.take(self.open().close())
         (self.directory / "filler").unlink()
         self.assertEqual(self.reopen(), (["e0", "e1"], []))
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A store whose thread makes one call at a time, whose disk fills up, and which is killed.
+
+    After a start it has to be as after one of the changes, none before those told as committed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp())
+        self.numbers = count(1)
+        self.state: dict[str, int] = {}  # at the start: the cursors by identifier
+        self.open()
+
+    def open(self) -> None:
+        """Open the store in its directory."""
+        self.path = self.directory / "evaluations.sqlite"
+        self.threads, self.clock = SlowThreads(), Clock()
+        writer, reader = cast(WorkerThreads, self.threads), cast(WorkerThreads, InlineThreads())
+        self.store = EvaluationStore.open(self.path, writer, reader, self.clock)
+        self.changes: list[tuple[int, str, int | None]] = []  # their numbers, and new cursors
+        self.committed = 0
+
+    def change(self, identifier: str, *, is_deletion: bool = False) -> EvaluationRow:
+        """Note a change; return the new row."""
+        number = next(self.numbers)
+        self.changes.append((number, identifier, None if is_deletion else number))
+        return make_row(number, identifier=identifier, begin_cursor=number)
+
+    @rule(name=st.sampled_from("abc"))
+    def save(self, name: str) -> None:
+        """Change an evaluation."""
+        self.store.save(self.change(name))
+
+    @rule(name=st.sampled_from("abc"))
+    def delete(self, name: str) -> None:
+        """Delete an evaluation."""
+        self.change(name, is_deletion=True)
+        self.store.delete(name)
+
+    @rule()
+    def add(self) -> None:
+        """Accept a new evaluation."""
+        row = self.change(f"new {len(self.changes)}")
+
+        def on_refused(_: object) -> None:
+            self.changes = [each for each in self.changes if each[0] != row.sequence_number]
+
+        self.store.add(row).addCallbacks(self.on_committed, on_refused, (row.sequence_number,))
+
+    @rule()
+    def flush(self) -> None:
+        """Ask when all changes until now are committed."""
+        number = next(self.numbers)
+        self.store.flush().addCallbacks(
+            self.on_committed, lambda failure: failure.trap(StoreError) and None, (number,)
+        )
+
+    def on_committed(self, _: object, number: int) -> None:
+        """Note that all changes up to one are committed."""
+        self.committed = max(self.committed, number)
+
+    @precondition(lambda self: self.threads.waiting)
+    @rule()
+    def step(self) -> None:
+        """Let the thread make a call."""
+        self.threads.step()
+
+    @rule(is_full=st.booleans())
+    def change_disk(self, is_full: bool) -> None:
+        """Fill the disk, or make room, and let time pass."""
+        self.store._database._connection.execute(f"PRAGMA query_only = {is_full}")
+        self.clock.advance(RETRY_SECONDS)
+
+    @rule()
+    def kill(self) -> None:
+        """Begin anew with the files as they are."""
+        directory = Path(tempfile.mkdtemp())
+        for suffix in ("", "-wal", ".lock"):
+            shutil.copy(f"{self.path}{suffix}", directory)
+        self.store._database.close()
+        shutil.rmtree(self.directory)
+        self.directory = directory
+        changes, committed = self.changes, self.committed
+        self.open()
+        self.check(changes, committed)
+
+    @rule()
+    def close(self) -> None:
+        """Close the store when the disk has room, and begin anew."""
+        self.change_disk(is_full=False)
+        closed = Deferred.fromCoroutine(self.store.close())
+        self.threads.finish()
+        assert closed.called
+        changes = self.changes
+        self.open()
+        self.check(changes, changes[-1][0] if changes else 0)
+
+    def check(self, changes: list[tuple[int, str, int | None]], committed: int) -> None:
+        """Compare what the store has with the states after the changes."""
+        found = {row.identifier: row.begin_cursor for row in self.store.load_live()}
+        state: dict[str, int | None] = dict(self.state)
+        possible = [state]
+        for number, identifier, cursor in changes:
+            state = {**state, identifier: cursor}
+            possible = [*possible, state] if number > committed else [state]
+        assert found in [
+            {name: cursor for name, cursor in each.items() if cursor is not None}
+            for each in possible
+        ]
+        self.state = found
+
+    def teardown(self) -> None:
+        """Remove the files."""
+        self.close()
+        self.store._database.close()
+        shutil.rmtree(self.directory)
+
+
+class ModelTests(SynchronousTestCase):
+    """The store beside a dictionary."""
+
+    def test_store_has_after_each_start_what_was_committed(self) -> None:
+        run_state_machine_as_test(StoreMachine)
 
 
 class CrashTests(SynchronousTestCase):
