@@ -68,15 +68,14 @@ COMMIT;
 _WAIT = 2.0  # seconds for which a transaction waits for that of another program
 _MAX_LOG = 16 * 2**20  # bytes of the write-ahead log that stay after a checkpoint
 _CHECKED_BYTES = 64 * 2**20  # up to which a closed database is checked, too: 0.1 s
-# Errors of SQLite for which the machine, or another program, is at fault and not the file.
-_MACHINE_ERRORS = {
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_CANTOPEN,
+# Remedies of the errors for which the machine, or another program, is at fault and not the file.
+_REMEDIES = {
+    sqlite3.SQLITE_FULL: DISK_FULL_REMEDY,
+    sqlite3.SQLITE_IOERR: "see the kernel's log for errors of the disk",
+    sqlite3.SQLITE_NOMEM: "free some memory",
+    sqlite3.SQLITE_BUSY: "end the other program that uses the file",
+    sqlite3.SQLITE_CANTOPEN: "let the daemon's user read and write the file and its directory",
 }
-
 # The module sqlite3 cannot decode a message that quotes a damaged name.
 _DAMAGES = (sqlite3.Error, UnicodeDecodeError)
 
@@ -91,14 +90,15 @@ class DamagedRow(sqlite3.DatabaseError):
 
 def describe_database_error(error: sqlite3.Error | UnicodeDecodeError | OSError) -> SetupProblem:
     """Return the error and its remedy."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if isinstance(error, OSError):
         return SetupProblem(describe_disk_error(error), "repair the disk or its permissions")
-    if code == sqlite3.SQLITE_FULL:
-        return SetupProblem(str(error), DISK_FULL_REMEDY)
-    if code in _MACHINE_ERRORS:
-        return SetupProblem(str(error), "see the kernel's log for errors of the disk")
-    return SetupProblem(str(error), "restart the daemon, which sets a damaged file aside")
+    damage_remedy = "restart the daemon, which sets a damaged file aside"
+    return SetupProblem(str(error), _REMEDIES.get(_get_code(error), damage_remedy))
+
+
+def _get_code(error: sqlite3.Error | UnicodeDecodeError) -> int:
+    """Return the primary code of an error; that of a damage if the module has raised it itself."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
 
 
 def compute_checksum(row: bytes) -> int:
@@ -184,6 +184,8 @@ class EvaluationDatabase:
                 )
             if version == 0:
                 connection.executescript(_SCHEMA)
+            elif version != FORMAT:
+                raise sqlite3.DatabaseError(f"its format is {version}")
             elif not was_closed or self.path.stat().st_size <= _CHECKED_BYTES:
                 (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
                 if found != "ok":
@@ -207,7 +209,7 @@ class EvaluationDatabase:
     def _replace(self, error: sqlite3.Error | UnicodeDecodeError) -> sqlite3.Connection:
         """Set a damaged file aside and begin a new one. Raises: as `_connect`."""
         what, remedy = describe_database_error(error)
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _MACHINE_ERRORS:
+        if _get_code(error) in _REMEDIES:
             raise ConfigurationError(f"{self.path} cannot be opened: {what}", remedy) from None
         name = f"{self.path}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
         for suffix in ("-wal", "-shm", ""):

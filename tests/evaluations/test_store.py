@@ -438,7 +438,7 @@ class OpeningTests(StoreTestCase):
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("BEGIN EXCLUSIVE")
             error = self.assertRaises(ConfigurationError, self.open)
-        self.assertIn("database is locked", str(error))
+        self.assertIn("database is locked; end the other program", str(error))
         self.assertEqual(self.reopen(), (["e0"], []))
 
     def test_damaged_file_is_set_aside_and_the_store_begins_empty(self) -> None:
@@ -447,6 +447,7 @@ class OpeningTests(StoreTestCase):
             "header": lambda content: b"X" + content[1:],
             "tables": lambda content: content[:4096] + bytes(len(content) - 4096),
             "short": lambda content: content[:5000],
+            "format": lambda content: content[:60] + b"\xff" + content[61:],
         }
         for number, (name, damage) in enumerate(cases.items(), 1):
             self.fill(20)
@@ -590,8 +591,9 @@ class StoreMachine(RuleBasedStateMachine):
     def change(self, identifier: str, *, is_deletion: bool = False) -> EvaluationRow:
         """Note a change; return the new row."""
         number = next(self.numbers)
-        self.changes.append((number, identifier, None if is_deletion else number))
-        return make_row(number, identifier=identifier, begin_cursor=number)
+        row = make_row(number, identifier=identifier, begin_cursor=number)
+        self.changes.append((number, row.identifier, None if is_deletion else number))
+        return row
 
     @rule(name=st.sampled_from("abc"))
     def save(self, name: str) -> None:
@@ -607,7 +609,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def add(self) -> None:
         """Accept a new evaluation."""
-        row = self.change(f"new {len(self.changes)}")
+        row = self.change("")
 
         def on_refused(_: object) -> None:
             self.changes = [each for each in self.changes if each[0] != row.sequence_number]
