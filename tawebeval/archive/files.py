@@ -28,8 +28,8 @@ import attrs
 import orjson
 import zstandard
 
+from tawebeval.archive.evaluation_files import DamagedArchiveFile, make_compressor
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
-from tawebeval.linux.filetree import add_path_to_errors
 
 MAX_FRAME_BYTES = 256 * 1024
 """Bytes of lines that make a frame; it exceeds them by one write of events at most."""
@@ -41,23 +41,13 @@ _ENTRY = struct.Struct("<QQ")  # offset, number of the first event
 _TRAILER = struct.Struct("<QI8s")  # number of entries, their CRC, mark
 _FAMILY = b"taweb-a"  # and a digit
 _MARK = b"%b%d" % (_FAMILY, ARCHIVE_FORMAT_VERSION)
-_LEVEL = 3  # 720 MB/s; level 5 is five times slower for the same size
 _TIME_MEMBER = b',"time":"'
 # Only a time of ours ends a line: inside of a payload that is text the quotes are escaped.
 _TIME = re.compile(re.escape(_TIME_MEMBER) + rb'[^"]*"}\n')
 
 
-class DamagedArchiveFile(Exception):
-    """A file that is no complete archive file."""
-
-
 class UnsupportedArchiveFormat(DamagedArchiveFile):
     """A complete file of another version of tawebeval."""
-
-
-def make_compressor() -> zstandard.ZstdCompressor:
-    """Return a compressor whose frames have a checksum."""
-    return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
 
 
 def compress_frame(lines: bytes) -> bytes:
@@ -251,25 +241,6 @@ class ArchiveFile:
         if not 0 <= start < end <= self._entries:
             raise DamagedArchiveFile("the index has a wrong offset")
         return decompress_frame(_read(self._descriptor, end - start, start))
-
-
-def rename_durably(source: Path, target: Path) -> None:
-    """Rename a file so that it is complete whenever `target` exists, also after a power failure.
-
-    Raises: OSError.
-    """
-    with add_path_to_errors(source):
-        _synchronize(source)
-        source.rename(target)
-        _synchronize(target.parent)
-
-
-def _synchronize(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read(descriptor: int, size: int, offset: int) -> bytes:

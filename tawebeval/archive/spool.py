@@ -29,10 +29,9 @@ from tawebeval.archive.files import (
     compress_frame,
     concatenate_batches,
     group_batches_into_frames,
-    rename_durably,
 )
 from tawebeval.core.events import EventBatch
-from tawebeval.linux.filetree import add_path_to_errors
+from tawebeval.linux.filetree import add_path_to_errors, rename_durably
 
 _FILE = re.compile(r"([0-9a-f]{32})\.(frames|new|([0-9]+)\.([0-9]+)\.lines)")
 _CHUNK = 1024 * 1024  # bytes of a file that are read at once

@@ -34,7 +34,6 @@ from tawebeval.archive.files import (
     UnsupportedArchiveFormat,
     add_time_to_first_event,
     encode_header_frame,
-    rename_durably,
 )
 from tawebeval.archive.index import ArchiveIndex, ArchiveQuery, IncompleteIndex, IndexedEvaluation
 from tawebeval.archive.spool import SpooledRecording, recover_recordings, remove_recording
@@ -43,6 +42,7 @@ from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EventBatch
 from tawebeval.core.expiry_clock import ExpiryClock
 from tawebeval.errors import ServerBusy, format_size
+from tawebeval.linux.filetree import rename_durably
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 
 RecordingLossReason = Literal["disk", "queue", "size", "gap", "defect"]

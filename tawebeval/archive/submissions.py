@@ -14,7 +14,7 @@ from typing import IO
 import attrs
 import zstandard
 
-from tawebeval.archive.files import DamagedArchiveFile, make_compressor
+from tawebeval.archive.evaluation_files import DamagedArchiveFile, make_compressor
 from tawebeval.core.form import EvaluationRequest, unpack_request
 from tawebeval.linux.filetree import open_regular_file
 from tawebeval.sandbox.workspace import Workspace

@@ -165,6 +165,11 @@ class EventLog:
         self._memory.note_use(segment)
 
     @property
+    def segments(self) -> Sequence[EventSegment]:
+        """The segments with the events of the log."""
+        return self._segments
+
+    @property
     def can_end_segment(self) -> bool:
         """Whether the newest segment is large enough to end."""
         ring = self._segments[-1].ring if self._segments else None

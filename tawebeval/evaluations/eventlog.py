@@ -22,6 +22,7 @@ import ctypes
 import errno
 import os
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ import msgspec
 
 from tawebeval.core.event_log import (
     EventLog,
+    EventMemory,
     EventSegment,
     Mark,
     SegmentSource,
@@ -433,3 +435,44 @@ class RecordedStdout:
         self.log.acknowledge(before_cursor)
         self._files.remove_files(self.log.discarded_files)
         self._files.punch_stdout(self.log.discarded_stdout_bytes)
+
+
+def read_ended_evaluation(
+    directory: Path,
+    markers: Markers,
+    final_event: EventBatch,
+    final_time_ms: int,
+    *,
+    max_value: int,
+    max_file: int,
+) -> Iterator[EventRing]:
+    """Yield all events of an evaluation that has ended, also acknowledged ones, by segments.
+
+    `final_event` is the error event that stdout does not have, or no event. The files of
+    `directory` must be complete. Blocks. Raises: OSError; StdoutChanged, where stdout is not what
+    it was.
+    """
+    log = EventLog(EventMemory(0))
+    files = EventFiles(directory)
+    try:
+        recorded = RecordedStdout(
+            log, files, markers, time.time, max_value=max_value, max_file=max_file
+        )
+        changed: StdoutChanged | None = None
+        try:
+            for _ in recorded.restore():
+                pass
+        except StdoutChanged as error:
+            changed = error
+        for segment in log.segments:
+            if segment.source is not None:
+                yield recorded.parse_evicted_segment(segment)
+            elif segment.ring is not None and changed is None:
+                yield segment.ring
+        if changed is not None:
+            raise changed
+    finally:
+        files.close()
+    ring = EventRing(log.end_cursor, log.end_cursor)
+    ring.append_batch(final_event, final_time_ms)
+    yield ring

@@ -43,6 +43,25 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
         raise
 
 
+def rename_durably(source: Path, target: Path) -> None:
+    """Rename a file so that it is complete whenever `target` exists, also after a power failure.
+
+    Raises: OSError.
+    """
+    with add_path_to_errors(source):
+        _synchronize(source)
+        source.rename(target)
+        _synchronize(target.parent)
+
+
+def _synchronize(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def is_disk_full(error: OSError) -> bool:
     """Tell whether the disk, or the user's quota, is full."""
     return error.errno in _FULL

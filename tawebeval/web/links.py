@@ -20,7 +20,6 @@ from twisted.internet.defer import DeferredLock
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from tawebeval.archive.files import rename_durably
 from tawebeval.config import CallerSettings
 from tawebeval.core.expiry_clock import ExpiryClock
 from tawebeval.core.signed_links import LINK_GENERATION_BYTES, LinkSigner, find_bearer_link
@@ -33,7 +32,7 @@ from tawebeval.errors import (
     ServerBusy,
     Unauthorized,
 )
-from tawebeval.linux.filetree import open_regular_file
+from tawebeval.linux.filetree import open_regular_file, rename_durably
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.responses import get_query_number
 from tawebeval.web.server.request import ApiRequest

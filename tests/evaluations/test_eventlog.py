@@ -20,9 +20,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import event_log, segi
 from tawebeval.core.event_log import EventLog, EventMemory, EventsEvicted, StdoutChanged
-from tawebeval.core.events import EventBatch
+from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_error_event
 from tawebeval.evaluations import eventlog
-from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
+from tawebeval.evaluations.eventlog import (
+    EventFiles,
+    RecordedStdout,
+    read_ended_evaluation,
+)
 from tests.cases.strategies import (
     MARKERS,
     MAX_FILE,
@@ -71,9 +75,13 @@ class LogMachine(RuleBasedStateMachine):
             events = decode(EventBatch(len(self.seen), lines))
             assert join_text(classify(events)) == join_text(classify(parse(self.stdout)))
             self.restart(b"", b"")
+            self.check_end()
         finally:
             self.files.close()
             shutil.rmtree(self.directory)
+
+    def check_end(self) -> None:
+        """Do nothing more."""
 
     @initialize(max_bytes=st.integers(0, 8000))
     def start(self, max_bytes: int) -> None:
@@ -180,6 +188,34 @@ class LogMachine(RuleBasedStateMachine):
         self.look()
 
 
+class ArchivedLogMachine(LogMachine):
+    """The same with acknowledgements that keep the files, for the archive."""
+
+    @rule(part=st.floats(0, 1))
+    def acknowledge(self, part: float) -> None:
+        """Acknowledge events up to any cursor."""
+        self.recorded.log.acknowledge(int(part * len(self.seen)))
+
+    @rule()
+    def read_again(self) -> None:
+        """Do nothing."""
+
+    def check_end(self) -> None:
+        """Read all events again, the acknowledged ones and a final one, too."""
+        final = encode_error_event("exit", "it has ended")
+        rings = read_ended_evaluation(
+            self.directory, MARKERS, final, 9, max_value=MAX_VALUE, max_file=MAX_FILE
+        )
+        found: list[bytes] = []
+        for ring in rings:
+            assert ring.begin_cursor == len(found)
+            while len(found) < ring.end_cursor:
+                batch = ring.read_timed_events(len(found), PLENTY, str)
+                found += batch.lines.splitlines(keepends=True)
+        assert found[:-1] == self.seen
+        assert found[-1].startswith(final.lines[:-2])
+
+
 class PropertyTests(SynchronousTestCase):
     """Everything that may happen, in any order."""
 
@@ -193,6 +229,9 @@ class PropertyTests(SynchronousTestCase):
 
     def test_readers_get_what_was_printed_once_and_in_order(self) -> None:
         run_state_machine_as_test(LogMachine)
+
+    def test_ended_evaluation_has_all_events(self) -> None:
+        run_state_machine_as_test(ArchivedLogMachine)
 
 
 class ChangedStdoutTests(SynchronousTestCase):
@@ -235,6 +274,21 @@ class ChangedStdoutTests(SynchronousTestCase):
         self.assertEqual(self.restore().log.end_cursor, self.recorded.log.end_cursor)
         os.truncate(self.directory / "stdout", 260)
         self.assertRaises(StdoutChanged, self.restore)
+
+    def test_events_before_the_change_are_read_at_the_end(self) -> None:
+        self.recorded.finish()
+        for place in (-1, 0):
+            with (self.directory / "stdout").open("r+b") as file:
+                file.seek(place, os.SEEK_END if place else os.SEEK_SET)
+                file.write(b"L")
+            rings = read_ended_evaluation(
+                self.directory, MARKERS, EMPTY_BATCH, 0, max_value=MAX_VALUE, max_file=MAX_FILE
+            )
+            count = 0
+            with self.assertRaises(StdoutChanged):
+                for ring in rings:
+                    count = ring.end_cursor
+            self.assertEqual(bool(count), bool(place))
 
     def test_file_that_was_not_kept_is_read_by_the_next_daemon(self) -> None:
         with (self.directory / "stdout").open("ab") as file:

@@ -1,0 +1,514 @@
+"""The archive: ended evaluations in compressed files, beside their rows in the store.
+
+DIRECTORY/files/AB/NAME.jsonl.zst   the events of an evaluation whose NAME begins with AB
+DIRECTORY/files/AB/NAME.tar.zst     its submission (`submissions`)
+DIRECTORY/new.jsonl, new.tar        the files of one evaluation, while they are written
+DIRECTORY/pending                   identifiers of the last change
+DIRECTORY/lock                      locked by the daemon that uses the archive
+
+NAME is a digest of the identifier, from which the identifier cannot be guessed. Other users cannot
+enter DIRECTORY/files. An evaluation is archived once a complete file has its name and its row says
+so; until then the caller of `store_evaluation` keeps what it was made of. Changes are made one by
+one; each is noted in `pending` before it begins, so that the next start finds all rows and files
+that a kill has parted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, get_args
+
+import attrs
+import orjson
+from twisted.internet.defer import DeferredLock
+from twisted.logger import Logger
+
+from tawebeval.archive.evaluation_files import (
+    LOST_EVENT,
+    ArchiveFileTooLarge,
+    DamagedArchiveFile,
+    read_events,
+    write_evaluation,
+)
+from tawebeval.archive.submissions import ExtractedSubmission, extract_submission, pack_submission
+from tawebeval.config import ArchiveSettings
+from tawebeval.core.events import EMPTY_BATCH, EventBatch
+from tawebeval.core.expiry_clock import ExpiryClock
+from tawebeval.core.ring import EventRing
+from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads
+from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, format_size
+from tawebeval.linux.filetree import describe_disk_error, rename_durably
+from tawebeval.sandbox.workspace import Workspace, derive_directory_name, derive_log_pseudonym
+
+ArchiveLossReason = Literal["disk", "size", "defect"]
+"""Reason why an evaluation is not archived.
+
+The disk is full or fails; the evaluation alone exceeds `archive.size`; a defect.
+"""
+
+MAX_REMOVALS_PER_STEP = 100
+"""Evaluations that one step removes, at most; after it an evaluation may be archived."""
+READER_THREADS, READS_PER_CALLER = 2, 1
+"""Reads of the archive at once: of all callers, and of one. Others wait in fair turns."""
+
+_BLOCK = 512  # bytes, the unit of st_blocks
+_ROW = 2048  # bytes of the disk that a row takes, or so
+_DAY = 24 * 60 * 60.0
+_RETRY_AFTER = 5  # seconds
+RemovableRow = tuple[str, str, int]  # identifier, caller, bytes on the disk
+T = TypeVar("T")
+
+log = Logger()
+
+
+class ArchiveRows(Protocol):
+    """The rows of archived evaluations in the store. The methods may raise ServerBusy."""
+
+    async def find_archived(self, identifier: str) -> Any:
+        """Return the row, with `caller` and `archived.event_count`; None if there is none."""
+
+    async def list_oldest_archived(
+        self, max_count: int, *, caller: str | None = None, ended_before: float = math.inf
+    ) -> list[RemovableRow]:
+        """Return rows that ended first."""
+
+    async def count_archived(self) -> dict[str, tuple[int, int]]:
+        """Return the numbers of rows and of bytes by caller."""
+
+    def delete(self, identifier: str) -> None:
+        """Delete a row."""
+
+    def flush(self) -> Awaitable[None]:
+        """Return when all changes until now are committed."""
+
+
+@attrs.frozen
+class StoredEvaluation:
+    """What the row of an archived evaluation has: bytes on the disk, and number of events."""
+
+    file_bytes: int
+    event_count: int
+
+
+@attrs.frozen
+class EndedEvaluation:
+    """An evaluation that has ended.
+
+    - `end_document`: the last line of the file, with the status.
+    - `read_rings()`, called in a thread, yields all events; see `write_evaluation`.
+    - `workspace`: the workspace with the submission, None if it is not kept.
+    """
+
+    identifier: str
+    caller: str
+    end_document: Mapping[str, Any]
+    read_rings: Callable[[], Iterator[EventRing]]
+    workspace: Workspace | None = None
+
+
+@attrs.define(eq=False)
+class EvaluationArchive:
+    """The archive in `directory`; `_writer`, a pool of one thread, makes all changes.
+
+    `_min_free_bytes` stay free on its file system. `archived_count` and `loss_counts_by_reason`
+    count evaluations that were archived or not.
+    """
+
+    directory: Path
+    settings: ArchiveSettings
+    _min_free_bytes: int
+    _rows: ArchiveRows
+    _writer: WorkerThreads
+    _readers: WorkerThreads
+    _format_time: Callable[[float], str]
+    _read_clock: Callable[[], float] = time.time
+    _read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    archived_count: int = 0
+    loss_counts_by_reason: Counter[ArchiveLossReason] = attrs.field(
+        factory=lambda: Counter(dict.fromkeys(get_args(ArchiveLossReason), 0))
+    )
+    evaluation_count: int = 0  # in the archive
+    _bytes_by_caller: Counter[str] = attrs.field(factory=Counter)
+    _changes: DeferredLock = attrs.field(factory=DeferredLock)
+    _is_removing: bool = False
+    _stuck: set[str] = attrs.field(factory=set)  # whose files could not be removed
+    _lock_descriptor: int | None = None
+    _expiry_clock: ExpiryClock | None = None
+    _reads: FairQueue = attrs.field(
+        factory=lambda: FairQueue(READER_THREADS, UNLIMITED_WAITERS, READS_PER_CALLER)
+    )
+    _read_count: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the disk that the archive takes."""
+        return self._bytes_by_caller.total()
+
+    # Start and end
+
+    async def start(self, is_live: Callable[[str], bool]) -> None:
+        """Open the directory, and mend what an earlier process has left of its last change.
+
+        `is_live` tells whether the store has a row of an identifier that is not archived. If the
+        directory cannot be opened, evaluations are not archived until it can. Raises: ServerBusy
+        of the store.
+        """
+        async with self._changes:
+            pending, has_files = await self._writer.run_in_thread(self._look_at_files)
+            for identifier in pending:
+                row = await self._rows.find_archived(identifier)
+                file = self._locate(identifier, "jsonl")
+                if row is not None and not await self._writer.run_in_thread(file.exists):
+                    self._rows.delete(identifier)
+                elif row is None and not is_live(identifier):
+                    await self._writer.run_in_thread(self._unlink, identifier)
+            await self._rows.flush()
+            found = await self._rows.count_archived()
+            self.evaluation_count = sum(count for count, _ in found.values())
+            self._bytes_by_caller = Counter({caller: size for caller, (_, size) in found.items()})
+            if has_files and not found:
+                log.error(
+                    "archive: {path} has evaluations that the store does not know; restore the"
+                    " store from a backup, or remove this directory",
+                    path=self.directory / "files",
+                )
+
+    def _look_at_files(self) -> tuple[Sequence[str], bool]:
+        """Open the directory; return what is pending, and whether there are files."""
+        pending: Sequence[str] = []
+        try:
+            self._open()
+            pending = orjson.loads((self.directory / "pending").read_bytes())
+        except (FileNotFoundError, orjson.JSONDecodeError):
+            pass
+        except OSError as error:
+            log.error("archive: {error}", error=describe_disk_error(error))  # noqa: TRY400
+        return pending, any((self.directory / "files").glob("*/*"))
+
+    def _open(self) -> None:
+        """Create what is missing, and keep other daemons away. Raises: OSError."""
+        if self._lock_descriptor is not None:
+            return
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        (self.directory / "files").mkdir(mode=0o700, exist_ok=True)
+        path = self.directory / "lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            why = "another daemon uses this archive"
+            raise OSError(error.errno, why, str(self.directory)) from None
+        self._lock_descriptor = descriptor
+        self._expiry_clock = ExpiryClock(
+            self._read_clock, self._read_boot_clock, *_read_lock_times(descriptor)
+        )
+        for name in ("new.jsonl", "new.tar"):
+            (self.directory / name).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let another daemon use the archive."""
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
+
+    def _locate(self, identifier: str, kind: str) -> Path:
+        name = derive_directory_name(identifier)
+        return self.directory / "files" / name[:2] / f"{name}.{kind}.zst"
+
+    def _note_pending(self, identifiers: Sequence[str]) -> None:
+        new = self.directory / "new.jsonl"
+        new.write_bytes(orjson.dumps(identifiers))
+        new.rename(self.directory / "pending")
+
+    def _unlink(self, identifier: str) -> None:
+        for kind in ("tar", "jsonl"):  # what has its events is still complete
+            self._locate(identifier, kind).unlink(missing_ok=True)
+
+    # Writing
+
+    async def store_evaluation(
+        self, ended: EndedEvaluation, save_row: Callable[[StoredEvaluation], Awaitable[None]]
+    ) -> bool:
+        """Archive an evaluation; return whether it is in the archive.
+
+        `save_row` makes the row say so, and returns once that is committed. Afterwards nothing
+        else of the evaluation is needed. Raises: as `save_row`.
+        """
+        async with self._changes:
+            try:
+                stored = await self._writer.run_in_thread(self._write_files, ended)
+            except ArchiveFileTooLarge as error:
+                if error.max_bytes < self.settings.max_bytes:
+                    reserve = format_size(self._min_free_bytes)
+                    why = f"less than {reserve} is free (health.free_disk, and an eighth more)"
+                    return self._count_loss(ended, "disk", why)
+                limit = format_size(self.settings.max_bytes)
+                return self._count_loss(ended, "size", f"it alone exceeds archive.size ({limit})")
+            except OSError as error:
+                return self._count_loss(ended, "disk", describe_disk_error(error))
+            except Exception:  # noqa: BLE001  (the others are still archived)
+                log.failure("defect: an evaluation could not be archived")
+                return self._count_loss(ended, "defect", "the log has the details")
+            await save_row(stored)
+            self.archived_count += 1
+            self.evaluation_count += 1
+            self._bytes_by_caller[ended.caller] += stored.file_bytes
+        if self.total_bytes > self.settings.max_bytes:
+            await self.remove_excess()
+        return True
+
+    def _count_loss(self, ended: EndedEvaluation, reason: ArchiveLossReason, why: str) -> bool:
+        self.loss_counts_by_reason[reason] += 1
+        log.warn(
+            "{evaluation}: not archived ({reason}): {why}",
+            evaluation=derive_log_pseudonym(ended.identifier),
+            reason=reason,
+            why=why,
+        )
+        return False
+
+    def _write_files(self, ended: EndedEvaluation) -> StoredEvaluation:
+        """Write the files of an evaluation. Raises: OSError, ArchiveFileTooLarge."""
+        self._open()
+        status = os.statvfs(self.directory)
+        free = status.f_bavail * status.f_frsize - self._min_free_bytes
+        self._note_pending([ended.identifier])
+        new, target = self.directory / "new.jsonl", self._locate(ended.identifier, "jsonl")
+        try:
+            count = write_evaluation(
+                new,
+                {"archive": 1, "evaluation_id": ended.identifier, "caller": ended.caller},
+                ended.read_rings(),
+                ended.end_document,
+                self._format_time,
+                min(free, self.settings.max_bytes),
+            )
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            if ended.workspace is not None:
+                self._write_submission(ended.identifier, ended.workspace)
+            rename_durably(new, target)
+        except BaseException:
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+                self._unlink(ended.identifier)
+            raise
+        paths = target, self._locate(ended.identifier, "tar")
+        files = [path.stat() for path in paths if path.exists()]
+        # Some file systems have not allocated the blocks yet.
+        size = sum(max(file.st_size, file.st_blocks * _BLOCK) for file in files)
+        return StoredEvaluation(_ROW + size, count)
+
+    def _write_submission(self, identifier: str, workspace: Workspace) -> None:
+        """Archive the submission; without it the evaluation cannot run again."""
+        new = self.directory / "new.tar"
+        try:
+            if pack_submission(workspace, self.settings.max_submission_bytes, new):
+                rename_durably(new, self._locate(identifier, "tar"))
+        except (OSError, DamagedArchiveFile) as error:
+            log.warn(
+                "{evaluation}: the submission is not archived: {error}",
+                evaluation=derive_log_pseudonym(identifier),
+                error=error,
+            )
+        finally:
+            new.unlink(missing_ok=True)
+
+    # Removal
+
+    async def remove_excess(self) -> None:
+        """Remove evaluations beyond `archive.days` and `archive.size`; call it once a minute.
+
+        Beyond `archive.size` the caller that holds most loses the oldest. Evaluations whose files
+        cannot be removed stay and count; others go in their place. Raises: ServerBusy of the store.
+        """
+        if self._is_removing or self._expiry_clock is None:
+            return
+        self._is_removing = True
+        try:
+            self._note_time(self._expiry_clock)
+            while await self._remove_some(self._expiry_clock):
+                pass
+        finally:
+            self._is_removing = False
+            self._stuck.clear()
+
+    def _note_time(self, clock: ExpiryClock) -> None:
+        """Note the time for the next process."""
+        times = f"{clock.read():020.3f} {clock.seconds_ahead:012.3f}\n"
+        if self._lock_descriptor is not None:
+            with suppress(OSError):  # the disk is full
+                os.pwrite(self._lock_descriptor, times.encode(), 0)
+
+    async def _remove_some(self, clock: ExpiryClock) -> bool:
+        """Remove up to `MAX_REMOVALS_PER_STEP`; return whether others may be left to remove."""
+        async with self._changes:
+            latest = clock.read() - self.settings.retention_days * _DAY
+            rows = await self._list_oldest(ended_before=latest) or await self._list_excess()
+            if not rows or len(self._stuck) >= MAX_REMOVALS_PER_STEP:  # not only single files
+                return False
+            removed = await self._writer.run_in_thread(self._remove, rows)
+            for identifier, caller, size in removed:
+                self._rows.delete(identifier)
+                self._bytes_by_caller[caller] -= size
+            self._bytes_by_caller = +self._bytes_by_caller  # without callers that have nothing
+            self.evaluation_count -= len(removed)
+            await self._rows.flush()
+        return True
+
+    async def _list_oldest(self, **which: Any) -> list[RemovableRow]:
+        count = MAX_REMOVALS_PER_STEP + len(self._stuck)
+        found = await self._rows.list_oldest_archived(count, **which)
+        rows = [row for row in found if row[0] not in self._stuck]
+        return rows[:MAX_REMOVALS_PER_STEP]
+
+    async def _list_excess(self) -> list[RemovableRow]:
+        """Return the rows of the caller that holds most, until another caller holds more."""
+        excess = self.total_bytes - self.settings.max_bytes
+        held = self._bytes_by_caller.most_common()
+        for place, (caller, size) in enumerate(held) if excess > 0 else ():
+            others = held[1 - min(place, 1)][1] if len(held) > 1 else 0
+            rows = []
+            for row in await self._list_oldest(caller=caller):
+                rows.append(row)
+                excess -= row[2]
+                size -= row[2]
+                if excess <= 0 or size < others:
+                    break
+            if rows:
+                return rows
+        return []
+
+    def _remove(self, rows: Sequence[RemovableRow]) -> list[RemovableRow]:
+        """Remove files; return the rows of those that are removed. Raises: OSError."""
+        with suppress(OSError):  # a full disk
+            self._note_pending([row[0] for row in rows])
+        removed = []
+        for row in rows:
+            try:
+                self._unlink(row[0])
+                removed.append(row)
+            except OSError as error:
+                if not self._stuck:
+                    log.error(  # noqa: TRY400
+                        "archive: {path} cannot be removed: {error}; let the daemon's user write to"
+                        " its directory, or remove the file as root; until then archive.days and"
+                        " archive.size may not hold",
+                        path=error.filename,
+                        error=error.strerror,
+                    )
+                self._stuck.add(row[0])
+        return removed
+
+    # Reading
+
+    async def find_events(self, identifier: str, caller: str) -> ArchivedEvents | None:
+        """Return the events of an archived evaluation of the caller; None if there is none.
+
+        Raises: ServerBusy of the store.
+        """
+        row = await self._rows.find_archived(identifier)
+        if row is None or row.caller != caller:
+            return None
+        path = self._locate(identifier, "jsonl")
+        return ArchivedEvents(
+            row.archived.event_count, identifier, path, partial(self._call_reader, caller)
+        )
+
+    async def extract_submission(
+        self, identifier: str, caller: str, directory: Path
+    ) -> ExtractedSubmission | None:
+        """Write an archived submission below `directory`, which may then exist; None if none.
+
+        Raises: DamagedArchive, ServerBusy.
+        """
+        row = await self._rows.find_archived(identifier)
+        if row is None or row.caller != caller:
+            return None
+        source = self._locate(identifier, "tar")
+        try:
+            return await self._call_reader(caller, partial(extract_submission, source, directory))
+        except FileNotFoundError:
+            return None
+        except DamagedArchiveFile as error:
+            _log_damage(identifier, error)
+            raise DamagedArchive from None
+
+    async def _call_reader(self, caller: str, call: Callable[[], T]) -> T:
+        """Return the result of a call in a thread, in fair turns of the callers.
+
+        Raises: as `call`; ServerBusy in place of an OSError, but for FileNotFoundError.
+        """
+        self._read_count += 1
+        holder = str(self._read_count)
+        try:
+            await self._reads.acquire_slot(holder, caller)
+            return await self._readers.run_in_thread(call)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            log.error("archive: {error}", error=describe_disk_error(error))  # noqa: TRY400
+            reason = f"the archive cannot be read: {error.strerror}; try again later"
+            raise ServerBusy(reason, _RETRY_AFTER) from None
+        finally:
+            self._reads.release_slot(holder)
+
+
+@attrs.define(eq=False)
+class ArchivedEvents:
+    """The events of one archived evaluation, for its caller.
+
+    `end_cursor` is the cursor after the last one. At a damage of the file it becomes the cursor
+    after the event that says so.
+    """
+
+    end_cursor: int
+    _identifier: str
+    _path: Path
+    _call_reader: Callable[[Callable[[], EventBatch]], Awaitable[EventBatch]]
+
+    async def read(
+        self, after_cursor: int, max_bytes: int, *, with_times: bool = False
+    ) -> EventBatch:
+        """Return events after a cursor, which is not after `end_cursor`; LOST_EVENT at a damage.
+
+        At most `max_bytes` bytes, with times if these are wanted, but at least one event if there
+        is one. Raises: DiscardedCursor, if the file was removed meanwhile; ServerBusy.
+        """
+        if after_cursor == self.end_cursor:
+            return EMPTY_BATCH
+        try:
+            return await self._call_reader(
+                partial(read_events, self._path, after_cursor, max_bytes, with_times=with_times)
+            )
+        except DamagedArchiveFile as error:
+            _log_damage(self._identifier, error)
+            self.end_cursor = after_cursor + 1
+            return LOST_EVENT
+        except FileNotFoundError:
+            raise DiscardedCursor(str(self.end_cursor)) from None
+
+
+def _log_damage(identifier: str, error: Exception) -> None:
+    log.error(
+        "{evaluation}: the archive cannot be read: {error}",
+        evaluation=derive_log_pseudonym(identifier),
+        error=error,
+    )
+
+
+def _read_lock_times(lock: int) -> tuple[float, float]:
+    """Return the time that an earlier process has shown last, and its `seconds_ahead`."""
+    try:
+        latest, ahead = map(float, os.pread(lock, 64, 0).split())
+    except ValueError:  # a new archive
+        return os.fstat(lock).st_mtime, 0.0
+    return latest, ahead

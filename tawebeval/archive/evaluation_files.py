@@ -1,0 +1,262 @@
+r"""Archive files: the events of one evaluation as JSON Lines, compressed by zstd.
+
+A file is a sequence of zstd frames (RFC 8878):
+
+1. one line, `{"archive":1,"evaluation_id":...,"caller":...}`;
+2. the events, in frames of about `FRAME_BYTES`; the first event of a frame and the first of each
+   time have a member `time`;
+3. one line, the end document of the evaluation, with its status;
+4. a skippable frame with the index: for each frame of 2 its offset and the cursor of its first
+   event, then those of frame 3, then a trailer.
+
+So `zstdcat` prints JSON Lines, and a reader finds the frame of a cursor by a few small reads. Every
+function here blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import attrs
+import orjson
+import zstandard
+
+from tawebeval.core.event_log import StdoutChanged
+from tawebeval.core.events import EventBatch, encode_error_event
+from tawebeval.core.ring import EventRing
+from tawebeval.linux.filetree import add_path_to_errors
+
+FRAME_BYTES = 32 * 1024
+"""Bytes of lines from which a frame ends; it exceeds them by one event and the times."""
+
+_SKIPPABLE = 0x184D2A57  # one of the 16 magic numbers of skippable frames
+_FRAME_HEAD = struct.Struct("<II")  # magic number, size
+_ENTRY = struct.Struct("<QQ")  # offset, cursor of the first event
+_TRAILER = struct.Struct("<16sI8s")  # numbers of frames and of events as an entry, CRC, mark
+_MARK = b"taweb-e1"
+_LEVEL = 3  # 720 MB/s; level 5 is five times slower for the same size
+# Only a time of ours ends a line: inside of a payload that is text the quotes are escaped.
+_TIME = re.compile(rb',"time":"[^"]*"}\n')
+LOST_EVENT = encode_error_event(
+    "lost",
+    "the events that follow are lost: the stored output of the evaluation is damaged; the daemon's"
+    " log has the reason",
+)
+"""Event in place of those that cannot be read."""
+
+
+class DamagedArchiveFile(Exception):
+    """A file that is no complete archive file."""
+
+
+class ArchiveFileTooLarge(Exception):
+    """A file that would exceed `max_bytes`."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self.max_bytes = max_bytes
+
+
+def make_compressor() -> zstandard.ZstdCompressor:
+    """Return a compressor whose frames have a checksum."""
+    return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+
+
+# Writing
+
+
+def write_evaluation(
+    path: Path,
+    header: Mapping[str, Any],
+    rings: Iterable[EventRing],
+    end: Mapping[str, Any],
+    format_time: Callable[[float], str],
+    max_bytes: int,
+) -> int:
+    """Write the file of an evaluation that has ended; return the number of its events.
+
+    `rings` have consecutive events, the first one from cursor 0; if the iteration raises
+    StdoutChanged, `LOST_EVENT` is the last event. `format_time` gets seconds since the epoch.
+    Raises: OSError; ArchiveFileTooLarge.
+    """
+    compressor, index, count = make_compressor(), bytearray(), 0
+    with add_path_to_errors(path), open(path, "wb") as file:
+        file.write(compressor.compress(_encode_line(header)))
+        for batch in _group_into_frames(rings, format_time):
+            index += _ENTRY.pack(file.tell(), count)
+            file.write(compressor.compress(batch.lines))
+            count += batch.count
+            if file.tell() > max_bytes:
+                raise ArchiveFileTooLarge(max_bytes)
+        index += _ENTRY.pack(file.tell(), count)
+        file.write(compressor.compress(_encode_line(end)))
+        counts = _ENTRY.pack(len(index) // _ENTRY.size - 1, count)
+        index += _TRAILER.pack(counts, crc32(counts), _MARK)
+        file.write(_FRAME_HEAD.pack(_SKIPPABLE, len(index)) + index)
+        file.flush()
+        os.fsync(file.fileno())
+    return count
+
+
+def _encode_line(document: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _group_into_frames(
+    rings: Iterable[EventRing], format_time: Callable[[float], str]
+) -> Iterator[EventBatch]:
+    """Yield the events of each frame, with times."""
+    parts: list[bytes] = []
+    size = count = time_ms = 0
+    try:
+        for ring in rings:
+            cursor = ring.begin_cursor
+            while cursor < ring.end_cursor:
+                batch = ring.read_events(cursor, FRAME_BYTES - size)
+                times = ring.list_times(cursor, cursor + batch.count)
+                parts.append(_add_times(batch.lines, cursor, times, format_time))
+                cursor, time_ms = cursor + batch.count, times[-1][1]
+                size += len(batch.lines)
+                count += batch.count
+                if size >= FRAME_BYTES:
+                    yield EventBatch(count, b"".join(parts))
+                    parts, size, count = [], 0, 0
+    except StdoutChanged:
+        parts.append(_add_times(LOST_EVENT.lines, 0, [(0, time_ms)], format_time))
+        count += LOST_EVENT.count
+    if parts:
+        yield EventBatch(count, b"".join(parts))
+
+
+def _add_times(
+    lines: bytes, cursor: int, times: Iterable[tuple[int, int]], format_time: Callable[[float], str]
+) -> bytes:
+    """Return lines, the first one after `cursor`, with times in milliseconds after cursors.
+
+    A time for each event would take ten times as long for short lines.
+    """
+    parts, at = [], 0
+    for first, time_ms in times:
+        place = lines.index(b"\n", _find_line(lines, first - cursor, at)) - 1
+        parts += [lines[at:place], b',"time":"%b"' % format_time(time_ms / 1000).encode()]
+        at, cursor = place, first
+    return b"".join((*parts, lines[at:]))
+
+
+def _find_line(lines: bytes, count: int, start: int = 0) -> int:
+    """Return the offset after the first `count` line terminators from `start` on."""
+    if count < 8:
+        for _ in range(count):
+            start = lines.index(b"\n", start) + 1
+        return start
+    return len(lines) - len(lines[start:].split(b"\n", count)[-1])
+
+
+# Reading
+
+
+@attrs.frozen
+class _EvaluationFile:
+    """An open archive file of `frame_count` frames of events."""
+
+    descriptor: int
+    frame_count: int
+    event_count: int
+    entries: int  # offset of the entries
+
+    def locate(self, frame: int) -> tuple[int, int]:
+        """Return the offset of a frame and the cursor of its first event."""
+        at = self.entries + frame * _ENTRY.size
+        offset, cursor = _ENTRY.unpack(_read(self.descriptor, _ENTRY.size, at))
+        return offset, cursor
+
+    def read_lines(self, start: int, end: int) -> bytes:
+        """Return the lines of the frame from `start` to `end`."""
+        if not 0 <= start < end <= self.entries:
+            raise DamagedArchiveFile("the index has a wrong offset")
+        try:
+            return zstandard.ZstdDecompressor().decompress(
+                _read(self.descriptor, end - start, start)
+            )
+        except (zstandard.ZstdError, MemoryError) as error:
+            raise DamagedArchiveFile(str(error)) from None
+
+    def read_frame_from(self, frame: int, cursor: int, *, with_times: bool) -> bytes:
+        """Return the lines of a frame from a cursor on, which lies in the frame."""
+        (start, first), (end, following) = self.locate(frame), self.locate(frame + 1)
+        lines = self.read_lines(start, end)
+        if not first <= cursor < following or lines.count(b"\n") != following - first:
+            raise DamagedArchiveFile("the index has a wrong cursor")
+        lines = _fill_in_times(lines) if with_times else _TIME.sub(b"}\n", lines)
+        return lines[_find_line(lines, cursor - first) :]
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[_EvaluationFile]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        trailer = max(0, os.fstat(descriptor).st_size - _TRAILER.size)
+        counts, checksum, mark = _TRAILER.unpack(_read(descriptor, _TRAILER.size, trailer))
+        if mark != _MARK or crc32(counts) != checksum:
+            raise DamagedArchiveFile("the file has no index at its end")
+        frames, events = _ENTRY.unpack(counts)
+        yield _EvaluationFile(descriptor, frames, events, trailer - (frames + 1) * _ENTRY.size)
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int, size: int, offset: int) -> bytes:
+    data = os.pread(descriptor, size, offset)
+    if len(data) != size:
+        raise DamagedArchiveFile("the file is too short")
+    return data
+
+
+def read_events(path: Path, after_cursor: int, max_bytes: int, *, with_times: bool) -> EventBatch:
+    """Return the events of a file after a cursor, which is at most the number of events.
+
+    At most `max_bytes` bytes, with times if these are wanted, but at least one event if there is
+    one; none after a damaged frame. Raises: OSError; DamagedArchiveFile, if the first event cannot
+    be read.
+    """
+    parts: list[bytes] = []
+    cursor = after_cursor
+    with _open(path) as file:
+        frame = bisect_right(range(file.frame_count), cursor, key=lambda i: file.locate(i)[1]) - 1
+        while cursor < file.event_count:
+            try:
+                lines = file.read_frame_from(frame, cursor, with_times=with_times)
+            except DamagedArchiveFile:
+                if parts:
+                    break
+                raise
+            end = len(lines)
+            if end > max_bytes:
+                end = lines.rfind(b"\n", 0, max_bytes) + 1
+                if not parts:
+                    end = end or lines.index(b"\n") + 1
+            parts.append(lines[:end])
+            cursor += parts[-1].count(b"\n")
+            if end < len(lines) or end >= max_bytes:
+                break
+            max_bytes -= end
+            frame += 1
+    return EventBatch(cursor - after_cursor, b"".join(parts))
+
+
+def _fill_in_times(lines: bytes) -> bytes:
+    """Return lines with a time for each event: its own, or that of the last one before it."""
+    parts, at, time = [], 0, b""
+    for mark in _TIME.finditer(lines):
+        start = lines.rfind(b"\n", 0, mark.start()) + 1
+        parts += [lines[at:start].replace(b"}\n", time), lines[start : mark.end()]]
+        at, time = mark.end(), mark[0]
+    return b"".join((*parts, lines[at:].replace(b"}\n", time)))

@@ -1,0 +1,180 @@
+"""`archive.evaluation_files`: what is read at any cursor is what was written, or an error."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.archive import evaluation_files
+from tawebeval.archive.evaluation_files import (
+    LOST_EVENT,
+    ArchiveFileTooLarge,
+    DamagedArchiveFile,
+    read_events,
+    write_evaluation,
+)
+from tawebeval.core.event_log import StdoutChanged
+from tawebeval.core.events import EventBatch, encode_data_event
+from tawebeval.core.ring import EventRing
+
+HEADER = {"archive": 1, "evaluation_id": "one", "caller": "alice"}
+END = {"status": {"state": "finished"}}
+PLENTY = 10**9
+
+payloads = st.one_of(
+    st.integers(0, 60).map(lambda size: b'"%b"' % (b"x" * size)),
+    st.sampled_from([b'{"a":1,"time":"2023"}', rb'"\",\"time\":\"a\"}"', b'"}"', b'"}\\n"']),
+)
+batches = st.lists(
+    st.tuples(st.lists(payloads, min_size=1, max_size=12), st.integers(0, 3)), max_size=12
+)
+Batches = Sequence[tuple[Sequence[bytes], int]]
+
+
+def make_rings(batches: Batches, batches_per_ring: int = 2) -> Iterator[EventRing]:
+    """Yield rings with the events of payloads, each batch some milliseconds after the last."""
+    ring, time_ms = EventRing(), 0
+    for number, (values, step) in enumerate(batches, 1):
+        time_ms += step
+        for value in values:
+            ring.append_batch(encode_data_event(value), time_ms)
+        if number % batches_per_ring == 0:
+            yield ring
+            ring = EventRing(ring.end_cursor, ring.end_cursor)
+    yield ring
+
+
+def list_events(batches: Batches) -> tuple[list[bytes], list[bytes]]:
+    """Return the lines of all events, without times and with them."""
+    lines, timed, time_ms = [], [], 0
+    for values, step in batches:
+        time_ms += step
+        for value in values:
+            lines.append(encode_data_event(value).lines)
+            timed.append(b'%b,"time":"%d"}\n' % (lines[-1][:-2], time_ms))
+    return lines, timed
+
+
+def format_time(seconds: float) -> str:
+    """Return a time of some milliseconds as a number."""
+    return str(round(seconds * 1000))
+
+
+class FileTestCase(SynchronousTestCase):
+    """A file with small frames."""
+
+    def setUp(self) -> None:
+        self.patch(evaluation_files, "FRAME_BYTES", 500)
+        self.patch(os, "fsync", lambda descriptor: None)  # of hundreds of files
+        self.path = Path(self.mktemp())
+
+    def write(self, batches: Batches, batches_per_ring: int = 2, max_bytes: int = PLENTY) -> int:
+        """Write the events of payloads."""
+        rings = make_rings(batches, batches_per_ring)
+        return write_evaluation(self.path, HEADER, rings, END, format_time, max_bytes)
+
+    def read(
+        self, cursor: int = 0, max_bytes: int = PLENTY, *, with_times: bool = False
+    ) -> EventBatch:
+        """Return the events after a cursor."""
+        return read_events(self.path, cursor, max_bytes, with_times=with_times)
+
+
+class ReadingTests(FileTestCase):
+    """Pages of a file."""
+
+    @given(batches, st.integers(1, 5), st.integers(1, 3000), st.booleans())
+    def test_page_at_any_cursor_has_as_many_events_as_fit(
+        self, batches: Batches, per_ring: int, max_bytes: int, with_times: bool
+    ) -> None:
+        lines = list_events(batches)[with_times]
+        self.assertEqual(self.write(batches, per_ring), len(lines))
+        self.assertEqual(self.read(len(lines)).count, 0)
+        for cursor in range(len(lines)):
+            batch = self.read(cursor, max_bytes, with_times=with_times)
+            self.assertEqual(batch.lines, b"".join(lines[cursor : cursor + batch.count]))
+            following = lines[cursor + batch.count : cursor + batch.count + 1]
+            self.assertGreater(batch.count, 0)
+            self.assertTrue(batch.count == 1 or len(batch.lines) <= max_bytes)
+            self.assertTrue(not following or len(batch.lines + following[0]) > max_bytes)
+
+    def test_event_larger_than_a_frame_is_read(self) -> None:
+        self.write([([b'"%b"' % (b"x" * size) for size in (1, 10**6, 1)], 1)])
+        self.assertEqual([self.read(cursor, 1).count for cursor in range(4)], [1, 1, 1, 0])
+        self.assertGreater(len(self.read(1, 1).lines), 10**6)
+
+    def test_other_programs_read_json_lines(self) -> None:
+        batches: Batches = [([b"1"] * 100, 1)] * 9
+        self.write(batches)
+        output = subprocess.run(["zstdcat"], stdin=self.path.open("rb"), capture_output=True)
+        header, *events, end = output.stdout.splitlines(keepends=True)
+        self.assertEqual((orjson.loads(header), orjson.loads(end)), (HEADER, END))
+        self.assertEqual(
+            [re.sub(rb',"time":"[0-9]+"', b"", event) for event in events], list_events(batches)[0]
+        )
+        self.assertLess(self.path.stat().st_size, 10_000)
+
+    def test_file_over_its_limit_is_not_written_further(self) -> None:
+        batches: Batches = [([b"%d" % number for number in range(1000)], 1)] * 20
+        self.assertRaises(ArchiveFileTooLarge, self.write, batches, max_bytes=10_000)
+        self.assertLess(self.path.stat().st_size, 11_000)
+
+    def test_events_after_a_change_of_stdout_are_lost(self) -> None:
+        def change() -> Iterator[EventRing]:
+            yield from make_rings([([b"1"], 1)])
+            raise StdoutChanged
+
+        count = write_evaluation(self.path, HEADER, change(), END, format_time, PLENTY)
+        self.assertEqual(count, 2)
+        self.assertEqual(self.read(1).lines, LOST_EVENT.lines)
+
+
+class DamageTests(FileTestCase):
+    """A file that has changed."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        batches: Batches = [([b'"event %d"' % number], number % 2) for number in range(60)]
+        self.write(batches)
+        self.lines = list_events(batches)[0]
+        self.content = self.path.read_bytes()
+
+    def assert_nothing_wrong_is_read(self) -> int:
+        """Read all events as a client does; return how many there were before the damage."""
+        cursor = 0
+        while cursor < len(self.lines):
+            try:
+                batch = self.read(cursor, 700)
+            except DamagedArchiveFile:
+                break
+            self.assertGreater(batch.count, 0)
+            self.assertEqual(batch.lines, b"".join(self.lines[cursor : cursor + batch.count]))
+            cursor += batch.count
+        return cursor
+
+    def test_any_changed_byte_loses_no_event_before_it(self) -> None:
+        for place in range(len(self.content)):
+            changed = bytearray(self.content)
+            changed[place] ^= 0xFF
+            self.path.write_bytes(changed)
+            count = self.assert_nothing_wrong_is_read()
+            for cursor in range(count):
+                self.assertEqual(self.read(cursor, 1).lines, self.lines[cursor])
+
+    def test_file_cut_anywhere_is_an_error(self) -> None:
+        for size in range(len(self.content)):
+            self.path.write_bytes(self.content[:size])
+            self.assertRaises(DamagedArchiveFile, self.read)
+
+    def test_events_before_a_damaged_frame_are_read(self) -> None:
+        middle = len(self.content) // 2
+        self.path.write_bytes(self.content[:middle] + b"?" + self.content[middle + 1 :])
+        self.assertIn(self.assert_nothing_wrong_is_read(), range(10, 50))
