@@ -221,11 +221,10 @@ def _read(descriptor: int, size: int, offset: int) -> bytes:
 
 
 def read_events(path: Path, after_cursor: int, max_bytes: int, *, with_times: bool) -> EventBatch:
-    """Return the events of a file after a cursor, which is at most the number of events.
+    """Return the events of a file after a cursor, at least one, none after a damaged frame.
 
-    At most `max_bytes` bytes, with times if these are wanted, but at least one event if there is
-    one; none after a damaged frame. Raises: OSError; DamagedArchiveFile, if the first event cannot
-    be read.
+    More than one have at most `max_bytes` bytes, with times if these are wanted. Raises: OSError;
+    DamagedArchiveFile, if the first event cannot be read.
     """
     parts: list[bytes] = []
     cursor = after_cursor
@@ -249,6 +248,8 @@ def read_events(path: Path, after_cursor: int, max_bytes: int, *, with_times: bo
                 break
             max_bytes -= end
             frame += 1
+    if not parts:
+        raise DamagedArchiveFile("the file has fewer events")
     return EventBatch(cursor - after_cursor, b"".join(parts))
 
 

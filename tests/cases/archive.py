@@ -21,7 +21,9 @@ from tawebeval.archive.store import (
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EventBatch, encode_data_event
 from tawebeval.evaluations.status import format_rfc3339_time
-from tawebeval.sandbox.workspace import Workspace
+from tests.cases.archived import make_workspace
+
+__all__ = ["make_workspace"]
 
 NOW = 1_700_000_000.0
 
@@ -117,14 +119,3 @@ class ArchiveTestCase(SynchronousTestCase):
         """Return the names of all files but the index, without that of the evaluation."""
         found = (path for path in self.root.rglob("*.*") if path.parent.name != "index")
         return sorted(path.name.partition(".")[2] for path in found)
-
-
-def make_workspace(root: Path, packed: bytes, files: dict[str, bytes]) -> Workspace:
-    """Return a workspace with a kept submission; `files` are by their paths below it."""
-    workspace = Workspace(root)
-    for name, content in files.items():
-        path = workspace.submission_directory / name
-        path.parent.mkdir(parents=True)
-        path.write_bytes(content)
-    workspace.request_file.write_bytes(packed)
-    return workspace

@@ -1,0 +1,446 @@
+"""`archive.archive`: evaluations in the archive, for their callers, within its bounds."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.archive import archive as archive_module
+from tawebeval.archive.archive import (
+    MAX_REMOVALS_PER_STEP,
+    ArchivedEvents,
+    EndedEvaluation,
+    EvaluationArchive,
+    StoredEvaluation,
+)
+from tawebeval.archive.evaluation_files import LOST_EVENT
+from tawebeval.config import ArchiveSettings
+from tawebeval.core.events import encode_data_event
+from tawebeval.core.form import SubmissionFile, pack_request
+from tawebeval.core.ring import EventRing
+from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy
+from tawebeval.sandbox.workspace import derive_directory_name
+from tests.cases.archived import DirectoryRows, FakeRow, FakeRows, make_ring, make_workspace
+from tests.fakes.world import InlineThreads, SlowThreads, make_request
+
+NOW = 1_700_000_000.0
+DAY = 24 * 60 * 60.0
+MIB = 2**20
+
+
+class ArchiveTestCase(SynchronousTestCase):
+    """An archive, which a test may open again."""
+
+    settings = ArchiveSettings(is_enabled=True)
+
+    def setUp(self) -> None:
+        self.patch(os, "fsync", lambda descriptor: None)  # of hundreds of files
+        self.root = Path(self.mktemp()).absolute()
+        self.rows = FakeRows()
+        self.now = self.booted = NOW
+        self.archive = self.open()
+
+    def open(self, reserve: int = 0, live: Sequence[str] = (), **changes: Any) -> EvaluationArchive:
+        """Return the archive as a new process opens it."""
+        if hasattr(self, "archive"):
+            self.archive.close()
+        threads: Any = InlineThreads()
+        self.archive = EvaluationArchive(
+            self.root,
+            ArchiveSettings(**{"is_enabled": True, **changes}),
+            reserve,
+            self.rows,
+            threads,
+            threads,
+            lambda seconds: f"{seconds:.3f}",
+            lambda: self.now,
+            lambda: self.booted,
+        )
+        self.addCleanup(self.archive.close)
+        self.run_now(self.archive.start(live.__contains__))
+        return self.archive
+
+    def run_now(self, coroutine: Any) -> Any:
+        """Return the result of a coroutine that waits for nothing."""
+        return self.successResultOf(Deferred.fromCoroutine(coroutine))
+
+    def store(
+        self,
+        name: str = "one",
+        caller: str = "alice",
+        rings: Callable[[], Iterator[EventRing]] = lambda: make_ring(3),
+        ended: float = NOW,
+        workspace: Any = None,
+    ) -> bool:
+        """Archive an evaluation; return whether it was archived."""
+
+        async def save_row(stored: StoredEvaluation) -> None:
+            self.rows.save(FakeRow(name, caller, ended, stored))
+
+        document = {"status": {"state": "finished"}}
+        evaluation = EndedEvaluation(name, caller, document, rings, workspace)
+        archived: bool = self.run_now(self.archive.store_evaluation(evaluation, save_row))
+        return archived
+
+    def find(self, name: str = "one", caller: str = "alice") -> ArchivedEvents:
+        """Return the events of an evaluation."""
+        events: ArchivedEvents | None = self.run_now(self.archive.find_events(name, caller))
+        assert events is not None, name
+        return events
+
+    def locate(self, name: str = "one", kind: str = "jsonl") -> Path:
+        """Return the path of an evaluation's file."""
+        stem = derive_directory_name(name)
+        return self.root / "files" / stem[:2] / f"{stem}.{kind}.zst"
+
+    def list_names(self) -> list[str]:
+        """Return the names of the archived evaluations; each must have its file."""
+        files = {path.name.partition(".")[0] for path in self.root.glob("files/*/*")}
+        self.assertEqual(files, {derive_directory_name(name) for name in self.rows.rows})
+        return list(self.rows.rows)
+
+    def messages(self, call: Callable[[], object]) -> list[str]:
+        """Return what a call logs."""
+        with capturedLogs() as logged:
+            call()
+        return [formatEvent(event) for event in logged]
+
+
+class ReadingTests(ArchiveTestCase):
+    """Events of archived evaluations."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.lines = next(make_ring(2000)).read_events(0, MIB).lines.splitlines(keepends=True)
+        self.store(rings=lambda: make_ring(2000))
+
+    def test_pages_have_all_events(self) -> None:
+        events, found = self.find(), b""
+        while (cursor := found.count(b"\n")) < events.end_cursor:
+            found += self.run_now(events.read(cursor, 10_000)).lines
+        self.assertEqual(found, b"".join(self.lines))
+        self.assertEqual(self.run_now(events.read(2000, 10_000)).count, 0)
+
+    def test_events_have_their_times_on_request(self) -> None:
+        lines = self.run_now(self.find().read(7, 100, with_times=True)).lines
+        self.assertEqual(lines, self.lines[7][:-2] + b',"time":"7.000"}\n')
+
+    def test_other_caller_finds_nothing_and_opens_nothing(self) -> None:
+        self.locate().write_bytes(b"")
+        self.assertIsNone(self.run_now(self.archive.find_events("one", "bob")))
+        self.assertIsNone(self.run_now(self.archive.find_events("two", "alice")))
+        self.assertIsNone(self.run_now(self.archive.extract_submission("one", "bob", self.root)))
+
+    def test_events_before_a_damage_are_followed_by_one_that_says_so(self) -> None:
+        content = bytearray(self.locate().read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        self.locate().write_bytes(content)
+        events, found = self.find(), []
+        while len(found) < events.end_cursor:
+            batch = self.run_now(events.read(len(found), 10_000))
+            found += batch.lines.splitlines(keepends=True)
+        self.assertIn(len(found), range(300, 1800))
+        self.assertIs(batch, LOST_EVENT)
+        self.assertEqual(found[:-1], self.lines[: len(found) - 1])
+
+    def test_file_with_fewer_events_than_its_row_is_damaged(self) -> None:
+        self.locate("two").parent.mkdir(exist_ok=True)
+        self.store("two")
+        self.locate("two").rename(self.locate())
+        events = self.find()
+        self.assertIs(self.run_now(events.read(3, 100)), LOST_EVENT)
+        self.assertEqual(events.end_cursor, 4)
+
+    def test_file_removed_meanwhile_is_discarded(self) -> None:
+        events = self.find()
+        self.locate().unlink()
+        self.failureResultOf(Deferred.fromCoroutine(events.read(0, 100)), DiscardedCursor)
+
+    def test_failing_disk_is_busy(self) -> None:
+        def fail(*_: object) -> None:
+            raise OSError(5, "Input/output error")
+
+        self.patch(os, "pread", fail)
+        self.failureResultOf(Deferred.fromCoroutine(self.find().read(0, 100)), ServerBusy)
+
+    def test_other_users_cannot_look_in(self) -> None:
+        for path in (self.root, self.root / "files", self.locate().parent):
+            self.assertEqual(path.stat().st_mode & 0o077, 0, path)
+
+    def test_readers_of_one_caller_do_not_delay_another(self) -> None:
+        threads: Any = SlowThreads()
+        self.archive._readers = threads
+        self.store("two", "bob")
+        greedy = [Deferred.fromCoroutine(self.find().read(0, 100)) for _ in range(120)]
+        gone = greedy.pop(60)
+        gone.cancel()
+        self.failureResultOf(gone, CancelledError)
+        other = Deferred.fromCoroutine(self.find("two", "bob").read(0, 100))
+        self.assertEqual(len(threads.waiting), 2)
+        threads.waiting.pop()()
+        self.assertEqual(self.successResultOf(other).count, 1)
+        threads.finish()
+        self.assertEqual({self.successResultOf(each).count for each in greedy}, {1})
+
+
+class StoringTests(ArchiveTestCase):
+    """Evaluations that are archived, or are not."""
+
+    def assert_lost(self, reason: Any, message: str) -> None:
+        """Hold that an evaluation was not archived, and left nothing."""
+        said = self.messages(lambda: self.assertFalse(self.store()))
+        self.assertIn(f"not archived ({reason}): {message}", said[-1])
+        self.assertEqual(
+            self.archive.loss_counts_by_reason, {"disk": 0, "size": 0, "defect": 0, reason: 1}
+        )
+        self.assertEqual(self.list_names(), [])
+        self.assertFalse(list(self.root.glob("new*")))
+        self.flushLoggedErrors()
+
+    def test_counts(self) -> None:
+        self.store("one")
+        self.store("two", "bob")
+        size = sum(row.archived.file_bytes for row in self.rows.rows.values())
+        for archived in (2, 0):
+            self.assertEqual(self.archive.evaluation_count, 2)
+            self.assertEqual(self.archive.total_bytes, size)
+            self.assertEqual(self.archive.archived_count, archived)
+            self.open()
+
+    def test_reserve_stays_free(self) -> None:
+        self.open(reserve=2**60)
+        self.assert_lost("disk", "less than")
+
+    def test_evaluation_alone_exceeds_the_size(self) -> None:
+        self.open(max_bytes=100)
+        self.assert_lost("size", "it alone exceeds archive.size (100 bytes)")
+
+    def test_full_disk(self) -> None:
+        def fail(descriptor: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        self.patch(os, "fsync", fail)
+        self.assert_lost("disk", str(self.root / "new.jsonl") + ": No space left")
+
+    def test_defect(self) -> None:
+        self.patch(archive_module, "write_evaluation", None)
+        self.assert_lost("defect", "the log")
+
+    def test_failed_commit_is_raised_and_can_be_repeated(self) -> None:
+        async def save_row(stored: StoredEvaluation) -> None:
+            raise ServerBusy("the store fails", 5)
+
+        ended = EndedEvaluation("one", "alice", {}, lambda: make_ring(3))
+        storing = Deferred.fromCoroutine(self.archive.store_evaluation(ended, save_row))
+        self.failureResultOf(storing, ServerBusy)
+        self.assertEqual(self.archive.total_bytes, 0)
+        self.assertTrue(self.store())
+        self.assertEqual(self.list_names(), ["one"])
+
+    def test_second_daemon_cannot_use_the_directory(self) -> None:
+        first = self.archive
+        del self.archive
+        said = self.messages(self.open)
+        self.assertIn("another daemon uses this archive", said[0])
+        self.assertFalse(self.store())
+        first.close()
+        self.assertTrue(self.store())
+
+
+class RemovalTests(ArchiveTestCase):
+    """Evaluations beyond `archive.days` and `archive.size`."""
+
+    def fill(self, count: int, caller: str = "alice") -> None:
+        """Archive evaluations, one a second."""
+        for number in range(count):
+            self.store(f"{caller}-{number:03}", caller, ended=NOW + number)
+
+    def remove(self) -> list[str]:
+        """Remove what is due; return the names that are left."""
+        self.run_now(self.archive.remove_excess())
+        return self.list_names()
+
+    def test_old_evaluations_go(self) -> None:
+        self.fill(5)
+        self.now = self.booted = NOW + 90 * DAY + 2.5
+        self.assertEqual(self.remove(), ["alice-003", "alice-004"])
+        self.assertEqual(self.archive.evaluation_count, 2)
+
+    def test_wrong_time_removes_nothing_until_it_has_stayed_for_a_day(self) -> None:
+        self.fill(5)
+        self.remove()
+        self.now = NOW + 1000 * DAY
+        for _ in range(3):
+            for hours in (0, 11):
+                self.booted += hours * 3600
+                self.now += hours * 3600
+                left = self.remove()
+            self.open()
+            if self.booted < NOW + DAY:
+                self.assertEqual(len(left), 5)
+        self.assertEqual(left, [])
+
+    def test_oldest_go_until_the_rest_has_the_allowed_size(self) -> None:
+        self.fill(250)
+        each = self.archive.total_bytes // 250
+        self.open(max_bytes=10 * each)
+        self.assertEqual(self.remove(), [f"alice-{number:03}" for number in range(240, 250)])
+
+    def test_step_removes_a_bounded_number(self) -> None:
+        self.fill(MAX_REMOVALS_PER_STEP + 5)
+        self.now = self.booted = NOW + 1000 * DAY
+        clock = self.archive._expiry_clock
+        assert clock is not None
+        for left in (5, 0):
+            self.assertTrue(self.run_now(self.archive._remove_some(clock)))
+            self.assertEqual(len(self.list_names()), left)
+        self.assertFalse(self.run_now(self.archive._remove_some(clock)))
+
+    def test_caller_that_holds_most_loses_its_oldest_at_once(self) -> None:
+        self.fill(3, "bob")
+        self.fill(2, "carol")
+        each = self.archive.total_bytes // 5
+        self.open(max_bytes=10 * each)
+        self.fill(50)
+        left = self.list_names()
+        self.assertEqual(left[:5], ["bob-000", "bob-001", "bob-002", "carol-000", "carol-001"])
+        self.assertEqual(left[5:], [f"alice-{number:03}" for number in range(45, 50)])
+
+    def test_one_large_evaluation_removes_nothing_of_others(self) -> None:
+        self.open(max_bytes=MIB)
+        self.fill(5, "bob")
+
+        def noise(size: int) -> Iterator[EventRing]:
+            text = random.Random(1).randbytes(size // 2).hex().encode()
+            ring = EventRing()
+            ring.append_batch(encode_data_event(b'"%b"' % text), 0)
+            yield ring
+
+        self.assertTrue(self.store("fits", rings=lambda: noise(2 * MIB - 100_000)))
+        self.assertNotIn("fits", self.list_names())
+        self.assertFalse(self.store("large", rings=lambda: noise(4 * MIB)))
+        self.assertEqual(len(self.list_names()), 5)
+
+    def stick(self, name: str) -> None:
+        """Make a file one that cannot be removed."""
+        self.locate(name).unlink()
+        self.locate(name).mkdir()
+
+    def test_file_that_cannot_be_removed_counts_and_others_go_in_its_place(self) -> None:
+        self.fill(5)
+        each = self.archive.total_bytes // 5
+        self.stick("alice-000")
+        self.open(max_bytes=3 * each)
+        said = self.messages(lambda: self.assertEqual(len(self.remove()), 3))
+        self.assertEqual(sum("cannot be removed: Is a directory" in one for one in said), 1)
+        self.assertEqual(self.list_names(), ["alice-000", "alice-003", "alice-004"])
+
+    def test_removal_ends_where_nothing_can_be_removed(self) -> None:
+        count = MAX_REMOVALS_PER_STEP + 2
+        self.fill(count)
+        for name in self.list_names():
+            self.stick(name)
+        self.now = self.booted = NOW + 1000 * DAY
+        self.assertEqual(len(self.messages(lambda: self.assertEqual(len(self.remove()), count))), 1)
+
+
+class SubmissionTests(ArchiveTestCase):
+    """The submission of an evaluation, to run it again."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.packed = pack_request(
+            make_request(submission=(SubmissionFile("a", "ein Name mit ü"),))
+        )
+        self.workspace = make_workspace(
+            self.root.with_name("workspace"), self.packed, {"a/ein Name mit ü": bytes(100_000)}
+        )
+
+    def extract(self) -> Any:
+        """Return the submission, extracted."""
+        target = self.root.with_name(f"target-{len(os.listdir(self.root.parent))}")
+        return self.run_now(self.archive.extract_submission("one", "alice", target))
+
+    def test_submission_is_as_it_was(self) -> None:
+        self.store(workspace=self.workspace)
+        found = self.extract()
+        self.assertEqual(pack_request(found.evaluation_request), self.packed)
+        self.assertEqual(found.size, 100_000)
+        path = found.workspace.submission_directory / "a/ein Name mit ü"
+        self.assertEqual(path.read_bytes(), bytes(100_000))
+
+    def test_large_or_missing_submission_is_not_archived(self) -> None:
+        self.open(max_submission_bytes=1000)
+        self.assertTrue(self.store(workspace=self.workspace))
+        self.assertIsNone(self.extract())
+        self.open()
+        self.workspace.request_file.unlink()
+        self.assertTrue(self.store(workspace=self.workspace))
+        self.assertIsNone(self.extract())
+        self.assertFalse(self.locate(kind="tar").exists())
+
+    def test_damaged_submission_is_an_error(self) -> None:
+        self.store(workspace=self.workspace)
+        os.truncate(self.locate(kind="tar"), 30)
+        extracting = self.archive.extract_submission("one", "alice", self.root.with_name("target"))
+        self.failureResultOf(Deferred.fromCoroutine(extracting), DamagedArchive)
+
+
+class KillTests(ArchiveTestCase):
+    """A daemon that is killed in the middle of any change."""
+
+    ROUNDS = 60
+
+    def test_kill_loses_no_evaluation_and_leaves_no_file(self) -> None:
+        folder = self.root.with_name("sources")
+        folder.mkdir()
+        rows = self.rows = DirectoryRows(self.root.with_name("rows"))
+        created = 0
+        for _ in range(self.ROUNDS):
+            for created in range(created + 1, created + 6):  # noqa: B020
+                (folder / str(created)).write_bytes(b"%d" % created)
+            self.archive.close()
+            child = os.fork()
+            if not child:
+                self.run_child(folder)
+            time.sleep(random.random() * 0.03)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            rows.load()
+            live = os.listdir(folder)
+            self.open(live=live)
+            stems = {path.name.partition(".")[0] for path in self.root.glob("files/*/*")}
+            named = {derive_directory_name(name) for name in rows.rows}
+            self.assertLessEqual(named, stems)
+            self.assertLessEqual(stems, named | {derive_directory_name(name) for name in live})
+            for name in map(str, range(1, created + 1)):
+                if name in rows.rows:
+                    events = self.find(name, f"caller-{int(name) % 3}")
+                    batch = self.run_now(events.read(0, MIB))
+                    self.assertEqual(batch.count, int(name))
+                    self.assertEqual(batch.count, events.end_cursor)
+                else:
+                    self.assertTrue(name in live or name in rows.deleted, name)
+        self.assertGreater(len(rows.deleted), 5)
+
+    def run_child(self, folder: Path) -> None:
+        """Archive all evaluations, and remove those beyond a small size, until the kill."""
+        try:
+            self.open(live=os.listdir(folder), max_bytes=100_000)
+            for name in sorted(os.listdir(folder), key=int):
+                rings = partial(make_ring, int(name))
+                self.store(name, f"caller-{int(name) % 3}", rings, int(name))
+                (folder / name).unlink()
+            time.sleep(60)
+        finally:
+            os._exit(1)
