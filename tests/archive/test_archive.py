@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -399,7 +400,8 @@ class SubmissionTests(ArchiveTestCase):
 class KillTests(ArchiveTestCase):
     """A daemon that is killed in the middle of any change."""
 
-    ROUNDS = 60
+    ROUNDS = 40
+    CALLS = 15_000  # of functions, until the kill at most
 
     def test_kill_loses_no_evaluation_and_leaves_no_file(self) -> None:
         folder = self.root.with_name("sources")
@@ -413,9 +415,7 @@ class KillTests(ArchiveTestCase):
             child = os.fork()
             if not child:
                 self.run_child(folder)
-            time.sleep(random.random() * 0.03)
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            self.assertEqual(os.waitpid(child, 0)[1], signal.SIGKILL)
             rows.load()
             live = os.listdir(folder)
             self.open(live=live)
@@ -435,12 +435,20 @@ class KillTests(ArchiveTestCase):
 
     def run_child(self, folder: Path) -> None:
         """Archive all evaluations, and remove those beyond a small size, until the kill."""
+        calls = count()
+        last = random.randrange(self.CALLS)
+
+        def kill_at_last_call(*_: object) -> None:
+            if next(calls) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
         try:
+            sys.setprofile(kill_at_last_call)
             self.open(live=os.listdir(folder), max_bytes=100_000)
             for name in sorted(os.listdir(folder), key=int):
                 rings = partial(make_ring, int(name))
                 self.store(name, f"caller-{int(name) % 3}", rings, int(name))
                 (folder / name).unlink()
-            time.sleep(60)
+            os.kill(os.getpid(), signal.SIGKILL)
         finally:
             os._exit(1)

@@ -100,6 +100,7 @@ class DirectoryRows(FakeRows):
     def delete(self, identifier: str) -> None:
         """Delete a row."""
         super().delete(identifier)
+        self.deleted.add(identifier)
         (self.directory / identifier).rename(self.directory / f"{identifier}-deleted")
 
 
