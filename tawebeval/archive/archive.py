@@ -43,7 +43,7 @@ from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.expiry_clock import ExpiryClock
 from tawebeval.core.ring import EventRing
-from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads
+from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, format_size
 from tawebeval.linux.filetree import describe_disk_error, rename_durably
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name, derive_log_pseudonym
@@ -263,7 +263,9 @@ class EvaluationArchive:
             self.evaluation_count += 1
             self._bytes_by_caller[ended.caller] += stored.file_bytes
         if self.total_bytes > self.settings.max_bytes:
-            await self.remove_excess()
+            run_in_background(
+                self.remove_excess(), log, "defect: archive.size may not hold until the next minute"
+            )
         return True
 
     def _count_loss(self, ended: EndedEvaluation, reason: ArchiveLossReason, why: str) -> bool:
@@ -281,9 +283,9 @@ class EvaluationArchive:
         self._open()
         status = os.statvfs(self.directory)
         free = status.f_bavail * status.f_frsize - self._min_free_bytes
-        self._note_pending([ended.identifier])
         new, target = self.directory / "new.jsonl", self._locate(ended.identifier, "jsonl")
         try:
+            self._note_pending([ended.identifier])
             count = write_evaluation(
                 new,
                 {"archive": 1, "evaluation_id": ended.identifier, "caller": ended.caller},
@@ -334,7 +336,7 @@ class EvaluationArchive:
             return
         self._is_removing = True
         try:
-            self._note_time(self._expiry_clock)
+            await self._writer.run_in_thread(self._note_time, self._expiry_clock)
             while await self._remove_some(self._expiry_clock):
                 pass
         finally:
@@ -374,8 +376,8 @@ class EvaluationArchive:
         """Return the rows of the caller that holds most, until another caller holds more."""
         excess = self.total_bytes - self.settings.max_bytes
         held = self._bytes_by_caller.most_common()
-        for place, (caller, size) in enumerate(held) if excess > 0 else ():
-            others = held[1 - min(place, 1)][1] if len(held) > 1 else 0
+        for caller, size in held if excess > 0 else ():
+            others = max((other_size for other, other_size in held if other != caller), default=0)
             rows = []
             for row in await self._list_oldest(caller=caller):
                 rows.append(row)
@@ -418,17 +420,15 @@ class EvaluationArchive:
         row = await self._rows.find_archived(identifier)
         if row is None or row.caller != caller:
             return None
-        path = self._locate(identifier, "jsonl")
-        return ArchivedEvents(
-            row.archived.event_count, identifier, path, partial(self._call_reader, caller)
-        )
+        path, call_reader = self._locate(identifier, "jsonl"), partial(self._call_reader, caller)
+        return ArchivedEvents(row.archived.event_count, identifier, path, call_reader)
 
     async def extract_submission(
         self, identifier: str, caller: str, directory: Path
     ) -> ExtractedSubmission | None:
         """Write an archived submission below `directory`, which may then exist; None if none.
 
-        Raises: DamagedArchive, ServerBusy.
+        Raises: OSError, DamagedArchive; ServerBusy of the store.
         """
         row = await self._rows.find_archived(identifier)
         if row is None or row.caller != caller:
@@ -439,25 +439,16 @@ class EvaluationArchive:
         except FileNotFoundError:
             return None
         except DamagedArchiveFile as error:
-            _log_damage(identifier, error)
+            _log_failed_read(identifier, error)
             raise DamagedArchive from None
 
     async def _call_reader(self, caller: str, call: Callable[[], T]) -> T:
-        """Return the result of a call in a thread, in fair turns of the callers.
-
-        Raises: as `call`; ServerBusy in place of an OSError, but for FileNotFoundError.
-        """
+        """Return the result of a call in a thread, in fair turns of the callers."""
         self._read_count += 1
         holder = str(self._read_count)
         try:
             await self._reads.acquire_slot(holder, caller)
             return await self._readers.run_in_thread(call)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            log.error("archive: {error}", error=describe_disk_error(error))  # noqa: TRY400
-            reason = f"the archive cannot be read: {error.strerror}; try again later"
-            raise ServerBusy(reason, _RETRY_AFTER) from None
         finally:
             self._reads.release_slot(holder)
 
@@ -490,14 +481,18 @@ class ArchivedEvents:
                 partial(read_events, self._path, after_cursor, max_bytes, with_times=with_times)
             )
         except DamagedArchiveFile as error:
-            _log_damage(self._identifier, error)
+            _log_failed_read(self._identifier, error)
             self.end_cursor = after_cursor + 1
             return LOST_EVENT
         except FileNotFoundError:
             raise DiscardedCursor(str(self.end_cursor)) from None
+        except OSError as error:
+            _log_failed_read(self._identifier, error)
+            reason = f"the archive cannot be read: {error.strerror}; try again later"
+            raise ServerBusy(reason, _RETRY_AFTER) from None
 
 
-def _log_damage(identifier: str, error: Exception) -> None:
+def _log_failed_read(identifier: str, error: Exception) -> None:
     log.error(
         "{evaluation}: the archive cannot be read: {error}",
         evaluation=derive_log_pseudonym(identifier),

@@ -28,7 +28,8 @@ import attrs
 import orjson
 import zstandard
 
-from tawebeval.archive.evaluation_files import DamagedArchiveFile, make_compressor
+from tawebeval.archive.evaluation_files import DamagedArchiveFile as DamagedArchiveFile
+from tawebeval.archive.evaluation_files import make_compressor
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 
 MAX_FRAME_BYTES = 256 * 1024

@@ -319,7 +319,7 @@ class RemovalTests(ArchiveTestCase):
 
     def test_one_large_evaluation_removes_nothing_of_others(self) -> None:
         self.open(max_bytes=MIB)
-        self.fill(5, "bob")
+        self.fill(20, "bob")
 
         def noise(size: int) -> Iterator[EventRing]:
             text = random.Random(1).randbytes(size // 2).hex().encode()
@@ -327,10 +327,10 @@ class RemovalTests(ArchiveTestCase):
             ring.append_batch(encode_data_event(b'"%b"' % text), 0)
             yield ring
 
-        self.assertTrue(self.store("fits", rings=lambda: noise(2 * MIB - 100_000)))
+        self.assertTrue(self.store("fits", rings=lambda: noise(2 * MIB - 200_000)))
         self.assertNotIn("fits", self.list_names())
         self.assertFalse(self.store("large", rings=lambda: noise(4 * MIB)))
-        self.assertEqual(len(self.list_names()), 5)
+        self.assertEqual(len(self.list_names()), 20)
 
     def stick(self, name: str) -> None:
         """Make a file one that cannot be removed."""

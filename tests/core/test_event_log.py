@@ -54,6 +54,7 @@ class LogTests(SynchronousTestCase):
         self.assertEqual(self.log.read_events(0, PLENTY), EMPTY_BATCH)
         self.assertEqual(self.log.read_timed_events(0, PLENTY, str), EMPTY_BATCH)
         self.assertFalse(self.log.can_end_segment)
+        self.assertFalse(self.log.segments)
 
     def test_empty_batch_begins_no_segment(self) -> None:
         self.log.append_batch(EMPTY_BATCH, 0)

@@ -46,6 +46,14 @@ class EventTimesTests(SynchronousTestCase):
                 lines = times.add_times_to_lines(first, batch_of(last - first), str)
                 self.assertEqual(timed(lines), expected[first:last])
 
+    def test_each_time_between_two_cursors_is_listed_once(self) -> None:
+        ring = EventRing()
+        for count, time in ((2, 5), (1, 5), (1, 7), (2, 6)):
+            ring.append_batch(batch_of(count), time)
+        self.assertEqual(ring.list_times(0, 6), [(0, 5), (3, 7), (4, 6)])
+        self.assertEqual(ring.list_times(1, 3), [(1, 5)])
+        self.assertEqual(ring.list_times(2, 5), [(2, 5), (3, 7), (4, 6)])
+
     def test_unchanged(self) -> None:
         """Apart from its time an event stays as it is, byte by byte."""
         times = EventTimes()
