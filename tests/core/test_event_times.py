@@ -48,8 +48,8 @@ class EventTimesTests(SynchronousTestCase):
 
     def test_each_time_between_two_cursors_is_listed_once(self) -> None:
         ring = EventRing()
-        for count, time in ((2, 5), (1, 5), (1, 7), (2, 6)):
-            ring.append_batch(batch_of(count), time)
+        for size, time in ((2, 5), (1, 5), (1, 7), (2, 6)):
+            ring.append_batch(batch_of(size), time)
         self.assertEqual(ring.list_times(0, 6), [(0, 5), (3, 7), (4, 6)])
         self.assertEqual(ring.list_times(1, 3), [(1, 5)])
         self.assertEqual(ring.list_times(2, 5), [(2, 5), (3, 7), (4, 6)])
