@@ -397,6 +397,33 @@ class SubmissionTests(ArchiveTestCase):
         self.failureResultOf(Deferred.fromCoroutine(extracting), DamagedArchive)
 
 
+class StartTests(ArchiveTestCase):
+    """What a kill has left of the last change."""
+
+    def test_row_without_its_file_goes(self) -> None:
+        self.store()
+        self.locate().unlink()
+        self.open()
+        self.assertEqual(self.list_names(), [])
+        self.assertEqual(self.archive.evaluation_count, 0)
+
+    def test_file_without_a_row_goes_unless_its_evaluation_is_archived_again(self) -> None:
+        self.store()
+        self.rows.delete("one")
+        self.open(live=["one"])
+        self.assertTrue(self.locate().exists())
+        self.open()
+        self.assertFalse(self.locate().exists())
+
+    def test_files_of_a_lost_store_stay_and_are_told(self) -> None:
+        self.store()
+        self.store("two")
+        self.rows.rows.clear()
+        said = self.messages(self.open)
+        self.assertIn("evaluations that the store does not know", said[-1])
+        self.assertTrue(self.locate().exists())
+
+
 class KillTests(ArchiveTestCase):
     """A daemon that is killed in the middle of any change."""
 
