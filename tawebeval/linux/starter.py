@@ -1,0 +1,1267 @@
+"""The starter of programs: a program by itself, which knows nothing of tawebeval.
+
+The starter is the parent of all programs that it starts, so they outlive its clients. It imports
+the standard library only: an upgrade of tawebeval does not change a running starter.
+
+A client writes the file `start` into a directory, and names the directory. The starter forks, and
+the child mounts an overlay if it is to, enters cgroups, sets limits and executes the program. The
+starter moves what the program prints from pipes into files by splice(2), and writes down how the
+program has ended. All of that is in files of the directory, which a later client can read:
+
+| file | content |
+| --- | --- |
+| start | what to start, a JSON object: see `Specification` |
+| stdout, stderr | what the program has printed, up to the limits and one byte |
+| exit | how the program ended, a JSON object: see `Program.describe` |
+| broker-stderr | what the broker has printed on stderr |
+
+Programs never get the files: they cannot truncate, map or reopen them.
+
+Clients connect to a UNIX socket of the type SOCK_SEQPACKET. A request is one message: a JSON object
+with `request`; most have `name`, which is the path of the directory.
+
+| request | effect | members of the answer |
+| --- | --- | --- |
+| version | | `version`, `pid`, `cgroups`, `mount_problem`: see below |
+| start | start the program of the directory | `pid`, `start_time`, `devices`; the overlay's top |
+| tree | | `devices`; the overlay's top |
+| list | | `programs`: name, pid, start time; `after`, for the next page, which ends with none |
+| signal | send the signal `number` to the process group | |
+| close | read what the pipes hold now, and close them: other processes may hold them, too | |
+| forget | kill the program, and drop all that is known of it | |
+| look | send a notice of the program | |
+| attach | from now on send a notice of each program that ends, or whose output fails | |
+| stop | kill all programs, and end | |
+
+A request with `id`, an integer, is answered; the answer repeats `id`. An overlay's top is a
+descriptor (SCM_RIGHTS). The answer to a request that fails has `error`, a text, `errno` and `path`,
+each may be null, and `step`: "mount", if the overlay could not be mounted, or "start". A notice is
+a message with `notice`, the name, and the members of the file `exit`, or with `is_unknown`.
+
+`start_time` is the 22nd field of proc(5)'s stat: with `pid` it names one process of this boot.
+`mount_problem` is why no overlay can be mounted, null if it can. To mount them the starter is in a
+user namespace of its own, in which it has all capabilities. Programs inherit none.
+
+Bounds, so that neither a client nor a program harms others:
+
+- A request has at most `MAX_MESSAGE_BYTES` bytes, and `start` at most `MAX_START_BYTES`. A client
+  that does not read its answers is disconnected; of each program it gets one notice later. More
+  than `MAX_CLIENTS` clients wait.
+- A program that would need one of the last `RESERVED_DESCRIPTORS` descriptors is refused (EMFILE).
+- Each pipe is read once in a turn, `CHUNK_BYTES` at most, and only up to its limit and one byte.
+- Each read wakes all epoll instances that watch the pipe. Once such reads have taken
+  `MAX_SLOW_READ_SECONDS` of processor time, the program's pipes are read no more.
+- While the disk takes no byte, they stay in the pipes, and the program waits. It is told
+  (`write_error`), and tried again.
+- A program whose client has gone before the answer is killed.
+
+Arguments: the name for process lists; the path of the socket, in a directory that only this user
+may enter. The environment variable `CGROUP_DESCRIPTION_VARIABLE` has a text for clients, which
+describes the cgroups of programs. SIGTERM kills all programs and ends the starter.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import pwd
+import resource
+import select
+import shlex
+import signal
+import socket
+import sys
+import termios
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
+
+PROCESS_NAME = "tawebeval-starter"
+"""The name of the process in process lists."""
+CGROUP_DESCRIPTION_VARIABLE = "TAWEBEVAL_CGROUPS"
+"""The environment variable whose value `version` returns."""
+PROTOCOL_VERSION = 1
+"""The version of requests and answers."""
+MAX_MESSAGE_BYTES = 64 * 1024
+"""The maximum size of a request and of an answer, in bytes."""
+MAX_START_BYTES = 4 * 2**20
+"""The maximum size of a file `start`, in bytes."""
+MAX_CLIENTS = 64
+"""The maximum number of clients at once."""
+RESERVED_DESCRIPTORS = 256
+"""The number of descriptors that are never used for programs."""
+PROGRAM_DESCRIPTORS = 9
+"""The maximum number of descriptors that the starter needs for one program with its broker."""
+FIRST_PASSED_DESCRIPTOR = 3
+"""The number of the first of a program's `descriptors`; the others follow."""
+MAX_PASSED_DESCRIPTORS = 13
+"""The maximum number of a program's `descriptors`."""
+CHUNK_BYTES = 256 * 1024
+"""The maximum number of bytes that are read from a pipe in one turn; the size of full pipes."""
+MAX_SLOW_READ_SECONDS = 0.25
+"""Seconds of processor time that slow reads of one program's output may take."""
+MAX_BROKER_STDERR_BYTES = 64 * 1024
+"""The maximum size of `broker-stderr`, in bytes."""
+OOM_SCORE_ADJ = 500
+"""What programs have, so that the kernel kills them before others (proc(5))."""
+MOUNT, START = "mount", "start"
+"""The steps of a start that can fail."""
+
+_LIST_BYTES = MAX_MESSAGE_BYTES // 2  # of the programs in an answer: one more fits
+_SLOW = 0.005  # seconds of processor time, a hundred times as long as a read takes
+_RETRY = 0.25  # seconds until something that has failed is tried again
+_BACKLOG = 128
+_FAILED = 127  # the exit status of a child that could not execute the program
+_UMASK = 0o022
+_PRIVATE = 0o600  # the mode of files
+_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_LAST_OF_PROGRAMS = FIRST_PASSED_DESCRIPTOR + MAX_PASSED_DESCRIPTORS
+
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
+_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_MS_NOSUID, _MS_NODEV = 2, 4
+
+# With attributes that a user may set, and without synchronising the whole file system when it is
+# unmounted. Not with `xino=on` or `auto`, of which the kernel logs a line for each mount.
+_OVERLAY = "lowerdir={},upperdir={},workdir={},userxattr,xino=off,volatile"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class RequestError(Exception):
+    """A request that is not executed; `str()` is the reason."""
+
+
+class Specification(NamedTuple):
+    """A program to start, as the file `start` has it; a broker has the same members.
+
+    - `argv`, `environment`, `directory`: those of the program; its umask is 022, its stdin empty.
+    - `descriptors`: what the program has open from `FIRST_PASSED_DESCRIPTOR` on. Each is an object
+      with one member: `text` or `base64`, the content of a file in memory; `read` or `append`, a
+      path; or `socket`, in a broker, its listening socket.
+    - `procs_files`: the files of cgroups to which the process writes "0" to enter.
+    - `rlimits`: triples of an RLIMIT number of `resource`, soft and hard limit. The starter's own
+      hard limit stands if it is lower.
+    - `niceness`: the increment over the starter's nice value.
+    - `layers`: lower, upper and work directory of an overlay, which is mounted over the upper one
+      for the program alone; empty without.
+    - `has_own_process_limit`: the process has a user namespace of its own, so that it shares no
+      limit of a user with others.
+    - `lock`: a file that is locked (flock(2), LOCK_SH) until the program is forgotten.
+    - `stdout_limit`, `stderr_limit`: bytes that are read, and one more.
+    - `broker`: the specification of a program that serves the socket `broker_socket`. It is started
+      with the first connection, in the mount namespace of the program, and killed after it.
+    """
+
+    argv: Sequence[str]
+    environment: Mapping[str, str] = {}
+    directory: str = "/"
+    descriptors: Sequence[Mapping[str, str]] = ()
+    procs_files: Sequence[str] = ()
+    rlimits: Sequence[tuple[int, int, int]] = ()
+    niceness: int = 0
+    layers: Sequence[str] = ()
+    has_own_process_limit: bool = False
+    lock: str | None = None
+    stdout_limit: int = 2**62
+    stderr_limit: int = 2**62
+    broker: Mapping[str, Any] | None = None
+    broker_socket: str | None = None
+
+
+class Output:
+    """A pipe whose bytes go to a file, `limit` bytes and one more at most.
+
+    `size` is the number of bytes in the file. `error` is the errno by which the file took no more;
+    None if it does. `slow_seconds` is the processor time of slow reads.
+    """
+
+    __slots__ = (
+        "_file",
+        "_limit",
+        "_pipe_size",
+        "error",
+        "is_open",
+        "pipe",
+        "size",
+        "slow_seconds",
+    )
+
+    def __init__(self, path: str, pipe: int, limit: int) -> None:
+        """Make the file. Raises: OSError."""
+        self._file = os.open(path, _FILE_FLAGS | os.O_TRUNC, _PRIVATE)
+        self._limit = limit
+        self._pipe_size = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+        self.pipe = pipe
+        self.size = 0
+        self.error: int | None = None
+        self.slow_seconds = 0.0
+        self.is_open = True
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the limit is exceeded: nothing more is read."""
+        return self.size > self._limit
+
+    def move_chunk(self) -> None:
+        """Move bytes that the pipe holds; at its end close it."""
+        began = time.thread_time()
+        try:
+            moved = os.splice(
+                self.pipe,
+                self._file,
+                min(CHUNK_BYTES, self._limit + 1 - self.size),
+                offset_dst=self.size,
+                flags=os.SPLICE_F_NONBLOCK,
+            )
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.error = error.errno
+            return
+        self.error = None
+        self.size += moved
+        if not moved:
+            self.close()
+            return
+        if moved >= self._pipe_size:
+            self._enlarge()
+        took = time.thread_time() - began
+        if took > _SLOW:
+            self.slow_seconds += took
+
+    def _enlarge(self) -> None:
+        """Enlarge a pipe that was full, for its writer waits; not at the user's limit of pages."""
+        with contextlib.suppress(OSError):
+            self._pipe_size = fcntl.fcntl(self.pipe, fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
+
+    def move_rest(self) -> None:
+        """Move what the pipe holds now, and close it."""
+        if not self.is_open:
+            return
+        left = int.from_bytes(fcntl.ioctl(self.pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+        end, before = self.size + left, -1
+        while self.is_open and before < self.size < end and not self.is_full:
+            before = self.size
+            self.move_chunk()
+        self.close()
+
+    def close(self) -> None:
+        """Close the pipe and the file."""
+        if self.is_open:
+            self.is_open = False
+            os.close(self.pipe)
+            os.close(self._file)
+
+
+class Broker:
+    """The broker of a program: its listening socket, and its process once there is one."""
+
+    __slots__ = ("error", "listening", "output", "pid", "specification")
+
+    def __init__(self, specification: Specification, listening: socket.socket) -> None:
+        self.specification = specification
+        self.listening = listening
+        self.pid = 0
+        self.output: Output | None = None
+        self.error: str | None = None
+
+    def refuse_connections(self) -> None:
+        """Refuse connections from now on, whoever else has a descriptor of the socket."""
+        if self.listening.fileno() < 0:
+            return
+        with contextlib.suppress(OSError):
+            self.listening.shutdown(socket.SHUT_RDWR)
+            self.listening.setblocking(False)
+            while True:
+                self.listening.accept()[0].close()
+        self.listening.close()
+
+
+class Program:
+    """A program that was started, or is being started. `exit` is set when it has ended."""
+
+    __slots__ = (
+        "answer",
+        "broker",
+        "devices",
+        "exit",
+        "is_forgotten",
+        "is_saved",
+        "lock",
+        "name",
+        "outputs",
+        "pid",
+        "report",
+        "serial",
+        "start_time",
+        "top",
+    )
+
+    def __init__(self, name: str, serial: int) -> None:
+        self.name = name
+        self.serial = serial  # unique, and increases with each program
+        self.pid = 0
+        self.start_time = 0
+        self.devices: Sequence[int] = ()
+        self.top: int | None = None
+        self.lock: int | None = None
+        self.outputs: Sequence[Output] = ()
+        self.report: socket.socket | None = None  # of the child, until it executes the program
+        self.answer: Callable[[Mapping[str, Any]], None] | None = None
+        self.broker: Broker | None = None
+        self.exit: dict[str, Any] | None = None
+        self.is_saved = True  # whether the file `exit` says what is known
+        self.is_forgotten = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the program has ended, and its pipes are closed."""
+        return self.exit is not None and not any(output.is_open for output in self.outputs)
+
+    @property
+    def slow_seconds(self) -> float:
+        """The processor time of slow reads, in seconds."""
+        return sum(output.slow_seconds for output in self.outputs)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the content of the file `exit`, and of notices.
+
+        - `status`, `rusage`: as of wait4(2); `time`: of the end, in seconds since the epoch. The
+          three are missing while the program runs.
+        - `is_output_complete`: whether all that was printed is in the files, whose sizes are
+          `stdout_bytes` and `stderr_bytes`.
+        - `write_error`: the errno by which the disk has not taken output; null if it has.
+        - `slow_read_seconds`: the processor time of slow reads.
+        - `broker_pid`: the running broker, null without; `broker_error`: why it cannot be started.
+        """
+        errors = [output.error for output in self.outputs if output.error is not None]
+        return {
+            **(self.exit or {}),
+            "pid": self.pid,
+            "start_time": self.start_time,
+            "is_output_complete": self.is_complete,
+            **{
+                f"{what}_bytes": output.size
+                for what, output in zip(("stdout", "stderr"), self.outputs, strict=True)
+            },
+            "write_error": errors[0] if errors else None,
+            "slow_read_seconds": self.slow_seconds,
+            "broker_pid": self.broker and (self.broker.pid or None),
+            "broker_error": self.broker and self.broker.error,
+        }
+
+    def save(self) -> None:
+        """Write the file `exit`; `is_saved` tells whether that has worked."""
+        path = f"{self.name}/exit"
+        try:
+            file = os.open(f"{path}.new", _FILE_FLAGS | os.O_TRUNC, _PRIVATE)
+            try:
+                os.write(file, json.dumps(self.describe()).encode())
+            finally:
+                os.close(file)
+            os.rename(f"{path}.new", path)
+        except OSError as error:
+            # If the directory has gone nobody will ask for it.
+            self.is_saved = error.errno == errno.ENOENT
+        else:
+            self.is_saved = True
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for output in self.outputs:
+            output.close()
+        for descriptor in (self.top, self.lock):
+            if descriptor is not None:
+                os.close(descriptor)
+        self.top = self.lock = None
+        if self.report is not None:
+            self.report.close()
+            self.report = None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process group, also after the program's own end.
+
+        The kernel gives the number to no other process before this process is reaped and its group
+        is empty.
+        """
+        with contextlib.suppress(OSError):
+            if self.exit is None or not os.path.exists(f"/proc/{self.pid}"):
+                os.killpg(self.pid, number)
+        if self.exit is None:  # it may not lead its group yet
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, number)
+
+
+class Client:
+    """A connected client. `notices` are the names of programs of which it is yet to be told."""
+
+    __slots__ = ("connection", "is_attached", "notices")
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.is_attached = False
+        self.notices: dict[str, None] = {}
+
+
+class Starter:
+    """All programs and clients."""
+
+    def __init__(
+        self, listening: socket.socket, max_descriptors: int, mount_problem: str | None
+    ) -> None:
+        self._listening = listening
+        self._max_programs = (max_descriptors - RESERVED_DESCRIPTORS) // PROGRAM_DESCRIPTORS
+        self._mount_problem = mount_problem
+        self._poll = select.poll()  # not epoll, whose watches evaluators of this user can exhaust
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._clients: set[Client] = set()
+        self._programs: dict[str, Program] = {}
+        self._serial = 0  # of the last program
+        self._children: dict[int, Program] = {}  # programs and brokers that are not reaped yet
+        self._woken, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        # What is tried again after `_RETRY`.
+        self._retries: dict[int, Callable[[], None]] = {}
+
+    def serve(self) -> NoReturn:
+        """Serve all clients and programs. Raises: SystemExit, from the handler of SIGTERM."""
+        self._watch(self._listening.fileno(), self._accept_client)
+        self._watch(self._woken, self._reap_children)
+        try:
+            while True:
+                for number, events in self._poll.poll(_RETRY * 1000 if self._retries else None):
+                    # An earlier handler of this round may have closed it.
+                    if handler := self._handlers.get(number):
+                        handler(events)
+                self._retry()
+        finally:
+            for program in self._programs.values():
+                program.send_signal(signal.SIGKILL)
+                self._kill_broker(program)
+
+    def _watch(
+        self, number: int, handler: Callable[[int], None], events: int = select.POLLIN
+    ) -> None:
+        self._handlers[number] = handler
+        self._poll.register(number, events)
+
+    def _unwatch(self, number: int) -> None:
+        if self._handlers.pop(number, None):
+            self._poll.unregister(number)
+
+    def _retry(self) -> None:
+        if self._retries and time.monotonic() >= self._retry_time:
+            retries, self._retries = self._retries, {}
+            for retry in retries.values():
+                retry()
+
+    def _retry_later(self, owner: object, retry: Callable[[], None]) -> None:
+        if not self._retries:
+            self._retry_time = time.monotonic() + _RETRY
+        self._retries[id(owner)] = retry
+
+    # Clients
+
+    def _accept_client(self, events: int) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except (ConnectionError, BlockingIOError):
+            return  # the client has gone
+        except OSError:  # the machine has no free descriptor
+            self._unwatch(self._listening.fileno())
+            self._retry_later(self, self._watch_listening)
+            return
+        connection.setblocking(False)
+        client = Client(connection)
+        self._clients.add(client)
+        self._watch(connection.fileno(), lambda events: self._serve_client(client, events))
+        if len(self._clients) >= MAX_CLIENTS:
+            self._unwatch(self._listening.fileno())  # more clients wait
+
+    def _watch_listening(self) -> None:
+        if len(self._clients) < MAX_CLIENTS:
+            self._watch(self._listening.fileno(), self._accept_client)
+
+    def _serve_client(self, client: Client, events: int) -> None:
+        if events & select.POLLOUT:
+            self._send_notices(client)
+        if not events & ~select.POLLOUT or client not in self._clients:
+            return
+        try:
+            # Not recv_fds(): descriptors that a client sends are closed by the kernel.
+            message, _, flags, _ = client.connection.recvmsg(MAX_MESSAGE_BYTES)
+        except (ConnectionResetError, BlockingIOError):
+            # A client that dies with unread answers resets the connection. The kernel reports this
+            # once, before the requests that the client has sent.
+            return
+        except OSError:
+            message = b""
+        if not message:
+            self._close_client(client)
+            return
+        try:
+            self._execute(client, message, is_whole=not flags & socket.MSG_TRUNC)
+        except Exception:  # noqa: BLE001  (a defect here must not end all programs)
+            traceback.print_exc()
+            self._close_client(client)
+
+    def _close_client(self, client: Client) -> None:
+        if client not in self._clients:
+            return
+        self._unwatch(client.connection.fileno())
+        self._clients.discard(client)
+        client.connection.close()
+        self._watch_listening()
+
+    def _execute(self, client: Client, message: bytes, *, is_whole: bool) -> None:
+        number = None
+        try:
+            request = _parse(message, is_whole=is_whole)
+            number = request.get("id")
+            answer = self._answer(client, request)
+        except RequestError as error:
+            answer = {"error": str(error), "errno": None, "path": None, "step": START}
+        except OSError as error:
+            answer = _describe_error(error)
+        if number is not None and answer is not None:
+            self._send_answer(client, {"id": number, **answer})
+
+    def _answer(self, client: Client, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Execute a request; return its answer, None if that comes later."""
+        what = request["request"]
+        if what == "version":
+            return {
+                "version": PROTOCOL_VERSION,
+                "pid": os.getpid(),
+                "cgroups": os.environ.get(CGROUP_DESCRIPTION_VARIABLE, ""),
+                "mount_problem": self._mount_problem,
+            }
+        if what == "list":
+            return self._list(request.get("after") or 0)
+        if what == "attach":
+            client.is_attached = True
+            return {}
+        if what == "stop":
+            raise SystemExit(0)
+        name = request.get("name")
+        if not isinstance(name, str) or not name.startswith("/") or "\0" in name:
+            raise RequestError("name: not an absolute path")
+        if what == "look":
+            self._notify(client, name)
+            return {}
+        if what == "start":
+            self._start(client, name, request.get("id"))
+            return None
+        program = self._programs.get(name)
+        if program is None:
+            raise RequestError(f"{name}: no such program")
+        if what == "signal":
+            program.send_signal(_integer(request, "number"))
+        elif what == "close":
+            self._close_output(program)
+        elif what == "forget":
+            self._forget(program)
+        elif what == "tree":
+            top = [] if program.top is None else [program.top]
+            answer = {"id": request.get("id"), "devices": list(program.devices)}
+            self._send_answer(client, answer, top)
+            return None
+        else:
+            raise RequestError(f"unknown request {what[:64]!r}")
+        return {}
+
+    def _send_answer(
+        self, client: Client, answer: Mapping[str, Any], descriptors: Sequence[int] = ()
+    ) -> None:
+        try:
+            socket.send_fds(client.connection, [json.dumps(answer).encode()], descriptors)
+        except OSError as error:
+            if descriptors and error.errno == errno.ETOOMANYREFS:
+                failure = {"id": answer["id"], **_describe_error(error)}
+                self._send_answer(client, failure)
+            else:  # it has gone, or does not read its answers
+                self._close_client(client)
+
+    def _notify_all(self, program: Program) -> None:
+        for client in list(self._clients):
+            if client.is_attached:
+                self._notify(client, program.name)
+
+    def _notify(self, client: Client, name: str) -> None:
+        client.notices[name] = None
+        self._send_notices(client)
+
+    def _send_notices(self, client: Client) -> None:
+        number = client.connection.fileno()
+        while client.notices:
+            name = next(iter(client.notices))
+            program = self._programs.get(name)
+            notice = {"is_unknown": True} if program is None else program.describe()
+            try:
+                client.connection.send(json.dumps({"notice": name, **notice}).encode())
+            except BlockingIOError:
+                self._poll.modify(number, select.POLLIN | select.POLLOUT)
+                return
+            except OSError:
+                self._close_client(client)
+                return
+            del client.notices[name]
+        self._poll.modify(number, select.POLLIN)
+
+    def _list(self, after: int) -> dict[str, Any]:
+        programs: list[tuple[str, int, int]] = []
+        size = 0
+        for each in self._programs.values():
+            if each.serial > after and size < _LIST_BYTES:
+                programs.append((each.name, each.pid, each.start_time))
+                size += len(json.dumps(programs[-1]))
+                last = each.serial
+        return {"programs": programs, "after": last if programs else after}
+
+    # The start
+
+    def _start(self, client: Client, name: str, number: int | None) -> None:
+        if name in self._programs:
+            raise RequestError(f"{name}: was started already")
+        if len(self._programs) >= self._max_programs:
+            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)} (RLIMIT_NOFILE)")
+        specification = read_specification(name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{name}/exit")
+        self._serial += 1
+        program = Program(name, self._serial)
+        with contextlib.ExitStack() as failing:
+            failing.callback(program.close)
+            if specification.lock is not None:
+                program.lock = os.open(specification.lock, os.O_RDONLY | os.O_CLOEXEC)
+                fcntl.flock(program.lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if specification.broker is not None and specification.broker_socket is not None:
+                broker = Specification(**specification.broker)
+                program.broker = Broker(broker, _listen(specification.broker_socket))
+                failing.callback(program.broker.listening.close)
+            with contextlib.ExitStack() as writing:
+                limits = {
+                    "stdout": specification.stdout_limit,
+                    "stderr": specification.stderr_limit,
+                }
+                ends = []
+                for what, limit in limits.items():
+                    output, end = _open_output(f"{name}/{what}", limit)
+                    program.outputs = (*program.outputs, output)
+                    writing.callback(os.close, end)
+                    ends.append(end)
+                program.report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                writing.callback(theirs.close)
+                program.report.setblocking(False)
+                program.pid = _fork(lambda: _execute_program(specification, ends, theirs))
+            failing.pop_all()
+
+        def answer(content: Mapping[str, Any]) -> None:
+            if client not in self._clients:
+                self._forget(program)
+            elif number is not None:
+                top = [] if program.top is None else [program.top]
+                self._send_answer(client, {"id": number, **content}, top)
+
+        program.answer = answer
+        self._programs[name] = self._children[program.pid] = program
+        self._watch(program.report.fileno(), lambda events: self._read_report(program))
+        for output in program.outputs:
+            self._watch_output(program, output)
+        if program.broker is not None:
+            self._watch(
+                program.broker.listening.fileno(), lambda events: self._start_broker(program)
+            )
+
+    def _read_report(self, program: Program) -> None:
+        """Read what the child tells before it executes the program."""
+        report, answer = program.report, program.answer
+        assert report is not None
+        assert answer is not None
+        try:
+            message, descriptors, _, _ = socket.recv_fds(
+                report, MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        except OSError as error:  # such as EMFILE
+            message, descriptors = json.dumps(_describe_error(error)).encode(), []
+        if descriptors:
+            program.top = descriptors[0]
+        told = json.loads(message) if message else {}
+        if message and "error" not in told:
+            program.start_time, program.devices = told["start_time"], told["devices"]
+            return
+        self._unwatch(report.fileno())
+        report.close()
+        program.report = program.answer = None
+        if not message and program.start_time:
+            if program.exit is not None:
+                self._save(program)
+            answer(
+                {
+                    "pid": program.pid,
+                    "start_time": program.start_time,
+                    "devices": list(program.devices),
+                }
+            )
+            return
+        if not message:
+            error = OSError(errno.ECHILD, "the process was killed before it executed the program")
+            told = _describe_error(error)
+        self._forget(program)
+        answer(told)
+
+    # Output
+
+    def _watch_output(self, program: Program, output: Output) -> None:
+        self._watch(output.pipe, lambda events: self._move_output(program, output))
+
+    def _move_output(self, program: Program, output: Output) -> None:
+        before, pipe = (output.error, output.slow_seconds), output.pipe
+        output.move_chunk()
+        if not output.is_open:
+            self._unwatch(pipe)
+            if program.is_complete:
+                self._save(program)
+            return
+        if output.error is not None:
+            self._unwatch(pipe)
+            self._retry_later(output, lambda: self._resume_output(program, output))
+        elif output.is_full or program.slow_seconds >= MAX_SLOW_READ_SECONDS:
+            self._unwatch(pipe)
+        if before != (output.error, output.slow_seconds):
+            self._notify_all(program)
+
+    def _resume_output(self, program: Program, output: Output) -> None:
+        if output.is_open and not program.is_forgotten:
+            self._watch_output(program, output)
+
+    def _close_output(self, program: Program) -> None:
+        was_complete = program.is_complete
+        for output in program.outputs:
+            if output.is_open:
+                self._unwatch(output.pipe)
+                output.move_rest()
+        if program.is_complete and not was_complete:
+            self._save(program)
+
+    def _save(self, program: Program) -> None:
+        """Write and tell the end, once no process of the broker runs."""
+        if program.broker is None or not program.broker.pid:
+            self._write_exit(program)
+            self._notify_all(program)
+
+    def _write_exit(self, program: Program) -> None:
+        if not program.is_forgotten:
+            program.save()
+            if not program.is_saved:
+                self._retry_later(program, lambda: self._write_exit(program))
+
+    # The end
+
+    def _reap_children(self, events: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            program = self._children.pop(pid, None)
+            if program is None:  # an orphan
+                continue
+            if pid != program.pid:
+                self._end_broker(program, os.waitstatus_to_exitcode(status) == _FAILED)
+                continue
+            program.exit = {"status": status, "rusage": list(usage), "time": time.time()}
+            self._kill_broker(program)
+            if program.report is None:
+                self._save(program)
+
+    def _forget(self, program: Program) -> None:
+        if program.is_forgotten:
+            return
+        program.is_forgotten = True
+        del self._programs[program.name]
+        program.send_signal(signal.SIGKILL)
+        self._kill_broker(program)
+        for output in program.outputs:
+            if output.is_open:
+                self._unwatch(output.pipe)
+        if program.report is not None:
+            self._unwatch(program.report.fileno())
+        program.close()
+
+    # Brokers
+
+    def _start_broker(self, program: Program) -> None:
+        broker = program.broker
+        assert broker is not None
+        listening = broker.listening.fileno()
+        self._unwatch(listening)
+        try:
+            with contextlib.ExitStack() as opened:
+                path = f"{program.name}/broker-stderr"
+                broker.output, end = _open_output(path, MAX_BROKER_STDERR_BYTES)
+                opened.callback(os.close, end)
+                mounts = None
+                if program.top is not None:
+                    mounts = os.open(f"/proc/{program.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+                    opened.callback(os.close, mounts)
+                broker.pid = _fork(
+                    lambda: _execute_broker(broker.specification, end, mounts, listening)
+                )
+        except OSError as error:
+            self._refuse_connections(program, str(error))
+            return
+        self._children[broker.pid] = program
+        output = broker.output
+        self._watch(output.pipe, lambda events: self._move_broker_output(output))
+        self._notify_all(program)
+
+    def _move_broker_output(self, output: Output) -> None:
+        pipe = output.pipe
+        output.move_chunk()
+        if not output.is_open or output.is_full or output.error is not None:
+            self._unwatch(pipe)
+
+    def _end_broker(self, program: Program, has_failed: bool) -> None:
+        broker = program.broker
+        assert broker is not None
+        assert broker.output is not None
+        if broker.output.is_open:
+            self._unwatch(broker.output.pipe)
+            broker.output.move_rest()
+        broker.pid = 0
+        self._refuse_connections(program, "it could not be executed" if has_failed else None)
+        if program.exit is not None:
+            self._save(program)
+
+    def _refuse_connections(self, program: Program, error: str | None) -> None:
+        broker = program.broker
+        assert broker is not None
+        broker.refuse_connections()
+        if program.exit is None and not program.is_forgotten:
+            broker.error = error
+            self._notify_all(program)
+
+    def _kill_broker(self, program: Program) -> None:
+        broker = program.broker
+        if broker is None:
+            return
+        if broker.pid:
+            for kill in (os.killpg, os.kill):  # it may not lead its group yet
+                with contextlib.suppress(OSError):
+                    kill(broker.pid, signal.SIGKILL)
+        elif broker.listening.fileno() >= 0:
+            self._unwatch(broker.listening.fileno())
+            broker.refuse_connections()
+
+
+def _parse(message: bytes, *, is_whole: bool) -> dict[str, Any]:
+    """Return a request, with a `request` and an `id` of the right types."""
+    try:
+        request = json.loads(message)
+    except (ValueError, RecursionError):
+        raise RequestError("the request is not JSON") from None
+    if not isinstance(request, dict) or not isinstance(request.get("request"), str):
+        raise RequestError("the request is not an object with a member 'request'")
+    if not is_whole:
+        raise RequestError(f"a request has at most {MAX_MESSAGE_BYTES // 1024} KiB")
+    for name in ("id", "after", "number"):
+        if name in request:
+            _integer(request, name)
+    return request
+
+
+def _integer(request: dict[str, Any], name: str) -> int:
+    value = request.get(name)
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise RequestError(f"{name}: not an integer from 0 on")
+    return value
+
+
+def _describe_error(error: OSError, step: str = START) -> dict[str, Any]:
+    path = error.filename
+    return {
+        "error": str(error.strerror or error),
+        "errno": error.errno,
+        "path": os.fsdecode(path) if isinstance(path, (str, bytes)) else None,
+        "step": step,
+    }
+
+
+def read_specification(directory: str) -> Specification:
+    """Read the file `start` of a directory. Raises: RequestError, OSError."""
+    path = f"{directory}/start"
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+        content = file.read(MAX_START_BYTES + 1)
+    if len(content) > MAX_START_BYTES:
+        raise RequestError(f"{path}: over {MAX_START_BYTES // 2**20} MiB")
+    try:
+        specification = Specification(**json.loads(content))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RequestError(f"{path}: {error}") from None
+    if len(specification.descriptors) > MAX_PASSED_DESCRIPTORS:
+        raise RequestError(f"{path}: over {MAX_PASSED_DESCRIPTORS} descriptors")
+    return specification
+
+
+def _open_output(path: str, limit: int) -> tuple[Output, int]:
+    """Return the output of a new pipe, and the pipe's write end. Raises: OSError."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    try:
+        os.set_blocking(reading, False)
+        return Output(path, reading, limit), writing
+    except OSError:
+        os.close(reading)
+        os.close(writing)
+        raise
+
+
+def _bind(listening: socket.socket, path: str) -> None:
+    """Bind a socket. By a descriptor: a socket's path has at most 107 bytes (unix(7))."""
+    directory, name = os.path.split(path)
+    place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        listening.bind(f"/proc/self/fd/{place}/{name}")
+    finally:
+        os.close(place)
+
+
+def _listen(path: str) -> socket.socket:
+    """Return a listening socket at a path. Raises: OSError."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        _bind(listening, path)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+# In the child
+
+
+def _fork(execute: Callable[[], None]) -> int:
+    """Return the number of a child that becomes a program. Raises: OSError."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _prepare_process()
+        execute()
+    except BaseException:  # noqa: BLE001  (the child must not go on as a second starter)
+        traceback.print_exc()
+    finally:
+        os._exit(_FAILED)
+
+
+def _prepare_process() -> None:
+    """Set what is the same for all programs."""
+    signal.set_wakeup_fd(-1)
+    os.setsid()
+    os.umask(_UMASK)
+    # Python ignores some signals, and the starter's parent may have ignored others.
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # The files of a process that is not dumpable are root's.
+    _libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
+        if int(file.read()) < OOM_SCORE_ADJ:
+            file.seek(0)
+            file.write(str(OOM_SCORE_ADJ))
+
+
+def _execute_program(
+    specification: Specification, outputs: Sequence[int], report: socket.socket
+) -> None:
+    """Become a program; if that fails the report has the error."""
+    step = START
+    try:
+        entries = _open_procs_files(specification)
+        tops, devices = list[int](), set[int]()
+        if specification.layers:
+            step = MOUNT
+            top, devices = mount_overlay(specification.layers)
+            tops.append(top)
+            step = START
+        _take_place(specification, entries, outputs)
+        told = {"start_time": _read_start_time(), "devices": sorted(devices)}
+        socket.send_fds(report, [json.dumps(told).encode()], tops)
+        _execute(specification)
+    except OSError as error:
+        report.send(json.dumps(_describe_error(error, step)).encode())
+
+
+def _execute_broker(
+    specification: Specification, output: int, mounts: int | None, listening: int
+) -> None:
+    """Become a broker, in a mount namespace. Raises: OSError."""
+    entries = _open_procs_files(specification)
+    if mounts is not None and _libc.setns(mounts, _CLONE_NEWNS):
+        raise _last_error()
+    _take_place(specification, entries, (output, output), listening)
+    _execute(specification)
+
+
+def _open_procs_files(specification: Specification) -> Sequence[int]:
+    return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in specification.procs_files]
+
+
+def _take_place(
+    specification: Specification,
+    entries: Sequence[int],
+    outputs: Sequence[int],
+    listening: int | None = None,
+) -> None:
+    """Enter cgroups and the directory, and open descriptors."""
+    for entry in entries:
+        os.write(entry, b"0")
+    os.nice(specification.niceness)
+    given = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), *outputs]
+    given += [_open_descriptor(each, listening) for each in specification.descriptors]
+    os.chdir(specification.directory)
+    for number, descriptor in enumerate(given):  # the highest is below those that were opened
+        os.dup2(descriptor, number)
+
+
+def _open_descriptor(source: Mapping[str, str], listening: int | None) -> int:
+    ((kind, value),) = source.items()
+    if kind == "socket" and listening is not None:
+        return listening
+    if kind in ("text", "base64"):
+        content = os.fsencode(value) if kind == "text" else base64.b64decode(value)
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        descriptor = os.memfd_create("content", flags)
+        with open(descriptor, "wb", buffering=0, closefd=False) as file:
+            file.write(content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        return descriptor
+    if kind == "append":
+        return os.open(value, _FILE_FLAGS | os.O_APPEND, _PRIVATE)
+    return os.open(value, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _read_start_time() -> int:
+    with open("/proc/self/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
+
+
+def _execute(specification: Specification) -> None:
+    if specification.has_own_process_limit:
+        enter_user_namespace()
+    for number, soft, hard in specification.rlimits:  # last of all: they hold of this process, too
+        own = resource.getrlimit(number)[1]
+        if own != resource.RLIM_INFINITY:
+            soft, hard = (own if one < 0 else min(one, own) for one in (soft, hard))
+        resource.setrlimit(number, (soft, hard))
+    argv = list(map(os.fsencode, specification.argv))
+    os.execve(argv[0], argv, dict(specification.environment))  # noqa: S606  (no shell is wanted)
+
+
+def mount_overlay(layers: Sequence[str]) -> tuple[int, set[int]]:
+    """Mount an overlay over its upper directory, for this process alone.
+
+    Return its top, and the devices of its files.
+    """
+    if _libc.unshare(_CLONE_NEWNS):
+        raise _last_error()
+    # By descriptors: no character of a path means anything, and evaluators learn no path.
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    opened = [os.open(path, flags) for path in layers]
+    options = _OVERLAY.format(*(f"/proc/self/fd/{descriptor}" for descriptor in opened))
+    place = os.fsencode(layers[1])
+    how = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV)
+    if _libc.mount(b"overlay", place, b"overlay", how, options.encode()):
+        raise _last_error()
+    top = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    devices = {os.fstat(top).st_dev}
+    lower, upper, _ = (os.fstat(descriptor).st_dev for descriptor in opened)
+    if lower != upper:
+        devices |= {_device_of_new_files(top), *_device_of_old_files(top)}
+    return top, devices
+
+
+# Where the layers are of two file systems their files have a device each, other than that of
+# directories (the kernel's filesystems/overlayfs, "Inode properties").
+
+
+def _device_of_new_files(top: int) -> int:
+    name = os.urandom(8).hex()
+    os.symlink(name, name, dir_fd=top)
+    try:
+        return os.stat(name, dir_fd=top, follow_symlinks=False).st_dev
+    finally:
+        os.unlink(name, dir_fd=top)
+
+
+def _device_of_old_files(top: int) -> Iterator[int]:
+    """Yield the device of the first file that is found, if there is one."""
+    folders = ["."]
+    for folder in folders:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=top)
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    if not entry.is_dir(follow_symlinks=False):
+                        yield entry.stat(follow_symlinks=False).st_dev
+                        return
+                    folders.append(f"{folder}/{entry.name}")
+        finally:
+            os.close(descriptor)
+
+
+def enter_user_namespace(more: int = 0) -> str | None:
+    """Enter a new user namespace, and `more` (unshare(2)); return what went wrong.
+
+    The kernel counts there for this process apart what limits count for a user (getrlimit(2)).
+    """
+    user, group = os.getuid(), os.getgid()
+    if _libc.unshare(_CLONE_NEWUSER | more):
+        return f"unshare(2): {os.strerror(ctypes.get_errno())}"
+    for name, line in (
+        ("setgroups", b"deny"),
+        ("uid_map", b"%d %d 1" % (user, user)),
+        ("gid_map", b"%d %d 1" % (group, group)),
+    ):
+        try:
+            with open(f"/proc/self/{name}", "wb", buffering=0) as file:
+                file.write(line)
+        except OSError as error:
+            return f"/proc/self/{name}: {error.strerror}"
+    return None
+
+
+# The starter itself
+
+
+def enter_mount_namespace() -> str | None:
+    """Enter a namespace in which this process may mount; return why it cannot.
+
+    A child tries first: there is no way back.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(writing, (enter_user_namespace(_CLONE_NEWNS) or "").encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as file:
+        problem = file.read().decode()
+    os.waitpid(pid, 0)
+    return problem or enter_user_namespace(_CLONE_NEWNS)
+
+
+def open_socket(path: str) -> socket.socket:
+    """Listen at a path. Raises: SystemExit, if others may enter its directory; OSError."""
+    directory = os.path.dirname(path) or "."
+    status = os.stat(directory)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        user = _find_user_name(os.geteuid())
+        command = shlex.join(["install", "-d", "-m", "700", "-o", user, directory])
+        raise SystemExit(
+            f"{PROCESS_NAME}: {path}: the directory must belong to the user {user} and have mode"
+            f" 0700; as root: {command}"
+        )
+    new = f"{path}.new"  # so that the starter listens as soon as `path` exists
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                other.connect(f"/proc/self/fd/{place}/{os.path.basename(path)}")
+                raise SystemExit(f"{PROCESS_NAME}: {path}: another starter listens here")
+        finally:
+            os.close(place)
+    os.umask(0o077)
+    listening = _listen(new)
+    os.rename(new, path)
+    listening.setblocking(False)
+    return listening
+
+
+def _find_user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def notify_systemd() -> None:
+    """Tell systemd, if it has started this process, that it is ready (sd_notify(3))."""
+    if path := os.environ.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifying:
+            notifying.sendto(b"READY=1", path.replace("@", "\0", 1) if path[0] == "@" else path)
+
+
+def _occupy_low_descriptors() -> None:
+    """Have nothing open under the numbers of a program's descriptors, besides stderr."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for number in range(_LAST_OF_PROGRAMS + 1):
+        if number not in (null, 2):
+            os.dup2(null, number, inheritable=False)
+    os.set_inheritable(2, False)
+
+
+def _on_termination(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
+
+
+def main() -> None:
+    """Listen, notify systemd and serve."""
+    _, path = sys.argv[1:]
+    with contextlib.suppress(OSError), open("/proc/self/coredump_filter", "w") as file:
+        # Core dumps of programs contain no memory (core(5)). A handler of the machine would store
+        # them as root, and where no limit counts them.
+        file.write("0")
+    mount_problem = enter_mount_namespace()
+    for option, value in ((_PR_SET_CHILD_SUBREAPER, 1), (_PR_SET_DUMPABLE, 0)):
+        if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+            raise _last_error()
+    _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGTERM, _on_termination)
+    signal.signal(signal.SIGINT, _on_termination)
+    _occupy_low_descriptors()
+    try:
+        listening = open_socket(path)
+    except OSError as error:
+        raise SystemExit(
+            f"{PROCESS_NAME}: {path}: cannot listen there: {error.strerror or error}; name"
+            " another path by --socket, in a directory of mode 700"
+        ) from None
+    os.chdir("/")
+    notify_systemd()
+    Starter(listening, hard, mount_problem).serve()
+
+
+def _last_error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,592 @@
+"""The client of `starter`, the process that starts programs and outlives the daemon.
+
+`StarterClient.start_program` and the other calls that block use connections of their own, so that
+any thread may make them. From `attach` on, the reactor serves one connection more, which brings
+notices of programs that end, and takes requests that are not answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import attrs
+import msgspec
+from twisted.internet.interfaces import IReadWriteDescriptor
+from twisted.internet.main import CONNECTION_DONE
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from tawebeval.errors import ConfigurationError
+from tawebeval.linux import starter
+from tawebeval.linux.child import has_process_ended
+from tawebeval.linux.privileges import User
+
+ANSWER_TIMEOUT = 10  # seconds for an answer
+MAX_QUEUED_REQUESTS = 4096  # requests: with more the starter is taken for dead
+STARTER_SOURCE = Path(starter.__file__).read_bytes()  # now: later the user may lack permission
+STARTER_ENDED = "the starter of evaluators has ended"
+_HANGS = "the starter of evaluators does not answer"
+_VERSION = (
+    "the starter of evaluators speaks version {} of its protocol, and this daemon version {};"
+    " restart tawebeval-starter.service, which ends all running evaluations"
+)
+_LOOK = 0.002  # seconds between two looks whether a new starter listens
+_MAX_IDLE = 8  # connections that are kept for later calls
+_READ = 64 * 1024
+
+log = Logger()
+
+
+class OverlayMountError(OSError):
+    """The failure to mount an overlay."""
+
+
+@attrs.frozen
+class MountedOverlay:
+    """A mounted overlay: a descriptor of its top directory, and the devices of its files."""
+
+    root_descriptor: int
+    device_numbers: frozenset[int]
+
+
+@attrs.frozen
+class OverlayLayers:
+    """The directories of an overlay mount (the kernel's filesystems/overlayfs).
+
+    The overlay is mounted over `upper`, and visible to the started program and its broker only.
+    """
+
+    lower: Path
+    upper: Path
+    work: Path
+
+
+@attrs.frozen
+class LaunchSpec:
+    """A program to start, with everything that its process gets.
+
+    - `descriptors`: what the program has open from `starter.FIRST_PASSED_DESCRIPTOR` on; see
+      `starter.Specification`.
+    - `cgroup_procs_files`: the files of cgroups to which the process writes "0" to enter.
+    - `rlimits`: soft and hard limits, by the RLIMIT numbers of `resource`.
+    - `niceness`: the increment over the daemon's nice value.
+    - `has_own_process_limit`: the process has a user namespace of its own, so that it shares no
+      limit of a user with others.
+    - `lock`: a file that is locked until the program is forgotten.
+    - `max_stdout_bytes`, `max_stderr_bytes`: what is stored of the output, and one byte more.
+    - `broker`: a program that is started with the first connection to the socket `broker_socket`.
+    """
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    directory: str
+    descriptors: Sequence[Mapping[str, str]] = ()
+    cgroup_procs_files: Sequence[str] = ()
+    rlimits: Mapping[int, tuple[int, int]] = attrs.field(factory=dict)
+    niceness: int = 0
+    has_own_process_limit: bool = False
+    lock: Path | None = None
+    max_stdout_bytes: int = 2**62
+    max_stderr_bytes: int = 2**62
+    broker: LaunchSpec | None = None
+    broker_socket: Path | None = None
+
+    def build_json_object(self, layers: OverlayLayers | None = None) -> dict[str, Any]:
+        """Return the content of the file `start`; `layers` are those of its overlay."""
+        return {
+            "argv": list(self.argv),
+            "environment": dict(self.environment),
+            "directory": self.directory,
+            "descriptors": [dict(each) for each in self.descriptors],
+            "procs_files": list(self.cgroup_procs_files),
+            "rlimits": [(number, *both) for number, both in self.rlimits.items()],
+            "niceness": self.niceness,
+            "layers": [str(each) for each in attrs.astuple(layers)] if layers else [],
+            "has_own_process_limit": self.has_own_process_limit,
+            "lock": None if self.lock is None else str(self.lock),
+            "stdout_limit": self.max_stdout_bytes,
+            "stderr_limit": self.max_stderr_bytes,
+            "broker": self.broker and self.broker.build_json_object(),
+            "broker_socket": None if self.broker_socket is None else str(self.broker_socket),
+        }
+
+
+@attrs.frozen
+class StartedProgram:
+    """A program that the starter has started; `directory` has its files, and is its name.
+
+    `start_time` is field 22 of proc(5)'s stat: with `pid` it names one process of this boot.
+    """
+
+    directory: Path
+    pid: int
+    start_time: int
+    overlay: MountedOverlay | None = None
+
+
+class ProgramState(msgspec.Struct, frozen=True):
+    """What the starter knows of a program: see `starter.Program.describe`.
+
+    With `is_unknown` it knows nothing. `status` and `rusage` are None while the program runs.
+    """
+
+    pid: int = 0
+    start_time: int = 0
+    status: int | None = None
+    rusage: tuple[float, ...] | None = None
+    is_output_complete: bool = False
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    write_error: int | None = None
+    slow_read_seconds: float = 0.0
+    broker_pid: int | None = None
+    broker_error: str | None = None
+    is_unknown: bool = False
+
+
+def read_exit_file(directory: Path) -> ProgramState | None:
+    """Return how a program has ended; None if it has not, or was lost. Blocks."""
+    try:
+        return msgspec.json.decode((directory / "exit").read_bytes(), type=ProgramState)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def execute_starter(path: Path, cgroups: str, environment: Mapping[str, str]) -> NoReturn:
+    """Become the starter, which listens at `path`. Raises: ConfigurationError.
+
+    `cgroups` is for `StarterClient.cgroups`. Of the environment the starter has only what
+    sd_notify(3) needs.
+    """
+    given = {starter.CGROUP_DESCRIPTION_VARIABLE: cgroups}
+    if "NOTIFY_SOCKET" in environment:
+        given["NOTIFY_SOCKET"] = environment["NOTIFY_SOCKET"]
+    source = _make_source_file()
+    os.dup2(source, 0)
+    # This user may lack permission to read the Python of this process.
+    for python in _list_pythons():
+        options = [python, "-I", "-S"]
+        with contextlib.suppress(OSError):
+            if subprocess.run([*options, "-c", ""], env={}, stdin=source).returncode == 0:
+                argv = [*options, "/proc/self/fd/0", starter.PROCESS_NAME, str(path)]
+                os.execve(python, argv, given)  # noqa: S606
+    raise ConfigurationError("no Python that the user can execute", "install /usr/bin/python3")
+
+
+def spawn_starter(path: Path, user: User | None = None) -> None:
+    """Start a starter, as `user` if one is given, that outlives this process. Blocks.
+
+    Its directory is made, and has what it says in the file `log`. Raises: OSError.
+    """
+    errors = list[str]()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if user is not None:
+        os.chown(path.parent, user.uid, user.gid)
+    for python in _list_pythons():
+        try:
+            _spawn(python, path, user)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            errors.append(str(error.strerror or error))
+        else:
+            return
+    what = "the starter of evaluators cannot be started"
+    raise OSError(None, f"{what}: {'; '.join(dict.fromkeys(errors))}")
+
+
+def _spawn(python: str, path: Path, user: User | None) -> None:
+    source = _make_source_file()
+    said = os.open(path.parent / "log", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            [python, "-I", "-S", "/proc/self/fd/0", starter.PROCESS_NAME, str(path)],
+            env={},
+            cwd="/",
+            stdin=source,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,  # a key on the terminal shall not end it before the daemon
+            user=user.uid if user else None,
+            group=user.gid if user else None,
+            extra_groups=() if user else None,
+        )
+        deadline = time.monotonic() + ANSWER_TIMEOUT
+        while process.poll() is None:
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                _connect(path).close()
+                process.returncode = 0  # so that Popen does not wait for it
+                return
+            if time.monotonic() > deadline:
+                process.kill()
+                raise TimeoutError(errno.ETIMEDOUT, _HANGS)
+            time.sleep(_LOOK)
+        words = os.pread(said, _READ, 0).decode(errors="replace").strip().rpartition("\n")[2]
+        raise OSError(None, words or STARTER_ENDED)
+    finally:
+        os.close(source)
+        os.close(said)
+
+
+def _make_source_file() -> int:
+    source = os.memfd_create("source", os.MFD_CLOEXEC)
+    os.pwrite(source, STARTER_SOURCE, 0)
+    return source
+
+
+def _list_pythons() -> Sequence[str]:
+    return list(dict.fromkeys((sys.executable, "/usr/bin/python3")))
+
+
+@implementer(IReadWriteDescriptor)
+class StarterClient:
+    """The daemon's connections to the starter.
+
+    `path` is the starter's socket, `pid` the number of its process, `cgroups` the description of
+    the cgroups that it has opened for evaluations, "" without. `mount_problem` is why it can mount
+    no overlay; None if it can.
+    """
+
+    def __init__(self, path: Path, answer: Mapping[str, Any]) -> None:
+        self.path = path
+        self.pid: int = answer["pid"]
+        self.cgroups: str = answer["cgroups"]
+        self.mount_problem: str | None = answer["mount_problem"]
+        self._pidfd: int | None = os.pidfd_open(self.pid)
+        self._idle: list[socket.socket] = []
+        self._connection: socket.socket | None = None
+        self._reactor: Any = None
+        self._on_lost: Callable[[], object] = lambda: None
+        self._listeners: dict[str, Callable[[ProgramState], object]] = {}
+        self._queue: deque[bytes] = deque()  # messages that the socket did not take
+
+    @classmethod
+    def connect(cls, path: Path) -> StarterClient:
+        """Connect to a running starter. Blocks. Raises: OSError, ConfigurationError."""
+        with _connect(path) as connection:
+            answer, _ = _ask(connection, {"request": "version"})
+        if answer["version"] != starter.PROTOCOL_VERSION:
+            raise ConfigurationError(_VERSION.format(answer["version"], starter.PROTOCOL_VERSION))
+        return cls(path, answer)
+
+    # Calls that block, for any thread
+
+    def start_program(
+        self, directory: Path, launch: LaunchSpec, layers: OverlayLayers | None = None
+    ) -> StartedProgram:
+        """Start a program whose files are in `directory`, which is made. Blocks.
+
+        The caller closes the descriptor of the overlay. Raises: OSError, if the program cannot be
+        started; OverlayMountError, if that is for the overlay.
+        """
+        directory.mkdir(mode=0o700, exist_ok=True)
+        content = json.dumps(launch.build_json_object(layers)).encode()
+        if len(content) > starter.MAX_START_BYTES:
+            raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        with open(os.open(directory / "start", flags, 0o600), "wb") as file:
+            file.write(content)
+        try:
+            answer, tops = self._call({"request": "start", "name": str(directory)})
+        except TimeoutError:
+            with contextlib.suppress(OSError):
+                self.forget_program_now(directory)
+            raise
+        return StartedProgram(
+            directory, answer["pid"], answer["start_time"], _make_overlay(answer, tops)
+        )
+
+    def reopen_overlay(self, directory: Path) -> MountedOverlay | None:
+        """Return the overlay of a program; None without. Blocks. Raises: OSError."""
+        return _make_overlay(*self._call({"request": "tree", "name": str(directory)}))
+
+    def list_programs(self) -> dict[Path, tuple[int, int]]:
+        """Return pid and start time of all programs. Blocks. Raises: OSError."""
+        found: dict[Path, tuple[int, int]] = {}
+        after = 0
+        while True:
+            answer, _ = self._call({"request": "list", "after": after})
+            if not answer["programs"]:
+                return found
+            after = answer["after"]
+            found.update({Path(name): (pid, start) for name, pid, start in answer["programs"]})
+
+    def wait_for_program(self, directory: Path, timeout: float) -> tuple[int, bytes]:
+        """Return the exit status of a program, negative for a signal, and what it printed. Blocks.
+
+        Raises: OSError; TimeoutError, if it has not ended after `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        with _connect(self.path) as connection:
+            _ask(connection, {"request": "attach"})
+            connection.send(json.dumps({"request": "look", "name": str(directory)}).encode())
+            while True:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(
+                        errno.ETIMEDOUT, f"it did not end within {timeout:g} seconds"
+                    )
+                _set_timeout(connection, left)
+                with contextlib.suppress(BlockingIOError):
+                    message, _ = _receive(connection)
+                    state = msgspec.convert(message, ProgramState)
+                    if state.is_unknown:
+                        raise ChildProcessError(errno.ECHILD, f"{directory}: no such program")
+                    if message.get("notice") == str(directory) and state.is_output_complete:
+                        break
+        assert state.status is not None, "it has ended"
+        printed = b"".join((directory / name).read_bytes() for name in ("stdout", "stderr"))
+        return os.waitstatus_to_exitcode(state.status), printed
+
+    def forget_program_now(self, directory: Path) -> None:
+        """Kill a program, and drop what the starter knows of it. Blocks. Raises: OSError."""
+        self._call({"request": "forget", "name": str(directory)})
+
+    def stop_starter(self) -> None:
+        """End the starter, which kills all programs, and return after its end. Blocks."""
+        if self._pidfd is None:
+            return
+        with contextlib.suppress(OSError), _connect(self.path) as connection:
+            connection.send(b'{"request": "stop"}')
+            with contextlib.suppress(BlockingIOError):
+                connection.recv(1)  # until the end of the connection
+        with contextlib.suppress(ChildProcessError):  # of another process of the daemon
+            os.waitpid(self.pid, 0)
+
+    def _call(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = _connect(self.path)
+        try:
+            answer = _ask(connection, request)
+        except AnsweredError as error:
+            self._keep(connection)
+            raise error.error from None
+        except BaseException:
+            connection.close()
+            raise
+        self._keep(connection)
+        return answer
+
+    def _keep(self, connection: socket.socket) -> None:
+        if len(self._idle) < _MAX_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    # In the reactor
+
+    def attach(self, reactor: Any, on_lost: Callable[[], object] = lambda: None) -> None:
+        """Let the reactor serve a connection. `on_lost` is called once when the starter ends.
+
+        Blocks. Raises: OSError.
+        """
+        self._connection = _connect(self.path)
+        _ask(self._connection, {"request": "attach"})
+        self._reactor = reactor
+        self._on_lost = on_lost
+        self._connection.setblocking(False)
+        reactor.addReader(self)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the starter's process lives, connected or not."""
+        return self._pidfd is not None and not has_process_ended(self._pidfd)
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the reactor serves a connection."""
+        return self._connection is not None
+
+    def watch_program(self, directory: Path, listener: Callable[[ProgramState], object]) -> None:
+        """Call `listener` with the state of a program soon, and whenever it changes.
+
+        It is not called any more after the end of the connection.
+        """
+        self._listeners[str(directory)] = listener
+        self._send({"request": "look", "name": str(directory)})
+
+    def unwatch_program(self, directory: Path) -> None:
+        """Call no listener of a program any more."""
+        self._listeners.pop(str(directory), None)
+
+    def signal_program(self, directory: Path, number: int) -> None:
+        """Send a signal to the process group of a program, also after its own end."""
+        self._send({"request": "signal", "name": str(directory), "number": number})
+
+    def close_output(self, directory: Path) -> None:
+        """Store what the pipes of a program hold now, and close them."""
+        self._send({"request": "close", "name": str(directory)})
+
+    def forget_program(self, directory: Path) -> None:
+        """Kill a program if it runs, and drop what the starter knows of it."""
+        self._send({"request": "forget", "name": str(directory)})
+
+    def ignore_connection_loss(self) -> None:
+        """Expect the end of the connection: `on_lost` is not called."""
+        self._on_lost = lambda: None
+
+    def close(self) -> None:
+        """Close the connections; `on_lost` is not called."""
+        self.ignore_connection_loss()
+        self._lose()
+        while self._idle:
+            self._idle.pop().close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def fileno(self) -> int:
+        """Return the connection's descriptor, -1 without a connection."""
+        return -1 if self._connection is None else self._connection.fileno()
+
+    def logPrefix(self) -> str:
+        """Return the name for log lines."""
+        return type(self).__name__
+
+    def doWrite(self) -> None:
+        """Send queued requests."""
+        while self._queue and self._try(self._queue[0]):
+            self._queue.popleft()
+        if not self._queue:
+            self._reactor.removeWriter(self)
+
+    def doRead(self) -> Any:
+        """Read one notice; return the reason to close, if any."""
+        if self._connection is None:
+            return CONNECTION_DONE
+        try:
+            message = self._connection.recv(starter.MAX_MESSAGE_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return CONNECTION_DONE
+        if not message:
+            return CONNECTION_DONE
+        notice = json.loads(message)
+        listener = self._listeners.get(notice["notice"])
+        if listener is not None:
+            listener(msgspec.convert(notice, ProgramState))
+        return None
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Take the end of the connection."""
+        self._lose()
+
+    def _send(self, request: Mapping[str, Any]) -> None:
+        """Send a request or queue it; without a connection do nothing."""
+        if self._connection is None:
+            return
+        message = json.dumps(request).encode()
+        if self._queue or not self._try(message):
+            if len(self._queue) >= MAX_QUEUED_REQUESTS:
+                log.error("the starter of evaluators does not take requests any more")
+                self._reactor.callLater(0, self._lose)
+                return
+            self._queue.append(message)
+            self._reactor.addWriter(self)
+
+    def _try(self, message: bytes) -> bool:
+        """Send a message; return False if it has to wait."""
+        assert self._connection is not None
+        try:
+            self._connection.send(message)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._reactor.callLater(0, self._lose)
+        return True
+
+    def _lose(self) -> None:
+        if self._connection is None:
+            return
+        self._reactor.removeReader(self)
+        self._reactor.removeWriter(self)
+        self._connection.close()
+        self._connection = None
+        self._queue.clear()
+        on_lost, self._on_lost = self._on_lost, lambda: None
+        on_lost()
+
+
+class AnsweredError(Exception):
+    """An error that the starter has answered, after which the connection is of use."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _make_overlay(answer: Mapping[str, Any], tops: Sequence[int]) -> MountedOverlay | None:
+    return MountedOverlay(tops[0], frozenset(answer["devices"])) if tops else None
+
+
+def _connect(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        _set_timeout(connection, ANSWER_TIMEOUT)
+        # By a descriptor: a socket's path has at most 107 bytes (unix(7)).
+        place = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            connection.connect(f"/proc/self/fd/{place}/{path.name}")
+        except BlockingIOError:
+            raise TimeoutError(errno.ETIMEDOUT, _HANGS) from None
+        finally:
+            os.close(place)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _set_timeout(connection: socket.socket, seconds: float) -> None:
+    """Not by settimeout(), with which connect(2) fails at once if other clients wait, too."""
+    whole, rest = divmod(max(seconds, 0.001), 1)
+    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        connection.setsockopt(
+            socket.SOL_SOCKET, option, struct.pack("ll", int(whole), int(rest * 1e6))
+        )
+
+
+def _ask(connection: socket.socket, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    """Return the answer to a request, and its descriptors. Blocks.
+
+    Raises: OSError; AnsweredError, if the answer is an error.
+    """
+    try:
+        connection.send(json.dumps({"id": 0, **request}).encode())
+        while True:
+            answer, received = _receive(connection)
+            if "id" in answer:
+                break
+    except BlockingIOError:
+        raise TimeoutError(errno.ETIMEDOUT, _HANGS) from None
+    except (BrokenPipeError, ConnectionResetError):
+        raise ConnectionResetError(errno.ECONNRESET, STARTER_ENDED) from None
+    if "error" in answer:
+        kind = OverlayMountError if answer["step"] == starter.MOUNT else OSError
+        raise AnsweredError(kind(answer["errno"], answer["error"], answer["path"]))
+    return answer, received
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    message, descriptors, _, _ = socket.recv_fds(
+        connection, starter.MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+    )
+    if not message:
+        raise ConnectionResetError(errno.ECONNRESET, STARTER_ENDED)
+    return json.loads(message), descriptors
