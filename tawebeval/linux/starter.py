@@ -67,6 +67,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import gc
 import json
 import os
 import pwd
@@ -429,7 +430,6 @@ class Starter:
         self._children: dict[int, Program] = {}  # programs and brokers that are not reaped yet
         self._woken, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
         # What is tried again after `_RETRY`.
         self._retries: dict[int, Callable[[], None]] = {}
 
@@ -528,6 +528,8 @@ class Starter:
         try:
             request = _parse(message, is_whole=is_whole)
             number = request.get("id")
+            for name in ("after", "number"):
+                _check_integer(request, name)
             answer = self._answer(client, request)
         except RequestError as error:
             answer = {"error": str(error), "errno": None, "path": None, "step": START}
@@ -547,7 +549,7 @@ class Starter:
                 "mount_problem": self._mount_problem,
             }
         if what == "list":
-            return self._list(request.get("after") or 0)
+            return self._list(request.get("after", 0))
         if what == "attach":
             client.is_attached = True
             return {}
@@ -566,7 +568,7 @@ class Starter:
         if program is None:
             raise RequestError(f"{name}: no such program")
         if what == "signal":
-            program.send_signal(_integer(request, "number"))
+            program.send_signal(request.get("number", 0))
         elif what == "close":
             self._close_output(program)
         elif what == "forget":
@@ -717,8 +719,8 @@ class Starter:
             )
             return
         if not message:
-            error = OSError(errno.ECHILD, "the process was killed before it executed the program")
-            told = _describe_error(error)
+            killed = OSError(errno.ECHILD, "the process was killed before it executed the program")
+            told = _describe_error(killed)
         self._forget(program)
         answer(told)
 
@@ -881,17 +883,14 @@ def _parse(message: bytes, *, is_whole: bool) -> dict[str, Any]:
         raise RequestError("the request is not an object with a member 'request'")
     if not is_whole:
         raise RequestError(f"a request has at most {MAX_MESSAGE_BYTES // 1024} KiB")
-    for name in ("id", "after", "number"):
-        if name in request:
-            _integer(request, name)
+    _check_integer(request, "id")
     return request
 
 
-def _integer(request: dict[str, Any], name: str) -> int:
-    value = request.get(name)
+def _check_integer(request: dict[str, Any], name: str) -> None:
+    value = request.get(name, 0)
     if type(value) is not int or not 0 <= value < 2**53:
         raise RequestError(f"{name}: not an integer from 0 on")
-    return value
 
 
 def _describe_error(error: OSError, step: str = START) -> dict[str, Any]:
@@ -915,6 +914,9 @@ def read_specification(directory: str) -> Specification:
         specification = Specification(**json.loads(content))
     except (ValueError, TypeError, RecursionError) as error:
         raise RequestError(f"{path}: {error}") from None
+    argv = specification.argv
+    if not isinstance(argv, list) or not argv or not all(isinstance(each, str) for each in argv):
+        raise RequestError(f"{path}: argv: not a list of strings")
     if len(specification.descriptors) > MAX_PASSED_DESCRIPTORS:
         raise RequestError(f"{path}: over {MAX_PASSED_DESCRIPTORS} descriptors")
     return specification
@@ -974,20 +976,14 @@ def _fork(execute: Callable[[], None]) -> int:
 
 
 def _prepare_process() -> None:
-    """Set what is the same for all programs."""
-    signal.set_wakeup_fd(-1)
+    """Set what is the same for all programs; `main` has done what programs inherit."""
     os.setsid()
     os.umask(_UMASK)
-    # Python ignores some signals, and the starter's parent may have ignored others.
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # The files of a process that is not dumpable are root's.
     _libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
-        if int(file.read()) < OOM_SCORE_ADJ:
-            file.seek(0)
-            file.write(str(OOM_SCORE_ADJ))
+    with contextlib.suppress(OSError):  # it is higher already
+        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        os.write(score, b"%d" % OOM_SCORE_ADJ)
 
 
 def _execute_program(
@@ -1014,12 +1010,15 @@ def _execute_program(
 def _execute_broker(
     specification: Specification, output: int, mounts: int | None, listening: int
 ) -> None:
-    """Become a broker, in a mount namespace. Raises: OSError."""
-    entries = _open_procs_files(specification)
-    if mounts is not None and _libc.setns(mounts, _CLONE_NEWNS):
-        raise _last_error()
-    _take_place(specification, entries, (output, output), listening)
-    _execute(specification)
+    """Become a broker, in a mount namespace; if that fails `output` has the error."""
+    try:
+        entries = _open_procs_files(specification)
+        if mounts is not None and _libc.setns(mounts, _CLONE_NEWNS):
+            raise _last_error()
+        _take_place(specification, entries, (output, output), listening)
+        _execute(specification)
+    except OSError as error:
+        os.write(output, str(error).encode())
 
 
 def _open_procs_files(specification: Specification) -> Sequence[int]:
@@ -1224,6 +1223,17 @@ def _occupy_low_descriptors() -> None:
     os.set_inheritable(2, False)
 
 
+def _set_signal_handlers() -> None:
+    """Ignore no signal, which programs would inherit: what has a handler is default for them."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, lambda number, frame: None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _on_termination)
+
+
 def _on_termination(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
@@ -1242,9 +1252,7 @@ def main() -> None:
     _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    signal.signal(signal.SIGTERM, _on_termination)
-    signal.signal(signal.SIGINT, _on_termination)
+    _set_signal_handlers()
     _occupy_low_descriptors()
     try:
         listening = open_socket(path)
@@ -1255,6 +1263,10 @@ def main() -> None:
         ) from None
     os.chdir("/")
     notify_systemd()
+    # So that children copy fewer pages.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
     Starter(listening, hard, mount_problem).serve()
 
 

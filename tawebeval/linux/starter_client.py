@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import attrs
 import msgspec
@@ -46,6 +46,7 @@ _VERSION = (
 _LOOK = 0.002  # seconds between two looks whether a new starter listens
 _MAX_IDLE = 8  # connections that are kept for later calls
 _READ = 64 * 1024
+_PEER = struct.Struct("3i")  # pid, uid and gid
 
 log = Logger()
 
@@ -157,6 +158,16 @@ class ProgramState(msgspec.Struct, frozen=True):
     is_unknown: bool = False
 
 
+class ProgramListener(Protocol):
+    """What is told of one program."""
+
+    def on_state(self, state: ProgramState) -> None:
+        """Take the state of the program."""
+
+    def on_starter_lost(self) -> None:
+        """Take the end of the connection: no state follows."""
+
+
 def read_exit_file(directory: Path) -> ProgramState | None:
     """Return how a program has ended; None if it has not, or was lost. Blocks."""
     try:
@@ -226,10 +237,14 @@ def _spawn(python: str, path: Path, user: User | None) -> None:
         )
         deadline = time.monotonic() + ANSWER_TIMEOUT
         while process.poll() is None:
-            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-                _connect(path).close()
-                process.returncode = 0  # so that Popen does not wait for it
-                return
+            with (
+                contextlib.suppress(FileNotFoundError, ConnectionRefusedError),
+                _connect(path) as connection,
+            ):
+                peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+                if _PEER.unpack(peer)[0] == process.pid:  # else another starter listens
+                    process.returncode = 0  # so that Popen does not wait for it
+                    return
             if time.monotonic() > deadline:
                 process.kill()
                 raise TimeoutError(errno.ETIMEDOUT, _HANGS)
@@ -270,7 +285,7 @@ class StarterClient:
         self._connection: socket.socket | None = None
         self._reactor: Any = None
         self._on_lost: Callable[[], object] = lambda: None
-        self._listeners: dict[str, Callable[[ProgramState], object]] = {}
+        self._listeners: dict[str, ProgramListener] = {}
         self._queue: deque[bytes] = deque()  # messages that the socket did not take
 
     @classmethod
@@ -412,16 +427,13 @@ class StarterClient:
         """Whether the reactor serves a connection."""
         return self._connection is not None
 
-    def watch_program(self, directory: Path, listener: Callable[[ProgramState], object]) -> None:
-        """Call `listener` with the state of a program soon, and whenever it changes.
-
-        It is not called any more after the end of the connection.
-        """
+    def watch_program(self, directory: Path, listener: ProgramListener) -> None:
+        """Tell `listener` the state of a program soon, and whenever it changes."""
         self._listeners[str(directory)] = listener
         self._send({"request": "look", "name": str(directory)})
 
     def unwatch_program(self, directory: Path) -> None:
-        """Call no listener of a program any more."""
+        """Tell nothing of a program any more."""
         self._listeners.pop(str(directory), None)
 
     def signal_program(self, directory: Path, number: int) -> None:
@@ -480,7 +492,7 @@ class StarterClient:
         notice = json.loads(message)
         listener = self._listeners.get(notice["notice"])
         if listener is not None:
-            listener(msgspec.convert(notice, ProgramState))
+            listener.on_state(msgspec.convert(notice, ProgramState))
         return None
 
     def connectionLost(self, reason: Failure) -> None:
@@ -519,8 +531,11 @@ class StarterClient:
         self._connection.close()
         self._connection = None
         self._queue.clear()
+        listeners, self._listeners = self._listeners, {}
         on_lost, self._on_lost = self._on_lost, lambda: None
         on_lost()
+        for listener in listeners.values():
+            listener.on_starter_lost()
 
 
 class AnsweredError(Exception):

@@ -1,0 +1,113 @@
+"""A real starter of evaluators, and a protocol that keeps what a program prints."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+
+from tawebeval.linux import starter
+from tawebeval.linux.starter_client import LaunchSpec, StarterClient
+from tests.cases.patience import PATIENCE
+
+PATH = {"PATH": "/usr/bin:/bin"}
+
+
+def sh(command: str, **options: object) -> LaunchSpec:
+    """Return what starts a shell with a command."""
+    return LaunchSpec(["/bin/sh", "-c", command], PATH, "/", **options)  # type: ignore[arg-type]
+
+
+class StarterProcess:
+    """A running starter with a socket in a new directory."""
+
+    def __init__(self, open_files: int = 0) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="tawebeval-starter-"))
+        self.path = self.directory / "socket"
+        python = [sys.executable, "-I", "-S", starter.__file__]
+        argv = [*python, starter.PROCESS_NAME, str(self.path)]
+        if open_files:
+            argv = ["/usr/bin/prlimit", f"--nofile={open_files}", *argv]
+        self.process = subprocess.Popen(argv, env={})
+        deadline = time.monotonic() + PATIENCE
+        while not self.path.exists():
+            assert self.process.poll() is None, "the starter does not start"
+            assert time.monotonic() < deadline, "the starter does not listen"
+            time.sleep(0.002)
+
+    @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self.process.pid
+
+    def connect(self) -> StarterClient:
+        """Return a new client."""
+        return StarterClient.connect(self.path)
+
+    def kill(self) -> None:
+        """Kill the starter alone."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """End the starter, if it runs, with all programs; remove its directory."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(PATIENCE)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Keeping(ProcessProtocol):
+    """A protocol that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.printed = {1: b"", 2: b""}
+        self.told: list[str] = []
+        self.exited: Deferred[Failure] = Deferred()
+        self.ended: Deferred[Failure] = Deferred()
+        self.on_data: Callable[[], object] = lambda: None
+
+    def childDataReceived(self, childFD: int, data: bytes) -> None:
+        """Keep output."""
+        self.printed[childFD] += data
+        self.on_data()
+
+    def childConnectionLost(self, childFD: int) -> None:
+        """Note the end of output."""
+        self.told.append(f"lost {childFD}")
+
+    def processExited(self, reason: Failure) -> None:
+        """Note the exit."""
+        self.told.append("exited")
+        self.exited.callback(reason)
+
+    def processEnded(self, reason: Failure) -> None:
+        """Note the end."""
+        self.told.append("ended")
+        self.ended.callback(reason)
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Block until a condition holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.002)
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process can still run."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

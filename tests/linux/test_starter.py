@@ -1,0 +1,629 @@
+"""`linux.starter` and `linux.starter_client` with a real starter."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from tawebeval.errors import ConfigurationError
+from tawebeval.linux import starter, starter_client
+from tawebeval.linux.starter_client import (
+    LaunchSpec,
+    OverlayLayers,
+    OverlayMountError,
+    ProgramState,
+    StarterClient,
+    read_exit_file,
+    spawn_starter,
+)
+from tests.cases.patience import PATIENCE
+from tests.cases.starters import StarterProcess, eventually, is_alive, sh
+
+
+class StarterCase(SynchronousTestCase):
+    """A test with a starter and a client."""
+
+    def setUp(self) -> None:
+        self.starter = StarterProcess()
+        self.addCleanup(self.starter.stop)
+        self.client = self.connect()
+
+    def connect(self) -> StarterClient:
+        """Return another client."""
+        client = self.starter.connect()
+        self.addCleanup(client.close)
+        return client
+
+    def locate(self, name: str = "program") -> Path:
+        """Return the directory of a program."""
+        return self.starter.directory / name
+
+    def run_program(self, launch: LaunchSpec, name: str = "program") -> tuple[int, bytes]:
+        """Run a program to its end."""
+        self.client.start_program(self.locate(name), launch)
+        return self.client.wait_for_program(self.locate(name), PATIENCE)
+
+    def ask(self, message: bytes) -> bytes:
+        """Return the answer to a message of a client of its own; b"" if it is disconnected."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(PATIENCE)
+            connection.connect(str(self.starter.path))
+            connection.send(message)
+            return connection.recv(starter.MAX_MESSAGE_BYTES)
+
+
+class StartTests(StarterCase):
+    """The start of programs."""
+
+    def test_program_gets_just_what_it_shall_get(self) -> None:
+        seen = self.run_program(
+            LaunchSpec(
+                [
+                    "/bin/sh",
+                    "-c",
+                    (
+                        "env | sort; pwd; umask; ls /proc/self/fd | wc -l; cat <&3; cat <&4;"
+                        " echo x >&5; ulimit -n; cat /proc/self/oom_score_adj;"
+                        " cat /proc/self/coredump_filter; nice;"
+                        " ps -o sid= -p $$ | grep -q $$ && echo leader;"
+                        " grep -E '^(SigIgn|SigBlk|CapEff|CapAmb)' /proc/self/status"
+                    ),
+                ],
+                {"PATH": "/usr/bin:/bin", "A": "\udcff"},
+                "/tmp",
+                [
+                    {"text": "text\n"},
+                    {"base64": "YnluYXJ5Cg=="},
+                    {"append": str(self.locate("notes"))},
+                ],
+                rlimits={resource.RLIMIT_NOFILE: (77, 78)},
+                niceness=3,
+                has_own_process_limit=True,
+            )
+        )
+        nice = os.nice(0) + 3
+        zeros = "0" * 16
+        lines = ["A=\udcff", "PATH=/usr/bin:/bin", "PWD=/tmp", "/tmp", "0022", "7", "text"]
+        lines += ["bynary", "77", "500", "00000000", str(nice), "leader"]
+        lines += [f"SigBlk:\t{zeros}", f"SigIgn:\t{zeros}"]
+        text = os.fsdecode(seen[1])
+        self.assertEqual([line for line in text.splitlines() if "Cap" not in line], lines)
+        self.assertIn(f"CapAmb:\t{zeros}", text)
+        self.assertEqual(seen[0], 0)
+        self.assertEqual(self.locate("notes").read_text(), "x\n")
+
+    def test_directory_tells_exit_and_usage(self) -> None:
+        self.run_program(sh("echo out; echo error >&2; kill -9 $$"))
+        state = read_exit_file(self.locate())
+        assert state is not None
+        assert state.status is not None
+        assert state.rusage is not None
+        self.assertEqual(os.waitstatus_to_exitcode(state.status), -signal.SIGKILL)
+        self.assertGreater(state.rusage[2], 0)
+        self.assertTrue(state.is_output_complete)
+        self.assertEqual((state.stdout_bytes, state.stderr_bytes), (4, 6))
+
+    def test_overlay_is_for_the_program_alone(self) -> None:
+        folder = self.starter.directory
+        layers = OverlayLayers(folder / "lower", folder / "upper", folder / "work")
+        for each in (layers.lower, layers.upper, layers.work):
+            each.mkdir()
+        (layers.lower / "file").write_text("old")
+        started = self.client.start_program(
+            self.locate(), sh(f"cd {layers.upper}; cat file; echo new >file; read x"), layers
+        )
+        assert started.overlay is not None
+        self.addCleanup(os.close, started.overlay.root_descriptor)
+        self.client.wait_for_program(self.locate(), PATIENCE)
+        again = self.client.reopen_overlay(self.locate())
+        assert again is not None
+        self.addCleanup(os.close, again.root_descriptor)
+        file = os.open("file", os.O_RDONLY, dir_fd=again.root_descriptor)
+        self.addCleanup(os.close, file)
+        self.assertEqual(os.read(file, 9), b"new\n")
+        self.assertIn(os.fstat(again.root_descriptor).st_dev, again.device_numbers)
+        self.assertEqual((layers.lower / "file").read_text(), "old")
+        self.assertEqual((self.locate() / "stdout").read_text(), "old")
+
+    def test_failed_starts_say_what_and_leave_nothing(self) -> None:
+        folder = self.starter.directory
+        layers = OverlayLayers(folder / "none", folder / "none", folder / "none")
+        true = LaunchSpec(["/bin/true"], {}, "/")
+        for launch, overlay, kind, path in (
+            (LaunchSpec(["/none"], {}, "/"), None, OSError, "/none"),
+            (LaunchSpec(["/bin/true"], {}, "/none"), None, OSError, "/none"),
+            (true, layers, OverlayMountError, str(folder / "none")),
+            (sh("", cgroup_procs_files=["/none/procs"]), None, OSError, "/none/procs"),
+            (sh("", lock=Path("/none")), None, OSError, "/none"),
+            (sh("", descriptors=[{"read": "/none"}]), None, OSError, "/none"),
+        ):
+            error = self.assertRaises(
+                kind, self.client.start_program, self.locate(), launch, overlay
+            )
+            self.assertEqual((error.errno, error.filename), (errno.ENOENT, path))
+            self.assertEqual(self.client.list_programs(), {})
+        self.assertEqual(self.run_program(true), (0, b""))
+
+    def test_lock_is_held_until_the_program_is_forgotten(self) -> None:
+        lock = self.locate("lock")
+        lock.touch()
+        self.run_program(sh("", lock=lock))
+        command = ["/usr/bin/flock", "--exclusive", "--nonblock", str(lock), "true"]
+        self.assertEqual(subprocess.run(command).returncode, 1)
+        self.client.forget_program_now(self.locate())
+        self.assertEqual(subprocess.run(command).returncode, 0)
+
+    def test_programs_without_free_descriptors_are_refused(self) -> None:
+        few = StarterProcess(starter.RESERVED_DESCRIPTORS + 2 * starter.PROGRAM_DESCRIPTORS)
+        self.addCleanup(few.stop)
+        client = few.connect()
+        self.addCleanup(client.close)
+        for name in "ab":
+            client.start_program(few.directory / name, sh("sleep 60"))
+        error = self.assertRaises(OSError, client.start_program, few.directory / "c", sh(""))
+        self.assertEqual(error.errno, errno.EMFILE)
+        client.forget_program_now(few.directory / "a")
+        client.start_program(few.directory / "c", sh(""))
+        self.assertEqual(client.wait_for_program(few.directory / "c", PATIENCE)[0], 0)
+
+    def test_program_of_a_client_that_has_gone_is_killed(self) -> None:
+        self.locate().mkdir()
+        content = sh("sleep 60").build_json_object()
+        (self.locate() / "start").write_text(json.dumps(content))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(str(self.starter.path))
+            request = {"request": "start", "id": 1, "name": str(self.locate())}
+            connection.send(json.dumps(request).encode())
+        eventually(lambda: not self.client.list_programs())
+        eventually(lambda: not _list_children(self.starter.pid))
+
+
+class OutputTests(StarterCase):
+    """What programs print."""
+
+    def test_output_is_stored_up_to_the_limit_and_one_byte(self) -> None:
+        launch = sh("head -c 300000 /dev/zero; exec head -c 99 /dev/zero >&2")
+        launch = LaunchSpec(
+            launch.argv, launch.environment, "/", max_stdout_bytes=1000, max_stderr_bytes=99
+        )
+        started = self.client.start_program(self.locate(), launch)
+        eventually(lambda: (self.locate() / "stdout").stat().st_size == 1001)
+        self.assertTrue(is_alive(started.pid))  # it waits
+        self.client._call({"request": "signal", "name": str(self.locate()), "number": 9})
+        eventually(lambda: read_exit_file(self.locate()))
+        self.client._call({"request": "close", "name": str(self.locate())})
+        state = read_exit_file(self.locate())
+        assert state is not None
+        self.assertTrue(state.is_output_complete)
+        self.assertEqual((state.stdout_bytes, state.stderr_bytes), (1001, 0))
+
+    def test_close_stores_what_the_pipes_hold(self) -> None:
+        """The pipes are held by another process."""
+        self.client.start_program(self.locate(), sh("echo a; sleep 60 & echo b >&2"))
+        eventually(lambda: read_exit_file(self.locate()))
+        self.assertFalse(read_exit_file(self.locate()).is_output_complete)  # type: ignore[union-attr]
+        self.client._call({"request": "close", "name": str(self.locate())})
+        self.assertTrue(read_exit_file(self.locate()).is_output_complete)  # type: ignore[union-attr]
+        self.assertEqual((self.locate() / "stdout").read_bytes(), b"a\n")
+        self.assertEqual((self.locate() / "stderr").read_bytes(), b"b\n")
+
+    def test_signal_reaches_the_group_after_the_program(self) -> None:
+        self.client.start_program(self.locate(), sh("sleep 60 & echo $!"))
+        eventually(lambda: read_exit_file(self.locate()))
+        other = int((self.locate() / "stdout").read_text())
+        self.assertTrue(is_alive(other))
+        self.client._call({"request": "signal", "name": str(self.locate()), "number": 9})
+        eventually(lambda: not is_alive(other))
+
+    def test_one_busy_program_does_not_starve_others(self) -> None:
+        busy = "while :; do printf x; done"
+        self.client.start_program(self.locate("busy"), sh(busy, max_stdout_bytes=2**30))
+        for number in range(5):
+            self.assertEqual(self.run_program(sh("echo done"), str(number)), (0, b"done\n"))
+        self.assertGreater((self.locate("busy") / "stdout").stat().st_size, 0)
+
+    def test_evaluator_that_makes_reads_expensive_is_read_no_more(self) -> None:
+        """Each read wakes many instances of epoll that watch the pipe."""
+        program = """
+import os, select, sys
+reading, writing = os.pipe()
+os.set_inheritable(1, True)
+watches = []
+try:
+    for _ in range(100000):
+        watches.append(select.epoll())
+        watches[-1].register(1, select.EPOLLOUT | select.EPOLLET)
+except OSError:
+    pass
+while True:
+    os.write(1, b"x" * 65536)
+"""
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        launch = LaunchSpec(
+            [sys.executable, "-c", program],
+            {},
+            "/",
+            rlimits={resource.RLIMIT_NOFILE: (min(hard, 20000),) * 2},
+        )
+        self.client.start_program(self.locate(), launch)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(PATIENCE)
+            connection.connect(str(self.starter.path))
+            connection.send(b'{"request": "attach"}')
+            seconds = 0.0
+            while seconds < starter.MAX_SLOW_READ_SECONDS:
+                seconds = json.loads(connection.recv(65536))["slow_read_seconds"]
+        size = (self.locate() / "stdout").stat().st_size
+        time.sleep(0.05)
+        self.assertEqual((self.locate() / "stdout").stat().st_size, size)
+
+
+class FullDiskTests(StarterCase):
+    """A file that takes no byte: here for a limit of its size, which is lifted later."""
+
+    def limit_files(self, size: int) -> None:
+        """Limit the files of the starter."""
+        resource.prlimit(self.starter.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    def test_bytes_stay_in_the_pipe_until_the_file_takes_them(self) -> None:
+        program = "import os\nfor i in range(30000): os.write(1, b'%d ' % i)"
+        self.client.start_program(
+            self.locate(), LaunchSpec([sys.executable, "-c", program], {}, "/")
+        )
+        self.limit_files(50000)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(PATIENCE)
+            connection.connect(str(self.starter.path))
+            connection.send(b'{"request": "attach"}')
+            errors = list[int | None]()
+            while errors[-1:] != [errno.EFBIG]:
+                errors.append(json.loads(connection.recv(65536))["write_error"])
+            self.assertLessEqual((self.locate() / "stdout").stat().st_size, 50000)
+            self.limit_files(resource.RLIM_INFINITY)
+        self.assertEqual(self.client.wait_for_program(self.locate(), PATIENCE)[0], 0)
+        printed = (self.locate() / "stdout").read_bytes()
+        self.assertEqual(printed, b"".join(b"%d " % i for i in range(30000)))
+        self.assertIsNone(read_exit_file(self.locate()).write_error)  # type: ignore[union-attr]
+
+    def test_bytes_that_are_never_stored_are_told(self) -> None:
+        self.limit_files(900)
+        self.client.start_program(self.locate(), sh("head -c 2000 /dev/zero"))
+        eventually(lambda: read_exit_file(self.locate()))
+        self.client._call({"request": "close", "name": str(self.locate())})
+        state = read_exit_file(self.locate())
+        assert state is not None
+        self.assertTrue(state.is_output_complete)
+        self.assertEqual(state.write_error, errno.EFBIG)
+
+    def test_exit_is_written_later(self) -> None:
+        self.limit_files(0)
+        self.client.start_program(self.locate(), sh("exit 3"))
+        self.assertEqual(self.client.wait_for_program(self.locate(), PATIENCE), (3, b""))
+        self.assertIsNone(read_exit_file(self.locate()))
+        self.limit_files(resource.RLIM_INFINITY)
+        eventually(lambda: read_exit_file(self.locate()))
+
+
+class ClientTests(StarterCase):
+    """Clients that do not behave."""
+
+    def test_nonsense_is_refused(self) -> None:
+        for message in (
+            b"nonsense",
+            b"[]",
+            b"{}",
+            b'{"request": 1}',
+            b"[" * 60000,
+            b'{"request": "version", "id": 1, "name": "' + b"x" * 70000,
+            b'{"request": "version", "id": -1}',
+            b'{"request": "version", "id": "1"}',
+        ):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+                connection.connect(str(self.starter.path))
+                connection.send(message)
+        for request in (
+            {"request": "unknown", "name": "/a"},
+            {"request": "signal", "name": "/a", "number": 9},
+            {"request": "start"},
+            {"request": "start", "name": "a"},
+            {"request": "start", "name": "/\0"},
+            {"request": "list", "after": "x"},
+            {"request": "start", "name": "/none"},
+        ):
+            answer = json.loads(self.ask(json.dumps({"id": 7, **request}).encode()))
+            self.assertIn("error", answer)
+        self.assertEqual(self.run_program(sh("")), (0, b""))
+
+    def test_broken_start_files_are_refused(self) -> None:
+        self.locate().mkdir()
+        for content in (
+            b"",
+            b"[]",
+            b'{"argv": [], "unknown": 1}',
+            b"{}",
+            b'{"argv": 1}',
+            b'{"argv": ["/bin/true"], "descriptors": [{}]}',
+            b'{"argv": ["/bin/true"], "descriptors": [1,2,3,4,5,6,7,8,9,10,11,12,13,14]}',
+            b" " * (starter.MAX_START_BYTES + 1),
+        ):
+            (self.locate() / "start").write_bytes(content)
+            with self.assertRaises(OSError, msg=content[:40]):
+                self.client._call({"request": "start", "name": str(self.locate())})
+        self.assertEqual(self.client.list_programs(), {})
+        self.assertEqual(self.run_program(sh("")), (0, b""))
+
+    def test_client_that_reads_nothing_holds_up_nobody(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf:
+            deaf.connect(str(self.starter.path))
+            deaf.setblocking(False)
+            deaf.send(b'{"request": "attach"}')
+            for _ in range(2000):
+                try:
+                    deaf.send(b'{"request": "version", "id": 1}')
+                except BlockingIOError:
+                    time.sleep(0.001)
+                except OSError:
+                    break
+            else:
+                self.fail("it was not disconnected")
+            self.assertEqual(self.run_program(sh("")), (0, b""))
+
+    def test_more_clients_than_are_served_wait(self) -> None:
+        connections = []
+        for _ in range(starter.MAX_CLIENTS + 5):
+            connections.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            self.addCleanup(connections[-1].close)
+            connections[-1].connect(str(self.starter.path))
+        for connection in connections:
+            connection.close()
+        self.assertEqual(self.run_program(sh("")), (0, b""))
+
+    def test_list_has_all_programs_in_pages(self) -> None:
+        name = "x" * 200
+        wanted = {}
+        for number in range(starter._LIST_BYTES // 200 + 10):
+            started = self.client.start_program(
+                self.locate(f"{name}{number}"), LaunchSpec(["/bin/true"], {}, "/")
+            )
+            wanted[started.directory] = (started.pid, started.start_time)
+        self.assertEqual(self.client.list_programs(), wanted)
+
+
+class LifeTests(StarterCase):
+    """The life of the starter itself."""
+
+    def test_stop_and_termination_kill_all_programs(self) -> None:
+        for stop in (StarterClient.stop_starter, lambda _: self.starter.process.terminate()):
+            client = self.connect()
+            started = client.start_program(self.locate("stopped"), sh("sleep 60"))
+            stop(client)
+            self.starter.process.wait(PATIENCE)
+            eventually(lambda pid=started.pid: not is_alive(pid))
+            self.assertFalse(client.is_alive)
+            self.assertRaises(OSError, client.list_programs)
+            self.starter.stop()
+            self.starter = StarterProcess()
+            self.addCleanup(self.starter.stop)
+
+    def test_orphans_are_reaped(self) -> None:
+        self.run_program(sh("(setsid sleep 0.05 &) ; :"))
+        eventually(lambda: not _list_children(self.starter.pid))
+
+    def test_second_starter_of_a_socket_is_refused(self) -> None:
+        error = self.assertRaises(OSError, spawn_starter, self.starter.path)
+        self.assertIn("another starter listens here", str(error))
+
+    def test_socket_of_a_dead_starter_is_replaced(self) -> None:
+        self.starter.kill()
+        spawn_starter(self.starter.path)
+        client = self.connect()
+        self.assertNotEqual(client.pid, self.starter.pid)
+        client.stop_starter()
+
+    def test_directory_that_others_may_enter_is_refused(self) -> None:
+        folder = self.starter.directory / "open"
+        folder.mkdir(mode=0o755)
+        error = self.assertRaises(OSError, spawn_starter, folder / "socket")
+        self.assertIn("install -d -m 700", str(error))
+
+    def test_socket_may_have_a_long_path(self) -> None:
+        folder = self.starter.directory / ("x" * 120)
+        spawn_starter(folder / "socket")
+        client = StarterClient.connect(folder / "socket")
+        self.addCleanup(client.close)
+        client.start_program(folder / "program", sh("echo hello"))
+        self.assertEqual(client.wait_for_program(folder / "program", PATIENCE), (0, b"hello\n"))
+        client.stop_starter()
+
+    def test_starter_of_another_version_is_refused(self) -> None:
+        self.patch(starter, "PROTOCOL_VERSION", starter.PROTOCOL_VERSION + 1)
+        self.assertRaises(ConfigurationError, self.starter.connect)
+
+    def test_starter_that_does_not_answer_is_not_waited_for(self) -> None:
+        self.patch(starter_client, "ANSWER_TIMEOUT", 0.05)
+        self.starter.process.send_signal(signal.SIGSTOP)
+        self.addCleanup(self.starter.process.send_signal, signal.SIGCONT)
+        self.assertRaises(TimeoutError, self.connect)
+
+
+class BrokerTests(StarterCase):
+    """The broker of a program, which is started with the first connection."""
+
+    BROKER = (
+        "import socket\n"
+        "listening = socket.socket(fileno=3)\n"
+        "while True:\n"
+        "    connection, _ = listening.accept()\n"
+        "    connection.send(open('/tmp/none' if False else TREE).read().encode())\n"
+    )
+
+    def start(self, broker: LaunchSpec | None = None, command: str = "sleep 60") -> Path:
+        """Start a program with an overlay and a broker; return the broker's socket."""
+        folder = self.starter.directory
+        layers = OverlayLayers(folder / "lower", folder / "upper", folder / "work")
+        for each in (layers.lower, layers.upper, layers.work):
+            each.mkdir()
+        (layers.lower / "file").write_text("lower")
+        source = f"TREE = {str(layers.upper / 'file')!r}\n{self.BROKER}"
+        broker = broker or LaunchSpec(
+            [sys.executable, "-c", source], {}, "/", [{"socket": ""}], niceness=1
+        )
+        path = folder / "runner"
+        started = self.client.start_program(
+            self.locate(), sh(command, broker=broker, broker_socket=path), layers
+        )
+        assert started.overlay is not None
+        os.close(started.overlay.root_descriptor)
+        return path
+
+    def talk(self, path: Path) -> bytes:
+        """Return what a broker sends; b"" if it refuses the connection."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(PATIENCE)
+            try:
+                connection.connect(str(path))
+                return connection.recv(99)
+            except (ConnectionRefusedError, ConnectionResetError):
+                return b""
+
+    def test_broker_sees_the_overlay_and_ends_with_the_program(self) -> None:
+        path = self.start()
+        self.assertEqual(self.client._listeners, {})
+        self.assertEqual(self.talk(path), b"lower")
+        self.assertEqual(self.talk(path), b"lower")
+        (broker,) = _list_children(self.starter.pid) - {
+            pid for pid, _ in self.client.list_programs().values()
+        }
+        self.client._call({"request": "signal", "name": str(self.locate()), "number": 9})
+        eventually(lambda: read_exit_file(self.locate()))
+        self.assertFalse(is_alive(broker))  # before the end is told
+        self.assertEqual(self.talk(path), b"")
+
+    def test_program_that_does_not_connect_has_no_broker(self) -> None:
+        self.start(command=":")
+        eventually(lambda: read_exit_file(self.locate()))
+        self.assertFalse((self.locate() / "broker-stderr").exists())
+
+    def test_broker_that_cannot_run_is_told(self) -> None:
+        for number, broker in enumerate(
+            (LaunchSpec(["/none"], {}, "/"), LaunchSpec(["/bin/true"], {}, "/none"))
+        ):
+            del number
+            path = self.start(broker)
+            self.assertEqual(self.talk(path), b"")
+            state = self.look()
+            while state.broker_error is None:
+                state = self.look()
+            self.assertIn("none", (self.locate() / "broker-stderr").read_text())
+            self.client.forget_program_now(self.locate())
+            for name in ("lower", "upper", "work"):
+                subprocess.run(["/bin/rm", "-r", self.starter.directory / name], check=True)
+
+    def test_stderr_of_a_broker_is_stored_and_bounded(self) -> None:
+        broker = sh(f"head -c {2 * starter.MAX_BROKER_STDERR_BYTES} /dev/zero >&2")
+        path = self.start(broker)
+        self.talk(path)
+        size = starter.MAX_BROKER_STDERR_BYTES + 1
+        eventually(lambda: (self.locate() / "broker-stderr").stat().st_size == size)
+
+    def look(self) -> ProgramState:
+        """Return the present state of the program."""
+        message = {"request": "look", "name": str(self.locate())}
+        return starter_client.msgspec.json.decode(
+            self.ask(json.dumps(message).encode()), type=ProgramState
+        )
+
+
+class AttachedTests(TestCase):
+    """A client in the reactor."""
+
+    def setUp(self) -> None:
+        self.starter = StarterProcess()
+        self.addCleanup(self.starter.stop)
+        self.client = self.starter.connect()
+        self.addCleanup(self.client.close)
+        self.states: list[ProgramState] = []
+        self.lost: Deferred[None] = Deferred()
+        self.ended: Deferred[None] = Deferred()
+
+    def on_state(self, state: ProgramState) -> None:
+        """Note a state."""
+        self.states.append(state)
+        if state.status is not None and state.is_output_complete and not self.ended.called:
+            self.ended.callback(None)
+
+    def on_starter_lost(self) -> None:
+        """Note the loss."""
+        self.lost.callback(None)
+
+    async def test_end_is_told(self) -> None:
+        self.client.attach(reactor)
+        directory = self.starter.directory / "program"
+        self.client.start_program(directory, sh("exit 3"))
+        self.client.watch_program(directory, self)
+        await self.ended
+        assert self.states[-1].status is not None
+        self.assertEqual(os.waitstatus_to_exitcode(self.states[-1].status), 3)
+        self.client.unwatch_program(directory)
+        self.client.forget_program(directory)
+
+    async def test_unknown_program_is_told(self) -> None:
+        self.client.attach(reactor)
+        self.client.watch_program(Path("/none"), self)
+        while not self.states:
+            await _turn()
+        self.assertTrue(self.states[0].is_unknown)
+
+    async def test_end_of_the_starter_is_told(self) -> None:
+        told = []
+        self.client.attach(reactor, lambda: told.append("lost"))
+        self.client.watch_program(Path("/none"), self)
+        self.starter.kill()
+        await self.lost
+        self.assertEqual(told, ["lost"])
+        self.assertFalse(self.client.is_attached)
+        self.client.signal_program(Path("/none"), 9)  # does nothing
+
+    async def test_requests_that_do_not_fit_wait(self) -> None:
+        self.client.attach(reactor)
+        os.kill(self.starter.pid, signal.SIGSTOP)
+        for _ in range(1000):
+            self.client.signal_program(Path("/none"), 9)
+        self.assertTrue(self.client._queue)
+        os.kill(self.starter.pid, signal.SIGCONT)
+        while self.client._queue:
+            await _turn()
+        self.assertTrue(self.client.is_attached)
+
+    async def test_starter_that_takes_no_requests_is_lost(self) -> None:
+        self.patch(starter_client, "MAX_QUEUED_REQUESTS", 1)
+        self.client.attach(reactor)
+        self.client.watch_program(Path("/none"), self)
+        os.kill(self.starter.pid, signal.SIGSTOP)
+        self.addCleanup(os.kill, self.starter.pid, signal.SIGCONT)
+        for _ in range(1000):
+            self.client.signal_program(Path("/none"), 9)
+        await self.lost
+
+
+def _turn() -> Deferred[None]:
+    turn: Deferred[None] = Deferred()
+    reactor.callLater(0.002, turn.callback, None)  # type: ignore[attr-defined]
+    return turn
+
+
+def _list_children(pid: int) -> set[int]:
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return set(map(int, file.read().split()))
