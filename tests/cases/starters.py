@@ -72,8 +72,8 @@ class Keeping(ProcessProtocol):
     def __init__(self) -> None:
         self.printed = {1: b"", 2: b""}
         self.told: list[str] = []
-        self.exited: Deferred[Failure] = Deferred()
-        self.ended: Deferred[Failure] = Deferred()
+        self.exited: Deferred[BaseException] = Deferred()
+        self.ended: Deferred[BaseException] = Deferred()
         self.on_data: Callable[[], object] = lambda: None
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
@@ -88,12 +88,12 @@ class Keeping(ProcessProtocol):
     def processExited(self, reason: Failure) -> None:
         """Note the exit."""
         self.told.append("exited")
-        self.exited.callback(reason)
+        self.exited.callback(reason.value)
 
     def processEnded(self, reason: Failure) -> None:
         """Note the end."""
         self.told.append("ended")
-        self.ended.callback(reason)
+        self.ended.callback(reason.value)
 
 
 def eventually(condition: Callable[[], object]) -> None:
