@@ -14,8 +14,8 @@ when an evaluation is gone from memory. Losing the directory loses the archive a
 - `recorder`: `DiskArchive` in the reactor's thread: the bounded queue between rings and the store,
   the pauses of evaluators while it is full, and the calls of threads that read.
 
-`archive` and `evaluation_files` are to replace all but `submissions`: `EvaluationArchive` compresses
-an evaluation once it has ended, beside its row in the store. Nothing uses them yet.
+`archive` and `evaluation_files` are to replace all but `submissions`: `EvaluationArchive`
+compresses an evaluation once it has ended, beside its row in the store. Nothing uses them yet.
 
 `daemon.assembly` makes the `DiskArchive` if `archive.enabled` is set.
 
