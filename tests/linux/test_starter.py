@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
@@ -541,9 +542,7 @@ class BrokerTests(StarterCase):
     def look(self) -> ProgramState:
         """Return the present state of the program."""
         message = {"request": "look", "name": str(self.locate())}
-        return starter_client.msgspec.json.decode(
-            self.ask(json.dumps(message).encode()), type=ProgramState
-        )
+        return msgspec.json.decode(self.ask(json.dumps(message).encode()), type=ProgramState)
 
 
 class AttachedTests(TestCase):
