@@ -81,8 +81,9 @@ class DoctorTestCase(SynchronousTestCase):
             return NoSandbox(
                 configuration.limits, cgroups, orphans, accounts / TOOLS_NAME, self.trees
             )
-        filter_, network = os.open("/dev/null", os.O_RDONLY), configuration.sandbox.has_network
-        found = "/usr/bin/bwrap", accounts, filter_, (), (), network, self.trees
+        filters = tuple(os.open("/dev/null", os.O_RDONLY) for _ in range(2))
+        network = configuration.sandbox.has_network
+        found = "/usr/bin/bwrap", accounts, filters, (), (), network, self.trees
         return BubblewrapSandbox(*found, configuration.limits, cgroups, orphans)
 
     def probe_with_overlays(
