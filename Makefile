@@ -12,7 +12,7 @@ SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
 MACHINE := systemd-analyze,nsenter,ip,pgrep
 
 # What makes and boots machines of other Debians.
-MACHINES := qemu-system-x86_64,mmdebstrap,mke2fs,bwrap,fakeroot,newuidmap
+MACHINES := qemu-system-x86_64,mmdebstrap,/usr/sbin/mke2fs,bwrap,fakeroot,newuidmap
 
 # Where to install, and a Python that every user can read.
 PREFIX ?= /usr/local

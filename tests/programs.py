@@ -55,7 +55,7 @@ USES = (
     Use("xz", "tests.sandbox.test_environment_store", needed=True),
     Use("systemd-analyze", f"tests.test_units tests.test_container_files {_integration(_BOOTED)}"),
     Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk test_faulty_disk")),
-    Use("mke2fs", _integration("test_faulty_disk")),
+    Use("/usr/sbin/mke2fs", _integration("test_faulty_disk")),
     Use("lintian", _integration("test_debian"), optional=True),
     Use("bash zsh fish", _integration("test_debian test_install")),
     Use("jq /usr/bin/node", _integration("test_documented_clients")),
@@ -69,7 +69,7 @@ USES = (
     Use("skopeo umoci", _integration("test_environment_images")),
     Use("podman crun mmdebstrap newuidmap", _integration("test_image")),
     Use(
-        "munged slurmctld slurmd srun",
+        "/usr/sbin/munged /usr/sbin/slurmctld /usr/sbin/slurmd srun",
         _integration(_SLURM),
     ),
     Use("firefox-esr", _integration("test_page_firefox"), optional=True),

@@ -48,6 +48,12 @@ class RequestErrorTests(SynchronousTestCase):
         """A daemon that stops tells when to come again."""
         self.assertEqual(errors.ServerStopping().retry_after, 5)
 
+    def test_store(self) -> None:
+        """Who cannot store evaluations says why, and tells when to come again."""
+        error = errors.StoreError()
+        self.assertEqual(error.retry_after, 60)
+        self.assertIn("disk is full", error.detail)
+
     def test_moved(self) -> None:
         """A resource that has moved tells where it is."""
         error = errors.ResourceMoved("/judge/")

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import shutil
+from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -13,9 +14,19 @@ from tests import programs, run
 
 DEBIAN = (
     "bash caddy chromium crun curl dash fakeroot firefox-esr fish g++ gcc git git-lfs jq lintian"
-    " mmdebstrap perl podman skopeo slurmctld slurmd umoci zsh"
+    " mmdebstrap perl podman skopeo umoci zsh"
 )
 """Packages of Debian that are called like their program."""
+
+THINGS = {thing for use in programs.USES for thing in use.things.split()}.union(
+    *(
+        listed.split(",")
+        for listed in re.findall(
+            r"(?m)^[A-Z]+ := ((?:[^\s,]+,)+\S+)$", (run.ROOT / "Makefile").read_text()
+        )
+    )
+)
+"""Programs and libraries that are installed for tests, or by targets of the Makefile."""
 
 
 class ProgramsTests(SynchronousTestCase):
@@ -45,7 +56,7 @@ class ProgramsTests(SynchronousTestCase):
         for helper, program in (
             ("browser|browser_case", "chromium"),
             ("firefox", "firefox-esr"),
-            ("slurm_case", "slurmd"),
+            ("slurm_case", "/usr/sbin/slurmd"),
             ("proxies|proxy_case|http2_case", "caddy"),
         ):
             imports = re.compile(rf"(?m)^from tests\.integration\.({helper}) import ")
@@ -95,15 +106,16 @@ class ProgramsTests(SynchronousTestCase):
 
     def test_packages(self) -> None:
         """scripts/bootstrap knows the Debian package of each program that is called otherwise."""
-        things = {thing for use in programs.USES for thing in use.things.split()}
-        makefile = (run.ROOT / "Makefile").read_text()
-        for listed in re.findall(r"(?m)^[A-Z]+ := ((?:[^\s,]+,)+\S+)$", makefile):
-            things |= {*listed.split(",")}
         script = (run.ROOT / "scripts" / "bootstrap").read_text()
         (packages,) = re.findall(r"(?ms)^PACKAGES = (\{.*?^\})", script)
-        self.assertIn("munged", things)
-        self.assertIn("qemu-system-x86_64", things)
-        self.assertEqual(things - {*DEBIAN.split()} - {*ast.literal_eval(packages)}, set())
+        self.assertIn("/usr/sbin/munged", THINGS)
+        self.assertIn("qemu-system-x86_64", THINGS)
+        self.assertEqual(THINGS - {*DEBIAN.split()} - {*ast.literal_eval(packages)}, set())
+
+    def test_programs_in_sbin_are_named_by_path(self) -> None:
+        """The PATH of ordinary users of Debian has no /usr/sbin."""
+        found = {thing for thing in THINGS if Path("/usr/sbin", thing).exists()}
+        self.assertEqual({thing for thing in found if not Path("/usr/bin", thing).exists()}, set())
 
     def test_npm(self) -> None:
         """Packages of npm are in one option, of which scripts/bootstrap reads the last."""

@@ -351,7 +351,6 @@ class GitRunner:
             "GIT_CONFIG_GLOBAL": "/dev/null",
             "GIT_ATTR_NOSYSTEM": "1",
             "GIT_TERMINAL_PROMPT": "0",
-            "GIT_ASKPASS": "/bin/true",
             "GIT_SSH_COMMAND": SSH_COMMAND,
             "GIT_ALLOW_PROTOCOL": ":".join(self._protocols),
             "GIT_PROTOCOL_FROM_USER": "0",

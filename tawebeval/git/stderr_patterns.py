@@ -52,11 +52,11 @@ _EXPLANATIONS = {
         "the TLS certificate of the git server is expired or not trusted; renew it, or ask the"
         " operator to install its authority (`update-ca-certificates`)"
     ),
-    "gnutls_handshake|wrong version number|SSL_connect|SSL routines": (
+    "gnutls_handshake|gnutls, handshake failed|wrong version number|SSL_connect|SSL routines": (
         "the git server does not speak TLS at this port; check protocol and port of repository[url]"
     ),
-    "(connection refused|couldn't connect to server|network is unreachable|no route to host|"
-    "connection timed out|could not resolve host)": (
+    "(connection refused|could(?:n't| not) connect to server|network is unreachable|"
+    "no route to host|connection timed out|could not resolve host)": (
         "cannot connect to the git server ({}); check host and port of repository[url], or try"
         " again later"
     ),

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ProcessProtocol
@@ -72,8 +73,8 @@ class Keeping(ProcessProtocol):
     def __init__(self) -> None:
         self.printed = {1: b"", 2: b""}
         self.told: list[str] = []
-        self.exited: Deferred[BaseException] = Deferred()
-        self.ended: Deferred[BaseException] = Deferred()
+        self.exited: Deferred[Any] = Deferred()
+        self.ended: Deferred[Any] = Deferred()
         self.on_data: Callable[[], object] = lambda: None
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:

@@ -119,8 +119,11 @@ class ResultSummaryTests(SynchronousTestCase):
             {"type": "other", "inner": {"type": "score"}},
         ):
             self.assertEqual(describe(json.dumps(other).encode()), "", other)
-        for rest in (b'"\\ud800": 1', b'"deep": ' + b"[" * 5000 + b"]" * 5000):
-            self.assertEqual(describe(b'{"type": "score", "score": "x", ' + rest + b"}"), "")
+        wrong = b'{"type": "score", "score": "x"'
+        self.assertEqual(describe(wrong + b', "\\ud800": 1}'), "")
+        # Python's version decides whether msgspec gives up.
+        deep = describe(wrong + b', "deep": ' + b"[" * 5000 + b"]" * 5000 + b"}")
+        self.assertIn(deep, ("", describe(wrong + b"}")))
 
     def test_nothing(self) -> None:
         """Without a result there is no summary."""

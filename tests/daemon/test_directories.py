@@ -103,7 +103,8 @@ class DirectoriesTests(SynchronousTestCase):
             directories = self.open()
             for name in ("a", "kept"):
                 (directories.evaluations / name / "tree").mkdir(parents=True, exist_ok=True)
-            (directories.evaluations / "a").chmod(0)
+            # Not "a" itself: without root, a directory that is moved has to be writable.
+            (directories.evaluations / "a" / "tree").chmod(0)
             directories.remove_leftovers(["kept"])
             self.assertEqual(os.listdir(directories.evaluations), ["kept"])
             self.close(directories)

@@ -67,7 +67,6 @@ class CommandTests(GitTestCase):
                 "GIT_CONFIG_GLOBAL": "/dev/null",
                 "GIT_ATTR_NOSYSTEM": "1",
                 "GIT_TERMINAL_PROMPT": "0",
-                "GIT_ASKPASS": "/bin/true",
                 "GIT_SSH_COMMAND": "ssh -oBatchMode=yes",
                 "GIT_ALLOW_PROTOCOL": "https:ssh",
                 "GIT_PROTOCOL_FROM_USER": "0",

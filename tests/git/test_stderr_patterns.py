@@ -131,11 +131,13 @@ class ClassificationTests(SynchronousTestCase):
             ),
             (f"{ACCESS} SSL: no alternative certificate subject name matches", "another host"),
             (f"{ACCESS} gnutls_handshake() failed: An unexpected TLS packet", "not speak TLS"),
+            (f"{ACCESS} GnuTLS, handshake failed: The TLS connection was", "not speak TLS"),
             (f"{ACCESS} error:0A00010B:SSL routines::wrong version number", "not speak TLS"),
             (
                 f"{ACCESS} Failed to connect to h port 1 after 0 ms: Couldn't connect to server",
                 "cannot connect to the git server (Couldn't connect to server)",
             ),
+            (f"{ACCESS} Failed to connect to h port 1: Could not connect to server", "cannot co"),
             (
                 "fatal: unable to connect to h:\nh[0: 127.0.0.1]: errno=Connection refused\n",
                 "server (Connection refused)",

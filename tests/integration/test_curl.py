@@ -124,22 +124,28 @@ class CutHeadTests(DaemonTestCase):
     async def test_curl_reports_a_head_that_is_cut_off(self) -> None:
         """From the first header on it knows that a body was to come, and does not report success.
 
-        (Before that curl 7.88 takes the status line for a whole answer, whatever is sent.)
+        (Before that curl takes the status line for a whole answer, whatever is sent, and curl 8.14
+        takes any part of the head of a stream for one.)
         """
         self.assertIsNotNone(CURL, "these tests need curl: it is not installed")
         identifier = await self.begin("echo hello")
         await self.client.follow(identifier)
-        for accept in ("application/json", "application/jsonl"):
+        for accept, header in (
+            ("application/json", b"Content-Length"),
+            ("application/jsonl", b"Transfer-Encoding"),
+        ):
             with Connection(self.daemon.port) as connection:
                 connection.send(
                     f"GET /evaluation/{identifier}/events?after=end HTTP/1.1\r\n"
                     f"Host: localhost\r\nAccept: {accept}\r\nConnection: close\r\n\r\n".encode()
                 )
                 answer = connection.rest()
-            first = answer.index(b"\r\n", answer.index(b"\r\n") + 2) + 2
-            end = answer.index(b"\r\n\r\n") + 4
-            self.assertGreater(end, first + 100)
-            self.assertEqual(await self.read_cut(answer, range(first, end + 1)), set())
+            _, first, *_ = answer.split(b"\r\n", 2)
+            self.assertTrue(first.startswith(header), answer)
+            if header == b"Content-Length":
+                begin, end = answer.index(first) + len(first) + 2, answer.index(b"\r\n\r\n") + 4
+                self.assertGreater(end, begin + 100)
+                self.assertEqual(await self.read_cut(answer, range(begin, end + 1)), set())
 
     async def read_cut(self, answer: bytes, lengths: range) -> set[int]:
         """Return after how many bytes of an answer curl takes the cut for its end."""

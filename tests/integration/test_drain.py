@@ -16,6 +16,7 @@ from twisted.internet.threads import deferToThread
 from tests.cases.patience import PATIENCE
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.ports import listens
 from tests.integration.raw import Connection, RawAnswer, body_of, head_of, part
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -191,9 +192,8 @@ class ShortDrainTests(DrainTestCase):
         self.assertEqual(slow.answer().code, 101)
         while (await self.client.status(identifier))["buffered_bytes"] < MIB:
             await deferLater(reactor, 0.01)
-        since = len(self.daemon.log)
         self.interrupt()
-        await until(lambda: "Closed" in self.daemon.log[since:], "it listens no more")
+        await until(lambda: not listens(self.daemon.port), "it listens no more")
         self.assertTrue(self.daemon.running)
         rest = await deferToThread(slow.rest)
         self.assertEqual(rest[-4:], b"\x88\x02" + (1001).to_bytes(2, "big"))

@@ -154,8 +154,8 @@ class OverlaysTests(SynchronousTestCase):
         """A mount writes nothing into the kernel's log."""
         try:
             log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-        except PermissionError:
-            raise SkipTest("the kernel's log is root's") from None
+        except (FileNotFoundError, PermissionError):
+            raise SkipTest("the kernel's log is root's, or not in this container") from None
         self.addCleanup(os.close, log)
         for _ in range(_MOUNTS):
             os.lseek(log, 0, os.SEEK_END)

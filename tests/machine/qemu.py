@@ -23,7 +23,7 @@ def missing() -> str:
     programs = {
         "qemu-system-x86_64": "qemu-system-x86",
         "mmdebstrap": "mmdebstrap",
-        "mke2fs": "e2fsprogs",
+        "/usr/sbin/mke2fs": "e2fsprogs",
         "bwrap": "bubblewrap",
     }
     if os.geteuid():

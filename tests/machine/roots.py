@@ -70,7 +70,7 @@ chmod -R u+r root  # some files are nobody's to read, not even their owner's
 mv root/boot/vmlinuz-* vmlinuz
 mv root/boot/initrd.img-* initrd
 chmod 644 vmlinuz initrd
-mke2fs -q -t ext4 {_QUOTAS} -d root disk {_DISK}
+/usr/sbin/mke2fs -q -t ext4 {_QUOTAS} -d root disk {_DISK}
 rm -rf root root.tar
 """
 _MAKE_DIRECTORY = """

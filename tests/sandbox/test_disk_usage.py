@@ -397,10 +397,14 @@ thread.start()
 
     def test_other_devices(self) -> None:
         """What is not on this disk takes no room there: memory, pipes, terminals."""
-        memory = os.memfd_create("memory")
-        self.addCleanup(os.close, memory)
-        os.write(memory, b"x" * 102400)
-        self.assertEqual(self.count(os.getpid()), DiskUsage())
+        program = """
+import os, sys
+os.write(os.memfd_create("memory"), bytes(102400))
+print(flush=True)
+sys.stdin.readline()
+"""
+        pid = self.start(f"exec {sys.executable} -c '{program}'")
+        self.assertEqual(self.count(pid), DiskUsage())
 
     def test_no_process(self) -> None:
         """One that has ended has nothing open, and the others are counted."""

@@ -48,7 +48,8 @@ def sort_content_headers_first(headers: Headers) -> Headers:
     """Return the headers with those first that say where the body ends.
 
     Some clients take a response with a truncated head for a complete one without a body (curl
-    7.88). They report the truncation if they know by then that a body follows.
+    7.88). They report the truncation if they know by then that a body follows, curl 8.14 only if it
+    also knows the length of the body.
     """
     ordered = Headers()
     for name in _FRAMING:
