@@ -72,8 +72,13 @@ class Firefox:
         self._connection: ClientConnection = connect(url, max_size=None)
         self._send("session.new", capabilities={})
         self._send("session.subscribe", events=["log.entryAdded"])
-        self._send("script.addPreloadScript", functionDeclaration=f"() => {{ {_COMPLAIN} }}")
         self._context = self._send("browsingContext.getTree")["contexts"][0]["context"]
+        # For this window alone: in one of Firefox's own it may fail, which would be a complaint.
+        self._send(
+            "script.addPreloadScript",
+            functionDeclaration=f"() => {{ {_COMPLAIN} }}",
+            contexts=[self._context],
+        )
 
     async def quit(self) -> None:
         """End it, and remove its profile."""

@@ -133,7 +133,7 @@ class SandboxTests(TestCase):
         outcome = await self.run_script(
             ask % "evil.example.org" + 2 * (ask % "git.example.org"), login=login
         )
-        self.assertEqual(outcome.stdout.split(), ["password=", "password=s3cret", "password="])
+        self.assertEqual(outcome.stdout.split(), ["password=s3cret"], outcome.stderr)
         script = "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline"
         outcome = await self.run_script(script, login=login)
         self.assertIn("GIT_CONFIG_NOSYSTEM", outcome.stdout)
