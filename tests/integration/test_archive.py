@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import ClassVar
@@ -14,20 +13,17 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SkipTest
 
-from tawebeval.sandbox.workspace import derive_directory_name
 from tests.integration.client import Client, Event, python, text
 from tests.integration.harness import (
     CONFIGURATION,
     TWISTD,
     DaemonTestCase,
     RepositoryTestCase,
-    until,
 )
 from tests.integration.harness import Daemon as PlainDaemon
 from tests.integration.rounds_case import EVALUATIONS, ROUNDS, Course, RoundsCase
 from tests.integration.small_disks import PRIVATE, SmallDisks
-from tests.integration.starters import KeptDaemonTestCase
-from tests.integration.unprivileged import USER, give
+from tests.integration.unprivileged import USER
 
 ARCHIVE = f"{CONFIGURATION}\n[archive]\nenabled = true\n"
 NUMBERS = "import sys\nfor number in range(int(sys.argv[1])): print('line', number)"
