@@ -142,12 +142,6 @@ def encode_data_event(value: bytes) -> EventBatch:
     return EventBatch(1, b"%b%b}\n" % (_DATA, value))
 
 
-def list_data_payloads(batch: EventBatch) -> list[bytes]:
-    """Return the payloads of the data events of a batch."""
-    lines = batch.lines.split(b"\n")
-    return [line[len(_DATA) : -1] for line in lines if line.startswith(_DATA)]
-
-
 def encode_file_event(filename: str, content_type: str, content: bytes) -> EventBatch:
     """Encode a file block as its data event (contract, section 4; base64 of RFC 4648)."""
     head = orjson.dumps({"type": "file", "filename": filename, "content_type": content_type})

@@ -52,7 +52,6 @@ from tawebeval.core.events import (
     encode_file_event,
     encode_text_events,
     has_blank_line,
-    list_data_payloads,
 )
 from tawebeval.core.fileblock import FileBlock, FileBlockError, FileReference, PrintedFile
 from tawebeval.core.results import MAX_RESULT_BYTES, MIN_RESULT_BYTES, TYPE_KEY_JSON, ResultSummary
@@ -555,13 +554,6 @@ class SegiParser:
             return True
         self.awaited_file = file
         return False
-
-
-def add_results_to_summary(summary: ResultSummary, batch: EventBatch) -> None:
-    """Add the results among the values of events, as the parser has done."""
-    for value in list_data_payloads(batch):
-        if MIN_RESULT_BYTES <= len(value) <= MAX_RESULT_BYTES:
-            summary.add_if_result(value)
 
 
 _STEPS = {
