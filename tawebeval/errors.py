@@ -155,15 +155,13 @@ class ProblemNotFound(RequestError):
 class EvaluationExpired(RequestError):
     """An identifier issued here, of an evaluation that is no longer kept.
 
-    The reason is not kept either. `started`, the time of the daemon's start (RFC 3339), shows
-    whether it may be a restart.
+    The reason is not kept either. `started` is the time of the daemon's start (RFC 3339).
     """
 
     def __init__(self, started: str) -> None:
         super().__init__(
-            "the evaluation is over and its events are discarded: they were read to the end,"
-            " expired (evaluations.retain), or were lost in a restart; the daemon started at"
-            f" {started}",
+            "the evaluation is over and its events are discarded: they were read to the end or have"
+            f" expired (evaluations.retain); the daemon started at {started}",
             started=started,
         )
 
