@@ -274,7 +274,7 @@ class CallerQuotaExceeded(ServerBusy):
 
 @attrs.frozen(auto_exc=True, str=False)
 class EvaluationFailure(TawebevalError):
-    """The failure of an evaluation: its final event (contract, section 5).
+    """The failure of an evaluation: its final event (docs/api.md).
 
     `message` is for people; `extra_members` are further members of the event. `is_daemon_fault`
     makes the daemon not ready; it is set for failures `lost` that no caller can cause.
