@@ -42,9 +42,9 @@ How fast the daemon is, compared with simple programs that do the same work.
   without a baseline.
 - A target in brackets is optional.
 - "By processor time" means per second of processor time of the program.
-- Ours is the daemon under twistd, over HTTP. Five rows use its modules in a small program: stdout
-  to events, stdout by way of a memfd, the worst chunk of stdout, the memory of events, and
-  how long a start blocks the reactor.
+- Ours is the daemon under twistd, over HTTP. Four benchmarks use its modules in a small program:
+  stdout to events, the worst chunk of stdout, the memory of events, and how long the start of a git
+  command blocks the reactor.
 
 | baseline | |
 | --- | --- |

@@ -412,14 +412,13 @@ class FairQueue:
 
     A free slot goes to the caller whose last turn is longest ago, and among that caller's waiters
     to the first. A caller has at most `running_per_caller` slots and `queued_per_caller` waiters; 0
-    sets no such limit. A caller for which `admits` is false gets no slot; call `dispatch_slots`
-    when its result may have changed.
+    sets no such limit.
 
     A waiter that is not ready can reserve its turn: others pass the waiter until `acquire_slot`.
 
-    With n waiters each method looks at a number of them that grows as log n, but for callers that
-    are not admitted; `find_waiter_position` as the square root of n. Changes of the lists move at
-    most 8 n bytes: with 10,000 callers a few microseconds.
+    With n waiters each method looks at a number of them that grows as log n; `find_waiter_position`
+    as the square root of n. Changes of the lists move at most 8 n bytes: with 10,000 callers a few
+    microseconds.
     """
 
     def __init__(
@@ -428,10 +427,7 @@ class FairQueue:
         queued: int,
         running_per_caller: int = 0,
         queued_per_caller: int = 0,
-        *,
-        admits: Callable[[str], bool] = lambda caller: True,
     ) -> None:
-        self._admits = admits
         self.slot_count = running
         self._queued = queued
         self._running_per_caller = running_per_caller or running
@@ -485,9 +481,7 @@ class FairQueue:
 
     def _may_run(self, caller: str) -> bool:
         return (
-            len(self._running) < self.slot_count
-            and self._counts[caller] < self._running_per_caller
-            and self._admits(caller)
+            len(self._running) < self.slot_count and self._counts[caller] < self._running_per_caller
         )
 
     def reserve_queue_place(self, holder: str, caller: str = "") -> None:
@@ -516,7 +510,7 @@ class FairQueue:
         insort(waiter.line.ready, waiter, key=_get_number)
         self._put_back(waiter.line)
         if reserved:
-            self.dispatch_slots()
+            self._dispatch_slots()
         return slot
 
     def take_slot_unconditionally(self, holder: str, caller: str = "") -> None:
@@ -574,7 +568,7 @@ class FairQueue:
     def release_slot_keep_quota(self, holder: str) -> None:
         """Give back the slot of `holder`, which counts for its caller until `release_slot`."""
         self._suspended[holder] = self._running.pop(holder)
-        self.dispatch_slots()
+        self._dispatch_slots()
 
     def release_slot(self, holder: str) -> None:
         """Give back the slot or the turn of `holder`, if it has one."""
@@ -585,9 +579,9 @@ class FairQueue:
         if holder not in held:
             return
         self._count_holder(held.pop(holder), -1)
-        self.dispatch_slots()
+        self._dispatch_slots()
 
-    def dispatch_slots(self) -> None:
+    def _dispatch_slots(self) -> None:
         """Give free slots to waiters.
 
         A waiter may release its slot at once. The next waiter gets the slot in this loop, not in a
@@ -597,37 +591,14 @@ class FairQueue:
             return
         self._is_dispatching = True
         try:
-            while waiter := self._find_next():
+            while self.has_free_slot and self._eligible:
+                waiter = self._eligible[0].ready[0]
                 assert waiter.slot is not None, "it is ready"
                 self._remove_waiter(waiter, has_turn=True)
                 self.take_slot_unconditionally(waiter.name, waiter.line.caller)
                 waiter.slot.callback(None)
         finally:
             self._is_dispatching = False
-
-    def _find_next(self) -> _Waiter | None:
-        """Return the next waiter that is ready, or None."""
-        if self.has_free_slot:
-            for line in self._eligible:
-                if self._admits(line.caller):
-                    return line.ready[0]
-        return None
-
-    def list_slot_holders(self) -> list[tuple[str, bool]]:
-        """Return the names of all holders of slots, and whether each keeps a waiter out.
-
-        A holder keeps a waiter out if no slot is free, or no slot of its caller's share.
-        """
-        is_full = len(self._running) >= self.slot_count
-        keeps_any_out = is_full and bool(self._eligible)
-        return [
-            (name, keeps_any_out or self._is_waiting_at_limit(caller))
-            for name, caller in self._running.items()
-        ]
-
-    def _is_waiting_at_limit(self, caller: str) -> bool:
-        line = self._lines.get(caller)
-        return line is not None and bool(line.ready) and not line.is_eligible
 
     def find_waiter_position(self, holder: str) -> int | None:
         """Return the number of waiters before `holder`, or None if `holder` does not wait.

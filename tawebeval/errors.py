@@ -155,15 +155,13 @@ class ProblemNotFound(RequestError):
 class EvaluationExpired(RequestError):
     """An identifier issued here, of an evaluation that is no longer kept.
 
-    The reason is not kept either. `started`, the time of the daemon's start (RFC 3339), shows
-    whether it may be a restart.
+    The reason is not kept either. `started` is the time of the daemon's start (RFC 3339).
     """
 
     def __init__(self, started: str) -> None:
         super().__init__(
-            "the evaluation is over and its events are discarded: they were read to the end,"
-            " expired (evaluations.retain), or were lost in a restart; the daemon started at"
-            f" {started}",
+            "the evaluation is over and its events are discarded: they were read to the end or have"
+            f" expired (evaluations.retain); the daemon started at {started}",
             started=started,
         )
 
@@ -276,7 +274,7 @@ class CallerQuotaExceeded(ServerBusy):
 
 @attrs.frozen(auto_exc=True, str=False)
 class EvaluationFailure(TawebevalError):
-    """The failure of an evaluation: its final event (contract, section 5).
+    """The failure of an evaluation: its final event (docs/api.md).
 
     `message` is for people; `extra_members` are further members of the event. `is_daemon_fault`
     makes the daemon not ready; it is set for failures `lost` that no caller can cause.

@@ -105,43 +105,6 @@ class QueueTests(SynchronousTestCase):
         self.assertEqual(order, [*names, "late"])
         self.assertEqual((self.queue.taken_slot_count, self.queue.waiter_count), (1, 0))
 
-    def test_not_admitted(self) -> None:
-        """A caller that is not admitted waits beside free slots, and is passed over."""
-        admitted = {"bob"}
-        self.queue = FairQueue(2, 2, admits=admitted.__contains__)
-        alices = [self.queue.acquire_slot(f"a{number}", "alice") for number in range(2)]
-        self.assertNoResult(alices[0])
-        self.successResultOf(self.queue.acquire_slot("b0", "bob"))
-        self.successResultOf(self.queue.acquire_slot("b1", "bob"))
-        self.queue.release_slot("b0")
-        self.assertNoResult(alices[0])
-        self.queue.release_slot("b1")
-        self.queue.dispatch_slots()
-        self.assertNoResult(alices[0])
-        admitted.add("alice")
-        self.queue.dispatch_slots()
-        for place in alices:
-            self.successResultOf(place)
-
-    def test_holders(self) -> None:
-        """Each holder is listed, with whether it keeps a waiter out."""
-        self.queue = FairQueue(2, 2, admits={"alice", "bob"}.__contains__)
-        self.assertEqual(self.queue.list_slot_holders(), [])
-        self.queue.acquire_slot("a0", "alice")
-        waiting = self.queue.acquire_slot("c0", "carol")
-        self.assertEqual(self.queue.list_slot_holders(), [("a0", False)])
-        self.queue.acquire_slot("b0", "bob")
-        self.assertEqual(self.queue.list_slot_holders(), [("a0", True), ("b0", True)])
-        waiting.addErrback(lambda failure: failure.trap(CancelledError)).cancel()
-        self.assertEqual(self.queue.list_slot_holders(), [("a0", False), ("b0", False)])
-
-    def test_holders_of_its_own(self) -> None:
-        """Only the holders of a caller at its limit keep that caller's waiters out."""
-        queue = FairQueue(3, 9, 1)
-        for name, caller in (("a0", "alice"), ("b0", "bob"), ("a1", "alice")):
-            queue.acquire_slot(name, caller)
-        self.assertEqual(queue.list_slot_holders(), [("a0", True), ("b0", False)])
-
     @given(
         st.integers(1, 3), st.lists(st.tuples(st.sampled_from(["leave", "give up"]), st.booleans()))
     )
@@ -369,14 +332,6 @@ class ReservationTests(SynchronousTestCase):
         self.queue.release_slot("a2")
         self.assertEqual(self.entered, ["a1", "a2", "b1"])
 
-    def test_holders(self) -> None:
-        """No holder keeps out waiters that are not ready."""
-        self.enter("a1")
-        self.queue.reserve_queue_place("a2", "a")
-        self.assertEqual(self.queue.list_slot_holders(), [("a1", False)])
-        self.enter("a2")
-        self.assertEqual(self.queue.list_slot_holders(), [("a1", True)])
-
     def test_free_place(self) -> None:
         """A waiter that becomes ready beside a free slot gets the slot at once."""
         self.queue.reserve_queue_place("a1", "a")
@@ -439,9 +394,7 @@ class PlainTests(SynchronousTestCase):
         st.integers(0, 3),
         st.lists(
             st.tuples(
-                st.sampled_from(
-                    [*3 * ["acquire", "leave"], "reserve", "suspend", "give up", "gate"]
-                ),
+                st.sampled_from([*3 * ["acquire", "leave"], "reserve", "suspend", "give up"]),
                 st.sampled_from("abc"),
                 st.integers(0, 99),
             ),
@@ -457,10 +410,9 @@ class PlainTests(SynchronousTestCase):
         steps: list[tuple[str, str, int]],
     ) -> None:
         """After each call both queues have the same holders in the same order, and answer alike."""
-        shut: set[str] = set()
         bounds = running, queued, own_running, own_queued
-        plain = PlainQueue(*bounds, lambda caller: caller not in shut)
-        queue = FairQueue(*bounds, admits=lambda caller: caller not in shut)
+        plain = PlainQueue(*bounds)
+        queue = FairQueue(*bounds)
         entered: list[str] = []
         slots: dict[str, Deferred[None]] = {}
 
@@ -495,12 +447,7 @@ class PlainTests(SynchronousTestCase):
                     slots[one].cancel()
                 else:
                     queue.release_slot(one)
-            elif step == "gate":
-                shut ^= {caller}
-                plain.dispatch()
-                queue.dispatch_slots()
             self.assertEqual(entered, plain.entered)
-            self.assertEqual(queue.list_slot_holders(), plain.list_holders())
             self.assertEqual(queue.taken_slot_count, len(plain.holders))
             names = [*plain.holders, *(one for own in plain.waiting.values() for one in own)]
             self.assertEqual(
@@ -581,8 +528,3 @@ class GrowthTests(SynchronousTestCase):
         # Each of the 90 lengths takes a search among one caller.
         calls = count_calls(queue.find_waiter_position, "89 0")
         self.assertLessEqual(calls, 8 * math.isqrt(2 * queue.waiter_count))
-
-    def test_holders(self) -> None:
-        """The list of holders looks at no waiter."""
-        few, many = (count_calls(self.fill(count, count).list_slot_holders) for count in (64, 4096))
-        self.assertEqual(many, few)

@@ -34,7 +34,7 @@ def main() -> None:
     position = 0
     before = resident()
     while ring.end_cursor < _EVENTS:
-        ring.append_batch(parser.feed(text[position : position + chunk]))
+        ring.append_batch(parser.feed(text[position : position + chunk]), 0)
         assert not parser.has_pending_input, "such a read is parsed in one turn"
         position = (position + chunk) % len(_LINE)
     print(json.dumps({"memory": resident() - before, "payload": ring.line_bytes}))

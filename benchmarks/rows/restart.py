@@ -3,9 +3,9 @@
 The machine is one of its own, as in the tests: the service as `make install` installs it, with its
 socket. Clients of all kinds are there before, during and after the restart: some poll without a
 pause or now and then on connections that they keep, some wait for events, some upload slowly, and
-new ones come all the time. A restart ends the evaluations that run, which those who wait are told;
-everybody else should only have to wait. What counts as lost is a connection that is refused or
-reset, and a request on a connection that is closed without an answer: any status is an answer.
+new ones come all the time. Evaluators go on meanwhile, and everybody should only have to
+wait. What counts as lost is a connection that is refused or reset, and a request on a connection
+that is closed without an answer: any status is an answer.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Eight processes spin beside, at the usual priority. The baseline is the command 
 posix_spawn(3).
 
 Tried without success: directories of an upload one by one; cheaper arguments, markers and parser (3
-to 25 µs each); two spare processes; one or two `send` calls for an answer; a switch interval of 0.2
+to 25 µs each); a switch interval of 0.2
 ms in Python.
 Each file or directory that bwrap shows costs 0.25 ms of processor time. A whole prepared root in
 place of a prepared /etc saves 2 % of bwrap's processor time; bwrap's own first process in place of

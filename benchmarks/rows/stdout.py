@@ -1,7 +1,5 @@
 """From stdout to stored events: ours, a bare `ProcessProtocol`, and an asyncio program.
 
-The archive's rows have ours record all events, too, on a processor that is otherwise idle.
-
 Each way runs in a fresh process, from the first bytes received to the last. The asyncio
 program, far slower, gets fewer bytes. Lines of 100 bytes have no row: they lie between the others.
 

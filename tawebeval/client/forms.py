@@ -1,6 +1,6 @@
 """The form of a submission: checked, and encoded in pieces for each attempt.
 
-The encoding is `multipart/form-data` as browsers send it (contract, section 2). Files are read
+The encoding is `multipart/form-data` as browsers send it (docs/api.md). Files are read
 while they are sent, so that no file is held in memory.
 """
 

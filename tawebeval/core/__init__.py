@@ -1,7 +1,7 @@
 """Bytes in, values out: the part of tawebeval that only computes.
 
 No function here does input or output, reads a clock or draws random bytes: the caller passes the
-time, random bytes and callbacks as arguments. So tests can check every rule of the contract byte by
+time, random bytes and callbacks as arguments. So tests can check every rule of docs/api.md byte by
 byte.
 
 - Standard output: `segi.SegiParser` turns an evaluator's bytes into events; `fileblock` parses the

@@ -1,4 +1,4 @@
-"""Environment variables of an evaluator (contract, section 4)."""
+"""Environment variables of an evaluator (docs/evaluators.md)."""
 
 from __future__ import annotations
 

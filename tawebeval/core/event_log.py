@@ -11,8 +11,8 @@ evicted segment's events again, from the same bytes of stdout. They are the same
 the parser depends on its bytes and on the places of flushes (`tawebeval.core.segi`). The caller
 keeps these places and the times of the events as marks beside stdout.
 
-The evaluator holds its stdout open, and could change what it has printed. A segment has a checksum
-of its bytes, so that a reader gets the events that were printed first, or an error.
+A segment has a checksum of its bytes of stdout: where the disk has damaged them, a reader gets an
+error in place of other events.
 """
 
 from __future__ import annotations

@@ -142,14 +142,8 @@ def encode_data_event(value: bytes) -> EventBatch:
     return EventBatch(1, b"%b%b}\n" % (_DATA, value))
 
 
-def list_data_payloads(batch: EventBatch) -> list[bytes]:
-    """Return the payloads of the data events of a batch."""
-    lines = batch.lines.split(b"\n")
-    return [line[len(_DATA) : -1] for line in lines if line.startswith(_DATA)]
-
-
 def encode_file_event(filename: str, content_type: str, content: bytes) -> EventBatch:
-    """Encode a file block as its data event (contract, section 4; base64 of RFC 4648)."""
+    """Encode a file block as its data event (docs/evaluators.md; base64 of RFC 4648)."""
     head = orjson.dumps({"type": "file", "filename": filename, "content_type": content_type})
     # Joined once, because it is long.
     parts = (_DATA, head[:-1], b',"content_base64":"', b64encode(content), b'"}}\n')
@@ -164,6 +158,6 @@ def compute_base64_size(size: int) -> int:
 def encode_error_event(
     reason: str, message: str, members: Mapping[str, Any] | None = None
 ) -> EventBatch:
-    """Encode the data event `evaluation_error` (contract, section 5)."""
+    """Encode the data event `evaluation_error` (docs/api.md)."""
     payload = {"type": "evaluation_error", "reason": reason, "message": message}
     return encode_data_event(orjson.dumps({**payload, **(members or {})}))

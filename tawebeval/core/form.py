@@ -1,4 +1,4 @@
-"""The form of `POST /evaluate`: its fields and their values (contract, section 2).
+"""The form of `POST /evaluate`: its fields and their values (docs/api.md).
 
 Every error names its field.
 """
@@ -80,7 +80,7 @@ FIELD_ALIASES = {
     "repositories[main][branch]": "repository[branch]",
     "repositories[main][depth]": "repository[depth]",
 }
-"""Field names that clients of 2018 send (contract, section 7), and the present names."""
+"""Field names that clients of 2018 send (docs/api.md), and the present names."""
 
 
 def draw_seed(random: Callable[[int], bytes]) -> int:

@@ -98,7 +98,7 @@ def resolve_cursor(log: EventLog | EventRing, after_cursor: str | None, skip_cou
     return begin
 
 
-def make_page(log: EventLog | EventRing, after_cursor: str | None, events: EventBatch) -> EventPage:
+def make_page(log: EventLog, after_cursor: str | None, events: EventBatch) -> EventPage:
     """Return the page with these events, which `log` has after a cursor that can be resolved."""
     end = (0 if after_cursor is None else int(after_cursor)) + events.count
     is_last = log.has_ended and end == log.end_cursor

@@ -26,18 +26,13 @@ _TIMED = 32 * 1024  # bytes to which times are added at once: 1,000 events of as
 
 @attrs.define
 class EventRing:
-    """Events from `begin_cursor` to `end_cursor`; `line_bytes` is the size of their JSON Lines.
-
-    `read_wall_clock()` returns the time of new events, in seconds since the epoch.
-    """
+    """Events from `begin_cursor` to `end_cursor`; `line_bytes` is the size of their JSON Lines."""
 
     begin_cursor: int = 0
     end_cursor: int = 0
     line_bytes: int = 0
-    has_ended: bool = False
     # Not a deque, which takes 600 bytes when it is empty: there are never too many to move.
     batches: list[EventBatch] = attrs.field(factory=list)
-    read_wall_clock: Callable[[], float] = float
     _times: EventTimes = attrs.field(factory=EventTimes)
 
     @property
@@ -45,13 +40,10 @@ class EventRing:
         """Bytes of memory that the events take with their times."""
         return self.line_bytes + self._times.memory_bytes
 
-    def append_batch(self, batch: EventBatch, time_ms: int | None = None) -> None:
-        """Append a batch of this time, or of now. The ring must not be closed."""
-        assert not self.has_ended, "a closed ring takes no events"
+    def append_batch(self, batch: EventBatch, time_ms: int) -> None:
+        """Append a batch of this time, in milliseconds since the epoch."""
         if not batch.count:
             return
-        if time_ms is None:
-            time_ms = int(self.read_wall_clock() * 1000)
         self._times.record_time(self.end_cursor, time_ms)
         self.end_cursor += batch.count
         self.line_bytes += len(batch.lines)
@@ -62,10 +54,6 @@ class EventRing:
             self.batches[-1] += batch
         else:
             self.batches.append(batch)
-
-    def mark_end(self) -> None:
-        """Mark the end of events."""
-        self.has_ended = True
 
     def read_events(self, after_cursor: int, max_bytes: int) -> EventBatch:
         """Return the events after a cursor, `begin_cursor <= after_cursor <= end_cursor`.

@@ -1,4 +1,4 @@
-"""SEGI parser: an evaluator's stdout as events (contract, section 4).
+"""SEGI parser: an evaluator's stdout as events (docs/evaluators.md).
 
 Ordinary output is text. Between *markers*, four secret lines that are new in each run, stand
 blocks:
@@ -52,14 +52,13 @@ from tawebeval.core.events import (
     encode_file_event,
     encode_text_events,
     has_blank_line,
-    list_data_payloads,
 )
 from tawebeval.core.fileblock import FileBlock, FileBlockError, FileReference, PrintedFile
 from tawebeval.core.results import MAX_RESULT_BYTES, MIN_RESULT_BYTES, TYPE_KEY_JSON, ResultSummary
 from tawebeval.errors import format_size
 
 MAX_PAYLOAD_BYTES = 64 * 1024
-"""The most bytes of UTF-8 that one text event carries (contract, section 4)."""
+"""The most bytes of UTF-8 that one text event carries (docs/evaluators.md)."""
 
 MAX_BYTES_PARSED_PER_CALL = 512 * 1024
 """Work after which a call begins no further step.
@@ -263,7 +262,7 @@ class SegiParser:
     def finish(self) -> EventBatch:
         """Take the end of stdout; call this when no input is pending and no file is wanted.
 
-        The end of stdout ends the last line, but makes no marker of it (contract, section 4).
+        The end of stdout ends the last line, but makes no marker of it (docs/evaluators.md).
         """
         assert self.awaited_file is None, "the wanted file comes before the end"
         assert not self.has_pending_input, "all that was printed comes before the end"
@@ -555,13 +554,6 @@ class SegiParser:
             return True
         self.awaited_file = file
         return False
-
-
-def add_results_to_summary(summary: ResultSummary, batch: EventBatch) -> None:
-    """Add the results among the values of events, as the parser has done."""
-    for value in list_data_payloads(batch):
-        if MIN_RESULT_BYTES <= len(value) <= MAX_RESULT_BYTES:
-            summary.add_if_result(value)
 
 
 _STEPS = {

@@ -1,4 +1,4 @@
-"""States of an evaluation and the transitions between them (contract, section 7)."""
+"""States of an evaluation and the transitions between them (docs/api.md)."""
 
 from __future__ import annotations
 

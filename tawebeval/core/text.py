@@ -68,7 +68,7 @@ def get_base_name(name: str) -> str:
     r"""Return the last component of `name`; both `/` and `\` separate components.
 
     Raises ValueError for a component that cannot name a file: empty, `.`, `..`, with a NUL, over
-    255 bytes, or not encodable as UTF-8 (contract, section 2).
+    255 bytes, or not encodable as UTF-8 (docs/api.md).
     """
     base = name.replace("\\", "/").rpartition("/")[2]
     if base in ("", ".", ".."):

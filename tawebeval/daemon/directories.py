@@ -4,6 +4,7 @@ $STATE_DIRECTORY/key            32 random bytes, mode 0600: the key of the ident
 $STATE_DIRECTORY/uploads/       forms that are being received
 $STATE_DIRECTORY/evaluations/   one workspace for each evaluation, with its events
 $STATE_DIRECTORY/evaluations.sqlite  what is known of them (`evaluations.store`)
+$STATE_DIRECTORY/starter/       the socket of a starter that the daemon has started
 $STATE_DIRECTORY/trash/         what an earlier process has left, while a thread removes it
 $STATE_DIRECTORY/accounts/      passwd and group files of the sandboxes
 $STATE_DIRECTORY/environments/  imported root file systems (`sandbox.environment_store`)

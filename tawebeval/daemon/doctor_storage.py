@@ -313,9 +313,11 @@ def check_free_space(
     for space in (
         _Space(
             state,
-            limits.uploads + running * (limits.disk + repositories.max_tree_bytes),
+            limits.uploads
+            + configuration.buffers.max_disk_bytes
+            + running * (limits.disk + limits.output + repositories.max_tree_bytes),
             0,
-            ("limits.uploads", "limits.disk", "repositories.tree_bytes"),
+            ("limits.uploads", "buffers.disk", "limits.disk", "repositories.tree_bytes"),
         ),
         _Space(
             cache,

@@ -140,7 +140,9 @@ class DaemonMetrics(Collector):
         lost = 0 if self.line_writer is None else self.line_writer.lost_lines
         yield _counter("log_events_lost", "Events that the log did not take.", lost)
         children = self.evaluation_context.spawner.child_count
-        yield _gauge("child_processes", "Evaluators and git commands.", children)
+        yield _gauge(
+            "child_processes", "Git commands, and srun for each job of a cluster.", children
+        )
         yield _histogram(
             "reactor_lag_seconds",
             "How late the reactor is, looked at twice a second.",

@@ -82,11 +82,10 @@ class AdmissionControl:
             self._retries.record_all_slots_used(self._context.clock.seconds())
 
     def record_evaluation_end(self) -> None:
-        """Record the end of an evaluation, and start those that waited for it."""
+        """Record the end of an evaluation."""
         self._retries.record_evaluation_end(
             self._context.clock.seconds(), are_all_slots_used=not self.run_queue.has_free_slot
         )
-        self.run_queue.dispatch_slots()
 
     def _plan_retry(self, caller: str | None = None, caller_count: int = 1) -> int:
         return self._retries.schedule_retry(self._context.clock.seconds(), caller, caller_count)

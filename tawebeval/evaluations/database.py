@@ -393,7 +393,6 @@ def _make_archived_evaluation(row: EvaluationRow) -> ArchivedEvaluation:
         row.caller,
         row.sequence_number,
         row.state_times["created"],
-        row.state_times["ended"],
         row.state.value,
         row.archived.file_bytes,
         row.archived.listing_entry,

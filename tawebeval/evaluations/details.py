@@ -58,10 +58,9 @@ class ArchivedRow(msgspec.Struct, omit_defaults=True):
     """The archived part of an evaluation whose events are in the archive.
 
     `file_bytes` are the bytes of its files on the disk, `listing_entry` is JSON, as lists show the
-    evaluation, `archived_time` in seconds since the epoch.
+    evaluation.
     """
 
-    archived_time: float
     file_bytes: int
     event_count: int
     listing_entry: bytes = b""

@@ -2,8 +2,8 @@
 
 An evaluation's directory has these files:
 
-- `stdout`: what the evaluator has printed; the evaluator writes it. Acknowledged parts are punched
-  out of it (fallocate(2)).
+- `stdout`: what the evaluator has printed; the starter writes it, or for a node `RecordedStdout`.
+  Acknowledged parts are punched out of it (fallocate(2)).
 - `marks`: records of 24 bytes: the cursor after some events, their time, and where a partial line
   was flushed (`core.event_log.Mark`). A mark is written before its events are delivered.
 - `segments`: for each segment that has ended its source, the state of the parser there, and the

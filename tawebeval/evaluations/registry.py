@@ -358,10 +358,7 @@ class EvaluationRegistry:
 
         async def save_row(stored: StoredEvaluation) -> None:
             details.archived = ArchivedRow(
-                self.context.read_wall_clock(),
-                stored.file_bytes,
-                stored.event_count,
-                orjson.dumps(entry),
+                stored.file_bytes, stored.event_count, orjson.dumps(entry)
             )
             evaluation.save()
             if self.context.store is not None:

@@ -41,7 +41,7 @@ _LOST = EvaluationFailure(
 )
 _NOT_LASTING = EvaluationFailure(
     "lost",
-    "evaluations on a cluster do not outlive the daemon yet; submit again",
+    "evaluations on a cluster do not outlive the daemon; submit again",
     is_daemon_fault=False,
 )
 

@@ -133,7 +133,6 @@ class ArchivedEvaluation:
     caller: str
     sequence_number: int
     created_time: float
-    ended_time: float
     state: str
     file_bytes: int
     listing_entry: bytes = attrs.field(repr=False)

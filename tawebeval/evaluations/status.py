@@ -1,4 +1,4 @@
-"""The status document of an evaluation (contract, section 7)."""
+"""The status document of an evaluation (docs/api.md)."""
 
 from __future__ import annotations
 

@@ -32,9 +32,6 @@ from tawebeval.linux.starter_client import (
 )
 from tawebeval.linux.tail import FileTail, FileWatcher
 
-REPLAYABLE_STDERR_BYTES = 64 * 1024
-"""Bytes of stderr that the next process of the daemon delivers again."""
-
 RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Function that makes a call that may wait for the disk."""
 

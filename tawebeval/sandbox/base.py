@@ -68,7 +68,7 @@ class RunnerStatus:
     retry_count: int = 0
 
     def build_json_object(self) -> dict[str, Any]:
-        """Return the members, by their names on the wire and in journals."""
+        """Return the members, by their names on the wire and in the store."""
         return {
             "kind": self.kind,
             "job": self.job_id,

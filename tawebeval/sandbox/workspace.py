@@ -227,12 +227,6 @@ class Workspace:
         if self.quota_directory is not None:
             empty_directory(self.quota_directory)
 
-    def remove_content(self) -> None:
-        """Remove everything but the quota directory itself, whatever the modes are."""
-        remove_tree(self.root)
-        if self.quota_directory is not None:
-            empty_directory(self.quota_directory)
-
 
 def derive_directory_name(identifier: str) -> str:
     """Return the name of an evaluation's directory, a digest of the identifier.

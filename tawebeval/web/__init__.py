@@ -1,4 +1,4 @@
-"""The HTTP API (contract, sections 1 to 3, 6 and 7) on top of `web.server`.
+"""The HTTP API (docs/api.md) on top of `web.server`.
 
 The package turns requests into calls of `evaluations.registry`, and its results into responses. It
 decides nothing about an evaluation: the registry takes values and returns values.

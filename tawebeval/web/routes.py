@@ -1,4 +1,4 @@
-"""The Klein app of the API (contract, sections 2, 3 and 7) and its site."""
+"""The Klein app of the API (docs/api.md) and its site."""
 
 from __future__ import annotations
 
@@ -350,7 +350,7 @@ def make_evaluate_response(identifier: str) -> dict[str, str]:
 
 
 def add_legacy_routes(app: Klein, context: WebContext) -> None:
-    """Add /evaluation_events to `app`, for TuringArena's clients of 2018 (contract, section 7).
+    """Add /evaluation_events to `app`, for TuringArena's clients of 2018 (docs/api.md).
 
     They give up after about 30 seconds of empty pages, and poll fast at first. So a poll waits
     although the client does not ask for that.

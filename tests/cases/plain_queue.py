@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import attrs
 
@@ -16,7 +15,6 @@ class PlainQueue:
     queued: int
     own_running: int
     own_queued: int
-    admits: Callable[[str], bool]
     entered: list[str] = attrs.field(factory=list)
     holders: dict[str, str] = attrs.field(factory=dict)
     suspended: dict[str, str] = attrs.field(factory=dict)
@@ -31,7 +29,7 @@ class PlainQueue:
         """Return the slots that a caller may have: of all, and of its share."""
         free = self.running - len(self.holders)
         of_share = (self.own_running or self.running) - self.count_slots(caller)
-        may_run = free > 0 and of_share > 0 and self.admits(caller)
+        may_run = free > 0 and of_share > 0
         return (free, of_share) if may_run else (0, 0)
 
     def is_full(self, caller: str) -> bool:
@@ -100,14 +98,6 @@ class PlainQueue:
                 if is_ready and self.count_free(caller)[0]:
                     return name, caller
         return None
-
-    def list_holders(self) -> list[tuple[str, bool]]:
-        """Return the holders, and whether each keeps a waiter out."""
-        most = self.own_running or self.running
-        ready = {caller for caller, own in self.waiting.items() if any(own.values())}
-        at_limit = {caller for caller in ready if self.count_slots(caller) >= most}
-        keeps_out = len(self.holders) >= self.running and at_limit < ready
-        return [(name, keeps_out or caller in at_limit) for name, caller in self.holders.items()]
 
     def find_position(self, name: str) -> int | None:
         """Return the number of waiters before one, if all of each round get slots in turn."""

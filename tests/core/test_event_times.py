@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
-from itertools import count
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,11 +83,11 @@ class EventTimesTests(SynchronousTestCase):
     def test_ring(self, steps: list[tuple[int, int, int, int]]) -> None:
         """In a ring, whatever is appended, read and acknowledged, each event keeps its time."""
         now = 0
-        ring = EventRing(read_wall_clock=lambda: now / 8)
+        ring = EventRing()
         expected: list[str] = []
         for number, passed, acknowledged, limit in steps:
             now += passed
-            ring.append_batch(batch_of(number))
+            ring.append_batch(batch_of(number), now * 125)
             expected += [str(now / 8)] * number
             ring.acknowledge(min(ring.begin_cursor + acknowledged, ring.end_cursor))
             batch = ring.read_timed_events(ring.begin_cursor, limit, str)
@@ -102,18 +100,18 @@ class EventTimesTests(SynchronousTestCase):
 
     def test_shrink(self) -> None:
         """Times count where old events are discarded, and the ring can always be emptied."""
-        ring = EventRing(read_wall_clock=partial(next, count()))
-        for _ in range(1000):
-            ring.append_batch(encode_data_event(b"1"))
+        ring = EventRing()
+        for number in range(1000):
+            ring.append_batch(encode_data_event(b"1"), 1000 * number)
         self.assertEqual(ring.memory_bytes, ring.line_bytes + 999 * BYTES_PER_TIMESTAMP)
         ring.acknowledge(ring.end_cursor)
         self.assertEqual((ring.memory_bytes, ring.begin_cursor), (0, 1000))
 
     def test_page(self) -> None:
         """However large a page may be, times are added to a bounded number of events."""
-        ring = EventRing(read_wall_clock=partial(next, count()))
-        for _ in range(5000):
-            ring.append_batch(encode_data_event(b"1"))
+        ring = EventRing()
+        for number in range(5000):
+            ring.append_batch(encode_data_event(b"1"), 1000 * number)
         batch = ring.read_timed_events(7, PLENTY, str)
         self.assertEqual(timed(batch.lines), [str(7.0 + n) for n in range(batch.count)])
         self.assertLess(batch.count, 1500)

@@ -18,7 +18,8 @@ from hypothesis.stateful import (
 )
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core import ring
+from tawebeval.core import ring as ring_module
+from tawebeval.core.event_log import EventLog, EventMemory
 from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_data_event, encode_text_events
 from tawebeval.core.pages import (
     ALL_RECEIVED_CURSOR,
@@ -28,41 +29,50 @@ from tawebeval.core.pages import (
     parse_cursor,
     resolve_cursor,
 )
-from tawebeval.core.ring import EventRing
 from tawebeval.errors import DiscardedCursor, InvalidCursor
 
 PLENTY = 10**9
 
 
-def ring_of(*payloads: bytes, closed: bool = False) -> EventRing:
-    """Return a ring of data events, one batch each."""
-    ring = EventRing()
+def make_log() -> EventLog:
+    """Return an empty log."""
+    return EventLog(EventMemory(PLENTY))
+
+
+def count_line_bytes(log: EventLog) -> int:
+    """Return the size of the JSON Lines of a log in memory."""
+    return sum(segment.ring.line_bytes for segment in log.segments if segment.ring is not None)
+
+
+def log_of(*payloads: bytes, closed: bool = False) -> EventLog:
+    """Return a log of data events, one batch each."""
+    log = make_log()
     for payload in payloads:
-        ring.append_batch(encode_data_event(payload))
+        log.append_batch(encode_data_event(payload), 0)
     if closed:
-        ring.mark_end()
-    return ring
+        log.mark_end()
+    return log
 
 
-def read_page(ring: EventRing, after: str | None, limit: int) -> EventPage:
+def read_page(log: EventLog, after: str | None, limit: int) -> EventPage:
     """Return the page after a cursor."""
-    return make_page(ring, after, ring.read_events(resolve_cursor(ring, after), limit))
+    return make_page(log, after, log.read_events(resolve_cursor(log, after), limit))
 
 
-def ask(ring: EventRing, after: str | None, limit: int) -> EventPage:
+def ask(log: EventLog, after: str | None, limit: int) -> EventPage:
     """Return a page as one who reads page by page gets it: asking acknowledges."""
-    ring.acknowledge(resolve_cursor(ring, after))
-    return read_page(ring, after, limit)
+    log.acknowledge(resolve_cursor(log, after))
+    return read_page(log, after, limit)
 
 
 class PageTests(SynchronousTestCase):
     """Pages, case by case."""
 
     def check(
-        self, ring: EventRing, after: str | None, end: str | None, data: list[object]
+        self, log: EventLog, after: str | None, end: str | None, data: list[object]
     ) -> EventPage:
         """Hold the page after a cursor against what it must say, as JSON."""
-        page = ask(ring, after, PLENTY)
+        page = ask(log, after, PLENTY)
         self.assertEqual(
             json.loads(page.encode_json()),
             {"begin": after, "end": end, "data": [{"type": "data", "payload": p} for p in data]},
@@ -71,46 +81,44 @@ class PageTests(SynchronousTestCase):
 
     def test_first_page(self) -> None:
         """Without `after` a page begins with null."""
-        self.check(ring_of(b"1", b"2"), None, "2", [1, 2])
+        self.check(log_of(b"1", b"2"), None, "2", [1, 2])
 
     def test_first_page_with_nothing_yet(self) -> None:
         """The first page's end is never null, where every client would stop."""
-        self.check(ring_of(), None, "0", [])
+        self.check(log_of(), None, "0", [])
 
     def test_first_page_again(self) -> None:
         """The cursor before the first event gives what null gives, and begins with itself."""
-        self.check(ring_of(b"1"), "0", "1", [1])
+        self.check(log_of(b"1"), "0", "1", [1])
 
     def test_next_page(self) -> None:
         """`begin` is exactly `after`, and the page goes on there."""
-        ring = ring_of(b"1", b"2", b"3")
-        self.check(ring, "2", "3", [3])
+        log = log_of(b"1", b"2", b"3")
+        self.check(log, "2", "3", [3])
 
     def test_nothing_new(self) -> None:
         """Running and nothing new: no events, and end is begin."""
-        page = self.check(ring_of(b"1"), "1", "1", [])
+        page = self.check(log_of(b"1"), "1", "1", [])
         self.assertFalse(page.is_last_page)
 
     def test_last_page(self) -> None:
         """The page that reaches the end of what is finished has the dummy end."""
-        page = self.check(ring_of(b"1", b"2", closed=True), None, ALL_RECEIVED_CURSOR, [1, 2])
+        page = self.check(log_of(b"1", b"2", closed=True), None, ALL_RECEIVED_CURSOR, [1, 2])
         self.assertTrue(page.is_last_page)
-        page = self.check(ring_of(b"1", b"2", closed=True), "1", ALL_RECEIVED_CURSOR, [2])
+        page = self.check(log_of(b"1", b"2", closed=True), "1", ALL_RECEIVED_CURSOR, [2])
         self.assertTrue(page.is_last_page)
 
     def test_finished_with_nothing_more(self) -> None:
         """So has an empty page, when the end came after the last event was read."""
         self.assertTrue(
-            self.check(ring_of(b"1", closed=True), "1", ALL_RECEIVED_CURSOR, []).is_last_page
+            self.check(log_of(b"1", closed=True), "1", ALL_RECEIVED_CURSOR, []).is_last_page
         )
-        self.assertTrue(
-            self.check(ring_of(closed=True), None, ALL_RECEIVED_CURSOR, []).is_last_page
-        )
+        self.assertTrue(self.check(log_of(closed=True), None, ALL_RECEIVED_CURSOR, []).is_last_page)
 
     def test_finished_but_not_read(self) -> None:
         """A page that stops short of the end has no dummy end."""
-        ring = ring_of(b"1", b"2", closed=True)
-        page = ask(ring, None, 1)
+        log = log_of(b"1", b"2", closed=True)
+        page = ask(log, None, 1)
         self.assertEqual(
             (page.begin_cursor, page.end_cursor, page.is_last_page), (None, "1", False)
         )
@@ -127,60 +135,60 @@ class PageTests(SynchronousTestCase):
 
     def test_dummy_end_of_what_runs(self) -> None:
         """While events may come nobody can have got the dummy end: it lies beyond the newest."""
-        ring = ring_of(b"1")
-        self.assertRaises(InvalidCursor, ask, ring, ALL_RECEIVED_CURSOR, PLENTY)
-        self.assertEqual(ring.begin_cursor, 0)
+        log = log_of(b"1")
+        self.assertRaises(InvalidCursor, ask, log, ALL_RECEIVED_CURSOR, PLENTY)
+        self.assertEqual(log.begin_cursor, 0)
 
     def test_reading(self) -> None:
         """Reading alone discards nothing, wherever it begins."""
-        ring = ring_of(b"1", b"2", b"3")
+        log = log_of(b"1", b"2", b"3")
         for after in ("2", None, "3", "1"):
-            self.assertEqual(read_page(ring, after, PLENTY).begin_cursor, after)
-            self.assertEqual(ring.begin_cursor, 0)
-        self.assertRaises(InvalidCursor, read_page, ring, "4", PLENTY)
+            self.assertEqual(read_page(log, after, PLENTY).begin_cursor, after)
+            self.assertEqual(log.begin_cursor, 0)
+        self.assertRaises(InvalidCursor, read_page, log, "4", PLENTY)
 
     def test_repeatable(self) -> None:
         """The same `after` gives the same events, and more when there are more."""
-        ring = ring_of(b"1", b"2")
-        self.check(ring, "1", "2", [2])
-        self.check(ring, "1", "2", [2])
-        ring.append_batch(encode_data_event(b"3"))
-        self.check(ring, "1", "3", [2, 3])
+        log = log_of(b"1", b"2")
+        self.check(log, "1", "2", [2])
+        self.check(log, "1", "2", [2])
+        log.append_batch(encode_data_event(b"3"), 0)
+        self.check(log, "1", "3", [2, 3])
 
     def test_discarded(self) -> None:
         """A cursor before what was discarded is refused, with the oldest usable one."""
-        ring = ring_of(b"1", b"2", b"3")
-        ask(ring, "2", PLENTY)
+        log = log_of(b"1", b"2", b"3")
+        ask(log, "2", PLENTY)
         for after in (None, "0", "1"):
-            error = self.assertRaises(DiscardedCursor, ask, ring, after, PLENTY)
+            error = self.assertRaises(DiscardedCursor, ask, log, after, PLENTY)
             self.assertEqual(error.extra_members, {"oldest": "2"})
-        self.check(ring, "2", "3", [3])
+        self.check(log, "2", "3", [3])
 
     def test_beyond(self) -> None:
         """A cursor beyond the newest event is refused, and discards nothing."""
-        ring = ring_of(b"1")
+        log = log_of(b"1")
         for after in ("2", "3", "9" * 18):
-            self.assertRaises(InvalidCursor, ask, ring, after, PLENTY)
+            self.assertRaises(InvalidCursor, ask, log, after, PLENTY)
         self.assertEqual(
-            (ring.begin_cursor, ring.line_bytes), (0, len(encode_data_event(b"1").lines))
+            (log.begin_cursor, count_line_bytes(log)), (0, len(encode_data_event(b"1").lines))
         )
 
     def test_bounded(self) -> None:
         """A page is bounded in bytes; one event is always let through."""
-        ring = EventRing()
-        ring.append_batch(encode_text_events(b"a\nb\nc"))
+        log = make_log()
+        log.append_batch(encode_text_events(b"a\nb\nc"), 0)
         line = len(encode_text_events(b"a").lines)
-        page = ask(ring, None, 2 * line + 1)
+        page = ask(log, None, 2 * line + 1)
         self.assertEqual((page.events.count, page.end_cursor), (2, "2"))
-        page = ask(ring, "2", 0)
+        page = ask(log, "2", 0)
         self.assertEqual((page.events.count, page.end_cursor), (1, "3"))
 
     def test_times(self) -> None:
         """With times a page ends where it ends without, and each event has its time."""
-        ring = EventRing(read_wall_clock=lambda: 1.5)
-        ring.append_batch(encode_text_events(b"a\nb\nc"))
+        log = make_log()
+        log.append_batch(encode_text_events(b"a\nb\nc"), 1500)
         limit = 2 * len(encode_text_events(b"a").lines) + 1
-        page = make_page(ring, None, ring.read_timed_events(0, limit, "at {}".format))
+        page = make_page(log, None, log.read_timed_events(0, limit, "at {}".format))
         self.assertEqual((page.begin_cursor, page.end_cursor), (None, "2"))
         expected = [{"type": "text", "payload": one, "time": "at 1.5"} for one in ("a", "\n")]
         self.assertEqual(json.loads(page.encode_json())["data"], expected)
@@ -262,19 +270,19 @@ class SkipTests(SynchronousTestCase):
     """Places so many events after a cursor."""
 
     def setUp(self) -> None:
-        self.ring = EventRing()
-        self.ring.append_batch(EventBatch(4, b"1\n2\n3\n4\n"))
+        self.log = make_log()
+        self.log.append_batch(EventBatch(4, b"1\n2\n3\n4\n"), 0)
 
     def test_place(self) -> None:
         """They are counted from the cursor, or the very beginning."""
         for after, skip, expected in ((None, 0, 0), (None, 3, 3), ("1", 2, 3), ("4", 0, 4)):
-            self.assertEqual(resolve_cursor(self.ring, after, skip), expected)
+            self.assertEqual(resolve_cursor(self.log, after, skip), expected)
 
     def test_discarded(self) -> None:
         """The cursor may be discarded, where the place itself is not."""
-        self.ring.acknowledge(2)
-        self.assertEqual(resolve_cursor(self.ring, "0", 2), 2)
-        self.assertRaises(DiscardedCursor, resolve_cursor, self.ring, "0", 1)
+        self.log.acknowledge(2)
+        self.assertEqual(resolve_cursor(self.log, "0", 2), 2)
+        self.assertRaises(DiscardedCursor, resolve_cursor, self.log, "0", 1)
 
     def test_beyond(self) -> None:
         """Beyond the newest event there is none, nor after an end that has not come."""
@@ -284,7 +292,7 @@ class SkipTests(SynchronousTestCase):
             (ALL_RECEIVED_CURSOR, 1, "after: 'end' with skip: 1 is after the newest event, 4"),
             ("5", 0, "after: '5' is after the newest event, 4"),
         ):
-            error = self.assertRaises(InvalidCursor, resolve_cursor, self.ring, after, skip)
+            error = self.assertRaises(InvalidCursor, resolve_cursor, self.log, after, skip)
             self.assertEqual(error.detail, said)
 
 
@@ -293,11 +301,11 @@ SIZES = st.one_of(st.integers(0, 5), st.sampled_from([500, 4000, 9000, 20_000]))
 
 
 class PagesMachine(RuleBasedStateMachine):
-    """A ring and its readers against a plain list of all events that there ever were."""
+    """A log and its readers against a plain list of all events that there ever were."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ring = EventRing()
+        self.log = make_log()
         self.lines: list[bytes] = []
         self.closed = False
         self.acknowledged = 0
@@ -319,13 +327,13 @@ class PagesMachine(RuleBasedStateMachine):
             event = encode_data_event(b'"%d %s"' % (len(self.lines), b"x" * size))
             batch += event
             self.lines.append(event.lines)
-        self.ring.append_batch(batch)
+        self.log.append_batch(batch, 0)
 
     @precondition(lambda self: len(self.lines) > 8)
     @rule()
     def close(self) -> None:
         """End the evaluator."""
-        self.ring.mark_end()
+        self.log.mark_end()
         self.closed = True
 
     @rule(data=st.data(), limit=st.sampled_from([0, 1, 40, 100, 1000, 9050, PLENTY]))
@@ -338,14 +346,14 @@ class PagesMachine(RuleBasedStateMachine):
         elif begin < self.acknowledged:
             self.refused(DiscardedCursor, after)
         else:
-            self.check(ask(self.ring, after, limit), after, begin, limit)
+            self.check(ask(self.log, after, limit), after, begin, limit)
 
     @rule(limit=st.sampled_from([0, 100, 5000, PLENTY]), received=st.booleans())
     def go_on(self, limit: int, received: bool) -> None:
         """Ask for the reader's next page, whether it is received or has to be asked for again."""
         if self.cursor == ALL_RECEIVED_CURSOR or int(self.cursor or 0) < self.acknowledged:
             return
-        page = ask(self.ring, self.cursor, limit)
+        page = ask(self.log, self.cursor, limit)
         self.check(page, self.cursor, int(self.cursor or 0), limit)
         assert page.end_cursor is not None
         if received:
@@ -357,24 +365,24 @@ class PagesMachine(RuleBasedStateMachine):
     def acknowledge(self, data: st.DataObject) -> None:
         """Take events as a stream's reader does; an older cursor changes nothing."""
         after = data.draw(st.integers(0, len(self.lines)))
-        self.ring.acknowledge(after)
+        self.log.acknowledge(after)
         self.skip(after)
 
     @rule()
     def ask_after_the_end(self) -> None:
-        """Ask after the dummy end, which is no place in the ring."""
+        """Ask after the dummy end, which is no place in the log."""
         self.refused(InvalidCursor, ALL_RECEIVED_CURSOR)
 
     @rule()
     def read_all(self) -> None:
         """Nothing is gone that nobody has acknowledged."""
-        batch = self.ring.read_events(self.acknowledged, PLENTY)
+        batch = self.log.read_events(self.acknowledged, PLENTY)
         assert batch.lines == b"".join(self.lines[self.acknowledged :])
 
     def refused(self, error: Callable[..., Exception], after: str | None) -> None:
         """Hold that a cursor is refused; the invariants see that nothing changed."""
         try:
-            ask(self.ring, after, PLENTY)
+            ask(self.log, after, PLENTY)
         except (InvalidCursor, DiscardedCursor) as refusal:
             assert type(refusal) is error
             if isinstance(refusal, DiscardedCursor):
@@ -411,10 +419,10 @@ class PagesMachine(RuleBasedStateMachine):
     @invariant()
     def books_are_right(self) -> None:
         """Cursors and size are those of the list."""
-        assert self.ring.begin_cursor == self.acknowledged
-        assert self.ring.end_cursor == len(self.lines)
-        assert self.ring.line_bytes == sum(map(len, self.lines[self.acknowledged :]))
-        assert self.ring.has_ended == self.closed
+        assert self.log.begin_cursor == self.acknowledged
+        assert self.log.end_cursor == len(self.lines)
+        assert count_line_bytes(self.log) == sum(map(len, self.lines[self.acknowledged :]))
+        assert self.log.has_ended == self.closed
 
 
 class InterleavingTests(SynchronousTestCase):
@@ -422,5 +430,5 @@ class InterleavingTests(SynchronousTestCase):
 
     def test_pages(self) -> None:
         """Contiguous and repeatable, bounded, nothing discarded unacknowledged, sizes right."""
-        self.patch(ring, "MIN_BATCH_PART_BYTES", 64)
+        self.patch(ring_module, "MIN_BATCH_PART_BYTES", 64)
         run_state_machine_as_test(PagesMachine, settings=settings(stateful_step_count=40))

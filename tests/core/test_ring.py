@@ -25,7 +25,7 @@ def filled(*counts: int) -> EventRing:
     """Return a ring to which batches of so many events were appended."""
     ring = EventRing()
     for count in counts:
-        ring.append_batch(numbers(ring.end_cursor, count))
+        ring.append_batch(numbers(ring.end_cursor, count), 0)
     return ring
 
 
@@ -44,11 +44,9 @@ class AppendTests(SynchronousTestCase):
     """Growing."""
 
     def test_new(self) -> None:
-        """A new ring is empty, open, and begins at 0."""
+        """A new ring is empty, and begins at 0."""
         ring = EventRing()
-        self.assertEqual(
-            (ring.begin_cursor, ring.end_cursor, ring.line_bytes, ring.has_ended), (0, 0, 0, False)
-        )
+        self.assertEqual((ring.begin_cursor, ring.end_cursor, ring.line_bytes), (0, 0, 0))
         self.assertEqual(ring.read_events(0, PLENTY), EMPTY_BATCH)
 
     def test_append(self) -> None:
@@ -60,16 +58,8 @@ class AppendTests(SynchronousTestCase):
     def test_nothing(self) -> None:
         """A batch without events changes nothing."""
         ring = filled(1)
-        ring.append_batch(EMPTY_BATCH)
+        ring.append_batch(EMPTY_BATCH, 0)
         self.assertEqual((ring.end_cursor, ring.read_events(0, PLENTY)), (1, numbers(0, 1)))
-
-    def test_closed(self) -> None:
-        """A closed ring keeps what it has and takes no more."""
-        ring = filled(2)
-        ring.mark_end()
-        self.assertTrue(ring.has_ended)
-        self.assertRaises(AssertionError, ring.append_batch, numbers(2, 1))
-        self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 2))
 
     def test_small_batches_are_put_together(self) -> None:
         """A thousand events that came one by one are read as one batch would be."""
@@ -81,8 +71,8 @@ class AppendTests(SynchronousTestCase):
         """Putting together does not copy what is large already."""
         ring = filled(1, 1)
         large = encode_text_events(b"x" * 20_000)
-        ring.append_batch(large)
-        ring.append_batch(numbers(0, 1))
+        ring.append_batch(large, 0)
+        ring.append_batch(numbers(0, 1), 0)
         self.assertIs(ring.batches[1], large)
         self.assertEqual(len(ring.batches), 3)
 
@@ -113,8 +103,8 @@ class ReadTests(SynchronousTestCase):
                 self.assertEqual(filled(*counts).read_events(1, limit), numbers(1, 1))
         ring = filled(1)
         large = encode_text_events(b"x" * 20_000)
-        ring.append_batch(large)
-        ring.append_batch(numbers(2, 1))
+        ring.append_batch(large, 0)
+        ring.append_batch(numbers(2, 1), 0)
         self.assertEqual(ring.read_events(0, LINE + 1), numbers(0, 1))
         self.assertEqual(ring.read_events(1, LINE + 1), large)
         for limit in (0, LINE + 1):
@@ -131,7 +121,7 @@ class ReadTests(SynchronousTestCase):
         """Who reads each event as it comes does not leave a batch for each of them."""
         ring = EventRing()
         for number in range(1000):
-            ring.append_batch(numbers(number, 1))
+            ring.append_batch(numbers(number, 1), 0)
             self.assertEqual(ring.read_events(number, PLENTY), numbers(number, 1))
         self.assertLess(len(ring.batches), 10)
         self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 1000))
@@ -157,7 +147,7 @@ class ReadTests(SynchronousTestCase):
         """Readers who each go on at places of their own do not leave a batch for each event."""
         ring = EventRing()
         while ring.line_bytes < 2**18:
-            ring.append_batch(encode_text_events(b"\n" * 400))
+            ring.append_batch(encode_text_events(b"\n" * 400), 0)
         for first in range(300):
             after = first
             while after < ring.end_cursor:
@@ -196,8 +186,8 @@ class AcknowledgeTests(SynchronousTestCase):
         ring = filled(3)
         ring.acknowledge(3)
         self.assertEqual((ring.begin_cursor, ring.end_cursor, ring.line_bytes), (3, 3, 0))
-        ring.append_batch(numbers(3, 1))
-        ring.append_batch(numbers(4, 1))
+        ring.append_batch(numbers(3, 1), 0)
+        ring.append_batch(numbers(4, 1), 0)
         self.assertEqual(ring.read_events(3, PLENTY), numbers(3, 2))
 
     def test_rings_share_nothing(self) -> None:

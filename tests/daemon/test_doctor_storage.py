@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import (
     Configuration,
     EvaluationSettings,
+    EventBufferSettings,
     HealthSettings,
     LimitSettings,
     RepositoryFetchSettings,
@@ -31,7 +32,8 @@ RUNNING = 3
 SPARE = 5 * GIB
 CONFIGURATION = Configuration(
     evaluations=EvaluationSettings(max_running=RUNNING),
-    limits=LimitSettings(uploads=7 * GIB, disk=11 * GIB),
+    limits=LimitSettings(uploads=7 * GIB, disk=11 * GIB, output=2 * GIB),
+    buffers=EventBufferSettings(max_disk_bytes=23 * GIB),
     repositories=RepositoryFetchSettings(
         max_cache_bytes=13 * GIB,
         max_concurrent_fetches=2,
@@ -40,7 +42,7 @@ CONFIGURATION = Configuration(
     ),
     health=HealthSettings(min_free_disk_bytes=SPARE),
 )
-STATE = (7 + RUNNING * (11 + 19)) * GIB
+STATE = (7 + 23 + RUNNING * (11 + 2 + 19)) * GIB
 CACHE = (13 + (RUNNING + 2) * (17 + 19)) * GIB
 
 TOKEN = f"alice sha256:{'0' * 64}\n"
@@ -274,9 +276,13 @@ class SpaceTests(SynchronousTestCase):
         return problem
 
     def test_each(self) -> None:
-        """Uploads, writes and copies; what is kept, and beside that is fetched and checked out."""
+        """Uploads, events, writes and copies; what is cached, and fetched and checked out."""
         for path, needed, settings in (
-            (self.state, STATE, "limits.uploads, limits.disk, repositories.tree_bytes"),
+            (
+                self.state,
+                STATE,
+                "limits.uploads, buffers.disk, limits.disk, repositories.tree_bytes",
+            ),
             (self.cache, CACHE, "repositories.cache, repositories.fetch_bytes, repositories."),
         ):
             remedy = self.check_bound(path, needed + SPARE, str(path)).remedy

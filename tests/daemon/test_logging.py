@@ -272,8 +272,8 @@ class NoDescriptorsTests(SynchronousTestCase):
         """All other events are written, also others' in these words."""
         for text, namespace in (
             ("Received SIGTERM, shutting down.", "twisted.internet.base"),
-            ("ApiSite starting on 8080", "tawebeval.evaluations.evaluation"),
-            (TWISTEDS[0], "tawebeval.evaluations.evaluation"),
+            ("ApiSite starting on 8080", "tawebeval.evaluations.lifecycle"),
+            (TWISTEDS[0], "tawebeval.evaluations.lifecycle"),
         ):
             written, logged = self.write(text, namespace)
             self.assertEqual((written.count(text), logged), (3, []))

@@ -106,7 +106,7 @@ evaluation_rows = st.builds(
         is_daemon_fault=st.booleans(),
     ),
     begin_cursor=counts,
-    archived=st.none() | st.builds(ArchivedRow, seconds, counts, counts, st.binary(max_size=50)),
+    archived=st.none() | st.builds(ArchivedRow, counts, counts, st.binary(max_size=50)),
 )
 
 
@@ -121,7 +121,7 @@ def make_row(
 
 def make_archived_row(number: int, caller: str = "bob", size: int = 10) -> EvaluationRow:
     """Return the row of an archived evaluation, which has ended at 100 seconds less `number`."""
-    row = make_row(number, caller, archived=ArchivedRow(200.0, size, 3, b"entry %d" % number))
+    row = make_row(number, caller, archived=ArchivedRow(size, 3, b"entry %d" % number))
     row.state, row.state_times["ended"] = EvaluationState.FINISHED, 100.0 - number
     return row
 
@@ -341,8 +341,8 @@ class ArchivedTests(StoreTestCase):
         self.assertEqual(
             self.take(self.store.list_archived(query)),
             [
-                ArchivedEvaluation("e1", "bob", 1, 1.0, 99.0, "finished", 1, b""),
-                ArchivedEvaluation("e2", "bob", 2, 2.0, 98.0, "finished", 2, b"entry 2"),
+                ArchivedEvaluation("e1", "bob", 1, 1.0, "finished", 1, b""),
+                ArchivedEvaluation("e2", "bob", 2, 2.0, "finished", 2, b"entry 2"),
             ],
         )
 

@@ -124,9 +124,6 @@ class FakeChild:
         self.rest_wanted = True
         self._clock.callLater(0, self._read)
 
-    def release_output_memory(self, offset: int) -> None:
-        """Do nothing: nothing is kept."""
-
     def _read(self) -> None:
         while self._pipe and not self.paused:
             chunk, self._pipe = self._pipe[: 2**16], self._pipe[2**16 :]

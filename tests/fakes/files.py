@@ -169,7 +169,6 @@ class FakeStore:
                 row.caller,
                 number,
                 row.state_times["created"],
-                row.state_times["ended"],
                 row.state.value,
                 row.archived.file_bytes,
                 row.archived.listing_entry,

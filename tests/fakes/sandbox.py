@@ -337,7 +337,6 @@ class FakeCgroups:
 
     enforced_resources: frozenset[str] = frozenset()
     evaluator_niceness: int = 10
-    parent_paths: Sequence[str] = ()
     group: FakeGroup = attrs.field(factory=FakeGroup)
     made: list[tuple[str, LimitSettings]] = attrs.field(factory=list)
 

@@ -53,12 +53,6 @@ class KeptDaemon(Daemon):
         self.start()
         await self.ready()
 
-    async def start_another_starter(self) -> None:
-        """End the starter in good order, and all evaluators with it; start another one."""
-        self._end_starter()
-        self.socket.unlink(missing_ok=True)
-        await self.start_starter()
-
     async def end(self, number: int = signal.SIGKILL) -> None:
         """End the daemon alone by a signal."""
         os.kill(self.pid, number)

@@ -17,6 +17,7 @@ import subprocess
 import time
 
 from tawebeval.config import SandboxSettings
+from tawebeval.linux.filetree import remove_tree
 from tests.cases.patience import PATIENCE
 from tests.integration.attacks import bombs, budgets, calls, fillers, views
 from tests.integration.attacks.case import MIB
@@ -334,7 +335,7 @@ class LimitTests(CellTestCase):
             change = without_option("--cpu")
             said = self.run_program(program, "/evaluation/tmp", new_word(), change=change)
             self.assertEqual(said, "filled\nunlimited\n")
-            self.workspace.remove_content()
+            remove_tree(self.workspace.root)
             for place in ("submission", "tree", "tmp", "home", "scratch", "shm"):
                 (self.workspace.root / place).mkdir(parents=True)
                 if USER:

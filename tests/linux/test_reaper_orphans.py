@@ -310,11 +310,6 @@ class LookTests(SynchronousTestCase):
         self.adopted = [NO_PROCESS]
         self.patch(OrphanReaper, "list_adopted_orphans", lambda orphans: iter(self.adopted))
 
-    def kill_orphans(self) -> Deferred[None]:
-        """Kill those of a run whose starter is gone."""
-        killing = self.orphans.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
-        return Deferred.fromCoroutine(killing)
-
     def test_waits(self) -> None:
         """It returns when they are gone, and not when they have been told to go."""
         ended = Deferred.fromCoroutine(

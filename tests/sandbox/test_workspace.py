@@ -75,9 +75,9 @@ class DirectoryTests(WorkspaceTestCase):
             workspace.read_file("../tmp/file", workspace.tree_directory, 9, view), b"mine"
         )
         (workspace.tree_directory / "shut").mkdir(0)
-        workspace.remove_content()
+        workspace.remove_evaluator_content(keep_submission=False)
         self.assertEqual(list(quota_directory.iterdir()), [])
-        self.assertFalse(workspace.root.exists())
+        self.assertEqual(list(workspace.root.iterdir()), [])
 
     def test_working_directory(self) -> None:
         """A directory of the tree, also by a link that stays within it."""

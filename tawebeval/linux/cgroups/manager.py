@@ -305,11 +305,6 @@ class CgroupManager:
         return [(parent / _GIT).find_procs_file()]
 
     @property
-    def parent_paths(self) -> Sequence[str]:
-        """The paths of the cgroups that have those of evaluations in them."""
-        return [directory.path for directory in list_controller_directories(self._parts)]
-
-    @property
     def evaluator_niceness(self) -> int:
         """The increment of the nice value of evaluators and git; 0 if "weight" is enforced."""
         return 0 if "weight" in self._parts else _NICENESS
