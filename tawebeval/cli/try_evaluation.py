@@ -190,7 +190,7 @@ class LocalEnvironment:
         root: Path,
         place: Path,
         cgroups: CgroupManager,
-        spawn: Spawner,
+        trees: WritableTrees,
         reactor: Any,
         privileges: Privileges,
     ) -> LocalEnvironment:
@@ -198,7 +198,8 @@ class LocalEnvironment:
 
         Raises ConfigurationError if the sandbox is not installed.
         """
-        orphans = OrphanReaper(reactor, spawn)
+        spawner = Spawner(reactor)
+        orphans = OrphanReaper(reactor, spawner)
         threads = WorkerThreads.create(reactor, _THREADS, "work")
         limits, buffers = configuration.repositories, configuration.buffers
         tree_limits = TreeLimits(limits.max_tree_files, limits.max_tree_bytes)
@@ -208,15 +209,9 @@ class LocalEnvironment:
             clock=reactor,
             generate_random_bytes=os.urandom,
             worker_threads=threads,
-            spawner=spawn,
+            spawner=spawner,
             checkout_source=tree,
-            sandbox=open_sandbox(
-                configuration,
-                place / _ACCOUNTS,
-                cgroups,
-                orphans,
-                WritableTrees(place / "starter" / "socket"),
-            ),
+            sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, orphans, trees),
             limit_monitor=LimitMonitor(reactor, threads, threads),
             event_memory=EventMemory(buffers.max_total_bytes),
             event_disk=EventDiskBudget(buffers.max_disk_bytes),

@@ -46,9 +46,11 @@ from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.starting import enter_queue
 from tawebeval.linux.cgroups.manager import open_cgroups
-from tawebeval.linux.child import ChildProcess, Spawner, StartedProcess
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import CurrentProcess, Privileges, find_privileges
+from tawebeval.linux.starter_client import StartedProgram
+from tawebeval.linux.tailed_process import TailedProcess
+from tawebeval.sandbox.overlay import WritableTrees
 
 _WORDS = {
     "data_begin": "<<< data begins >>>",
@@ -105,9 +107,10 @@ def run_try(
                 place = made.enter_context(make_temporary_directory())
             with _usage_errors():
                 files = write_upload(fields, place / UPLOAD_NAME, privileges)
-                spawn = RawOutputSpawner(reactor, screen) if raw else Spawner(reactor)
+                socket = place / "starter" / "socket"
+                trees = RawOutputTrees(socket, screen) if raw else WritableTrees(socket)
                 surroundings = LocalEnvironment.open(
-                    configuration, root, place, cgroups, spawn, reactor, privileges
+                    configuration, root, place, cgroups, trees, reactor, privileges
                 )
                 privileges.become_user()
                 privileges.drop_privileges()
@@ -188,13 +191,15 @@ class LocalEvaluation:
             stdout = evaluation.events.stdout
             return None if stdout is None else stdout.markers
 
-        spawn = self._environment.evaluation_context.spawner
-        if isinstance(spawn, RawOutputSpawner):
-            spawn.get_markers, spawn.on_output_error = get_markers, on_unread
+        trees = self._environment.evaluation_context.sandbox.writable_trees
+        if isinstance(trees, RawOutputTrees):
+            trees.get_markers, trees.on_output_error = get_markers, on_unread
         enter_queue(evaluation, FairQueue(running=1, queued=0))
         try:
             with EventDisplay(self._screen, show, self._folder) as display:
                 async for page in read_pages(evaluation, on_cancel, times=self._times):
+                    if unread is not None:
+                        break
                     display.show_page(page)
         finally:
             stop()  # stdout may have been lost
@@ -296,21 +301,23 @@ class OutputMarkerReplacer:
         return self._decoder.decode(held, final=True)
 
 
-class RawOutputSpawner(Spawner):
-    """Starts children whose stdout is shown on a screen.
+class RawOutputTrees(WritableTrees):
+    """Starter of programs whose stdout is shown on a screen.
 
-    `get_markers()` returns those of the evaluation, which are drawn before a child starts.
+    `get_markers()` returns those of the evaluation, which are drawn before a program starts.
     `on_output_error(error)` is called when the screen cannot be written to.
     """
 
-    def __init__(self, reactor: Any, screen: Screen) -> None:
-        super().__init__(reactor)
+    def __init__(self, socket: Path, screen: Screen) -> None:
+        super().__init__(socket)
         self.get_markers: Callable[[], Markers | None] = lambda: None
         self.on_output_error: Callable[[OutputError], object] = lambda error: None
         self._screen = screen
 
-    def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> ChildProcess:
-        """Connect a child to `protocol` through a `OutputTeeProtocol`."""
+    def connect_program(
+        self, protocol: ProcessProtocol, program: StartedProgram, stdout_offset: int = 0
+    ) -> TailedProcess:
+        """Let a program drive a protocol through an `OutputTeeProtocol`."""
         markers = self.get_markers()
         assert markers is not None, "nothing starts before they are drawn"
         shown = OutputTeeProtocol(
@@ -319,7 +326,7 @@ class RawOutputSpawner(Spawner):
             self._screen,
             lambda error: self.on_output_error(error),
         )
-        return super().adopt_child(shown, started)
+        return super().connect_program(shown, program, stdout_offset)
 
 
 class OutputTeeProtocol(ProcessProtocol):

@@ -112,7 +112,16 @@ class PipeReader:
             self._reactor.addReader(self)
 
     def read_remaining_output(self) -> None:
-        """Read the bytes that the pipe holds now, and close it: other writers may remain."""
+        """Read what the pipe holds, and close it, in the next turn: other writers may remain.
+
+        Closed at once, its number may become that of another descriptor, for which the reactor
+        would take what epoll(7) has reported of this one in the same turn.
+        """
+        if not self.is_closed:
+            self._reactor.removeReader(self)
+            self._reactor.callLater(0, self._read_rest)
+
+    def _read_rest(self) -> None:
         if self.is_closed:
             return
         held = fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4))
