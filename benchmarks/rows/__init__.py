@@ -15,7 +15,6 @@ from benchmarks.rows import (
     growth,
     idle,
     jsonl,
-    kept,
     lasting,
     latency,
     memory,
@@ -39,7 +38,6 @@ Benchmark = Callable[[int], Sequence[Row | NotMeasured]]
 
 BENCHMARKS: dict[str, Benchmark] = {
     "stdout": stdout.measure,
-    "kept": kept.measure,
     "floods": floods.measure,
     "delivery": delivery.measure,
     "jsonl": jsonl.measure,

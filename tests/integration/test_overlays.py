@@ -66,7 +66,7 @@ class OverlaysTests(SynchronousTestCase):
         self.overlay = program.overlay
         assert self.overlay is not None
         os.close(self.overlay.root_descriptor)
-        status, printed = self.trees.starter.wait_for_program(started.directory, PATIENCE)
+        status, printed = self.trees.starter.wait_for_program(program.directory, PATIENCE)
         self.assertEqual(status, 0, printed)
         self.trees.forget_program(self.workspace)
         return printed.decode().splitlines()
