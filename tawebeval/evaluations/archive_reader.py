@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import attrs
 import orjson
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import TimeoutError as WaitedInVain
+from twisted.internet.interfaces import IReactorTime
 
 from tawebeval.archive.archive import ArchivedEvents, EvaluationArchive
 from tawebeval.core.evaluation_lists import ListEntry
@@ -25,15 +27,18 @@ from tawebeval.core.pages import (
     resolve_cursor,
 )
 from tawebeval.core.ring import EventRing
-from tawebeval.errors import EvaluationExpired
+from tawebeval.errors import EvaluationExpired, ServerBusy
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.filters import EvaluationFilter
 from tawebeval.evaluations.reading import Subscription
+from tawebeval.evaluations.records import EvaluationRecord
 from tawebeval.evaluations.restoring import load_details
 from tawebeval.evaluations.rows import ArchivedEvaluation, ArchivedQuery
 from tawebeval.evaluations.status import build_archived_status, build_listing_entry
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.evaluations.timestamps import format_rfc3339_time
+
+_MAX_WAIT, _RETRY_AFTER = 5, 5  # seconds
 
 T = TypeVar("T")
 
@@ -127,22 +132,36 @@ async def read_archived_or_raise(
     return found
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class ArchiveReader:
     """Reader of the archive; the methods return None for what is not archived for the caller.
 
-    They raise ServerBusy and CallerQuotaExceeded as `EvaluationArchive.find_events`.
+    Those of one evaluation wait some seconds for it to be archived, if it is `in_transit`: its
+    client has received all events, or it is expired, and the archive has yet to take it. They raise
+    ServerBusy and CallerQuotaExceeded as `EvaluationArchive.find_events`.
     """
 
     _archive: EvaluationArchive | None
     _store: EvaluationStore | None
+    _clock: IReactorTime
+    in_transit: dict[str, EvaluationRecord] = attrs.field(factory=dict, init=False)
 
     @property
     def is_enabled(self) -> bool:
         """Whether there is an archive."""
         return self._archive is not None
 
+    async def _wait_until_archived(self, identifier: str, caller: str) -> None:
+        record = self.in_transit.get(identifier)
+        if record is not None and record.details.caller == caller:
+            try:
+                await record.archive_event.wait().addTimeout(_MAX_WAIT, self._clock)
+            except WaitedInVain:
+                what = "the evaluation is not archived yet; try again"
+                raise ServerBusy(what, _RETRY_AFTER) from None
+
     async def _find_events(self, identifier: str, caller: str) -> ArchivedEvents | None:
+        await self._wait_until_archived(identifier, caller)
         return (
             None if self._archive is None else await self._archive.find_events(identifier, caller)
         )
@@ -177,6 +196,7 @@ class ArchiveReader:
         """Return the status document."""
         if self._archive is None or self._store is None:
             return None
+        await self._wait_until_archived(identifier, caller)
         row = await self._store.find_archived(identifier)
         if row is None or row.caller != caller:
             return None

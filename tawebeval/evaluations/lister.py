@@ -66,6 +66,11 @@ class EvaluationLister:
         examined = size if evaluation_filter.is_empty else MAX_EVALUATIONS_EXAMINED_PER_TURN
         newest = self._records.last_sequence_number
         present = self._records.list_records(caller, number, examined + 1)
+        present += [
+            one
+            for one in self._archived.in_transit.values()
+            if one.details.caller == caller and one.details.sequence_number > number
+        ]
         # What is archived meanwhile is in both, what is accepted meanwhile in neither.
         archived = await self._archived.list_evaluations(
             caller, number, newest, examined + 1, evaluation_filter

@@ -14,6 +14,7 @@ from twisted.internet.interfaces import IReactorTime
 from tawebeval.core.budget import SharedUpload
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN, IdentifierIssuer
 from tawebeval.core.states import EvaluationState
+from tawebeval.deferreds import OneShotEvent
 from tawebeval.errors import EvaluationNotFound
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.lifecycle import Evaluation
@@ -26,14 +27,17 @@ _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 class EvaluationRecord:
     """The registry's record of one evaluation.
 
-    `last_request_time` is the time of a client's last request, in seconds of the clock. `is_stored`
-    fires when the evaluation outlives the daemon, None for one that an earlier process has stored.
-    `is_removed` says that nothing of it is left but perhaps its copy in the archive.
+    - `last_request_time`: the time of a client's last request, in seconds of the clock.
+    - `is_stored`: fires when the evaluation outlives the daemon, None for one that an earlier
+      process has stored.
+    - `archive_event`: happens when the evaluation is archived, or will not be.
+    - `is_removed`: whether nothing of it is left but perhaps its copy in the archive.
     """
 
     evaluation: Evaluation
     last_request_time: float
     is_stored: Deferred[None] | None = None
+    archive_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
     is_removed: bool = False
 
     @property

@@ -101,7 +101,7 @@ class EvaluationRegistry:
         self._alive: dict[str, EvaluationRecord] = {}
         subscriptions: set[Subscription] = set()
         self._drain = EvaluationDrain(self._alive, self.records, subscriptions, self._clock)
-        self.archived = ArchiveReader(context.archive, context.store)
+        self.archived = ArchiveReader(context.archive, context.store, context.clock)
         self.events = EventRequests(
             self.records,
             self._drain,
@@ -347,6 +347,8 @@ class EvaluationRegistry:
         finally:
             evaluation.events.keeps_files = False
             evaluation.events.free_discarded_files()
+            self.archived.in_transit.pop(evaluation.details.identifier, None)
+            record.archive_event.set_value(None)
             self._remove_if_unused(record)
 
     async def _store_in_archive(self, evaluation: Evaluation, archive: EvaluationArchive) -> None:
@@ -383,7 +385,8 @@ class EvaluationRegistry:
         )
 
     def _on_forgotten(self, record: EvaluationRecord) -> None:
-        self.submissions.discard_kept_files(record)
+        if record.events.keeps_files:
+            self.archived.in_transit[record.details.identifier] = record
         record.evaluation.save()
         self._remove_if_unused(record)
 
@@ -392,8 +395,11 @@ class EvaluationRegistry:
         self._drain.on_drain_progress()
 
     def _remove_if_unused(self, record: EvaluationRecord) -> None:
-        """Remove the events of an evaluation that nobody can read any more, and its row."""
-        if record.is_unused and not (record.is_removed or record.events.keeps_files):
+        """Remove what is left of an evaluation that is forgotten; its events after all streams."""
+        if record.details.final_state is None or record.events.keeps_files:
+            return
+        self.submissions.discard_kept_files(record)
+        if record.is_unused and not record.is_removed:
             record.is_removed = True
             run_in_background(self._remove(record), log, "defect: the removal has failed")
 

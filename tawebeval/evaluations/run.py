@@ -214,6 +214,7 @@ class Run(ProcessProtocol):
 
     def go_on(self) -> None:
         """Go on with what an earlier process has read of stdout, once the process is connected."""
+        self._count_output_within_limit(0)  # the evaluator may have printed more meanwhile
         self._parse(lambda: None)
 
     def suspend_clock(self) -> None:
@@ -281,11 +282,11 @@ class Run(ProcessProtocol):
         self._stdout.feed(chunk)
 
     def _count_output_within_limit(self, size: int) -> int:
-        """Count bytes of output; return those within the limit. Beyond it stop the run."""
+        """Count bytes of output; return those within the limit. Stop a run that is beyond it."""
         limit = self.sandboxed.limits.output
         left = max(limit - self._output_bytes, 0)
         self._output_bytes += size
-        if size > left:
+        if self._output_bytes > limit:
             self.stop(
                 build_limit_failure("output", "output", f"printed over {format_size(limit)}", limit)
             )

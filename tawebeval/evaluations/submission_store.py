@@ -58,14 +58,9 @@ class SubmissionStore:
         self._in_use: Counter[str] = Counter()  # of these, those that a rerun is linking now
 
     def handle_evaluation_end(self, record: EvaluationRecord) -> None:
-        """Keep the files of an ended evaluation, or give back the bytes of removed ones.
-
-        They are discarded at once if the evaluation is forgotten.
-        """
+        """Keep the files of an ended evaluation, or give back the bytes of removed ones."""
         if record.details.has_kept_submission:
             self._kept[record.details.caller][record.details.identifier] = record
-            if record.details.final_state is not None:
-                self.discard_kept_files(record)
         else:
             record.shared_upload.remove_reference()
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from twisted.internet.defer import Deferred
 
 from tawebeval.archive.archive import EndedEvaluation, StoredEvaluation
-from tawebeval.errors import EvaluationExpired, StoreError
+from tawebeval.errors import EvaluationExpired, ServerBusy, StoreError
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.gates import Gate
 
@@ -18,6 +18,11 @@ class FakeArchive:
     def __init__(self) -> None:
         self.gate = Gate()
         self.ended: list[EndedEvaluation] = []
+        self.asked: list[tuple[str, str]] = []
+
+    async def find_events(self, identifier: str, caller: str) -> None:
+        """Find nothing."""
+        self.asked.append((identifier, caller))
 
     async def store_evaluation(
         self, ended: EndedEvaluation, save_row: Callable[[StoredEvaluation], Awaitable[None]]
@@ -65,6 +70,41 @@ class ArchiveTests(RegistryTestCase):
         self.assertEqual((record.is_removed, self.world.disk.used_bytes), (False, 2))
         self.archive.gate.open()
         self.assertEqual((record.is_removed, self.world.disk.used_bytes), (True, 0))
+
+    def test_submission_is_archived_though_all_events_were_received_before(self) -> None:
+        self.archive.gate.shut = True
+        identifier, child = self.start(b"a\n")
+        details = self.registry.records[identifier].details
+        details.has_kept_submission = True
+        self.finish(child)
+        self.consume(identifier)
+        self.assertTrue(details.has_kept_submission)
+        self.archive.gate.open()
+        (ended,) = self.archive.ended
+        self.assertIsNotNone(ended.workspace)
+        self.assertFalse(details.has_kept_submission)
+
+    def test_requests_wait_some_seconds_for_an_evaluation_to_be_archived(self) -> None:
+        self.archive.gate.shut = True
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        self.consume(identifier)
+        self.assertEqual([one["evaluation_id"] for one in self.list_all()], [identifier])
+        reader = self.registry.archived
+        first = Deferred.fromCoroutine(reader.read_status(identifier, ""))
+        self.world.clock.advance(4.999)
+        second = Deferred.fromCoroutine(reader.subscribe(identifier, None, ""))
+        self.assertNoResult(first)
+        self.world.clock.advance(0.001)
+        self.assertIn("not archived yet", str(self.failureResultOf(first, ServerBusy).value))
+        other = Deferred.fromCoroutine(reader.read_status(identifier, "other"))
+        self.assertIsNone(self.successResultOf(other))
+        self.archive.gate.open()
+        self.assertEqual(self.archive.asked, [(identifier, "")])
+        self.successResultOf(second)
+        status = self.status(identifier)
+        assert status is not None
+        self.assertTrue(status["archived"])
 
     def test_evaluation_whose_row_cannot_be_stored_is_not_archived(self) -> None:
         identifier, child = self.start(b"a\n")

@@ -220,6 +220,17 @@ class OutputTests(RunTestCase):
         child.print(b"z")
         self.assertEqual(child.signals, [signal.SIGKILL])
 
+    def test_evaluator_that_exceeded_the_limit_meanwhile_is_stopped(self) -> None:
+        """The next process of the daemon has found a byte too much in the file of stdout."""
+        for size, signals in ((1024, []), (1025, [signal.SIGKILL])):
+            self.setUp()
+            self.stdout.feed(b"x" * size)
+            run = self.make_run(deadline=100)
+            child = FakeChild(self.clock, run)
+            run.makeConnection(child)
+            run.go_on()
+            self.assertEqual(child.signals, signals)
+
     def test_delay(self) -> None:
         """Reads that take the reactor too long, of stdout or stderr, end the run at once."""
         self.child.pipe_read_cpu_seconds = 0.25

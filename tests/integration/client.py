@@ -220,10 +220,9 @@ class Client:
             _check(event)
         return page
 
-    async def follow(self, identifier: str) -> list[Event]:
-        """Return all events of an evaluation, as they come, to the end."""
+    async def follow(self, identifier: str, after: str | None = None) -> list[Event]:
+        """Return all events of an evaluation after a cursor, as they come, to the end."""
         events: list[Event] = []
-        after: str | None = None
         while True:
             page = await self.page(identifier, after, wait=10)
             events += page["data"]

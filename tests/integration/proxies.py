@@ -151,7 +151,7 @@ class Nginx(Proxy):
         text = changed(
             text,
             {
-                "listen 80 ": f"listen 127.0.0.1:{self.port} ",
+                "listen 80;": f"listen 127.0.0.1:{self.port};",
                 "listen 443 ": f"listen 127.0.0.1:{self.tls_port} ",
                 "/etc/ssl/judge.example.org.crt": certificate,
                 "/var/log/nginx/tawebeval.log": f"{self.folder}/access.log",

@@ -76,7 +76,7 @@ class RoundsCase(KeptDaemonTestCase):
         """Return the configuration."""
         environment = f'{_EVALUATIONS}\nenvironment = {{ WORD = "{WORD}" }}'
         configuration = self.configuration.replace(_EVALUATIONS, environment)
-        return f"{configuration}[buffers]\nevaluation = 1048576\n{self.configure_callbacks(0.5)}"
+        return f"{configuration}[buffers]\ntotal = 1048576\n{self.configure_callbacks(0.5)}"
 
     async def setUp(self) -> None:
         await super().setUp()

@@ -21,7 +21,7 @@ from tests.integration.resuming_readers import (
 
 _LITTLE_MEMORY = """
 [buffers]
-evaluation = 1_048_576
+total = 1_048_576
 page = 32_768
 """
 
@@ -32,7 +32,7 @@ _UNFINISHED = (Place.WITHIN_REQUEST, Place.BEFORE_RESPONSE, Place.WITHIN_RESPONS
 class CutConnectionTests(DaemonTestCase):
     """A client whose every connection is cut, sooner or later.
 
-    The daemon has less memory than is printed, so that the evaluator waits for its reader.
+    The daemon has less memory than is printed, so that events are read again from the disk.
     """
 
     configuration: ClassVar[str] = CONFIGURATION + _LITTLE_MEMORY

@@ -49,7 +49,6 @@ class SlowTests(HoldingTestCase):
         [repositories]
         protocols = ["file"]
         [buffers]
-        evaluation = 16_000_000
         page = 16_000_000
         [http]
         head_deadline = {SECONDS}

@@ -22,16 +22,7 @@ _PRINT = f"for n in range({_LINES}): print(n)"
 _PRINTED = "".join(f"{n}\n" for n in range(_LINES))
 
 
-_CONFIGURATION = CONFIGURATION + "[buffers]\nevaluation = 1048576\n"
-
-
-class FaultCase(KeptDaemonTestCase):
-    """A daemon with small buffers."""
-
-    configuration = _CONFIGURATION
-
-
-class FullStarterTests(FaultCase):
+class FullStarterTests(KeptDaemonTestCase):
     """A starter that may have few descriptors."""
 
     configuration = CONFIGURATION + "[limits]\nopen_files = 64\n"
@@ -47,7 +38,7 @@ class FullStarterTests(FaultCase):
             self.assertEqual(text(await self.client.follow(identifier)), "readylate\n")
 
 
-class LostStarterTests(FaultCase):
+class LostStarterTests(KeptDaemonTestCase):
     """The starter is killed."""
 
     async def test_killed(self) -> None:
@@ -83,7 +74,7 @@ class LostStarterTests(FaultCase):
         self.daemon.check_log()
 
 
-class CallbackTests(FaultCase):
+class CallbackTests(KeptDaemonTestCase):
     """A callback that is not delivered when the daemon ends."""
 
     async def setUp(self) -> None:
@@ -115,7 +106,7 @@ class CallbackTests(FaultCase):
         await self.daemon.logged(": delivered, attempts:")
 
 
-class CheckoutTests(FaultCase):
+class CheckoutTests(KeptDaemonTestCase):
     """A checkout that is damaged while no daemon runs."""
 
     async def test_in_use(self) -> None:
@@ -135,7 +126,7 @@ class CheckoutTests(FaultCase):
 class RestartTests(SharedKeptDaemonTestCase):
     """Restarts after which the starter serves the next test."""
 
-    configuration = _CONFIGURATION
+    configuration = CONFIGURATION
 
     async def test_waiting(self) -> None:
         """A waiting poll is answered, without an event or an end; a stream has no end."""

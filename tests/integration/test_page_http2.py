@@ -39,7 +39,7 @@ return fetch("evaluate", { method: "POST", body }).then(async (answer) =>
 class PageHttp2Tests(PageTestCase):
     """One daemon and one browser, with one proxy after another between them."""
 
-    configuration = settings(more="[buffers]\nevaluation = 16_777_216\n")
+    configuration = settings()
     proxy: Proxy
 
     @classmethod

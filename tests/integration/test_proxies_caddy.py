@@ -13,16 +13,13 @@ from tests.integration.proxy_case import (
 )
 from tests.integration.raw import Connection
 
-# As docs/configure.md has it, for Caddy leaves large buffers to the kernel.
-BUFFERS = "[buffers]\nevaluation = 16_777_216\n"
-
 
 class CaddyTests(FollowingTests, SurfaceTests, Http2Tests, ProxyTestCase):
     """Caddy."""
 
     skip = lacking(Caddy)
     proxy_type = Caddy
-    configuration = settings(more=BUFFERS)
+    configuration = settings()
 
     async def test_no_other_protocol(self) -> None:
         """Clients are not told of HTTP/3, which browsers would use from then on."""
@@ -43,4 +40,4 @@ class CaddyBelowTests(FollowingTests, SurfaceTests, ProxyTestCase):
     skip = lacking(Caddy)
     proxy_type = Caddy
     below = True
-    configuration = settings(BELOW, more=BUFFERS)
+    configuration = settings(BELOW)

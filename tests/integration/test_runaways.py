@@ -12,16 +12,11 @@ HIDDEN = "echo hidden; cd /; exec env -i setsid yes"
 # Without a sandbox it says who it is in `who` as well.
 HIDDEN_OUTSIDE = "who=$PWD/who; cd /; exec env -i setsid sh -c 'echo $$ | tee $0; exec yes' $who"
 
-# Each line is two events, of 61 bytes together: the ring is full after 34,380 bytes at the latest.
-# What is left then fits into a pipe of 64 KiB: a larger one has only who was seen to fill it.
-RING = 2**20
-PRINTED = 80_000
-
 
 class RunawayTests(StrayTests, DaemonTestCase):
     """What they leave neither holds up the end nor fills the memory."""
 
-    configuration = CONFIGURATION + f"[limits]\nprocesses = 2000\n[buffers]\nevaluation = {RING}\n"
+    configuration = CONFIGURATION + "[limits]\nprocesses = 2000\n"
 
     async def test_one_that_hides_and_prints_for_ever(self) -> None:
         """The end waits for none who still writes, and in the sandbox there is no place to hide."""
@@ -35,14 +30,6 @@ class RunawayTests(StrayTests, DaemonTestCase):
         self.assertEqual(processes(word), [])
         self.assertEqual(status["state"], "finished")
         self.assertIn("hidden", text(await self.client.follow(identifier)))
-
-    async def test_an_exit_with_a_full_ring(self) -> None:
-        """One that has exited has ended, though nobody has read what it printed."""
-        identifiers = [await self.begin(f"yes a | head -c {PRINTED}") for _ in range(6)]
-        for identifier in identifiers:
-            self.assertEqual((await self.client.ended(identifier))["state"], "finished")
-        for identifier in identifiers:
-            self.assertEqual(text(await self.client.follow(identifier)), "a\n" * (PRINTED // 2))
 
 
 class UnsandboxedTests(StrayTests, DaemonTestCase):

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from benchmarks.booted import wait_until
 from tawebeval.linux.starter_client import StarterClient
 from tests.integration.cgroups import reason_to_skip
-from tests.integration.service_case import GATE, SERVICE, STARTER, WAIT, ServiceTestCase
+from tests.integration.service_case import GATE, SERVICE, STARTER, WAIT, ServiceTestCase, reasons
 
 GATED = f"{GATE}; echo ready; {WAIT}; sleep 23456"
 
@@ -69,7 +69,7 @@ class StarterTests(ServiceTestCase):
         wait_until(lambda: self.show("NRestarts", STARTER) == "1", "another starter is there")
         wait_until(lambda: self.show("ActiveState", STARTER) == "active", "it listens")
         wait_until(lambda: self.post("echo again")[0] == 200, "evaluations are accepted again")
-        self.assertEqual(self.ask("GET", f"/evaluation/{identifier}").answer()[0], 410)
+        self.assertEqual(reasons(self.follow(identifier)), ["lost"])
 
 
 class CommandTests(SynchronousTestCase):

@@ -32,8 +32,7 @@ class TotalTests(DaemonTestCase):
         abandon_after = 10
         retain = 10
         [buffers]
-        total = 6291456
-        evaluation = 524288
+        total = 4194304
         page = 65536
         """
 

@@ -75,5 +75,4 @@ class StrayTests:
         page = await self.client.page(identifier)
         await self.client.cancel(identifier)
         self.assertEqual(processes(word), [])
-        page = await self.client.page(identifier, page["end"])
-        failure(page["data"], "cancelled")
+        failure(await self.client.follow(identifier, page["end"]), "cancelled")

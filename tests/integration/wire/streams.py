@@ -44,8 +44,6 @@ class StreamCase(DaemonTestCase):
     configuration: ClassVar[str] = (
         CONFIGURATION
         + """
-[buffers]
-evaluation = 1_048_576
 [streams]
 heartbeat = 0.2
 """
