@@ -35,6 +35,7 @@ from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.identifiers import SECRET_KEY_BYTES, IdentifierIssuer
 from tawebeval.errors import EvaluationFailure, ServerBusy
 from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.starting import make_run, open_stdout
@@ -102,10 +103,17 @@ class SimulatedProcess:
     seconds: float
     on_started: Callable[[], object]
     on_ended: Callable[[SimulatedProcess], object]
+    start_time: int = 0
+    on_broker_error: Callable[[str], object] = lambda reason: None
     resource_usage: struct_rusage | None = None
     is_running: bool = True
     pipe_read_cpu_seconds: float = 0.0
     lost_reason: str | None = None
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether it has ended: the run is told at once."""
+        return not self.is_running
 
     def end(self, number: int | None = None) -> None:
         """Print and exit; or die of a signal."""
@@ -197,7 +205,7 @@ class SimulatedRunLimits(RunLimits):
         return ResourceUsage(None, None)
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class SimulatedRun(Launch, RunEnd):
     """The start and the end of a run whose process is simulated: no cgroup, no disk.
 
@@ -220,6 +228,21 @@ class SimulatedRun(Launch, RunEnd):
     def connect_process(self, run: ProcessProtocol, started: int) -> ProcessTransport:
         """Simulate the process."""
         return self.adopt(run, started)
+
+    def describe_for_resume(self) -> dict[str, Any]:
+        """Return nothing: no simulated daemon goes on with the run of another one."""
+        return {}
+
+    def resume_process(
+        self,
+        run: ProcessProtocol,
+        described: Mapping[str, Any],
+        pid: int,
+        start_time: int,
+        stdout_offset: int,
+    ) -> ProcessTransport:
+        """Raise: see `describe_for_resume`."""
+        raise NotImplementedError
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send it to the simulated process."""
@@ -277,10 +300,10 @@ class SimulatedThreads:
     async def run_in_thread(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return the result of a call of a run; the start of an evaluator takes time."""
         owner = getattr(call, "__self__", None)
-        if isinstance(owner, SimulatedRun):
+        if isinstance(owner, SimulatedRun | RecordedStdout):
             return call(*args, **kwargs)
         if call.__name__ == "launch":
-            evaluation, (sandboxed, checkout, markers) = call.__self__._evaluation, args
+            evaluation, (sandboxed, checkout, markers) = owner._evaluation, args
             now = self.clock.seconds()
             self._free_at = max(now, self._free_at) + self.costs.processor
             await self.clock.sleep(self._free_at - now + self.costs.start)

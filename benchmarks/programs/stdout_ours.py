@@ -76,7 +76,7 @@ def _measure(folder: Path) -> None:
         generate_random_bytes=os.urandom,
         worker_threads=threads,
         spawner=Spawner(reactor),
-        checkout_source=None,  # type: ignore[arg-type]  (nothing is fetched)
+        checkout_source=None,  # type: ignore[arg-type]  # nothing is fetched
         sandbox=sandbox,
         limit_monitor=LimitMonitor(reactor, threads, threads),
         event_memory=EventMemory(_CAPACITY),

@@ -167,10 +167,10 @@ class SystemChecks:
             yield from find_sandbox_problems(sandbox)
             return
         yield f"{sandbox.bwrap_path} works"
-        trees = report_problems(
+        overlays = report_problems(
             find_sandbox_problems(sandbox), "overlays work: trees of commits are not copied"
         )
-        yield from run_checks(("trees", lambda: trees))
+        yield from run_checks(("trees", lambda: overlays))
         if sandbox.has_network:
             what = "sandbox.network is true: evaluators reach the network and this machine's ports"
             yield SetupProblem(what, "remove sandbox.network if evaluators need no network")

@@ -205,12 +205,13 @@ class ArchiveReader:
     async def subscribe(
         self, identifier: str, after_cursor: str | None, caller: str, skip_count: int = 0
     ) -> ArchivedSubscription | None:
-        """Return a subscription. Raises: InvalidCursor."""
+        """Return a subscription. Raises: InvalidCursor; as `ArchivedEvents.read`."""
         cursor = parse_cursor(after_cursor)
         events = await self._find_events(identifier, caller)
         if events is None:
             return None
         begin = resolve_cursor(EventRing(end_cursor=events.end_cursor), cursor, skip_count)
+        await events.read(begin, 1)  # a stream that has begun could only be cut
         return ArchivedSubscription(begin, events)
 
     async def list_evaluations(

@@ -354,8 +354,8 @@ class ChildProcess:
         self._check_end()
 
     def _check_end(self) -> None:
-        has_ended = self._reason is not None and self._stdout.is_closed and self._stderr.is_closed
-        if has_ended and not self._has_ended:
+        are_closed = self._stdout.is_closed and self._stderr.is_closed
+        if self._reason is not None and are_closed and not self._has_ended:
             self._has_ended = True
             self._protocol.processEnded(self._reason)
 

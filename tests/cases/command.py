@@ -16,7 +16,9 @@ from tawebeval.cli.runtime import CommandContext, InterruptHandler, ServerAccess
 from tawebeval.client import Client
 from tawebeval.client.http import HttpRequest
 from tawebeval.client.operations import Pause, RequestResult
+from tawebeval.core.pages import EventPage
 from tawebeval.errors import RequestError
+from tawebeval.evaluations.event_requests import EventRequests
 from tests.cases.client import ClientTestCase, Line
 from tests.fakes.world import OID
 
@@ -89,11 +91,15 @@ class CommandTestCase(ClientTestCase):
     def lose(self, *errors: RequestError) -> None:
         """Let the server answer these to all who read, polls that wait included; then the last."""
         answers = iter(errors)
+        lost, read_page_now = self.line.service.registry.events, EventRequests.read_page_now
 
-        def page(*_: object, **__: object) -> None:
-            raise next(answers, errors[-1])
+        def page(requests: EventRequests, *arguments: Any, **others: Any) -> EventPage:
+            if requests is lost:
+                raise next(answers, errors[-1])
+            return read_page_now(requests, *arguments, **others)
 
-        self.patch(self.line.service.registry, "read_page", page)
+        # Each request for a page reads it at once, and a poll waits only if this has none.
+        self.patch(EventRequests, "read_page_now", page)
 
     def end(self, status: int = 0) -> Any:
         """Return what lets the evaluator print and end, once it has been started."""

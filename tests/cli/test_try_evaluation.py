@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tawebeval.evaluations.evaluation import Evaluation
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
@@ -17,10 +17,15 @@ from tawebeval.cli.try_evaluation import NO_COMMIT, WorkingTreeSource, read_page
 from tawebeval.client import EvaluationError as ErrorEvent
 from tawebeval.client import Event, Text
 from tawebeval.config import Configuration, EventBufferSettings
+from tawebeval.core import event_log
+from tawebeval.core.event_log import EventLog, EventsEvicted
 from tawebeval.core.form import Repository, SubmissionFile, pack_request
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationFailure, InvalidField
 from tawebeval.evaluations.details import EvaluationDetails
+from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.reading import EvaluationEvents
+from tawebeval.evaluations.starting import enter_queue
 from tawebeval.git.commits import TreeLimits
 from tawebeval.linux.privileges import CurrentProcess, Privileges
 from tawebeval.sandbox.workspace import Workspace
@@ -140,43 +145,69 @@ class UploadTests(SynchronousTestCase):
 class PagesTests(SynchronousTestCase):
     """Events."""
 
-    def test_room(self) -> None:
-        """More than the buffer holds comes through whole, with its end, despite cancellations."""
-        world = World(
+    def setUp(self) -> None:
+        self.world = World(
             configuration=Configuration(buffers=EventBufferSettings(max_total_bytes=2048))
         )
         folder = Path(self.mktemp()).resolve()
         (folder / "upload").mkdir(parents=True)
         details = EvaluationDetails("try", pack_request(make_request()), 7, folder / "upload")
-        evaluation = Evaluation(details, Workspace(folder / "evaluation"), world.context())
+        context = self.world.context()
+        self.events = EvaluationEvents(
+            EventLog(context.event_memory), "", details.log_name, context.segment_loader
+        )
+        workspace = Workspace(folder / "evaluation")
+        self.evaluation = Evaluation(details, workspace, context, self.events)
+        self.found: list[Event] = []
+        self.cancelled: list[bool] = []
+        self.lines = [b"line %d\n" % number for number in range(2000)]
 
-        found: list[Event] = []
-        cancelled: list[bool] = []
+    async def read(self) -> None:
+        """Read all events."""
+        on_cancel = partial(self.cancelled.append, True)
+        async for page in read_pages(self.evaluation, on_cancel, times=True):
+            self.found.extend(page.events)
 
-        async def read() -> None:
-            async for page in read_pages(evaluation, lambda: cancelled.append(True), times=True):
-                found.extend(page.events)
+    def print(self) -> None:
+        """Begin the evaluation, and print all lines."""
+        enter_queue(self.evaluation, FairQueue(running=1, queued=0))
+        for index in range(0, len(self.lines), 100):
+            self.world.child.print(b"".join(self.lines[index : index + 100]))
+            self.world.turn()
+            self.assertFalse(self.world.child.paused)
 
-        reading = Deferred.fromCoroutine(read())
-        evaluation.enter_queue(FairQueue(running=1, queued=0))
-        lines = [b"line %d\n" % number for number in range(2000)]
-        for index in range(0, len(lines), 100):
-            world.child.print(b"".join(lines[index : index + 100]))
-            world.turn()
-            self.assertFalse(world.child.paused)
+    def check_whole(self) -> None:
+        """Hold that all events have come, with the end, and that none is left."""
+        *printed, last = self.found
+        self.assertNotIn(None, [event.time for event in self.found])
+        texts = [event.text for event in printed if isinstance(event, Text)]
+        self.assertEqual("".join(texts).encode(), b"".join(self.lines))
+        assert isinstance(last, ErrorEvent)
+        self.assertEqual(last.members["status"], 3)
+        self.assertTrue(self.evaluation.cleanup_event.is_set)
+        self.assertEqual(self.events.log.begin_cursor, self.events.log.end_cursor)
+
+    def test_room(self) -> None:
+        """More than the buffer holds comes through whole, with its end, despite cancellations."""
+        reading = Deferred.fromCoroutine(self.read())
+        self.print()
         for _ in range(2):
             reading.cancel()
         self.assertNoResult(reading)
-        self.assertEqual(len(cancelled), 2)
-        world.child.end(3)
-        world.turn()
+        self.assertEqual(len(self.cancelled), 2)
+        self.world.child.end(3)
+        self.world.turn()
         self.successResultOf(reading)
-        *printed, last = found
-        self.assertNotIn(None, [event.time for event in found])
-        self.assertEqual(
-            "".join(e.text for e in printed if isinstance(e, Text)).encode(), b"".join(lines)
-        )
-        assert isinstance(last, ErrorEvent)
-        self.assertEqual(last.members["status"], 3)
-        self.assertTrue(evaluation.cleanup_event.is_set)
-        self.assertEqual(evaluation.ring.line_bytes, 0)
+        self.check_whole()
+
+    def test_late(self) -> None:
+        """So does what has left memory before it is read."""
+        self.patch(event_log, "MIN_SEGMENT_BYTES", 500)
+        self.patch(event_log, "MAX_SEGMENT_BYTES", 500)
+        self.print()
+        self.world.child.end(3)
+        self.world.turn()
+        with self.assertRaises(EventsEvicted):
+            self.events.read_now(0, 1)
+        self.successResultOf(Deferred.fromCoroutine(self.read()))
+        self.check_whole()

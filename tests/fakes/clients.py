@@ -36,6 +36,7 @@ from tawebeval.web.peers import make_peer_evaluation_lists
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
 from tests.fakes.callbacks import FakeCallbacks
+from tests.fakes.files import FakeStore
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import EPOCH, OID, InlineThreads, World, straw
 
@@ -211,6 +212,7 @@ class Service:
     tokens: Path | None = None
     random: Callable[[int], bytes] = attrs.field(factory=straw)
     uploading: Any = attrs.field(factory=InlineThreads)
+    store: FakeStore = attrs.field(factory=FakeStore)
     access: Authentication = attrs.field(init=False)
     world: World = attrs.field(init=False)
     registry: EvaluationRegistry = attrs.field(init=False)
@@ -226,6 +228,8 @@ class Service:
             configuration=self.configuration,
             clock=self.reactor,
             random=self.random,
+            store=self.store,
+            has_event_files=self.configuration.archive.is_enabled,  # which reads them
         )
         if self.configuration.archive.is_enabled:
             self.world.archive = self.open_archive()

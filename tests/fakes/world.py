@@ -32,7 +32,7 @@ from tawebeval.deferreds import (
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations import reading
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.eventlog import RecordedStdout
+from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
@@ -221,7 +221,8 @@ class FakeRepositories:
 class World:
     """All that evaluations need, fake: `context()` hands it in.
 
-    `files` are the directories of events, which are in memory; `store` has the rows.
+    `files` are the directories of events, which are in memory unless the world `has_event_files`;
+    `store` has the rows.
     """
 
     configuration: Configuration = attrs.field(factory=Configuration)
@@ -241,6 +242,7 @@ class World:
     fetches: FairQueue = attrs.field(factory=lambda: FairQueue(4, UNLIMITED_WAITERS))
     archive: Any = None
     store: FakeStore = attrs.field(factory=FakeStore)
+    has_event_files: bool = False
     memory: EventMemory = attrs.field(init=False)
     disk: EventDiskBudget = attrs.field(init=False)
     files: dict[Path, MemoryEventFiles] = attrs.field(factory=dict)
@@ -250,8 +252,10 @@ class World:
         self.memory = EventMemory(buffers.max_total_bytes)
         self.disk = EventDiskBudget(buffers.max_disk_bytes)
 
-    def open_files(self, directory: Path) -> MemoryEventFiles:
-        """Return files in memory, the same ones for a directory."""
+    def open_files(self, directory: Path) -> Any:
+        """Return the files of a directory, or files in memory, the same ones for a directory."""
+        if self.has_event_files:
+            return EventFiles(directory)
         return self.files.setdefault(directory, MemoryEventFiles())
 
     def context(self) -> EvaluationContext:

@@ -41,7 +41,7 @@ TARGETS: dict[str, Sequence[str]] = {
         "tests.core.test_segi_checkpoints.PropertyTests.test_repeated",
         "tests.core.test_segi_checkpoints.SmallStepTests.test_repeated",
         "tests.core.test_segi_checkpoints.SmallStepTests.test_same_calls",
-        "tests.evaluations.test_stdout_pump.PropertyTests.test_reference",
+        "tests.evaluations.test_run_output.PropertyTests.test_events_are_those_of_the_reference",
     ),
     "file-headers": ("tests.fuzz.test_file_headers.FileHeaderTests.test_reference",),
     "forms": (

@@ -450,8 +450,10 @@ class LifeTests(StarterCase):
             f"spawn_starter(Path({str(path)!r}), ends_with_parent=True);"
             f"print(StarterClient.connect(Path({str(path)!r})).pid, flush=True); sys.stdin.read()"
         )
-        pipe = subprocess.PIPE
-        with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as parent:
+        pipe, environment = subprocess.PIPE, {"PYTHONPATH": ":".join(sys.path)}
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdin=pipe, stdout=pipe, env=environment
+        ) as parent:
             assert parent.stdout is not None
             pidfd = os.pidfd_open(int(parent.stdout.readline()))
             self.addCleanup(os.close, pidfd)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tawebeval.archive.recorder import DiskArchive
 from twisted.internet.defer import Deferred
 
+from tawebeval.archive import evaluation_files
 from tawebeval.config import ArchiveSettings, CallerSettings, Configuration, EventBufferSettings
 from tawebeval.errors import DiscardedCursor
 from tests.cases.web import END, CallerTestCase, WebTestCase, payload
@@ -43,12 +43,12 @@ class ArchiveTestCase(WebTestCase):
     def restart(self) -> None:
         """Have a new service with the same archive."""
         archive = self.service.registry.context.archive
-        assert isinstance(archive, DiskArchive)
-        archive.store.close()  # its process has ended
+        assert archive is not None
+        archive.close()  # its process has ended
         root = self.service.root / "new"
         root.mkdir()
         (self.service.root / "archive").rename(root / "archive")
-        self.service = Service(root, self.configuration)
+        self.service = Service(root, self.configuration, store=self.service.store)
         self.client, self.agent = self.service.treq()
 
     def read_all(self, identifier: str, query: str = "") -> list[dict[str, Any]]:
@@ -167,15 +167,18 @@ class GoneTests(ArchiveTestCase):
     """Evaluations that are not archived."""
 
     def test_removed(self) -> None:
-        """Without its file an evaluation is as forgotten as without an archive."""
+        """Without its files only the status of an evaluation is left, which is in the store."""
         identifier = self.archive()
         for path in self.root.rglob("*.zst"):
             path.unlink()
-        for path in ("", "/events", "/events?after=3", "/events?wait=5"):
+        for path in ("/events", "/events?after=3", "/events?wait=5", "/submission"):
             self.request("GET", f"/evaluation/{identifier}{path}", 410)
         self.request("POST", f"/evaluation/{identifier}/rerun", 410)
+        status = self.request("GET", f"/evaluation/{identifier}").json()
+        self.assertEqual((status["state"], status["archived"]), ("finished", True))
         events = {"Accept": "text/event-stream"}
-        self.request("GET", f"/evaluation/{identifier}/events", 410, headers=events)
+        for method in ("GET", "HEAD"):
+            self.request(method, f"/evaluation/{identifier}/events", 410, headers=events)
 
     def test_unknown(self) -> None:
         """An identifier that was never issued is 404."""
@@ -196,11 +199,15 @@ class GoneTests(ArchiveTestCase):
         self.assertEqual(events[-1]["payload"]["reason"], "lost")
 
     def test_file_without_its_end_is_lost_and_says_so(self) -> None:
-        """The status and a rerun are 410 with the reason."""
+        """The status and a rerun do not need it; they are 410 where their own file is damaged."""
         identifier = self.archive()
         self.damage(ends=30)
         self.check_lost(self.read_all(identifier), 0)
-        for method, path in (("GET", ""), ("POST", "/rerun"), ("GET", "/submission")):
+        self.assertEqual(self.request("GET", f"/evaluation/{identifier}").status, 200)
+        self.request("GET", f"/evaluation/{identifier}/submission")
+        submission = next(self.root.rglob("*.tar.zst"))
+        submission.write_bytes(submission.read_bytes()[:-30])
+        for method, path in (("POST", "/rerun"), ("GET", "/submission")):
             answer = self.request(method, f"/evaluation/{identifier}{path}", 410).json()
             self.assertIn("is damaged", answer["detail"])
 
@@ -210,19 +217,18 @@ class GoneTests(ArchiveTestCase):
         path = next(self.root.rglob("*.jsonl.zst"))
         path.rename(path.with_suffix(".away"))
         path.symlink_to(path.with_suffix(".away"))
-        for path in ("", "/events"):
-            answer = self.request("GET", f"/evaluation/{identifier}{path}", 503).json()
+        for accept in ("application/json", "text/event-stream"):
+            answer = self.request(
+                "GET", f"/evaluation/{identifier}/events", 503, headers={"Accept": accept}
+            ).json()
             self.assertIn("the archive cannot be read: Too many levels", answer["detail"])
 
     def test_damage_in_the_middle_ends_pages_and_streams_once(self) -> None:
         """All events before the damage come; what follows is told in one last event."""
         lines = [b"%d%s\n" % (number, b"x" * 200) for number in range(2000)]
         identifier = self.archive(*lines)
-        whole = self.service.registry.context.archive
-        assert isinstance(whole, DiskArchive)
-        file = whole.store.open_file(identifier, "")
-        assert file is not None
-        (offset, count), _ = file._locate(1), file.close()
+        with evaluation_files._open(next(self.root.rglob("*.jsonl.zst"))) as file:
+            offset, count = file.locate(1)
         self.damage(begins=offset + 40)
         events = self.read_all(identifier, "&limit=100000")
         self.assertEqual((len(events), events[-1]["payload"]["reason"]), (count + 1, "lost"))

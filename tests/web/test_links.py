@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs, formatEvent
 
 from tawebeval.config import ArchiveSettings, CallerSettings, Configuration
 from tawebeval.core.tokens import generate_token
+from tawebeval.errors import StoreError
 from tawebeval.web import links as module
-from tawebeval.web.links import LinkFile
 from tests.cases.web import CallerTestCase, WebTestCase
-from tests.fakes.clients import Answer, Connection
+from tests.fakes.clients import Answer, Connection, Service
+from tests.fakes.files import FakeStore
 from tests.fakes.streams import LineFollower, SocketFollower, SourceFollower
-from tests.fakes.world import read_again
+from tests.fakes.world import read_again, straw
 
 HOUR = 3600
 
@@ -409,42 +411,55 @@ class ArchivedTests(LinkTestCase):
         self.read(link, status=401)
 
 
-class FileTests(LinkTestCase):
-    """The file in which links outlive the daemon."""
+class StoreTests(LinkTestCase):
+    """The store, in which links outlive the daemon."""
 
     @property
-    def file_path(self) -> Path:
-        """The file."""
-        return self.service.root / "links"
+    def store(self) -> FakeStore:
+        """The store of the service."""
+        return self.service.world.store
+
+    def hold_back(self) -> Deferred[None]:
+        """Let the store commit nothing until the result is fired."""
+        committed: Deferred[None] = Deferred()
+        self.patch(FakeStore, "flush", lambda store: committed)
+        return committed
 
     def test_kept(self) -> None:
-        """Links and revocations are on the disk before they are answered."""
-        self.share()
-        self.assertEqual(
-            LinkFile(self.file_path).read_linked_evaluations(), self.links.linked_evaluations
-        )
-        self.assertEqual(self.file_path.stat().st_mode & 0o777, 0o600)
-        self.revoke()
-        self.assertEqual(LinkFile(self.file_path).read_linked_evaluations(), {})
+        """Links and revocations are in the store before they are answered."""
+        headers = {"Authorization": self.headers["alice"]}
+        for method, kept, status in (("POST", [self.identifier], 200), ("DELETE", [], 204)):
+            committed = self.hold_back()
+            asked = self.ask(method, f"{self.path}/links", headers=headers)
+            self.assertNoResult(asked)
+            self.assertEqual(list(self.store.links), kept)
+            committed.callback(None)
+            self.assertEqual(self.answer(asked).status, status)
 
-    def test_damaged(self) -> None:
-        """A file that cannot be read costs the links, and is logged."""
-        for content in (b"", b"{", b"[]", b'{"a": 1}', b"\xff", b'{"a":{"caller":1}}'):
-            self.file_path.write_bytes(content)
-            with capturedLogs() as events:
-                self.assertEqual(LinkFile(self.file_path).read_linked_evaluations(), {})
-            self.assertIn("links to evaluations are lost", str(formatEvent(events[0])))
-        self.file_path.unlink()
-        self.file_path.symlink_to("/etc/passwd")
-        self.assertEqual(LinkFile(self.file_path).read_linked_evaluations(), {})
-
-    def test_full_disk(self) -> None:
-        """A link that cannot be kept is refused; a revocation counts at once all the same."""
+    def test_restart(self) -> None:
+        """The next daemon knows the links that were made, and none that was revoked."""
         link = self.share()
-        (self.service.root / "links.new").mkdir()
-        self.assertIn("the link cannot be stored", self.share(status=503)["detail"])
+        other = self.begin("bob").json()["id"]
+        self.call("POST", f"/evaluation/{other}/links", 200, "bob")
+        self.call("DELETE", f"/evaluation/{other}/links", 204, "bob")
+        root = Path(self.mktemp()).resolve()
+        service = Service(
+            root, self.service.configuration, tokens=self.file, store=self.store, random=straw(9)
+        )
+        links = service.context.links
+        self.assertEqual(
+            links.linked_evaluations, {self.identifier: self.store.links[self.identifier]}
+        )
+        self.assertEqual(links.add_reader(object(), self.identifier, link, lambda: None), "alice")
+
+    def test_not_stored(self) -> None:
+        """A link that cannot be stored is refused; a revocation counts at once all the same."""
+        link = self.share()
+        self.store.error = StoreError()
+        self.assertIn("its disk is full or fails", self.share(status=503)["detail"])
         self.revoke(503)
         self.read(link, status=401)
-        (self.service.root / "links.new").rmdir()
+        self.store.error = None
         self.revoke()
-        self.assertEqual(LinkFile(self.file_path).read_linked_evaluations(), {})
+        self.read(link, status=401)
+        self.assertEqual(self.store.links, {})

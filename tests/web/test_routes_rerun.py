@@ -17,6 +17,7 @@ from tawebeval.config import (
 )
 from tawebeval.core.tokens import generate_token
 from tawebeval.errors import EvaluationFailure
+from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Part, form, head, parts
 from tests.fakes.world import OID, read_again
@@ -72,6 +73,16 @@ class RerunTestCase(WebTestCase):
     def stored(self) -> int:
         """Bytes that count as uploads."""
         return self.service.registry.submissions.budget.stored_bytes
+
+    @property
+    def kept(self) -> int:
+        """Number of evaluations whose submitted files are on the disk."""
+        return len(list(self.service.root.glob("evaluations/*/submission")))
+
+    def read_to_end(self, *places: str) -> None:
+        """Acknowledge all events of evaluations, whose files are removed then."""
+        for place in places:
+            self.page(place.rpartition("/")[2], "?after=end")
 
 
 class RerunTests(RerunTestCase):
@@ -257,13 +268,16 @@ class RerunTests(RerunTestCase):
             self.finish()
         budget = self.service.registry.submissions.budget
         budget.max_bytes = self.stored + 100
-        self.begin()
+        last = self.begin()
         self.assertLessEqual(self.stored, budget.max_bytes)
-        self.assertEqual(len(self.service.leftovers()), 3)
+        self.assertEqual(self.kept, 3)
         self.assertIn("send the submission again", self.rerun(places[0], 410).json()["detail"])
         self.assertEqual(self.status(places[0])["state"], "finished")
         self.finish()
-        self.rerun(places[2])
+        again = self.rerun(places[2]).headers["location"]
+        self.finish()
+        self.read_to_end(*places, last, again)
+        self.assertEqual((self.service.leftovers(), self.stored), ([], 0))
 
     def test_source_stays(self) -> None:
         """A rerun takes no space: it displaces neither the files that it runs again nor others."""
@@ -276,7 +290,7 @@ class RerunTests(RerunTestCase):
         for place in (*places, *places):
             self.rerun(place, 200, Part("seed", b"8"))
             self.finish()
-        self.assertEqual((self.stored, len(self.service.leftovers())), (budget.max_bytes, 6))
+        self.assertEqual((self.stored, self.kept), (budget.max_bytes, 6))
 
     def test_displaced_with_reruns(self) -> None:
         """Files make room only together with all their reruns, and none once one is needed."""
@@ -286,12 +300,14 @@ class RerunTests(RerunTestCase):
         budget = self.service.registry.submissions.budget
         self.assertFalse(budget.discard_kept_submissions(1))
         self.finish()
-        self.rerun(place)
+        last = self.rerun(place).headers["location"]
         self.assertFalse(budget.discard_kept_submissions(1))
         self.finish()
         self.assertTrue(budget.discard_kept_submissions(1))
-        self.assertEqual((self.stored, self.service.leftovers()), (0, []))
+        self.assertEqual((self.stored, self.kept), (0, 0))
         self.rerun(again, 410)
+        self.read_to_end(place, again, last)
+        self.assertEqual(self.service.leftovers(), [])
 
     def test_too_large(self) -> None:
         """An upload that would not fit without the kept files, either, displaces none."""
@@ -305,7 +321,7 @@ class RerunTests(RerunTestCase):
             data=form([*parts(), Part("x", b"x" * 50_000)]),
             headers={"Content-Type": MULTIPART},
         )
-        self.assertEqual(len(self.service.leftovers()), 1)
+        self.assertEqual((self.kept, len(self.service.leftovers())), (1, 1))
         self.service.registry.submissions.budget.max_bytes *= 2
         self.rerun(place)
 
@@ -317,16 +333,23 @@ class RerunTests(RerunTestCase):
         )
         place = self.begin()
         self.finish()
-        self.assertEqual((self.service.leftovers(), self.stored), ([], 0))
+        self.assertEqual((self.kept, self.stored), (0, 0))
         self.rerun(place, 410)
+        self.read_to_end(place)
+        self.assertEqual(self.service.leftovers(), [])
 
     def test_close(self) -> None:
-        """The daemon leaves nothing behind."""
-        self.begin()
+        """The daemon leaves behind what the next one takes over, until it is read."""
+        place = self.begin()
+        identifier = place.rpartition("/")[2]
         self.finish()
-        self.assertEqual(len(self.service.leftovers()), 1)
         self.successResultOf(Deferred.fromCoroutine(self.service.registry.drain_and_close()))
-        self.assertEqual(self.service.leftovers(), [])
+        directory = f"evaluations/{derive_directory_name(identifier)}"
+        self.assertEqual((self.service.leftovers(), self.kept), ([directory], 1))
+        self.assertEqual(list(self.service.world.store.rows), [identifier])
+        self.read_to_end(place)
+        self.assertEqual((self.service.leftovers(), self.stored), ([], 0))
+        self.assertEqual(list(self.service.world.store.rows), [])
 
     def test_problem(self) -> None:
         """A rerun for a problem is one of that problem, with another commit for a teacher."""
