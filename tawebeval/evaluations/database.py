@@ -54,9 +54,10 @@ CREATE TABLE evaluations (
     sequence_number INTEGER NOT NULL,  -- in the order of acceptance
     caller TEXT NOT NULL,
     ended REAL,                        -- seconds since the epoch
-    archived_bytes INTEGER             -- NULL unless it is in the archive
+    archived_bytes INTEGER,            -- NULL unless it is in the archive
+    is_live INTEGER NOT NULL           -- 0 if it is in the archive alone
 );
-CREATE INDEX live ON evaluations (sequence_number) WHERE archived_bytes IS NULL;
+CREATE INDEX live ON evaluations (sequence_number) WHERE is_live;
 CREATE INDEX archived ON evaluations (caller, sequence_number, archived_bytes)
     WHERE archived_bytes IS NOT NULL;
 CREATE INDEX ended ON evaluations (ended, caller) WHERE archived_bytes IS NOT NULL;
@@ -252,7 +253,7 @@ class EvaluationDatabase:
         damaged: dict[tuple[Table, str], Values | None] = {}
         query = f"SELECT name, row, checksum FROM {table}"  # noqa: S608
         if table == "evaluations":
-            query += " WHERE archived_bytes IS NULL ORDER BY sequence_number"
+            query += " WHERE is_live ORDER BY sequence_number"
         try:
             for name, row, checksum in self._connection.execute(query):
                 try:

@@ -297,7 +297,7 @@ class EvaluationRegistry:
             details.caller,
             details.log_name,
             context.segment_loader,
-            keeps_files=context.archive is not None,
+            keeps_files=context.archive is not None and details.archived is None,
         )
         evaluation = Evaluation(details, workspace, context, events, self._save)
         events.on_discard = evaluation.on_discard
@@ -337,7 +337,7 @@ class EvaluationRegistry:
         """Archive an evaluation that has ended, if there is an archive, and perhaps remove it."""
         evaluation = record.evaluation
         try:
-            if self.context.archive is not None:
+            if self.context.archive is not None and evaluation.details.archived is None:
                 await self._store_in_archive(evaluation, self.context.archive)
         except StoreError:
             words = "{evaluation}: not archived: its row cannot be stored"

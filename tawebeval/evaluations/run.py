@@ -451,8 +451,9 @@ class Run(ProcessProtocol):
         await self._tree_ended.wait()
         await self.output_ended.wait()
         limits = self.sandboxed.run_limits
-        if self._process.lost_reason is not None:
-            self.failure = self.failure or EvaluationFailure(
+        if self._process.lost_reason is not None and self.failure is None:
+            # Its output may not have been stored because it has filled the disk itself.
+            self.failure = await self._ask(limits.check, True) or EvaluationFailure(
                 "lost", f"the evaluator was lost: {self._process.lost_reason}"
             )
         try:

@@ -89,7 +89,7 @@ class EvaluationStore:
         return self._database.last_sequence_number
 
     def load_live(self) -> list[EvaluationRow]:
-        """Return the rows of all evaluations that are not archived, by sequence number."""
+        """Return the rows of all evaluations that are not in the archive alone, by number."""
         return list(self._database.load("evaluations", unpack_evaluation).values())
 
     def load_callbacks(self) -> dict[str, PendingCallback]:
@@ -127,6 +127,7 @@ class EvaluationStore:
             row.caller,
             row.state_times.get("ended"),
             None if row.archived is None else row.archived.file_bytes,
+            row.archived is None or not row.is_forgotten,
         )
 
     def delete(self, identifier: str) -> None:

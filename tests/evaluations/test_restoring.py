@@ -23,6 +23,7 @@ from tawebeval.evaluations.rows import EvaluationRow
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
 from tests.cases.evaluations import CANCELLED, RegistryTestCase
+from tests.fakes.archive import FakeArchive
 from tests.fakes.files import MemoryEventFiles
 from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import IdleThreads, UntidyThreads, make_request
@@ -327,6 +328,20 @@ class EndedTests(RestoringTestCase):
         self.restart()
         self.assertEqual(self.consume(identifier), ["lost"])
         self.assertEqual(self.world.store.rows, {})
+
+    def test_archived_evaluation_that_was_not_read_keeps_its_key_and_is_archived_once(self) -> None:
+        self.world.archive = archive = FakeArchive()
+        self.registry = self.make()
+        identifier = self.accept(key="some key")
+        self.world.child.print(b"a\n")
+        self.finish(self.world.child)
+        self.restart()
+        self.assertEqual(self.accept(key="some key"), identifier)
+        self.assertEqual([one["evaluation_id"] for one in self.list_all()], [identifier])
+        self.assertEqual(self.consume(identifier), ["a", "\n"])
+        self.assertEqual(len(archive.ended), 1)
+        self.assertEqual(self.world.store.load_live(), [])
+        self.assertEqual(len(self.world.store.rows), 1)
 
     def test_ended_evaluation_expires_after_the_restart(self) -> None:
         identifier, child = self.start(b"one\n")

@@ -99,6 +99,17 @@ class CellTests(RunTestCase):
         error = self.end(signal.SIGXCPU, 4.99)
         self.assertEqual((error.reason, error.extra_members["signal"]), ("exit", signal.SIGXCPU))
 
+    def test_run_whose_output_was_lost_by_its_own_use_of_the_disk_is_over_that_limit(self) -> None:
+        over = build_limit_failure("disk", "free_disk", "the disk is full", 7)
+        for found, reason in ((over, "disk"), (None, "lost")):
+            self.setUp()
+            self.sandboxed.run_limits.over = found
+            self.child.lost_reason = "the daemon could not store the output"
+            self.child.end(signal=signal.SIGKILL)
+            self.assert_over(number=signal.SIGKILL)
+            assert self.run_.failure is not None
+            self.assertEqual(self.run_.failure.reason, reason)
+
     def test_good_exit_over_the_limit_of_processor_time_fails(self) -> None:
         self.sandboxed.run_limits.used = ResourceUsage(5.01, None)
         self.child.end(status=0)

@@ -200,10 +200,11 @@ class FakeStore:
         return found
 
     def load_live(self) -> list[EvaluationRow]:
-        """Return the rows that are not archived."""
+        """Return the rows that are not in the archive alone."""
         rows = map(unpack_evaluation, self.rows.values())
         return sorted(
-            (row for row in rows if row.archived is None), key=lambda row: row.sequence_number
+            (row for row in rows if row.archived is None or not row.is_forgotten),
+            key=lambda row: row.sequence_number,
         )
 
     def load_callbacks(self) -> dict[str, PendingCallback]:

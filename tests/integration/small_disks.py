@@ -15,7 +15,7 @@ from typing import ClassVar
 from twisted.trial.unittest import SkipTest
 
 from tests.integration.client import text
-from tests.integration.harness import TWISTD, Daemon, DaemonTestCase, until
+from tests.integration.harness import TWISTD, Daemon, DaemonTestCase, is_kept, until
 from tests.integration.unprivileged import USER
 
 _MOUNT = (
@@ -50,12 +50,18 @@ class SmallDisks(Daemon):
         """Return where one of its directories is from outside."""
         return Path(f"/proc/{self.pid}/root{place}")
 
+    @property
+    def starter_socket(self) -> Path:
+        """The socket of its own starter, from outside."""
+        return self.seen(super().starter_socket)
+
     def remains(self) -> list[str]:
         """Return what is left of evaluations, where the daemon has it."""
         found = self.used_groups()
         if self.running:
             for name in ("evaluations", "uploads"):
-                found += self.seen(self.state / name).glob("*")
+                places = self.seen(self.state / name).glob("*")
+                found += (place for place in places if not is_kept(place))
         return list(map(str, found))
 
     def fill(self, place: Path) -> None:

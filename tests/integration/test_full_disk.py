@@ -75,15 +75,16 @@ class DiskTests(SmallDisksTestCase):
         await self.check_mended()
 
     async def test_running(self) -> None:
-        """Who runs while the disk fills up prints on, and its reader gets all of it."""
+        """Who prints while the disk is full is lost, and its reader is told why."""
         command = "cd $TEMPORARY_DIRECTORY; touch gate; echo ready"
         command += "; while test -e gate; do sleep 0.01; done; seq 1000"
         identifier = await self.begin_and_wait(command)
         (gate,) = self.disks.seen(self.disks.state / "evaluations").glob("*/tmp/gate")
         self.disks.fill(self.disks.state)
         gate.unlink()
-        numbers = "".join(f"{number}\n" for number in range(1, 1001))
-        self.assertEqual(text(await self.client.follow(identifier)), f"ready\n{numbers}")
+        events = await self.client.follow(identifier)
+        self.assertEqual(text(events[:2]), "ready\n")
+        self.assertIn(FULL, failure(events, "lost")["message"])
         self.disks.empty(self.disks.state)
         await self.check_mended()
 

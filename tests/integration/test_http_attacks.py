@@ -78,7 +78,7 @@ class SlowTests(HoldingTestCase):
         url = f"/evaluation/{identifier}/events"
 
         async def grown() -> bool:
-            return bool((await self.client.status(identifier))["buffered_bytes"] > 6_000_000)
+            return bool((await self.client.status(identifier))["buffered_bytes"] > 2_400_000)
 
         while not await grown():
             time.sleep(0.05)

@@ -241,7 +241,8 @@ class PageTests(PageTestCase):
         self.assertLess(nodes, 200)
         gone = int("".join(filter(str.isdigit, note)))
         self.assertEqual(gone + len(lines) - 1, 300_000)
-        self.expected = ("410 (Gone)",)  # for the server has not kept all of it
+        await self.client.page(identifier, "1000")  # the events before are discarded
+        self.expected = ("410 (Gone)",)
         await self.browser.open(f"{self.daemon.url}/#evaluation/{identifier}")
         await self.browser.shows("#output", "300000")
         await self.browser.shows("#dropped", "The server has discarded a part")

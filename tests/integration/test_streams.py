@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.internet.defer import gatherResults
 
-from tests.integration.client import failure, python
+from tests.integration.client import failure, python, text
 from tests.integration.harness import until
 from tests.integration.raw import Connection
 from tests.integration.wire import streams
@@ -28,7 +28,8 @@ class DeafTests(streams.StreamCase):
                 "Accept: application/jsonl\r\n\r\n".encode()
             )
             await until(lambda: deaf.reset, "the connection is cut off")
-        self.assertEqual((await self.client.status(identifier))["state"], "running")
+        everything = text(await self.client.follow(identifier))
+        self.assertTrue(everything == streams.PRINTED, "not what was printed")
 
 
 class ShutdownTests(streams.StreamCase):

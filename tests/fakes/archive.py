@@ -1,0 +1,30 @@
+"""An archive without a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from tawebeval.archive.archive import EndedEvaluation, StoredEvaluation
+from tests.fakes.gates import Gate
+
+
+class FakeArchive:
+    """An archive that takes what has ended, once `gate` is open."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.ended: list[EndedEvaluation] = []
+        self.asked: list[tuple[str, str]] = []
+
+    async def find_events(self, identifier: str, caller: str) -> None:
+        """Find nothing."""
+        self.asked.append((identifier, caller))
+
+    async def store_evaluation(
+        self, ended: EndedEvaluation, save_row: Callable[[StoredEvaluation], Awaitable[None]]
+    ) -> bool:
+        """Take an evaluation."""
+        await self.gate.wait()
+        self.ended.append(ended)
+        await save_row(StoredEvaluation(100, 2))
+        return True
