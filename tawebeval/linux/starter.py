@@ -118,6 +118,7 @@ MOUNT, START = "mount", "start"
 
 _LIST_BYTES = MAX_MESSAGE_BYTES // 2  # of the programs in an answer: one more fits
 _SLOW = 0.005  # seconds of processor time, a hundred times as long as a read takes
+_INTEGER_BYTES = 4  # of a descriptor in a message
 _RETRY = 0.25  # seconds until something that has failed is tried again
 _BACKLOG = 128
 _FAILED = 127  # the exit status of a child that could not execute the program
@@ -692,9 +693,7 @@ class Starter:
         assert report is not None
         assert answer is not None
         try:
-            message, descriptors, _, _ = socket.recv_fds(
-                report, MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
-            )
+            message, descriptors = receive_message(report)
         except BlockingIOError:
             return
         except OSError as error:  # such as EMFILE
@@ -902,6 +901,21 @@ def _describe_error(error: OSError, step: str = START) -> dict[str, Any]:
         "path": os.fsdecode(path) if isinstance(path, (str, bytes)) else None,
         "step": step,
     }
+
+
+def receive_message(connection: socket.socket) -> tuple[bytes, Sequence[int]]:
+    """Return a message, and the descriptor that came with it, which no program inherits.
+
+    Not by socket.recv_fds(), which ignores its flags. Raises: OSError; with EMFILE, if the kernel
+    has dropped the descriptor.
+    """
+    message, control, flags, _ = connection.recvmsg(
+        MAX_MESSAGE_BYTES, socket.CMSG_LEN(_INTEGER_BYTES), socket.MSG_CMSG_CLOEXEC
+    )
+    descriptors = [int.from_bytes(content, sys.byteorder) for _, _, content in control]
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return message, descriptors
 
 
 def read_specification(directory: str) -> Specification:

@@ -147,6 +147,30 @@ class StartTests(StarterCase):
         self.assertEqual((layers.lower / "file").read_text(), "old")
         self.assertEqual((self.locate() / "stdout").read_text(), "old")
 
+    def test_programs_get_no_descriptor_of_another_ones_overlay(self) -> None:
+        folder = self.starter.directory
+        layers = OverlayLayers(folder / "lower", folder / "upper", folder / "work")
+        for each in (layers.lower, layers.upper, layers.work):
+            each.mkdir()
+        started = self.client.start_program(self.locate("first"), sh("sleep 60"), layers)
+        assert started.overlay is not None
+        self.addCleanup(os.close, started.overlay.root_descriptor)
+        self.assertFalse(os.get_inheritable(started.overlay.root_descriptor))
+        self.assertEqual(self.run_program(sh("ls /proc/self/fd")), (0, b"0\n1\n2\n3\n"))
+
+    def test_message_whose_descriptor_is_lost_is_an_error(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.addCleanup(ours.close)
+        self.addCleanup(theirs.close)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        socket.send_fds(theirs, [b"told"], [0])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+        try:
+            error = self.assertRaises(OSError, starter.receive_message, ours)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        self.assertEqual(error.errno, errno.EMFILE)
+
     def test_failed_starts_say_what_and_leave_nothing(self) -> None:
         folder = self.starter.directory
         layers = OverlayLayers(folder / "none", folder / "none", folder / "none")
