@@ -36,6 +36,8 @@ from tests.cases.starters import StarterProcess, eventually, is_alive, sh
 
 _OF_THE_C_LIBRARY = 1 << 31 | 1 << 32  # the signals 32 and 33, as bits
 
+_LARGE = "x = bytearray(b'x') * 2**28; print('ready', flush=True); import time; time.sleep(60)"
+
 
 class StarterCase(SynchronousTestCase):
     """A test with a starter and a client."""
@@ -438,13 +440,16 @@ class ClientTests(StarterCase):
 class LifeTests(StarterCase):
     """The life of the starter itself."""
 
-    def test_stop_and_termination_kill_all_programs(self) -> None:
+    def test_stop_and_termination_kill_all_programs_first(self) -> None:
         for stop in (StarterClient.stop_starter, lambda _: self.starter.process.terminate()):
             client = self.connect()
-            started = client.start_program(self.locate("stopped"), sh("sleep 60"))
+            # The kernel takes a while to end a process with much memory.
+            large = LaunchSpec(["/usr/bin/python3", "-c", _LARGE], {}, "/")
+            started = client.start_program(self.locate("stopped"), large)
+            eventually((self.locate("stopped") / "stdout").read_bytes)
             stop(client)
             self.starter.process.wait(PATIENCE)
-            eventually(lambda pid=started.pid: not is_alive(pid))
+            self.assertFalse(is_alive(started.pid))
             self.assertFalse(client.is_alive)
             self.assertRaises(OSError, client.list_programs)
             self.starter.stop()
