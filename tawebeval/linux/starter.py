@@ -31,7 +31,7 @@ with `request`; most have `name`, which is the path of the directory.
 | forget | kill the program, and drop all that is known of it | |
 | look | send a notice of the program | |
 | attach | from now on send a notice of each program that ends, or whose output fails | |
-| stop | kill all programs, and end | |
+| stop | kill all programs, and end once they are gone | |
 
 A request with `id`, an integer, is answered; the answer repeats `id`. An overlay's top is a
 descriptor (SCM_RIGHTS). The answer to a request that fails has `error`, a text, `errno` and `path`,
@@ -58,7 +58,7 @@ Bounds, so that neither a client nor a program harms others:
 Arguments: the name for process lists; the path of the socket, in a directory that only this user
 may enter; optionally the process whose end ends the starter, which has to be its parent. The
 environment variable `CGROUP_DESCRIPTION_VARIABLE` has a text for clients, which describes the
-cgroups of programs. SIGTERM kills all programs and ends the starter.
+cgroups of programs. SIGTERM kills all programs and ends the starter, once they are gone.
 """
 
 from __future__ import annotations
@@ -118,7 +118,10 @@ MOUNT, START = "mount", "start"
 
 _LIST_BYTES = MAX_MESSAGE_BYTES // 2  # of the programs in an answer: one more fits
 _SLOW = 0.005  # seconds of processor time, a hundred times as long as a read takes
+_INTEGER_BYTES = 4  # of a descriptor in a message
 _RETRY = 0.25  # seconds until something that has failed is tried again
+_MAX_END_SECONDS = 5  # for the end of killed programs
+_END_PAUSE = 0.002  # seconds between two looks for it
 _BACKLOG = 128
 _FAILED = 127  # the exit status of a child that could not execute the program
 _UMASK = 0o022
@@ -446,9 +449,11 @@ class Starter:
                         handler(events)
                 self._retry()
         finally:
+            self._listening.close()  # so that another starter may take the place
             for program in self._programs.values():
                 program.send_signal(signal.SIGKILL)
                 self._kill_broker(program)
+            _wait_for_children()
 
     def _watch(
         self, number: int, handler: Callable[[int], None], events: int = select.POLLIN
@@ -692,9 +697,7 @@ class Starter:
         assert report is not None
         assert answer is not None
         try:
-            message, descriptors, _, _ = socket.recv_fds(
-                report, MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
-            )
+            message, descriptors = receive_message(report)
         except BlockingIOError:
             return
         except OSError as error:  # such as EMFILE
@@ -902,6 +905,21 @@ def _describe_error(error: OSError, step: str = START) -> dict[str, Any]:
         "path": os.fsdecode(path) if isinstance(path, (str, bytes)) else None,
         "step": step,
     }
+
+
+def receive_message(connection: socket.socket) -> tuple[bytes, Sequence[int]]:
+    """Return a message, and the descriptor that came with it, which no program inherits.
+
+    Not by socket.recv_fds(), which ignores its flags. Raises: OSError; with EMFILE, if the kernel
+    has dropped the descriptor.
+    """
+    message, control, flags, _ = connection.recvmsg(
+        MAX_MESSAGE_BYTES, socket.CMSG_LEN(_INTEGER_BYTES), socket.MSG_CMSG_CLOEXEC
+    )
+    descriptors = [int.from_bytes(content, sys.byteorder) for _, _, content in control]
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return message, descriptors
 
 
 def read_specification(directory: str) -> Specification:
@@ -1273,6 +1291,18 @@ def main() -> None:
     gc.freeze()
     gc.disable()
     Starter(listening, hard, mount_problem).serve()
+
+
+def _wait_for_children() -> None:
+    """Wait until killed programs have left their cgroups, for `_MAX_END_SECONDS` at most.
+
+    With bwrap all processes in the sandbox have ended: its first process becomes a child.
+    """
+    deadline = time.monotonic() + _MAX_END_SECONDS
+    with contextlib.suppress(ChildProcessError):  # no child is left
+        while time.monotonic() < deadline:
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                time.sleep(_END_PAUSE)
 
 
 def _last_error() -> OSError:

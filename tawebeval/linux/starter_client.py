@@ -396,7 +396,7 @@ class StarterClient:
             poll.poll(ANSWER_TIMEOUT * 1000)
         self.close()
 
-    def _call(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    def _call(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[int]]:
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -592,7 +592,9 @@ def _set_timeout(connection: socket.socket, seconds: float) -> None:
         )
 
 
-def _ask(connection: socket.socket, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
+def _ask(
+    connection: socket.socket, request: Mapping[str, Any]
+) -> tuple[dict[str, Any], Sequence[int]]:
     """Return the answer to a request, and its descriptors. Blocks.
 
     Raises: OSError; AnsweredError, if the answer is an error.
@@ -613,10 +615,8 @@ def _ask(connection: socket.socket, request: Mapping[str, Any]) -> tuple[dict[st
     return answer, received
 
 
-def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    message, descriptors, _, _ = socket.recv_fds(
-        connection, starter.MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
-    )
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], Sequence[int]]:
+    message, descriptors = starter.receive_message(connection)
     if not message:
         raise ConnectionResetError(errno.ECONNRESET, STARTER_ENDED)
     return json.loads(message), descriptors

@@ -12,6 +12,7 @@ from pathlib import Path
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.privileges import CurrentProcess, Privileges
 from tawebeval.linux.starter_client import LaunchSpec, OverlayLayers, OverlayMountError
 from tawebeval.sandbox.disk_usage import measure_disk_usage
 from tawebeval.sandbox.overlay import WritableTrees
@@ -41,8 +42,6 @@ class OverlaysTests(SynchronousTestCase):
         self.addCleanup(self.trees.close)
         self.checkout = folder / "checkout"
         self.checkout.mkdir()
-        # What is made here by root is for whoever mounts; a daemon is that user by then.
-        self.addCleanup(os.umask, os.umask(0))
         self.workspace = Workspace(folder / "workspace")
         for path in (
             self.workspace.root,
@@ -53,6 +52,8 @@ class OverlaysTests(SynchronousTestCase):
             give(path)
         self.trees.use_overlays(WHO)
         self.assertIsNone(self.trees.overlay_problem)
+        # The files are private: a daemon is that user when it starts a program.
+        self.act_as_user = Privileges(CurrentProcess(), WHO).act_as_user
 
     def run_it(self, command: str) -> list[str]:
         """Return the lines that a shell command prints in a tree, which is an overlay."""
@@ -62,7 +63,8 @@ class OverlaysTests(SynchronousTestCase):
         for path in (file.parent, file):
             give(path)
         launch = LaunchSpec(["/bin/sh", "-c", command], {}, str(self.workspace.tree_directory))
-        program = self.trees.start_program(self.checkout, self.workspace, launch)
+        with self.act_as_user():
+            program = self.trees.start_program(self.checkout, self.workspace, launch)
         self.overlay = program.overlay
         assert self.overlay is not None
         os.close(self.overlay.root_descriptor)
@@ -93,7 +95,10 @@ class OverlaysTests(SynchronousTestCase):
                 self.workspace.tree_directory,
                 self.workspace.overlay_work_directory,
             )
-            with self.assertRaises(OverlayMountError, msg=path) as caught:
+            with (
+                self.act_as_user(),
+                self.assertRaises(OverlayMountError, msg=path) as caught,
+            ):
                 self.trees.starter.start_program(
                     self.workspace.output_directory, LaunchSpec(["/bin/true"], {}, "/"), layers
                 )
@@ -116,7 +121,8 @@ class OverlaysTests(SynchronousTestCase):
         """Hold that a new file and a changed one count when both have lost their names."""
         remove_tree(self.workspace.overlay_work_directory)
         launch = LaunchSpec(["/bin/sh", "-c", NAMELESS], {}, str(self.workspace.tree_directory))
-        program = self.trees.start_program(self.checkout, self.workspace, launch)
+        with self.act_as_user():
+            program = self.trees.start_program(self.checkout, self.workspace, launch)
         overlay = program.overlay
         assert overlay is not None
         os.close(overlay.root_descriptor)

@@ -36,6 +36,8 @@ from tests.cases.starters import StarterProcess, eventually, is_alive, sh
 
 _OF_THE_C_LIBRARY = 1 << 31 | 1 << 32  # the signals 32 and 33, as bits
 
+_LARGE = "x = bytearray(b'x') * 2**28; print('ready', flush=True); import time; time.sleep(60)"
+
 
 class StarterCase(SynchronousTestCase):
     """A test with a starter and a client."""
@@ -146,6 +148,30 @@ class StartTests(StarterCase):
         self.assertIn(os.fstat(again.root_descriptor).st_dev, again.device_numbers)
         self.assertEqual((layers.lower / "file").read_text(), "old")
         self.assertEqual((self.locate() / "stdout").read_text(), "old")
+
+    def test_programs_get_no_descriptor_of_another_ones_overlay(self) -> None:
+        folder = self.starter.directory
+        layers = OverlayLayers(folder / "lower", folder / "upper", folder / "work")
+        for each in (layers.lower, layers.upper, layers.work):
+            each.mkdir()
+        started = self.client.start_program(self.locate("first"), sh("sleep 60"), layers)
+        assert started.overlay is not None
+        self.addCleanup(os.close, started.overlay.root_descriptor)
+        self.assertFalse(os.get_inheritable(started.overlay.root_descriptor))
+        self.assertEqual(self.run_program(sh("ls /proc/self/fd")), (0, b"0\n1\n2\n3\n"))
+
+    def test_message_whose_descriptor_is_lost_is_an_error(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.addCleanup(ours.close)
+        self.addCleanup(theirs.close)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        socket.send_fds(theirs, [b"told"], [0])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+        try:
+            error = self.assertRaises(OSError, starter.receive_message, ours)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        self.assertEqual(error.errno, errno.EMFILE)
 
     def test_failed_starts_say_what_and_leave_nothing(self) -> None:
         folder = self.starter.directory
@@ -414,13 +440,16 @@ class ClientTests(StarterCase):
 class LifeTests(StarterCase):
     """The life of the starter itself."""
 
-    def test_stop_and_termination_kill_all_programs(self) -> None:
+    def test_stop_and_termination_kill_all_programs_first(self) -> None:
         for stop in (StarterClient.stop_starter, lambda _: self.starter.process.terminate()):
             client = self.connect()
-            started = client.start_program(self.locate("stopped"), sh("sleep 60"))
+            # The kernel takes a while to end a process with much memory.
+            large = LaunchSpec(["/usr/bin/python3", "-c", _LARGE], {}, "/")
+            started = client.start_program(self.locate("stopped"), large)
+            eventually((self.locate("stopped") / "stdout").read_bytes)
             stop(client)
             self.starter.process.wait(PATIENCE)
-            eventually(lambda pid=started.pid: not is_alive(pid))
+            self.assertFalse(is_alive(started.pid))
             self.assertFalse(client.is_alive)
             self.assertRaises(OSError, client.list_programs)
             self.starter.stop()
