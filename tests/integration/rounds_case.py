@@ -288,5 +288,5 @@ class RoundsCase(KeptDaemonTestCase):
         found += self.daemon.leftovers()
         found += [f"process {pid}" for pid in processes(WORD)]
         found += [f"child of the starter {pid}" for pid in children(starter.pid) if alive(pid)]
-        now = len(descriptors(self.daemon.pid) or [])
-        return [*found, f"{now} descriptors, before {held}"] if now > held else found
+        now = descriptors(self.daemon.pid) or []
+        return [*found, f"more than {held} descriptors: {now}"] if len(now) > held else found
