@@ -288,5 +288,6 @@ class RoundsCase(KeptDaemonTestCase):
         found += self.daemon.leftovers()
         found += [f"process {pid}" for pid in processes(WORD)]
         found += [f"child of the starter {pid}" for pid in children(starter.pid) if alive(pid)]
-        now = descriptors(self.daemon.pid) or []
+        pid = self.daemon.pid
+        now = [os.readlink(f"/proc/{pid}/fd/{number}") for number in descriptors(pid) or []]
         return [*found, f"more than {held} descriptors: {now}"] if len(now) > held else found

@@ -196,7 +196,7 @@ class ClusterTests(SlurmTestCase):
         await self.daemon.ready()
         events = await self.client.follow(identifier)
         self.assertEqual(text(events), "ready\n")
-        self.assertIn("do not outlive the daemon yet", str(failure(events, "lost")["message"]))
+        self.assertIn("do not outlive the daemon", str(failure(events, "lost")["message"]))
 
     async def test_killed_program(self) -> None:
         """An evaluator ends with the program on its node."""
