@@ -1,8 +1,8 @@
 """The starter of evaluators (`linux.starter`), as the configuration and the environment say.
 
 The unit of systemd, or whoever starts the daemon, names the socket of a starter in an environment
-variable. Its evaluators outlive the daemon. Without it the daemon starts one itself, which it ends
-in an orderly stop.
+variable. Its evaluators outlive the daemon. Without it the daemon starts one itself, which ends
+with the daemon.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ turn has parsed enough, and while a file is read that stdout names. Readers neve
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessTerminated
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -63,6 +65,10 @@ _DELAYED = EvaluationFailure(
     f" {_MOST_DELAY} seconds of processor time; watch them with fewer instances of epoll(7)",
     {"value": _MOST_DELAY},
 )
+
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that pass
+_KILL_ATTEMPTS = 5
+_KILL_DELAY = 1.0  # seconds between them
 
 T = TypeVar("T")
 
@@ -432,12 +438,28 @@ class Run(ProcessProtocol):
 
     async def _end_tree(self) -> None:
         try:
-            await self.sandboxed.end.kill_remaining_processes()
+            await self._kill_remaining_processes()
         finally:
             self._tree_ended.set_value(None)
             if self.failure is not None:
                 self.sandboxed.end.abort_remote_reads()
             self._process.read_remaining_output()
+
+    async def _kill_remaining_processes(self) -> None:
+        """Kill what the evaluator has left, or leave it to the clean-up (`SandboxedRun.close`).
+
+        Looking for processes needs descriptors and memory, which the daemon may lack for a while.
+        """
+        for attempt in range(1, _KILL_ATTEMPTS + 1):
+            try:
+                await self.sandboxed.end.kill_remaining_processes()
+            except OSError as error:
+                if error.errno in _SCARCE and attempt < _KILL_ATTEMPTS:
+                    await deferLater(self._context.clock, _KILL_DELAY)
+                    continue
+                words = "{evaluation}: its processes are left to the clean-up: {error}"
+                log.error(words, evaluation=self._details.log_name, error=error)  # noqa: TRY400
+            return
 
     def processEnded(self, reason: Failure) -> None:
         """Interpret the exit; all output has been read."""
@@ -462,6 +484,9 @@ class Run(ProcessProtocol):
             # The limits of the run may be too low for the sandbox itself.
             over = self.failure or await self._ask(limits.check, True)
             self.failure = over or self._with_stderr(error)
+        except OSError as error:
+            what = f"the daemon could not read how the evaluator ended: {error.strerror}"
+            self.failure = self.failure or EvaluationFailure("lost", f"{what}; submit again")
         self.usage = await self._ask(
             limits.read_usage, self._process.resource_usage
         ) or ResourceUsage(None, None)
@@ -480,6 +505,15 @@ class Run(ProcessProtocol):
         """Return the answer of a blocking function; None if it raises, for the run has to end."""
         try:
             return await self._context.worker_threads.run_in_thread(question, *arguments)
+        except OSError as error:
+            words = "{evaluation}: {question} of a run failed: {error}"
+            log.error(  # noqa: TRY400  (no defect: no traceback)
+                words,
+                evaluation=self._details.log_name,
+                question=question.__name__,
+                error=error,
+            )
+            return None
         except Exception:  # noqa: BLE001
             log.failure("defect: {question} of a run failed", question=question.__name__)
             return None

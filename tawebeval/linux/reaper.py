@@ -81,7 +81,8 @@ class OrphanReaper:
         """Kill the orphans with `mark` in their environment or a directory below `directory`.
 
         They are children of the process `starter`, or ours once that has ended. Return when they
-        and their descendants have ended, or after five seconds.
+        and their descendants have ended, or after five seconds. Raises: OSError, if they cannot be
+        looked for.
         """
         killed: set[int] = set()
         for _ in range(_SEARCHES):
@@ -90,6 +91,7 @@ class OrphanReaper:
             # Descendants without the mark may take longer to end than those with it.
             killed = {pid for pid in killed if _is_alive(pid)}
             if not killed and all(belongs is False for _, belongs in found):
+                os.close(os.open("/proc", os.O_PATH))  # without a descriptor none is found
                 return
             for pid in (pid for pid, belongs in found if belongs):
                 for one in (pid, *list_descendants(pid)):
@@ -102,7 +104,7 @@ class OrphanReaper:
     async def kill_process_of_run(self, pid: int, group: EvaluationCgroup, starter: int) -> None:
         """Kill a process if it is in a cgroup, or a child of `starter`; return after its end.
 
-        Otherwise it was reaped already, and `pid` may be a stranger's.
+        Otherwise it was reaped already, and `pid` may be a stranger's. Raises: OSError.
         """
         try:
             pidfd = os.pidfd_open(pid)

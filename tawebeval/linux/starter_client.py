@@ -199,11 +199,11 @@ def execute_starter(path: Path, cgroups: str, environment: Mapping[str, str]) ->
     raise ConfigurationError("no Python that the user can execute", "install /usr/bin/python3")
 
 
-def spawn_starter(path: Path, user: User | None = None, *, ends_with_parent: bool = False) -> None:
+def spawn_starter(path: Path, user: User | None = None) -> None:
     """Start a starter, as `user` if one is given. Blocks.
 
-    It outlives this process, unless it `ends_with_parent`, the calling thread. Its directory is
-    made, and has what it says in the file `log`. Raises: OSError.
+    It ends with the calling thread, whatever ends that (PR_SET_PDEATHSIG). Its directory is made,
+    and has what it says in the file `log`. Raises: OSError.
     """
     errors = list[str]()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -211,7 +211,7 @@ def spawn_starter(path: Path, user: User | None = None, *, ends_with_parent: boo
         os.chown(path.parent, user.uid, user.gid)
     for python in _list_pythons():
         try:
-            _spawn(python, path, user, [str(os.getpid())] if ends_with_parent else [])
+            _spawn(python, path, user)
         except TimeoutError:
             raise
         except OSError as error:
@@ -222,12 +222,12 @@ def spawn_starter(path: Path, user: User | None = None, *, ends_with_parent: boo
     raise OSError(None, f"{what}: {'; '.join(dict.fromkeys(errors))}")
 
 
-def _spawn(python: str, path: Path, user: User | None, parent: Sequence[str]) -> None:
-    source = _make_source_file()
+def _spawn(python: str, path: Path, user: User | None) -> None:
+    source, options = _make_source_file(), [python, "-I", "-S"]
     said = os.open(path.parent / "log", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
-            [python, "-I", "-S", "/proc/self/fd/0", starter.PROCESS_NAME, str(path), *parent],
+            [*options, "/proc/self/fd/0", starter.PROCESS_NAME, str(path), str(os.getpid())],
             env={},
             cwd="/",
             stdin=source,

@@ -146,14 +146,15 @@ class RunEnd(ABC):
     async def kill_remaining_processes(self) -> None:
         """Kill the processes that the first one has left.
 
-        Return when nothing is left that could write to the workspace.
+        Return when nothing is left that could write to the workspace. Raises: OSError, if they
+        cannot be looked for.
         """
 
     @abstractmethod
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit, by the exit status or signal of the first process.
 
-        Raises: EvaluationFailure, if the evaluator was not even started.
+        Raises: EvaluationFailure, if the evaluator was not even started; OSError.
         """
 
 

@@ -36,18 +36,15 @@ from tawebeval.sandbox.workspace import Workspace
 class WritableTrees:
     """The maker of writable trees, by the starter, which starts the programs that write to them.
 
-    The starter listens at `socket`. If it `is_own`, it is started here, and `close` ends it; with
-    `ends_with_parent` the end of this process does, too. Trees are overlays if `overlay_problem` is
-    None, and otherwise copies for that reason.
+    The starter listens at `socket`. If it `is_own`, it is started here, by the main thread, and
+    ends at `close` or with this process. Trees are overlays if `overlay_problem` is None, and
+    otherwise copies for that reason.
     """
 
-    def __init__(
-        self, socket: Path, *, is_own: bool = True, ends_with_parent: bool = False
-    ) -> None:
+    def __init__(self, socket: Path, *, is_own: bool = True) -> None:
         self.overlay_problem: str | None = "nothing is mounted yet"
         self._socket = socket
         self._is_own = is_own
-        self._ends_with_parent = ends_with_parent
         self._client: StarterClient | None = None
         self._files: ProgramFiles | None = None
 
@@ -58,10 +55,10 @@ class WritableTrees:
         """
         if self._client is None:
             if self._is_own:
-                # One of a killed daemon: its evaluators are in cgroups that are removed, too.
+                # One of a killed daemon, which may not have ended yet.
                 with suppress(OSError, ConfigurationError):
                     StarterClient.connect(self._socket).kill_starter()
-                spawn_starter(self._socket, user, ends_with_parent=self._ends_with_parent)
+                spawn_starter(self._socket, user)
             self._client = StarterClient.connect(self._socket)
         return self._client
 

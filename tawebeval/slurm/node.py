@@ -414,7 +414,7 @@ def open_node_sandbox(
     configuration = msgspec.structs.replace(Configuration(), sandbox=settings, limits=limits)
     with _open_node_cgroups() as cgroups:
         write_sandbox_files(place)
-        trees = WritableTrees(place / "starter" / "socket", ends_with_parent=True)
+        trees = WritableTrees(place / "starter" / "socket")
         sandbox = open_bubblewrap(configuration, place, cgroups, orphans, trees)
         try:
             # The daemon reads files of the tree by the shared directory: no overlay of this node.

@@ -70,14 +70,16 @@ class FakeSandboxedRun:
 
     While `orphans` is shut, processes resist `kill_remaining_processes`.
 
-    `unable` is raised by `start_evaluator`, `unstarted` by `interpret_exit`.
+    `unable` is raised by `start_evaluator`, `unstarted` by `interpret_exit`, and each of
+    `unkillable` by one call of `kill_remaining_processes`.
     """
 
     limits: LimitSettings
     workspace_view: WorkspaceView
     _spawner: FakeSpawner
     orphans: Gate = attrs.field(factory=Gate)
-    unstarted: EvaluationFailure | None = None
+    unstarted: EvaluationFailure | OSError | None = None
+    unkillable: list[OSError] = attrs.field(factory=list)
     read_remote_file: Callable[[str], Awaitable[bytes]] | None = None
     unable: OSError | None = None
     started_as: list[LaunchSpec] = attrs.field(factory=list)
@@ -152,6 +154,8 @@ class FakeSandboxedRun:
 
     async def kill_remaining_processes(self) -> None:
         """Return when the gate is open."""
+        if self.unkillable:
+            raise self.unkillable.pop()
         self.child.signal_group(signals.SIGKILL)
         await self.orphans.wait()
 

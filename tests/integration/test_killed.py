@@ -10,7 +10,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.integration.client import Client, python, text
+from tests.integration.client import Client, failure, python, text
 from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
 from tests.integration.processes import alive, command_line, new_word, processes
 from tests.integration.repositories import HttpServer
@@ -107,7 +107,7 @@ class KilledTests(DaemonTestCase):
             give(left)
             self.daemon.start()
             await self.daemon.ready()
-            self.assertEqual(list((self.daemon.state / "evaluations").iterdir()), [])
+            self.assertFalse(left.exists())
         trash = self.daemon.state / "trash"
         await until(lambda: not list(trash.iterdir()), "the trash is empty")
 
@@ -134,9 +134,7 @@ class KilledTests(DaemonTestCase):
         self.assertEqual([pid for word in words.values() for pid in processes(word)], [])
         self.assertEqual(self.daemon.remains(), [])
         for identifier in lost:
-            self.assertIn(
-                "lost in a restart", (await self.client.ask(identifier)).problem(410)["detail"]
-            )
+            failure(await self.client.follow(identifier), "lost")
         self.client.evaluations.clear()
         for pid in processes(beside):
             if PATIENT.encode() in command_line(pid).split(b"\0"):

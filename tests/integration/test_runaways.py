@@ -50,7 +50,7 @@ class UnsandboxedTests(StrayTests, DaemonTestCase):
 
     async def test_it_is_none(self) -> None:
         """These tests are what they say: evaluators see the machine, and who started them."""
-        pid = self.daemon.pid
+        pid = self.daemon.find_starter()
         self.assertEqual(text(await self.run_command("echo $PPID")), f"{pid}\n")
 
     async def test_one_that_hides_and_prints_for_ever(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,24 @@ result["other"], result["none"] = exists(other), alive(none)
         self.assertEqual(result["mine"], [False] * 3)
         self.assertEqual(result["others"], [True, True])
         self.assertEqual((result["other"], result["none"]), (False, True))
+
+    def test_lack_of_descriptors_is_an_error(self) -> None:
+        result = self.play(
+            """
+import resource
+pid, most = daemon("secret"), resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, most[1]))
+try:
+    await world.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
+except OSError as error:
+    result["number"] = error.errno
+resource.setrlimit(resource.RLIMIT_NOFILE, most)
+result["before"] = alive(pid)
+await world.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
+result["after"] = alive(pid)
+"""
+        )
+        self.assertEqual(result, {"number": errno.EMFILE, "before": True, "after": False})
 
     def test_directory(self) -> None:
         """So are those that work in the run's directory, or below it, with a clean environment."""

@@ -471,12 +471,12 @@ class LifeTests(StarterCase):
         self.assertNotEqual(client.pid, self.starter.pid)
         client.stop_starter()
 
-    def test_starter_ends_with_its_parent_if_it_shall(self) -> None:
+    def test_starter_of_a_daemon_ends_with_it(self) -> None:
         path = self.starter.directory / "child" / "socket"
         code = (
             "import sys; from pathlib import Path;"
             "from tawebeval.linux.starter_client import StarterClient, spawn_starter;"
-            f"spawn_starter(Path({str(path)!r}), ends_with_parent=True);"
+            f"spawn_starter(Path({str(path)!r}));"
             f"print(StarterClient.connect(Path({str(path)!r})).pid, flush=True); sys.stdin.read()"
         )
         pipe, environment = subprocess.PIPE, {"PYTHONPATH": ":".join(sys.path)}

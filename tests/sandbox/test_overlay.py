@@ -81,7 +81,7 @@ class StartTests(TreesTestCase):
         self.patch(StarterClient, "connect", self.connect)
         self.trees = WritableTrees(self.root / "starter" / "socket")
 
-    def spawn(self, path: Path, user: User | None, *, ends_with_parent: bool) -> None:
+    def spawn(self, path: Path, user: User | None) -> None:
         """Start a starter."""
         self.users.append(user)
 

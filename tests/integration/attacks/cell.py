@@ -165,6 +165,7 @@ class CellTestCase(SynchronousTestCase):
         self.workspace.create_directories(
             self.folder / "upload", self.workspace.make_sandboxed_view(Path("/evaluation"))
         )
+        self.workspace.output_directory.mkdir()  # as the client of a starter does
         self.solution = self.workspace.submission_directory / "solution" / "solution.txt"
         self.checkout = self.folder / "checkout"
         self.checkout.mkdir()
