@@ -77,7 +77,7 @@ class FakeSandboxedRun:
     workspace_view: WorkspaceView
     _spawner: FakeSpawner
     orphans: Gate = attrs.field(factory=Gate)
-    unstarted: EvaluationFailure | None = None
+    unstarted: EvaluationFailure | OSError | None = None
     read_remote_file: Callable[[str], Awaitable[bytes]] | None = None
     unable: OSError | None = None
     started_as: list[LaunchSpec] = attrs.field(factory=list)
