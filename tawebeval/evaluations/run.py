@@ -314,7 +314,7 @@ class Run(ProcessProtocol):
             )
 
     def _check_delay(self) -> None:
-        if self._process.pipe_read_cpu_seconds > _MOST_DELAY:
+        if self._process.pipe_read_cpu_seconds >= _MOST_DELAY:
             self.stop(_DELAYED)
 
     def outConnectionLost(self) -> None:
@@ -484,9 +484,11 @@ class Run(ProcessProtocol):
             # The limits of the run may be too low for the sandbox itself.
             over = self.failure or await self._ask(limits.check, True)
             self.failure = over or self._with_stderr(error)
-        except OSError as error:
-            what = f"the daemon could not read how the evaluator ended: {error.strerror}"
-            self.failure = self.failure or EvaluationFailure("lost", f"{what}; submit again")
+        except OSError as error:  # such as EMFILE; the run has to end
+            words = "{evaluation}: the evaluator's exit cannot be read: {error}"
+            log.error(words, evaluation=self._details.log_name, error=error)  # noqa: TRY400
+            what = f"the daemon could not read how the evaluator has ended: {error.strerror}"
+            self.failure = self.failure or EvaluationFailure("lost", what)
         self.usage = await self._ask(
             limits.read_usage, self._process.resource_usage
         ) or ResourceUsage(None, None)

@@ -251,6 +251,7 @@ class TailedProcess:
             for stream in self._streams:
                 if not stream.has_ended:
                     stream.tail.finish()
+            self._check_end()  # both may have ended before: they had shrunk
 
     # What the files tell
 
@@ -264,7 +265,11 @@ class TailedProcess:
         if self._is_left:
             return
         self._protocol.childConnectionLost(number)
-        if all(stream.has_ended for stream in self._streams) and self._reason is not None:
+        self._check_end()
+
+    def _check_end(self) -> None:
+        are_read = all(stream.has_ended for stream in self._streams)
+        if are_read and self._reason is not None and not self._has_ended:
             self._has_ended = True
             self.files.starter.unwatch_program(self.directory)
             self._protocol.processEnded(self._reason)

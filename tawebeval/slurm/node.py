@@ -314,7 +314,7 @@ class NodeRun(ProcessProtocol):
         self._stderr.add(data)
 
     def _check_delay(self) -> None:
-        if self._process.pipe_read_cpu_seconds > MAX_SLOW_READ_SECONDS:
+        if self._process.pipe_read_cpu_seconds >= MAX_SLOW_READ_SECONDS:
             self.stop(_DELAYED)
 
     def _flush_output(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 
 from tawebeval.config import LimitSettings
 from tawebeval.errors import EvaluationFailure, build_limit_failure
 from tawebeval.linux.cgroups.manager import ResourceUsage
+from tawebeval.linux.starter import MAX_SLOW_READ_SECONDS
 from tests.cases.evaluations import GRACE, RunTestCase, make_file_block
 from tests.cases.strategies import ErrorEvent
 from tests.fakes.children import FakeChild
@@ -135,18 +137,20 @@ class CellTests(RunTestCase):
         self.assertIs(self.run_.failure, self.sandboxed.run_limits.over)
 
     def test_no_answer(self) -> None:
-        """A sandboxed run that cannot be asked hides no failure."""
+        """A sandboxed run that cannot be asked hides no failure; a traceback tells a defect."""
+        for error, defects in ((OSError(errno.EMFILE, "Too many open files"), 0), (KeyError(), 2)):
+            self.setUp()
 
-        def fail(*final: bool) -> None:
-            raise OSError(24, "Too many open files")
+            def fail(*final: bool, error: Exception = error) -> None:
+                raise error
 
-        self.patch(FakeRunLimits, "check", fail)
-        self.patch(FakeRunLimits, "read_usage", fail)
-        self.child.end(status=3)
-        self.assert_over(status=3)
-        assert self.run_.failure is not None
-        self.assertEqual(self.run_.failure.reason, "exit")
-        self.assertEqual(len(self.flushLoggedErrors(OSError)), 2)
+            self.patch(FakeRunLimits, "check", fail)
+            self.patch(FakeRunLimits, "read_usage", fail)
+            self.child.end(status=3)
+            self.assert_over(status=3)
+            assert self.run_.failure is not None
+            self.assertEqual(self.run_.failure.reason, "exit")
+            self.assertEqual(len(self.flushLoggedErrors(type(error))), defects)
 
     def test_not_started(self) -> None:
         """A sandbox that did not start says so, with what it complained of."""
@@ -158,6 +162,16 @@ class CellTests(RunTestCase):
         assert failure is not None
         self.assertEqual((failure.reason, failure.extra_members), ("lost", {"stderr": "bwrap: no"}))
         self.assertIs(self.run_.exit_status, None)
+
+    def test_run_whose_exit_cannot_be_read_ends_as_lost(self) -> None:
+        self.sandboxed.unstarted = OSError(errno.EMFILE, "Too many open files")
+        self.child.end(status=1)
+        self.turn()
+        self.assertTrue(self.run_.run_ended.is_set)
+        failure = self.run_.failure
+        assert failure is not None
+        self.assertEqual(failure.reason, "lost")
+        self.assertIn("Too many open files", failure.message)
 
     def test_too_little_for_a_sandbox(self) -> None:
         """One whose own limit has kept it from starting goes by that."""
@@ -243,11 +257,14 @@ class OutputTests(RunTestCase):
             self.assertEqual(child.signals, signals)
 
     def test_delay(self) -> None:
-        """Reads that take the reactor too long, of stdout or stderr, end the run at once."""
-        self.child.pipe_read_cpu_seconds = 0.25
+        """Reads that take the starter too long, of stdout or stderr, end the run at once.
+
+        So do those of just the seconds from which on the starter reads no more.
+        """
+        self.child.pipe_read_cpu_seconds = MAX_SLOW_READ_SECONDS - 0.01
         self.child.print(b"a\n")
         self.assertEqual(self.child.signals, [])
-        self.child.pipe_read_cpu_seconds = 0.26
+        self.child.pipe_read_cpu_seconds = MAX_SLOW_READ_SECONDS
         self.child.complain(b"b\n")
         self.assertEqual(self.child.signals, [signal.SIGKILL])
         assert self.run_.failure is not None

@@ -223,6 +223,18 @@ class PlayedTests(SynchronousTestCase):
         self.take_turns()
         self.assertIn("not known any more", process.lost_reason or "")
 
+    def test_process_ends_although_both_files_have_shrunk_before(self) -> None:
+        process = self.connect()
+        for name in ("stdout", "stderr"):
+            self.print(b"some", name)
+            (self.directory / name).write_bytes(b"")
+            self.watcher.callbacks[self.directory / name]()
+        self.assertEqual(self.protocol.told, ["lost 1", "lost 2"])
+        self.tell(status=9, rusage=USAGE, is_output_complete=True)
+        self.assertEqual(self.protocol.told[2:], ["exited", "ended"])
+        self.assertEqual(process.lost_reason, "the file of stdout has shrunk")
+        self.assertEqual(self.watcher.callbacks, {})
+
     def test_exit_of_another_process_is_not_taken_for_its_own(self) -> None:
         process = self.connect()
         self.save(status=0, is_output_complete=True, start_time=10)
