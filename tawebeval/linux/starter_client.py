@@ -360,10 +360,12 @@ class StarterClient:
                 _set_timeout(connection, left)
                 with contextlib.suppress(BlockingIOError):
                     message, _ = _receive(connection)
+                    if message.get("notice") != str(directory):
+                        continue
                     state = msgspec.convert(message, ProgramState)
                     if state.is_unknown:
                         raise ChildProcessError(errno.ECHILD, f"{directory}: no such program")
-                    if message.get("notice") == str(directory) and state.is_output_complete:
+                    if state.is_output_complete:
                         break
         assert state.status is not None, "it has ended"
         printed = b"".join((directory / name).read_bytes() for name in ("stdout", "stderr"))

@@ -8,9 +8,13 @@ from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import alive, new_word, processes
 
 # Its environment, working directory and session are its own: nothing shows whose it is.
-HIDDEN = "echo hidden; cd /; exec env -i setsid yes"
+# In long lines: of short ones it prints more at once than the daemon parses soon.
+HIDDEN = "echo hidden; cd /; exec env -i setsid yes $(printf %04000d 0)"
 # Without a sandbox it says who it is in `who` as well.
-HIDDEN_OUTSIDE = "who=$PWD/who; cd /; exec env -i setsid sh -c 'echo $$ | tee $0; exec yes' $who"
+HIDDEN_OUTSIDE = (
+    "who=$PWD/who; cd /; exec env -i setsid sh -c"
+    " 'echo $$ | tee $0; exec yes $(printf %04000d 0)' $who"
+)
 
 
 class RunawayTests(StrayTests, DaemonTestCase):

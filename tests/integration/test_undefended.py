@@ -336,7 +336,7 @@ class LimitTests(CellTestCase):
             said = self.run_program(program, "/evaluation/tmp", new_word(), change=change)
             self.assertEqual(said, "filled\nunlimited\n")
             remove_tree(self.workspace.root)
-            for place in ("submission", "tree", "tmp", "home", "scratch", "shm"):
+            for place in ("submission", "tree", "tmp", "home", "scratch", "shm", "output"):
                 (self.workspace.root / place).mkdir(parents=True)
                 if USER:
                     os.chown(self.workspace.root / place, USER.pw_uid, USER.pw_gid)

@@ -207,11 +207,10 @@ class RestartTests(DaemonTestCase):
         self.daemon.start()
         await self.daemon.ready()
 
-    async def test_evaluators_of_a_killed_daemon_end_with_the_next_start(self) -> None:
+    async def test_evaluators_of_a_killed_daemon_end_with_it(self) -> None:
         word = new_word()
         await self.begin_and_wait(python(SLEEP, word))
         await self.daemon.kill()
-        self.assertNotEqual(processes(word), [])
+        await until(lambda: not processes(word), "its evaluators have ended")
         self.daemon.start()
         await self.daemon.ready()
-        await until(lambda: not processes(word), "its evaluators have ended")
