@@ -112,20 +112,20 @@ class PipeReader:
             self._reactor.addReader(self)
 
     def read_remaining_output(self) -> None:
-        """Read what the pipe holds, and close it, in the next turn: other writers may remain.
+        """Read what the pipe holds now, and close it, in the next turn: other writers may remain.
 
         Closed at once, its number may become that of another descriptor, for which the reactor
         would take what epoll(7) has reported of this one in the same turn.
         """
         if not self.is_closed:
             self._reactor.removeReader(self)
-            self._reactor.callLater(0, self._read_rest)
+            held = fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4))
+            self._reactor.callLater(0, self._read_rest, int.from_bytes(held, sys.byteorder))
 
-    def _read_rest(self) -> None:
+    def _read_rest(self, size: int) -> None:
         if self.is_closed:
             return
-        held = fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4))
-        if size := int.from_bytes(held, sys.byteorder):
+        if size:
             self._owner.on_pipe_data(self._name, os.read(self._descriptor, size))
         self.connectionLost(Failure(CONNECTION_DONE))
 
