@@ -170,12 +170,12 @@ class PipeTests(PipeTestCase):
         self.reader.read_remaining_output()
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self.writing, b"later")
-        self.reactor.advance(0)
+        self.reactor.turn()
         self.assert_lost(b"x" * written)
 
     def test_rest_of_an_empty_pipe_is_its_end(self) -> None:
         self.reader.read_remaining_output()
-        self.reactor.advance(0)
+        self.reactor.turn()
         self.assert_lost(b"")
 
     def test_number_of_the_descriptor_is_not_free_in_the_same_turn(self) -> None:
@@ -184,7 +184,7 @@ class PipeTests(PipeTestCase):
             self.reader.read_remaining_output()
         self.assertEqual((self.reactor.readers, self.ends), ([], 0))
         os.fstat(self.reading)
-        self.reactor.advance(0)
+        self.reactor.turn()
         self.assert_lost(b"")
 
     def test_closed(self) -> None:
