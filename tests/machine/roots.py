@@ -39,7 +39,7 @@ _TOOLCHAIN = ("python3-minimal", "default-jdk-headless")
 # Which is half of it.
 _UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/lib/jvm/*/jmods")
 # Sparse, and large: `tawebeval doctor` asks for as much room as the limits allow to be filled.
-_DISK = "64G"
+_DISK = "96G"
 # For project quotas, which the kernel has as a module.
 _QUOTAS = "-O quota,project -E quotatype=prjquota"
 _MASKED = (
