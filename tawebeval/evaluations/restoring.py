@@ -148,14 +148,16 @@ def restore_events(evaluation: Evaluation, row: EvaluationRow) -> None:
     if row.markers is not None:
         try:
             stdout = open_stdout(evaluation, Markers(*row.markers))
-            for _ in stdout.restore():
+            for _ in stdout.restore(has_ended=True):
                 pass
             stdout.drop_parser()
         except (StdoutChanged, OSError, ValueError) as error:
-            words = "{evaluation}: events are lost: {error!r}"
-            log.error(words, evaluation=details.log_name, error=error)  # noqa: TRY400
-            event_log.append_batch(LOST_EVENT, time_ms)
-            is_lost = True
+            # Otherwise the failure says already that events are lost.
+            is_lost = event_log.end_cursor + bool(row.failure_event) < row.end_cursor
+            if is_lost:
+                words = "{evaluation}: events are lost: {error!r}"
+                log.error(words, evaluation=details.log_name, error=error)  # noqa: TRY400
+                event_log.append_batch(LOST_EVENT, time_ms)
     if event_log.end_cursor < row.end_cursor and row.failure_event and not is_lost:
         event_log.append_batch(EventBatch(1, row.failure_event), time_ms)
     event_log.mark_end()
@@ -183,6 +185,7 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
         time_ms,
         max_value=evaluation.limits.data_value,
         max_file=evaluation.limits.file,
+        end_cursor=evaluation.events.log.end_cursor,
     )
 
 

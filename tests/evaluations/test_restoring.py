@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
@@ -17,8 +19,8 @@ from tawebeval.errors import (
     EvaluationExpired,
     IdempotencyKeyReused,
 )
-from tawebeval.evaluations import registry
-from tawebeval.evaluations.restoring import LeftEvaluations, load_details
+from tawebeval.evaluations import eventlog, registry
+from tawebeval.evaluations.restoring import LeftEvaluations, load_details, read_all_events
 from tawebeval.evaluations.rows import EvaluationRow
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
@@ -328,6 +330,41 @@ class EndedTests(RestoringTestCase):
         self.restart()
         self.assertEqual(self.consume(identifier), ["lost"])
         self.assertEqual(self.world.store.rows, {})
+
+    def test_output_that_was_never_delivered_does_not_take_the_place_of_the_error(self) -> None:
+        identifier, child = self.start(b"one\ntwo\n")
+        files = self.files(identifier)
+        files.error = OSError(errno.ENOSPC, "No space left on device")
+        child.print(b"three\nfour\n")
+        self.finish(child, 9)
+        files.error = None
+        before = self.page(identifier)
+        self.assertEqual(before["data"], ["one", "\n", "two", "lost"])
+        marks = files.marks[:]
+        for _ in range(2):
+            self.restart()
+            self.assertEqual(self.page(identifier), before)
+            self.assertEqual(files.marks, marks)
+        self.assertEqual(self.archived_events(identifier), before["data"])
+
+    def test_lost_run_is_as_it_was(self) -> None:
+        identifier, _ = self.start(b"one\ntwo\n")
+        del self.files(identifier).stdout[2:]
+        self.restart()
+        before = self.registry.get_status(identifier)["error"], self.page(identifier)
+        self.restart()
+        after = self.registry.get_status(identifier)["error"], self.page(identifier)
+        self.assertEqual(after, before)
+        self.assertEqual(self.archived_events(identifier), ["lost"])
+
+    def archived_events(self, identifier: str) -> list[str]:
+        """Return what would be archived of an evaluation."""
+        self.patch(eventlog, "EventFiles", self.world.open_files)
+        found = []
+        for ring in read_all_events(self.registry.records[identifier].evaluation):
+            lines = ring.read_events(ring.begin_cursor, 10**6).lines.splitlines()
+            found += [json.loads(line)["payload"] for line in lines]
+        return [each if isinstance(each, str) else each["reason"] for each in found]
 
     def test_archived_evaluation_that_was_not_read_keeps_its_key_and_is_archived_once(self) -> None:
         self.world.archive = archive = FakeArchive()
