@@ -16,7 +16,7 @@ from tawebeval.core.checkout import Checkout
 from tawebeval.core.events import encode_error_event
 from tawebeval.core.states import EvaluationState, check_transition
 from tawebeval.deferreds import OneShotEvent
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import EvaluationFailure, StoreError
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.log_lines import format_state_line, make_log_fields
@@ -101,10 +101,13 @@ class Evaluation:
         self.count_event_bytes()
         self.events.change_condition.notify()
 
-    def on_discard(self) -> None:
+    async def on_discard(self) -> None:
         """Count and store that the files of acknowledged events are about to be given back."""
         self.count_event_bytes()
         self.save()
+        if self.context.store is not None:
+            with suppress(StoreError):  # a full disk needs the room
+                await self.context.store.flush()
 
     def count_event_bytes(self) -> None:
         """Count the bytes on the disk of events that were not discarded."""
