@@ -18,7 +18,7 @@ from tawebeval.core.event_log import EventLog
 from tawebeval.core.form import draw_seed, pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.states import EvaluationState
-from tawebeval.deferreds import run_in_background
+from tawebeval.deferreds import make_one_shot_event, run_in_background
 from tawebeval.errors import (
     EvaluationExpired,
     EvaluationFailure,
@@ -175,7 +175,7 @@ class EvaluationRegistry:
         record = self._alive[details.identifier] = self.records.add_record(evaluation)
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         if self.context.store is not None:
-            record.is_stored = self.context.store.add(make_row(evaluation))
+            record.is_stored = make_one_shot_event(self.context.store.add(make_row(evaluation)))
         enter_queue(evaluation, self.run_queue)
         self._admission.record_evaluation_start()
         return evaluation.details.identifier
@@ -186,9 +186,11 @@ class EvaluationRegistry:
         Raises: ServerBusy, if it cannot be stored; then it is stopped and forgotten.
         """
         record = self._alive.get(identifier)
+        if record is None and identifier in self.records:
+            record = self.records[identifier]
         if record is not None and record.is_stored is not None:
             try:
-                await record.is_stored
+                (await record.is_stored.wait())()
             except ServerBusy:
                 record.evaluation.stop(_NOT_STORED)
                 self.records.forget_record(identifier, EvaluationState.EXPIRED)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval.errors import EvaluationExpired, ServerBusy, StoreError
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.archive import FakeArchive
+from tests.fakes.files import FakeStore
 
 
 class ArchiveTests(RegistryTestCase):
@@ -109,6 +110,29 @@ class StoreTests(RegistryTestCase):
         identifier = self.accept()
         self.successResultOf(self.wait(identifier))
         self.assertIn(identifier, self.world.store.rows)
+
+    def test_all_requests_with_a_key_wait_until_the_evaluation_is_stored(self) -> None:
+        for error in (None, StoreError()):
+            self.setUp()
+            stored: Deferred[None] = Deferred()
+            self.patch(FakeStore, "add", lambda store, row, stored=stored: stored)
+            identifier = self.accept(key="key")
+            gone, first, second = (self.wait(identifier) for _ in range(3))
+            gone.cancel()  # its client has gone
+            self.failureResultOf(gone, CancelledError)
+            self.finish(self.world.child)
+            third = self.wait(identifier)
+            for waiting in (first, second, third):
+                self.assertNoResult(waiting)
+            if error is None:
+                stored.callback(None)
+            else:
+                stored.errback(error)
+            for waiting in (first, second, third):
+                if error is None:
+                    self.successResultOf(waiting)
+                else:
+                    self.failureResultOf(waiting, StoreError)
 
     def test_evaluation_that_cannot_be_stored_is_stopped_and_forgotten(self) -> None:
         self.world.store.error = StoreError()
