@@ -102,6 +102,8 @@ class EvaluationRegistry:
         subscriptions: set[Subscription] = set()
         self._drain = EvaluationDrain(self._alive, self.records, subscriptions, self._clock)
         self.archived = ArchiveReader(context.archive, context.store, context.clock)
+        if context.archive is not None:
+            context.archive.release_copy = self._release_archived_copy
         self.events = EventRequests(
             self.records,
             self._drain,
@@ -382,6 +384,15 @@ class EvaluationRegistry:
             ),
             save_row,
         )
+
+    def _release_archived_copy(self, identifier: str) -> bool:
+        """Note that the archive has removed an evaluation; return whether it can still be read."""
+        if identifier not in self.records:
+            return False
+        evaluation = self.records[identifier].evaluation
+        evaluation.details.archived = None
+        evaluation.save()
+        return True
 
     def _on_forgotten(self, record: EvaluationRecord) -> None:
         if record.events.keeps_files:

@@ -35,6 +35,18 @@ class ArchiveTests(RegistryTestCase):
             self.assertEqual(self.archive.ended[-1].end_document["status"]["state"], state)
         self.assertEqual((len(self.world.store.rows), self.world.disk.used_bytes), (2, 0))
 
+    def test_unread_evaluation_outlives_its_copy_in_the_archive(self) -> None:
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        self.assertIsNotNone(self.status(identifier))
+        self.assertTrue(self.archive.release_copy(identifier))
+        self.assertIsNone(self.status(identifier))
+        (row,) = self.world.store.load_live()
+        self.assertEqual((row.identifier, row.archived), (identifier, None))
+        self.assertEqual(self.consume(identifier), ["a", "\n"])
+        self.assertEqual(self.world.store.rows, {})
+        self.assertFalse(self.archive.release_copy(identifier))
+
     def test_events_stay_on_the_disk_until_the_archive_has_them(self) -> None:
         self.archive.gate.shut = True
         identifier, child = self.start(b"a\n")
