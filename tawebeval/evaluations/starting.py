@@ -232,6 +232,10 @@ class _Start:
         evaluation.details.drop_start_fields()
         evaluation.enter(EvaluationState.RUNNING)
         supervise(evaluation, run)
+        if evaluation.context.store is not None:
+            # The next process of the daemon would begin a run again that has no row: its events
+            # might be others.
+            run.hold_output(evaluation.context.store.flush())
         if evaluation.stop_reason is not None:
             run.stop(evaluation.stop_reason)
             run.kill()  # no grace time: no client has seen it run

@@ -18,6 +18,7 @@ from tawebeval.errors import (
     DiscardedCursor,
     EvaluationExpired,
     IdempotencyKeyReused,
+    StoreError,
 )
 from tawebeval.evaluations import eventlog, registry
 from tawebeval.evaluations.restoring import LeftEvaluations, load_details, read_all_events
@@ -26,7 +27,7 @@ from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
 from tests.cases.evaluations import CANCELLED, RegistryTestCase
 from tests.fakes.archive import FakeArchive
-from tests.fakes.files import MemoryEventFiles
+from tests.fakes.files import FakeStore, MemoryEventFiles
 from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import IdleThreads, UntidyThreads, make_request
 
@@ -187,6 +188,21 @@ class RunningTests(RestoringTestCase):
         self.finish(self.world.child)
         self.assertEqual(self.consume(identifier), ["one", "12", "two", "\n"])
         self.assertEqual((self.world.store.rows, self.world.repositories.users), ({}, 0))
+
+    def test_no_event_is_delivered_before_the_next_process_would_go_on_with_the_run(self) -> None:
+        for error in (None, StoreError()):
+            self.setUp()
+            stored: Deferred[None] = Deferred()
+            self.patch(FakeStore, "flush", lambda store, stored=stored: stored)
+            identifier, child = self.start(b"one\n")
+            self.world.turn()
+            self.assertEqual(self.page(identifier)["data"], [])
+            self.assertIsNotNone(self.row(identifier).run)
+            # On a full disk the run goes on.
+            stored.callback(None) if error is None else stored.errback(error)
+            self.world.turn()
+            self.finish(child)
+            self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
 
     def test_time_between_two_processes_counts_after_a_kill_alone(self) -> None:
         for leaves, left in ((False, 3), (True, 7)):
