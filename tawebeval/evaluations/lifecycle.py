@@ -40,6 +40,7 @@ class Evaluation:
     - `run`, `sandboxed`, `checkout`: set from the start of the evaluator to its end.
     - `cancel_start()` ends what leads to the run; None if that cannot be ended.
     - `stop_reason`: what becomes the final event; None before a stop.
+    - `final_failure`: what becomes the final event, stop or not, once that is stored.
     - `left_at`: when this process of the daemon has left the run to the next one, in seconds of the
       clock.
     - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
@@ -56,6 +57,7 @@ class Evaluation:
     slots: RunSlots | None = None
     cancel_start: Callable[[], object] | None = None
     stop_reason: EvaluationFailure | None = None
+    final_failure: EvaluationFailure | None = None
     left_at: float | None = None
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
     _since: float = 0.0  # when its state began, in seconds of the clock
@@ -157,6 +159,15 @@ class Evaluation:
         self.context.counters.record_transition(before, state, after, reason)
         words, fields = format_state_line(self.details, after, self.events.log.end_cursor)
         log.info(words, **fields)
+
+    async def store_failure(self, failure: EvaluationFailure) -> None:
+        """Store the failure before it is told: a later process might find another one, or none."""
+        is_resumable = self.run is not None or self.details.state is not EvaluationState.RUNNING
+        if self.context.store is not None and is_resumable:
+            self.final_failure = failure
+            self.save()
+            with suppress(StoreError):  # the disk is full
+                await self.context.store.flush()
 
     def end(self, failure: EvaluationFailure | None) -> None:
         """Close the log of events; on failure the last event is the error."""

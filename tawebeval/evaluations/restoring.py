@@ -53,6 +53,7 @@ def make_row(evaluation: Evaluation) -> EvaluationRow:
     details, run, upload = evaluation.details, evaluation.run, evaluation.details.upload_directory
     share, results, stdout = details.shared_upload, details.result_summary, evaluation.events.stdout
     stop_reason = evaluation.stop_reason or (run.failure if run is not None else None)
+    failure = details.failure or evaluation.final_failure or stop_reason
     event_log = evaluation.events.log
     return EvaluationRow(
         identifier=details.identifier,
@@ -81,7 +82,7 @@ def make_row(evaluation: Evaluation) -> EvaluationRow:
         run=None if run is None else _make_run_row(evaluation),
         run_result=details.run_result,
         packed_result_summary=b"" if results is None else results.pack(),
-        failure=details.failure or stop_reason,
+        failure=failure,
         failure_event=details.failure_event,
         begin_cursor=event_log.begin_cursor,
         end_cursor=event_log.end_cursor if event_log.has_ended else 0,
@@ -237,7 +238,6 @@ def _resume_run(
     if deadline is not None and found.left_at is not None:
         deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)
     run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
-    evaluation.run = run
     try:
         sandboxed.launch.resume_process(
             run, found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
@@ -245,6 +245,7 @@ def _resume_run(
     except OSError:
         _finish_stdout(stdout)
         raise
+    evaluation.run = run
     supervise(evaluation, run)
     run.go_on()
     if evaluation.stop_reason is not None:

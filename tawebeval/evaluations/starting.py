@@ -81,8 +81,9 @@ class _Start:
     _is_launching: bool = False
 
     def cancel(self) -> None:
-        """Cancel the start, unless a thread starts the evaluator just now."""
-        if self.startup is not None and not self._is_launching:
+        """Cancel the start, unless a thread starts the evaluator just now, or it has failed."""
+        has_failed = self._evaluation.final_failure is not None
+        if self.startup is not None and not (self._is_launching or has_failed):
             self.startup.cancel()
 
     async def run(self) -> None:
@@ -227,8 +228,8 @@ class _Start:
         """Connect the started evaluator to its run; kill it if `stop` was called meanwhile."""
         evaluation = self._evaluation
         evaluation.cancel_start = None
-        evaluation.run = run
         run.sandboxed.launch.connect_process(run, started)
+        evaluation.run = run
         evaluation.details.drop_start_fields()
         evaluation.enter(EvaluationState.RUNNING)
         supervise(evaluation, run)

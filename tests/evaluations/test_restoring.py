@@ -10,7 +10,7 @@ from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import msgspec
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 
 from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
@@ -19,6 +19,7 @@ from tawebeval.errors import (
     EvaluationExpired,
     IdempotencyKeyReused,
     StoreError,
+    build_limit_failure,
 )
 from tawebeval.evaluations import eventlog, registry
 from tawebeval.evaluations.restoring import LeftEvaluations, load_details, read_all_events
@@ -126,6 +127,19 @@ class WaitingTests(RestoringTestCase):
         self.assertEqual(self.states(identifier), ["cancelled"])
         self.assertEqual(self.consume(identifier), ["cancelled"])
         self.assertEqual(self.world.spawn.children, [])
+
+    def test_failed_fetch_that_may_have_been_told_is_not_tried_again(self) -> None:
+        stored: Deferred[None] = Deferred()
+        self.patch(FakeStore, "flush", lambda store: stored)
+        self.world.repositories.fail("repository", "no")
+        failed = self.accept()
+        self.assertEqual(self.page(failed)["data"], [])
+        stopped = Deferred.fromCoroutine(self.registry.cancel_evaluation(failed))
+        self.patch(FakeStore, "flush", lambda store: succeed(None))
+        self.restart()
+        self.assertEqual(self.consume(failed), ["repository"])
+        stored.callback(None)
+        self.successResultOf(stopped)
 
     def test_idempotency_key_outlives_the_daemon(self) -> None:
         identifier = self.accept(key="k", digest=b"1")
@@ -258,6 +272,25 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.registry.get_status(identifier)["error"]["reason"], "lost")
         self.assertEqual(self.world.sandbox.last.closed, 1)
         self.assertEqual(self.world.repositories.users, 0)
+
+    def test_failure_is_the_same_after_a_kill_as_soon_as_it_is_told(self) -> None:
+        identifier, child = self.start(b"one\n")
+        self.patch(FakeStore, "flush", lambda store: Deferred())
+        self.world.sandbox.last.run_limits.over = build_limit_failure(
+            "memory", "memory", "used over 1 MiB of memory", 2**20
+        )
+        self.finish(child, 9)
+        self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
+        self.restart()
+        self.world.child.end(9)  # its cgroup is gone
+        self.world.turn()
+        self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
+
+        self.patch(FakeStore, "flush", lambda store: succeed(None))
+        self.restart()
+        self.world.child.end(9)
+        self.world.turn()
+        self.assertEqual(self.consume(identifier), ["one", "\n", "memory"])
 
     def test_run_that_cannot_be_found_ends_as_lost(self) -> None:
         identifier, _ = self.start(b"one\n")
