@@ -229,7 +229,8 @@ def _resume_run(
     stdout = open_stdout(evaluation, Markers(*row.markers))
     for _ in stdout.restore():
         pass
-    evaluation.events.acknowledge(min(row.begin_cursor, evaluation.events.log.end_cursor))
+    event_log = evaluation.events.log
+    event_log.acknowledge(min(row.begin_cursor, event_log.end_cursor))
     evaluation.count_event_bytes()
     if _is_on_cluster(found):
         _finish_stdout(stdout)
@@ -247,6 +248,7 @@ def _resume_run(
         raise
     evaluation.run = run
     supervise(evaluation, run)
+    evaluation.events.free_discarded_files()  # not before: it stores a row
     run.go_on()
     if evaluation.stop_reason is not None:
         run.stop(evaluation.stop_reason)

@@ -263,6 +263,23 @@ class RunningTests(RestoringTestCase):
         self.assert_refused(DiscardedCursor, identifier, None, "1")
         self.assertEqual(self.page(identifier, "2")["data"], ["two"])
 
+    def test_no_row_lacks_the_run_that_goes_on(self) -> None:
+        identifier, _ = self.start(b"one\ntwo\n")
+        self.page(identifier, "2")
+        saved: list[EvaluationRow] = []
+        save = FakeStore.save
+
+        def note(store: FakeStore, row: EvaluationRow) -> None:
+            saved.append(row)
+            save(store, row)
+
+        self.patch(FakeStore, "save", note)
+        files = self.files(identifier)
+        files.freed = (-1, 0)  # there is something to give back
+        self.restart(lambda row: msgspec.structs.replace(row, begin_cursor=2))
+        self.assertEqual(files.freed, (0, 0))
+        self.assertNotIn(None, [row.run for row in saved])
+
     def test_run_whose_stdout_was_changed_ends_as_lost(self) -> None:
         identifier, _ = self.start(b"one\ntwo\n")
         del self.files(identifier).stdout[2:]
