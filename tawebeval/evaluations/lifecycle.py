@@ -171,7 +171,7 @@ class Evaluation:
 
     def end(self, failure: EvaluationFailure | None) -> None:
         """Close the log of events; on failure the last event is the error."""
-        details, context = self.details, self.context
+        details, context, now = self.details, self.context, self.read_clock()
         # A copy without the traceback, and without the members that only the event shows.
         details.failure = failure and EvaluationFailure(failure.reason, failure.message)
         lost = failure if failure is not None and failure.reason == "lost" else None
@@ -183,10 +183,10 @@ class Evaluation:
         else:
             error = encode_error_event(failure.reason, failure.message, failure.extra_members)
             details.failure_event = error.lines
-            self.events.log.append_batch(error, int(self.read_clock() * 1000))
+            self.events.log.append_batch(error, int(now * 1000))
             cancelled = failure.reason == "cancelled"
             self.enter(EvaluationState.CANCELLED if cancelled else EvaluationState.FAILED)
-        details.state_times["ended"] = self.read_clock()
+        details.state_times["ended"] = now  # also the time of the error, after a restart
         details.limits = self.limits
         details.drop_start_fields()
         self.events.log.mark_end()

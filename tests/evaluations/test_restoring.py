@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any
@@ -356,6 +357,21 @@ class EndedTests(RestoringTestCase):
             self.assertEqual(after, before)
             self.assertEqual(self.consume(identifier)[:3], ["one", "\n", "two"])
             self.assertEqual(self.world.store.rows, {})
+
+    def test_error_has_the_same_time_after_a_restart(self) -> None:
+        identifier, child = self.start(b"one\n")
+        evaluation = self.registry.records[identifier].evaluation
+        ticks = count(5)
+        self.patch(evaluation.context, "read_boot_clock", lambda: next(ticks) / 8)
+        self.finish(child, 3)
+        before = self.last_event(identifier)
+        self.restart()
+        self.assertEqual(self.last_event(identifier), before)
+
+    def last_event(self, identifier: str) -> bytes:
+        """Return the last event, with its time."""
+        cursor = str(self.registry.records[identifier].events.log.end_cursor - 1)
+        return self.registry.events.read_page_now(identifier, cursor, with_times=True).events.lines
 
     def test_evaluation_that_never_started_is_as_it_was(self) -> None:
         self.world.repositories.fail("repository", "no")
