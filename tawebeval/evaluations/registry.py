@@ -247,7 +247,8 @@ class EvaluationRegistry:
         self._alive[details.identifier] = self.records.add_record(evaluation)
         self.context.counters.record_restored_evaluation(row.state)
         if row.state.has_ended:
-            details.upload_directory = None
+            if row.is_cleaned_up or row.upload_directory is None:
+                details.upload_directory = None
             restore_events(evaluation, row)
             if row.is_cleaned_up:
                 evaluation.cleanup_event.set_value(evaluation)

@@ -33,7 +33,6 @@ from tawebeval.linux.tail import FileWatcher
 from tawebeval.linux.tailed_process import ProgramFiles, TailedProcess
 from tawebeval.sandbox.workspace import Workspace
 
-
 # Errors for which the starter could not be asked, though it may run.
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETIMEDOUT)
 

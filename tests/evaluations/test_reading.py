@@ -451,7 +451,6 @@ class FileTests(ReadingTestCase):
         self.failureResultOf(found, DiscardedCursor)
         self.assertEqual(self.source.open_files, [])
 
-
     def test_nothing_is_freed_after_the_discard(self) -> None:
         counted: list[int] = []
         self.events.on_discard = lambda: succeed(counted.append(self.log.begin_cursor))

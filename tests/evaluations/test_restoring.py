@@ -403,6 +403,19 @@ class EndedTests(RestoringTestCase):
         self.assertTrue(self.row(identifier).is_cleaned_up)
         self.assertEqual(len(self.callbacks.sent), 1)
 
+    def test_clean_up_that_goes_on_removes_the_upload_too(self) -> None:
+        self.world.threads = threads = UntidyThreads()
+        self.registry = self.make()
+        threads.tidied.shut = True
+        self.world.repositories.fail("repository", "no")
+        identifier = self.accept()
+        self.restart()
+        upload = self.registry.records[identifier].details.upload_directory
+        self.assertEqual(upload, Path("/uploads/some"))
+        threads.tidied.open()
+        self.world.turn()
+        self.assertTrue(self.row(identifier).is_cleaned_up)
+
     def test_damaged_events_end_in_one_error(self) -> None:
         identifier, child = self.start(b"one\ntwo\n")
         self.finish(child, 3)

@@ -157,7 +157,9 @@ class EvaluateTests(WebTestCase):
         stored: Deferred[None] = Deferred()
         self.patch(FakeStore, "add", lambda store, row: stored)
         headers = {"Content-Type": MULTIPART, "Idempotency-Key": "k"}
-        asked = [self.ask("POST", "/evaluate", data=form(parts()), headers=headers) for _ in range(2)]
+        asked = [
+            self.ask("POST", "/evaluate", data=form(parts()), headers=headers) for _ in range(2)
+        ]
         self.agent.flush()
         for each in asked:
             self.assertNoResult(each)
