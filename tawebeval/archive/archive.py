@@ -119,7 +119,9 @@ class EvaluationArchive:
     """The archive in `directory`; `_writer`, a pool of one thread, makes all changes.
 
     `_min_free_bytes` stay free on its file system. `archived_count` and `loss_counts_by_reason`
-    count evaluations that were archived or not.
+    count evaluations that were archived or not. `release_copy(identifier)` is called when the files
+    of an evaluation are removed. It returns whether the evaluation is not forgotten yet: then the
+    row stays, and says that the evaluation is not archived. Otherwise the row is deleted.
     """
 
     directory: Path
@@ -131,6 +133,7 @@ class EvaluationArchive:
     _format_time: Callable[[float], str]
     _read_clock: Callable[[], float] = time.time
     _read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    release_copy: Callable[[str], bool] = lambda identifier: False
     archived_count: int = 0
     loss_counts_by_reason: Counter[ArchiveLossReason] = attrs.field(
         factory=lambda: Counter(dict.fromkeys(get_args(ArchiveLossReason), 0))
@@ -141,6 +144,7 @@ class EvaluationArchive:
     _is_removing: bool = False
     _stuck: set[str] = attrs.field(factory=set)  # whose files could not be removed
     _lock_descriptor: int | None = None
+    _left_pending: Sequence[str] = ()  # identifiers of the last change of an earlier process
     _expiry_clock: ExpiryClock | None = None
     _reads: FairQueue = attrs.field(
         factory=lambda: FairQueue(READER_THREADS, UNLIMITED_WAITERS, READS_PER_CALLER)
@@ -167,7 +171,7 @@ class EvaluationArchive:
                 row = await self._rows.find_archived(identifier)
                 file = self._locate(identifier, "jsonl")
                 if row is not None and not await self._writer.run_in_thread(file.exists):
-                    self._rows.delete(identifier)
+                    self._delete_row(identifier)
                 elif row is None and not is_live(identifier):
                     await self._writer.run_in_thread(self._unlink, identifier)
             await self._rows.flush()
@@ -183,14 +187,11 @@ class EvaluationArchive:
 
     def _look_at_files(self) -> tuple[Sequence[str], bool]:
         """Open the directory; return what is pending, and whether there are files."""
-        pending: Sequence[str] = []
         try:
             self._open()
-            pending = orjson.loads((self.directory / "pending").read_bytes())
-        except (FileNotFoundError, orjson.JSONDecodeError):
-            pass
         except OSError as error:
             log.error("archive: {error}", error=describe_disk_error(error))  # noqa: TRY400
+        pending, self._left_pending = self._left_pending, ()
         return pending, any((self.directory / "files").glob("*/*"))
 
     def _open(self) -> None:
@@ -213,6 +214,9 @@ class EvaluationArchive:
         )
         for name in ("new.jsonl", "new.tar"):
             (self.directory / name).unlink(missing_ok=True)
+        # Now: an evaluation may be archived before `start` has looked.
+        with suppress(FileNotFoundError, orjson.JSONDecodeError):
+            self._left_pending = orjson.loads((self.directory / "pending").read_bytes())
 
     def close(self) -> None:
         """Let another daemon use the archive."""
@@ -359,12 +363,16 @@ class EvaluationArchive:
                 return False
             removed = await self._writer.run_in_thread(self._remove, rows)
             for identifier, caller, size in removed:
-                self._rows.delete(identifier)
+                self._delete_row(identifier)
                 self._bytes_by_caller[caller] -= size
             self._bytes_by_caller = +self._bytes_by_caller  # without callers that have nothing
             self.evaluation_count -= len(removed)
             await self._rows.flush()
         return True
+
+    def _delete_row(self, identifier: str) -> None:
+        if not self.release_copy(identifier):
+            self._rows.delete(identifier)
 
     async def _list_oldest(self, **which: Any) -> list[RemovableRow]:
         count = MAX_REMOVALS_PER_STEP + len(self._stuck)

@@ -28,7 +28,10 @@ def conclude_in_background(evaluation: Evaluation, failure: EvaluationFailure | 
 async def conclude(evaluation: Evaluation, failure: EvaluationFailure | None) -> None:
     """End an evaluation, give back its slots and remove its processes and directories."""
     details = evaluation.details
-    evaluation.run = evaluation.cancel_start = None
+    evaluation.cancel_start = None
+    if failure is not None:
+        await evaluation.store_failure(failure)
+    evaluation.run = None
     if evaluation.events.stdout is not None:
         evaluation.events.stdout.drop_parser()
     # Of an evaluation that has not started; otherwise it is in the workspace.

@@ -229,6 +229,7 @@ class RecordedStdout:
     _begin_cursor: int = 0
     _chunk: bytes = b""  # the last one, while the parser is at work on it
     _replayed_marks: list[Mark] = attrs.field(factory=list)  # the first is that of the next events
+    _drops_new_events: bool = False
 
     def __attrs_post_init__(self) -> None:
         self._parser = SegiParser(self.markers, max_value=self._max_value, max_file=self._max_file)
@@ -322,7 +323,7 @@ class RecordedStdout:
             self.log.append_batch(first, mark.time_ms)
             if self.log.end_cursor == mark.end_cursor:
                 del self._replayed_marks[0]
-        if not batch.count:
+        if not batch.count or self._drops_new_events:
             return
         time_ms = int(self._read_wall_clock() * 1000)
         mark = Mark(self.log.end_cursor + batch.count, time_ms, flushed_at, is_last)
@@ -340,7 +341,7 @@ class RecordedStdout:
         """End a segment that is large enough, also amid the last chunk: its events may be many."""
         parser, chunk = self._parser, self._chunk
         is_due = self.log.can_end_segment or self.stdout_bytes - self._begin >= _MAX_STDOUT
-        if is_due and not self._replayed_marks:
+        if is_due and not (self._replayed_marks or self._drops_new_events):
             place, checkpoint = parser.make_checkpoint()
             held_back = self.stdout_bytes - place
             if held_back <= len(chunk):
@@ -385,12 +386,15 @@ class RecordedStdout:
 
     # After a restart, and after an eviction
 
-    def restore(self) -> Iterator[None]:
+    def restore(self, *, has_ended: bool = False) -> Iterator[None]:
         """Make the log of the files again, in steps of one read. Blocks in each step.
 
         Afterwards `stdout_bytes` is the place from which to feed stdout on; bytes up to there were
-        parsed, and their marks followed. Raises: StdoutChanged.
+        parsed, and their marks followed. If the evaluation `has_ended`, what stdout has beside the
+        events with marks stays out: another event was delivered in its place, such as the error of
+        a full disk. Raises: StdoutChanged.
         """
+        self._drops_new_events = has_ended
         records = self._files.read_segments()
         for record in records:
             if record.end_cursor > record.begin_cursor:
@@ -431,6 +435,8 @@ class RecordedStdout:
             elif mark.is_last:
                 while self._replay_read():
                     yield
+                if self.awaited_file is not None:
+                    raise StdoutChanged  # the file is gone that stdout names
                 self.finish()
                 return
         while self._replay_read():
@@ -502,12 +508,13 @@ def read_ended_evaluation(
     *,
     max_value: int,
     max_file: int,
+    end_cursor: int,
 ) -> Iterator[EventRing]:
     """Yield all events of an evaluation that has ended, also acknowledged ones, by segments.
 
-    `final_event` is the error event that stdout does not have, or no event. The files of
-    `directory` must be complete. Blocks. Raises: OSError; StdoutChanged, where stdout is not what
-    it was.
+    `final_event` is the error event that stdout does not have, or no event; `end_cursor` is the
+    cursor after it. The files of `directory` must be complete. Blocks. Raises: OSError;
+    StdoutChanged, where stdout is not what it was.
     """
     log = EventLog(EventMemory(0))
     files = EventFiles(directory)
@@ -517,10 +524,11 @@ def read_ended_evaluation(
         )
         changed: StdoutChanged | None = None
         try:
-            for _ in recorded.restore():
+            for _ in recorded.restore(has_ended=True):
                 pass
         except StdoutChanged as error:
-            changed = error
+            if log.end_cursor + final_event.count < end_cursor:
+                changed = error
         for segment in log.segments:
             if segment.source is not None:
                 yield recorded.parse_evicted_segment(segment)

@@ -16,7 +16,7 @@ from tawebeval.core.checkout import Checkout
 from tawebeval.core.events import encode_error_event
 from tawebeval.core.states import EvaluationState, check_transition
 from tawebeval.deferreds import OneShotEvent
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import EvaluationFailure, StoreError
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.log_lines import format_state_line, make_log_fields
@@ -40,6 +40,7 @@ class Evaluation:
     - `run`, `sandboxed`, `checkout`: set from the start of the evaluator to its end.
     - `cancel_start()` ends what leads to the run; None if that cannot be ended.
     - `stop_reason`: what becomes the final event; None before a stop.
+    - `final_failure`: what becomes the final event, stop or not, once that is stored.
     - `left_at`: when this process of the daemon has left the run to the next one, in seconds of the
       clock.
     - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
@@ -56,6 +57,7 @@ class Evaluation:
     slots: RunSlots | None = None
     cancel_start: Callable[[], object] | None = None
     stop_reason: EvaluationFailure | None = None
+    final_failure: EvaluationFailure | None = None
     left_at: float | None = None
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
     _since: float = 0.0  # when its state began, in seconds of the clock
@@ -101,10 +103,13 @@ class Evaluation:
         self.count_event_bytes()
         self.events.change_condition.notify()
 
-    def on_discard(self) -> None:
+    async def on_discard(self) -> None:
         """Count and store that the files of acknowledged events are about to be given back."""
         self.count_event_bytes()
         self.save()
+        if self.context.store is not None:
+            with suppress(StoreError):  # a full disk needs the room
+                await self.context.store.flush()
 
     def count_event_bytes(self) -> None:
         """Count the bytes on the disk of events that were not discarded."""
@@ -155,9 +160,18 @@ class Evaluation:
         words, fields = format_state_line(self.details, after, self.events.log.end_cursor)
         log.info(words, **fields)
 
+    async def store_failure(self, failure: EvaluationFailure) -> None:
+        """Store the failure before it is told: a later process might find another one, or none."""
+        is_resumable = self.run is not None or self.details.state is not EvaluationState.RUNNING
+        if self.context.store is not None and is_resumable:
+            self.final_failure = failure
+            self.save()
+            with suppress(StoreError):  # the disk is full
+                await self.context.store.flush()
+
     def end(self, failure: EvaluationFailure | None) -> None:
         """Close the log of events; on failure the last event is the error."""
-        details, context = self.details, self.context
+        details, context, now = self.details, self.context, self.read_clock()
         # A copy without the traceback, and without the members that only the event shows.
         details.failure = failure and EvaluationFailure(failure.reason, failure.message)
         lost = failure if failure is not None and failure.reason == "lost" else None
@@ -169,10 +183,10 @@ class Evaluation:
         else:
             error = encode_error_event(failure.reason, failure.message, failure.extra_members)
             details.failure_event = error.lines
-            self.events.log.append_batch(error, int(self.read_clock() * 1000))
+            self.events.log.append_batch(error, int(now * 1000))
             cancelled = failure.reason == "cancelled"
             self.enter(EvaluationState.CANCELLED if cancelled else EvaluationState.FAILED)
-        details.state_times["ended"] = self.read_clock()
+        details.state_times["ended"] = now  # also the time of the error, after a restart
         details.limits = self.limits
         details.drop_start_fields()
         self.events.log.mark_end()

@@ -11,11 +11,11 @@ Nobody waits for readers: the evaluator goes on, and what is not read lies on th
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 
 from tawebeval.core.event_log import EventLog, EventSegment, EventsEvicted, StdoutChanged
@@ -91,8 +91,8 @@ class EvaluationEvents:
 
     - `log`: the events. Who appends some, or marks the end, notifies `change_condition`.
     - `stdout`: the parser, once the evaluator has started; it parses evicted segments again.
-    - `on_discard()` is called before the files of acknowledged events are given back: no reader may
-      be sent to them after a restart.
+    - `on_discard()` is awaited before the files of acknowledged events are given back: no reader
+      may be sent to them after a restart.
     - `keeps_files`: whether acknowledged events keep their files, for the archive.
     - `stream_count`, `waiting_poll_count`: the readers' streams, and their requests that wait.
     - `observer_count`: streams and waiting requests of observers, which acknowledge nothing.
@@ -106,7 +106,7 @@ class EvaluationEvents:
     log_name: str
     _loader: SegmentLoader
     stdout: RecordedStdout | None = None
-    on_discard: Callable[[], object] = lambda: None
+    on_discard: Callable[[], Awaitable[object]] = lambda: succeed(None)
     keeps_files: bool = False
     change_condition: Condition = attrs.field(factory=Condition)
     stream_count: int = 0
@@ -118,6 +118,7 @@ class EvaluationEvents:
     _file_use_count: int = 0  # calls in threads
     _files_unused: Condition = attrs.field(factory=Condition)
     _is_freeing: bool = False
+    _is_discarded: bool = False
 
     @property
     def has_readable_end(self) -> bool:
@@ -207,6 +208,7 @@ class EvaluationEvents:
 
     async def discard(self) -> None:
         """Discard all events; return when no thread uses the files, which may then be removed."""
+        self._is_discarded = True
         self.log.discard()
         while self._file_use_count:
             await self._files_unused.wait()
@@ -230,9 +232,10 @@ class EvaluationEvents:
             )
 
     async def _free_files(self, stdout: RecordedStdout) -> None:
-        while not self.keeps_files and stdout.has_discarded_files:
-            self.on_discard()
-            await self._use_files(stdout.free_discarded_files)
+        while not (self.keeps_files or self._is_discarded) and stdout.has_discarded_files:
+            await self.on_discard()
+            if not self._is_discarded:  # meanwhile
+                await self._use_files(stdout.free_discarded_files)
         self._is_freeing = False  # after an error it stays
 
 

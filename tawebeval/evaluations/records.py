@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 import attrs
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from tawebeval.core.budget import SharedUpload
@@ -28,15 +27,15 @@ class EvaluationRecord:
     """The registry's record of one evaluation.
 
     - `last_request_time`: the time of a client's last request, in seconds of the clock.
-    - `is_stored`: fires when the evaluation outlives the daemon, None for one that an earlier
-      process has stored.
+    - `is_stored`: happens when the evaluation outlives the daemon, or cannot be stored; None for
+      one that an earlier process has stored.
     - `archive_event`: happens when the evaluation is archived, or will not be.
     - `is_removed`: whether nothing of it is left but perhaps its copy in the archive.
     """
 
     evaluation: Evaluation
     last_request_time: float
-    is_stored: Deferred[None] | None = None
+    is_stored: OneShotEvent[Callable[[], None]] | None = None
     archive_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
     is_removed: bool = False
 

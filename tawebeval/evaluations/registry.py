@@ -18,7 +18,7 @@ from tawebeval.core.event_log import EventLog
 from tawebeval.core.form import draw_seed, pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.states import EvaluationState
-from tawebeval.deferreds import run_in_background
+from tawebeval.deferreds import make_one_shot_event, run_in_background
 from tawebeval.errors import (
     EvaluationExpired,
     EvaluationFailure,
@@ -102,6 +102,8 @@ class EvaluationRegistry:
         subscriptions: set[Subscription] = set()
         self._drain = EvaluationDrain(self._alive, self.records, subscriptions, self._clock)
         self.archived = ArchiveReader(context.archive, context.store, context.clock)
+        if context.archive is not None:
+            context.archive.release_copy = self._release_archived_copy
         self.events = EventRequests(
             self.records,
             self._drain,
@@ -175,7 +177,7 @@ class EvaluationRegistry:
         record = self._alive[details.identifier] = self.records.add_record(evaluation)
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         if self.context.store is not None:
-            record.is_stored = self.context.store.add(make_row(evaluation))
+            record.is_stored = make_one_shot_event(self.context.store.add(make_row(evaluation)))
         enter_queue(evaluation, self.run_queue)
         self._admission.record_evaluation_start()
         return evaluation.details.identifier
@@ -186,9 +188,11 @@ class EvaluationRegistry:
         Raises: ServerBusy, if it cannot be stored; then it is stopped and forgotten.
         """
         record = self._alive.get(identifier)
+        if record is None and identifier in self.records:
+            record = self.records[identifier]
         if record is not None and record.is_stored is not None:
             try:
-                await record.is_stored
+                (await record.is_stored.wait())()
             except ServerBusy:
                 record.evaluation.stop(_NOT_STORED)
                 self.records.forget_record(identifier, EvaluationState.EXPIRED)
@@ -243,7 +247,8 @@ class EvaluationRegistry:
         self._alive[details.identifier] = self.records.add_record(evaluation)
         self.context.counters.record_restored_evaluation(row.state)
         if row.state.has_ended:
-            details.upload_directory = None
+            if row.is_cleaned_up or row.upload_directory is None:
+                details.upload_directory = None
             restore_events(evaluation, row)
             if row.is_cleaned_up:
                 evaluation.cleanup_event.set_value(evaluation)
@@ -380,6 +385,15 @@ class EvaluationRegistry:
             ),
             save_row,
         )
+
+    def _release_archived_copy(self, identifier: str) -> bool:
+        """Note that the archive has removed an evaluation; return whether it can still be read."""
+        if identifier not in self.records:
+            return False
+        evaluation = self.records[identifier].evaluation
+        evaluation.details.archived = None
+        evaluation.save()
+        return True
 
     def _on_forgotten(self, record: EvaluationRecord) -> None:
         if record.events.keeps_files:

@@ -53,6 +53,7 @@ def make_row(evaluation: Evaluation) -> EvaluationRow:
     details, run, upload = evaluation.details, evaluation.run, evaluation.details.upload_directory
     share, results, stdout = details.shared_upload, details.result_summary, evaluation.events.stdout
     stop_reason = evaluation.stop_reason or (run.failure if run is not None else None)
+    failure = details.failure or evaluation.final_failure or stop_reason
     event_log = evaluation.events.log
     return EvaluationRow(
         identifier=details.identifier,
@@ -81,7 +82,7 @@ def make_row(evaluation: Evaluation) -> EvaluationRow:
         run=None if run is None else _make_run_row(evaluation),
         run_result=details.run_result,
         packed_result_summary=b"" if results is None else results.pack(),
-        failure=details.failure or stop_reason,
+        failure=failure,
         failure_event=details.failure_event,
         begin_cursor=event_log.begin_cursor,
         end_cursor=event_log.end_cursor if event_log.has_ended else 0,
@@ -148,14 +149,16 @@ def restore_events(evaluation: Evaluation, row: EvaluationRow) -> None:
     if row.markers is not None:
         try:
             stdout = open_stdout(evaluation, Markers(*row.markers))
-            for _ in stdout.restore():
+            for _ in stdout.restore(has_ended=True):
                 pass
             stdout.drop_parser()
         except (StdoutChanged, OSError, ValueError) as error:
-            words = "{evaluation}: events are lost: {error!r}"
-            log.error(words, evaluation=details.log_name, error=error)  # noqa: TRY400
-            event_log.append_batch(LOST_EVENT, time_ms)
-            is_lost = True
+            # Otherwise the failure says already that events are lost.
+            is_lost = event_log.end_cursor + bool(row.failure_event) < row.end_cursor
+            if is_lost:
+                words = "{evaluation}: events are lost: {error!r}"
+                log.error(words, evaluation=details.log_name, error=error)  # noqa: TRY400
+                event_log.append_batch(LOST_EVENT, time_ms)
     if event_log.end_cursor < row.end_cursor and row.failure_event and not is_lost:
         event_log.append_batch(EventBatch(1, row.failure_event), time_ms)
     event_log.mark_end()
@@ -183,6 +186,7 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
         time_ms,
         max_value=evaluation.limits.data_value,
         max_file=evaluation.limits.file,
+        end_cursor=evaluation.events.log.end_cursor,
     )
 
 
@@ -225,7 +229,8 @@ def _resume_run(
     stdout = open_stdout(evaluation, Markers(*row.markers))
     for _ in stdout.restore():
         pass
-    evaluation.events.acknowledge(min(row.begin_cursor, evaluation.events.log.end_cursor))
+    event_log = evaluation.events.log
+    event_log.acknowledge(min(row.begin_cursor, event_log.end_cursor))
     evaluation.count_event_bytes()
     if _is_on_cluster(found):
         _finish_stdout(stdout)
@@ -234,7 +239,6 @@ def _resume_run(
     if deadline is not None and found.left_at is not None:
         deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)
     run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
-    evaluation.run = run
     try:
         sandboxed.launch.resume_process(
             run, found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
@@ -242,7 +246,9 @@ def _resume_run(
     except OSError:
         _finish_stdout(stdout)
         raise
+    evaluation.run = run
     supervise(evaluation, run)
+    evaluation.events.free_discarded_files()  # not before: it stores a row
     run.go_on()
     if evaluation.stop_reason is not None:
         run.stop(evaluation.stop_reason)

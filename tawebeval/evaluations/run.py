@@ -218,6 +218,13 @@ class Run(ProcessProtocol):
         what = "the sandbox for the submission could not be started; submit again"
         self.stop_unless_exited(EvaluationFailure("lost", what))
 
+    def hold_output(self, until: Deferred[None]) -> None:
+        """Deliver no stdout before a Deferred has fired or failed; call it before any is read."""
+        if not until.called:
+            self._is_paused = True
+            self._process.pauseProducing()
+        until.addBoth(lambda _: self._parse(lambda: None))
+
     def go_on(self) -> None:
         """Go on with what an earlier process has read of stdout, once the process is connected."""
         self._count_output_within_limit(0)  # the evaluator may have printed more meanwhile

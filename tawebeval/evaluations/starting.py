@@ -81,8 +81,9 @@ class _Start:
     _is_launching: bool = False
 
     def cancel(self) -> None:
-        """Cancel the start, unless a thread starts the evaluator just now."""
-        if self.startup is not None and not self._is_launching:
+        """Cancel the start, unless a thread starts the evaluator just now, or it has failed."""
+        has_failed = self._evaluation.final_failure is not None
+        if self.startup is not None and not (self._is_launching or has_failed):
             self.startup.cancel()
 
     async def run(self) -> None:
@@ -227,11 +228,15 @@ class _Start:
         """Connect the started evaluator to its run; kill it if `stop` was called meanwhile."""
         evaluation = self._evaluation
         evaluation.cancel_start = None
-        evaluation.run = run
         run.sandboxed.launch.connect_process(run, started)
+        evaluation.run = run
         evaluation.details.drop_start_fields()
         evaluation.enter(EvaluationState.RUNNING)
         supervise(evaluation, run)
+        if evaluation.context.store is not None:
+            # The next process of the daemon would begin a run again that has no row: its events
+            # might be others.
+            run.hold_output(evaluation.context.store.flush())
         if evaluation.stop_reason is not None:
             run.stop(evaluation.stop_reason)
             run.kill()  # no grace time: no client has seen it run

@@ -190,8 +190,10 @@ class SandboxedRun:
 
         Raises: OSError, if killed processes do not end soon; call again later.
         """
-        self.launch.close()
-        self.run_limits.close()
+        try:
+            self.launch.close()
+        finally:
+            self.run_limits.close()
 
 
 class LocalLaunch(Launch):

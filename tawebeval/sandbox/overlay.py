@@ -10,6 +10,7 @@ Without a sandbox, or where overlays do not work, the tree is a copy.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,9 @@ from tawebeval.linux.starter_client import (
 from tawebeval.linux.tail import FileWatcher
 from tawebeval.linux.tailed_process import ProgramFiles, TailedProcess
 from tawebeval.sandbox.workspace import Workspace
+
+# Errors for which the starter could not be asked, though it may run.
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETIMEDOUT)
 
 
 class WritableTrees:
@@ -130,10 +134,16 @@ class WritableTrees:
         return None
 
     def forget_program(self, workspace: Workspace) -> None:
-        """Kill the program of a workspace, and its overlay with it. Blocks."""
+        """Kill the program of a workspace, and its overlay with it. Blocks.
+
+        Raises: OSError, if the starter cannot be asked now; call again later.
+        """
         if self._client is not None:
-            with suppress(OSError):  # the starter has ended, and with it all programs
+            try:
                 self._client.forget_program_now(workspace.output_directory)
+            except OSError as error:
+                if error.errno in _PASSING:
+                    raise  # otherwise the starter, or the program, has ended
 
     def close(self) -> None:
         """Close the connection, and end a starter that was started here. Blocks."""

@@ -98,7 +98,7 @@ def make_app(context: WebContext) -> Klein:
         if identifier is None:
             identifier = registry.accept_form(await form.wait_until_stored(), caller)
             request.form = None  # from now on its files are the evaluation's
-            await registry.wait_until_stored(identifier)
+        await registry.wait_until_stored(identifier)  # also the one of an earlier request
         set_headers(request, {b"Location": f"{base_path}/evaluation/{identifier}".encode()})
         return prepare_json_response(request, make_evaluate_response(identifier))
 

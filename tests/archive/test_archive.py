@@ -277,6 +277,21 @@ class RemovalTests(ArchiveTestCase):
         self.assertEqual(self.remove(), ["alice-003", "alice-004"])
         self.assertEqual(self.archive.evaluation_count, 2)
 
+    def test_row_stays_of_an_evaluation_that_is_not_forgotten(self) -> None:
+        kept: list[FakeRow] = []
+
+        def release(name: str) -> bool:
+            if name == "live":
+                kept.append(self.rows.rows.pop(name))  # it is in the archive no more
+            return name == "live"
+
+        self.archive.release_copy = release
+        for name in ("live", "old"):
+            self.store(name, ended=NOW - 100 * DAY)
+        self.assertEqual(self.remove(), [])
+        self.assertEqual([row.identifier for row in kept], ["live"])
+        self.assertEqual((self.archive.evaluation_count, self.archive.total_bytes), (0, 0))
+
     def test_wrong_time_removes_nothing_until_it_has_stayed_for_a_day(self) -> None:
         self.fill(5)
         self.remove()
@@ -406,6 +421,23 @@ class StartTests(ArchiveTestCase):
         self.open()
         self.assertEqual(self.list_names(), [])
         self.assertEqual(self.archive.evaluation_count, 0)
+
+    def test_evaluation_that_is_archived_before_the_start_hides_no_earlier_change(self) -> None:
+        self.store()
+        self.store("two")
+        self.archive._note_pending(["one"])
+        self.locate().unlink()  # and then the process was killed
+        start = EvaluationArchive.start
+
+        def start_late(archive: EvaluationArchive, is_live: Callable[[str], bool]) -> Any:
+            self.archive = archive
+            self.store("three")
+            return start(archive, is_live)
+
+        self.patch(EvaluationArchive, "start", start_late)
+        self.open()
+        self.assertEqual(self.list_names(), ["two", "three"])
+        self.assertEqual(self.archive.evaluation_count, 2)
 
     def test_file_without_a_row_goes_unless_its_evaluation_is_archived_again(self) -> None:
         self.store()

@@ -212,7 +212,13 @@ class ArchivedLogMachine(LogMachine):
         """Read all events again, the acknowledged ones and a final one, too."""
         final = encode_error_event("exit", "it has ended")
         rings = read_ended_evaluation(
-            self.directory, MARKERS, final, 9, max_value=MAX_VALUE, max_file=MAX_FILE
+            self.directory,
+            MARKERS,
+            final,
+            9,
+            max_value=MAX_VALUE,
+            max_file=MAX_FILE,
+            end_cursor=len(self.seen) + 1,
         )
         found: list[bytes] = []
         for ring in rings:
@@ -291,7 +297,13 @@ class ChangedStdoutTests(SynchronousTestCase):
                 file.seek(place, os.SEEK_END if place else os.SEEK_SET)
                 file.write(b"L")
             rings = read_ended_evaluation(
-                self.directory, MARKERS, EMPTY_BATCH, 0, max_value=MAX_VALUE, max_file=MAX_FILE
+                self.directory,
+                MARKERS,
+                EMPTY_BATCH,
+                0,
+                max_value=MAX_VALUE,
+                max_file=MAX_FILE,
+                end_cursor=self.recorded.log.end_cursor,
             )
             count = 0
             with self.assertRaises(StdoutChanged):
@@ -308,6 +320,18 @@ class ChangedStdoutTests(SynchronousTestCase):
         recorded.store_file(b"content")
         recorded.answer_file(b"content")
         self.assertEqual(self.restore().log.end_cursor, recorded.log.end_cursor)
+
+    def test_delivered_events_are_an_error_if_a_file_that_they_name_is_gone(self) -> None:
+        with (self.directory / "stdout").open("ab") as file:
+            file.write(b"~FB\nX-SEGI-As: path\n\na\n~FE\nend\n")
+        self.recorded.feed(self.files.read_stdout(500, 600))
+        self.recorded.store_file(b"content")
+        self.recorded.answer_file(b"content")
+        self.recorded.finish()
+        segments = (self.directory / "segments").read_bytes()
+        (self.directory / "segments").write_bytes(segments[:-1])  # torn by a power failure
+        shutil.rmtree(self.directory / "files")
+        self.assertRaises(StdoutChanged, self.restore)
 
     def test_segment_of_few_events_has_little_of_stdout(self) -> None:
         self.patch(eventlog, "_MAX_STDOUT", 65536)

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -450,6 +450,35 @@ class FileTests(ReadingTestCase):
         self.successResultOf(discarded)
         self.failureResultOf(found, DiscardedCursor)
         self.assertEqual(self.source.open_files, [])
+
+    def test_nothing_is_freed_after_the_discard(self) -> None:
+        counted: list[int] = []
+        self.events.on_discard = lambda: succeed(counted.append(self.log.begin_cursor))
+        punch = self.source.files.punch_stdout
+
+        discarded: list[Deferred[None]] = []
+
+        def punch_slowly(before: int) -> None:
+            punch(before)
+            self.events.acknowledge(8)
+            discarded.append(Deferred.fromCoroutine(self.events.discard()))
+
+        self.patch(self.source.files, "punch_stdout", punch_slowly)
+        self.events.acknowledge(4)
+        self.threads.step()
+        self.successResultOf(discarded[0])
+        self.assertEqual((self.threads.waiting, counted), ([], [4]))
+        self.assertEqual(self.source.open_files, [])
+
+    def test_files_are_freed_once_that_is_stored(self) -> None:
+        stored: Deferred[None] = Deferred()
+        self.events.on_discard = lambda: stored
+        self.events.acknowledge(8)
+        self.assertEqual(self.threads.waiting, [])
+        discarded = Deferred.fromCoroutine(self.events.discard())
+        self.successResultOf(discarded)
+        stored.callback(None)
+        self.assertEqual(self.threads.waiting, [])
 
 
 class SubscriptionTests(ReadingTestCase):

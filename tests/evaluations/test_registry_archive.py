@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval.errors import EvaluationExpired, ServerBusy, StoreError
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.archive import FakeArchive
+from tests.fakes.files import FakeStore
 
 
 class ArchiveTests(RegistryTestCase):
@@ -33,6 +34,18 @@ class ArchiveTests(RegistryTestCase):
             self.assertEqual((status["state"], status["archived"]), (state, True))
             self.assertEqual(self.archive.ended[-1].end_document["status"]["state"], state)
         self.assertEqual((len(self.world.store.rows), self.world.disk.used_bytes), (2, 0))
+
+    def test_unread_evaluation_outlives_its_copy_in_the_archive(self) -> None:
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        self.assertIsNotNone(self.status(identifier))
+        self.assertTrue(self.archive.release_copy(identifier))
+        self.assertIsNone(self.status(identifier))
+        (row,) = self.world.store.load_live()
+        self.assertEqual((row.identifier, row.archived), (identifier, None))
+        self.assertEqual(self.consume(identifier), ["a", "\n"])
+        self.assertEqual(self.world.store.rows, {})
+        self.assertFalse(self.archive.release_copy(identifier))
 
     def test_events_stay_on_the_disk_until_the_archive_has_them(self) -> None:
         self.archive.gate.shut = True
@@ -109,6 +122,29 @@ class StoreTests(RegistryTestCase):
         identifier = self.accept()
         self.successResultOf(self.wait(identifier))
         self.assertIn(identifier, self.world.store.rows)
+
+    def test_all_requests_with_a_key_wait_until_the_evaluation_is_stored(self) -> None:
+        for error in (None, StoreError()):
+            self.setUp()
+            stored: Deferred[None] = Deferred()
+            self.patch(FakeStore, "add", lambda store, row, stored=stored: stored)
+            identifier = self.accept(key="key")
+            gone, first, second = (self.wait(identifier) for _ in range(3))
+            gone.cancel()  # its client has gone
+            self.failureResultOf(gone, CancelledError)
+            self.finish(self.world.child)
+            third = self.wait(identifier)
+            for waiting in (first, second, third):
+                self.assertNoResult(waiting)
+            if error is None:
+                stored.callback(None)
+            else:
+                stored.errback(error)
+            for waiting in (first, second, third):
+                if error is None:
+                    self.successResultOf(waiting)
+                else:
+                    self.failureResultOf(waiting, StoreError)
 
     def test_evaluation_that_cannot_be_stored_is_stopped_and_forgotten(self) -> None:
         self.world.store.error = StoreError()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import msgspec
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 
 from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
@@ -16,15 +19,17 @@ from tawebeval.errors import (
     DiscardedCursor,
     EvaluationExpired,
     IdempotencyKeyReused,
+    StoreError,
+    build_limit_failure,
 )
-from tawebeval.evaluations import registry
-from tawebeval.evaluations.restoring import LeftEvaluations, load_details
+from tawebeval.evaluations import eventlog, registry
+from tawebeval.evaluations.restoring import LeftEvaluations, load_details, read_all_events
 from tawebeval.evaluations.rows import EvaluationRow
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
 from tests.cases.evaluations import CANCELLED, RegistryTestCase
 from tests.fakes.archive import FakeArchive
-from tests.fakes.files import MemoryEventFiles
+from tests.fakes.files import FakeStore, MemoryEventFiles
 from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import IdleThreads, UntidyThreads, make_request
 
@@ -124,6 +129,19 @@ class WaitingTests(RestoringTestCase):
         self.assertEqual(self.consume(identifier), ["cancelled"])
         self.assertEqual(self.world.spawn.children, [])
 
+    def test_failed_fetch_that_may_have_been_told_is_not_tried_again(self) -> None:
+        stored: Deferred[None] = Deferred()
+        self.patch(FakeStore, "flush", lambda store: stored)
+        self.world.repositories.fail("repository", "no")
+        failed = self.accept()
+        self.assertEqual(self.page(failed)["data"], [])
+        stopped = Deferred.fromCoroutine(self.registry.cancel_evaluation(failed))
+        self.patch(FakeStore, "flush", lambda store: succeed(None))
+        self.restart()
+        self.assertEqual(self.consume(failed), ["repository"])
+        stored.callback(None)
+        self.successResultOf(stopped)
+
     def test_idempotency_key_outlives_the_daemon(self) -> None:
         identifier = self.accept(key="k", digest=b"1")
         self.restart()
@@ -186,6 +204,21 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.consume(identifier), ["one", "12", "two", "\n"])
         self.assertEqual((self.world.store.rows, self.world.repositories.users), ({}, 0))
 
+    def test_no_event_is_delivered_before_the_next_process_would_go_on_with_the_run(self) -> None:
+        for error in (None, StoreError()):
+            self.setUp()
+            stored: Deferred[None] = Deferred()
+            self.patch(FakeStore, "flush", lambda store, stored=stored: stored)
+            identifier, child = self.start(b"one\n")
+            self.world.turn()
+            self.assertEqual(self.page(identifier)["data"], [])
+            self.assertIsNotNone(self.row(identifier).run)
+            # On a full disk the run goes on.
+            stored.callback(None) if error is None else stored.errback(error)
+            self.world.turn()
+            self.finish(child)
+            self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
+
     def test_time_between_two_processes_counts_after_a_kill_alone(self) -> None:
         for leaves, left in ((False, 3), (True, 7)):
             self.setUp()
@@ -231,6 +264,23 @@ class RunningTests(RestoringTestCase):
         self.assert_refused(DiscardedCursor, identifier, None, "1")
         self.assertEqual(self.page(identifier, "2")["data"], ["two"])
 
+    def test_no_row_lacks_the_run_that_goes_on(self) -> None:
+        identifier, _ = self.start(b"one\ntwo\n")
+        self.page(identifier, "2")
+        saved: list[EvaluationRow] = []
+        save = FakeStore.save
+
+        def note(store: FakeStore, row: EvaluationRow) -> None:
+            saved.append(row)
+            save(store, row)
+
+        self.patch(FakeStore, "save", note)
+        files = self.files(identifier)
+        files.freed = (-1, 0)  # there is something to give back
+        self.restart(lambda row: msgspec.structs.replace(row, begin_cursor=2))
+        self.assertEqual(files.freed, (0, 0))
+        self.assertNotIn(None, [row.run for row in saved])
+
     def test_run_whose_stdout_was_changed_ends_as_lost(self) -> None:
         identifier, _ = self.start(b"one\ntwo\n")
         del self.files(identifier).stdout[2:]
@@ -240,6 +290,25 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.registry.get_status(identifier)["error"]["reason"], "lost")
         self.assertEqual(self.world.sandbox.last.closed, 1)
         self.assertEqual(self.world.repositories.users, 0)
+
+    def test_failure_is_the_same_after_a_kill_as_soon_as_it_is_told(self) -> None:
+        identifier, child = self.start(b"one\n")
+        self.patch(FakeStore, "flush", lambda store: Deferred())
+        self.world.sandbox.last.run_limits.over = build_limit_failure(
+            "memory", "memory", "used over 1 MiB of memory", 2**20
+        )
+        self.finish(child, 9)
+        self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
+        self.restart()
+        self.world.child.end(9)  # its cgroup is gone
+        self.world.turn()
+        self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
+
+        self.patch(FakeStore, "flush", lambda store: succeed(None))
+        self.restart()
+        self.world.child.end(9)
+        self.world.turn()
+        self.assertEqual(self.consume(identifier), ["one", "\n", "memory"])
 
     def test_run_that_cannot_be_found_ends_as_lost(self) -> None:
         identifier, _ = self.start(b"one\n")
@@ -289,6 +358,21 @@ class EndedTests(RestoringTestCase):
             self.assertEqual(self.consume(identifier)[:3], ["one", "\n", "two"])
             self.assertEqual(self.world.store.rows, {})
 
+    def test_error_has_the_same_time_after_a_restart(self) -> None:
+        identifier, child = self.start(b"one\n")
+        evaluation = self.registry.records[identifier].evaluation
+        ticks = count(5)
+        self.patch(evaluation.context, "read_boot_clock", lambda: next(ticks) / 8)
+        self.finish(child, 3)
+        before = self.last_event(identifier)
+        self.restart()
+        self.assertEqual(self.last_event(identifier), before)
+
+    def last_event(self, identifier: str) -> bytes:
+        """Return the last event, with its time."""
+        cursor = str(self.registry.records[identifier].events.log.end_cursor - 1)
+        return self.registry.events.read_page_now(identifier, cursor, with_times=True).events.lines
+
     def test_evaluation_that_never_started_is_as_it_was(self) -> None:
         self.world.repositories.fail("repository", "no")
         identifier = self.accept()
@@ -319,6 +403,19 @@ class EndedTests(RestoringTestCase):
         self.assertTrue(self.row(identifier).is_cleaned_up)
         self.assertEqual(len(self.callbacks.sent), 1)
 
+    def test_clean_up_that_goes_on_removes_the_upload_too(self) -> None:
+        self.world.threads = threads = UntidyThreads()
+        self.registry = self.make()
+        threads.tidied.shut = True
+        self.world.repositories.fail("repository", "no")
+        identifier = self.accept()
+        self.restart()
+        upload = self.registry.records[identifier].details.upload_directory
+        self.assertEqual(upload, Path("/uploads/some"))
+        threads.tidied.open()
+        self.world.turn()
+        self.assertTrue(self.row(identifier).is_cleaned_up)
+
     def test_damaged_events_end_in_one_error(self) -> None:
         identifier, child = self.start(b"one\ntwo\n")
         self.finish(child, 3)
@@ -328,6 +425,41 @@ class EndedTests(RestoringTestCase):
         self.restart()
         self.assertEqual(self.consume(identifier), ["lost"])
         self.assertEqual(self.world.store.rows, {})
+
+    def test_output_that_was_never_delivered_does_not_take_the_place_of_the_error(self) -> None:
+        identifier, child = self.start(b"one\ntwo\n")
+        files = self.files(identifier)
+        files.error = OSError(errno.ENOSPC, "No space left on device")
+        child.print(b"three\nfour\n")
+        self.finish(child, 9)
+        files.error = None
+        before = self.page(identifier)
+        self.assertEqual(before["data"], ["one", "\n", "two", "lost"])
+        marks = files.marks[:]
+        for _ in range(2):
+            self.restart()
+            self.assertEqual(self.page(identifier), before)
+            self.assertEqual(files.marks, marks)
+        self.assertEqual(self.archived_events(identifier), before["data"])
+
+    def test_lost_run_is_as_it_was(self) -> None:
+        identifier, _ = self.start(b"one\ntwo\n")
+        del self.files(identifier).stdout[2:]
+        self.restart()
+        before = self.registry.get_status(identifier)["error"], self.page(identifier)
+        self.restart()
+        after = self.registry.get_status(identifier)["error"], self.page(identifier)
+        self.assertEqual(after, before)
+        self.assertEqual(self.archived_events(identifier), ["lost"])
+
+    def archived_events(self, identifier: str) -> list[str]:
+        """Return what would be archived of an evaluation."""
+        self.patch(eventlog, "EventFiles", self.world.open_files)
+        found = []
+        for ring in read_all_events(self.registry.records[identifier].evaluation):
+            lines = ring.read_events(ring.begin_cursor, 10**6).lines.splitlines()
+            found += [json.loads(line)["payload"] for line in lines]
+        return [each if isinstance(each, str) else each["reason"] for each in found]
 
     def test_archived_evaluation_that_was_not_read_keeps_its_key_and_is_archived_once(self) -> None:
         self.world.archive = archive = FakeArchive()

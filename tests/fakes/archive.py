@@ -15,6 +15,7 @@ class FakeArchive:
         self.gate = Gate()
         self.ended: list[EndedEvaluation] = []
         self.asked: list[tuple[str, str]] = []
+        self.release_copy: Callable[[str], bool] = lambda identifier: False
 
     async def find_events(self, identifier: str, caller: str) -> None:
         """Find nothing."""

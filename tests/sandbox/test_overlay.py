@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,29 @@ class StarterTests(TreesTestCase):
         self.trees.start_program(self.checkout, workspace, sh("echo printed"))
         ended = self.trees.starter.wait_for_program(workspace.output_directory, PATIENCE)
         self.assertEqual(ended, (0, b"printed\n"))
+
+
+class ForgettingTests(TreesTestCase):
+    """Programs of a starter that cannot be asked."""
+
+    def test_program_is_forgotten_later_if_descriptors_are_missing_now(self) -> None:
+        trees = WritableTrees(self.root / "socket")
+        workspace = self.make_workspace()
+        for number, is_raised in ((errno.EMFILE, True), (errno.ECONNREFUSED, False), (None, False)):
+            trees._client = ForgetfulStarter(OSError(number, "why"))  # type: ignore[assignment]
+            try:
+                trees.forget_program(workspace)
+            except OSError as error:
+                self.assertEqual((error.errno, is_raised), (number, True))
+            else:
+                self.assertFalse(is_raised)
+
+
+@attrs.define
+class ForgetfulStarter:
+    """A starter that is asked to forget a program, and raises `error`."""
+
+    error: OSError
+
+    def forget_program_now(self, directory: Path) -> None:
+        raise self.error

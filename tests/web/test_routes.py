@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 
+from twisted.internet.defer import Deferred
+
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.config import ServiceSettings as Process
 from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases import described
 from tests.cases.web import END, WebTestCase
 from tests.fakes.clients import MULTIPART, form, parts
+from tests.fakes.files import FakeStore
 
 OVER = "1 GiB is over the maximum, 512 MiB (limits.maximum.memory); the operator can raise it"
 
@@ -149,6 +152,20 @@ class EvaluateTests(WebTestCase):
             self.post(422, form(parts(**changes)), **{"Idempotency-Key": "k"})
         self.assertEqual(len(self.service.leftovers()), 1)
         self.assertEqual(len(self.service.world.spawn.children), 1)
+
+    def test_repeated_form_is_answered_once_the_evaluation_is_stored(self) -> None:
+        stored: Deferred[None] = Deferred()
+        self.patch(FakeStore, "add", lambda store, row: stored)
+        headers = {"Content-Type": MULTIPART, "Idempotency-Key": "k"}
+        asked = [
+            self.ask("POST", "/evaluate", data=form(parts()), headers=headers) for _ in range(2)
+        ]
+        self.agent.flush()
+        for each in asked:
+            self.assertNoResult(each)
+        stored.callback(None)
+        first, second = (self.answer(each).json() for each in asked)
+        self.assertEqual(first, second)
 
     def test_broken_key(self) -> None:
         """A key has 1 to 255 characters."""
