@@ -18,7 +18,7 @@ settings.register_profile(
 )
 settings.load_profile("tawebeval")
 
-# Debian 13 gives ordinary users 002, with which others of their group could write to files of tests.
+# Debian 13 gives ordinary users 002: others of their group could write to what tests make.
 os.umask(0o022)
 
 # A shell ignores SIGINT and SIGQUIT for what it starts by `&`, and `nohup` ignores SIGHUP; programs
