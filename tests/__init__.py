@@ -18,6 +18,9 @@ settings.register_profile(
 )
 settings.load_profile("tawebeval")
 
+# Debian 13 gives ordinary users 002: others of their group could write to what tests make.
+os.umask(0o022)
+
 # A shell ignores SIGINT and SIGQUIT for what it starts by `&`, and `nohup` ignores SIGHUP; programs
 # that tests start would inherit that. A handler goes on ignoring them here, and is not inherited.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1):

@@ -40,7 +40,7 @@ class Firefox:
         self._folder = Path(tempfile.mkdtemp(prefix="tawebeval-firefox-"))
         self._numbers = count(1)
         self.complaints: list[str] = []
-        """Errors of the page's scripts, and what its policy has blocked."""
+        """Errors of the page's scripts, and what its policy has blocked after it was loaded."""
 
     async def start(self) -> None:
         """Start it; raises AssertionError if it does not answer."""
@@ -73,12 +73,6 @@ class Firefox:
         self._send("session.new", capabilities={})
         self._send("session.subscribe", events=["log.entryAdded"])
         self._context = self._send("browsingContext.getTree")["contexts"][0]["context"]
-        # For this window alone: in one of Firefox's own it may fail, which would be a complaint.
-        self._send(
-            "script.addPreloadScript",
-            functionDeclaration=f"() => {{ {_COMPLAIN} }}",
-            contexts=[self._context],
-        )
 
     async def quit(self) -> None:
         """End it, and remove its profile."""
@@ -109,6 +103,8 @@ class Firefox:
         await deferToThread(
             self._send, "browsingContext.navigate", context=self._context, url=url, wait="complete"
         )
+        # A script before the page's own ones would see more, and fails in Firefox now and then.
+        await self.evaluate(_COMPLAIN)
 
     async def evaluate(self, expression: str) -> Any:
         """Return the value of an expression in the page, as JSON can have it."""

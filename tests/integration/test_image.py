@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,8 @@ class ImageTests(RepositoryTestCase):
         lacking = [name for name in PROGRAMS if shutil.which(name) is None]
         if lacking:
             raise SkipTest(f"without {', '.join(lacking)}")
+        if os.geteuid() and "NoNewPrivs:\t1" in Path("/proc/self/status").read_text():
+            raise SkipTest("newuidmap(1) has no privilege here (PR_SET_NO_NEW_PRIVS)")
         self.addCleanup(self._remove_after_the_last)
         if self._podman is None:
             type(self)._podman = await deferToThread(self._load)

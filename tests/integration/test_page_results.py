@@ -333,7 +333,7 @@ class PageResultTests(PageTestCase):
 
     async def test_refused_values(self) -> None:
         """What the server says of a limit or a label is below its field, which has the focus."""
-        self.expected = ("400 (Bad Request)", "413 (Request Entity Too Large)")
+        self.expected = ("400 (Bad Request)", "413 (")  # Python 3.13 has another phrase
         await self.fill("true")
         for selector, field, words in (
             ("[name='limits[memory]']", "9P", "limits[memory]: '9P' is not a size"),

@@ -22,6 +22,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import starter, starter_client
 from tawebeval.linux.child import has_process_ended
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.starter_client import (
     LaunchSpec,
     OverlayLayers,
@@ -587,7 +588,7 @@ class BrokerTests(StarterCase):
             self.assertIn("none", (self.locate() / "broker-stderr").read_text())
             self.client.forget_program_now(self.locate())
             for name in ("lower", "upper", "work"):
-                subprocess.run(["/bin/rm", "-r", self.starter.directory / name], check=True)
+                remove_tree(self.starter.directory / name)
 
     def test_stderr_of_a_broker_is_stored_and_bounded(self) -> None:
         broker = sh(f"head -c {2 * starter.MAX_BROKER_STDERR_BYTES} /dev/zero >&2")
