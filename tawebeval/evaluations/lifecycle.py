@@ -190,6 +190,6 @@ class Evaluation:
         details.limits = self.limits
         details.drop_start_fields()
         self.events.log.mark_end()
-        self.stop_reason = None
+        self.stop_reason = self.final_failure = None
         self.save()
         self.events.change_condition.notify()
