@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
+from contextlib import suppress as suppressing  # trial has a use of its own for that name
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -128,7 +129,7 @@ class RunTests(SlurmTestCase):
 
         def find_groups() -> list[Path]:
             # Python 3.11 does not pass over what Slurm removes meanwhile.
-            with suppress(FileNotFoundError):
+            with suppressing(FileNotFoundError):
                 groups = memory.glob("slurm_*/uid_*/job_*/**/tawebeval-*")
                 return [group for group in groups if self.cluster.has_made(group)]
             return [memory]
