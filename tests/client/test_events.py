@@ -71,11 +71,13 @@ class EventTests(SynchronousTestCase):
             self.assertIsInstance(read[1], File)
 
         file = {"type": "file", "filename": "[", "content_type": "}", "content_base64": ""}
-        deep = '{"a\\"[": [' * 800 + "]}" * 800
-        values = [deep, "[]", "[3]", "{}", '"["', "7", '[["\\\\", "]"]]', deep]
-        sent = [("text", '"[{"'), ("data", json.dumps(file)), *(("data", one) for one in values)]
-        for frames in (0, 200, 400):
-            at(frames)
+        for depth in (800, 20_000):  # Python 3.13 goes on to 10,000, however far down it is
+            deep = '{"a\\"[": [' * depth + "]}" * depth
+            values = [deep, "[]", "[3]", "{}", '"["', "7", '[["\\\\", "]"]]', deep]
+            whole = [("data", json.dumps(file)), *(("data", one) for one in values)]
+            sent = [("text", '"[{"'), *whole]
+            for frames in (0, 200, 400):
+                at(frames)
 
     def test_nesting_that_is_none(self) -> None:
         """What does not hold together is no page, whatever it looks like."""

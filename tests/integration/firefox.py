@@ -30,6 +30,8 @@ _PREFERENCES = {
     "network.captive-portal-service.enabled": False,
     "network.connectivity-service.enabled": False,
 }
+# Firefox's own, now and then, for a script that WebDriver runs before those of the page.
+_PRELOAD_ERROR = 'Error: Permission denied to access property "length"'
 _COMPLAIN = "addEventListener('securitypolicyviolation', (one) => console.error(one.blockedURI))"
 
 
@@ -40,7 +42,7 @@ class Firefox:
         self._folder = Path(tempfile.mkdtemp(prefix="tawebeval-firefox-"))
         self._numbers = count(1)
         self.complaints: list[str] = []
-        """Errors of the page's scripts, and what its policy has blocked after it was loaded."""
+        """Errors of the page's scripts, and what its policy has blocked."""
 
     async def start(self) -> None:
         """Start it; raises AssertionError if it does not answer."""
@@ -72,6 +74,7 @@ class Firefox:
         self._connection: ClientConnection = connect(url, max_size=None)
         self._send("session.new", capabilities={})
         self._send("session.subscribe", events=["log.entryAdded"])
+        self._send("script.addPreloadScript", functionDeclaration=f"() => {{ {_COMPLAIN} }}")
         self._context = self._send("browsingContext.getTree")["contexts"][0]["context"]
 
     async def quit(self) -> None:
@@ -93,7 +96,7 @@ class Firefox:
         while True:
             answer = json.loads(self._connection.recv(timeout=LONG_PATIENCE))
             if answer.get("method") == "log.entryAdded" and answer["params"]["level"] == "error":
-                self.complaints.append(answer["params"]["text"])
+                self.complaints += {answer["params"]["text"]} - {_PRELOAD_ERROR}
             if answer.get("id") == number:
                 assert answer["type"] == "success", answer
                 return answer["result"]
@@ -103,8 +106,7 @@ class Firefox:
         await deferToThread(
             self._send, "browsingContext.navigate", context=self._context, url=url, wait="complete"
         )
-        # A script before the page's own ones would see more, and fails in Firefox now and then.
-        await self.evaluate(_COMPLAIN)
+        await self.evaluate(_COMPLAIN)  # again, for `_PRELOAD_ERROR`
 
     async def evaluate(self, expression: str) -> Any:
         """Return the value of an expression in the page, as JSON can have it."""

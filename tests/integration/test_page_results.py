@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 from typing import Any
 
 from tawebeval.core.limits import LIMIT_UNITS
@@ -333,7 +334,8 @@ class PageResultTests(PageTestCase):
 
     async def test_refused_values(self) -> None:
         """What the server says of a limit or a label is below its field, which has the focus."""
-        self.expected = ("400 (Bad Request)", "413 (")  # Python 3.13 has another phrase
+        phrase = HTTPStatus(413).phrase  # which is another one in Python 3.13
+        self.expected = ("400 (Bad Request)", f"413 ({phrase})")
         await self.fill("true")
         for selector, field, words in (
             ("[name='limits[memory]']", "9P", "limits[memory]: '9P' is not a size"),
