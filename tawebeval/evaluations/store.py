@@ -72,6 +72,7 @@ class EvaluationStore:
     _adding: dict[str, Deferred[None]] = attrs.field(factory=dict)  # by identifier
     _flushing: list[Deferred[None]] = attrs.field(factory=list)
     _is_writing: bool = False
+    _is_closed: bool = False
     _retry: IDelayedCall | None = None
 
     @classmethod
@@ -168,9 +169,13 @@ class EvaluationStore:
         return flushed
 
     async def close(self) -> None:
-        """Write what waits, and close the database. What cannot be written is logged."""
+        """Write what waits, and close the database. What cannot be written is logged.
+
+        What changes later is not written, and its Deferreds never fire: it must not be told.
+        """
         with suppress(StoreError):
             await self.flush()
+        self._is_closed = True
         if self._waiting:
             words = "{problem}; the changes that wait are lost: {count}"
             log.error(words, problem=self.problem, count=len(self._waiting))
@@ -184,14 +189,14 @@ class EvaluationStore:
             self._start_writing()
 
     def _start_writing(self) -> None:
-        if not self._is_writing:
+        if not (self._is_writing or self._is_closed):
             self._is_writing = True
             run_in_background(self._write_all(), log, "defect: evaluations cannot be stored")
 
     async def _write_all(self) -> None:
         try:
             failed = False
-            while (
+            while not self._is_closed and (
                 self._adding
                 or self._flushing
                 or ((self._waiting or self.problem is not None) and not failed)

@@ -318,6 +318,19 @@ class WritingTests(StoreTestCase):
         self.assertIn("the changes that wait are lost: 2", formatEvent(events[-1]))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
+    def test_nothing_is_told_as_committed_or_refused_once_the_store_closes(self) -> None:
+        closed = Deferred.fromCoroutine(self.store.close())
+        self.threads.step()  # the last transaction
+        told = [self.store.add(make_row(1)), self.store.flush()]
+        self.commit_all()
+        told += [self.store.add(make_row(2)), self.store.flush()]
+        self.commit_all()
+        self.successResultOf(closed)
+        for deferred in told:
+            self.assertNoResult(deferred)
+        self.threads = InlineThreads()
+        self.assertEqual(self.reopen(), ([], []))
+
 
 class ArchivedTests(StoreTestCase):
     """Archived rows."""
