@@ -180,9 +180,9 @@ class RestartTests(SharedKeptDaemonTestCase):
     async def test_silent(self) -> None:
         """The time limit of a silent evaluator does not run without a daemon, and then goes on."""
         command = "echo ready; sleep 600"
-        identifier = await self.begin_and_wait(command, **{"limits[wall_clock]": "4"})
+        identifier = await self.begin_and_wait(command, **{"limits[wall_clock]": "10"})
         await self.daemon.end()
-        await deferLater(reactor, 6)
+        await deferLater(reactor, 11)
         self.daemon.start()
         await self.daemon.ready()
         self.assertEqual((await self.client.status(identifier))["state"], "running")
