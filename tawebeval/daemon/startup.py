@@ -49,8 +49,7 @@ class StartupChecks(Service):
 
     It owns the directories with their locks, the cgroups, the sandbox and the thread `pools`;
     `disk_threads` is the pool that restores directories. `configuration` has the limits that
-    project quotas must allow. `found` are the evaluations that have outlived another process, None
-    if evaluations end with the daemon.
+    project quotas must allow. `left` are the evaluations of an earlier process.
     """
 
     name = "startup"
@@ -115,9 +114,13 @@ class StartupChecks(Service):
         Return the quota directories that are free. Raises: OSError.
         """
         directories, left = self.directories, self._left
-        kill_stale_processes(directories.repositories)
+        quotas = directories.quota_directories
         starter = self._sandbox.writable_trees.connect_starter()
-        for program in starter.list_programs():
+        programs = starter.list_programs()
+        # A starter that is gone may have left what has hidden from it, of evaluations that end now.
+        evaluators = () if programs else (directories.evaluations, *quotas)
+        kill_stale_processes(directories.repositories, *evaluators)
+        for program in programs:
             evaluation = program.parent
             if evaluation.parent != directories.evaluations.resolve() or (
                 evaluation.name not in left.running_directory_names
@@ -128,7 +131,6 @@ class StartupChecks(Service):
                 self._cgroups.remove_evaluation_cgroup(name)
             except OSError as error:
                 log.warn("cgroup {name} is not removed: {error}", name=name, error=error)
-        quotas = directories.quota_directories
         free = [path for path in quotas if path not in left.quota_directories]
         directories.remove_leftovers(left.directory_names | left.upload_directory_names, free)
         return free

@@ -34,7 +34,7 @@ from tests.fakes.world import InlineThreads, SlowThreads
 
 EVALUATIONS, REPOSITORIES = Path("/state/evaluations"), Path("/cache/repositories")
 QUOTAS = Path("/state/quotas/0"), Path("/state/quotas/1")
-STARTED = ["end", "connect", "remove_leftovers", "check", "try", "git", "sandbox", "start", "start"]
+STARTED = ["connect", "end", "remove_leftovers", "check", "try", "git", "sandbox", "start", "start"]
 STARTED += ["empty_trash"]
 KERNEL = "the kernel's files of processes and devices"
 
@@ -163,7 +163,7 @@ class StartupTests(SynchronousTestCase):
         self.assertEqual(
             self.asked,
             {
-                "end": (REPOSITORIES,),
+                "end": (REPOSITORIES, EVALUATIONS, *QUOTAS),
                 "check": (QUOTAS, self.configuration),
                 "try": ([*QUOTAS],),
                 "git": (),
@@ -209,6 +209,7 @@ class StartupTests(SynchronousTestCase):
         self.make(self.disk_threads).startService()
         removed = [f"forget {stray}", "forget /elsewhere/x", "remove evaluation-b"]
         self.assertEqual(self.parts.done, [*STARTED[:2], *removed, *STARTED[2:]])
+        self.assertEqual(self.asked["end"], (REPOSITORIES,))  # the starter has the evaluators
 
     def test_trash_that_is_not_removed_is_logged(self) -> None:
         """The daemon goes on."""
