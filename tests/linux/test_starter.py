@@ -85,7 +85,8 @@ class StartTests(StarterCase):
                         "env | sort; pwd; umask; ls /proc/self/fd | wc -l; cat <&3; cat <&4;"
                         " echo x >&5; ulimit -n; cat /proc/self/oom_score_adj;"
                         " cat /proc/self/coredump_filter; nice;"
-                        " ps -o sid= -p $$ | grep -q $$ && echo leader;"
+                        ' read -r pid _ _ _ _ session _ </proc/$$/stat; test "$pid" = "$session"'
+                        " && echo leader;"
                         " grep -E '^(SigIgn|SigBlk|CapEff|CapAmb)' /proc/self/status"
                     ),
                 ],
