@@ -120,7 +120,6 @@ class TailedProcess:
         self._reason: Failure | None = None  # of its end
         self._is_finishing = False
         self._has_ended = False
-        self._is_left = False
         self._streams = [_Stream(self, STDOUT, stdout_offset)]
         try:
             self._streams.append(_Stream(self, STDERR, stderr_offset))
@@ -165,21 +164,11 @@ class TailedProcess:
         """Deliver what is printed already, and then the ends: other processes hold the pipes."""
         self.files.starter.close_output(self.directory)
 
-    def leave(self) -> None:
-        """Deliver nothing more: the next process of the daemon goes on."""
-        self._is_left = True
-        self._close()
-
-    def _close(self) -> None:
-        self.files.starter.unwatch_program(self.directory)
-        for stream in self._streams:
-            stream.close()
-
     # What the starter tells
 
     def on_state(self, state: ProgramState) -> None:
         """Take what the starter knows of the process."""
-        if self._has_ended or self._is_left:
+        if self._has_ended:
             return
         if state.is_unknown or not self._is_own(state):
             self._read_exit("it is not known any more how the evaluator has ended")
@@ -208,7 +197,7 @@ class TailedProcess:
 
     def on_starter_lost(self) -> None:
         """Handle the end of the starter: the files have all that is known."""
-        if not (self._has_ended or self._is_left):
+        if not self._has_ended:
             self._read_exit(STARTER_ENDED)
 
     def _read_exit(self, reason: str) -> None:
@@ -218,7 +207,7 @@ class TailedProcess:
 
     async def _take_exit_file(self, reason: str) -> None:
         state = await self.files.run_in_thread(lambda: read_exit_file(self.directory))
-        if self._has_ended or self._is_left:
+        if self._has_ended:
             return
         if state is None or not self._is_own(state):
             state = ProgramState()
@@ -257,13 +246,10 @@ class TailedProcess:
 
     def on_output(self, number: int, chunk: bytes) -> None:
         """Pass on output."""
-        if not self._is_left:
-            self._protocol.childDataReceived(number, chunk)
+        self._protocol.childDataReceived(number, chunk)
 
     def on_output_end(self, number: int) -> None:
         """Pass on the end of stdout or stderr; after both and the exit, that of all."""
-        if self._is_left:
-            return
         self._protocol.childConnectionLost(number)
         self._check_end()
 

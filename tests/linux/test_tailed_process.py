@@ -124,7 +124,8 @@ class PlayedTests(SynchronousTestCase):
         )
         program = StartedProgram(self.directory, 7, 9)
         process = TailedProcess(ProgramFiles(*files), self.protocol, program, **offsets)
-        self.addCleanup(process.leave)
+        for stream in process._streams:
+            self.addCleanup(stream.close)
         return process
 
     def print(self, content: bytes, name: str = "stdout") -> None:
@@ -304,15 +305,6 @@ class PlayedTests(SynchronousTestCase):
         self.assertEqual(process.broker_pid, 77)
         self.tell(broker_error="why")
         self.assertEqual((process.broker_pid, told), (None, ["why"]))
-
-    def test_process_that_is_left_tells_nothing(self) -> None:
-        process = self.connect()
-        process.leave()
-        self.print(b"for the next one")
-        process.on_state(ProgramState(pid=7, start_time=9, status=0, rusage=USAGE))
-        process.on_starter_lost()
-        self.take_turns()
-        self.assertEqual((self.protocol.printed[1], self.protocol.told), (b"", []))
 
     def test_missing_files_are_an_error(self) -> None:
         (self.directory / "stderr").unlink()
