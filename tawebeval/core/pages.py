@@ -74,11 +74,18 @@ def parse_cursor(text: str | None) -> str | None:
     return text
 
 
-def resolve_cursor(log: EventLog | EventRing, after_cursor: str | None, skip_count: int = 0) -> int:
+def resolve_cursor(
+    log: EventLog | EventRing,
+    after_cursor: str | None,
+    skip_count: int = 0,
+    *,
+    has_lost_events: bool = False,
+) -> int:
     """Return the sequence number `skip_count` events after a cursor.
 
     The cursor itself may precede discarded events. Raises DiscardedCursor if the result does, and
-    InvalidCursor if the result is beyond the newest event.
+    InvalidCursor if the result is beyond the newest event, unless a client may have received events
+    that were lost.
     """
     begin = (
         0
@@ -88,7 +95,7 @@ def resolve_cursor(log: EventLog | EventRing, after_cursor: str | None, skip_cou
         else int(after_cursor)
     )
     begin += skip_count
-    if begin > log.end_cursor:
+    if begin > log.end_cursor and not has_lost_events:
         skipped = f" with skip: {skip_count}" if skip_count else ""
         raise InvalidCursor(
             f"after: {after_cursor or ''!r}{skipped} is after the newest event, {log.end_cursor}"

@@ -19,7 +19,6 @@ from tawebeval.core.pages import (
     EventPage,
     make_empty_last_page,
     parse_cursor,
-    resolve_cursor,
 )
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationExpired
@@ -74,7 +73,7 @@ class EventRequests:
         record = self._find(identifier, after_cursor, caller, is_observer=is_observer)
         if record is None:
             return self._end_reading(identifier, is_observer=is_observer)
-        begin = resolve_cursor(record.events.log, after_cursor or None)
+        begin = record.events.resolve_cursor(after_cursor)
         limit = self.compute_max_page_bytes(max_bytes)
         batch = record.events.read_now(begin, limit, with_times=with_times)
         return self._make_page(record, after_cursor or None, batch, is_observer=is_observer)
@@ -99,7 +98,7 @@ class EventRequests:
             record = self._find(identifier, after_cursor, caller, is_observer=is_observer)
             if record is None:
                 return self._end_reading(identifier, is_observer=is_observer)
-            begin = resolve_cursor(record.events.log, after_cursor or None)
+            begin = record.events.resolve_cursor(after_cursor)
             limit = self.compute_max_page_bytes(max_bytes)
             with self._count_waiting_poll(record, is_observer=is_observer):
                 batch = await record.events.read(begin, limit, with_times=with_times)
@@ -163,7 +162,7 @@ class EventRequests:
             self._end_reading(identifier, is_observer=is_observer)
             return None
         return Subscription(
-            resolve_cursor(record.events.log, after_cursor or None, skip_count),
+            record.events.resolve_cursor(after_cursor, skip_count),
             record.events,
             is_observer,
             self.subscriptions.add,
@@ -179,7 +178,7 @@ class EventRequests:
         """
         record = self._find(identifier, after_cursor, caller, is_observer=True)
         if record is not None:
-            resolve_cursor(record.events.log, after_cursor or None, skip_count)
+            record.events.resolve_cursor(after_cursor, skip_count)
         return record is not None
 
     def compute_max_page_bytes(self, max_bytes: int | None) -> int:

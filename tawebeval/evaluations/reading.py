@@ -19,8 +19,8 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 
 from tawebeval.core.event_log import EventLog, EventSegment, EventsEvicted, StdoutChanged
-from tawebeval.core.events import EventBatch, encode_error_event
-from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage, make_page
+from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_error_event
+from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage, make_page, resolve_cursor
 from tawebeval.deferreds import (
     UNLIMITED_WAITERS,
     Condition,
@@ -93,6 +93,8 @@ class EvaluationEvents:
     - `stdout`: the parser, once the evaluator has started; it parses evicted segments again.
     - `on_discard()` is awaited before the files of acknowledged events are given back: no reader
       may be sent to them after a restart.
+    - `has_lost_events`: whether newest events may be lost that clients have received: after a power
+      cut, or with a damaged disk.
     - `keeps_files`: whether acknowledged events keep their files, for the archive.
     - `stream_count`, `waiting_poll_count`: the readers' streams, and their requests that wait.
     - `observer_count`: streams and waiting requests of observers, which acknowledge nothing.
@@ -107,6 +109,7 @@ class EvaluationEvents:
     _loader: SegmentLoader
     stdout: RecordedStdout | None = None
     on_discard: Callable[[], Awaitable[object]] = lambda: succeed(None)
+    has_lost_events: bool = False
     keeps_files: bool = False
     change_condition: Condition = attrs.field(factory=Condition)
     stream_count: int = 0
@@ -125,16 +128,27 @@ class EvaluationEvents:
         """Whether a client may have read the end: of all events, or at a damage."""
         return self.log.has_ended or bool(self._damaged_segments)
 
+    def resolve_cursor(self, after_cursor: str | None, skip_count: int = 0) -> int:
+        """Return the number `skip_count` events after a cursor of a client, None or "" without one.
+
+        Raises: as `core.pages.resolve_cursor`.
+        """
+        return resolve_cursor(
+            self.log, after_cursor or None, skip_count, has_lost_events=self.has_lost_events
+        )
+
     def read_now(
         self, after_cursor: int, max_bytes: int, *, with_times: bool = False
     ) -> EventBatch:
-        """Return events after a cursor that are in memory; LOST_EVENT where they are damaged.
+        """Return events after a cursor that are in memory; LOST_EVENT for damaged and lost ones.
 
         The result has at most `max_bytes`, but at least one event if there is one, and may end
         before `max_bytes` although more events follow. Raises: DiscardedCursor, EventsEvicted.
         """
         if after_cursor < self.log.begin_cursor:
             raise DiscardedCursor(str(self.log.begin_cursor))
+        if after_cursor > self.log.end_cursor:
+            return LOST_EVENT if self.log.has_ended else EMPTY_BATCH
         try:
             if with_times:
                 return self.log.read_timed_events(after_cursor, max_bytes, format_rfc3339_time)
@@ -216,7 +230,7 @@ class EvaluationEvents:
 
     def acknowledge(self, before_cursor: int) -> None:
         """Discard the events before a cursor, and in a thread their files."""
-        self.log.acknowledge(before_cursor)
+        self.log.acknowledge(min(before_cursor, self.log.end_cursor))
         self.free_discarded_files()
 
     def free_discarded_files(self) -> None:
@@ -287,7 +301,8 @@ class Subscription:
         batch = await self._events.read(self.read_cursor, max_bytes, with_times=self.with_times)
         self.read_cursor += batch.count
         if batch is LOST_EVENT:
-            self._is_lost, self.read_cursor = True, self._events.log.end_cursor
+            self._is_lost = True
+            self.read_cursor = max(self.read_cursor, self._events.log.end_cursor)
         return batch
 
     def wait_for_events(self) -> Deferred[None]:

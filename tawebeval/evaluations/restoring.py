@@ -162,6 +162,8 @@ def restore_events(evaluation: Evaluation, row: EvaluationRow) -> None:
     if event_log.end_cursor < row.end_cursor and row.failure_event and not is_lost:
         event_log.append_batch(EventBatch(1, row.failure_event), time_ms)
     event_log.mark_end()
+    was_lost = row.failure is not None and row.failure.reason == "lost"
+    evaluation.events.has_lost_events = is_lost or was_lost
     event_log.acknowledge(min(row.begin_cursor, event_log.end_cursor))
     evaluation.count_event_bytes()
 
@@ -203,6 +205,7 @@ def resume_run(
     except EvaluationFailure as error:
         conclude_in_background(evaluation, evaluation.stop_reason or error)
     except Exception as error:  # noqa: BLE001  (a client learns of every end)
+        evaluation.events.has_lost_events = True
         if isinstance(error, StdoutChanged | OSError):
             words = "{evaluation}: the evaluator cannot go on: {error!r}"
             log.error(words, evaluation=evaluation.details.log_name, error=error)  # noqa: TRY400

@@ -310,6 +310,25 @@ class RunningTests(RestoringTestCase):
         self.world.turn()
         self.assertEqual(self.consume(identifier), ["one", "\n", "memory"])
 
+    def test_reader_of_events_that_a_power_cut_took_gets_the_loss_and_the_end(self) -> None:
+        identifier, _ = self.start(b"one\ntwo\nthree\n")
+        after = self.page(identifier)["end"]
+        del self.files(identifier).marks[1:]
+        del self.files(identifier).stdout[4:]
+        self.world.sandbox.unable = OSError(2, "No such file or directory")
+        for _ in range(2):
+            self.restart()
+            for _ in range(2):
+                page = self.page(identifier, after)
+                self.assertEqual((page["data"], page["end"]), (["lost"], "end"))
+            subscription = self.registry.events.subscribe(identifier, after)
+            assert subscription is not None
+            with subscription:
+                read = self.successResultOf(Deferred.fromCoroutine(subscription.read_events(99)))
+                self.assertEqual((read.count, subscription.has_ended), (1, True))
+        self.page(identifier, "end")
+        self.assertEqual(self.world.store.rows, {})
+
     def test_run_that_cannot_be_found_ends_as_lost(self) -> None:
         identifier, _ = self.start(b"one\n")
         self.world.sandbox.unable = OSError(5, "Input/output error")
