@@ -29,6 +29,7 @@ from tawebeval.daemon.directories import (
     derive_daemon_label,
     locate_archive,
 )
+from tawebeval.daemon.disk_sync import DiskSync
 from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
 from tawebeval.daemon.reload import ConfigurationFile, ReloadableConfiguration, ReloadService
@@ -83,7 +84,7 @@ class ThreadPools:
     limit_monitor_threads: WorkerThreads  # polls the limits of runs
     file_count_threads: WorkerThreads  # counts the files of runs that have many
     upload_threads: WorkerThreads  # writes uploads
-    disk_check_threads: WorkerThreads  # checks two disks and the directories, any of which may hang
+    disk_check_threads: WorkerThreads  # check and sync disks and directories, any of which may hang
     repository_resolver: (
         SystemResolver  # git servers; a silent name server blocks a thread for a minute
     )
@@ -105,7 +106,7 @@ class ThreadPools:
             limit_monitor_threads=WorkerThreads.create(reactor, 1, "watch"),
             file_count_threads=WorkerThreads.create(reactor, 2, "count"),
             upload_threads=WorkerThreads.create(reactor, 8, "upload"),
-            disk_check_threads=WorkerThreads.create(reactor, 3, "check"),
+            disk_check_threads=WorkerThreads.create(reactor, 4, "check"),
             repository_resolver=SystemResolver(WorkerThreads.create(reactor, 12, "servers")),
             callback_resolver=SystemResolver(WorkerThreads.create(reactor, 8, "receivers")),
             peer_daemon_resolver=SystemResolver(WorkerThreads.create(reactor, 2, "peers")),
@@ -275,6 +276,7 @@ def build_daemon(
             parts.evaluation_context.cleanup_queue.retry_next_calls,
         ),
         *(repositories.start_maintenance, monitoring.readiness.check_disks),
+        DiskSync(store, directories.state, pools.disk_check_threads, reactor).sync_if_due,
     )
     for part in (
         *_reload_services(reloader, reactor),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -26,8 +27,13 @@ from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.log_lines import make_log_fields
 from tawebeval.evaluations.run import Run
+from tawebeval.evaluations.uploads import measure_upload
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.environments import find_environment
+
+_DAMAGED_UPLOAD = EvaluationFailure(
+    "lost", "the submission was damaged while the daemon was away; submit again"
+)
 
 log = Logger()
 
@@ -65,10 +71,21 @@ def begin_again(evaluation: Evaluation, slots: RunSlots) -> None:
     with suppress(OSError):  # the start finds what is missing
         if upload is not None and not upload.exists() and evaluation.workspace.root.exists():
             evaluation.workspace.restore_uploaded_files(upload)
+    share = details.shared_upload
     if evaluation.stop_reason is not None:
         conclude_in_background(evaluation, evaluation.stop_reason)
+    elif upload is not None and share is not None and _is_damaged(upload, share.size):
+        conclude_in_background(evaluation, _DAMAGED_UPLOAD)
     else:
         begin_start(evaluation, slots)
+
+
+def _is_damaged(upload: Path, size: int) -> bool:
+    """Tell whether uploaded files are no more what they were, as after a power cut."""
+    try:
+        return upload.exists() and measure_upload(upload) != size
+    except OSError:
+        return True
 
 
 @attrs.define(eq=False)

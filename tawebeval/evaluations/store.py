@@ -89,6 +89,11 @@ class EvaluationStore:
         """The highest sequence number that was ever written, 0 without one."""
         return self._database.last_sequence_number
 
+    @property
+    def transaction_count(self) -> int:
+        """The number of transactions that were ever committed."""
+        return self._database.transaction_count
+
     def load_live(self) -> list[EvaluationRow]:
         """Return the rows of all evaluations that are not in the archive alone, by number."""
         return list(self._database.load("evaluations", unpack_evaluation).values())

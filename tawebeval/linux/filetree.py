@@ -11,6 +11,7 @@ no stranger can use up the daemon's. Everything here blocks.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -29,6 +30,7 @@ import attrs
 DISK_FULL_REMEDY = "free some disk space"
 """The remedy for a full disk."""
 
+_libc = ctypes.CDLL(None, use_errno=True)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -58,6 +60,17 @@ def _synchronize(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file_system(path: Path) -> None:
+    """Write all that the kernel holds of a file system to its disk (syncfs(2)). Raises: OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if _libc.syncfs(descriptor):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
     finally:
         os.close(descriptor)
 

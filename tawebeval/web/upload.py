@@ -51,7 +51,7 @@ from tawebeval.errors import (
     format_size,
 )
 from tawebeval.evaluations.submission_store import RerunnableSubmission
-from tawebeval.evaluations.uploads import ReceivedForm, UploadWriter
+from tawebeval.evaluations.uploads import UPLOADED_FILE_BYTES, ReceivedForm, UploadWriter
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import get_header
 from tawebeval.web.server.error_responses import report_storage_error
@@ -59,7 +59,6 @@ from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.server.request_headers import get_header_elements
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
-_PER_FILE = 8192  # bytes of disk that a file and its directory take, of whatever size
 _MAX_FOLDED_LINES = 100  # of headers in a form
 _MAX_UNKNOWN_NAMES = 16  # of ignored fields, for a message
 _MAX_KEY = 255  # characters of an Idempotency-Key
@@ -327,7 +326,7 @@ class FormReceiver:
             self._max_text = int(min(limit or 0, self._limits.field))
         else:
             self._preset.check_submission_field(file.field)
-            self._count_stored(_PER_FILE)
+            self._count_stored(UPLOADED_FILE_BYTES)
             self._submission.append(file)
             self._in_file = True
             self._files.begin_file(Path("submission", file.field, file.filename))

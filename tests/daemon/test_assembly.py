@@ -265,7 +265,7 @@ class ServiceTests(SynchronousTestCase):
         self.patch(WorkerThreads, "create", own)
         monitors = self.note_calls("LimitMonitor")
         daemon = self.make()
-        waited = [(20, "work"), (1, "watch"), (2, "count"), (8, "upload"), (3, "check")]
+        waited = [(20, "work"), (1, "watch"), (2, "count"), (8, "upload"), (4, "check")]
         resolvers = [(12, "servers"), (8, "receivers"), (2, "peers")]
         expected = [*waited, *resolvers, (1, "store"), (1, "stored")]
         self.assertEqual((made, done), (expected, []))
@@ -301,7 +301,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertIs(reactor, self.reactor)
         names = (
             "expire_evaluations reap_ended_orphans restore_directories retry_next_calls"
-            " start_maintenance check_disks"
+            " start_maintenance check_disks sync_if_due"
         )
         self.assertEqual([call.__name__ for call in calls], names.split())
         self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)

@@ -25,7 +25,7 @@ from tawebeval.errors import (
 from tawebeval.evaluations import eventlog, registry
 from tawebeval.evaluations.restoring import LeftEvaluations, load_details, read_all_events
 from tawebeval.evaluations.rows import EvaluationRow
-from tawebeval.evaluations.uploads import ReceivedForm
+from tawebeval.evaluations.uploads import UPLOADED_FILE_BYTES, ReceivedForm
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
 from tests.cases.evaluations import CANCELLED, RegistryTestCase
 from tests.fakes.archive import FakeArchive
@@ -128,6 +128,21 @@ class WaitingTests(RestoringTestCase):
         self.assertEqual(self.states(identifier), ["cancelled"])
         self.assertEqual(self.consume(identifier), ["cancelled"])
         self.assertEqual(self.world.spawn.children, [])
+
+    def test_submission_that_a_power_cut_has_damaged_is_not_evaluated(self) -> None:
+        upload = Path(self.mktemp()).absolute()
+        for size, state in ((7, "running"), (6, "failed")):
+            identifier = self.accept()
+            file = upload / "submission" / "solution" / "main.c"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(bytes(size))
+            self.restart(
+                lambda row: msgspec.structs.replace(
+                    row, upload_directory=str(upload), upload_size=UPLOADED_FILE_BYTES + 7, run=None
+                )
+            )
+            self.assertEqual(self.states(identifier), [state])
+        self.assertEqual(self.consume(identifier), ["lost"])
 
     def test_failed_fetch_that_may_have_been_told_is_not_tried_again(self) -> None:
         stored: Deferred[None] = Deferred()
