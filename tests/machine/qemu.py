@@ -1,4 +1,4 @@
-"""A machine in QEMU: booted from a disk that stays as it is, without a network."""
+"""A machine in QEMU: booted from a copy of a disk, without a network."""
 
 from __future__ import annotations
 
@@ -49,10 +49,12 @@ def boot(folder: Path, given: Path, work: Path, patience: float) -> Iterator[str
     """Boot a machine, and yield the lines that what it was given prints, until it is off.
 
     `folder` has the machine (`roots.machine`), `given` is unpacked in there, and its `start` is
-    run. Beyond `patience` seconds the machine is killed. What its kernel and systemd say is in the
-    file `console` of `work`, in which all that it writes is kept until then.
+    run. The disk is copied into `work`, where it stays for the next boot. Beyond `patience` seconds
+    the machine is killed. What its kernel and systemd say is in the file `console` of `work`.
     """
-    archive, console = work / "given", work / "console"
+    archive, console, disk = work / "given", work / "console", work / "disk"
+    if not disk.exists():
+        subprocess.run(["cp", "--sparse=always", folder / "disk", disk], check=True)
     subprocess.run(["tar", "-cf", archive, "-C", given, "."], check=True)
     processor = ("kvm", "host") if accelerator() == "kvm" else ("tcg,thread=multi", "max")
     command = [
@@ -62,7 +64,7 @@ def boot(folder: Path, given: Path, work: Path, patience: float) -> Iterator[str
         *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none"),
         *("-device", "virtio-rng-pci", "-serial", f"file:{console}", "-serial", "stdio"),
         *("-kernel", folder / "vmlinuz", "-initrd", folder / "initrd", "-append", _CMDLINE),
-        *("-drive", f"file={folder / 'disk'},format=raw,if=virtio,snapshot=on"),
+        *("-drive", f"file={disk},format=raw,if=virtio"),
         *("-drive", f"file={archive},format=raw,if=virtio,readonly=on"),
     ]
     with subprocess.Popen(

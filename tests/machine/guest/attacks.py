@@ -16,16 +16,20 @@ MIB = 2**20
 CPU, MEMORY, PROCESSES, DISK = 15, 64 * MIB, 40, 24 * MIB  # seconds, bytes, processes, bytes
 
 
-def limits(*, cpu: int = CPU, memory: int = MEMORY) -> str:
-    """Return a configuration with these limits, in seconds and bytes, and those above."""
+def limits(*, cpu: int = CPU, memory: int = MEMORY, running: int = 2, more: str = "") -> str:
+    """Return a configuration with these limits, in seconds and bytes, and those above.
+
+    `more` are settings of `[repositories]`.
+    """
     return f"""
 [repositories]
-protocols = ["file"]
+protocols = ["file", "http"]
+{more}
 tree_bytes = {4 * MIB}
 tree_files = 200
 
 [evaluations]
-running = 2
+running = {running}
 grace = 0.3
 
 [service]

@@ -11,6 +11,7 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -33,6 +34,13 @@ from service import CACHE, SOCKET, STATE, UNIT, attempt, begin, begin_python, fo
 
 PACKAGE = "/root/given/tawebeval.deb"
 ALL = "all checks were run"
+CUT = "the power is cut"
+POWER_CUT = "power cut"
+
+# What the check of a power cut has begun, for that after the boot.
+_MADE = Path("/root/given/made.json")
+_SYNCED = 15  # seconds after which what was stored is on the disk
+_PRINT = "seq 1000"
 
 # Denies user namespaces to all that start bwrap or unshare, as Ubuntu does.
 _DENYING = """
@@ -250,6 +258,57 @@ def watchdog() -> None:
     assert "Watchdog timeout" in service.journal()
 
 
+def cut_power() -> None:
+    """Reset the machine, as a power cut does, amid 50 evaluations; `look_after_the_cut` goes on."""
+    own = 'private_networks = ["127.0.0.0/8"]'
+    service.configure(f"{limits(running=6, more=own)}\n[archive]\nenabled = true\n")
+    made: dict[str, list[str]] = {}
+    made["ended"] = [begin(_PRINT) for _ in range(10)]
+    made["archived"] = [begin(_PRINT) for _ in range(10)]
+    for identifier in (*made["ended"], *made["archived"]):
+        service.wait_for_state(identifier, "finished")
+    for identifier in made["archived"]:
+        follow(identifier)
+    made["running"] = [begin("echo ready; exec sleep 12345") for _ in range(6)]
+    for identifier in made["running"]:
+        follow(identifier, "ready")
+    made["queued"] = [begin("cat $SUBMISSION_FILE_SOLUTION") for _ in range(20)]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/problem"
+        made["fetching"] = [begin("true", url) for _ in range(4)]
+        service.wait_for_state(made["fetching"][0], "fetching")
+        time.sleep(_SYNCED)
+        with _MADE.open("w") as file:
+            json.dump(made, file)
+            file.flush()
+            os.fsync(file.fileno())
+        print(CUT, flush=True)
+        Path("/proc/sysrq-trigger").write_text("b")
+        time.sleep(service.PATIENCE)
+
+
+def look_after_the_cut() -> None:
+    """Hold that after the power cut nothing is lost but what ran, and that is told."""
+    made: dict[str, list[str]] = json.loads(_MADE.read_text())
+    service.wait_until(service.is_ready, "it is ready")
+    printed = "".join(f"{number}\n" for number in range(1, 1001))
+    expected = {
+        "ended": (printed, None),
+        "archived": (printed, None),
+        "running": ("ready\n", "lost"),
+        "queued": ("42\n", None),
+        "fetching": ("", "repository"),
+    }
+    for kind, identifiers in made.items():
+        for identifier in identifiers:
+            outcome = follow(identifier)
+            found = outcome.text, outcome.error.get("reason")
+            assert found == expected[kind], (kind, found)
+    service.wait_until(nothing_is_left, "their directories are removed")
+    service.configure(limits())
+    assert follow(begin("echo again")).text == "again\n"
+
+
 def apparmor() -> None:
     """Hold that it starts where user namespaces are denied to others, by its profile alone."""
     if not _KNOWS_NAMESPACES.exists():
@@ -357,6 +416,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "restart": restart,
     "kill -9": kill,
     "watchdog": watchdog,
+    POWER_CUT: cut_power,
     "AppArmor": apparmor,
     "upgrade from a dynamic user": upgrade,
     "upgrade to a service that fails": failure,
@@ -365,11 +425,24 @@ CHECKS: dict[str, Callable[[], None]] = {
 _NEEDED = 4
 
 
+def choose_checks(words: list[str]) -> dict[str, Callable[[], None]]:
+    """Return the checks with one of these words, without any all; after a power cut the rest."""
+    names = list(CHECKS)
+    chosen = {
+        name: check
+        for number, (name, check) in enumerate(CHECKS.items())
+        if not words or number < _NEEDED or any(word in name for word in words)
+    }
+    if not _MADE.exists():
+        return chosen
+    done = names[: names.index(POWER_CUT) + 1]
+    rest = {name: check for name, check in chosen.items() if name not in done}
+    return {POWER_CUT: look_after_the_cut, **rest}
+
+
 def main(words: list[str]) -> None:
     """Run the checks."""
-    for number, (name, check) in enumerate(CHECKS.items()):
-        if words and number >= _NEEDED and not any(word in name for word in words):
-            continue
+    for name, check in choose_checks(words).items():
         began = time.monotonic()
         try:
             check()

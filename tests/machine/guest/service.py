@@ -125,11 +125,11 @@ def repository() -> str:
     return run(*git, "rev-parse", "HEAD")
 
 
-def begin(command: str) -> str:
+def begin(command: str, url: str = f"file://{_REPOSITORY}") -> str:
     """Begin an evaluation of a shell command; return its identifier."""
     fields = {
         'submission[solution]"; filename="solution.txt': "42\n",
-        "repository[url]": f"file://{_REPOSITORY}",
+        "repository[url]": url,
         "commit_oid": repository(),
         "evaluator_cmd": command,
     }
@@ -166,6 +166,17 @@ class Outcome:
                 self.text += event["payload"]
             else:
                 self.error = event["payload"]
+
+
+def wait_for_state(identifier: str, state: str) -> None:
+    """Wait until an evaluation is in a state, without a look at its events."""
+
+    def is_there() -> bool:
+        status, document = ask("GET", f"/evaluation/{identifier}")
+        assert status == 200, document
+        return bool(document["state"] == state)
+
+    wait_until(is_there, f"an evaluation is {state}")
 
 
 def follow(identifier: str, until: str | None = None) -> Outcome:
