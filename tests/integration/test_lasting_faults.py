@@ -178,11 +178,11 @@ class RestartTests(SharedKeptDaemonTestCase):
         self.assertEqual(reader.status["state"], "finished")
 
     async def test_silent(self) -> None:
-        """The time limit of a silent evaluator does not run without a daemon, and then goes on."""
+        """Its time limit stands still after an orderly stop, and goes on with the next daemon."""
         command = "echo ready; sleep 600"
-        identifier = await self.begin_and_wait(command, **{"limits[wall_clock]": "10"})
-        await self.daemon.end()
-        await deferLater(reactor, 11)
+        identifier = await self.begin_and_wait(command, **{"limits[wall_clock]": "4"})
+        await self.daemon.end(signal.SIGTERM)
+        await deferLater(reactor, 6)
         self.daemon.start()
         await self.daemon.ready()
         self.assertEqual((await self.client.status(identifier))["state"], "running")
