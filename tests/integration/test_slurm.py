@@ -119,9 +119,11 @@ class RunTests(SlurmTestCase):
             )
             for end in ("exit 3", "exit 0")
         }
+        jobs = []
         for end, identifier in begun.items():
-            usage = (await self.client.ended(identifier))["usage"]
-            self.assertGreater(usage["peak_memory_bytes"], 100 * MIB)
+            status = await self.client.ended(identifier)
+            jobs.append(status["runner"]["job"])
+            self.assertGreater(status["usage"]["peak_memory_bytes"], 100 * MIB)
             events = await self.client.follow(identifier)
             self.assertEqual(failure(events, "memory")["limit"], "limits.memory", end)
             self.assertNotIn("unlimited", text(events))
@@ -130,8 +132,12 @@ class RunTests(SlurmTestCase):
         def find_groups() -> list[Path]:
             # Python 3.11 does not pass over what Slurm removes meanwhile.
             with suppressing(FileNotFoundError):
-                groups = memory.glob("slurm_*/uid_*/job_*/**/tawebeval-*")
-                return [group for group in groups if self.cluster.has_made(group)]
+                found = [
+                    group
+                    for job in jobs
+                    for group in memory.glob(f"slurm_*/uid_*/job_{job}/**/tawebeval-*")
+                ]
+                return [group for group in found if self.cluster.has_made(group)]
             return [memory]
 
         await until(lambda: not find_groups(), "no cgroup is left")
