@@ -519,6 +519,17 @@ class EndedTests(RestoringTestCase):
         self.expire(1)
         self.assertEqual((self.world.store.rows, self.world.disk.used_bytes), ({}, 0))
 
+    def test_files_are_removed_only_once_the_row_says_so(self) -> None:
+        identifier, child = self.start(b"one\n")
+        self.finish(child)
+        stored: Deferred[None] = Deferred()
+        self.patch(FakeStore, "flush", lambda store: stored)
+        self.consume(identifier)
+        self.assertTrue(self.row(identifier).is_forgotten)
+        stored.errback(StoreError())  # a full disk
+        self.world.turn()
+        self.assertEqual(self.world.store.rows, {})
+
     def test_evaluation_that_was_forgotten_before_the_kill_is_removed(self) -> None:
         identifier, child = self.start(b"one\n")
         self.finish(child)
