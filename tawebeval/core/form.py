@@ -103,10 +103,14 @@ class Repository:
 
 @attrs.frozen
 class SubmissionFile:
-    """File of a submission: `field` is NAME of `submission[NAME]`, `filename` a base name."""
+    """File of a submission: `field` is NAME of `submission[NAME]`, `filename` a base name.
+
+    `size` is the number of bytes that were received, None if they are not known.
+    """
 
     field: str
     filename: str
+    size: int | None = attrs.field(default=None, eq=False)
 
 
 @attrs.frozen

@@ -47,7 +47,7 @@ class DiskSync:
         try:
             await self._threads.run_in_thread(sync_file_system, self._directory)
         except OSError as error:
-            words = "what was stored may not be on the disk: {error}"
+            words = "rows and files of evaluations are not written to the disk: {error}"
             log.error(words, error=describe_disk_error(error))  # noqa: TRY400  (no defect)
         finally:
             self._synced_count, self._is_syncing = count, False

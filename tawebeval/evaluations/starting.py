@@ -6,6 +6,7 @@ and none waits in between: a thousand evaluations may run at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from tawebeval.core.checkout import Checkout
-from tawebeval.core.form import Repository
+from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.segi import Markers
 from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import run_in_background
@@ -27,9 +28,9 @@ from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.log_lines import make_log_fields
 from tawebeval.evaluations.run import Run
-from tawebeval.evaluations.uploads import measure_upload
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.environments import find_environment
+from tawebeval.sandbox.workspace import Workspace
 
 _DAMAGED_UPLOAD = EvaluationFailure(
     "lost", "the submission was damaged while the daemon was away; submit again"
@@ -71,19 +72,22 @@ def begin_again(evaluation: Evaluation, slots: RunSlots) -> None:
     with suppress(OSError):  # the start finds what is missing
         if upload is not None and not upload.exists() and evaluation.workspace.root.exists():
             evaluation.workspace.restore_uploaded_files(upload)
-    share = details.shared_upload
     if evaluation.stop_reason is not None:
         conclude_in_background(evaluation, evaluation.stop_reason)
-    elif upload is not None and share is not None and _is_damaged(upload, share.size):
+    elif upload is not None and upload.exists() and _is_damaged(upload, details.request.submission):
         conclude_in_background(evaluation, _DAMAGED_UPLOAD)
     else:
         begin_start(evaluation, slots)
 
 
-def _is_damaged(upload: Path, size: int) -> bool:
-    """Tell whether uploaded files are no more what they were, as after a power cut."""
+def _is_damaged(upload: Path, submission: Sequence[SubmissionFile]) -> bool:
+    """Tell whether an uploaded file has another size than was received, as after a power cut."""
     try:
-        return upload.exists() and measure_upload(upload) != size
+        return any(
+            Workspace(upload).locate_submitted_file(file).stat().st_size != file.size
+            for file in submission
+            if file.size is not None
+        )
     except OSError:
         return True
 

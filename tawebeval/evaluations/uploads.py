@@ -22,18 +22,9 @@ from tawebeval.linux.filetree import add_path_to_errors
 WRITE_BATCH_BYTES = 512 * 1024
 """Bytes of a form that are gathered before a thread writes them; fewer at its end."""
 
-UPLOADED_FILE_BYTES = 8192
-"""Bytes of disk that a file and its directory take, of whatever size."""
-
 _PER_FILE = 1024  # bytes of memory that a file takes besides its content
 
 log = Logger()
-
-
-def measure_upload(directory: Path) -> int:
-    """Return the bytes that the files of a form take of the space for uploads. Blocks."""
-    sizes = [path.stat().st_size for path in directory.rglob("*") if path.is_file()]
-    return sum(sizes) + len(sizes) * UPLOADED_FILE_BYTES
 
 
 @attrs.frozen

@@ -51,7 +51,7 @@ from tawebeval.errors import (
     format_size,
 )
 from tawebeval.evaluations.submission_store import RerunnableSubmission
-from tawebeval.evaluations.uploads import UPLOADED_FILE_BYTES, ReceivedForm, UploadWriter
+from tawebeval.evaluations.uploads import ReceivedForm, UploadWriter
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import get_header
 from tawebeval.web.server.error_responses import report_storage_error
@@ -62,6 +62,7 @@ _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
 _MAX_FOLDED_LINES = 100  # of headers in a form
 _MAX_UNKNOWN_NAMES = 16  # of ignored fields, for a message
 _MAX_KEY = 255  # characters of an Idempotency-Key
+_PER_FILE = 8192  # bytes of disk that a file and its directory take, of whatever size
 # A parameter whose value is in quotes, or is written without quotes that it needs.
 _PARAMETER = re.compile(r'; *([A-Za-z*-]+) *= *("[^"\\]*"|"(?:[^"\\]|\\.)*+"|[^";]*)')
 _BROWSERS_DISPOSITION = re.compile(r'form-data; name="[^"]*"(?:; filename="[^"]*")?')
@@ -132,7 +133,7 @@ class FormReceiver:
         self._name = ""
         self._text: bytearray | None = None
         self._max_text = 0  # bytes that the text may have
-        self._in_file = False
+        self._in_file, self._file_bytes = False, 0
         self._must_be_empty = False  # a file without a name
         self._hash = hashlib.sha256()
         if use_kept is not None and not length and not content_type:
@@ -326,9 +327,9 @@ class FormReceiver:
             self._max_text = int(min(limit or 0, self._limits.field))
         else:
             self._preset.check_submission_field(file.field)
-            self._count_stored(UPLOADED_FILE_BYTES)
+            self._count_stored(_PER_FILE)
             self._submission.append(file)
-            self._in_file = True
+            self._in_file, self._file_bytes = True, 0
             self._files.begin_file(Path("submission", file.field, file.filename))
 
     def _take(self, chunk: bytes | bytearray) -> None:
@@ -337,6 +338,7 @@ class FormReceiver:
         if self._must_be_empty:
             raise InvalidField(self._name, "the file has content and no name; send a file name")
         if self._in_file:
+            self._file_bytes += len(chunk)
             self._files.add_content(chunk)
         elif self._text is not None:
             self._take_text(self._text, chunk)
@@ -356,6 +358,7 @@ class FormReceiver:
     def _end(self) -> None:
         if self._in_file:
             self._in_file = False
+            self._submission[-1] = attrs.evolve(self._submission[-1], size=self._file_bytes)
         elif self._text is not None:
             try:
                 self._text.decode()

@@ -62,7 +62,9 @@ class DiskSyncTests(SynchronousTestCase):
                 self.tick(SYNC_SECONDS)
                 self.threads.step()
         self.assertEqual(len(events), 2)
-        self.assertIn("may not be on the disk: /state: Input/output error", formatEvent(events[0]))
+        self.assertIn(
+            "are not written to the disk: /state: Input/output error", formatEvent(events[0])
+        )
 
 
 class SyncTests(SynchronousTestCase):

@@ -15,6 +15,7 @@ from twisted.internet.defer import Deferred, succeed
 
 from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import (
     DiscardedCursor,
     EvaluationExpired,
@@ -25,7 +26,7 @@ from tawebeval.errors import (
 from tawebeval.evaluations import eventlog, registry
 from tawebeval.evaluations.restoring import LeftEvaluations, load_details, read_all_events
 from tawebeval.evaluations.rows import EvaluationRow
-from tawebeval.evaluations.uploads import UPLOADED_FILE_BYTES, ReceivedForm
+from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
 from tests.cases.evaluations import CANCELLED, RegistryTestCase
 from tests.fakes.archive import FakeArchive
@@ -130,18 +131,16 @@ class WaitingTests(RestoringTestCase):
         self.assertEqual(self.world.spawn.children, [])
 
     def test_submission_that_a_power_cut_has_damaged_is_not_evaluated(self) -> None:
+        self.accept()  # takes the only place
         upload = Path(self.mktemp()).absolute()
-        for size, state in ((7, "running"), (6, "failed")):
-            identifier = self.accept()
-            file = upload / "submission" / "solution" / "main.c"
-            file.parent.mkdir(parents=True, exist_ok=True)
+        file = upload / "submission" / "source" / "solution.py"
+        file.parent.mkdir(parents=True)
+        request = make_request(submission=(SubmissionFile("source", "solution.py", 7),))
+        identifier = self.registry.accept_form(ReceivedForm(request, upload))
+        for size in (7, 6):
             file.write_bytes(bytes(size))
-            self.restart(
-                lambda row: msgspec.structs.replace(
-                    row, upload_directory=str(upload), upload_size=UPLOADED_FILE_BYTES + 7, run=None
-                )
-            )
-            self.assertEqual(self.states(identifier), [state])
+            self.restart(lambda row: msgspec.structs.replace(row, upload_directory=str(upload)))
+            self.assertEqual(self.states(identifier), ["queued" if size == 7 else "failed"])
         self.assertEqual(self.consume(identifier), ["lost"])
 
     def test_failed_fetch_that_may_have_been_told_is_not_tried_again(self) -> None:

@@ -60,6 +60,7 @@ class GoodFormTests(UploadTestCase):
             b"\r" * 40 + b"\n" * 40,
         ):
             upload = self.receive(form(parts(source=content)))
+            self.assertEqual(upload.request.submission[0].size, len(content))
             self.assertEqual(files(upload), {"submission/source/solution.py": content})
 
     def test_several_files(self) -> None:
