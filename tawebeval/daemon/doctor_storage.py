@@ -34,6 +34,7 @@ from tawebeval.git.keyring import GitKeyring
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, is_disk_full
 from tawebeval.linux.ownership import (
     build_directory_install_command,
+    can_others_write,
     check_owner,
     find_readable_by_others_problem,
     get_user_name,
@@ -49,7 +50,6 @@ from tawebeval.sandbox.project_quotas import (
 from tawebeval.web.auth import find_metrics_token_file, find_token_file, read_token_file
 from tawebeval.webhooks.signing import find_secrets_file, read_signing_secrets
 
-_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _RIGHTS = {"r": os.R_OK, "w": os.W_OK, "x": os.X_OK}
 _WRITABLE = "mount it for writing, or name another directory by STATE_DIRECTORY and CACHE_DIRECTORY"
@@ -283,7 +283,7 @@ def _check_closed_to_others(path: Path) -> None:
 
 
 def _check_writers(path: Path) -> None:
-    if path.stat().st_mode & _OTHERS_MAY_WRITE:
+    if can_others_write(path.stat()):
         what = f"{path}: other users may write to it"
         raise ConfigurationError(what, f"chmod go-w {shlex.quote(str(path))}")
 

@@ -11,6 +11,7 @@ warned of a file that every user of the machine can read.
 from __future__ import annotations
 
 import contextlib
+import grp
 import hashlib
 import os
 import pwd
@@ -115,6 +116,21 @@ def is_writable_only_by_root(status: os.stat_result) -> bool:
     """Tell whether only root can put something into a directory, or take others' out of it."""
     others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return status.st_uid == 0 and (not others or bool(status.st_mode & stat.S_ISVTX))
+
+
+def can_others_write(status: os.stat_result) -> bool:
+    """Tell whether others than its owner may write to a file.
+
+    A group that is the owner's alone, as Debian makes one for each user, gives it to nobody.
+    """
+    if not status.st_mode & stat.S_IWGRP or status.st_mode & stat.S_IWOTH:
+        return bool(status.st_mode & stat.S_IWOTH)
+    try:
+        user, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
+    except KeyError:
+        return True
+    is_own = user.pw_gid == group.gr_gid and user.pw_name == group.gr_name
+    return not is_own or bool(set(group.gr_mem) - {user.pw_name})
 
 
 def get_user_name(uid: int) -> str:

@@ -53,7 +53,7 @@ SECRETS = (
     (
         "metrics",
         "[metrics]\nreaders = 'tokens'\ntokens = '{}'",
-        *(TOKEN, "s3cret", 0o620, "other users may write"),
+        *(TOKEN, "s3cret", 0o602, "other users may write"),
     ),
     (
         "credentials",
@@ -143,7 +143,7 @@ class DirectoryTests(StorageTestCase):
         """Nobody else may write to the configuration or the directories, or read the key."""
         for path, mode, words in (
             (self.file, 0o666, "other users may write"),
-            (self.state, 0o720, "other users may write"),
+            (self.state, 0o702, "other users may write"),
             (self.cache, 0o777, "other users may write"),
             (self.write("state/key", "x" * 32), 0o644, "forge identifiers"),
         ):
