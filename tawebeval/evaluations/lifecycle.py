@@ -41,8 +41,8 @@ class Evaluation:
     - `cancel_start()` ends what leads to the run; None if that cannot be ended.
     - `stop_reason`: what becomes the final event; None before a stop.
     - `final_failure`: what becomes the final event, stop or not, once that is stored.
-    - `left_at`: when this process of the daemon has left the run to the next one, in seconds of the
-      clock.
+    - `left_at`: when this process of the daemon has left the evaluation to the next one, in seconds
+      of the clock.
     - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
     """
 
@@ -125,8 +125,12 @@ class Evaluation:
         self.details.event_bytes = 0
 
     def stop(self, failure: EvaluationFailure) -> None:
-        """End the evaluation; `failure` becomes the final event. No effect after the end."""
-        if self.stop_reason is None and not self.details.state.has_ended:
+        """End the evaluation; `failure` becomes the final event. No effect after the end.
+
+        None after `leave` either: the next process would not know the reason.
+        """
+        is_over = self.details.state.has_ended or self.left_at is not None
+        if self.stop_reason is None and not is_over:
             self.stop_reason = failure
             if self.run is not None:
                 self.run.stop(failure)
@@ -135,10 +139,10 @@ class Evaluation:
             self.save()
 
     def leave(self) -> None:
-        """Leave the run to the next process of the daemon; answer the clients that wait."""
+        """Leave it to the next process of the daemon; answer the clients that wait."""
+        self.left_at = self.context.clock.seconds()
         if self.run is not None:
-            self.run.clock.stop()
-            self.left_at = self.context.clock.seconds()
+            self.run.leave()
             self.save()
         self.events.change_condition.notify()
 

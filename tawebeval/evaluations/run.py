@@ -167,7 +167,7 @@ class Run(ProcessProtocol):
         self._flush: IDelayedCall | None = None
         self._turn: IDelayedCall | None = None
         self._is_paused = self._is_reading = self._has_stdout_ended = False
-        self._has_lost_events = False
+        self._has_lost_events = self._is_left = False
         self._tree_ended: OneShotEvent[None] = OneShotEvent()
         self.output_ended: OneShotEvent[None] = OneShotEvent()
         self._process: ProcessTransport
@@ -246,6 +246,11 @@ class Run(ProcessProtocol):
             build_limit_failure("timeout", "wall_clock", f"ran for over {most:g} seconds", most)
         )
 
+    def leave(self) -> None:
+        """Stop nothing any more: the next process of the daemon goes on."""
+        self._is_left = True
+        self.clock.stop()
+
     # Stops
 
     def stop(self, failure: EvaluationFailure) -> None:
@@ -254,6 +259,8 @@ class Run(ProcessProtocol):
         All processes get TERM, and KILL after the grace time. A run over the limit of a resource
         gets KILL at once, even if it is being stopped for another reason.
         """
+        if self._is_left:
+            return
         running, at_once = self._process.is_running, failure.reason in _AT_ONCE
         if self.failure is None and (running or not self.output_ended.is_set):
             self.failure = failure

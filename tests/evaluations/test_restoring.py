@@ -258,6 +258,23 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.states(identifier), ["cancelled"])
         self.assertEqual(self.consume(identifier), ["one", "\n", "cancelled"])
 
+    def test_run_that_was_left_is_stopped_by_the_next_process_alone(self) -> None:
+        identifier, child = self.start(b"one\n")
+        run = self.registry.records[identifier].evaluation.run
+        assert run is not None
+        self.registry.hand_over_evaluations()
+        asked = Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
+        run.stop(build_limit_failure("memory", "memory", "used over 1 MiB of memory", 2**20))
+        self.world.turn()
+        self.assertNoResult(asked)
+        self.assertEqual(child.signals, [])
+        self.restart()
+        self.assertEqual(self.states(identifier), ["running"])
+        Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
+        self.world.child.end(signal=SIGTERM)
+        self.world.turn()
+        self.assertEqual(self.consume(identifier), ["one", "\n", "cancelled"])
+
     def test_evaluator_that_was_lost_ends_after_what_it_has_printed(self) -> None:
         identifier, _ = self.start(b"one\n")
         self.restart()
