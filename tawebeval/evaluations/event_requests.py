@@ -21,7 +21,7 @@ from tawebeval.core.pages import (
     parse_cursor,
 )
 from tawebeval.core.states import EvaluationState
-from tawebeval.errors import EvaluationExpired
+from tawebeval.errors import EvaluationExpired, ServerStopping
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.records import EvaluationRecord, RecordIndex
 from tawebeval.evaluations.shutdown import EvaluationDrain
@@ -67,8 +67,8 @@ class EventRequests:
         at least one event if there are any. If `with_times`, each event has its time, on top of the
         limit.
 
-        Raises: InvalidCursor, DiscardedCursor, EvaluationNotFound, EvaluationExpired; and
-        EventsEvicted, if `read_page` has to wait for the events.
+        Raises: InvalidCursor, DiscardedCursor, EvaluationNotFound, EvaluationExpired,
+        ServerStopping; and EventsEvicted, if `read_page` has to wait for the events.
         """
         record = self._find(identifier, after_cursor, caller, is_observer=is_observer)
         if record is None:
@@ -198,8 +198,13 @@ class EventRequests:
         return None if is_end and (record is None or record.events.has_readable_end) else record
 
     def _end_reading(self, identifier: str, *, is_observer: bool) -> EventPage:
-        """Answer the cursor of the very end; forget an evaluation that a reader has read to it."""
+        """Answer the cursor of the very end; forget an evaluation that a reader has read to it.
+
+        Raises: ServerStopping, if the evaluation is left to the next process, which forgets it.
+        """
         if not is_observer and identifier in self._records:
+            if self._records[identifier].evaluation.left_at is not None:
+                raise ServerStopping
             if self._records[identifier].events.log.has_ended:  # else it was read to a damage
                 self._records.forget_record(identifier, EvaluationState.DRAINED)
             self._drain.on_drain_progress()

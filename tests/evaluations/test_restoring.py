@@ -20,6 +20,7 @@ from tawebeval.errors import (
     DiscardedCursor,
     EvaluationExpired,
     IdempotencyKeyReused,
+    ServerStopping,
     StoreError,
     build_limit_failure,
 )
@@ -430,6 +431,16 @@ class EndedTests(RestoringTestCase):
         self.restart()
         self.assertEqual((self.page(identifier), self.registry.get_status(identifier)), before)
         self.assertEqual(self.consume(identifier), ["repository"])
+
+    def test_end_that_is_read_of_a_left_evaluation_is_for_the_next_process(self) -> None:
+        identifier, child = self.start(b"one\n")
+        self.finish(child)
+        self.registry.hand_over_evaluations()
+        self.assertEqual(self.page(identifier)["end"], "end")
+        self.assertRaises(ServerStopping, self.registry.events.read_page_now, identifier, "end")
+        self.restart()
+        self.assertEqual(self.consume(identifier), ["one", "\n"])
+        self.assertEqual(self.world.store.rows, {})
 
     def test_acknowledged_events_stay_discarded(self) -> None:
         identifier, child = self.start(b"one\ntwo\n")
