@@ -26,8 +26,13 @@ def conclude_in_background(evaluation: Evaluation, failure: EvaluationFailure | 
 
 
 async def conclude(evaluation: Evaluation, failure: EvaluationFailure | None) -> None:
-    """End an evaluation, give back its slots and remove its processes and directories."""
+    """End an evaluation, give back its slots and remove its processes and directories.
+
+    One that is left ends in the next process of the daemon: this one may store nothing any more.
+    """
     details = evaluation.details
+    if evaluation.left_at is not None:
+        return
     evaluation.cancel_start = None
     if failure is not None:
         await evaluation.store_failure(failure)

@@ -276,6 +276,17 @@ class RunningTests(RestoringTestCase):
         self.world.turn()
         self.assertEqual(self.consume(identifier), ["one", "\n", "cancelled"])
 
+    def test_run_that_ends_after_it_was_left_ends_in_the_next_process_alone(self) -> None:
+        identifier, child = self.start(b"one\n")
+        self.registry.hand_over_evaluations()
+        self.finish(child)
+        self.assertEqual(self.states(identifier), ["running"])
+        self.assertNotEqual(self.page(identifier)["end"], "end")
+        self.restart()
+        self.finish(self.world.child)
+        self.assertEqual(self.states(identifier), ["finished"])
+        self.assertEqual(self.consume(identifier), ["one", "\n"])
+
     def test_evaluator_that_was_lost_ends_after_what_it_has_printed(self) -> None:
         identifier, _ = self.start(b"one\n")
         self.restart()
