@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from tawebeval.core.counters import EvaluationCounters
 from tawebeval.core.event_log import EventMemory
 from tawebeval.core.form import Repository
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, RetryQueue, WorkerThreads
+from tawebeval.errors import StoreError
 from tawebeval.evaluations.eventlog import EventFiles
 from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.store import EvaluationStore
@@ -94,3 +96,9 @@ class EvaluationContext:
     cleanup_queue: RetryQueue = attrs.field(
         default=attrs.Factory(lambda self: RetryQueue(self.worker_threads), takes_self=True)
     )
+
+    async def wait_for_commit(self) -> None:
+        """Return once all rows until now are committed, or cannot be: the disk is full."""
+        if self.store is not None:
+            with suppress(StoreError):
+                await self.store.flush()

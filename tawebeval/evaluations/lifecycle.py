@@ -16,7 +16,7 @@ from tawebeval.core.checkout import Checkout
 from tawebeval.core.events import encode_error_event
 from tawebeval.core.states import EvaluationState, check_transition
 from tawebeval.deferreds import OneShotEvent
-from tawebeval.errors import EvaluationFailure, StoreError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.log_lines import format_state_line, make_log_fields
@@ -107,9 +107,7 @@ class Evaluation:
         """Count and store that the files of acknowledged events are about to be given back."""
         self.count_event_bytes()
         self.save()
-        if self.context.store is not None:
-            with suppress(StoreError):  # a full disk needs the room
-                await self.context.store.flush()
+        await self.context.wait_for_commit()
 
     def count_event_bytes(self) -> None:
         """Count the bytes on the disk of events that were not discarded."""
@@ -170,8 +168,7 @@ class Evaluation:
         if self.context.store is not None and is_resumable:
             self.final_failure = failure
             self.save()
-            with suppress(StoreError):  # the disk is full
-                await self.context.store.flush()
+            await self.context.wait_for_commit()
 
     def end(self, failure: EvaluationFailure | None) -> None:
         """Close the log of events; on failure the last event is the error."""

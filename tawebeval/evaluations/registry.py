@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -419,9 +419,7 @@ class EvaluationRegistry:
         assert record.details.final_state is not None, "it is forgotten"
         evaluation.enter(record.details.final_state)
         await evaluation.events.discard()
-        if self.context.store is not None:
-            with suppress(StoreError):  # a full disk needs the room
-                await self.context.store.flush()  # a row without files would be a loss
+        await self.context.wait_for_commit()  # a row without files would be a loss
         evaluation.release_event_bytes()
         await self.context.cleanup_queue.attempt_call(
             f"{record.details.log_name}: removal of its events",
