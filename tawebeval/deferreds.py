@@ -15,7 +15,7 @@ import errno
 import os
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
@@ -512,6 +512,15 @@ class FairQueue:
         if reserved:
             self._dispatch_slots()
         return slot
+
+    async def run_in_turn(self, caller: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of an asynchronous call, which has a slot meanwhile."""
+        holder = f"call {self._draw_number()}"
+        try:
+            await self.acquire_slot(holder, caller)
+            return await call()
+        finally:
+            self.release_slot(holder)
 
     def take_slot_unconditionally(self, holder: str, caller: str = "") -> None:
         """Take a slot, whatever the bounds are."""

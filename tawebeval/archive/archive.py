@@ -149,7 +149,6 @@ class EvaluationArchive:
     _reads: FairQueue = attrs.field(
         factory=lambda: FairQueue(READER_THREADS, UNLIMITED_WAITERS, READS_PER_CALLER)
     )
-    _read_count: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -452,13 +451,7 @@ class EvaluationArchive:
 
     async def _call_reader(self, caller: str, call: Callable[[], T]) -> T:
         """Return the result of a call in a thread, in fair turns of the callers."""
-        self._read_count += 1
-        holder = str(self._read_count)
-        try:
-            await self._reads.acquire_slot(holder, caller)
-            return await self._readers.run_in_thread(call)
-        finally:
-            self._reads.release_slot(holder)
+        return await self._reads.run_in_turn(caller, partial(self._readers.run_in_thread, call))
 
 
 @attrs.define(eq=False)

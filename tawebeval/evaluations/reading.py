@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import attrs
@@ -66,23 +67,14 @@ class SegmentLoader:
         factory=lambda: FairQueue(MAX_LOADS, UNLIMITED_WAITERS, MAX_LOADS_PER_CALLER)
     )
     _loads: SingleFlight[EventSegment, None] = attrs.field(factory=SingleFlight)
-    _load_count: int = 0
 
     async def load_segment(self, events: EvaluationEvents, segment: EventSegment) -> None:
         """Put an evicted segment's events back into memory, or note that it is damaged.
 
         Raises: ServerBusy.
         """
-        await self._loads.run_once(segment, lambda: self._load(events, segment))
-
-    async def _load(self, events: EvaluationEvents, segment: EventSegment) -> None:
-        self._load_count += 1
-        name = str(self._load_count)
-        try:
-            await self._slots.acquire_slot(name, events.caller)
-            await events.load_segment(segment)
-        finally:
-            self._slots.release_slot(name)
+        load = partial(events.load_segment, segment)
+        await self._loads.run_once(segment, lambda: self._slots.run_in_turn(events.caller, load))
 
 
 @attrs.define(eq=False)
