@@ -42,7 +42,7 @@ from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessTransport
-from tawebeval.sandbox.base import EvaluatorExit, Launch, RunEnd, SandboxedRun
+from tawebeval.sandbox.base import EvaluatorExit, Launch, LeftProcess, RunEnd, SandboxedRun
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.run_limits import RunLimits
@@ -233,14 +233,7 @@ class SimulatedRun(Launch, RunEnd):
         """Return nothing: no simulated daemon goes on with the run of another one."""
         return {}
 
-    def resume_process(
-        self,
-        run: ProcessProtocol,
-        described: Mapping[str, Any],
-        pid: int,
-        start_time: int,
-        stdout_offset: int,
-    ) -> ProcessTransport:
+    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> ProcessTransport:
         """Raise: see `describe_for_resume`."""
         raise NotImplementedError
 

@@ -31,6 +31,7 @@ from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import LOST_EVENT
 from tawebeval.evaluations.rows import EvaluationRow, RunRow
 from tawebeval.evaluations.starting import make_run, make_sandboxed_run, open_stdout, supervise
+from tawebeval.sandbox.base import LeftProcess
 from tawebeval.sandbox.workspace import derive_directory_name
 
 ResumeCheckout = Callable[[Commit, Path], Checkout]
@@ -243,9 +244,10 @@ def _resume_run(
         deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)
     run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
     try:
-        sandboxed.launch.resume_process(
-            run, found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
+        left = LeftProcess(
+            found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
         )
+        sandboxed.launch.resume_process(run, left)
     except OSError:
         _finish_stdout(stdout)
         raise

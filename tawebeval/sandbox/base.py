@@ -78,6 +78,19 @@ class RunnerStatus:
         }
 
 
+@attrs.frozen
+class LeftProcess:
+    """The first process of a run that another process of the daemon has started.
+
+    `description` is that of `Launch.describe_for_resume`; stdout goes on at `stdout_offset`.
+    """
+
+    description: Mapping[str, Any]
+    pid: int
+    start_time: int
+    stdout_offset: int
+
+
 class Launch(ABC):
     """How a run is started.
 
@@ -114,17 +127,10 @@ class Launch(ABC):
         """Return what `resume_process` needs, as JSON."""
 
     @abstractmethod
-    def resume_process(
-        self,
-        run: ProcessProtocol,
-        described: Mapping[str, Any],
-        pid: int,
-        start_time: int,
-        stdout_offset: int,
-    ) -> ProcessTransport:
+    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> ProcessTransport:
         """Go on with a run that was started by another process of the daemon. Blocks.
 
-        It takes the place of `start_evaluator` and `connect_process`; stdout goes on at an offset.
+        It takes the place of `start_evaluator` and `connect_process`.
         The first process may have ended, or be lost. Raises: OSError.
         """
 
@@ -262,21 +268,14 @@ class LocalLaunch(Launch):
         """Return what `resume_process` needs, as JSON."""
         return self._limits.describe_for_resume()
 
-    def resume_process(
-        self,
-        run: ProcessProtocol,
-        described: Mapping[str, Any],
-        pid: int,
-        start_time: int,
-        stdout_offset: int,
-    ) -> ProcessTransport:
+    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> ProcessTransport:
         """Go on with a run that was started by another process of the daemon. Blocks."""
         overlay = self._trees.reopen_overlay(self.workspace)
         if overlay is not None:
             self._tree = overlay.root_descriptor
-        self._limits.resume(described)
-        program = StartedProgram(self.workspace.output_directory, pid, start_time)
-        return self._trees.connect_program(run, program, stdout_offset)
+        self._limits.resume(left.description)
+        program = StartedProgram(self.workspace.output_directory, left.pid, left.start_time)
+        return self._trees.connect_program(run, program, left.stdout_offset)
 
     def close(self) -> None:
         """Close the tree, and kill the program. Blocks."""

@@ -30,6 +30,7 @@ from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.base import (
     EvaluatorExit,
     Launch,
+    LeftProcess,
     RunEnd,
     RunnerStatus,
     Sandbox,
@@ -328,14 +329,7 @@ class SlurmRun(Launch, RunEnd):
         """Return the kind of runs that do not go on (`evaluations.restoring`)."""
         return {"kind": "slurm"}
 
-    def resume_process(
-        self,
-        run: ProcessProtocol,
-        described: Mapping[str, Any],
-        pid: int,
-        start_time: int,
-        stdout_offset: int,
-    ) -> NoReturn:
+    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> NoReturn:
         """Refuse to go on. Raises: OSError."""
         what = "an evaluator of another process of the daemon cannot go on with runner.kind"
         raise OSError(errno.ENOTSUP, f'{what} = "slurm"')

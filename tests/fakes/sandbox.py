@@ -20,7 +20,7 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
 from tawebeval.linux.privileges import User
 from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
-from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
+from tawebeval.sandbox.base import EvaluatorExit, LeftProcess, RunnerStatus
 from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.run_limits import RunLimits
@@ -125,18 +125,11 @@ class FakeSandboxedRun:
         """Let the process drive `run`."""
         return self._spawner.adopt_child(run, started)
 
-    def resume_process(
-        self,
-        run: ProcessProtocol,
-        described: Mapping[str, Any],
-        pid: int,
-        start_time: int,
-        stdout_offset: int,
-    ) -> FakeChild:
+    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> FakeChild:
         """Let the process drive `run`; note how it was found."""
         if self.unable is not None:
             raise self.unable
-        self.resumed_as.append((described, pid, start_time, stdout_offset))
+        self.resumed_as.append(attrs.astuple(left, recurse=False))
         return self._spawner.adopt_child(run, None)
 
     def start_evaluator(

@@ -18,7 +18,7 @@ from tawebeval.config import MIB
 from tawebeval.core.evaluator_environment import add_tools_to_path
 from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
 from tawebeval.sandbox import base as module
-from tawebeval.sandbox.base import EvaluatorExit, NoSandbox
+from tawebeval.sandbox.base import EvaluatorExit, LeftProcess, NoSandbox
 from tests.cases.sandbox import ENVIRONMENT, LIMITS, TOOLS, CellTestCase
 from tests.fakes.children import NO_PROCESS, FakeChild
 
@@ -152,7 +152,7 @@ class ProcessTests(CellTestCase):
         self.trees.overlay = MountedOverlay(os.open("/proc", os.O_RDONLY), frozenset({39}))
         described["devices"] = [39]
         run = self.no_cell()
-        run.launch.resume_process(ProcessProtocol(), described, 7, 8, 900)
+        run.launch.resume_process(ProcessProtocol(), LeftProcess(described, 7, 8, 900))
         program = StartedProgram(self.workspace.output_directory, 7, 8)
         self.assertEqual(self.trees.connected, [(program, 900)])
         self.assertEqual(

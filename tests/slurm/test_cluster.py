@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration, LimitSettings, RunnerSettings
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups.manager import CgroupManager
-from tawebeval.sandbox.base import SandboxedRun
+from tawebeval.sandbox.base import LeftProcess, SandboxedRun
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm.cluster import SlurmRun, SlurmSandbox
 from tawebeval.slurm.frames import KILL
@@ -45,7 +45,8 @@ class JobDescriptionTests(SynchronousTestCase):
         run = self.make_run(Path(self.mktemp()), LimitSettings())
         described = run.launch.describe_for_resume()
         self.assertEqual(described["kind"], "slurm")
-        self.assertRaises(OSError, run.launch.resume_process, ProcessProtocol(), described, 1, 1, 0)
+        left = LeftProcess(described, 1, 1, 0)
+        self.assertRaises(OSError, run.launch.resume_process, ProcessProtocol(), left)
 
     def test_limits(self) -> None:
         """A node holds all limits but that of the disk which it shares."""
