@@ -209,6 +209,14 @@ def has_process_ended(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
+def make_exit_reason(status: int) -> Failure:
+    """Return the reason for `ProcessProtocol.processExited`, by a status of wait(2)."""
+    code = os.waitstatus_to_exitcode(status)
+    if code == 0:
+        return Failure(ProcessDone(status))
+    return Failure(ProcessTerminated(max(code, 0) or None, -code if code < 0 else None, status))
+
+
 class ProcessTransport(Protocol):
     """A process whose output and exit drive a `ProcessProtocol`: what a run of an evaluator needs.
 
@@ -344,12 +352,7 @@ class ChildProcess:
     def _reap(self) -> None:
         _, status, self.resource_usage = os.wait4(self.pid, 0)
         self._on_reaped(self.pid)
-        code = os.waitstatus_to_exitcode(status)
-        self._reason = Failure(
-            ProcessDone(status)
-            if code == 0
-            else ProcessTerminated(max(code, 0) or None, -code if code < 0 else None, status)
-        )
+        self._reason = make_exit_reason(status)
         self._protocol.processExited(self._reason)
         self._check_end()
 

@@ -16,12 +16,11 @@ from typing import Any
 
 import attrs
 import msgspec
-from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from tawebeval.deferreds import run_in_background
-from tawebeval.linux.child import STDERR, STDOUT
+from tawebeval.linux.child import STDERR, STDOUT, make_exit_reason
 from tawebeval.linux.starter_client import (
     STARTER_ENDED,
     ProgramState,
@@ -224,12 +223,7 @@ class TailedProcess:
         if self._reason is not None:
             return
         self.resource_usage = usage
-        code = os.waitstatus_to_exitcode(status)
-        self._reason = Failure(
-            ProcessDone(status)
-            if code == 0
-            else ProcessTerminated(max(code, 0) or None, -code if code < 0 else None, status)
-        )
+        self._reason = make_exit_reason(status)
         self._protocol.processExited(self._reason)
 
     def _check_completion(self) -> None:
