@@ -66,7 +66,6 @@ USES = (
     Use("g++ dash bash", _integration("test_libraries")),
     Use("g++ bash /usr/bin/javac", _integration("test_examples")),
     Use("mmdebstrap", _integration("test_environments")),
-    Use("skopeo umoci", _integration("test_environment_images")),
     Use("podman crun mmdebstrap newuidmap", _integration("test_image")),
     Use(
         "/usr/sbin/munged /usr/sbin/slurmctld /usr/sbin/slurmd srun",

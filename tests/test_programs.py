@@ -14,7 +14,7 @@ from tests import programs, run
 
 DEBIAN = (
     "bash caddy chromium crun curl dash fakeroot firefox-esr fish g++ gcc git git-lfs jq lintian"
-    " mmdebstrap perl podman skopeo umoci zsh"
+    " mmdebstrap perl podman zsh"
 )
 """Packages of Debian that are called like their program."""
 

@@ -36,24 +36,20 @@ def environment() -> None:
 
 @environment.command("import")
 @click.argument("name")
-@click.argument("source", type=click.Path(path_type=Path, exists=True, resolve_path=True))
-@click.option(
-    "--digest",
-    default="",
-    metavar="sha256:HEX",
-    help="Import the image with this digest; refuse any other content. It is the digest of the"
-    " manifest or the index, or the ID of an image in an archive of `docker save`.",
+@click.argument(
+    "archive", metavar="ROOT.tar", type=click.Path(path_type=Path, exists=True, resolve_path=True)
 )
 @CONFIG_OPTION
-def import_(name: str, source: Path, digest: str, config: Path | None) -> None:
-    """Make an environment from SOURCE, and print its table for the configuration.
+def import_(name: str, archive: Path, config: Path | None) -> None:
+    """Make an environment from ROOT.tar, and print its table for the configuration.
 
-    SOURCE is a directory, a tar archive, or an image of a container: an OCI layout, an OCI archive
-    or a docker archive. An image needs the packages skopeo and umoci. The root must have /bin/sh
-    and prlimit (util-linux). A second import of the same content makes no copy.
+    ROOT.tar is a tar archive of a root directory; it may be compressed. mmdebstrap, `podman export`
+    and `docker export` make such archives. The root must have /bin/sh and prlimit (util-linux). A
+    second import of the same content makes no copy.
 
     \b
-      docker save -o python.tar python:3.14-slim
+      podman create --name python docker.io/library/python:3.14-slim
+      podman export --output python.tar python
       tawebeval environment import python3.14 python.tar
     """  # noqa: D301
     from tawebeval.config import parse_configuration
@@ -62,12 +58,11 @@ def import_(name: str, source: Path, digest: str, config: Path | None) -> None:
         quoted = f'"{name}"' if "." in name else name
         table = f'[environments.{quoted}]\nroot = "{store.directory}/sha256-"\n'
         parse_configuration(table)  # checks the name before the work
-        root = store.import_root(source, digest)
+        root = store.import_root(archive)
         for warning in root.warnings:
             click.echo(f"tawebeval: warning: {warning}", err=True)
         found = "imported" if root.was_added else "the store has this content already"
-        image = f" (the image {root.image_digest})" if root.image_digest else ""
-        click.echo(f"{found}: {root.digest}{image}", err=True)
+        click.echo(f"{found}: {root.digest}", err=True)
         click.echo("add to the configuration, then run `tawebeval reload`:", err=True)
         click.echo(table.replace("sha256-", root.digest), nl=False)
 

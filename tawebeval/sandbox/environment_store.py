@@ -3,9 +3,8 @@
 <state>/environments/sha256-HEX/   a root, read-only; HEX is the digest of its content
 <state>/environments/new-*/        an import, locked while it runs
 
-A source comes from strangers. So programs unpack it in a sandbox (`helper_sandbox`) that may
-write to one directory alone, which has nothing else; the daemon never reads a root as root. The
-limit of an import is the free disk. Of images of containers skopeo verifies all digests.
+An archive comes from strangers. So tar unpacks it in a sandbox (`helper_sandbox`) that may write to
+one directory alone, which has nothing else. The limit of an import is the free disk.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 import attrs
 
@@ -43,15 +41,6 @@ from tawebeval.sandbox.helper_sandbox import (
     BubblewrapHelperSandbox,
     SandboxAccess,
 )
-from tawebeval.sandbox.images import (
-    DOCKER_MANIFEST_FILE,
-    MAX_JSON_BYTES,
-    OCI_LAYOUT_FILE,
-    check_digest,
-    choose_digest,
-    count_docker_images,
-    select_image,
-)
 from tawebeval.sandbox.seccomp import make_seccomp_filters
 
 _NEW = "new-"
@@ -59,7 +48,7 @@ _GONE = "gone-"
 _LOOK = 0.2  # seconds between two looks at the free disk
 _MAX_ENTRIES = 2_000_000
 _COMPLAINT = 2000  # bytes of a program's messages that are shown
-# Directories of a source that no sandbox shows, and what other programs have left.
+# Directories of an archive that no sandbox shows, and what other programs have left.
 _LEFT_OUT = ("boot", "dev", "home", "lost+found", "proc", "root", "run", "sys", "tmp")
 _UNPACK = ("--extract", "--no-same-owner", "--no-same-permissions", "--delay-directory-restore")
 _ENVIRONMENT = {
@@ -68,12 +57,9 @@ _ENVIRONMENT = {
     "HOME": "/nonexistent",
 }
 _SHOWN = 0o555  # the mode of directories and programs
-_NOTES = ("Removing leading", "•")  # in lines of tar and umoci that report no error
-_IMAGE_FILES = (OCI_LAYOUT_FILE, DOCKER_MANIFEST_FILE)
-_CONVERTER, _UNPACKER = "skopeo", "umoci"
-_UNSIGNED = "--insecure-policy"  # skopeo checks digests, and no signatures
-_LOG_PREFIX = re.compile(r'^time="[^"]*" level=\w+ msg=')  # of skopeo
-# What tar(1) says without the program that its --list needs.
+_NOTE = "Removing leading"  # in lines of tar that report no error
+_IMAGE_FILES = ("oci-layout", "manifest.json")  # at the top of an archive of layers
+# What tar(1) says without the program that it needs to decompress.
 _NO_DECOMPRESSOR = re.compile(r"tar \(child\): (\w+): Cannot exec")
 _DEBIAN_PACKAGES = {"xz": "xz-utils", "lzma": "xz-utils", "compress": "ncompress"}
 _OWN = "own"  # the directory of the sandbox's files
@@ -81,15 +67,11 @@ _OWN = "own"  # the directory of the sandbox's files
 
 @attrs.frozen
 class StoredRoot:
-    """A root of the store; `warnings` are for the operator who imports it.
-
-    `image_digest` is that of the imported image; "" if the source was none.
-    """
+    """A root of the store; `warnings` are for the operator who imports it."""
 
     path: Path
     was_added: bool = False
     warnings: Sequence[str] = ()
-    image_digest: str = ""
 
     @property
     def digest(self) -> str:
@@ -112,22 +94,19 @@ class EnvironmentStore:
     directory: Path
     min_free_bytes: int = 0
 
-    def import_root(self, source: Path, digest: str = "") -> StoredRoot:
-        """Make a root from a directory, a tar archive, or an image of a container.
-
-        An image is an OCI layout, an archive of one, or an archive of docker. `digest` is the one
-        that an image must have; "" takes any.
-        """
+    def import_root(self, archive: Path) -> StoredRoot:
+        """Make a root from a tar archive of one, which may be compressed."""
         self._remove_stale()
         with self._make_staging() as staging:
-            import_ = _Import(source, staging, self.min_free_bytes, digest)
-            return attrs.evolve(self._finish(import_.unpack()), image_digest=import_.image_digest)
+            return self._finish(_Import(archive, staging, self.min_free_bytes).unpack())
 
     def _finish(self, root: Path) -> StoredRoot:
         problem = find_environment_root_problem(root)
         if problem is not None:
-            words = problem[0].replace(str(root), "the source")
-            raise ConfigurationError(words, problem.remedy)
+            words, remedy = problem[0].replace(str(root), "the archive"), problem.remedy
+            if any(os.path.lexists(root / name) for name in _IMAGE_FILES):
+                remedy = "it has the layers of an image: use `docker export` or `podman export`"
+            raise ConfigurationError(words, remedy)
         target = self.directory / f"sha256-{_settle(root)}"
         warnings = []
         try:
@@ -205,15 +184,12 @@ class EnvironmentStore:
 
 
 class _Import:
-    """One import into the directory `staging`; `image_digest` is known when it is unpacked."""
+    """One import of an archive into the directory `staging`."""
 
-    def __init__(self, source: Path, staging: Path, reserve: int, digest: str) -> None:
-        self._source = source
+    def __init__(self, archive: Path, staging: Path, reserve: int) -> None:
+        self._archive = archive
         self._staging = staging
         self._reserve = reserve
-        self._wanted = digest
-        self._extracted = staging / "extracted"  # an archive of an image
-        self.image_digest = ""
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             raise ConfigurationError(
@@ -228,201 +204,81 @@ class _Import:
         )
 
     def unpack(self) -> Path:
-        """Return the directory with the content of the source."""
+        """Return the directory with the content of the archive."""
+        archive = self._archive
+        if not os.access(archive, os.R_OK, effective_ids=True):
+            raise ConfigurationError(
+                f"{archive}: the daemon's user (uid {os.geteuid()}) cannot read it",
+                "copy it to a place such as /var/tmp, with `chmod a+r`",
+            )
+        if not archive.is_file():
+            raise ConfigurationError(
+                f"{archive} is not a file",
+                f"pack a directory: `tar --create --file ROOT.tar --directory {archive} .`",
+            )
         root = self._staging / "root"
         root.mkdir()
-        source = self._source
-        if not source.exists():
-            raise ConfigurationError(f"{source} does not exist")
-        if not os.access(source, os.R_OK, effective_ids=True):
-            raise ConfigurationError(
-                f"{source}: the daemon's user (uid {os.geteuid()}) cannot read it",
-                "copy it to a place such as /var/tmp, with `chmod a+rX`",
-            )
-        if source.is_dir() and os.path.lexists(source / OCI_LAYOUT_FILE):
-            return self._unpack_image(source)
-        if not source.is_dir() and self._has_image_file():
-            self._extracted.mkdir()
-            self._extract(self._extracted)
-            run_and_read_stderr_line("/bin/chmod", "-R", "u+rwX", "--", self._extracted)
-            if os.path.lexists(self._extracted / OCI_LAYOUT_FILE):
-                return self._unpack_image(self._extracted)
-            return self._unpack_image(None)
-        if self._wanted:
-            raise ConfigurationError(f"{source} is not an image of a container; leave out --digest")
-        if source.is_dir():
-            self._copy_directory(root)
-        else:
-            self._extract(root, *_leave_out("./", "", "/"))
+        self._extract(root)
         return root
 
-    def _extract(self, target: Path, *options: str) -> None:
-        """Extract the source, an archive, into an empty directory."""
-        files = (f"--directory={target}", f"--file={self._source}")
-        self._run("tar", *_UNPACK, *files, *options, writable=target)
+    def _extract(self, root: Path) -> None:
+        """Run tar in the sandbox, where it may write to `root` alone, until it ends.
 
-    def _copy_directory(self, root: Path) -> None:
-        words = ("--ignore-failed-read", "--warning=no-failed-read", "--one-file-system")
-        options = (*words, f"--directory={self._source}", *_leave_out("./"))
-        packing = ("tar", "--create", *options, ".")
-        with self._start(packing, subprocess.DEVNULL, subprocess.PIPE) as pack:
-            unpacking = ("tar", *_UNPACK, "--directory", root, "--file", "-")
-            self._run(*unpacking, stdin=pack.stdout, writable=root)
-            assert pack.stdout is not None, "it is a pipe"
-            pack.stdout.close()
-            if pack.wait():
-                raise ConfigurationError(f"{self._source}: tar could not read the directory")
-
-    def _has_image_file(self) -> bool:
-        """Tell whether an archive has a file by which it is an image."""
-        command = ("tar", "--list", "--quoting-style=escape", "--file", self._source)
-        with self._start(command, subprocess.DEVNULL, subprocess.PIPE) as child:
-            assert child.stdout is not None, "it is a pipe"
-            names = (os.fsdecode(line.rstrip(b"\n").removeprefix(b"./")) for line in child.stdout)
-            found = [name for name in names if name in _IMAGE_FILES]
-            if child.wait():
-                said = self._read_errors()
-                if program := _NO_DECOMPRESSOR.search(said):
-                    raise ConfigurationError(
-                        f"{self._source} needs {program[1]}, which is not installed",
-                        f"install {program[1]}, on Debian as root: apt-get install"
-                        f" {_DEBIAN_PACKAGES.get(program[1], program[1])}",
-                    )
-                raise ConfigurationError(
-                    f"{self._source} is neither a tar archive nor an image: {said}"
-                )
-        return bool(found)
-
-    def _unpack_image(self, layout: Path | None) -> Path:
-        """Unpack an image of a layout; None: an archive of docker was extracted."""
-        missing = [program for program in (_CONVERTER, _UNPACKER) if shutil.which(program) is None]
-        if missing:
-            raise ConfigurationError(
-                f"{self._source} is an image of a container;"
-                f" run `apt-get install {' '.join(missing)}` to import it"
-            )
-        copy, unpacked = self._staging / "copy", self._staging / "unpacked"
-        copy.mkdir()
-        unpacked.mkdir()
-        archive = copy / "archive.tar"
-        if layout is None:  # skopeo would copy an archive that is compressed, or begins like one
-            files = (f"--file={archive}", f"--directory={self._extracted}")
-            self._run("tar", "--create", *files, ".", writable=copy)
-        try:
-            if self._wanted:
-                check_digest(self._wanted)
-            if layout is None:
-                reference = self._choose_docker_image(archive)
-            else:
-                chosen = self._staging / "chosen"
-                self.image_digest = select_image(layout, chosen, self._wanted)
-                reference = f"oci:{chosen}"
-        except ConfigurationError as error:
-            what, remedy = error.problem
-            raise ConfigurationError(f"{self._source}: {what}", remedy) from None
-        image = f"{copy}/image:root"
-        options = (_UNSIGNED, f"--tmpdir={copy}", "copy", "--quiet", "--dest-compress-format=gzip")
-        self._run(_CONVERTER, *options, reference, f"oci:{image}", writable=copy)
-        words = ("raw", "unpack", "--rootless", "--image", image)
-        self._run(_UNPACKER, *words, unpacked / "root", writable=unpacked)
-        for name in _LEFT_OUT:
-            remove_tree(unpacked / "root" / name)
-        return unpacked / "root"
-
-    def _choose_docker_image(self, archive: Path) -> str:
-        """Return the reference of the image, among those of `archive`, with the wanted ID.
-
-        `archive` has what was extracted, which is removed.
+        Ends it when the disk is nearly full.
         """
-        count = count_docker_images(self._extracted)
-        remove_tree(self._extracted)
-        references = dict[str, str]()
-        for number in range(count):
-            reference = f"docker-archive:{archive}:@{number}"
-            command = (_CONVERTER, _UNSIGNED, "inspect", "--config", "--raw", reference)
-            with self._start(command, subprocess.DEVNULL, subprocess.PIPE) as child:
-                assert child.stdout is not None, "it is a pipe"
-                configuration = child.stdout.read(MAX_JSON_BYTES)
-                if child.wait():
-                    raise ConfigurationError(f"{_CONVERTER} failed: {self._read_errors()}")
-            references[f"sha256:{hashlib.sha256(configuration).hexdigest()}"] = reference
-        self.image_digest = choose_digest(references, self._wanted)
-        return references[self.image_digest]
+        names = (f"{prefix}{name}" for prefix in ("./", "", "/") for name in _LEFT_OUT)
+        excluded = (f"--exclude={name}" for name in names)
+        files = (f"--directory={root}", f"--file={self._archive}")
+        access = SandboxAccess([root], [str(self._archive)])
+        prepared = self._sandbox.prepare_command(self._staging, access)
+        with prepared as (before, filters), (self._staging / "errors").open("w+b") as errors:
+            child = subprocess.Popen(
+                [*before, "tar", *_UNPACK, *files, "--anchored", *excluded],
+                cwd="/",
+                env=_ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=filters,
+            )
+            try:
+                while child.poll() is None:
+                    self._check_disk()
+                    with suppress(subprocess.TimeoutExpired):
+                        child.wait(_LOOK)
+            finally:
+                child.kill()
+                child.wait()
+            if child.returncode:
+                errors.seek(0)
+                said = errors.read(_COMPLAINT).decode(errors="replace")
+                raise make_tar_error(self._archive, said)
 
     def _check_disk(self) -> None:
         """Raise ConfigurationError if the disk is nearly full."""
         free = shutil.disk_usage(self._staging).free
         if free < self._reserve:
             raise ConfigurationError(
-                f"{self._source} does not fit on the disk: {format_size(free)} are left"
+                f"{self._archive} does not fit on the disk: {format_size(free)} are left"
                 f" of {self._staging.parent}; free some disk space"
             )
 
-    def _run(
-        self,
-        *command: str | Path,
-        writable: Path,
-        stdin: int | IO[bytes] | None = subprocess.DEVNULL,
-    ) -> None:
-        """Run a program in the sandbox until it ends, or the disk is nearly full."""
-        with self._start(command, stdin, subprocess.DEVNULL, writable) as child:
-            while True:
-                with suppress(subprocess.TimeoutExpired):
-                    status = child.wait(_LOOK)
-                    break
-                self._check_disk()
-        if status:
-            raise ConfigurationError(f"{self._source}: {command[0]} failed: {self._read_errors()}")
 
-    @contextmanager
-    def _start(
-        self,
-        command: Sequence[str | Path],
-        stdin: int | IO[bytes] | None,
-        stdout: int,
-        writable: Path | None = None,
-    ) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a program in the sandbox, which may write to one directory; end it with the body.
-
-        It can read the source and the directory of the import.
-        """
-        access = SandboxAccess(
-            writable_paths=[] if writable is None else [writable],
-            readable_paths=[str(self._source)],
+def make_tar_error(archive: Path, said: str) -> ConfigurationError:
+    """Return the error of an archive for which tar failed and said this."""
+    if program := _NO_DECOMPRESSOR.search(said):
+        package = _DEBIAN_PACKAGES.get(program[1], program[1])
+        return ConfigurationError(
+            f"{archive} needs {program[1]}, which is not installed",
+            f"install {program[1]}, on Debian as root: apt-get install {package}",
         )
-        prepared = self._sandbox.prepare_command(self._staging, access)
-        with prepared as (before, filters), (self._staging / "errors").open("wb") as errors:
-            child = subprocess.Popen(
-                [*before, *map(str, command)],
-                cwd="/",
-                env=_ENVIRONMENT,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=errors,
-                pass_fds=filters,
-            )
-        try:
-            yield child
-        finally:
-            child.kill()
-            child.wait()
-            if child.stdout is not None:
-                child.stdout.close()
-
-    def _read_errors(self) -> str:
-        with (self._staging / "errors").open("rb") as file:
-            said = file.read(_COMPLAINT).decode(errors="replace").strip().splitlines()
-        said = [
-            _LOG_PREFIX.sub("", line.strip().removeprefix(BWRAP_ERROR_PREFIX))
-            for line in said
-            if not any(note in line for note in _NOTES)
-        ]
-        return "; ".join(said[:3]) or "it gave no reason"
-
-
-def _leave_out(*prefixes: str) -> tuple[str, ...]:
-    names = (f"{prefix}{name}" for prefix in prefixes for name in _LEFT_OUT)
-    return ("--anchored", *(f"--exclude={name}" for name in names))
+    lines = [
+        line.strip().removeprefix(BWRAP_ERROR_PREFIX)
+        for line in said.strip().splitlines()
+        if _NOTE not in line
+    ]
+    reason = "; ".join(lines[:3]) or "it gave no reason"
+    return ConfigurationError(f"{archive}: tar failed: {reason}")
 
 
 def _settle(root: Path) -> str:
@@ -436,7 +292,7 @@ def _settle(root: Path) -> str:
         for path, status in walk_tree(top):
             entries.append((path, status.st_mode))
             if len(entries) > _MAX_ENTRIES:
-                raise ConfigurationError(f"the source has over {_MAX_ENTRIES} files")
+                raise ConfigurationError(f"the archive has over {_MAX_ENTRIES} files")
         directories = []
         for path, mode in sorted(entries):
             if stat.S_ISDIR(mode):
@@ -465,7 +321,7 @@ def _add_files(etc: Path) -> None:
     if not os.path.lexists(etc):
         etc.mkdir()
     if etc.is_symlink() or not etc.is_dir():
-        raise ConfigurationError("/etc of the source is not a directory; use another source")
+        raise ConfigurationError("/etc of the archive is not a directory; use another archive")
     for name in (*ACCOUNT_FILES, *NETWORK_FILES):
         remove_tree(etc / name) if (etc / name).is_dir() else (etc / name).unlink(missing_ok=True)
         (etc / name).touch()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import io
 import os
-import shutil
 import stat
 import tarfile
 from pathlib import Path
@@ -14,8 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.sandbox import environment_store
-from tawebeval.sandbox.environment_store import EnvironmentStore
+from tawebeval.sandbox.environment_store import EnvironmentStore, StoredRoot, make_tar_error
 from tawebeval.sandbox.environments import lock_environment_root
 from tests.cases.roots import make_root
 
@@ -47,49 +45,47 @@ class StoreTests(SynchronousTestCase):
                 add(archive, name, type_, link)
         return path
 
-    def refuse(self, source: Path) -> str:
-        """Return why a source is refused; nothing is left of it."""
-        error = self.assertRaises(ConfigurationError, self.store.import_root, source)
+    def import_source(self) -> StoredRoot:
+        """Import an archive of the source."""
+        return self.store.import_root(self.archive())
+
+    def refuse(self, archive: Path) -> str:
+        """Return why an archive is refused; nothing is left of it."""
+        error = self.assertRaises(ConfigurationError, self.store.import_root, archive)
         self.assertEqual(os.listdir(self.store.directory), [])
         return str(error)
 
-    def test_directory_and_archive(self) -> None:
-        """The digest is that of the content: a second import of the same makes no copy."""
-        one = self.store.import_root(self.source)
+    def test_second_import_of_same_content_makes_no_copy(self) -> None:
+        one = self.import_source()
         self.assertTrue(one.was_added)
         self.assertRegex(one.digest, r"\Asha256-[0-9a-f]{64}\Z")
         self.assertIn("/usr/bin/python3", one.warnings[0])
-        for kind in ("w", "w:gz", "w:xz"):
+        for kind in ("w:gz", "w:xz"):
             same = self.store.import_root(self.archive(kind=kind))
             self.assertEqual((same.path, same.was_added), (one.path, False))
         (self.source / "usr/bin/dash").write_bytes(b"#!another\n")
-        self.assertNotEqual(self.store.import_root(self.source).path, one.path)
+        self.assertNotEqual(self.import_source().path, one.path)
         self.assertEqual(len(list(self.store.list_roots())), 2)
 
-    def test_missing_decompressor(self) -> None:
-        """The remedy is the Debian package of the program that tar cannot find."""
-        said = "tar (child): xz: Cannot exec: No such file or directory; tar: Child returned 2"
-        self.patch(environment_store._Import, "_read_errors", lambda _: said)
-        (self.folder / "root.tar.xz").write_bytes(b"no archive")
-        refused = self.refuse(self.folder / "root.tar.xz")
-        self.assertIn("root.tar.xz needs xz, which is not installed; install xz,", refused)
-        self.assertTrue(refused.endswith("apt-get install xz-utils"), refused)
+    def test_missing_decompressor_is_named_with_its_package(self) -> None:
+        said = "tar (child): xz: Cannot exec: No such file or directory\ntar: Child returned 2"
+        error = str(make_tar_error(self.folder / "root.tar.xz", said))
+        self.assertIn("root.tar.xz needs xz, which is not installed; install xz,", error)
+        self.assertTrue(error.endswith("apt-get install xz-utils"), error)
 
-    def test_removed_meanwhile(self) -> None:
-        """A root that is being removed is not taken for stored."""
-        path = self.store.import_root(self.source).path
+    def test_root_that_is_being_removed_is_not_taken_for_stored(self) -> None:
+        path = self.import_source().path
         lock = lock_environment_root(path, fcntl.LOCK_EX)
-        error = self.assertRaises(ConfigurationError, self.store.import_root, self.source)
+        error = self.assertRaises(ConfigurationError, self.import_source)
         self.assertIn(f"{path.name} is being removed", str(error))
         os.close(lock)
-        self.assertFalse(self.store.import_root(self.source).was_added)
+        self.assertFalse(self.import_source().was_added)
 
-    def test_read_only(self) -> None:
-        """Everybody may read a root, nobody may write; no file runs as its owner."""
+    def test_roots_are_readable_to_all_and_writable_to_none(self) -> None:
         (self.source / "usr/secret").mkdir(mode=0o700)
         (self.source / "usr/secret/file").touch(mode=0o600)
         (self.source / "usr/bin/dash").chmod(0o6711)
-        path = self.store.import_root(self.source).path
+        path = self.import_source().path
         for name, mode in (
             ("usr", 0o555),
             ("usr/secret", 0o555),
@@ -100,8 +96,7 @@ class StoreTests(SynchronousTestCase):
         for name in ("root", "dev", "proc"):
             self.assertFalse((path / name).exists(), name)
 
-    def test_special_files(self) -> None:
-        """Pipes of an archive are left out, and setuid bits dropped; device nodes are refused."""
+    def test_special_files_of_an_archive_are_left_out_or_refused(self) -> None:
         self.assertIn("mknod", self.refuse(self.archive(("usr/disk", tarfile.BLKTYPE, ""))))
         path = self.store.import_root(
             self.archive(
@@ -113,16 +108,14 @@ class StoreTests(SynchronousTestCase):
         self.assertEqual(sorted(os.listdir(path / "usr")), ["bin", "setuid"])
         self.assertEqual(stat.S_IMODE((path / "usr/setuid").stat().st_mode), 0o555)
 
-    def test_covered_files(self) -> None:
-        """A link in the place of a file that the sandbox covers becomes a file."""
+    def test_links_in_place_of_covered_files_become_files(self) -> None:
         (self.source / "etc/passwd").unlink()
         (self.source / "etc/passwd").symlink_to("/etc/shadow")
-        path = self.store.import_root(self.source).path
+        path = self.import_source().path
         for name in ("passwd", "group", "hosts", "resolv.conf"):
             self.assertTrue(stat.S_ISREG((path / "etc" / name).lstat().st_mode))
 
-    def test_paths_outside(self) -> None:
-        """No path of an archive leads out of the root, whatever it and its links are."""
+    def test_no_path_of_an_archive_leads_out_of_the_root(self) -> None:
         outside = self.folder / "outside"
         outside.mkdir()
         path = self.store.import_root(
@@ -141,54 +134,38 @@ class StoreTests(SynchronousTestCase):
             self.assertIn("tar failed: ", self.refuse(self.archive(*members)))
         self.assertEqual(os.listdir(outside), [])
 
-    def test_refused(self) -> None:
-        """What is no root file system is refused with the reason and a remedy."""
+    def test_sources_without_a_root_are_refused_with_a_remedy(self) -> None:
         text = self.folder / "text"
         text.write_text("no archive\n")
-        self.assertIn("neither a tar archive nor an image", self.refuse(text))
-        self.assertIn("does not exist", self.refuse(self.folder / "none"))
+        self.assertIn("tar failed: ", self.refuse(text))
+        self.assertIn("cannot read it; copy it", self.refuse(self.folder / "none"))
+        self.assertIn("not a file; pack a directory: `tar ", self.refuse(self.source))
         (self.source / "usr/bin/prlimit").unlink()
-        message = self.refuse(self.source)
-        self.assertIn("the source has no program /usr/bin/prlimit; install util-linux", message)
+        message = self.refuse(self.archive())
+        self.assertIn("the archive has no program /usr/bin/prlimit; install util-linux", message)
 
-    def test_full_disk(self) -> None:
-        """An import stops when it would take the disk that must stay free."""
-        with (self.source / "large").open("wb") as file:
-            file.truncate(2**40)
+    def test_archive_of_layers_is_refused_with_the_command_that_makes_a_root(self) -> None:
+        layers = self.folder / "layers.tar"
+        with tarfile.open(layers, "w") as archive:
+            for name in ("manifest.json", "blobs/sha256/0"):
+                add(archive, name)
+        self.assertIn("layers of an image: use `docker export`", self.refuse(layers))
+
+    def test_full_disk_ends_the_import(self) -> None:
         self.store = EnvironmentStore(self.folder / "store", 2**60)
-        self.assertIn("does not fit on the disk", self.refuse(self.source))
+        self.assertIn("does not fit on the disk", self.refuse(self.archive()))
 
-    def test_image_programs(self) -> None:
-        """An image without the programs that unpack it is refused with the packages to install."""
-        image = self.folder / "image"
-        image.mkdir()
-        (image / "oci-layout").touch()
-        lacking = [program for program in ("skopeo", "umoci") if shutil.which(program) is None]
-        install = f"run `apt-get install {' '.join(lacking)}`"
-        hint = install if lacking else "index.json: No such file or directory"
-        self.assertIn(hint, self.refuse(image))
-
-    def test_digest(self) -> None:
-        """What is no image has no digest of one."""
-        for source in (self.source, self.archive()):
-            error = self.assertRaises(
-                ConfigurationError, self.store.import_root, source, f"sha256:{64 * '0'}"
-            )
-            self.assertIn("is not an image of a container; leave out --digest", str(error))
-
-    def test_cut(self) -> None:
-        """What a killed import has left is removed by the next; one that runs is left alone."""
+    def test_next_import_removes_what_a_killed_one_has_left(self) -> None:
         stale, running = self.store.directory / "new-1", self.store.directory / "new-2"
         for path in (stale, running):
             path.mkdir(parents=True)
         lock = lock_environment_root(running)
         self.addCleanup(os.close, lock)
-        path = self.store.import_root(self.source).path
+        path = self.import_source().path
         self.assertEqual(sorted(os.listdir(self.store.directory)), ["new-2", path.name])
 
-    def test_remove(self) -> None:
-        """A root is removed by the beginning of its digest, unless it is locked."""
-        path = self.store.import_root(self.source).path
+    def test_roots_are_removed_by_the_beginning_of_their_digest(self) -> None:
+        path = self.import_source().path
         lock = lock_environment_root(path)
         error = self.assertRaises(ConfigurationError, self.store.remove_root, path.name)
         self.assertIn("is in use by a daemon or an evaluation", str(error))
