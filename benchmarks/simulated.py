@@ -374,8 +374,8 @@ class SimulatedDaemon:
             checkout_source=_Cached(),
             sandbox=SimulatedSandbox(configuration.limits, self.adopt),
             limit_monitor=_Unwatched(),  # type: ignore[arg-type]
-            event_memory=EventMemory(configuration.buffers.max_total_bytes),
-            event_disk=EventDiskBudget(configuration.buffers.max_disk_bytes),
+            event_memory=EventMemory(configuration.buffers.total),
+            event_disk=EventDiskBudget(configuration.buffers.disk),
             segment_loader=SegmentLoader(threads),
             open_event_files=lambda _: MemoryEventFiles(),  # type: ignore[arg-type,return-value]
             read_wall_clock=lambda: _EPOCH + clock.seconds(),
@@ -386,9 +386,9 @@ class SimulatedDaemon:
             IdentifierIssuer(self.random.randbytes(SECRET_KEY_BYTES), self.random.randbytes),
             (
                 self.slots,
-                configuration.evaluations.max_queued,
-                callers.max_running,
-                callers.max_queued,
+                configuration.evaluations.queued,
+                callers.running,
+                callers.queued,
             ),
             Path("/nonexistent"),
             None,  # type: ignore[arg-type]  # no form has a callback
@@ -416,7 +416,7 @@ class SimulatedDaemon:
         """Hold a connection. Raises: ServerBusy; ConnectionRefusedError while it is away."""
         if self.is_away:
             raise ConnectionRefusedError
-        if self.open_connections >= self.configuration.http.max_connections:
+        if self.open_connections >= self.configuration.http.connections:
             raise ServerBusy("too many connections (http.connections)", _RETRY_AFTER)
         self.open_connections += 1
         self.most_connections = max(self.most_connections, self.open_connections)

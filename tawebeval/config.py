@@ -244,10 +244,7 @@ class ServiceSettings(
     Section,
     frozen=True,
     rename={
-        "drain_seconds": "drain",
         "evaluations_outlive_daemon": "lasting",
-        "daemon_name": "name",
-        "peer_urls": "peers",
     },
 ):
     """`[service]`: the daemon's process."""
@@ -256,55 +253,43 @@ class ServiceSettings(
         str,
         _matching(r"([a-z_][a-z0-9_-]*\$?)?", "a user name (a-z, 0-9, _ and -), or empty"),
     ] = ""
-    drain_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 20
+    drain: Annotated[float, Meta(ge=0, le=10**9)] = 20
     evaluations_outlive_daemon: Literal["auto"] | bool = "auto"
-    daemon_name: Annotated[
+    name: Annotated[
         str, _matching(f"({DAEMON_NAME})?", "up to 16 of the characters a-z and 0-9, or empty")
     ] = ""
-    peer_urls: dict[str, str] = msgspec.field(default_factory=dict)
+    peers: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.peer_urls and not self.daemon_name:
+        if self.peers and not self.name:
             raise ValueError(".peers: needs service.name, the name of this daemon")
         if len(self.other_daemons) > MAX_PEERS:
             raise ValueError(
                 f".peers: has {len(self.other_daemons)} other daemons; the limit is {MAX_PEERS}"
             )
-        for name, url in self.peer_urls.items():
+        for name, url in self.peers.items():
             _check_peer(name, url)
 
     @property
     def other_daemons(self) -> dict[str, str]:
         """The base URLs of the other daemons by name: `peers` may have this daemon, too."""
-        return {name: url for name, url in self.peer_urls.items() if name != self.daemon_name}
+        return {name: url for name, url in self.peers.items() if name != self.name}
 
 
-class CallerSettings(
-    Section,
-    frozen=True,
-    rename={
-        "is_open_without_tokens": "open",
-        "max_running": "running",
-        "max_queued": "queued",
-        "link_lifetime_days": "link_days",
-        "tokens_file": "tokens",
-        "allowed_origins": "origins",
-        "max_retained": "kept",
-    },
-):
+class CallerSettings(Section, frozen=True):
     """`[callers]`: tokens, and the share of each caller."""
 
-    tokens_file: str = ""
-    is_open_without_tokens: bool = False
-    allowed_origins: tuple[_Origin, ...] = ("*",)
-    max_running: _OptionalCount = 0
-    max_queued: _OptionalCount = 200
-    max_retained: _OptionalCount = 2000
+    tokens: str = ""
+    open: bool = False
+    origins: tuple[_Origin, ...] = ("*",)
+    running: _OptionalCount = 0
+    queued: _OptionalCount = 200
+    kept: _OptionalCount = 2000
     requests_per_minute: _OptionalCount = 6000
-    link_lifetime_days: Annotated[float, Meta(ge=0, le=366)] = 30
+    link_days: Annotated[float, Meta(ge=0, le=366)] = 30
 
 
-class CredentialSettings(Section, frozen=True, rename={"allowed_callers": "callers"}):
+class CredentialSettings(Section, frozen=True):
     """`[[repositories.credentials]]`: user name and secret for git servers."""
 
     host: _Host
@@ -319,7 +304,7 @@ class CredentialSettings(Section, frozen=True, rename={"allowed_callers": "calle
     password_file: _SecretFile = ""
     key_file: _SecretFile = ""
     known_hosts_file: _SecretFile = ""
-    allowed_callers: tuple[_CallerName, ...] = ()
+    callers: tuple[_CallerName, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.password_file) == bool(self.key_file):
@@ -334,83 +319,66 @@ class RepositoryFetchSettings(
     Section,
     frozen=True,
     rename={
-        "max_concurrent_fetches": "fetches",
-        "max_cache_bytes": "cache",
         "git_memory_bytes": "memory",
-        "allowed_protocols": "protocols",
-        "allowed_private_networks": "private_networks",
         "max_fetch_bytes": "fetch_bytes",
         "max_tree_files": "tree_files",
-        "max_tree_bytes": "tree_bytes",
         "max_submodules": "submodules",
         "should_fetch_lfs": "lfs",
     },
 ):
     """`[repositories]`: allowed sources of evaluators, and the cache."""
 
-    allowed_protocols: tuple[Literal["https", "http", "git", "ssh", "file"], ...] = ("https",)
+    protocols: tuple[Literal["https", "http", "git", "ssh", "file"], ...] = ("https",)
     allow_hosts: tuple[_Host, ...] = ()
     deny_hosts: tuple[_Host, ...] = ()
-    allowed_private_networks: tuple[str, ...] = ()
+    private_networks: tuple[str, ...] = ()
     credentials: tuple[CredentialSettings, ...] = ()
-    max_cache_bytes: _Bytes = 10 * GIB
-    max_concurrent_fetches: Annotated[int, Meta(ge=1, le=1000)] = 4
+    cache: _Bytes = 10 * GIB
+    fetches: Annotated[int, Meta(ge=1, le=1000)] = 4
     fetch_timeout: _Seconds = 300
     max_fetch_bytes: _Bytes = GIB
     git_memory_bytes: Annotated[int, Meta(ge=64 * MIB, le=2**50, extra=_SIZE)] = GIB
     max_tree_files: _Count = 100_000
-    max_tree_bytes: _Bytes = GIB
+    tree_bytes: _Bytes = GIB
     max_submodules: Annotated[int, Meta(ge=0, le=1000)] = 16
     should_fetch_lfs: bool = True
 
     def __post_init__(self) -> None:
-        _check_networks(self.allowed_private_networks)
+        _check_networks(self.private_networks)
 
 
 class EvaluationSettings(
     Section,
     frozen=True,
     rename={
-        "max_running": "running",
-        "max_queued": "queued",
         "kill_grace_seconds": "grace",
-        "retention_seconds": "retain",
         "abandon_after_seconds": "abandon_after",
-        "max_retained": "kept",
         "should_keep_submissions": "keep_submissions",
-        "problems_file": "problems",
-        "environment_variables": "environment",
     },
 ):
     """`[evaluations]`: numbers and times of evaluations."""
 
-    max_running: Annotated[int, Meta(ge=0, le=10**6)] = 0
-    max_queued: Annotated[int, Meta(ge=0, le=10**6)] = 1000
+    running: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    queued: Annotated[int, Meta(ge=0, le=10**6)] = 1000
     kill_grace_seconds: _Seconds = 2
     abandon_after_seconds: _Seconds = 900
-    retention_seconds: _Seconds = 900
-    max_retained: _Count = 10_000
+    retain: _Seconds = 900
+    kept: _Count = 10_000
     should_keep_submissions: bool = True
-    problems_file: Annotated[str, _matching(r"(/.+)?", "the absolute path of a file, or empty")] = (
-        ""
-    )
-    environment_variables: dict[str, str] = msgspec.field(default_factory=dict)
+    problems: Annotated[str, _matching(r"(/.+)?", "the absolute path of a file, or empty")] = ""
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_variables("environment", self.environment_variables)
+        _check_variables("environment", self.environment)
 
 
-class SandboxSettings(
-    Section,
-    frozen=True,
-    rename={"has_network": "network", "has_loopback": "loopback", "readable_paths": "readable"},
-):
+class SandboxSettings(Section, frozen=True):
     """`[sandbox]`: kind and file system of the sandbox."""
 
     kind: Literal["auto", "bubblewrap", "none"] = "auto"
-    has_network: bool = False
-    has_loopback: bool = False
-    readable_paths: tuple[_AbsolutePath, ...] = ()
+    network: bool = False
+    loopback: bool = False
+    readable: tuple[_AbsolutePath, ...] = ()
 
 
 _SlurmWord = Annotated[
@@ -568,24 +536,20 @@ class EventBufferSettings(
     Section,
     frozen=True,
     rename={
-        "max_total_bytes": "total",
-        "max_disk_bytes": "disk",
         "max_page_bytes": "page",
     },
 ):
     """`[buffers]`: memory and disk space for events."""
 
-    max_total_bytes: _Bytes = 256 * MIB
-    max_disk_bytes: _Bytes = 16 * 1024 * MIB
+    total: _Bytes = 256 * MIB
+    disk: _Bytes = 16 * 1024 * MIB
     max_page_bytes: _Bytes = 256 * KIB
 
 
-class LongPollSettings(
-    Section, frozen=True, rename={"max_wait_seconds": "wait", "legacy_client_wait_seconds": "older"}
-):
+class LongPollSettings(Section, frozen=True, rename={"legacy_client_wait_seconds": "older"}):
     """`[polls]`: long polls."""
 
-    max_wait_seconds: Annotated[int, Meta(ge=0, le=3600)] = 30
+    wait: Annotated[int, Meta(ge=0, le=3600)] = 30
     legacy_client_wait_seconds: Annotated[int, Meta(ge=0, le=3600)] = 20
 
 
@@ -599,18 +563,15 @@ class ArchiveSettings(
     Section,
     frozen=True,
     rename={
-        "retention_days": "days",
-        "max_bytes": "size",
         "max_submission_bytes": "submission",
-        "is_enabled": "enabled",
     },
 ):
     """`[archive]`: ended evaluations on the disk."""
 
-    is_enabled: bool = False
+    enabled: bool = False
     directory: Annotated[str, _matching(r"(/.+)?", "an absolute path, or empty")] = ""
-    retention_days: Annotated[float, Meta(gt=0, le=100_000)] = 90
-    max_bytes: Annotated[int, Meta(ge=MIB, le=2**50, extra=_SIZE)] = 10 * GIB
+    days: Annotated[float, Meta(gt=0, le=100_000)] = 90
+    size: Annotated[int, Meta(ge=MIB, le=2**50, extra=_SIZE)] = 10 * GIB
     max_submission_bytes: _OptionalBytes = MIB
 
 
@@ -621,21 +582,18 @@ class CallbackSettings(
         "max_concurrent_attempts": "at_once",
         "max_pending_bytes": "buffer",
         "max_attempts": "attempts",
-        "is_enabled": "enabled",
-        "secrets_file": "secrets",
         "first_retry_delay": "first_delay",
         "max_retry_delay": "longest_delay",
         "attempt_timeout": "timeout",
-        "allowed_private_networks": "private_networks",
     },
 ):
     """`[callbacks]`: receivers of callbacks, and retries."""
 
-    is_enabled: bool = False
-    secrets_file: str = ""
+    enabled: bool = False
+    secrets: str = ""
     allow_hosts: tuple[_Host, ...] = ()
     deny_hosts: tuple[_Host, ...] = ()
-    allowed_private_networks: tuple[str, ...] = ()
+    private_networks: tuple[str, ...] = ()
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = 8
     first_retry_delay: _Seconds = 5
     max_retry_delay: _Seconds = 600
@@ -644,7 +602,7 @@ class CallbackSettings(
     max_pending_bytes: _Bytes = 16 * MIB
 
     def __post_init__(self) -> None:
-        _check_networks(self.allowed_private_networks)
+        _check_networks(self.private_networks)
 
 
 class HttpSettings(
@@ -656,17 +614,14 @@ class HttpSettings(
         "min_bytes_per_second": "rate",
         "rate_window_seconds": "window",
         "idle_timeout": "idle",
-        "max_connections": "connections",
-        "max_connections_per_address": "connections_per_address",
         "max_header_bytes": "header_bytes",
         "head_timeout": "head_deadline",
-        "forwarded_header": "client_header",
     },
 ):
     """`[http]`: limits and time-outs of connections and requests."""
 
-    max_connections: _Count = 1500
-    max_connections_per_address: Annotated[int, Meta(ge=0, le=10**9)] = 200
+    connections: _Count = 1500
+    connections_per_address: Annotated[int, Meta(ge=0, le=10**9)] = 200
     max_line_bytes: _Bytes = 8 * KIB
     max_headers: _Count = 100
     max_header_bytes: _Bytes = 32 * KIB
@@ -676,7 +631,7 @@ class HttpSettings(
     idle_timeout: _Seconds = 60
     base_path: str = ""
     trusted_proxies: tuple[str, ...] = ()
-    forwarded_header: Literal["X-Forwarded-For", "Forwarded"] = "X-Forwarded-For"
+    client_header: Literal["X-Forwarded-For", "Forwarded"] = "X-Forwarded-For"
 
     def __post_init__(self) -> None:
         if not _BASE_PATH.fullmatch(self.base_path):
@@ -689,7 +644,7 @@ class HttpSettings(
                 f".base_path: {self.base_path!r} begins with a path of the API; choose another path"
             )
         try:
-            TrustedProxies.parse(self.trusted_proxies, self.forwarded_header)
+            TrustedProxies.parse(self.trusted_proxies, self.client_header)
         except ValueError as error:
             raise ValueError(
                 f".trusted_proxies: {error};"
@@ -697,24 +652,28 @@ class HttpSettings(
             ) from None
 
 
-class LogSettings(Section, frozen=True, rename={"has_access_log": "access"}):
+class LogSettings(Section, frozen=True):
     """`[log]`: contents and format of the log."""
 
     format: Literal["text", "json"] = "text"
     level: Literal["debug", "info", "warn", "error"] = "info"
-    has_access_log: bool = False
+    access: bool = False
 
 
 class MetricsSettings(
-    Section, frozen=True, rename={"allowed_readers": "readers", "tokens_file": "tokens"}
+    Section,
+    frozen=True,
+    rename={
+        "allowed_readers": "readers",
+    },
 ):
     """`[metrics]`: readers of `GET /metrics`."""
 
     allowed_readers: Literal["loopback", "tokens", "nobody"] = "loopback"
-    tokens_file: str = ""
+    tokens: str = ""
 
     def __post_init__(self) -> None:
-        if self.tokens_file and self.allowed_readers != "tokens":
+        if self.tokens and self.allowed_readers != "tokens":
             raise ValueError('.tokens: set metrics.readers = "tokens" too, or remove this setting')
 
 
@@ -724,10 +683,10 @@ class HealthSettings(Section, frozen=True, rename={"min_free_disk_bytes": "free_
     min_free_disk_bytes: _OptionalBytes = GIB
 
 
-class EnvironmentSettings(Section, frozen=True, rename={"root_directory": "root"}):
+class EnvironmentSettings(Section, frozen=True):
     """`[environments.NAME]`: a root file system that a request may choose."""
 
-    root_directory: _AbsolutePath
+    root: _AbsolutePath
     variables: dict[str, str] = msgspec.field(default_factory=dict)
     description: _Line = ""
     runner: SlurmJobSettings = SlurmJobSettings()
@@ -742,32 +701,24 @@ class EnvironmentSettings(Section, frozen=True, rename={"root_directory": "root"
             )
 
 
-class ProblemSettings(
-    Section,
-    frozen=True,
-    rename={
-        "evaluator_command": "command",
-        "submission_fields": "fields",
-        "file_extensions": "extensions",
-    },
-):
+class ProblemSettings(Section, frozen=True):
     """`[problems.NAME]`: an evaluator with all that a submission does not choose.
 
-    `submission_fields` are the names of the submission's fields, empty for any. `file_extensions`
-    are those of the files that the page offers, the first one to begin with; empty for any. `title`
-    and `description` are for people. `statement` is the path of a file of Markdown; `daemon.reload`
+    `fields` are the names of the submission's fields, empty for any. `extensions` are those of the
+    files that the page offers, the first one to begin with; empty for any. `title` and
+    `description` are for people. `statement` is the path of a file of Markdown; `daemon.reload`
     replaces the path by the file's text.
     """
 
     repository: str
-    evaluator_command: str
+    command: str
     commit: str = ""
     branch: str = ""
     directory: str = ""
     environment: str = ""
     limits: dict[str, Any] = msgspec.field(default_factory=dict)
-    submission_fields: Annotated[tuple[_FieldName, ...], Meta(max_length=1000)] = ()
-    file_extensions: Annotated[tuple[_FileExtension, ...], Meta(max_length=50)] = ()
+    fields: Annotated[tuple[_FieldName, ...], Meta(max_length=1000)] = ()
+    extensions: Annotated[tuple[_FileExtension, ...], Meta(max_length=50)] = ()
     title: _Line = ""
     description: _Line = ""
     statement: _OptionalPath = ""
@@ -790,7 +741,7 @@ class ProblemSettings(
             "repository[branch]": self.branch,
             "commit_oid": self.commit,
             "directory": self.directory,
-            "evaluator_cmd": self.evaluator_command,
+            "evaluator_cmd": self.command,
             "environment": self.environment,
             **{f"limits[{name}]": str(value) for name, value in self.limits.items()},
         }
@@ -914,7 +865,7 @@ def check_problems(configuration: Configuration, problems: Mapping[str, ProblemS
             parse_form(
                 fields,
                 [SubmissionFile("source", "source")],
-                configuration.repositories.allowed_protocols,
+                configuration.repositories.protocols,
                 ranges,
                 configuration.environments,
                 name,

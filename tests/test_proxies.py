@@ -66,9 +66,7 @@ class ProxiesTests(SynchronousTestCase):
         JSON Lines are for as long as an evaluator may run and print nothing.
         """
         polls, streams = self.configuration.polls, self.configuration.streams
-        longest = max(
-            polls.max_wait_seconds, streams.heartbeat_seconds, self.configuration.limits.wall_clock
-        )
+        longest = max(polls.wait, streams.heartbeat_seconds, self.configuration.limits.wall_clock)
         sides = tuple(f"timeout {side}" for side in ("client", "server", "tunnel"))
         for name, settings in (
             ("nginx.conf", ("proxy_read_timeout", "proxy_send_timeout")),

@@ -136,7 +136,7 @@ class UnitTests(SynchronousTestCase):
     def test_time_to_stop(self) -> None:
         """By default systemd waits until the daemon has ended in order, callbacks included."""
         service = read_unit("tawebeval.service")["Service"]
-        settings = Configuration(callbacks=CallbackSettings(is_enabled=True))
+        settings = Configuration(callbacks=CallbackSettings(enabled=True))
         self.assertGreater(int(service["TimeoutStopSec"]), compute_stop_timeout(settings))
 
     def test_sandbox(self) -> None:

@@ -250,11 +250,11 @@ class EvaluationArchive:
             try:
                 stored = await self._writer.run_in_thread(self._write_files, ended)
             except ArchiveFileTooLarge as error:
-                if error.max_bytes < self.settings.max_bytes:
+                if error.max_bytes < self.settings.size:
                     reserve = format_size(self._min_free_bytes)
                     why = f"less than {reserve} is free (health.free_disk, and an eighth more)"
                     return self._count_loss(ended, "disk", why)
-                limit = format_size(self.settings.max_bytes)
+                limit = format_size(self.settings.size)
                 return self._count_loss(ended, "size", f"it alone exceeds archive.size ({limit})")
             except OSError as error:
                 return self._count_loss(ended, "disk", describe_disk_error(error))
@@ -265,7 +265,7 @@ class EvaluationArchive:
             self.archived_count += 1
             self.evaluation_count += 1
             self._bytes_by_caller[ended.caller] += stored.file_bytes
-        if self.total_bytes > self.settings.max_bytes:
+        if self.total_bytes > self.settings.size:
             run_in_background(
                 self.remove_excess(), log, "defect: archive.size may not hold until the next minute"
             )
@@ -295,7 +295,7 @@ class EvaluationArchive:
                 ended.read_rings(),
                 ended.end_document,
                 self._format_time,
-                min(free, self.settings.max_bytes),
+                min(free, self.settings.size),
             )
             target.parent.mkdir(mode=0o700, exist_ok=True)
             if ended.workspace is not None:
@@ -356,7 +356,7 @@ class EvaluationArchive:
     async def _remove_some(self, clock: ExpiryClock) -> bool:
         """Remove up to `MAX_REMOVALS_PER_STEP`; return whether others may be left to remove."""
         async with self._changes:
-            latest = clock.read() - self.settings.retention_days * _DAY
+            latest = clock.read() - self.settings.days * _DAY
             rows = await self._list_oldest(ended_before=latest) or await self._list_excess()
             if not rows or len(self._stuck) >= MAX_REMOVALS_PER_STEP:  # not only single files
                 return False
@@ -381,7 +381,7 @@ class EvaluationArchive:
 
     async def _list_excess(self) -> list[RemovableRow]:
         """Return the rows of the caller that holds most, until another caller holds more."""
-        excess = self.total_bytes - self.settings.max_bytes
+        excess = self.total_bytes - self.settings.size
         held = self._bytes_by_caller.most_common()
         for caller, size in held if excess > 0 else ():
             others = max((other_size for other, other_size in held if other != caller), default=0)

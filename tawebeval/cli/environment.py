@@ -79,7 +79,7 @@ def list_(config: Path | None) -> None:
             names = [
                 name
                 for name, one in configuration.environments.items()
-                if Path(one.root_directory) == root.path
+                if Path(one.root) == root.path
             ]
             click.echo(f"{', '.join(names) or '(unused)':<20} {root.digest} {format_size(size)}")
 
@@ -94,7 +94,7 @@ def remove(digest: str, config: Path | None) -> None:
     """
     with _open_store(config) as (configuration, store):
         for name, one in configuration.environments.items():
-            if Path(one.root_directory).name.startswith(digest):
+            if Path(one.root).name.startswith(digest):
                 raise ConfigurationError(
                     f"environments.{name} uses this root",
                     "remove the table from the configuration, and run `tawebeval reload`",

@@ -43,7 +43,7 @@ class HintFinder:
         if error.reason == "exit":
             end = EvaluatorExit(error.members.get("status"), error.members.get("signal"))
             sandbox = self._configuration.sandbox
-            has_network = sandbox.kind == "none" or sandbox.has_network
+            has_network = sandbox.kind == "none" or sandbox.network
             setting = guess_setting_at_fault(end, stderr, has_network=has_network)
             for path in find_denied_files(end, stderr):
                 file = self._root / self._directory / path

@@ -202,7 +202,7 @@ class LocalEnvironment:
         orphans = OrphanReaper(reactor, spawner)
         threads = WorkerThreads.create(reactor, _THREADS, "work")
         limits, buffers = configuration.repositories, configuration.buffers
-        tree_limits = TreeLimits(limits.max_tree_files, limits.max_tree_bytes)
+        tree_limits = TreeLimits(limits.max_tree_files, limits.tree_bytes)
         tree = WorkingTreeSource(root, place, tree_limits, privileges)
         surroundings = EvaluationContext(
             configuration=configuration,
@@ -213,8 +213,8 @@ class LocalEnvironment:
             checkout_source=tree,
             sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, orphans, trees),
             limit_monitor=LimitMonitor(reactor, threads, threads),
-            event_memory=EventMemory(buffers.max_total_bytes),
-            event_disk=EventDiskBudget(buffers.max_disk_bytes),
+            event_memory=EventMemory(buffers.total),
+            event_disk=EventDiskBudget(buffers.disk),
             segment_loader=SegmentLoader(threads),
         )
         tree.copy_tree()

@@ -192,7 +192,7 @@ def build_daemon(
     ConfigurationError, for an invalid endpoint, unreadable tokens or secrets, an exposed endpoint
     without tokens, or a missing sandbox.
     """
-    pools = ThreadPools.create(reactor, has_archive=configuration.archive.is_enabled)
+    pools = ThreadPools.create(reactor, has_archive=configuration.archive.enabled)
     spawn = Spawner(reactor)
     access = open_authentication(configuration, reactor)
     orphans = OrphanReaper(reactor, spawn)
@@ -296,7 +296,7 @@ def build_daemon(
 
 def _make_parts(base: SharedDependencies) -> DaemonParts:
     configuration, directories, reactor = base.configuration, base.directories, base.reactor
-    running = resolve_run_slot_count(configuration.evaluations.max_running)
+    running = resolve_run_slot_count(configuration.evaluations.running)
     repositories = _make_repositories(base, _make_remotes(base))
     archive = _make_archive(base)
     context = _make_context(base, repositories, archive)
@@ -313,7 +313,7 @@ def _make_parts(base: SharedDependencies) -> DaemonParts:
     )
     slots = (running, *_queue_bounds(configuration, base.authentication))
     identities = IdentifierIssuer(
-        directories.identifier_mac_key, os.urandom, configuration.service.daemon_name
+        directories.identifier_mac_key, os.urandom, configuration.service.name
     )
     registry = EvaluationRegistry(context, identities, slots, directories.evaluations, callbacks)
     monitoring = Monitoring.create(
@@ -334,13 +334,11 @@ def _make_parts(base: SharedDependencies) -> DaemonParts:
 
 def _make_remotes(base: SharedDependencies) -> RemoteResolver:
     settings, directories = base.configuration.repositories, base.directories
-    policy = HostPolicy(
-        settings.allow_hosts, settings.deny_hosts, settings.allowed_private_networks
-    )
+    policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
     return RemoteResolver(
         CheckedResolver(policy, base.thread_pools.repository_resolver, base.reactor),
         (directories.repositories, directories.uploads, directories.evaluations),
-        settings.allowed_protocols,
+        settings.protocols,
     )
 
 
@@ -349,7 +347,7 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
     git = GitRunner(
         base.reactor,
         base.spawner,
-        settings.allowed_protocols,
+        settings.protocols,
         settings.git_memory_bytes,
         open_helper_sandbox(base.sandbox, directories.sandbox_files_directory),
         base.cgroups.git_procs_files,
@@ -360,7 +358,7 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
         timeout=settings.fetch_timeout,
         max_bytes=settings.max_fetch_bytes,
         tree_limits=TreeLimits(
-            settings.max_tree_files, settings.max_tree_bytes, settings.max_submodules
+            settings.max_tree_files, settings.tree_bytes, settings.max_submodules
         ),
     )
     return RepositoryCache(
@@ -370,7 +368,7 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
         remotes,
         limits,
         base.keyring,
-        capacity=settings.max_cache_bytes,
+        capacity=settings.cache,
         lfs=_make_lfs_client(base, remotes) if settings.should_fetch_lfs else None,
     )
 
@@ -391,7 +389,7 @@ def _make_context(
     archive: EvaluationArchive | None,
 ) -> EvaluationContext:
     configuration, reactor, pools = base.configuration, base.reactor, base.thread_pools
-    fetches = configuration.repositories.max_concurrent_fetches
+    fetches = configuration.repositories.fetches
     free_quotas: DeferredQueue[Path] = DeferredQueue()
     for directory in base.directories.quota_directories:
         if directory not in base.left_evaluations.quota_directories:
@@ -411,8 +409,8 @@ def _make_context(
             UNLIMITED_WAITERS,
             0 if base.authentication.is_token_optional else (fetches + 1) // 2,
         ),
-        event_memory=EventMemory(configuration.buffers.max_total_bytes),
-        event_disk=EventDiskBudget(configuration.buffers.max_disk_bytes),
+        event_memory=EventMemory(configuration.buffers.total),
+        event_disk=EventDiskBudget(configuration.buffers.disk),
         segment_loader=SegmentLoader(pools.file_tree_threads),
         store=base.store,
         free_quota_directories=free_quotas if base.directories.quota_directories else None,
@@ -513,9 +511,5 @@ def _make_watchdog(notifier: SystemdNotifier, parts: DaemonParts, reactor: Any) 
 
 def _queue_bounds(configuration: Configuration, access: Authentication) -> tuple[int, int, int]:
     """Return the limits of queued, and per caller of running and queued; 0 means no limit."""
-    callers, queued = configuration.callers, configuration.evaluations.max_queued
-    return (
-        (queued, 0, 0)
-        if access.is_token_optional
-        else (queued, callers.max_running, callers.max_queued)
-    )
+    callers, queued = configuration.callers, configuration.evaluations.queued
+    return (queued, 0, 0) if access.is_token_optional else (queued, callers.running, callers.queued)

@@ -174,7 +174,7 @@ class SystemChecks:
         if sandbox.has_network:
             what = "sandbox.network is true: evaluators reach the network and this machine's ports"
             yield SetupProblem(what, "remove sandbox.network if evaluators need no network")
-        elif self.configuration.sandbox.has_loopback:
+        elif self.configuration.sandbox.loopback:
             what = (
                 "sandbox.loopback is true: unaccepted TCP connections use memory outside all limits"
             )
@@ -248,9 +248,9 @@ class SystemChecks:
     def _check_proxies(self) -> Iterator[str | SetupProblem]:
         http = self.configuration.http
         if http.trusted_proxies:
-            proxies = TrustedProxies.parse(http.trusted_proxies, http.forwarded_header)
+            proxies = TrustedProxies.parse(http.trusted_proxies, http.client_header)
             names = ", ".join(http.trusted_proxies)
-            ok = f"{names}: clients' addresses are taken from {http.forwarded_header}"
+            ok = f"{names}: clients' addresses are taken from {http.client_header}"
             yield from report_problems(self._find_proxy_problems(proxies), ok)
 
     def _find_proxy_problems(self, proxies: TrustedProxies) -> Iterator[SetupProblem]:
@@ -263,10 +263,7 @@ class SystemChecks:
             yield SetupProblem(what, remedy)
         callers = self.configuration.callers
         with suppress(ConfigurationError):  # the part "callers" reports it
-            if (
-                find_token_file(callers, self.environment) is None
-                and not callers.is_open_without_tokens
-            ):
+            if find_token_file(callers, self.environment) is None and not callers.open:
                 what = "no tokens (callers.tokens): all clients of the proxy may run programs"
                 yield SetupProblem(what, "run `tawebeval token new NAME`, and set callers.tokens")
 

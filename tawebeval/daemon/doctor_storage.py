@@ -123,10 +123,8 @@ class StorageChecks:
             )
 
     def _check_callbacks(self) -> Iterator[str | SetupProblem]:
-        if self._configuration.callbacks.is_enabled:
-            source = find_secrets_file(
-                self._configuration.callbacks.secrets_file, self._environment
-            )
+        if self._configuration.callbacks.enabled:
+            source = find_secrets_file(self._configuration.callbacks.secrets, self._environment)
             read_signing_secrets(source)
             yield f"signed with the callers' secrets in {source}"
             yield from self._check_reload(source, self._format_chown(source))
@@ -232,7 +230,7 @@ class StorageChecks:
     def _check_archive(self) -> Iterator[str]:
         """Check that the daemon can create and write to the archive's directory."""
         settings = self._configuration.archive
-        if not settings.is_enabled:
+        if not settings.enabled:
             return
         path = locate_archive(settings, self._state)
         if settings.directory:  # the other one is part of the state directory
@@ -307,23 +305,22 @@ def check_free_space(
     proportion to the number of files in the cache. Raises: OSError.
     """
     limits, repositories = configuration.limits.largest_requestable, configuration.repositories
-    running = resolve_run_slot_count(configuration.evaluations.max_running)
-    fetched = repositories.max_fetch_bytes + repositories.max_tree_bytes
+    running = resolve_run_slot_count(configuration.evaluations.running)
+    fetched = repositories.max_fetch_bytes + repositories.tree_bytes
     systems: dict[int, list[_Space]] = {}
     for space in (
         _Space(
             state,
             limits.uploads
-            + configuration.buffers.max_disk_bytes
-            + running * (limits.disk + limits.output + repositories.max_tree_bytes),
+            + configuration.buffers.disk
+            + running * (limits.disk + limits.output + repositories.tree_bytes),
             0,
             ("limits.uploads", "buffers.disk", "limits.disk", "repositories.tree_bytes"),
         ),
         _Space(
             cache,
-            repositories.max_cache_bytes
-            + (running + repositories.max_concurrent_fetches) * fetched,
-            min(_measure_directory(cache), repositories.max_cache_bytes),
+            repositories.cache + (running + repositories.fetches) * fetched,
+            min(_measure_directory(cache), repositories.cache),
             ("repositories.cache", "repositories.fetch_bytes", "repositories.tree_bytes"),
         ),
         *_list_archive_space(configuration.archive, state),
@@ -342,10 +339,10 @@ def check_free_space(
 
 
 def _list_archive_space(settings: ArchiveSettings, state: Path) -> Iterator[_Space]:
-    if settings.is_enabled:
+    if settings.enabled:
         path = locate_archive(settings, state)
-        taken = min(_measure_directory(path), settings.max_bytes)
-        yield _Space(path, settings.max_bytes, taken, ("archive.size",))
+        taken = min(_measure_directory(path), settings.size)
+        yield _Space(path, settings.size, taken, ("archive.size",))
 
 
 def _measure_directory(directory: Path) -> int:

@@ -92,7 +92,7 @@ class Monitoring:
         probe_sandbox = partial(reprobe_sandbox, context.sandbox, places)
         return cls(
             metrics,
-            RequestLog(configuration.log.has_access_log),
+            RequestLog(configuration.log.access),
             ReactorLag(clock),
             SandboxProbe(context.counters, probe_sandbox, context.worker_threads, clock),
             readers,
@@ -182,7 +182,7 @@ class DaemonMetrics(Collector):
     def _collect_queue(self) -> Iterator[Metric]:
         queue, limit = (
             self.evaluation_registry.run_queue,
-            self.evaluation_context.configuration.evaluations.max_queued,
+            self.evaluation_context.configuration.evaluations.queued,
         )
         yield _gauge("queue_length", "Evaluations that wait.", queue.waiter_count)
         yield _gauge("queue_limit", "Evaluations that may wait.", limit)
@@ -196,13 +196,9 @@ class DaemonMetrics(Collector):
         settings = self.evaluation_context.configuration
         spool, context = self.evaluation_registry.submissions.budget, self.evaluation_context
         yield _gauge("buffered_bytes", "Events in memory.", context.event_memory.used_bytes)
-        yield _gauge(
-            "buffered_limit_bytes", "What they may take.", settings.buffers.max_total_bytes
-        )
+        yield _gauge("buffered_limit_bytes", "What they may take.", settings.buffers.total)
         yield _gauge("event_disk_bytes", "Events on the disk.", context.event_disk.used_bytes)
-        yield _gauge(
-            "event_disk_limit_bytes", "What they may take.", settings.buffers.max_disk_bytes
-        )
+        yield _gauge("event_disk_limit_bytes", "What they may take.", settings.buffers.disk)
         yield _gauge("uploaded_bytes", "Uploads on the disk.", spool.stored_bytes)
         said = "Uploads on their way to the disk."
         yield _gauge("unwritten_upload_bytes", said, spool.unwritten_bytes)
@@ -211,7 +207,7 @@ class DaemonMetrics(Collector):
     def _collect_cache(self) -> Iterator[Metric]:
         tally, limit = (
             self.repository_cache.counters,
-            self.evaluation_context.configuration.repositories.max_cache_bytes,
+            self.evaluation_context.configuration.repositories.cache,
         )
         said = "What was in the cache (hit), or was not (miss)."
         yield _counter("cache_lookups", said, tally.lookup_counts, "of", "result")
@@ -240,7 +236,7 @@ class DaemonMetrics(Collector):
             self.request_log.response_durations,
             "route",
         )
-        limit = self.evaluation_context.configuration.http.max_connections
+        limit = self.evaluation_context.configuration.http.connections
         yield _gauge(
             "connections", "Connections that are open.", self.connection_limits.connection_count
         )
@@ -268,7 +264,7 @@ class DaemonMetrics(Collector):
         yield _gauge("archive_evaluations", "Evaluations in the archive.", count)
         size = archive.total_bytes if archive else 0
         yield _gauge("archive_bytes", "The archive on the disk.", size)
-        limit = archive.settings.max_bytes if archive else 0
+        limit = archive.settings.size if archive else 0
         yield _gauge("archive_limit_bytes", "What they may take.", limit)
 
     def _collect_jobs(self) -> Iterator[Metric]:

@@ -189,7 +189,7 @@ class ReloadableConfiguration:
         path = self._file.path
         if path is None:
             return ()
-        problems = self._running.evaluations.problems_file
+        problems = self._running.evaluations.problems
         paths = (path, Path(problems)) if problems else (path,)
         return (ReloadableFiles("the configuration", paths, self._read, self._apply, self._notes),)
 
@@ -235,8 +235,8 @@ def read_configuration(path: Path | None, listen: Sequence[str] = ()) -> Configu
     problems; the texts of statements replace their paths. Raises: ConfigurationError.
     """
     configuration = Configuration() if path is None else _read(path, parse_configuration)
-    if configuration.evaluations.problems_file:
-        problems = Path(configuration.evaluations.problems_file)
+    if configuration.evaluations.problems:
+        problems = Path(configuration.evaluations.problems)
         configuration = _read(problems, partial(add_problems, configuration))
     configuration = _read_statements(configuration)
     return msgspec.structs.replace(configuration, listen=tuple(listen)) if listen else configuration
@@ -306,12 +306,12 @@ def merge_reloadable_settings(running: Configuration, wanted: Configuration) -> 
     The others need a restart; so do the peers, if the daemon's name has changed.
     """
     replace = msgspec.structs.replace
-    is_renamed = running.service.daemon_name != wanted.service.daemon_name
-    peers = (running if is_renamed else wanted).service.peer_urls
+    is_renamed = running.service.name != wanted.service.name
+    peers = (running if is_renamed else wanted).service.peers
     return replace(
         running,
-        service=replace(running.service, peer_urls=peers),
-        evaluations=replace(running.evaluations, problems_file=wanted.evaluations.problems_file),
+        service=replace(running.service, peers=peers),
+        evaluations=replace(running.evaluations, problems=wanted.evaluations.problems),
         log=replace(running.log, level=wanted.log.level),
         environments=wanted.environments,
         problems=wanted.problems,

@@ -155,9 +155,7 @@ class EvaluationService(Service):
             await self._close_store()
             return False
         self.callbacks.start_last_attempts()
-        had_any = await self.registry.drain_and_close(
-            self.context.configuration.service.drain_seconds
-        )
+        had_any = await self.registry.drain_and_close(self.context.configuration.service.drain)
         await self.repositories.close()
         await self.callbacks.close()
         await self._close_store()

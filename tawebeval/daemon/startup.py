@@ -144,7 +144,7 @@ class StartupChecks(Service):
 
     def lock_environments(self, configuration: Configuration) -> None:
         """Keep `tawebeval environment remove` from removing the configured environments."""
-        roots = [one.root_directory for one in configuration.environments.values()]
+        roots = [one.root for one in configuration.environments.values()]
         for problem in self._environment_locks.lock_roots(roots):
             log.warn("{problem}", problem=str(problem))
 
@@ -209,7 +209,7 @@ def find_exposed_endpoints(configuration: Configuration) -> Iterator[SetupProble
 
     Raises: ConfigurationError, for an endpoint that other machines reach, unless `callers.open`.
     """
-    if configuration.callers.is_open_without_tokens:
+    if configuration.callers.open:
         yield SetupProblem(
             "no tokens, and callers.open is true: everybody who can connect may run programs here",
             "run `tawebeval token new NAME`, set callers.tokens, and remove callers.open",
@@ -236,7 +236,7 @@ def check_sandbox_readable_paths(
     if sandbox.kind == "none":
         return
     private = _list_private_places(configuration, file, environment)
-    for index, path in enumerate(sandbox.readable_paths):
+    for index, path in enumerate(sandbox.readable):
         for place in _list_spellings(path):
             for what, other in private:
                 if place.is_relative_to(other) or other.is_relative_to(place):
@@ -259,19 +259,16 @@ def check_environments(
     stores = _list_spellings(locate_store(locate_directories(environment)[0]))
     for name, settings in configuration.environments.items():
         setting = f"environments.{name}.root"
-        for place in _list_spellings(settings.root_directory):
+        for place in _list_spellings(settings.root):
             for what, other in private:
                 inside = place.is_relative_to(other) and place.parent not in stores
                 if inside or other.is_relative_to(place):
                     raise ConfigurationError(
-                        f"{setting}: {settings.root_directory} would show evaluators"
-                        f" {what} ({other})",
+                        f"{setting}: {settings.root} would show evaluators {what} ({other})",
                         "name the root that `tawebeval environment import` made, or a directory"
                         " with nothing else",
                     )
-        problem = find_environment_root_problem(
-            Path(settings.root_directory), configuration.sandbox.readable_paths
-        )
+        problem = find_environment_root_problem(Path(settings.root), configuration.sandbox.readable)
         if problem is not None:
             raise ConfigurationError(f"{setting}: {problem[0]}", problem.remedy)
 
@@ -295,11 +292,11 @@ def _private_paths(
     paths = (
         ("the state directory", state),
         ("the cache directory", cache),
-        ("the archive", configuration.archive.is_enabled and configuration.archive.directory),
+        ("the archive", configuration.archive.enabled and configuration.archive.directory),
         ("the configuration", file),
-        ("the tokens", configuration.callers.tokens_file),
-        ("the metrics' tokens", configuration.metrics.tokens_file),
-        ("the secrets of callbacks", configuration.callbacks.secrets_file),
+        ("the tokens", configuration.callers.tokens),
+        ("the metrics' tokens", configuration.metrics.tokens),
+        ("the secrets of callbacks", configuration.callbacks.secrets),
         ("systemd's credentials", handed_over),
         *(
             ("a credential", name and Path(handed_over, name))

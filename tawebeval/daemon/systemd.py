@@ -84,11 +84,9 @@ def find_notifier(environment: Mapping[str, str]) -> SystemdNotifier:
 def compute_stop_timeout(configuration: Configuration) -> float:
     """Return the maximum duration of an orderly stop, in seconds."""
     seconds = (
-        configuration.service.drain_seconds
-        + configuration.evaluations.kill_grace_seconds
-        + _STOP_MARGIN
+        configuration.service.drain + configuration.evaluations.kill_grace_seconds + _STOP_MARGIN
     )
-    if configuration.callbacks.is_enabled:
+    if configuration.callbacks.enabled:
         seconds += configuration.callbacks.attempt_timeout
     if configuration.runner.kind == "slurm":
         seconds += MAX_KILL_SECONDS

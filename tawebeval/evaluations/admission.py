@@ -97,14 +97,14 @@ class AdmissionControl:
 
     def _has_too_much_kept(self) -> bool:
         return (
-            self._records.ended_count >= self._context.configuration.evaluations.max_retained
+            self._records.ended_count >= self._context.configuration.evaluations.kept
             or self._context.event_disk.is_exhausted
         )
 
     def _has_kept_share(self, caller: str) -> bool:
         """Return whether a caller has as many unread finished evaluations as `callers.kept`."""
         configuration = self._context.configuration
-        share = configuration.callers.max_retained
-        if caller == ANONYMOUS_CALLER or not 0 < share < configuration.evaluations.max_retained:
+        share = configuration.callers.kept
+        if caller == ANONYMOUS_CALLER or not 0 < share < configuration.evaluations.kept:
             return False
         return self._records.ended_counts_by_caller[caller] >= share

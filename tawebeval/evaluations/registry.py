@@ -521,7 +521,7 @@ class EvaluationRegistry:
         for record in self.records.find_abandoned_evaluations(settings.abandon_after_seconds):
             record.evaluation.stop_as_abandoned()
             self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
-        for record in self.records.find_unread_evaluations(settings.retention_seconds):
+        for record in self.records.find_unread_evaluations(settings.retain):
             self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
 
     def hand_over_evaluations(self) -> None:

@@ -185,7 +185,7 @@ class Run(ProcessProtocol):
         )
         chosen = details.environment.variables if details.environment is not None else {}
         environment = build_environment(
-            {**self._context.configuration.evaluations.environment_variables, **chosen},
+            {**self._context.configuration.evaluations.environment, **chosen},
             home=str(view.translate_path(workspace.home_directory)),
             temporary_directory=str(view.translate_path(workspace.temporary_directory)),
             seed=details.seed,

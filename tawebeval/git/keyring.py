@@ -90,7 +90,7 @@ class GitKeyring:
             host=entry.host.lower(),
             port=entry.port,
             username=entry.username,
-            callers=entry.allowed_callers,
+            callers=entry.callers,
             secret_file_content=secret,
             password=password,
             key_file=key,

@@ -124,7 +124,7 @@ def assess_descriptor_limit(configuration: Configuration) -> LimitAssessment:
 
 def count_needed_descriptors(configuration: Configuration) -> int:
     """Return the number of descriptors that the daemon may need at the same time."""
-    return configuration.http.max_connections + _descriptors_besides(configuration)
+    return configuration.http.connections + _descriptors_besides(configuration)
 
 
 def count_allowed_descriptors() -> int:
@@ -153,10 +153,10 @@ def limit_connections(configuration: Configuration) -> Configuration:
         " (http.connections); {remedy}",
         found=str(found),
         most=most,
-        connections=configuration.http.max_connections,
+        connections=configuration.http.connections,
         remedy=found.remedy,
     )
-    http = msgspec.structs.replace(configuration.http, max_connections=most)
+    http = msgspec.structs.replace(configuration.http, connections=most)
     return msgspec.structs.replace(configuration, http=http)
 
 
@@ -171,7 +171,7 @@ def assess_process_limit(configuration: Configuration) -> LimitAssessment:
 
 def count_needed_processes(configuration: Configuration) -> int:
     """Return the processes and threads in use if every evaluator uses its whole limit."""
-    fetches = configuration.repositories.max_concurrent_fetches * _FETCH_PROCESSES
+    fetches = configuration.repositories.fetches * _FETCH_PROCESSES
     return _count_evaluators_processes(configuration) + fetches + _DAEMON_PROCESSES
 
 
@@ -184,7 +184,7 @@ def assess_starter_limits(
     hides the starter's own from other processes of its user. Blocks, hardly. Raises:
     PermissionError.
     """
-    running = resolve_run_slot_count(configuration.evaluations.max_running)
+    running = resolve_run_slot_count(configuration.evaluations.running)
     wanted = running * starter.PROGRAM_DESCRIPTORS + starter.RESERVED_DESCRIPTORS
     remedy = (
         f"set LimitNOFILE={wanted} in {_STARTER_UNIT} (or ulimit -n), or lower evaluations.running"
@@ -215,10 +215,10 @@ def assess_epoll_watch_limit(configuration: Configuration) -> LimitAssessment:
 
     The daemon itself needs none (`daemon.process_setup`). Blocks, hardly. Raises OSError.
     """
-    running = resolve_run_slot_count(configuration.evaluations.max_running)
+    running = resolve_run_slot_count(configuration.evaluations.running)
     wanted = (
         running * configuration.limits.largest_requestable.memory // _WATCH
-        + configuration.http.max_connections
+        + configuration.http.connections
     )
     there = int(EPOLL_WATCH_LIMIT_FILE.read_text("ascii"))
     return LimitAssessment(there, wanted, f"run `sysctl fs.epoll.max_user_watches={wanted}`")
@@ -229,14 +229,14 @@ def _descriptors_besides(configuration: Configuration) -> int:
 
     Callbacks count also where they are disabled: enabling them takes no connections away.
     """
-    running = resolve_run_slot_count(configuration.evaluations.max_running)
-    fetches = configuration.repositories.max_concurrent_fetches * _FETCH_DESCRIPTORS
+    running = resolve_run_slot_count(configuration.evaluations.running)
+    fetches = configuration.repositories.fetches * _FETCH_DESCRIPTORS
     callbacks = configuration.callbacks.max_concurrent_attempts
     return running * _EVALUATION_DESCRIPTORS + fetches + callbacks + _SPARE_DESCRIPTORS
 
 
 def _count_evaluators_processes(configuration: Configuration) -> int:
-    running = resolve_run_slot_count(configuration.evaluations.max_running)
+    running = resolve_run_slot_count(configuration.evaluations.running)
     return running * configuration.limits.largest_requestable.processes
 
 

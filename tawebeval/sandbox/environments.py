@@ -81,7 +81,7 @@ def find_environment(configuration: Configuration, name: str | None) -> Environm
     if name is None:
         return None
     settings = configuration.environments[name]
-    return Environment(name, Path(settings.root_directory), settings.variables)
+    return Environment(name, Path(settings.root), settings.variables)
 
 
 def list_environments(
@@ -94,7 +94,7 @@ def list_environments(
             {
                 "name": name,
                 "description": one.description,
-                "digest": find_stored_root_digest(Path(one.root_directory)),
+                "digest": find_stored_root_digest(Path(one.root)),
             }
             for name, one in environments.items()
         ),

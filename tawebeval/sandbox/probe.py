@@ -241,19 +241,19 @@ def open_bubblewrap(
             "sandbox.kind: bubblewrap is not installed; run `apt-get install bubblewrap`, "
             + _OTHERWISE
         )
-    for index, path in enumerate(configuration.sandbox.readable_paths):
+    for index, path in enumerate(configuration.sandbox.readable):
         if not os.path.exists(path):
             raise ConfigurationError(
                 f"sandbox.readable[{index}]: {path} does not exist; create or remove it"
             )
-    network = configuration.sandbox.has_network
-    etc = prepare_etc(accounts, configuration.sandbox.readable_paths, network=network)
+    network = configuration.sandbox.network
+    etc = prepare_etc(accounts, configuration.sandbox.readable, network=network)
     return BubblewrapSandbox(
         program,
         accounts,
-        make_seccomp_filters(internet=network or configuration.sandbox.has_loopback),
+        make_seccomp_filters(internet=network or configuration.sandbox.loopback),
         tuple(build_system_options(etc.directory, network=network)),
-        configuration.sandbox.readable_paths,
+        configuration.sandbox.readable,
         network,
         trees,
         configuration.limits,

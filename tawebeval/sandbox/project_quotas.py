@@ -63,7 +63,7 @@ class ProjectQuota:
 def compute_quota(configuration: Configuration) -> ProjectQuota:
     """Return the quota of each evaluation: its limits, plus those of its tree, and a reserve."""
     limits, trees = configuration.limits.largest_requestable, configuration.repositories
-    size = limits.disk + trees.max_tree_bytes + BLOCK_BYTES * trees.max_tree_files + MIB
+    size = limits.disk + trees.tree_bytes + BLOCK_BYTES * trees.max_tree_files + MIB
     return ProjectQuota(-(-size // _UNIT) * _UNIT, limits.disk_files + trees.max_tree_files + 16)
 
 
@@ -91,7 +91,7 @@ def check_quota_directories(directories: Sequence[Path], configuration: Configur
     """
     wanted, running = (
         compute_quota(configuration),
-        resolve_run_slot_count(configuration.evaluations.max_running),
+        resolve_run_slot_count(configuration.evaluations.running),
     )
     if 0 < len(directories) < running:
         raise ConfigurationError(
@@ -150,7 +150,7 @@ def make_quota_directories(
     """
     quota, running = (
         compute_quota(configuration),
-        resolve_run_slot_count(configuration.evaluations.max_running),
+        resolve_run_slot_count(configuration.evaluations.running),
     )
     limits = _QUOTA.pack(quota.max_bytes // 1024, 0, 0, quota.max_files, 0, 0, 0, 0, _LIMITS)
     if process.get_user_ids()[1] != 0:

@@ -127,7 +127,7 @@ def _check_by_job(
             "token": token,
             "sandbox": msgspec.to_builtins(configuration.sandbox),
             "environments": [
-                (name, one.root_directory, one.variables)
+                (name, one.root, one.variables)
                 for name, one in sorted(configuration.environments.items())
             ],
             "directory": None if runner.shared_directory else runner.node_directory,

@@ -110,7 +110,7 @@ class SlurmSandbox:
             run,
             SlurmRunLimits(limits, run),
             run,
-            has_network=self.configuration.sandbox.has_network,
+            has_network=self.configuration.sandbox.network,
             has_external_queue=True,
             stores_stdout=False,
             runner_status=run.runner_status,

@@ -149,8 +149,8 @@ def find_token_file(callers: CallerSettings, environment: Mapping[str, str]) -> 
     ConfigurationError, if there is a file and `callers.open` is true, or if the credential cannot
     be looked up.
     """
-    found = find_secret_file(callers.tokens_file, _CREDENTIAL, environment)
-    if found is not None and callers.is_open_without_tokens:
+    found = find_secret_file(callers.tokens, _CREDENTIAL, environment)
+    if found is not None and callers.open:
         raise ConfigurationError(
             f"callers.open: true, although {found} has tokens; remove callers.open or"
             " callers.tokens"
@@ -167,7 +167,7 @@ def find_metrics_token_file(
     """
     if metrics.allowed_readers != "tokens":
         return None
-    found = find_secret_file(metrics.tokens_file, _METRICS_CREDENTIAL, environment)
+    found = find_secret_file(metrics.tokens, _METRICS_CREDENTIAL, environment)
     if found is None:
         raise ConfigurationError(
             'metrics.readers: "tokens" needs a file of tokens; set metrics.tokens, or'

@@ -77,16 +77,16 @@ class WebContext:
         Only daemons without tokens check it (`exposure`).
         """
         callers = self.configuration.callers
-        if self.authentication.is_token_optional and not callers.is_open_without_tokens:
+        if self.authentication.is_token_optional and not callers.open:
             origin, host = get_header(headers, "Origin"), get_header(headers, "Host")
-            check_write_origin(method, origin, host, callers.allowed_origins)
+            check_write_origin(method, origin, host, callers.origins)
 
     def check_websocket_origin(self, headers: Headers) -> None:
         """Raise ForeignOrigin for a WebSocket of a page that may not read responses.
 
         Browsers enforce CORS for other requests, but not for WebSockets (RFC 6455, section 10.2).
         """
-        origins = self.configuration.callers.allowed_origins
+        origins = self.configuration.callers.origins
         if "*" not in origins:
             origin, host = get_header(headers, "Origin"), get_header(headers, "Host")
             check_read_origin(origin, host, origins)
@@ -101,10 +101,10 @@ class WebContext:
         callers = self.configuration.callers
         if not self.authentication.is_token_optional:
             return
-        if callers.is_open_without_tokens:
+        if callers.open:
             raise Unauthorized(
                 "the list of evaluations needs a token; the operator can set callers.tokens"
             )
         host = get_header(headers, "Host")
         origin = get_header(headers, "Origin") or f"http://{host}".lower()
-        check_read_origin(origin, host, callers.allowed_origins)
+        check_read_origin(origin, host, callers.origins)

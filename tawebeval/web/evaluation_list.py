@@ -34,7 +34,7 @@ async def list_evaluations(context: WebContext, request: ApiRequest) -> dict[str
         parse_filter(get_query_arguments(request, is_filter_parameter)),
         own_limit,
     )
-    own = {} if own_limit is None else {"daemon": service.daemon_name}
+    own = {} if own_limit is None else {"daemon": service.name}
     data = [entry.json_fragment for entry in listing.entries]
     page = {"begin": listing.begin_cursor, "end": listing.end_cursor, "data": data}
     return {**own, **page}
@@ -43,7 +43,7 @@ async def list_evaluations(context: WebContext, request: ApiRequest) -> dict[str
 async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
     """Return the list over all daemons: a part of each, `MAX_LISTED_EVALUATIONS` in all."""
     service = context.configuration.service
-    own, others = service.daemon_name, service.other_daemons
+    own, others = service.name, service.other_daemons
     after = get_query_argument(request, "after") or ""
     parameters = get_query_arguments(request, is_filter_parameter)
     wanted = parse_filter(parameters)

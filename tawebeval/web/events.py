@@ -95,7 +95,7 @@ async def read_page(
     `default_wait_seconds` is the wait in seconds if the client names none.
     """
     after, preferred_wait = get_query_argument(request, "after"), get_preferred_wait(request)
-    max_wait = context.configuration.polls.max_wait_seconds
+    max_wait = context.configuration.polls.wait
     limit, with_times = _page_limit(request), _wants_times(request)
     poll = EventPoll.create(
         request.caller,

@@ -138,7 +138,7 @@ class PollFastPath:
             identifier.decode(),
             None if after is None else after.decode(),
             headers.wait_seconds if wait is None else int(wait),
-            self._context.configuration.polls.max_wait_seconds,
+            self._context.configuration.polls.wait,
             max_bytes=None if limit is None else int(limit),
             is_observer=token.is_read_only,
         )
@@ -292,7 +292,7 @@ def _read_headers(block: bytes, channel: ApiChannel, context: WebContext) -> Pol
         preferred_wait = parse_prefer_wait(headers)
     except RequestError:
         return None
-    origins = context.configuration.callers.allowed_origins
+    origins = context.configuration.callers.origins
     answer = Headers()
     general = make_general_headers(origins, headers.getRawHeaders(b"Origin", []))
     for name, value in {**general, b"Date": b""}.items():

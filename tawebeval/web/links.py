@@ -269,7 +269,7 @@ def find_link(request: ApiRequest) -> str | None:
 
 def parse_link_lifetime(request: ApiRequest, settings: CallerSettings) -> int:
     """Return `?lifetime=N` in seconds, or the default. Raises: AccessDenied, MalformedRequest."""
-    most = int(settings.link_lifetime_days * _DAY)
+    most = int(settings.link_days * _DAY)
     if not most:
         raise AccessDenied("links are disabled; the operator can set callers.link_days")
     lifetime = get_query_number(request, "lifetime")

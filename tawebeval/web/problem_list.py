@@ -55,8 +55,8 @@ def _describe(
         "name": name,
         "title": problem.title,
         "description": problem.description,
-        "fields": problem.submission_fields,
-        "extensions": problem.file_extensions,
+        "fields": problem.fields,
+        "extensions": problem.extensions,
         "environment": problem.environment or DEFAULT_ENVIRONMENT_NAME,
         "limits": {name: getattr(held, name) for name in LIMIT_UNITS},
     }

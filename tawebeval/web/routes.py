@@ -260,7 +260,7 @@ class KleinApplication:
     @property
     def origins(self) -> Collection[str]:
         """The origins whose pages may read responses."""
-        return self.context.configuration.callers.allowed_origins
+        return self.context.configuration.callers.origins
 
     def identify_caller(self, request: ApiRequest) -> str:
         """Return the name of the caller; ANONYMOUS_CALLER for open paths.

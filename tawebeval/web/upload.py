@@ -117,7 +117,7 @@ class FormReceiver:
         self._use_kept = use_kept
         self._refusal = refusal
         self._parser: _FormParser | None = None
-        self._protocols = configuration.repositories.allowed_protocols
+        self._protocols = configuration.repositories.protocols
         self._limits = configuration.limits
         self._environments = configuration.environments
         self.received_bytes = 0
@@ -442,7 +442,7 @@ def _make_problem_preset(context: WebContext, name: str) -> FormPreset:
         name,
         problem.form_fields,
         PERMITTED_PROBLEM_FORM_FIELDS,
-        problem.submission_fields,
+        problem.fields,
     )
 
 

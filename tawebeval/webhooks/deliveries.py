@@ -118,7 +118,7 @@ class CallbackQueue:
 
     def create_callback(self, url: str, caller: str) -> CallbackRecord:
         """Return the callback of a new evaluation, not sent yet. Raises: InvalidField."""
-        if not self._settings.is_enabled:
+        if not self._settings.enabled:
             raise InvalidField(_FIELD, "callbacks are disabled (callbacks.enabled)")
         if not self._secrets.current_secrets.has_secret(caller):
             raise InvalidField(
@@ -308,7 +308,7 @@ def make_callback_queue(
     if callbacks are enabled and the secrets cannot be read.
     """
     secrets = SigningSecretsFile(
-        find_secrets_file(settings.secrets_file, environment) if settings.is_enabled else None
+        find_secrets_file(settings.secrets, environment) if settings.enabled else None
     )
     tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
     return CallbackQueue(

@@ -128,7 +128,7 @@ def make_webhook_sender(
     `tls_policy` is the TLS policy, `time` as in `WebhookSender`.
     """
     policy = HostPolicy(
-        settings.allow_hosts, settings.deny_hosts, settings.allowed_private_networks, "callbacks"
+        settings.allow_hosts, settings.deny_hosts, settings.private_networks, "callbacks"
     )
     return WebhookSender(
         CheckedResolver(policy, resolver, reactor),

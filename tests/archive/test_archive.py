@@ -42,7 +42,7 @@ MIB = 2**20
 class ArchiveTestCase(SynchronousTestCase):
     """An archive, which a test may open again."""
 
-    settings = ArchiveSettings(is_enabled=True)
+    settings = ArchiveSettings(enabled=True)
 
     def setUp(self) -> None:
         self.patch(os, "fsync", lambda descriptor: None)  # of hundreds of files
@@ -58,7 +58,7 @@ class ArchiveTestCase(SynchronousTestCase):
         threads: Any = InlineThreads()
         self.archive = EvaluationArchive(
             self.root,
-            ArchiveSettings(**{"is_enabled": True, **changes}),
+            ArchiveSettings(**{"enabled": True, **changes}),
             reserve,
             self.rows,
             threads,
@@ -223,7 +223,7 @@ class StoringTests(ArchiveTestCase):
         self.assert_lost("disk", "less than")
 
     def test_evaluation_alone_exceeds_the_size(self) -> None:
-        self.open(max_bytes=100)
+        self.open(size=100)
         self.assert_lost("size", "it alone exceeds archive.size (100 bytes)")
 
     def test_full_disk(self) -> None:
@@ -309,7 +309,7 @@ class RemovalTests(ArchiveTestCase):
     def test_oldest_go_until_the_rest_has_the_allowed_size(self) -> None:
         self.fill(250)
         each = self.archive.total_bytes // 250
-        self.open(max_bytes=10 * each)
+        self.open(size=10 * each)
         self.assertEqual(self.remove(), [f"alice-{number:03}" for number in range(240, 250)])
 
     def test_step_removes_a_bounded_number(self) -> None:
@@ -326,14 +326,14 @@ class RemovalTests(ArchiveTestCase):
         self.fill(3, "bob")
         self.fill(2, "carol")
         each = self.archive.total_bytes // 5
-        self.open(max_bytes=10 * each)
+        self.open(size=10 * each)
         self.fill(50)
         left = self.list_names()
         self.assertEqual(left[:5], ["bob-000", "bob-001", "bob-002", "carol-000", "carol-001"])
         self.assertEqual(left[5:], [f"alice-{number:03}" for number in range(45, 50)])
 
     def test_one_large_evaluation_removes_nothing_of_others(self) -> None:
-        self.open(max_bytes=MIB)
+        self.open(size=MIB)
         self.fill(20, "bob")
 
         def noise(size: int) -> Iterator[EventRing]:
@@ -356,7 +356,7 @@ class RemovalTests(ArchiveTestCase):
         self.fill(5)
         each = self.archive.total_bytes // 5
         self.stick("alice-000")
-        self.open(max_bytes=3 * each)
+        self.open(size=3 * each)
         said = self.messages(lambda: self.assertEqual(len(self.remove()), 3))
         self.assertEqual(sum("cannot be removed: Is a directory" in one for one in said), 1)
         self.assertEqual(self.list_names(), ["alice-000", "alice-003", "alice-004"])
@@ -503,7 +503,7 @@ class KillTests(ArchiveTestCase):
 
         try:
             sys.setprofile(kill_at_last_call)
-            self.open(live=os.listdir(folder), max_bytes=100_000)
+            self.open(live=os.listdir(folder), size=100_000)
             for name in sorted(os.listdir(folder), key=int):
                 rings = partial(make_ring, int(name))
                 self.store(name, f"caller-{int(name) % 3}", rings, int(name))

@@ -79,7 +79,7 @@ class Line:
     def add_silent_peer(self, name: str) -> None:
         """Have the server share its address with another daemon, which never answers."""
         context = self.service.context
-        service = ServiceSettings(daemon_name="a", peer_urls={name: "http://10.0.0.9:8080"})
+        service = ServiceSettings(name="a", peers={name: "http://10.0.0.9:8080"})
         context.configuration = msgspec.structs.replace(context.configuration, service=service)
 
     @property
@@ -162,7 +162,7 @@ class ClientTestCase(SynchronousTestCase):
     settings = Configuration(
         limits=LimitSettings(request_body=1_000_000),
         buffers=EventBufferSettings(max_page_bytes=1024),
-        polls=LongPollSettings(max_wait_seconds=20),
+        polls=LongPollSettings(wait=20),
     )
 
     def setUp(self) -> None:

@@ -86,7 +86,7 @@ class DoctorTestCase(SynchronousTestCase):
             return NoSandbox(
                 configuration.limits, cgroups, orphans, accounts / TOOLS_NAME, self.trees
             )
-        filter_, network = os.open("/dev/null", os.O_RDONLY), configuration.sandbox.has_network
+        filter_, network = os.open("/dev/null", os.O_RDONLY), configuration.sandbox.network
         found = "/usr/bin/bwrap", accounts, (filter_,), (), (), network, self.trees
         return BubblewrapSandbox(*found, configuration.limits, cgroups, orphans)
 

@@ -52,7 +52,7 @@ GRACE = 2.0
 KEY = b"k" * 32
 END = "end"
 PATIENT = Configuration(
-    evaluations=EvaluationSettings(abandon_after_seconds=900, retention_seconds=600),
+    evaluations=EvaluationSettings(abandon_after_seconds=900, retain=600),
     limits=LimitSettings(wall_clock=100_000),
 )
 """Under these settings evaluations are abandoned long before they are over their time."""
@@ -70,7 +70,7 @@ class EvaluationTestCase(SynchronousTestCase):
     """One evaluation with directories of its own; `slot` holds its run slot back."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(environment_variables={"TZ": "UTC", "LANG": "it"}),
+        evaluations=EvaluationSettings(environment={"TZ": "UTC", "LANG": "it"}),
         limits=LimitSettings(wall_clock=10),
     )
 

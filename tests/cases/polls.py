@@ -28,18 +28,16 @@ TOKENS = "".join(
 
 CONFIGURATIONS = {
     "usual": Configuration(),
-    "origins": Configuration(
-        callers=CallerSettings(allowed_origins=("https://judge.example.org",))
-    ),
+    "origins": Configuration(callers=CallerSettings(origins=("https://judge.example.org",))),
     "little": Configuration(
         http=HttpSettings(max_headers=4, max_line_bytes=150, max_header_bytes=250)
     ),
     "tokens": Configuration(callers=CallerSettings(requests_per_minute=3)),
-    "named": Configuration(service=Process(daemon_name="a")),
+    "named": Configuration(service=Process(name="a")),
     "below": Configuration(http=HttpSettings(base_path="/judge/a.b")),
     "proxied": Configuration(
-        http=HttpSettings(trusted_proxies=("127.0.0.1",), max_connections_per_address=1),
-        log=LogSettings(has_access_log=True),
+        http=HttpSettings(trusted_proxies=("127.0.0.1",), connections_per_address=1),
+        log=LogSettings(access=True),
     ),
 }
 

@@ -187,13 +187,11 @@ class Comparison(RuleBasedStateMachine):
         configuration = Configuration(
             evaluations=EvaluationSettings(
                 abandon_after_seconds=ABANDON,
-                retention_seconds=RETAIN,
-                max_retained=KEPT,
+                retain=RETAIN,
+                kept=KEPT,
             ),
             limits=LimitSettings(wall_clock=10**6),
-            buffers=EventBufferSettings(
-                max_total_bytes=MEMORY, max_disk_bytes=DISK, max_page_bytes=PAGE
-            ),
+            buffers=EventBufferSettings(total=MEMORY, disk=DISK, max_page_bytes=PAGE),
         )
         self.world = World(configuration=configuration, threads=IdleThreads())
         self.world.spawn.obeys = (SIGTERM,)

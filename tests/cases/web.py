@@ -39,7 +39,7 @@ class WebTestCase(SynchronousTestCase):
     configuration = Configuration(
         limits=LimitSettings(request_body=100_000),
         buffers=EventBufferSettings(max_page_bytes=1024),
-        polls=LongPollSettings(max_wait_seconds=30),
+        polls=LongPollSettings(wait=30),
     )
 
     def setUp(self) -> None:
@@ -166,7 +166,7 @@ class RawTestCase(WebTestCase):
 class CallerTestCase(WebTestCase):
     """A service with two callers."""
 
-    callers = CallerSettings(requests_per_minute=30, max_queued=1, max_running=1, max_retained=1)
+    callers = CallerSettings(requests_per_minute=30, queued=1, running=1, kept=1)
     limits = LimitSettings()
 
     def setUp(self) -> None:
@@ -251,9 +251,7 @@ class StreamTestCase(WebTestCase):
 
 PROXY = IPv4Address("TCP", "10.0.0.1", 1)
 
-SETTINGS = HttpSettings(
-    trusted_proxies=("10.0.0.1",), max_connections=6, max_connections_per_address=2
-)
+SETTINGS = HttpSettings(trusted_proxies=("10.0.0.1",), connections=6, connections_per_address=2)
 
 LINK = re.compile(r'(?:href|src)="([^"]*)"')
 

@@ -61,7 +61,7 @@ class HintsTests(SynchronousTestCase):
     def test_network(self) -> None:
         """Where evaluators have a network the sandbox is not to blame."""
         stderr = "Network is unreachable"
-        for settings in (SandboxSettings(has_network=True), SandboxSettings(kind="none")):
+        for settings in (SandboxSettings(network=True), SandboxSettings(kind="none")):
             self.configuration = msgspec.structs.replace(Configuration(), sandbox=settings)
             error = EvaluationError("exit", "x", {"status": 1})
             self.check([], self.hints(error, stderr))

@@ -146,9 +146,7 @@ class PagesTests(SynchronousTestCase):
     """Events."""
 
     def setUp(self) -> None:
-        self.world = World(
-            configuration=Configuration(buffers=EventBufferSettings(max_total_bytes=2048))
-        )
+        self.world = World(configuration=Configuration(buffers=EventBufferSettings(total=2048)))
         folder = Path(self.mktemp()).resolve()
         (folder / "upload").mkdir(parents=True)
         details = EvaluationDetails("try", pack_request(make_request()), 7, folder / "upload")

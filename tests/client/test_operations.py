@@ -179,7 +179,7 @@ class EventsTests(ClientTestCase):
     def test_polls(self) -> None:
         """A request waits as long as the server grants; one that grants nothing sets the pace."""
         for wait, seconds, requests in ((20, 60.25, 4), (0, 10, 11)):
-            self.line = self.make(settings={"polls": LongPollSettings(max_wait_seconds=wait)})
+            self.line = self.make(settings={"polls": LongPollSettings(wait=wait)})
             identifier = self.line.begin()
             before = len(self.line.agent.asked)
             following = Deferred.fromCoroutine(gathered(self.line.client.events(identifier)))

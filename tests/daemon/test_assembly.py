@@ -208,7 +208,7 @@ class ServiceTests(SynchronousTestCase):
     def test_listens(self) -> None:
         """Every endpoint gets the same site, and nothing is listened on before the start."""
         listen = ("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x")
-        daemon = self.make(listen=listen, callers=CallerSettings(is_open_without_tokens=True))
+        daemon = self.make(listen=listen, callers=CallerSettings(open=True))
         self.assertEqual((self.reactor.tcpServers, self.reactor.unixServers), ([], []))
         daemon.privilegedStartService()
         self.assertEqual([server[0] for server in self.reactor.tcpServers], [1, 2])
@@ -221,7 +221,7 @@ class ServiceTests(SynchronousTestCase):
         with capturedLogs() as events:
             self.start(
                 listen=("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x"),
-                callers=CallerSettings(is_open_without_tokens=True),
+                callers=CallerSettings(open=True),
                 http=HttpSettings(base_path="/judge"),
             )
         lines = [formatEvent(event) for event in events]
@@ -245,7 +245,7 @@ class ServiceTests(SynchronousTestCase):
     def test_endpoint_listed_twice(self) -> None:
         """An endpoint that is listed twice is opened once."""
         self.make(
-            listen=("tcp:1", "tcp:2", "tcp:1"), callers=CallerSettings(is_open_without_tokens=True)
+            listen=("tcp:1", "tcp:2", "tcp:1"), callers=CallerSettings(open=True)
         ).privilegedStartService()
         self.assertEqual([server[0] for server in self.reactor.tcpServers], [1, 2])
 
@@ -327,7 +327,7 @@ class ServiceTests(SynchronousTestCase):
         for number in (signal.SIGTERM, signal.SIGINT):
             before = signal.signal(number, lambda *_: None)
             self.addCleanup(signal.signal, number, before)
-        daemon = self.start(service=ServiceSettings(drain_seconds=7))
+        daemon = self.start(service=ServiceSettings(drain=7))
         for hook, arguments, options in self.reactor.whenRunningHooks:
             hook(*arguments, **options)
         evaluations = self.evaluations(daemon)
@@ -472,11 +472,9 @@ class ServiceTests(SynchronousTestCase):
         """As many commits are fetched as is configured, among several callers half of one."""
         for callers, own in (
             (CallerSettings(), 3),
-            (CallerSettings(tokens_file=self.write_token()), 2),
+            (CallerSettings(tokens=self.write_token()), 2),
         ):
-            daemon = self.make(
-                callers=callers, repositories=RepositoryFetchSettings(max_concurrent_fetches=3)
-            )
+            daemon = self.make(callers=callers, repositories=RepositoryFetchSettings(fetches=3))
             fetches = self.evaluations(daemon).context.fetch_slots
             places = [fetches.acquire_slot(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
             self.assertEqual([place.called for place in places[:3]], [True, True, own == 3])
@@ -486,7 +484,7 @@ class ServiceTests(SynchronousTestCase):
         """As many run as is configured, or as there are processors."""
         for running, places in ((3, 3), (0, 5)):
             self.patch(os, "sched_getaffinity", lambda pid: range(5))
-            daemon = self.make(evaluations=EvaluationSettings(max_running=running, max_queued=0))
+            daemon = self.make(evaluations=EvaluationSettings(running=running, queued=0))
             queue = self.evaluations(daemon).registry.run_queue
             for number in range(places):
                 self.assertFalse(queue.is_full())
@@ -498,8 +496,8 @@ class ServiceTests(SynchronousTestCase):
         made = self.note_calls("EvaluationRegistry")
         for tokens, own in (("", (0, 0)), (self.write_token(), (2, 7))):
             self.make(
-                callers=CallerSettings(tokens_file=tokens, max_running=2, max_queued=7),
-                evaluations=EvaluationSettings(max_running=3, max_queued=9),
+                callers=CallerSettings(tokens=tokens, running=2, queued=7),
+                evaluations=EvaluationSettings(running=3, queued=9),
             )
             self.assertEqual(made.pop()[2], (3, 9, *own))
 
@@ -520,14 +518,14 @@ class ServiceTests(SynchronousTestCase):
         """Without tokens it is for this machine only, unless the operator wants otherwise."""
         tokens = self.write_token()
         for callers in (
-            CallerSettings(is_open_without_tokens=True),
-            CallerSettings(tokens_file=tokens),
+            CallerSettings(open=True),
+            CallerSettings(tokens=tokens),
         ):
             self.make(listen=("tcp:80",), callers=callers)
         self.assertIn("'tcp:80'", self.fail_to_make(listen=("unix:/x", "tcp:80")))
         for callers, word in (
-            (CallerSettings(tokens_file=tokens, is_open_without_tokens=True), tokens),
-            (CallerSettings(tokens_file=f"{tokens}.missing"), f"{tokens}.missing"),
+            (CallerSettings(tokens=tokens, open=True), tokens),
+            (CallerSettings(tokens=f"{tokens}.missing"), f"{tokens}.missing"),
         ):
             self.assertIn(word, self.fail_to_make(callers=callers))
 
@@ -545,7 +543,7 @@ class ServiceTests(SynchronousTestCase):
         calls = self.note_calls_from_thread()
         before = signal.getsignal(signal.SIGHUP)
         tokens = self.write_token()
-        daemon = self.start(callers=CallerSettings(tokens_file=tokens))
+        daemon = self.start(callers=CallerSettings(tokens=tokens))
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
         token, line = generate_token("bob", straw(1))
@@ -559,7 +557,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_monitoring(self) -> None:
         """The operator can ask: whether it is ready, and for the figures of this daemon."""
-        self.start(evaluations=EvaluationSettings(max_running=7))
+        self.start(evaluations=EvaluationSettings(running=7))
         self.assertIn(b'"ready"', self.request("GET /health/ready").body)
         self.reactor.advance(0.5)
         figures = self.request("GET /metrics").body
@@ -580,14 +578,12 @@ class ServiceTests(SynchronousTestCase):
 
     def test_access_log(self) -> None:
         """Requests are logged where that is configured."""
-        for log in (LogSettings(), LogSettings(has_access_log=True)):
+        for log in (LogSettings(), LogSettings(access=True)):
             self.start(log=log)
             with capturedLogs() as events:
                 self.assertEqual(self.request("GET /health").status, 200)
             lines = [formatEvent(event) for event in events]
-            self.assertEqual(
-                any("GET /health 200" in line for line in lines), log.has_access_log, lines
-            )
+            self.assertEqual(any("GET /health 200" in line for line in lines), log.access, lines)
             self.reactor.tcpServers.clear()
 
     def test_reload_of_readers(self) -> None:
@@ -609,7 +605,7 @@ class ServiceTests(SynchronousTestCase):
         self.addCleanup(shutil.rmtree, folder)
         self.patch(os, "environ", {**os.environ, "RUNTIME_DIRECTORY": folder})
         tokens = self.write_token()
-        self.start(callers=CallerSettings(tokens_file=tokens))
+        self.start(callers=CallerSettings(tokens=tokens))
         (path, factory, _, mode, *_), *others = self.reactor.unixServers
         self.assertEqual((path, mode, others), (f"{folder}/control", 0o600, []))
         for content, problems in ((generate_token("bob", straw(1))[1], []), ("alice", ["line 1"])):
@@ -658,7 +654,7 @@ class ServiceTests(SynchronousTestCase):
             )
         configuration = self.context().configuration
         self.assertEqual((list(configuration.problems), log_writer.level), (["p"], "error"))
-        self.assertFalse(configuration.sandbox.has_network)
+        self.assertFalse(configuration.sandbox.network)
         self.assertIs(self.evaluations(daemon).context.configuration, configuration)
         path.write_text("")
         self.assertEqual(self.reload(daemon), ReloadResult())
@@ -712,7 +708,7 @@ class ServiceTests(SynchronousTestCase):
         """Good tokens of callers do not count where those of the metrics are broken."""
         tokens, readers = self.write_token(), self.write_token()
         daemon = self.start(
-            callers=CallerSettings(tokens_file=tokens), metrics=MetricsSettings("tokens", readers)
+            callers=CallerSettings(tokens=tokens), metrics=MetricsSettings("tokens", readers)
         )
         bob, line = generate_token("bob", straw(1))
         Path(tokens).write_text(line)
@@ -747,7 +743,7 @@ class ServiceTests(SynchronousTestCase):
     def test_ready_is_told(self) -> None:
         """A start is told when all has started that there is, and then the queue."""
         told = self.supervise()
-        daemon = self.start(evaluations=EvaluationSettings(max_running=3))
+        daemon = self.start(evaluations=EvaluationSettings(running=3))
         for number in range(11):
             self.evaluations(daemon).registry.run_queue.acquire_slot(str(number))
         self.assertIs(list(daemon)[-1], daemon.getServiceNamed("watchdog"))
@@ -806,8 +802,8 @@ class ServiceTests(SynchronousTestCase):
         unreadable = tokens, secrets, password
         entry = CredentialSettings("example.org", "judge", password_file=str(password))
         daemon = self.make(
-            callers=CallerSettings(tokens_file=str(tokens)),
-            callbacks=CallbackSettings(is_enabled=True, secrets_file=str(secrets)),
+            callers=CallerSettings(tokens=str(tokens)),
+            callbacks=CallbackSettings(enabled=True, secrets=str(secrets)),
             repositories=RepositoryFetchSettings(credentials=(entry,)),
         )
         self.patch(os, "access", lambda path, mode, **_: path not in unreadable)
@@ -854,7 +850,7 @@ class ServiceTests(SynchronousTestCase):
     def test_name(self) -> None:
         """Identifiers begin with the daemon's name."""
         calls = self.note_calls("IdentifierIssuer")
-        self.make(service=ServiceSettings(daemon_name="a"))
+        self.make(service=ServiceSettings(name="a"))
         self.assertEqual(calls[0][2], "a")
 
     def test_git(self) -> None:

@@ -31,14 +31,14 @@ GIB = 2**30
 RUNNING = 3
 SPARE = 5 * GIB
 CONFIGURATION = Configuration(
-    evaluations=EvaluationSettings(max_running=RUNNING),
+    evaluations=EvaluationSettings(running=RUNNING),
     limits=LimitSettings(uploads=7 * GIB, disk=11 * GIB, output=2 * GIB),
-    buffers=EventBufferSettings(max_disk_bytes=23 * GIB),
+    buffers=EventBufferSettings(disk=23 * GIB),
     repositories=RepositoryFetchSettings(
-        max_cache_bytes=13 * GIB,
-        max_concurrent_fetches=2,
+        cache=13 * GIB,
+        fetches=2,
         max_fetch_bytes=17 * GIB,
-        max_tree_bytes=19 * GIB,
+        tree_bytes=19 * GIB,
     ),
     health=HealthSettings(min_free_disk_bytes=SPARE),
 )

@@ -174,7 +174,7 @@ class ReadinessTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.service = Service(
             Path(self.mktemp()).resolve(),
-            Configuration(evaluations=EvaluationSettings(max_queued=0)),
+            Configuration(evaluations=EvaluationSettings(queued=0)),
             1,
             0,
         )

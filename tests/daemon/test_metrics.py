@@ -158,8 +158,8 @@ class MetricsTests(MetricsTestCase):
         self.assertGreater(self.value("buffered_bytes"), 9000)
         self.assertGreater(self.value("event_disk_bytes"), 9000)
         settings = self.configuration
-        self.assertEqual(self.value("event_disk_limit_bytes"), settings.buffers.max_disk_bytes)
-        self.assertEqual(self.value("buffered_limit_bytes"), settings.buffers.max_total_bytes)
+        self.assertEqual(self.value("event_disk_limit_bytes"), settings.buffers.disk)
+        self.assertEqual(self.value("buffered_limit_bytes"), settings.buffers.total)
         self.assertEqual(self.value("uploaded_limit_bytes"), settings.limits.uploads)
 
     def test_cache(self) -> None:
@@ -182,7 +182,7 @@ class MetricsTests(MetricsTestCase):
         self.assertEqual(self.value("cache_evictions_total"), 6)
         self.assertEqual(self.value("cache_bytes", of="repositories"), 77)
         self.assertEqual(self.value("cache_bytes", of="checkouts"), 88)
-        limit = self.configuration.repositories.max_cache_bytes
+        limit = self.configuration.repositories.cache
         self.assertEqual(self.value("cache_limit_bytes"), limit)
 
     def test_web(self) -> None:
@@ -200,7 +200,7 @@ class MetricsTests(MetricsTestCase):
             self.value("connections"), self.service.site.connection_limits.connection_count
         )
         self.assertGreater(self.value("connections"), 0)
-        self.assertEqual(self.value("connections_limit"), self.configuration.http.max_connections)
+        self.assertEqual(self.value("connections_limit"), self.configuration.http.connections)
         connection.lose()
         self.assertEqual(self.value("streams"), 0)
 

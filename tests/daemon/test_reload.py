@@ -358,7 +358,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
 CONFIGURE = Path(__file__).resolve().parents[2] / "docs" / "configure.md"
 
 SETTINGS = tuple(list_settings(Configuration))
-BEFORE = Configuration(metrics=MetricsSettings("tokens"), service=ServiceSettings(daemon_name="a"))
+BEFORE = Configuration(metrics=MetricsSettings("tokens"), service=ServiceSettings(name="a"))
 
 # Where not any value of the same type will do.
 OTHERS: dict[str, Any] = {
@@ -419,9 +419,7 @@ class LiveTests(SynchronousTestCase):
 
     def test_peers(self) -> None:
         """Peers wait for a restart that changes the daemon's name: they need one."""
-        wanted = Configuration(
-            service=ServiceSettings(daemon_name="a", peer_urls={"b": "http://10.0.0.2"})
-        )
+        wanted = Configuration(service=ServiceSettings(name="a", peers={"b": "http://10.0.0.2"}))
         self.assertEqual(merge_reloadable_settings(Configuration(), wanted), Configuration())
 
     def test_several(self) -> None:

@@ -34,7 +34,7 @@ def configured(lasting: Any, kind: Any = "bubblewrap") -> Configuration:
 
 
 SMALL = Configuration(
-    evaluations=EvaluationSettings(max_running=10), limits=LimitSettings(processes=100)
+    evaluations=EvaluationSettings(running=10), limits=LimitSettings(processes=100)
 )
 
 

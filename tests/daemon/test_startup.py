@@ -305,9 +305,9 @@ class PrivateTestCase(SynchronousTestCase):
             CredentialSettings("c", "c", password_file="handed"),
         )
         return Configuration(
-            sandbox=SandboxSettings(kind, readable_paths=readable),
-            callers=CallerSettings(tokens_file=f"{self.root}/tokens/file"),
-            callbacks=CallbackSettings(secrets_file=f"{self.root}/hooks/secrets"),
+            sandbox=SandboxSettings(kind, readable=readable),
+            callers=CallerSettings(tokens=f"{self.root}/tokens/file"),
+            callbacks=CallbackSettings(secrets=f"{self.root}/hooks/secrets"),
             metrics=MetricsSettings("tokens", f"{self.root}/readers/file"),
             repositories=RepositoryFetchSettings(credentials=entries),
             environments={"x": EnvironmentSettings(root)} if root else {},

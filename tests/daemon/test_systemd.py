@@ -277,7 +277,7 @@ class LongestStopTests(SynchronousTestCase):
     def test_settings(self) -> None:
         """All that is waited for by configuration, and some seconds for readers."""
         settings = Configuration(
-            service=ServiceSettings(drain_seconds=100),
+            service=ServiceSettings(drain=100),
             evaluations=EvaluationSettings(kill_grace_seconds=7),
             callbacks=CallbackSettings(attempt_timeout=20),
         )
@@ -292,5 +292,5 @@ class LongestStopTests(SynchronousTestCase):
     def test_callbacks(self) -> None:
         """Their last attempts are waited for, where there are any."""
         without = compute_stop_timeout(Configuration())
-        settings = CallbackSettings(is_enabled=True, attempt_timeout=20)
+        settings = CallbackSettings(enabled=True, attempt_timeout=20)
         self.assertEqual(compute_stop_timeout(Configuration(callbacks=settings)), without + 20)

@@ -93,7 +93,7 @@ class ConfigurationFileTests(SynchronousTestCase):
         """What the file says holds."""
         path = Path(self.mktemp())
         path.write_text("[polls]\nwait = 7")
-        self.assertEqual(read_configuration(path).polls.max_wait_seconds, 7)
+        self.assertEqual(read_configuration(path).polls.wait, 7)
 
     def test_reread(self) -> None:
         """A reload reads the same file, wherever the daemon has gone, with the same endpoints."""

@@ -70,9 +70,7 @@ class IdleRetryTests(RegistryTestCase):
 class KeptTests(RegistryTestCase):
     """Evaluations that have ended and are not read to their end."""
 
-    configuration = Configuration(
-        evaluations=EvaluationSettings(max_retained=2, retention_seconds=600)
-    )
+    configuration = Configuration(evaluations=EvaluationSettings(kept=2, retain=600))
 
     def fill(self) -> list[str]:
         """Let as many end as may be kept."""
@@ -185,7 +183,7 @@ class DiskTests(RegistryTestCase):
 
     configuration = Configuration(
         evaluations=EvaluationSettings(abandon_after_seconds=900),
-        buffers=EventBufferSettings(max_disk_bytes=20_000, max_page_bytes=4096),
+        buffers=EventBufferSettings(disk=20_000, max_page_bytes=4096),
         limits=LimitSettings(wall_clock=10**6),
     )
 

@@ -107,7 +107,7 @@ class CallbackTests(RegistryTestCase):
         self.expire(2000)
         self.patch(self.callbacks, "start_delivery", lambda *_: None)
         self.finish(self.world.child)
-        self.expire(self.configuration.evaluations.retention_seconds - 1)
+        self.expire(self.configuration.evaluations.retain - 1)
         self.assertIn(identifier, self.registry.records)
         self.expire(1)
         self.assertNotIn(identifier, self.registry.records)

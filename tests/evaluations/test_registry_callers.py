@@ -192,8 +192,8 @@ class KeptShareTests(KeptShareTestCase):
     """Of five that may be unread two are each caller's share."""
 
     configuration = Configuration(
-        callers=CallerSettings(max_retained=2),
-        evaluations=EvaluationSettings(max_retained=5, retention_seconds=600),
+        callers=CallerSettings(kept=2),
+        evaluations=EvaluationSettings(kept=5, retain=600),
     )
 
     def check_over(self, caller: str) -> None:
@@ -290,8 +290,8 @@ class NoKeptShareTests(KeptShareTestCase):
         """With 0, or as much as there is room for, one caller may leave all of that unread."""
         for share in (0, 5, 6):
             self.configuration = Configuration(
-                callers=CallerSettings(max_retained=share),
-                evaluations=EvaluationSettings(max_retained=5),
+                callers=CallerSettings(kept=share),
+                evaluations=EvaluationSettings(kept=5),
             )
             self.setUp()
             self.leave("alice", 5)
@@ -305,8 +305,8 @@ class BytesShareTests(KeptShareTestCase):
     """Of 4 KiB on the disk for all two are each caller's share."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(retention_seconds=600),
-        buffers=EventBufferSettings(max_disk_bytes=4096),
+        evaluations=EvaluationSettings(retain=600),
+        buffers=EventBufferSettings(disk=4096),
     )
 
     def print(self) -> None:

@@ -51,7 +51,7 @@ class RestoringTestCase(RegistryTestCase):
     """A registry whose process ends; another one goes on with its rows and files."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after_seconds=5, retention_seconds=600),
+        evaluations=EvaluationSettings(abandon_after_seconds=5, retain=600),
         limits=LimitSettings(wall_clock=10),
     )
 

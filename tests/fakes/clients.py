@@ -229,18 +229,18 @@ class Service:
             clock=self.reactor,
             random=self.random,
             store=self.store,
-            has_event_files=self.configuration.archive.is_enabled,  # which reads them
+            has_event_files=self.configuration.archive.enabled,  # which reads them
         )
-        if self.configuration.archive.is_enabled:
+        if self.configuration.archive.enabled:
             self.world.archive = self.open_archive()
         self.registry = EvaluationRegistry(
             self.world.context(),
-            IdentifierIssuer(b"k" * 32, straw(1), self.configuration.service.daemon_name),
+            IdentifierIssuer(b"k" * 32, straw(1), self.configuration.service.name),
             (
                 self.running,
                 self.queued,
-                self.configuration.callers.max_running,
-                self.configuration.callers.max_queued,
+                self.configuration.callers.running,
+                self.configuration.callers.queued,
             ),
             self.root / "evaluations",
             FakeCallbacks(),

@@ -249,8 +249,8 @@ class World:
 
     def __attrs_post_init__(self) -> None:
         buffers = self.configuration.buffers
-        self.memory = EventMemory(buffers.max_total_bytes)
-        self.disk = EventDiskBudget(buffers.max_disk_bytes)
+        self.memory = EventMemory(buffers.total)
+        self.disk = EventDiskBudget(buffers.disk)
 
     def open_files(self, directory: Path) -> Any:
         """Return the files of a directory, or files in memory, the same ones for a directory."""

@@ -29,7 +29,7 @@ class CredentialTests(CacheTestCase):
                 "example.org",
                 "judge",
                 password_file=str(self.file),
-                allowed_callers=("alice", "carol"),
+                callers=("alice", "carol"),
             ),
         )
         self.restart()

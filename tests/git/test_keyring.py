@@ -119,7 +119,7 @@ class KeyringTests(SynchronousTestCase):
 
     def test_choice(self) -> None:
         """The first credential for the URL and the caller is chosen."""
-        mine = self.entry(password_file=self.write("a", "alice's"), allowed_callers=("alice",))
+        mine = self.entry(password_file=self.write("a", "alice's"), callers=("alice",))
         shared = self.entry(password_file=self.write("b", "everybody's"), host="*.example.org")
         for entries, caller, url, expected in (
             ((mine, shared), "alice", URL, "alice's"),

@@ -134,9 +134,7 @@ class FilterTests(CellTestCase):
 class NamespaceTests(CellTestCase):
     """Without one of the namespaces."""
 
-    settings = SandboxSettings(
-        has_loopback=True
-    )  # by which sockets of the Internet's families open
+    settings = SandboxSettings(loopback=True)  # by which sockets of the Internet's families open
 
     def test_network(self) -> None:
         """With the machine's network its servers and abstract sockets are reached."""

@@ -35,8 +35,8 @@ from tawebeval.linux.rlimits import (
 from tests.fakes.cgroups import FakeMachine
 
 USUAL = Configuration(
-    evaluations=EvaluationSettings(max_running=10),
-    http=HttpSettings(max_connections=500),
+    evaluations=EvaluationSettings(running=10),
+    http=HttpSettings(connections=500),
     limits=LimitSettings(processes=100),
 )
 
@@ -96,13 +96,11 @@ class ProcessesTests(CeilingsTestCase):
     def test_needed(self) -> None:
         """All that each evaluator may have, times those that run, and the daemon's own."""
         more = Configuration(
-            evaluations=EvaluationSettings(max_running=11), limits=LimitSettings(processes=100)
+            evaluations=EvaluationSettings(running=11), limits=LimitSettings(processes=100)
         )
         self.assertEqual(count_needed_processes(more) - count_needed_processes(USUAL), 100)
         self.assertGreater(count_needed_processes(USUAL), 1000)
-        more = msgspec.structs.replace(
-            USUAL, repositories=RepositoryFetchSettings(max_concurrent_fetches=5)
-        )
+        more = msgspec.structs.replace(USUAL, repositories=RepositoryFetchSettings(fetches=5))
         self.assertEqual(count_needed_processes(more) - count_needed_processes(USUAL), 16)
 
     def test_allowed(self) -> None:
@@ -166,11 +164,11 @@ class DescriptorsTests(SynchronousTestCase):
         """Connections count once, evaluations besides, and callbacks, also before there are any."""
         before = count_needed_descriptors(USUAL)
         for settings, more in (
-            ({"http": HttpSettings(max_connections=507)}, 7),
-            ({"evaluations": EvaluationSettings(max_running=12)}, 20),
-            ({"repositories": RepositoryFetchSettings(max_concurrent_fetches=5)}, 6),
-            ({"callbacks": CallbackSettings(is_enabled=True, max_concurrent_attempts=15)}, 5),
-            ({"callbacks": CallbackSettings(is_enabled=False, max_concurrent_attempts=15)}, 5),
+            ({"http": HttpSettings(connections=507)}, 7),
+            ({"evaluations": EvaluationSettings(running=12)}, 20),
+            ({"repositories": RepositoryFetchSettings(fetches=5)}, 6),
+            ({"callbacks": CallbackSettings(enabled=True, max_concurrent_attempts=15)}, 5),
+            ({"callbacks": CallbackSettings(enabled=False, max_concurrent_attempts=15)}, 5),
         ):
             kept = {"evaluations": USUAL.evaluations, "http": USUAL.http}
             changed = Configuration(**{**kept, **settings})
@@ -188,7 +186,7 @@ class DescriptorsTests(SynchronousTestCase):
         self.limits = (0, count_needed_descriptors(USUAL) - 1)
         with capturedLogs() as events:
             fitted = limit_connections(USUAL)
-        self.assertEqual(fitted.http.max_connections, 499)
+        self.assertEqual(fitted.http.connections, 499)
         self.assertEqual(count_needed_descriptors(fitted), count_allowed_descriptors())
         (event,) = events
         self.assertEqual(event["log_level"].name, "warn")
@@ -202,7 +200,7 @@ class DescriptorsTests(SynchronousTestCase):
         """With less than a few connections, beside the evaluations, there is no start."""
         fewest = count_needed_descriptors(USUAL) - 500 + MIN_HTTP_CONNECTIONS
         self.limits = (0, fewest)
-        self.assertEqual(limit_connections(USUAL).http.max_connections, MIN_HTTP_CONNECTIONS)
+        self.assertEqual(limit_connections(USUAL).http.connections, MIN_HTTP_CONNECTIONS)
         self.limits = (0, fewest - 1)
         with self.assertRaises(ConfigurationError) as caught:
             limit_connections(USUAL)

@@ -192,7 +192,7 @@ class NameTests(SynchronousTestCase):
         """A name of the configuration, the default, and a name that is not there."""
         settings = EnvironmentSettings(f"/srv/{DIGEST}", {"A": "b"})
         found = msgspec.structs.replace(Configuration(), environments={"java": settings})
-        environment = Environment("java", Path(settings.root_directory), {"A": "b"})
+        environment = Environment("java", Path(settings.root), {"A": "b"})
         self.assertEqual(find_environment(found, "java"), environment)
         self.assertEqual(environment.digest, DIGEST)
         self.assertIs(Environment("java", Path("/srv/java")).digest, None)

@@ -164,7 +164,7 @@ class OpenTests(SandboxesTestCase):
     def test_none(self) -> None:
         """The operator may have none, and needs no bubblewrap then."""
         self.patch(shutil, "which", lambda name: None)
-        sandbox = self.open("none", readable_paths=("/nonexistent",))
+        sandbox = self.open("none", readable=("/nonexistent",))
         self.assertEqual(
             sandbox, NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / TOOLS_NAME, self.trees)
         )
@@ -173,7 +173,7 @@ class OpenTests(SandboxesTestCase):
         """It is taken by its name and by default, with what is configured; it is not run yet."""
         for kind in ("auto", "bubblewrap"):
             for network in (False, True):
-                sandbox = self.open(kind, has_network=network, readable_paths=("/usr", "/etc"))
+                sandbox = self.open(kind, network=network, readable=("/usr", "/etc"))
                 assert isinstance(sandbox, BubblewrapSandbox)
                 expected = BubblewrapSandbox(
                     str(self.bwrap),
@@ -206,7 +206,7 @@ class OpenTests(SandboxesTestCase):
         (self.root / "dangling").symlink_to("nowhere")
         for missing in ("/nonexistent", f"{self.root}/dangling"):
             with self.assertRaises(ConfigurationError) as caught:
-                self.open(readable_paths=("/usr", missing))
+                self.open(readable=("/usr", missing))
             self.assertEqual(
                 str(caught.exception),
                 f"sandbox.readable[1]: {missing} does not exist; create or remove it",

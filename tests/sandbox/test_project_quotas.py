@@ -41,9 +41,9 @@ from tests.fakes.process import FakeProcess
 GET, SET = 0x80000702, 0x80000802
 FIRST = 7000
 CONFIGURATION = Configuration(
-    evaluations=EvaluationSettings(max_running=2),
+    evaluations=EvaluationSettings(running=2),
     limits=LimitSettings(disk=10 * MIB, disk_files=50),
-    repositories=RepositoryFetchSettings(max_tree_bytes=5 * MIB, max_tree_files=100),
+    repositories=RepositoryFetchSettings(tree_bytes=5 * MIB, max_tree_files=100),
 )
 WHOLE = 2**30
 BLOCK = 4096
@@ -158,9 +158,7 @@ class PrepareTests(ProjectTestCase):
         self.prepare()
         (self.state / "quotas/0/tmp").mkdir()
         self.kernel.files = {7000: 12, 7001: 1}
-        more = changed(
-            evaluations=EvaluationSettings(max_running=3), limits=LimitSettings(disk=MIB)
-        )
+        more = changed(evaluations=EvaluationSettings(running=3), limits=LimitSettings(disk=MIB))
         self.assertEqual(self.prepare(more), 3)
         self.assertEqual(len(self.directories()), 3)
         self.assertEqual(
@@ -172,7 +170,7 @@ class PrepareTests(ProjectTestCase):
         """Those that are not needed any more get the new quota, too."""
         self.prepare()
         fewer = changed(
-            evaluations=EvaluationSettings(max_running=1), limits=LimitSettings(disk=20 * MIB)
+            evaluations=EvaluationSettings(running=1), limits=LimitSettings(disk=20 * MIB)
         )
         self.assertEqual(self.prepare(fewer), 2)
         quotas = {read_project_quota(directory) for directory in self.directories()}
@@ -269,7 +267,7 @@ class CheckTests(ProjectTestCase):
         """As they were made they are good; none at all are, too, and more than enough."""
         check_quota_directories(self.directories(), CONFIGURATION)
         check_quota_directories([], CONFIGURATION)
-        fewer = changed(evaluations=EvaluationSettings(max_running=1))
+        fewer = changed(evaluations=EvaluationSettings(running=1))
         check_quota_directories(self.directories(), fewer)
 
     def test_too_few(self) -> None:

@@ -23,7 +23,7 @@ class ArchiveTestCase(WebTestCase):
     """A service with an archive, and an evaluation that was read to its end."""
 
     configuration = Configuration(
-        archive=ArchiveSettings(is_enabled=True), buffers=EventBufferSettings(max_page_bytes=1024)
+        archive=ArchiveSettings(enabled=True), buffers=EventBufferSettings(max_page_bytes=1024)
     )
 
     def settle(self) -> None:
@@ -382,7 +382,7 @@ class StreamTests(ArchiveTestCase):
 class RerunTests(ArchiveTestCase):
     """Running an archived evaluation again."""
 
-    configuration = Configuration(archive=ArchiveSettings(is_enabled=True))
+    configuration = Configuration(archive=ArchiveSettings(enabled=True))
 
     def test_rerun(self) -> None:
         """It runs with the same files and fields; nothing of the files is left over."""
@@ -433,9 +433,7 @@ class CallerTests(CallerTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        configuration = Configuration(
-            callers=self.callers, archive=ArchiveSettings(is_enabled=True)
-        )
+        configuration = Configuration(callers=self.callers, archive=ArchiveSettings(enabled=True))
         self.service = Service(self.root / "own", configuration, tokens=self.file)
         self.client, self.agent = self.service.treq()
 

@@ -201,8 +201,8 @@ class AccessTests(SynchronousTestCase):
         given.touch()
         self.addCleanup(given.unlink)
         self.assertEqual(find_token_file(CallerSettings(), credentials), given)
-        self.assertEqual(find_token_file(CallerSettings(tokens_file="/x"), credentials), Path("/x"))
-        self.assertEqual(find_token_file(CallerSettings(tokens_file="x"), {}), Path.cwd() / "x")
+        self.assertEqual(find_token_file(CallerSettings(tokens="/x"), credentials), Path("/x"))
+        self.assertEqual(find_token_file(CallerSettings(tokens="x"), {}), Path.cwd() / "x")
 
     def test_find_for_metrics(self) -> None:
         """Those who read the metrics have a file of their own, where it goes by tokens."""

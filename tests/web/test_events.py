@@ -135,9 +135,7 @@ class ChoiceTests(StreamTestCase):
 class NamedOriginTests(StreamTestCase):
     """Where origins are named."""
 
-    configuration = Configuration(
-        callers=CallerSettings(allowed_origins=("https://judge.example.org",))
-    )
+    configuration = Configuration(callers=CallerSettings(origins=("https://judge.example.org",)))
 
     def check(self, answer: Answer) -> None:
         """Hold nothing: what is promised of every answer is not so here."""

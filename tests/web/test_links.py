@@ -27,7 +27,7 @@ HOUR = 3600
 class LinkTestCase(CallerTestCase):
     """An evaluation of alice, who may ask as often as she likes."""
 
-    callers = CallerSettings(requests_per_minute=0, max_running=2)
+    callers = CallerSettings(requests_per_minute=0, running=2)
 
     def setUp(self) -> None:
         super().setUp()
@@ -191,7 +191,7 @@ class LinkTests(LinkTestCase):
     def test_disabled(self) -> None:
         """The operator may want no links."""
         link = self.share()
-        callers = CallerSettings(requests_per_minute=0, link_lifetime_days=0)
+        callers = CallerSettings(requests_per_minute=0, link_days=0)
         self.service.context.configuration = Configuration(callers=callers)
         self.assertIn("callers.link_days", self.share(status=403)["detail"])
         self.read(link)  # until it expires or is revoked
@@ -386,9 +386,7 @@ class ArchivedTests(LinkTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        configuration = Configuration(
-            callers=self.callers, archive=ArchiveSettings(is_enabled=True)
-        )
+        configuration = Configuration(callers=self.callers, archive=ArchiveSettings(enabled=True))
         self.service = type(self.service)(
             Path(self.mktemp()).resolve(), configuration, tokens=self.file
         )

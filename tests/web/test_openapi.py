@@ -294,7 +294,7 @@ class ContentTests(SynchronousTestCase):
             f"{settings.limits.fields} fields (operator's settings)",
             f"Up to {settings.buffers.max_page_bytes // 1024} KiB of events",
             f"daemon's own limit ({settings.buffers.max_page_bytes // 1024} KiB",
-            f"Maximum {settings.polls.max_wait_seconds:g} (operator's setting)",
+            f"Maximum {settings.polls.wait:g} (operator's setting)",
             f"the request waits up to {settings.polls.legacy_client_wait_seconds:g} seconds",
             f"follows each {settings.streams.heartbeat_seconds:g} seconds without an event",
             f"The request line is over {settings.http.max_line_bytes // 1024} KiB",

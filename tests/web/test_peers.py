@@ -84,7 +84,7 @@ class SeveralTestCase(SynchronousTestCase):
     def make_service(self, name: str, **changes: Any) -> Service:
         """Return a daemon."""
         configuration = Configuration(
-            service=ServiceSettings(daemon_name=name, peer_urls=URLS),
+            service=ServiceSettings(name=name, peers=URLS),
             callers=CallerSettings(**{"requests_per_minute": 0, **changes}),
         )
         root = Path(self.mktemp()).resolve()
@@ -222,9 +222,7 @@ class JointListTests(SeveralTestCase):
     def test_alone(self) -> None:
         """Without peers nothing is different."""
         context = self.services["a"].context
-        alone = msgspec.structs.replace(
-            context.configuration, service=ServiceSettings(daemon_name="a")
-        )
+        alone = msgspec.structs.replace(context.configuration, service=ServiceSettings(name="a"))
         self.evaluate("b")
         context.configuration = alone  # as a reload does
         self.assertEqual(self.ask("a").json(), {"begin": None, "end": None, "data": []})

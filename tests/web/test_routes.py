@@ -20,7 +20,7 @@ OVER = "1 GiB is over the maximum, 512 MiB (limits.maximum.memory); the operator
 class NameTests(WebTestCase):
     """A daemon that has a name, because there are others."""
 
-    configuration = Configuration(service=Process(daemon_name="judge1"))
+    configuration = Configuration(service=Process(name="judge1"))
 
     def test_name(self) -> None:
         """Its identifiers begin with its name, stand in paths as they are, and do all they do."""

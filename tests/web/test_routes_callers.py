@@ -171,7 +171,7 @@ class KeptFileTests(CallerTestCase):
 class NamedOriginTests(CallerTestCase):
     """Origins that are named."""
 
-    callers = CallerSettings(allowed_origins=("https://a.example", "https://b.example:8443"))
+    callers = CallerSettings(origins=("https://a.example", "https://b.example:8443"))
 
     def check(self, answer: Answer) -> None:
         """Hold nothing: these answers do not go to everybody."""
@@ -231,7 +231,7 @@ class PageTests(WebTestCase):
 class OpenTests(PageTests):
     """No tokens, and `open = true`."""
 
-    configuration = Configuration(callers=CallerSettings(is_open_without_tokens=True))
+    configuration = Configuration(callers=CallerSettings(open=True))
 
     def test_strangers(self) -> None:
         """Any page may."""

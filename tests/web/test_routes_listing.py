@@ -229,7 +229,7 @@ class ListingTests(WebTestCase):
 class OpenTests(WebTestCase):
     """Where everybody may call."""
 
-    configuration = Configuration(callers=CallerSettings(is_open_without_tokens=True))
+    configuration = Configuration(callers=CallerSettings(open=True))
 
     def test_nobody(self) -> None:
         """Nobody has any of his own, so nobody is told of any."""

@@ -55,7 +55,7 @@ class UnkeptTests(SubmissionTests):
 class ArchivedTests(SubmissionTests):
     """With an archive."""
 
-    configuration = Configuration(archive=ArchiveSettings(is_enabled=True))
+    configuration = Configuration(archive=ArchiveSettings(enabled=True))
 
     def test_gone(self) -> None:
         """The archive has the files of a forgotten evaluation; nothing of them stays elsewhere."""

@@ -211,9 +211,7 @@ class AssetTests(WebTestCase):
 class NamedOriginTests(WebTestCase):
     """Where the operator has named who may read."""
 
-    configuration = Configuration(
-        callers=CallerSettings(allowed_origins=("https://site.example.org",))
-    )
+    configuration = Configuration(callers=CallerSettings(origins=("https://site.example.org",)))
 
     def test_only_those_import(self) -> None:
         """A module is an answer like others."""

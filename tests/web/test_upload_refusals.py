@@ -82,7 +82,7 @@ class FieldTests(UploadTestCase):
     def test_protocols(self) -> None:
         """Which protocols are allowed is configured."""
         body = form(parts(url=b"file:///srv/x.git"))
-        allowed = Configuration(repositories=RepositoryFetchSettings(allowed_protocols=("file",)))
+        allowed = Configuration(repositories=RepositoryFetchSettings(protocols=("file",)))
         request = self.receive(body, configuration=allowed).request
         self.assertEqual(request.repository.url, "file:///srv/x.git")
 

@@ -170,9 +170,7 @@ class OriginTests(SocketTestCase):
 class NamedOriginTests(SocketTestCase):
     """Where origins are named."""
 
-    configuration = Configuration(
-        callers=CallerSettings(allowed_origins=("https://judge.example.org",))
-    )
+    configuration = Configuration(callers=CallerSettings(origins=("https://judge.example.org",)))
 
     def check(self, answer: Answer) -> None:
         """Hold nothing: what is promised of every answer is not so here."""

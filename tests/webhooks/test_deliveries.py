@@ -85,7 +85,7 @@ class CallbacksTestCase(SynchronousTestCase):
     """Two callers with secrets; chance is always one half."""
 
     settings = CallbackSettings(
-        is_enabled=True,
+        enabled=True,
         max_attempts=4,
         first_retry_delay=10,
         max_retry_delay=60,
@@ -539,7 +539,7 @@ class OpenTests(SynchronousTestCase):
 
     def test_disabled(self) -> None:
         """Without being enabled nobody can have one, whatever else is set, and nothing is read."""
-        callbacks = self.open(CallbackSettings(secrets_file="/nonexistent"))
+        callbacks = self.open(CallbackSettings(secrets="/nonexistent"))
         error = self.assertRaises(InvalidField, callbacks.create_callback, URL, "")
         self.assertIn("callbacks are disabled (callbacks.enabled)", error.detail)
         self.assertEqual(list(callbacks.list_reloadable_files()), [])

@@ -490,7 +490,7 @@ class OpenTests(SynchronousTestCase):
         settings = CallbackSettings(
             allow_hosts=("8.8.8.8", "10.0.0.1", "10.1.0.1"),
             deny_hosts=("8.8.4.4",),
-            allowed_private_networks=("10.0.0.0/24",),
+            private_networks=("10.0.0.0/24",),
             attempt_timeout=7,
         )
         tls_policy: Any = None

@@ -113,7 +113,7 @@ class ApiChannel(TimeoutChannel):
             # Not before the first bytes: few clients expect a response without a request.
             self._refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                f"all {self.http_settings.max_connections} connections (http.connections), or those"
+                f"all {self.http_settings.connections} connections (http.connections), or those"
                 " of this client (http.connections_per_address), are in use; try again later",
                 {b"Retry-After": b"%d" % RETRY_AFTER_SECONDS},
             )

@@ -61,7 +61,7 @@ class ClientAddressResolver:
     @classmethod
     def from_settings(cls, settings: HttpSettings) -> ClientAddressResolver:
         """Return the resolver for these settings."""
-        return cls(TrustedProxies.parse(settings.trusted_proxies, settings.forwarded_header))
+        return cls(TrustedProxies.parse(settings.trusted_proxies, settings.client_header))
 
     def identify_peer(self, address: IAddress | None) -> ConnectionPeer:
         """Return the other end of a connection from `address`."""
@@ -109,7 +109,7 @@ class ConnectionLimits:
 
     def add_connection(self, address_group: str) -> bool:
         """Count a connection of a group; return False, without counting, at a limit."""
-        if self.connection_count >= self.settings.max_connections or not self.add_proxied_request(
+        if self.connection_count >= self.settings.connections or not self.add_proxied_request(
             address_group
         ):
             return False
@@ -128,7 +128,7 @@ class ConnectionLimits:
         """
         if not address_group:
             return True
-        most = self.settings.max_connections_per_address
+        most = self.settings.connections_per_address
         if most and self.connections_by_address_group[address_group] >= most:
             return False
         self.connections_by_address_group[address_group] += 1

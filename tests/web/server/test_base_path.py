@@ -157,7 +157,7 @@ class EarlyRefusalsTests(RawTestCase):
     def test_over_its_share(self) -> None:
         """A client that has as many requests as it may: 503."""
         waiting = f"GET /evaluation/{self.evaluate()}/events?wait=60"
-        for _ in range(SETTINGS.max_connections_per_address):
+        for _ in range(SETTINGS.connections_per_address):
             self.service.connect(PROXY).request(waiting, X_Forwarded_For="192.0.2.1")
         self.assertEqual(self.refused(503, "192.0.2.1"), ["/evaluate"])
 

@@ -20,9 +20,7 @@ def ipv4(last: int) -> IPv4Address:
 class ConnectionsTestCase(RawTestCase):
     """Clients of several addresses."""
 
-    configuration = Configuration(
-        http=HttpSettings(max_connections=5, max_connections_per_address=2)
-    )
+    configuration = Configuration(http=HttpSettings(connections=5, connections_per_address=2))
 
     def connect_from(self, address: IAddress) -> Connection:
         """Return a connection from there."""
@@ -102,9 +100,7 @@ class ConnectionsTests(ConnectionsTestCase):
 class UnlimitedTests(ConnectionsTestCase):
     """0 is no limit."""
 
-    configuration = Configuration(
-        http=HttpSettings(max_connections=5, max_connections_per_address=0)
-    )
+    configuration = Configuration(http=HttpSettings(connections=5, connections_per_address=0))
 
     def test_proxy(self) -> None:
         """All may come from one address; in all there is still a limit."""

@@ -57,7 +57,7 @@ class PeerTests(SynchronousTestCase):
 class ProxiedTestCase(RawTestCase):
     """A service with a proxy before it."""
 
-    configuration = Configuration(http=SETTINGS, log=LogSettings(has_access_log=True))
+    configuration = Configuration(http=SETTINGS, log=LogSettings(access=True))
 
     def setUp(self) -> None:
         super().setUp()
@@ -140,8 +140,8 @@ class ForwardedTests(ProxiedTestCase):
     """A proxy that writes `Forwarded`."""
 
     configuration = Configuration(
-        http=HttpSettings(trusted_proxies=("unix",), forwarded_header="Forwarded"),
-        log=LogSettings(has_access_log=True),
+        http=HttpSettings(trusted_proxies=("unix",), client_header="Forwarded"),
+        log=LogSettings(access=True),
     )
 
     def test_believed(self) -> None:

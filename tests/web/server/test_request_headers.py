@@ -57,7 +57,7 @@ class HeadTestCase(RawTestCase):
         super().setUp()
         tokens = Path(self.mktemp())
         tokens.write_text(TOKENS)
-        settings = HttpSettings(trusted_proxies=("127.0.0.1",), forwarded_header="Forwarded")
+        settings = HttpSettings(trusted_proxies=("127.0.0.1",), client_header="Forwarded")
         self.configuration = Configuration(http=settings)
         root = Path(self.mktemp()).resolve()
         self.service = Service(root, self.configuration, tokens=tokens)
