@@ -16,8 +16,8 @@
 with the daemon's own sandbox and limits on a copy of a working directory, and its events go through
 the same `Screen`. `reactor` has its reactor, `hints` explains why it failed.
 
-`operator_commands` has the commands of an operator: `serve`, `doctor`, `reload`, `token` and
-`quota`; `environment` those for environments. They import the daemon only when they run.
+`operator_commands` has the commands of an operator: `serve`, `doctor`, `reload` and `token`;
+`environment` those for environments. They import the daemon only when they run.
 
 Nothing in the package imports `cli`. The console script `tawebeval` and `scripts/manpages` call
 `main`.

@@ -29,7 +29,6 @@ _COMMANDS = {
     "starter": "operator_commands:starter",
     "doctor": "operator_commands:doctor",
     "environment": "environment:environment",
-    "quota": "operator_commands:quota",
     "reload": "operator_commands:reload",
     "token": "operator_commands:token",
 }

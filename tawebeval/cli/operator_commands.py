@@ -1,4 +1,4 @@
-"""The commands of an operator: `serve`, `starter`, `doctor`, `reload`, `token` and `quota`."""
+"""The commands of an operator: `serve`, `starter`, `doctor`, `reload` and `token`."""
 
 from __future__ import annotations
 
@@ -282,42 +282,3 @@ def new(name: str, read: bool, rate: int | None, problems: tuple[str, ...]) -> N
             " token",
             err=True,
         )
-
-
-@click.command()
-@CONFIG_OPTION
-@click.option(
-    "--first-project",
-    metavar="N",
-    type=click.IntRange(1, 2**31),
-    default=1_000_000,
-    show_default=True,
-    help="Give the directories project numbers from N on.",
-)
-def quota(config: Path | None, first_project: int) -> None:
-    """Create disk quotas for evaluations (as root).
-
-    The command makes as many directories as evaluations.running says in $STATE_DIRECTORY/quotas,
-    each with a project quota. It needs Linux 5.14+, and ext4 or xfs mounted with prjquota. Run it
-    before the daemon starts, and again after a change of evaluations.running, limits.disk,
-    limits.disk_files, repositories.tree_bytes or repositories.tree_files. Two daemons on one file
-    system need different project numbers: set --first-project.
-
-    \b
-      STATE_DIRECTORY=/var/lib/tawebeval tawebeval quota --config /etc/tawebeval/tawebeval.toml
-    """  # noqa: D301  (\b keeps click from filling the lines)
-    # Imported late: they import much of the daemon.
-    from tawebeval.daemon.directories import locate_directories
-    from tawebeval.daemon.reload import read_configuration
-    from tawebeval.linux.privileges import CurrentProcess
-    from tawebeval.sandbox.project_quotas import compute_quota, make_quota_directories
-
-    try:
-        configuration = read_configuration(config)
-        state, _ = locate_directories(os.environ)
-        count = make_quota_directories(state, configuration, first_project, CurrentProcess())
-    except ConfigurationError as error:
-        click.echo(f"tawebeval: {error}", err=True)
-        raise SystemExit(2) from None
-    each = compute_quota(configuration)
-    click.echo(f"{state}/quotas: {count} times {each.max_bytes} bytes and {each.max_files} files")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from time import time
 from typing import Any
 
 import attrs
 from twisted.application.service import Service
-from twisted.internet.defer import DeferredQueue
 from twisted.logger import Logger
 from twisted.web.client import BrowserLikePolicyForHTTPS
 
@@ -390,10 +388,6 @@ def _make_context(
 ) -> EvaluationContext:
     configuration, reactor, pools = base.configuration, base.reactor, base.thread_pools
     fetches = configuration.repositories.fetches
-    free_quotas: DeferredQueue[Path] = DeferredQueue()
-    for directory in base.directories.quota_directories:
-        if directory not in base.left_evaluations.quota_directories:
-            free_quotas.put(directory)
     return EvaluationContext(
         configuration=configuration,
         clock=reactor,
@@ -413,7 +407,6 @@ def _make_context(
         event_disk=EventDiskBudget(configuration.buffers.disk),
         segment_loader=SegmentLoader(pools.file_tree_threads),
         store=base.store,
-        free_quota_directories=free_quotas if base.directories.quota_directories else None,
         archive=archive,
     )
 

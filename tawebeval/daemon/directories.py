@@ -9,7 +9,6 @@ $STATE_DIRECTORY/trash/         what an earlier process has left, while a thread
 $STATE_DIRECTORY/accounts/      passwd and group files of the sandboxes
 $STATE_DIRECTORY/environments/  imported root file systems (`sandbox.environment_store`)
 $STATE_DIRECTORY/archive/       ended evaluations, unless `archive.directory` is set
-$STATE_DIRECTORY/quotas/        quota directories, one for each evaluation, if root has created them
 $CACHE_DIRECTORY/repositories/  fetched repositories
 """
 
@@ -18,7 +17,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -30,13 +29,11 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,
     add_path_to_errors,
-    empty_directory,
     is_disk_full,
     remove_tree,
 )
 from tawebeval.linux.ownership import change_directory_owner, check_owner, get_home
 from tawebeval.linux.privileges import Privileges
-from tawebeval.sandbox.project_quotas import find_quota_directories
 
 STORE_NAME = "evaluations.sqlite"
 """The name of the database of evaluations in the state directory."""
@@ -44,7 +41,7 @@ STORE_NAME = "evaluations.sqlite"
 _EVALUATION_ENTRIES = ("uploads", "evaluations")
 
 STATE_DIRECTORY_ENTRIES = (
-    *("lock", "key", "key.new", "accounts", "archive", "environments", "quotas"),
+    *("lock", "key", "key.new", "accounts", "archive", "environments"),
     *("trash", "starter"),
     *(f"{STORE_NAME}{suffix}" for suffix in ("", "-wal", "-shm", ".lock")),
     *_EVALUATION_ENTRIES,
@@ -68,7 +65,6 @@ class DaemonDirectories:
     identifier_mac_key: bytes = attrs.field(repr=False)
     state: Path
     lock_files: tuple[IO[str], ...] = attrs.field(repr=False)
-    quota_directories: Sequence[Path] = ()
 
     def restore_missing_directories(self) -> list[Path]:
         """Create removed directories again; return their paths. Raises: OSError.
@@ -87,14 +83,11 @@ class DaemonDirectories:
                 restored.append(path)
         return restored
 
-    def remove_leftovers(
-        self, kept: Collection[str] = (), free_quotas: Sequence[Path] | None = None
-    ) -> None:
+    def remove_leftovers(self, kept: Collection[str] = ()) -> None:
         """Move the uploads and evaluations of an earlier daemon to the trash. Blocks.
 
         Their files may be so many that their removal takes a minute: `empty_trash` does it, for a
-        thread. `kept` are the names of those that are still needed, `free_quotas` the quota
-        directories that are not, None for all; these are emptied at once. Raises: OSError.
+        thread. `kept` are the names of those that are still needed. Raises: OSError.
 
         The caller must have dropped its privileges, because the removal may start programs.
         """
@@ -108,8 +101,6 @@ class DaemonDirectories:
             else:
                 self._discard(directory)
                 directory.mkdir(mode=0o700)
-        for directory in self.quota_directories if free_quotas is None else free_quotas:
-            empty_directory(directory)
 
     def _discard(self, path: Path) -> None:
         """Move a directory to the trash; remove it if it cannot be moved."""
@@ -166,7 +157,6 @@ def open_directories(
                 key,
                 state.resolve(),
                 locks,
-                find_quota_directories(state.resolve()),
             )
     except OSError as error:
         whose = f" (as the user {privileges.user.name})" if privileges.user else ""

@@ -1,4 +1,4 @@
-"""Storage checks of `tawebeval doctor`: directories, secret files, free space, quotas.
+"""Storage checks of `tawebeval doctor`: directories, secret files, free space.
 
 No check changes anything; an unnamed temporary file shows whether a directory is writable.
 """
@@ -42,11 +42,6 @@ from tawebeval.linux.ownership import (
 )
 from tawebeval.linux.privileges import Privileges
 from tawebeval.sandbox.disk_usage import measure_disk_usage
-from tawebeval.sandbox.project_quotas import (
-    check_quota_directories,
-    compute_quota,
-    find_quota_directories,
-)
 from tawebeval.web.auth import find_metrics_token_file, find_token_file, read_token_file
 from tawebeval.webhooks.signing import find_secrets_file, read_signing_secrets
 
@@ -91,7 +86,6 @@ class StorageChecks:
             ("permissions", self._check_key),
             ("archive", self._check_archive),
             ("disk", self._check_space),
-            ("quotas", self._check_quotas),
         )
 
     def make_probe_directories(self) -> tuple[Path, Path]:
@@ -249,16 +243,6 @@ class StorageChecks:
         with self._privileges.act_as_user():
             found = list(check_free_space(self._configuration, self._state, self._cache))
         yield from found
-
-    def _check_quotas(self) -> Iterator[str]:
-        with self._privileges.act_as_user():
-            found = find_quota_directories(self._state)
-            check_quota_directories(found, self._configuration)
-        if found:
-            size = format_size(compute_quota(self._configuration).max_bytes)
-            yield f"{self._state}/quotas: {len(found)} evaluations, at most {size} each"
-        else:
-            yield "no project quotas: disk usage of evaluations is measured four times a second"
 
     def _can_access(self, path: Path, mode: int) -> bool:
         with self._privileges.act_as_user():

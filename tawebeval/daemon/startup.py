@@ -32,7 +32,6 @@ from tawebeval.sandbox.environments import (
     remove_shell_copies_of_earlier_daemon,
 )
 from tawebeval.sandbox.probe import ProbeDirectories, check_sandbox_and_log_problems, close_sandbox
-from tawebeval.sandbox.project_quotas import check_quota_directories, probe_quota_enforcement
 from tawebeval.web.auth import (
     Authentication,
     RateLimit,
@@ -48,8 +47,8 @@ class StartupChecks(Service):
     """Service that starts before the evaluations, as the daemon's user, and stops last.
 
     It owns the directories with their locks, the cgroups, the sandbox and the thread `pools`;
-    `disk_threads` is the pool that restores directories. `configuration` has the limits that
-    project quotas must allow. `left` are the evaluations of an earlier process.
+    `disk_threads` is the pool that restores directories. `left` are the evaluations of an earlier
+    process.
     """
 
     name = "startup"
@@ -75,7 +74,7 @@ class StartupChecks(Service):
         self._environment_locks = EnvironmentLocks()
 
     def startService(self) -> None:
-        """Clear the directories, check them, the quotas, git and the sandbox; start the threads.
+        """Clear the directories, check them, git and the sandbox; start the threads.
 
         Raises: SystemExit, with a message, if a check fails or no threads can be started.
         """
@@ -83,11 +82,9 @@ class StartupChecks(Service):
         directories = self.directories
         self.lock_environments(self._configuration)
         try:
-            quotas = self._remove_leftovers()
+            self._remove_leftovers()
             remove_shell_copies_of_earlier_daemon(directories.sandbox_files_directory)
             write_sandbox_files(directories.sandbox_files_directory)
-            check_quota_directories(directories.quota_directories, self._configuration)
-            probe_quota_enforcement(quotas)
             check_git_version()
         except OSError as error:
             raise SystemExit(f"tawebeval: {describe_disk_error(error)}") from None
@@ -108,17 +105,16 @@ class StartupChecks(Service):
         except OSError as error:
             raise SystemExit(f"tawebeval: {error.strerror}; {PROCESS_LIMIT_REMEDY}") from None
 
-    def _remove_leftovers(self) -> Sequence[Path]:
+    def _remove_leftovers(self) -> None:
         """Discard what an earlier process has left, but for evaluations that go on. Blocks.
 
-        Return the quota directories that are free. Raises: OSError.
+        Raises: OSError.
         """
         directories, left = self.directories, self._left
-        quotas = directories.quota_directories
         starter = self._sandbox.writable_trees.connect_starter()
         programs = starter.list_programs()
         # A starter that is gone may have left what has hidden from it, of evaluations that end now.
-        evaluators = () if programs else (directories.evaluations, *quotas)
+        evaluators = () if programs else (directories.evaluations,)
         kill_stale_processes(directories.repositories, *evaluators)
         for program in programs:
             evaluation = program.parent
@@ -131,9 +127,7 @@ class StartupChecks(Service):
                 self._cgroups.remove_evaluation_cgroup(name)
             except OSError as error:
                 log.warn("cgroup {name} is not removed: {error}", name=name, error=error)
-        free = [path for path in quotas if path not in left.quota_directories]
-        directories.remove_leftovers(left.directory_names | left.upload_directory_names, free)
-        return free
+        directories.remove_leftovers(left.directory_names | left.upload_directory_names)
 
     def _empty_trash(self) -> None:
         try:

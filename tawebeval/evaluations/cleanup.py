@@ -85,16 +85,10 @@ async def clean_up(evaluation: Evaluation, request: bytes = b"") -> None:
                 remove_tree(upload)
         details.has_kept_submission = keep
 
-    def on_success() -> None:
-        free, directory = context.free_quota_directories, workspace.quota_directory
-        if free is not None and directory is not None:
-            free.put(directory)
-
     try:
         await context.cleanup_queue.attempt_call(
             f"{details.log_name}: removal of its processes and directories",
             remove_all,
-            on_success=on_success,
         )
     except Exception:  # noqa: BLE001  (the evaluation ends all the same)
         log.failure(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredQueue
+from twisted.internet.defer import Deferred
 
 from tawebeval.archive.archive import EvaluationArchive
 from tawebeval.config import Configuration
@@ -90,7 +90,6 @@ class EvaluationContext:
     fetch_slots: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNLIMITED_WAITERS))
     read_wall_clock: Callable[[], float] = time.time
     read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
-    free_quota_directories: DeferredQueue[Path] | None = None  # None without quotas
     counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)
     archive: EvaluationArchive | None = None
     cleanup_queue: RetryQueue = attrs.field(

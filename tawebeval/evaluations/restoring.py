@@ -94,7 +94,6 @@ def make_row(evaluation: Evaluation) -> EvaluationRow:
 def _make_run_row(evaluation: Evaluation) -> RunRow:
     run = evaluation.run
     assert run is not None, "the evaluator runs"
-    quota = evaluation.workspace.quota_directory
     return RunRow(
         pid=run.main_pid,
         start_time=run.main_start_time,
@@ -102,7 +101,6 @@ def _make_run_row(evaluation: Evaluation) -> RunRow:
         deadline=run.clock.deadline,
         left_at=evaluation.left_at,
         sandbox_description=run.sandboxed.launch.describe_for_resume(),
-        quota_directory=None if quota is None else str(quota),
     )
 
 
@@ -223,10 +221,6 @@ def _resume_run(
     assert found is not None, "the evaluator runs"
     assert details.commit is not None, "checked out before the start"
     assert row.markers is not None, "made before the start"
-    if found.quota_directory is not None:
-        evaluation.workspace = attrs.evolve(
-            evaluation.workspace, quota_directory=Path(found.quota_directory)
-        )
     if not _is_on_cluster(found):  # the clean-up ends what a failure from here on leaves
         checkout = evaluation.checkout = resume_checkout(details.commit, Path(found.checkout_path))
         sandboxed = make_sandboxed_run(evaluation, checkout)
@@ -296,11 +290,6 @@ class LeftEvaluations:
         """The names of cgroups in which an evaluator runs."""
         groups = (run.sandbox_description.get("group") for run in self._runs)
         return {group for group in groups if group}
-
-    @property
-    def quota_directories(self) -> set[Path]:
-        """The quota directories of evaluations that run."""
-        return {Path(run.quota_directory) for run in self._runs if run.quota_directory}
 
     @property
     def has_cluster_runs(self) -> bool:

@@ -30,7 +30,6 @@ class RunRow(msgspec.Struct, omit_defaults=True):
     - `deadline`: the end of `limits.wall_clock`, in seconds of the monotonic clock; None while the
       run waits to be begun again. `left_at`: when the daemon has left it to the next process, None
       after a kill: the time until that goes on does not count.
-    - `quota_directory`: None without quotas.
     """
 
     pid: int
@@ -39,7 +38,6 @@ class RunRow(msgspec.Struct, omit_defaults=True):
     deadline: float | None
     left_at: float | None = None
     sandbox_description: dict[str, Any] = {}
-    quota_directory: str | None = None
 
 
 class EvaluationRow(msgspec.Struct, omit_defaults=True):

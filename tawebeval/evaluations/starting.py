@@ -140,9 +140,6 @@ class _Start:
             *self._checkout_arguments(), is_retry=fetched
         )
         details.set_commit(checkout.commit)
-        if context.free_quota_directories is not None:
-            directory = await context.free_quota_directories.get()
-            evaluation.workspace = attrs.evolve(evaluation.workspace, quota_directory=directory)
         self._fix_environment()
         details.limits = evaluation.limits
         sandboxed = make_sandboxed_run(evaluation, checkout)

@@ -277,12 +277,6 @@ def remove_tree(directory: Path) -> None:
             raise OSError(errno.ENOTEMPTY, said or "cannot be removed", str(directory))
 
 
-def empty_directory(directory: Path) -> None:
-    """Remove the content of a directory. Raises: OSError."""
-    for path in directory.iterdir():
-        remove_tree(path)
-
-
 def _remove_small(directory: Path) -> bool:
     """Remove a small directory, or a file; return False if it, or a part of it, is left."""
     try:

@@ -363,7 +363,7 @@ class UnsandboxedEnd(RunEnd):
         if self._launch.mark:
             await self._sandbox.orphan_reaper.kill_orphans_of_run(
                 self._launch.mark,
-                str(self._launch.workspace.writable_directory),
+                str(self._launch.workspace.root),
                 self._sandbox.writable_trees.starter.pid,
             )
 

@@ -1,9 +1,8 @@
-"""Disk usage of a run, counted or read from a project quota. Everything here blocks.
+"""Disk usage of a run. Everything here blocks.
 
-Without project quotas a file system does not know the usage of a run. So the files in the run's
-directories are counted, and the unlinked files that its processes have open. A count is repeated
-when the file system has filled up by half of what the run may still take, and at least every ten
-seconds.
+A file system does not know the usage of a run. So the files in the run's directories are counted,
+and the unlinked files that its processes have open. A count is repeated when the file system has
+filled up by half of what the run may still take, and at least every ten seconds.
 
 A file that is mapped and not open is not counted: /proc has the mapped part, not the size. And a
 process with many threads can keep a reader of its mappings waiting, since both take the same lock.
@@ -186,19 +185,6 @@ def measure_disk_usage(
     return count.usage
 
 
-def read_quota_usage(directory: Path, system: os.statvfs_result) -> DiskUsage | None:
-    """Return the usage of a directory with a project quota; None without a quota.
-
-    `system` is the state of the whole file system. Raises: OSError.
-    """
-    there = os.statvfs(directory)
-    if there.f_blocks >= system.f_blocks:
-        return None
-    return DiskUsage(
-        (there.f_blocks - there.f_bfree) * there.f_frsize, there.f_files - there.f_ffree
-    )
-
-
 @attrs.define
 class DiskMeter:
     """The meter of one directory, which may take `size` bytes and `files` files.
@@ -208,7 +194,6 @@ class DiskMeter:
     - `run_start_time`: the start of the run, in seconds since the epoch.
     - `device_numbers`: as in `measure_disk_usage`.
     - `floor`: while fewer bytes of the file system are free, each look counts anew.
-    - `held`: the directory has a project quota, which tells the usage.
     - `last_usage`, `free_bytes`: the last usage, and the free bytes at the last look.
     """
 
@@ -221,7 +206,6 @@ class DiskMeter:
     device_numbers: Collection[int] = frozenset()
     _time: Callable[[], float] = time.monotonic
     _floor: int = 0
-    _held: bool = False
     last_usage: DiskUsage = attrs.field(factory=DiskUsage)
     free_bytes: float = inf
     _left: tuple[int, int] | None = None  # of the file system, at the last count
@@ -233,11 +217,10 @@ class DiskMeter:
         Raises: OSError; TooManyInspections, if a count takes, or has taken last time, more than
         `work` looks.
         """
-        system = os.statvfs(self._directory.parent if self._held else self._directory)
+        system = os.statvfs(self._directory)
         self.free_bytes = system.f_bavail * system.f_frsize
         left = system.f_bfree * system.f_frsize, system.f_ffree
-        quota = read_quota_usage(self._directory, system) if self._held else None
-        if again or (quota is None and self._stale(left)):
+        if again or self._stale(left):
             if self.last_usage.inspection_count > work:
                 raise TooManyInspections
             self.last_usage = measure_disk_usage(
@@ -251,10 +234,6 @@ class DiskMeter:
             )
             self._left = left
             self._counted = self._time()
-        if quota is not None:
-            self.last_usage = attrs.evolve(
-                self.last_usage, disk_bytes=quota.disk_bytes, file_count=quota.file_count
-            )
         return self.last_usage
 
     def _stale(self, left: tuple[int, int]) -> bool:

@@ -114,14 +114,13 @@ class LocalRunLimits(RunLimits):
         self._most_disk = settings.disk + commit.size + BLOCK_BYTES * commit.file_count
         self._most_files = settings.disk_files + commit.file_count
         self.disk = DiskMeter(
-            workspace.writable_directory,
+            workspace.root,
             self._most_disk,
             self._most_files,
             lambda: [pid for main in self._list_main_pids() for pid in list_descendants(main)],
             excluded_names=READ_ONLY_WORKSPACE_NAMES,
             run_start_time=time.time(),
             floor=settings.free_disk,
-            held=workspace.quota_directory is not None,
         )
 
     def _list_main_pids(self) -> Sequence[int]:

@@ -114,8 +114,8 @@ _LOADING_REQUESTS = (
     0x89A1,  # SIOCBRDELBR
 )
 # Requests to file systems. They allocate blocks as fallocate(2) does, on every file system, or
-# change a file's attributes: the project, by which a quota is held, or the size that XFS allocates
-# at once. Or they are of fscrypt: a key that is added stays in the file system after the
+# change a file's attributes: the project, by which quotas count, or the size that XFS allocates at
+# once. Or they are of fscrypt: a key that is added stays in the file system after the
 # evaluation, and counts for the user.
 _FILE_REQUESTS = (
     *(0x40305800 + number for number in (0x0A, 0x24, 0x28, 0x2A, 0x39)),

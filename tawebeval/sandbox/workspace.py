@@ -11,10 +11,9 @@
 <evaluation>/shm/                            /dev/shm, in a sandbox
 <evaluation>/output/                         what the evaluator prints, and its events
 
-With project quotas (`project_quotas`) all but the first two and the last lie in a quota directory.
-Of an evaluation that has ended only these three may be kept. A sandbox lets the evaluator read the
-submission and does not show the request; without a sandbox, an evaluator may change both, as it may
-change all files of the daemon's user.
+Of an evaluation that has ended only the first two and the last may be kept. A sandbox lets the
+evaluator read the submission and does not show the request; without a sandbox, an evaluator may
+change both, as it may change all files of the daemon's user.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import attrs
 
 from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import EvaluationFailure, format_size
-from tawebeval.linux.filetree import empty_directory, remove_tree
+from tawebeval.linux.filetree import remove_tree
 
 _SUBMISSION = "submission"
 _REQUEST = "request"
@@ -66,38 +65,29 @@ class WorkspaceView:
 
 @attrs.frozen
 class Workspace:
-    """The directories below `root`, an absolute path without symbolic links.
-
-    Those that the evaluator may write to are in `quota_directory`, if there is one.
-    """
+    """The directories below `root`, an absolute path without symbolic links."""
 
     root: Path
-    quota_directory: Path | None = None
-
-    @property
-    def writable_directory(self) -> Path:
-        """The parent of the directories that the evaluator may write to."""
-        return self.quota_directory or self.root
 
     @property
     def tree_directory(self) -> Path:
         """The commit's tree; outside of the sandbox an overlay shows only its changes here."""
-        return self.writable_directory / "tree"
+        return self.root / "tree"
 
     @property
     def temporary_directory(self) -> Path:
         """The evaluator's TEMPORARY_DIRECTORY."""
-        return self.writable_directory / "tmp"
+        return self.root / "tmp"
 
     @property
     def home_directory(self) -> Path:
         """The evaluator's HOME."""
-        return self.writable_directory / "home"
+        return self.root / "home"
 
     @property
     def overlay_work_directory(self) -> Path:
         """The work directory of the tree's overlay."""
-        return self.writable_directory / "work"
+        return self.root / "work"
 
     @property
     def submission_directory(self) -> Path:
@@ -107,12 +97,12 @@ class Workspace:
     @property
     def sandbox_tmp_directory(self) -> Path:
         """The evaluator's /tmp in a sandbox."""
-        return self.writable_directory / "scratch"
+        return self.root / "scratch"
 
     @property
     def sandbox_shm_directory(self) -> Path:
         """What the evaluator knows as /dev/shm, in a sandbox."""
-        return self.writable_directory / "shm"
+        return self.root / "shm"
 
     @property
     def request_file(self) -> Path:
@@ -146,7 +136,7 @@ class Workspace:
                 (Path("/dev/shm"), self.sandbox_shm_directory),  # noqa: S108
             ],
             [(inside.submission_directory, self.submission_directory)],
-            ours=[self.root, self.writable_directory],
+            ours=[self.root],
         )
 
     def create_directories(self, upload: Path, view: WorkspaceView) -> None:
@@ -216,16 +206,11 @@ class Workspace:
         raise FileRefused(f"{path!r} is outside the directories that the evaluator can write to")
 
     def remove_evaluator_content(self, *, keep_submission: bool) -> None:
-        """Remove everything but the events, the quota directory itself and perhaps the submission.
-
-        Whatever the modes are.
-        """
+        """Remove everything but the events and perhaps the submission, whatever the modes are."""
         kept = READ_ONLY_WORKSPACE_NAMES if keep_submission else {_OUTPUT}
         for path in self.root.iterdir() if self.root.exists() else ():
             if path.name not in kept:
                 remove_tree(path)
-        if self.quota_directory is not None:
-            empty_directory(self.quota_directory)
 
 
 def derive_directory_name(identifier: str) -> str:

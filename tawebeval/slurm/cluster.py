@@ -200,7 +200,6 @@ class SlurmRun(Launch, RunEnd):
             environment,
             directory,
             self.workspace.root,
-            self.workspace.quota_directory,
             self._checkout.path,
             commit.size,
             commit.file_count,

@@ -37,7 +37,6 @@ class JobDescription:
     variables: Mapping[str, str]
     directory: Path
     root: Path
-    quota_directory: Path | None
     checkout: Path
     commit_bytes: int
     commit_files: int
@@ -48,7 +47,7 @@ class JobDescription:
     @property
     def workspace(self) -> Workspace:
         """The evaluation's directories."""
-        return Workspace(self.root, self.quota_directory)
+        return Workspace(self.root)
 
     def make_checkout(self) -> Checkout:
         """Return the checkout of the commit, which the daemon holds."""
@@ -64,7 +63,6 @@ class JobDescription:
             "variables": dict(self.variables),
             "directory": str(self.directory),
             "root": str(self.root),
-            "quota_directory": self.quota_directory and str(self.quota_directory),
             "checkout": str(self.checkout),
             "commit_bytes": self.commit_bytes,
             "commit_files": self.commit_files,
@@ -83,7 +81,6 @@ class JobDescription:
             self,
             directory=there.tree_directory / directory,
             root=root,
-            quota_directory=None,
             checkout=checkout,
         )
 
@@ -119,13 +116,12 @@ def decode_job_description(encoded: bytes) -> JobDescription:
             f"the daemon's tawebeval sends job descriptions of version {version}, and this node's"
             f" takes version {NODE_PROTOCOL_VERSION}; install the same tawebeval on both"
         )
-    quota, environment = content["quota_directory"], content["environment"]
+    environment = content["environment"]
     return JobDescription(
         **{
             **content,
             "directory": Path(content["directory"]),
             "root": Path(content["root"]),
-            "quota_directory": quota and Path(quota),
             "checkout": Path(content["checkout"]),
             "limits": msgspec.convert(content["limits"], LimitSettings),
             "sandbox": msgspec.convert(content["sandbox"], SandboxSettings),

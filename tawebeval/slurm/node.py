@@ -499,7 +499,7 @@ def main() -> None:
         )
         sandbox = opened.enter_context(open_node_sandbox(job.sandbox, job.limits, place, orphans))
         threads.start()
-        workspace = NodeWorkspace(job.root, job.quota_directory, output_directory=place / "output")
+        workspace = NodeWorkspace(job.root, output_directory=place / "output")
         run = NodeRun(
             job,
             sandbox.make_run(workspace, job.make_checkout(), job.limits, job.environment),

@@ -52,10 +52,9 @@ class CellTestCase(SynchronousTestCase):
         excluded_names: Collection[str],
         run_start_time: float,
         floor: int,
-        held: bool,
     ) -> FakeDisk:
         """Return a fake watch."""
-        self.assertEqual((floor, held), (LIMITS.free_disk, False))
+        self.assertEqual(floor, LIMITS.free_disk)
         self.assertEqual(sorted(excluded_names), ["output", "request", "submission"])
         self.assertGreater(run_start_time, 0)
         self.disks.append(FakeDisk(*arguments))

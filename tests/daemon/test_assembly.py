@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import attrs
 from twisted.application.internet import TimerService
 from twisted.internet import reactor
 from twisted.internet.address import IPv4Address, IPv6Address
@@ -197,13 +196,6 @@ class ServiceTests(SynchronousTestCase):
 
         self.patch(module, name, note)
         return calls
-
-    def test_quota_directories(self) -> None:
-        """All quota directories are free at first; without any no evaluation waits for one."""
-        for quotas in ((), (Path("/s/quotas/0"), Path("/s/quotas/1"))):
-            self.directories = attrs.evolve(self.directories, quota_directories=quotas)
-            free = self.evaluations(self.make()).context.free_quota_directories
-            self.assertEqual(free and free.pending, [*quotas] or None)
 
     def test_listens(self) -> None:
         """Every endpoint gets the same site, and nothing is listened on before the start."""

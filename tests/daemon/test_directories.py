@@ -140,18 +140,6 @@ class DirectoriesTests(SynchronousTestCase):
             " STATE_DIRECTORY and CACHE_DIRECTORY",
         )
 
-    def test_quota_directories(self) -> None:
-        """They are found, and emptied; they themselves stay, for only root can make others."""
-        self.assertEqual(self.open().quota_directories, [])
-        self.setUp()
-        for number in range(2):
-            (self.root / "state/quotas" / str(number) / "tree/a").mkdir(parents=True)
-        (self.root / "state/quotas/0/tree").chmod(0)
-        directories = self.open()
-        self.assertEqual([path.name for path in directories.quota_directories], ["0", "1"])
-        directories.remove_leftovers()
-        self.assertEqual([list(path.iterdir()) for path in directories.quota_directories], [[], []])
-
     def test_linked_leftovers(self) -> None:
         """A link in their place is removed, not what it leads to."""
         first = self.open()

@@ -120,7 +120,7 @@ class SystemChecksTests(DoctorTestCase):
         """Where all is well each part says so, once or more, and nothing is left of the look."""
         parts = (
             "configuration user sandbox trees limits git listen callers permissions disk"
-            " quotas descriptors processes watches starter"
+            " descriptors processes watches starter"
         )
         self.assertEqual(set(parts.split()), {each.component for each in self.check_ok()})
         self.assertFalse(self.accounts.exists())

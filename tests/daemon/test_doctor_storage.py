@@ -226,15 +226,6 @@ class DirectoryTests(StorageTestCase):
         self.environment["STATE_DIRECTORY"] = str(self.file / "state")
         self.check("permissions", BROKEN, str(self.file / "state"))
 
-    def test_quotas(self) -> None:
-        """Quota directories without a quota stop the start, and the doctor says so."""
-        for number in range(os.cpu_count() or 1):
-            (self.state / "quotas" / str(number)).mkdir(parents=True)
-        self.check("quotas", BROKEN, f"{self.state}/quotas/0: ", "enforces no quota", "prjquota")
-        self.patch(module, "check_quota_directories", lambda directories, configuration: None)
-        (said,) = (each.description for each in self.check_ok() if each.component == "quotas")
-        self.assertRegex(said, rf"^{self.state}/quotas: \d+ evaluations, at most [\d.]+ GiB each$")
-
     def test_space(self) -> None:
         """Two directories of one file system, which is smaller than what may be written to it."""
         self.free = 0

@@ -33,9 +33,7 @@ from tests.cases.roots import make_root
 from tests.fakes.world import InlineThreads, SlowThreads
 
 EVALUATIONS, REPOSITORIES = Path("/state/evaluations"), Path("/cache/repositories")
-QUOTAS = Path("/state/quotas/0"), Path("/state/quotas/1")
-STARTED = ["connect", "end", "remove_leftovers", "check", "try", "git", "sandbox", "start", "start"]
-STARTED += ["empty_trash"]
+STARTED = ["connect", "end", "remove_leftovers", "git", "sandbox", "start", "start", "empty_trash"]
 KERNEL = "the kernel's files of processes and devices"
 
 
@@ -49,7 +47,6 @@ class FakeParts:
     sandbox_files_directory: Path
     repositories: Path = REPOSITORIES
     evaluations: Path = EVALUATIONS
-    quota_directories: tuple[Path, ...] = QUOTAS
     gone: tuple[Path, ...] = ()
     enforcement_warning: str = ""
     evaluation_cgroups: tuple[str, ...] = ()
@@ -114,8 +111,6 @@ class StartupTests(SynchronousTestCase):
         self.asked: dict[str, tuple[object, ...]] = {}
         for name, noted in (
             ("kill_stale_processes", "end"),
-            ("check_quota_directories", "check"),
-            ("probe_quota_enforcement", "try"),
             ("check_git_version", "git"),
             ("check_sandbox_and_log_problems", "sandbox"),
             ("close_sandbox", "trees"),
@@ -163,9 +158,7 @@ class StartupTests(SynchronousTestCase):
         self.assertEqual(
             self.asked,
             {
-                "end": (REPOSITORIES, EVALUATIONS, *QUOTAS),
-                "check": (QUOTAS, self.configuration),
-                "try": ([*QUOTAS],),
+                "end": (REPOSITORIES, EVALUATIONS),
                 "git": (),
                 "sandbox": (self.sandbox, ProbeDirectories(REPOSITORIES, EVALUATIONS)),
             },
@@ -188,8 +181,6 @@ class StartupTests(SynchronousTestCase):
             ("connect", starter, "the starter of evaluators does not answer"),
             ("remove_leftovers", left, "/state/evaluations/x: Not permitted"),
             ("remove_leftovers", full, "/state/x: No space left on device; free some disk space"),
-            ("check", ConfigurationError("no quota"), "no quota"),
-            ("try", ConfigurationError("no quota"), "no quota"),
             ("git", ConfigurationError("git is older; than that"), "git is older; than that"),
             ("sandbox", SystemExit("tawebeval: no sandbox"), "no sandbox"),
             ("start", threads, f"threads: can't start new thread; {PROCESS_LIMIT_REMEDY}"),

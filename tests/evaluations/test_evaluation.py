@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from twisted.internet.defer import DeferredQueue
 from twisted.logger import capturedLogs, formatEvent
 
 from tawebeval.config import EnvironmentSettings
@@ -20,9 +19,7 @@ from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.status import build_status
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.environments import Environment
-from tawebeval.sandbox.workspace import Workspace
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
-from tests.fakes.gates import Gate
 from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import EPOCH, OID, TREE
 
@@ -250,58 +247,6 @@ class LifeTests(EvaluationTestCase):
         )
         child.end()
         self.assert_over(EvaluationState.FINISHED, None)
-
-    def with_quota(self, *names: str) -> list[Path]:
-        """Let there be these quota directories; return them."""
-        free = self.world.quota_directories = DeferredQueue()
-        directories = [Path(self.mktemp()).resolve() / name for name in names]
-        for directory in directories:
-            directory.mkdir(parents=True)
-            free.put(directory)
-        self.evaluation.context = self.world.context()
-        return directories
-
-    def test_quota_directory(self) -> None:
-        """It takes a free one before it starts, and gives it back when it is empty again."""
-        (directory,) = self.with_quota("0")
-        self.begin()
-        child = self.world.child
-        self.assertEqual(child.environment["HOME"], str(directory / "home"))
-        self.assertEqual([path.name for path in (self.root / "some").iterdir()], ["submission"])
-        (directory / "home" / "file").touch()
-        self.assertEqual(self.world.quota_directories.pending, [])
-        child.end()
-        self.assert_over(EvaluationState.FINISHED, None)
-        self.assertEqual(self.world.quota_directories.pending, [directory])
-        self.assertEqual(list(directory.iterdir()), [])
-
-    def test_quota_directory_of_another(self) -> None:
-        """Where none is free it waits for one, and can be cancelled meanwhile."""
-        self.with_quota()
-        self.begin()
-        self.assertEqual(self.world.spawn.children, [])
-        self.evaluation.stop(CANCELLED)
-        self.assert_over(EvaluationState.CANCELLED, "cancelled")
-        self.assertEqual(self.world.quota_directories.waiting, [])
-
-    def test_quota_directory_not_emptied(self) -> None:
-        """One that cannot be emptied is given back when that has succeeded, and not before."""
-        (directory,) = self.with_quota("0")
-        self.begin()
-        emptied = Gate()
-
-        def fail(workspace: Workspace, *, keep_submission: bool) -> None:
-            if emptied.shut:
-                raise OSError(5, "Input/output error")
-
-        emptied.shut = True
-        self.patch(Workspace, "remove_evaluator_content", fail)
-        self.world.child.end()
-        self.world.turn()
-        self.assertEqual(self.world.quota_directories.pending, [])
-        emptied.open()
-        self.evaluation.context.cleanup_queue.retry_next_calls()
-        self.assertEqual(self.world.quota_directories.pending, [directory])
 
     def test_limit(self) -> None:
         """A run that goes over a limit, as its sandboxed run finds, is stopped and says which."""

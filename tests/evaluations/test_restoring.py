@@ -624,5 +624,5 @@ class LeftEvaluationsTests(RestoringTestCase):
         self.assertEqual(left.directory_names, both)
         self.assertEqual(left.running_directory_names, {derive_directory_name(running)})
         self.assertEqual(left.upload_directory_names, {"some"})
-        self.assertEqual((left.cgroup_names, left.quota_directories), ({"group"}, set()))
+        self.assertEqual(left.cgroup_names, {"group"})
         self.assertEqual(LeftEvaluations().cgroup_names, set())

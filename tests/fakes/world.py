@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredQueue
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from tawebeval.config import Configuration
@@ -238,7 +238,6 @@ class World:
         )
     )
     random: Callable[[int], bytes] = attrs.field(factory=straw)
-    quota_directories: DeferredQueue[Path] | None = None
     fetches: FairQueue = attrs.field(factory=lambda: FairQueue(4, UNLIMITED_WAITERS))
     archive: Any = None
     store: FakeStore = attrs.field(factory=FakeStore)
@@ -277,7 +276,6 @@ class World:
             fetch_slots=self.fetches,
             read_wall_clock=lambda: EPOCH + self.clock.seconds(),
             read_boot_clock=self.clock.seconds,
-            free_quota_directories=self.quota_directories,
             archive=self.archive,
         )
 

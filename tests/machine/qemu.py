@@ -11,7 +11,7 @@ from threading import Timer
 
 _CPUS, _MEMORY = "2", "2560M"
 _CMDLINE = (
-    "root=/dev/vda rw rootflags=prjquota console=ttyS0 quiet loglevel=1 panic=-1"
+    "root=/dev/vda rw console=ttyS0 quiet loglevel=1 panic=-1"
     " systemd.show_status=0 apparmor=1 security=apparmor"
 )
 

@@ -40,8 +40,6 @@ _TOOLCHAIN = ("python3-minimal", "default-jdk-headless")
 _UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/lib/jvm/*/jmods")
 # Sparse, and large: `tawebeval doctor` asks for as much room as the limits allow to be filled.
 _DISK = "96G"
-# For project quotas, which the kernel has as a module.
-_QUOTAS = "-O quota,project -E quotatype=prjquota"
 _MASKED = (
     *("serial-getty@ttyS0.service", "serial-getty@ttyS1.service"),
     *("apt-daily.timer", "apt-daily-upgrade.timer", "systemd-timesyncd.service"),
@@ -57,8 +55,6 @@ _MACHINE_HOOKS = (
     'chroot "$1" systemctl enable --quiet given.service',
     f'chroot "$1" systemctl mask --quiet {" ".join(_MASKED)}',
     'echo machine >"$1/etc/hostname"',
-    'echo quota_v2 >>"$1/etc/initramfs-tools/modules"',
-    'chroot "$1" update-initramfs -u',
 )
 
 
@@ -70,7 +66,7 @@ chmod -R u+r root  # some files are nobody's to read, not even their owner's
 mv root/boot/vmlinuz-* vmlinuz
 mv root/boot/initrd.img-* initrd
 chmod 644 vmlinuz initrd
-/usr/sbin/mke2fs -q -t ext4 {_QUOTAS} -d root disk {_DISK}
+/usr/sbin/mke2fs -q -t ext4 -d root disk {_DISK}
 rm -rf root root.tar
 """
 _MAKE_DIRECTORY = """

@@ -510,39 +510,6 @@ class WatchTests(SynchronousTestCase):
         self.look(counts=1)
         self.assertEqual((self.watch.free_bytes, self.watch.last_usage), (17_998, self.use))
 
-    def test_held(self) -> None:
-        """Under a quota the file system tells what is there; only a failed run's files are counted.
-
-        What is free is what the file system around has.
-        """
-        told = SimpleNamespace(f_blocks=500, f_bfree=400, f_frsize=2, f_files=50, f_ffree=43)
-        self.watch = DiskMeter(
-            Path("/some/where"), 1200, 120, lambda: [31], time=self.clock.seconds, held=True
-        )
-        self.patch(
-            os,
-            "statvfs",
-            lambda path: told if path == Path("/some/where") else self.statvfs(path),
-        )
-        self.assertEqual(self.watch.measure_usage(), DiskUsage(200, 7))
-        told.f_bfree -= 1
-        self.assertEqual(self.watch.measure_usage(work=0), DiskUsage(202, 7))
-        self.assertEqual((self.counts, self.asked), ([], [Path("/some")] * 2))
-        self.assertEqual(self.watch.free_bytes, 18_000)
-        self.use = DiskUsage(9000, 90, largest_file_bytes=12)
-        self.assertEqual(
-            self.watch.measure_usage(again=True), DiskUsage(202, 7, largest_file_bytes=12)
-        )
-        self.assertEqual(self.counts, [(Path("/some/where"), [31])])
-
-    def test_held_no_more(self) -> None:
-        """Where the quota is gone files are counted as if there had been none."""
-        self.watch = DiskMeter(
-            Path("/some/where"), 1200, 120, lambda: [31], time=self.clock.seconds, held=True
-        )
-        self.look(counts=1)
-        self.look(counts=0)
-
     def test_less_and_less(self) -> None:
         """The less may be taken, the sooner is counted; a little at a time adds up."""
         self.look(counts=1)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from math import inf
-from pathlib import Path
 from typing import Any
 
-import attrs
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
 
@@ -18,7 +16,6 @@ from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
 from tawebeval.sandbox.run_limits import LocalRunLimits
 from tests.cases.sandbox import LIMITS, CellTestCase
 from tests.fakes.children import NO_PROCESS, FakeChild
-from tests.fakes.sandbox import FakeDisk
 
 
 class LimitTests(CellTestCase):
@@ -173,19 +170,6 @@ class LimitTests(CellTestCase):
         self.limits.close()
         self.disk.last_usage = DiskUsage(disk_bytes=2 * GIB)
         self.check("disk", "disk", "{} to the disk")
-
-    def test_held(self) -> None:
-        """A quota directory is watched in the place of the workspace."""
-        watched: list[tuple[Path, bool]] = []
-
-        def watch(directory: Path, *_: object, held: bool, **more: object) -> FakeDisk:
-            watched.append((directory, held))
-            return self.disk
-
-        self.patch(module, "DiskMeter", watch)
-        self.workspace = attrs.evolve(self.workspace, quota_directory=Path("/state/quotas/0"))
-        self.make()
-        self.assertEqual(watched, [(Path("/state/quotas/0"), True)])
 
     def test_count(self) -> None:
         """The workspace is counted, within what is allowed; anew at the end."""

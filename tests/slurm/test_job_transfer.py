@@ -33,7 +33,7 @@ class TransferTests(PipeCase):
         (self.checkout / "sub").mkdir(parents=True)
         (self.checkout / "README").write_text("hi")
         self.job = JobDescription(
-            *("true", {"A": "b"}, self.root / "tree" / "sub", self.root, None, self.checkout, 2, 1),
+            *("true", {"A": "b"}, self.root / "tree" / "sub", self.root, self.checkout, 2, 1),
             *(LimitSettings(), SandboxSettings(), None),
         )
         self.file = self.job.write_file()

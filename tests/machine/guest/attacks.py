@@ -71,19 +71,6 @@ ATTACKS = (
     Attack("forks", PROGRAMS["FORKS"], "processes", PROCESSES),
     Attack("processor time of several processes", PROGRAMS["BURN_TOGETHER"], "cpu", CPU),
 )
-# When a write fails they keep what they have: their exit would free it, and be the reason.
-_HOLDING = """
-try:
-    exec({!r})
-except OSError:
-    __import__("time").sleep(600)
-"""
-# They want more than limits.disk and what a quota adds to it, which is less than 6 MiB.
-HIDDEN_FILES = tuple(
-    Attack(name, _HOLDING.format(PROGRAMS[program]), "disk", DISK, '"$PWD" file')
-    for name, program in (("files without a name", "NAMELESS"), ("mapped files", "MAPPED"))
-)
-
 SPIN = """
 import os, sys
 for _ in range(int(sys.argv[1]) - 1):

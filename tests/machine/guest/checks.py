@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import shutil
 import signal
 import socket
 import sys
@@ -23,7 +22,6 @@ import service  # type: ignore[import-not-found]
 from attacks import (  # type: ignore[import-not-found]
     ALL_MEMORY,
     ATTACKS,
-    HIDDEN_FILES,
     MIB,
     SOME_MEMORY,
     SPIN,
@@ -63,12 +61,9 @@ _KNOWS_NAMESPACES = Path("/sys/kernel/security/apparmor/features/namespaces/mask
 
 
 def machine() -> None:
-    """Hold that the machine has what limits rest on: cgroups of version 2, project quotas."""
+    """Hold that the machine has what limits rest on: cgroups of version 2."""
     controllers = Path("/sys/fs/cgroup/cgroup.controllers").read_text().split()
     assert {"cpu", "memory", "pids"} <= set(controllers), controllers
-    mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
-    (options,) = (fields[3] for fields in mounts if fields[1] == "/")
-    assert "prjquota" in options.split(","), options
 
 
 def install() -> None:
@@ -196,23 +191,6 @@ def hold_killed(identifier: str, printed: str) -> None:
     assert outcome.text == printed, outcome.text
     error = outcome.error
     assert (error.get("reason"), error.get("signal")) == ("exit", signal.SIGKILL), error
-
-
-def quota() -> None:
-    """Hold that documented project quotas stop files that lie in no directory."""
-    line = service.documented(r"^ *(ExecStartPre=\+.* quota .*)", "security.md")
-    service.override(line.replace("/usr/local/", "/usr/"), units=[UNIT])
-    run("systemctl", "restart", UNIT)
-    try:
-        claims = all_is_ok()
-        assert any("/quotas: 2 evaluations, at most" in claim for claim in claims), claims
-        for attack in HIDDEN_FILES:
-            limit(attack)
-    finally:
-        run("systemctl", "stop", UNIT)
-        shutil.rmtree(STATE / "quotas", ignore_errors=True)
-        service.override()
-        run("systemctl", "start", UNIT)
 
 
 def restart() -> None:
@@ -411,7 +389,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     **{f"limit: {attack.name}": _limited(attack) for attack in ATTACKS},
     "submissions": submissions,
     "limit: share of the processors": processor_share,
-    "limit: project quota": quota,
     "no memory left": memory_killer,
     "restart": restart,
     "kill -9": kill,
