@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import attrs
@@ -23,7 +23,7 @@ from tawebeval.core.form import Repository
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import SingleFlight, WorkerThreads, run_in_background
 from tawebeval.errors import EvaluationFailure, format_size
-from tawebeval.git.checkouts import CHECKOUT_SUFFIX, CheckoutCache
+from tawebeval.git.checkouts import CHECKOUT_SUFFIX, CheckoutCache, detach
 from tawebeval.git.command import GitRunner
 from tawebeval.git.commits import TreeLimits
 from tawebeval.git.credentials import Credential
@@ -35,6 +35,9 @@ from tawebeval.git.stderr_patterns import is_repository_corrupt
 from tawebeval.linux.filetree import copy_tree, remove_tree
 
 log = Logger()
+
+# Of a repository's size. Its new packs are mostly smaller, but the base of a delta may be in two.
+_MAINTENANCE_ROOM = 2
 
 
 @attrs.define
@@ -98,7 +101,6 @@ class RepositoryCache:
     _capacity: int = attrs.field(kw_only=True)
     _lfs: LfsClient | None = None
     counters: GitCacheCounters = attrs.field(factory=GitCacheCounters)
-    _detached: int = 0
     _checkouts: CheckoutCache = attrs.field(init=False)
     # In the order of their last use.
     _entries: OrderedDict[str, _Entry] = attrs.field(factory=OrderedDict)
@@ -121,19 +123,23 @@ class RepositoryCache:
         """
         found = []
         for path in self._root.iterdir():
-            if path.suffix in (".git", CHECKOUT_SUFFIX):
+            if path.suffix in (".git", CHECKOUT_SUFFIX) and not path.is_symlink():
                 found.append((path.stat().st_mtime, path))
             else:
-                remove_tree(path)  # half made, or half removed
+                _remove_leftover(path)  # half made, or half removed
         for _, path in sorted(found):
             if path.suffix == CHECKOUT_SUFFIX:
                 self._checkouts.load_checkout(path)
-            else:
-                entry = self._add(path.name)
+                continue
+            entry = self._add(path.name)
+            try:
                 entry.size = entry.bare.load_existing()
+            except OSError as error:
+                log.warn("{path} cannot be used: {error}", path=path, error=error)
+                _remove_leftover(self._detach(path.name))
         on_load()
         for path in self._detach_excess():
-            remove_tree(path)
+            _remove_leftover(path)
 
     def resume_checkout(self, commit: Commit, path: Path) -> Checkout:
         """Return a checkout that an evaluation of an earlier daemon uses, by its path."""
@@ -197,7 +203,7 @@ class RepositoryCache:
         async with self._use(repository.url, credential) as entry:
             request = _CheckoutRequest(repository, oid, caller, credential, again, budget)
             commit = entry.bare.find_fetched_commit(oid)
-            generation = entry.bare.generation
+            removals = entry.bare.removals
             had_commits = commit is not None or entry.bare.has_commits
             try:
                 return await self._provide(entry, request, commit)
@@ -213,7 +219,8 @@ class RepositoryCache:
                     path=entry.bare.path,
                     stderr=stderr,
                 )
-            await entry.bare.remove_generation(generation)
+            await entry.bare.remove_damaged(removals)
+            entry.size = await self._threads.run_in_thread(entry.bare.measure_disk_bytes)
             return await self._provide(entry, request, entry.bare.find_fetched_commit(oid))
 
     async def _provide(
@@ -342,7 +349,7 @@ class RepositoryCache:
         name = next(iter(self._maintenance_queue))
         del self._maintenance_queue[name]
         entry = self._entries.get(name)
-        if entry is not None and 2 * entry.size <= self._capacity:
+        if entry is not None and (1 + _MAINTENANCE_ROOM) * entry.size <= self._capacity:
             self._maintenance = run_in_background(
                 self._maintain(entry), log, "defect: maintenance of the cache has failed"
             )
@@ -352,12 +359,12 @@ class RepositoryCache:
         self._maintenance = None
 
     async def _maintain(self, entry: _Entry) -> None:
-        path, before = entry.bare.path, entry.size
+        path, room = entry.bare.path, _MAINTENANCE_ROOM * entry.size
         entry.users += 1
-        entry.size += before  # old and new packs are on the disk together
+        entry.size += room  # old and new packs are on the disk together
         try:
             await self._evict()
-            await entry.bare.repack(before)
+            await entry.bare.maintain(room)
         except CancelledError:
             log.info("{path}: maintenance stopped, as a fetch began or the daemon stops", path=path)
         except (EvaluationFailure, OSError) as error:
@@ -407,9 +414,12 @@ class RepositoryCache:
 
     def _detach(self, name: str) -> Path:
         """Rename a repository out of the cache; return the new path, for removal."""
-        path = self._entries.pop(name).bare.path
-        self._detached += 1
-        detached = path.with_suffix(f".old{self._detached}")
-        with suppress(FileNotFoundError):
-            path.rename(detached)
-        return detached
+        return detach(self._entries.pop(name).bare.path)
+
+
+def _remove_leftover(path: Path) -> None:
+    """Remove what an earlier daemon has left. Blocks."""
+    try:
+        remove_tree(path)
+    except OSError as error:
+        log.warn("{path} is not of the cache, and stays: {error}", path=path, error=error)

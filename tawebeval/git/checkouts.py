@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import attrs
 from twisted.logger import Logger
@@ -32,7 +33,6 @@ CHECKOUT_SUFFIX = ".tree"
 _NAME = re.compile(
     rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}-([0-9]+)-([0-9]+){re.escape(CHECKOUT_SUFFIX)}", re.ASCII
 )
-_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)  # of rename(2): either, by the file system
 # Errors that say nothing of the tree.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -79,7 +79,7 @@ class CheckoutCache:
     _stored: OrderedDict[str, _StoredCheckout] = attrs.field(factory=OrderedDict)
     _creations: SingleFlight[str, None] = attrs.field(factory=SingleFlight)
     _checks: SingleFlight[str, None] = attrs.field(factory=SingleFlight)
-    _count: int = 0  # of names for unfinished and detached directories
+    _count: int = 0  # of names for unfinished directories
 
     def load_checkout(self, path: Path) -> None:
         """Take over a checkout of an earlier daemon, to be looked at when it is requested. Blocks.
@@ -178,23 +178,24 @@ class CheckoutCache:
             for directory in (unfinished, tree, index):
                 directory.mkdir()
 
-        def finish() -> int:
-            size = measure_tree(tree)[2]
-            try:
-                tree.rename(self._root / name)
-            except OSError as error:
-                # A cancelled creation was completed by its thread: that checkout is as good.
-                if error.errno not in _NOT_EMPTY:
-                    raise
-            return size
+        def finish() -> None:
+            stored = _StoredCheckout(self._root / name, measure_tree(tree)[2])
+            tree.rename(stored.path)
+            complete.append(stored)
 
+        complete: list[_StoredCheckout] = []
         try:
             await self._threads.run_in_thread(begin)
             await write(tree, index)
-            size = await self._threads.run_in_thread(finish)
-            self._add(_StoredCheckout(self._root / name, size))
+            await self._threads.run_in_thread(finish)
         finally:
-            await self._threads.run_in_thread(remove_tree, unfinished)
+            try:
+                await self._threads.run_in_thread(remove_tree, unfinished)
+            finally:
+                # Also after a cancellation, as the checkout is on the disk. Not before, as it might
+                # be evicted before the request that waits for it uses it.
+                for stored in complete:
+                    self._add(stored)
 
     def _add(self, stored: _StoredCheckout) -> None:
         if stored.path.name not in self._stored:
@@ -222,13 +223,18 @@ class CheckoutCache:
                 yield self._detach(name)
 
     def _detach(self, name: str) -> Path:
-        self._count += 1
-        path = self._stored[name].path
-        detached = path.with_name(f"{name}.old{self._count}")
-        with suppress(FileNotFoundError):
-            path.rename(detached)
+        detached = detach(self._stored[name].path)
         self._forget(name)
         return detached
+
+
+def detach(path: Path) -> Path:
+    """Rename a directory of the cache, if it exists; return the new path, for removal."""
+    # Where an earlier removal failed, its name may be left over.
+    detached = path.with_name(f"{path.name}.old-{uuid4().hex}")
+    with suppress(FileNotFoundError):
+        path.rename(detached)
+    return detached
 
 
 def _measure_complete(path: Path) -> int | None:

@@ -44,7 +44,9 @@ from tawebeval.sandbox.helper_sandbox import (
 GIT_PATH_VARIABLE = "/usr/local/bin:/usr/bin:/bin"
 """The directories in which git and its helpers are found."""
 
-_OLDEST = (2, 37)  # older ones lack `http.curloptResolve`, and would look a checked name up again
+# Older ones lack `gc.cruftPacks` and `http.curloptResolve`: they would look checked names up again.
+_OLDEST = (2, 37)
+_NO_REPOSITORY = "/nonexistent"  # a path, since git would search the directories above for one
 
 _VERSION = re.compile(r"git version (\d+)\.(\d+)\S*")
 _REMEDY = (
@@ -120,7 +122,7 @@ class _CommandProtocol(ProcessProtocol):
     """Collector of a git command's output.
 
     `kill` kills the child with all its descendants, `on_stdout` gets stdout in place of the result,
-    and the path of the directory `cache` is removed from stderr.
+    and the path of the directory `cache`, if there is one, is removed from stderr.
     """
 
     child: ChildProcess
@@ -130,14 +132,14 @@ class _CommandProtocol(ProcessProtocol):
         kill: Callable[[ChildProcess], object],
         on_stdout: Callable[[bytes], object] | None,
         login: Login | None,
-        cache: Path,
+        cache: Path | None,
     ) -> None:
         self._kill = kill
         self.ended: OneShotEvent[GitResult] = OneShotEvent()
         self.refused: EvaluationFailure | None = None
         self._on_stdout = on_stdout
         self._login = login
-        self._cache = f"{cache}/"
+        self._cache = f"{cache}/" if cache is not None else ""
         self._margin = login.max_encoded_password_bytes if login is not None else 0
         self._printed = {1: b"", 2: b""}
         self._size = {1: 0, 2: 0}  # bytes
@@ -185,7 +187,9 @@ class _CommandProtocol(ProcessProtocol):
 
     def _clean_stderr(self) -> str:
         """Return stderr without secrets and without the path of the cache."""
-        stderr = self._printed[2].decode("utf-8", "replace").replace(self._cache, "")
+        stderr = self._printed[2].decode("utf-8", "replace")
+        if self._cache:
+            stderr = stderr.replace(self._cache, "")
         if self._login is not None:
             stderr = self._login.scrub_password(stderr)
             if len(self._printed[2]) > _STDERR_KEPT:
@@ -242,7 +246,7 @@ class GitRunner:
 
     async def run_command(
         self,
-        repository: Path,
+        repository: Path | None,
         *arguments: str,
         next_commands: Sequence[Sequence[str]] = (),
         environment: Mapping[str, str] | None = None,
@@ -253,7 +257,7 @@ class GitRunner:
         source: str | None = None,
         reach: SandboxAccess = READ_ONLY_ACCESS,
     ) -> GitResult:
-        """Run `git ARGUMENTS` in the bare repository `repository`.
+        """Run `git ARGUMENTS` in the bare repository `repository`; None: without a repository.
 
         `next_commands`: run in the same sandbox, each after the one before has exited with 0, which
         a NUL in stdout marks. The result is that of the last command that was run.
@@ -269,8 +273,10 @@ class GitRunner:
         Raises: EvaluationError if git could not be started or was killed, the disk fails, or the
         memory does not suffice; OSError if there is no shell.
         """
-        command = _CommandProtocol(self._box.kill_command, on_stdout, login, repository.parent)
-        git = ["git", f"--git-dir={repository}"]
+        cache = repository and repository.parent
+        command = _CommandProtocol(self._box.kill_command, on_stdout, login, cache)
+        directory = str(repository or _NO_REPOSITORY)
+        git = ["git", f"--git-dir={directory}"]
         for setting, value in _SETTINGS.items():
             git += ["-c", f"{setting}={value}"]
         argv = [*_chain([*git, *one] for one in next_commands), *git]
@@ -285,7 +291,7 @@ class GitRunner:
             self._spawn(
                 command,
                 [*self._limit(max_file_size), *prefix, *argv, *arguments],
-                {**self._environment(), "GIT_DIR": str(repository), **(environment or {})},
+                {**self._environment(), "GIT_DIR": directory, **(environment or {})},
                 "/",
                 descriptors=[*([] if descriptor is None else [descriptor]), *opened],
             )

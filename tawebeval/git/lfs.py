@@ -32,7 +32,7 @@ from tawebeval.deferreds import Condition, WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.credentials import Credential
 from tawebeval.git.remotes import RemoteResolver
-from tawebeval.linux.filetree import walk_tree
+from tawebeval.linux.filetree import rename_durably, walk_tree
 from tawebeval.pinned_agent import (
     BytesProducer,
     PinnedAgent,
@@ -327,10 +327,9 @@ class LfsClient:
                     await self._threads.run_in_thread(write, chunk)
             if digest.hexdigest() != pointer.oid:
                 raise RequestFailed("the server's file has another SHA-256")
-            await self._threads.run_in_thread(_sync, file)
         finally:
             await self._threads.run_in_thread(file.close)
-        await self._threads.run_in_thread(unfinished.rename, directory / pointer.oid)
+        await self._threads.run_in_thread(rename_durably, unfinished, directory / pointer.oid)
 
     async def _request(
         self,
@@ -371,12 +370,6 @@ class LfsClient:
             limit.abort_connection()
             raise RequestFailed(_explain_status(target, response.code))
         return response
-
-
-def _sync(file: BinaryIO) -> None:
-    """Write a file to the disk: after a power loss it could have its name without its content."""
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _explain_status(target: ServerAddress, status: int) -> str:

@@ -8,7 +8,7 @@ git process. The marker of an annotated tag is a link to that of its commit.
 
 Only the newest commits have a ref, and so a line in `shallow`, which git sends to the server with
 each fetch. The objects of the others stay: no command here removes objects without a ref.
-Maintenance packs what fetches leave, so that the thousandth fetch takes as long as the first.
+`git maintenance` packs what fetches leave, so that the thousandth fetch takes as long as the first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tawebeval.core.form import Repository
 from tawebeval.core.hosts import ResolvedGitRemote
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
-from tawebeval.git.checkouts import measure_tree
+from tawebeval.git.checkouts import detach, measure_tree
 from tawebeval.git.command import GitResult, GitRunner
 from tawebeval.git.commits import (
     CommitInspectionParser,
@@ -78,15 +78,27 @@ _FETCH = (
 # for these: it runs nothing that their configuration names. Only that command gets the option.
 _SERVE_OTHER_USERS = "--upload-pack=git -c safe.directory='*' upload-pack"
 _LEFTOVERS = (
-    *("*.lock", "refs/**/*.lock", "objects/tmp_*", "objects/pack/tmp_*"),
-    *("objects/pack/.tmp-*", "objects/pack/*.keep", "lfs/*.new", "lfs/checkout"),
+    *("*.lock", "refs/**/*.lock", "gc.pid", "objects/*.lock", "objects/tmp_*"),
+    *("objects/pack/tmp_*", "objects/pack/.tmp-*", "objects/pack/*.keep"),
+    *("lfs/*.new", "lfs/checkout"),
 )
 _INFINITE_DEPTH = 2**31 - 1  # git-fetch(1)
-# Without a window git searches no deltas, but keeps those of servers: time depends on bytes alone.
-_REPACK = ("repack", "--quiet", "-d", "-n", "--geometric=2", "--window=0", "--threads=1")
-# git-prune(1) also removes the lines of `shallow` that no ref leads to.
-_TIDY_COMMANDS = (("pack-refs", "--all"), ("prune", "--expire=never"))
+_MAINTENANCE_SETTINGS = {
+    # Objects without a ref get a pack of their own, and are never removed.
+    "gc.cruftPacks": "true",
+    "gc.pruneExpire": "never",
+    "gc.writeCommitGraph": "false",
+    "repack.writeBitmaps": "false",
+    # git searches no deltas, but keeps those of servers: time depends on bytes alone.
+    "pack.window": "0",
+    "pack.threads": "1",
+}
+_MAINTENANCE = (
+    *(word for pair in _MAINTENANCE_SETTINGS.items() for word in ("-c", "=".join(pair))),
+    *("maintenance", "run", "--quiet", "--task=gc"),
+)
 _DIRECTORIES_SIZE = 48 * 1024  # bytes on the disk, of a dozen directories
+_MARKER_SIZE = 4096  # bytes on the disk
 _REFS = 8  # newest commits that have a ref, on which a server can base a pack
 _MAINTENANCE_FILES = 100  # files added before maintenance is due; a fetch adds two or three
 _LOCK_TIMEOUT = 5.0  # seconds that a fetch waits for maintenance, and maintenance for fetches
@@ -162,8 +174,8 @@ class BareRepository:
     """The repository in the directory `path`, which the first fetch creates.
 
     One lock covers fetches, maintenance and removal. `lfs`: None if files in Git LFS are not
-    fetched. `generation` counts removals
-    (`remove_generation`). `is_empty` tells that no fetch has added anything yet.
+    fetched. `removals` counts calls of `remove_damaged` that removed the repository. `is_empty`
+    tells that no fetch has added anything yet.
     """
 
     path: Path
@@ -172,12 +184,11 @@ class BareRepository:
     _remotes: RemoteResolver
     _limits: FetchLimits
     _lfs: LfsClient | None = None
-    generation: int = 0
+    removals: int = 0
     is_empty: bool = True
     _lock: DeferredLock = attrs.field(factory=DeferredLock)
-    _packing: Deferred[None] | None = None
+    _maintenance: Deferred[None] | None = None
     _fetches: int = 0
-    _markers_size: int = 0  # bytes on the disk
     _files: int = 0  # without the markers
     _maintenance_step: int = _MAINTENANCE_FILES
     _maintenance_due: int = _MAINTENANCE_FILES  # files
@@ -203,20 +214,10 @@ class BareRepository:
         submodules = json.dumps([attrs.astuple(each) for each in commit.submodules])
         counts = f"{commit.file_count} {commit.size}"
         unfinished.write_text(f"3 {commit.tree_oid} {counts} {submodules}")
-        self._unmark(commit.oid)
-        self._markers_size += unfinished.stat().st_blocks * 512
         unfinished.replace(self._marker(commit.oid))
         if oid != commit.oid:
             with suppress(FileExistsError):
                 self._marker(oid).symlink_to(commit.oid)
-
-    def _unmark(self, oid: str) -> None:
-        """Remove the marker of a commit. Blocks."""
-        marker = self._marker(oid)
-        with suppress(FileNotFoundError):
-            size = marker.stat().st_blocks * 512
-            marker.unlink()
-            self._markers_size -= size
 
     @property
     def has_commits(self) -> bool:
@@ -232,23 +233,18 @@ class BareRepository:
         self.remove_files_of_killed_git()
         with suppress(OSError):  # of a damaged repository
             (self.path / "info" / "attributes").write_text(_ATTRIBUTES)
-        # One at a time: a list of the status of 100,000 markers takes 140 MB.
-        with suppress(OSError), os.scandir(self.path / _MARKERS) as markers:
-            for marker in markers:
-                self._markers_size += marker.stat(follow_symlinks=False).st_blocks * 512
         return self.measure_disk_bytes()
 
     def measure_disk_bytes(self) -> int:
-        """Return the bytes of the repository on the disk. Blocks.
-
-        Markers, of which there may be many, are counted as they are written.
-        """
+        """Return the bytes of the repository on the disk. Blocks."""
         found = _list_files(self.path)
+        markers = 0
+        # Counted one at a time: a list of the status of 100,000 markers takes 140 MB.
+        with suppress(OSError), os.scandir(self.path / _MARKERS) as entries:
+            markers = sum(1 for _ in entries)
         self._files = sum(not name.startswith(_LARGE) for name in found)
-        self.is_empty = not self.has_commits and not any(
-            name.startswith("objects") for name in found
-        )
-        return _disk_usage(found) + self._markers_size + _DIRECTORIES_SIZE
+        self.is_empty = not markers and not any(name.startswith("objects") for name in found)
+        return _disk_usage(found) + markers * _MARKER_SIZE + _DIRECTORIES_SIZE
 
     def remove_files_of_killed_git(self) -> None:
         """Remove what a killed git leaves: locks and unfinished packs. Blocks."""
@@ -264,7 +260,7 @@ class BareRepository:
         """Whether fetches have added so many files that maintenance is due."""
         return self._files >= self._maintenance_due
 
-    async def repack(self, max_pack_size: int) -> None:
+    async def maintain(self, max_pack_size: int) -> None:
         """Combine the packs of fetches into packs of at most `max_pack_size` bytes.
 
         Raises: CancelledError if a fetch has waited for 5 seconds, or this has waited as long for
@@ -273,23 +269,22 @@ class BareRepository:
         await _cancel_late(self._lock.acquire(), self._limits.clock)
         self._maintenance_step *= 2  # until it succeeds, so that failures are rarely repeated
         try:
-            self._packing = Deferred.fromCoroutine(self._pack(max_pack_size))
+            self._maintenance = Deferred.fromCoroutine(self._run_maintenance(max_pack_size))
             if self._lock.waiting:
-                _cancel_late(self._packing, self._limits.clock)
-            await self._packing
+                _cancel_late(self._maintenance, self._limits.clock)
+            await self._maintenance
             self._maintenance_step = _MAINTENANCE_FILES
         finally:
-            self._packing = None
+            self._maintenance = None
             try:
                 await self._threads.run_in_thread(self._finish_maintenance)
             finally:
                 self._lock.release()
 
-    async def _pack(self, max_pack_size: int) -> None:
+    async def _run_maintenance(self, max_pack_size: int) -> None:
         result = await self._git.run_command(
             self.path,
-            *_REPACK,
-            next_commands=_TIDY_COMMANDS,
+            *_MAINTENANCE,
             timeout=self._limits.timeout,
             max_file_size=max_pack_size,
             reach=SandboxAccess((self.path,)),
@@ -304,8 +299,8 @@ class BareRepository:
 
     async def _acquire(self) -> None:
         """Acquire the lock, and cancel maintenance that holds it for too long."""
-        if self._packing is not None:
-            _cancel_late(self._packing, self._limits.clock)
+        if self._maintenance is not None:
+            _cancel_late(self._maintenance, self._limits.clock)
         await self._lock.acquire()
 
     async def check_out_commit(self, commit: Commit, tree: Path, index: Path) -> None:
@@ -319,7 +314,7 @@ class BareRepository:
         )
         if pointer is not None:
             # Whatever is wrong with the marker, the next request fetches the file.
-            await self._threads.run_in_thread(self._unmark, commit.oid)
+            await self._threads.run_in_thread(self._marker(commit.oid).unlink, missing_ok=True)
             why = "but not tracked in .gitattributes, or lost from the cache (then try again)"
             raise explain_missing_lfs_object(pointer, why)
 
@@ -339,16 +334,16 @@ class BareRepository:
         if result.status:
             raise _failed("git could not check out the commit; see stderr", result)
 
-    async def remove_generation(self, generation: int) -> None:
-        """Remove the repository, if it is still of that `generation`; the next fetch creates it."""
+    async def remove_damaged(self, removals: int) -> None:
+        """Remove the repository, unless that happened since `removals` was read.
+
+        The next fetch creates it.
+        """
         await self._acquire()
         try:
-            if self.generation == generation:
-                self.generation += 1
-                damaged = self.path.with_suffix(".damaged")
-                with suppress(FileNotFoundError):
-                    self.path.rename(damaged)
-                await self._threads.run_in_thread(remove_tree, damaged)
+            if self.removals == removals:
+                self.removals += 1
+                await self._threads.run_in_thread(remove_tree, detach(self.path))
         finally:
             self._lock.release()
 
@@ -410,15 +405,8 @@ class BareRepository:
     async def _list_refs(self, url: str, credential: Credential | None, *which: str) -> str:
         """Return the output of `git ls-remote`; `which` is an option and a name, or nothing.
 
-        Needs the lock only where git has no directory yet: a fetch holds it for long. Raises:
-        EvaluationError.
+        Raises: EvaluationError.
         """
-        if not self.path.exists():
-            await self._acquire()
-            try:
-                await self._threads.run_in_thread(self._create, url)
-            finally:
-                self._lock.release()
         route, login = await self._find_route(url, credential)
         result = await self._run_ls_remote(route, login, which)
         if result.status:
@@ -432,8 +420,9 @@ class BareRepository:
         which: Sequence[str] = (),
         **environment: str,
     ) -> GitResult:
+        # Without the repository, which may be fetched into, evicted or removed meanwhile.
         return await self._git.run_command(
-            self.path,
+            None,
             *("ls-remote", *which[:1], *_serve_arguments(route)),
             *("--end-of-options", route.url, *which[1:]),
             environment={**route.environment, **environment},
@@ -500,7 +489,6 @@ class BareRepository:
         (unfinished / _MARKERS).mkdir()
         (unfinished / "url").write_text(url + "\n")
         unfinished.rename(self.path)
-        self._markers_size = 0
         return True
 
     async def _inspect_commit(self, oid: str) -> Commit | None:

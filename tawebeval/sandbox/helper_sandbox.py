@@ -33,7 +33,7 @@ _KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 
 @attrs.frozen
 class SandboxAccess:
-    """The access of a command, besides reading its repository and the system.
+    """The access of a command, besides reading its repository, if it has one, and the system.
 
     `writable_paths` are paths in the repository, `readable_paths` other paths, which need not
     exist.
@@ -51,7 +51,7 @@ class HelperSandbox(Protocol):
     """A way to run commands, in a sandbox or without one."""
 
     def prepare_command(
-        self, repository: Path, access: SandboxAccess
+        self, repository: Path | None, access: SandboxAccess
     ) -> AbstractContextManager[tuple[Sequence[str], Sequence[int]]]:
         """Yield the arguments before a command, and the descriptors that its start needs."""
 
@@ -64,7 +64,7 @@ class NoHelperSandbox:
 
     @contextmanager
     def prepare_command(
-        self, repository: Path, access: SandboxAccess
+        self, repository: Path | None, access: SandboxAccess
     ) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
         """Yield nothing."""
         yield (), ()
@@ -90,7 +90,7 @@ class BubblewrapHelperSandbox:
 
     @contextmanager
     def prepare_command(
-        self, repository: Path, access: SandboxAccess
+        self, repository: Path | None, access: SandboxAccess
     ) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
         """Yield the arguments before a command, and the descriptors that its start needs."""
         with ExitStack() as opened:
@@ -98,7 +98,7 @@ class BubblewrapHelperSandbox:
             yield self.build_argv_prefix(repository, access, filters), filters
 
     def build_argv_prefix(
-        self, repository: Path, access: SandboxAccess, filters: Sequence[int]
+        self, repository: Path | None, access: SandboxAccess, filters: Sequence[int]
     ) -> Sequence[str]:
         """Return the arguments before a command; `filters` are the descriptors of the filters."""
         argv = [
@@ -120,7 +120,8 @@ class BubblewrapHelperSandbox:
             argv += ["--ro-bind-try", _KNOWN_HOSTS, _KNOWN_HOSTS]
         for path in access.readable_paths:
             argv += ["--ro-bind-try", path, path]
-        argv += ["--ro-bind", str(repository), str(repository)]
+        if repository is not None:
+            argv += ["--ro-bind", str(repository), str(repository)]
         for writable in access.writable_paths:
             argv += ["--bind", str(writable), str(writable)]
         for place in ("/proc", "/dev", "/"):

@@ -31,6 +31,8 @@ from tests.fakes.world import OID, TREE, InlineThreads
 URL = "https://example.org/problem.git"
 OTHER = "d" * 40
 DONE = GitResult(0, "", "")
+NOWHERE = Path("/nowhere")
+"""The repository of commands that have none."""
 
 
 def failed(stderr: str, status: int = 128, *, timed_out: bool = False) -> GitResult:
@@ -55,7 +57,7 @@ class Command:
     @property
     def name(self) -> str:
         """The git command."""
-        return next(word for word in self.arguments if not word.startswith("--work-tree"))
+        return next(word for word in self.arguments if word[0] != "-" and "." not in word)
 
 
 class FakeGit:
@@ -67,7 +69,7 @@ class FakeGit:
 
     async def run_command(
         self,
-        repository: Path,
+        repository: Path | None,
         *arguments: str,
         next_commands: Iterable[Sequence[str]] = (),
         environment: Mapping[str, str] | None = None,
@@ -78,7 +80,11 @@ class FakeGit:
         printed: list[str] = []
         for words in (arguments, *next_commands):
             command = Command(
-                repository, tuple(words), environment or {}, follows=bool(printed), **settings
+                repository or NOWHERE,
+                tuple(words),
+                environment or {},
+                follows=bool(printed),
+                **settings,
             )
             self.commands.append(command)
             answer = self.script(command)

@@ -371,6 +371,20 @@ class DamageTests(CacheTestCase):
         self.assertEqual(self.refuse().reason, "lost")
         self.assertEqual(self.names(), ["read-tree"])
 
+    def test_removal_that_failed_does_not_stop_the_next_one(self) -> None:
+        def fail_to_remove(path: Path) -> NoReturn:
+            raise OSError(errno.EIO, "the disk fails")
+
+        patched = self.patch(repository, "remove_tree", fail_to_remove)
+        self.broken_once = {"read-tree"}
+        self.failureResultOf(self.check_out(), OSError)
+        patched.restore()
+        self.get()
+        self.lose_trees()
+        (self.path() / "damaged").touch()
+        self.assertEqual(self.get().oid, OID)
+        self.assertFalse((self.path() / "damaged").exists())
+
     def test_never_whole(self) -> None:
         """A repository that was never fetched is not tried twice: the server's is damaged."""
         self.fetches = [CORRUPT]

@@ -246,13 +246,13 @@ class BoxTests(GitTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.entered: list[tuple[Path, SandboxAccess]] = []
+        self.entered: list[tuple[Path | None, SandboxAccess]] = []
         self.killed: list[Any] = []
         self.git = GitRunner(self.clock, self.spawn, ("https",), box=self)
 
     @contextmanager
     def prepare_command(
-        self, repository: Path, reach: SandboxAccess
+        self, repository: Path | None, reach: SandboxAccess
     ) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
         """Return a prefix for the command, and descriptors."""
         self.entered.append((repository, reach))

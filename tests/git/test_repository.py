@@ -14,7 +14,7 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
 from tawebeval.git.repository import FetchBudget, fetch_within_byte_budget
 from tawebeval.sandbox.helper_sandbox import READ_ONLY_ACCESS, SandboxAccess
-from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Running, failed
+from tests.cases.git import DONE, NOWHERE, OTHER, URL, CacheTestCase, Running, failed
 from tests.fakes.world import OID, TREE, InlineThreads
 
 UNADVERTISED = failed("error: Server does not allow request for unadvertised object cc")
@@ -198,6 +198,7 @@ class BranchTests(CacheTestCase):
             ("ls-remote", "--heads", "--end-of-options", URL, "refs/heads/main"),
         )
         self.assertEqual(command.reach, SandboxAccess(has_network=True))
+        self.assertEqual(command.repository, NOWHERE)  # the cached one may be removed meanwhile
         self.assertEqual(list(self.root.iterdir()), [])
 
     def test_missing(self) -> None:
@@ -397,7 +398,14 @@ class LeftoverTests(CacheTestCase):
     """Files that killed git commands leave."""
 
     leftovers = (
-        *("shallow.lock", "packed-refs.lock", "refs/heads/main.lock", "refs/commits/x.lock"),
+        *(
+            "gc.pid",
+            "objects/maintenance.lock",
+            "shallow.lock",
+            "packed-refs.lock",
+            "refs/heads/main.lock",
+            "refs/commits/x.lock",
+        ),
         *("objects/pack/tmp_pack_abc", "objects/pack/tmp_idx_abc"),
         *("objects/pack/.tmp-7-pack-1.pack", "objects/pack/pack-1.keep"),
         *("objects/pack/pack-2.pack", "objects/pack/pack-2.rev", "objects/pack/pack-3.idx"),
@@ -446,6 +454,7 @@ class LeftoverTests(CacheTestCase):
         (self.root / "0123.new").mkdir()
         (self.root / "4567.old3").mkdir()
         (self.root / "stray").write_text("x")
+        (self.root / "8901.git").symlink_to("nowhere")
         self.restart()
         self.check_tidy()
         self.assertEqual(attributes.read_text(), "* -filter\n")

@@ -279,6 +279,19 @@ class DownloadTests(BareRepositoryCase):
             self.assertEqual((self.path / "lfs" / SHA).read_bytes(), LARGE)
             remove_tree(self.path)
 
+    async def test_name_of_a_file_is_written_to_the_disk(self) -> None:
+        synced: list[str] = []
+        fsync = os.fsync
+
+        def record(descriptor: int) -> None:
+            synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            fsync(descriptor)
+
+        self.patch(os, "fsync", record)
+        await self.fetch(self.serve())
+        objects = str(self.path / "lfs")
+        self.assertEqual(synced, [f"{objects}/{SHA}.new", objects])
+
     async def test_cancelled(self) -> None:
         """A cancelled download ends at once, and leaves nothing; the next one begins anew."""
         server = self.serve()

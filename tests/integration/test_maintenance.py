@@ -65,13 +65,15 @@ class MaintenanceTests(BareRepositoryCase):
     async def test_growth(self) -> None:
         """Of packs, refs and lines of `shallow` there are few afterwards, and all commits."""
         self.assertEqual(self.counts(), (COMMITS, 8, COMMITS))
-        await self.bare.repack(MOST)
-        self.assertEqual(self.counts(), (1, 8, 8))
+        for _ in range(2):
+            await self.bare.maintain(MOST)
+            # One of the packs has the objects without a ref.
+            self.assertEqual(self.counts(), (2, 8, 8))
         await self.check_whole()
 
     async def test_fetch_afterwards(self) -> None:
         """What is fetched later builds on what is there: more commits, history, everything."""
-        await self.bare.repack(MOST)
+        await self.bare.maintain(MOST)
         before = self.bare.measure_disk_bytes()
         self.commits += self.source.history("step", 2)
         await self.fetch(self.commits[-1])
@@ -85,26 +87,26 @@ class MaintenanceTests(BareRepositoryCase):
         self.assertTrue((self.path / "shallow").exists())
         await self.fetch(old, f"{server.url}/source/.git")  # which gives it with all that it has
         self.assertFalse((self.path / "shallow").exists())
-        await self.bare.repack(MOST)
+        await self.bare.maintain(MOST)
         await self.check_whole()
 
     async def test_markers_lost(self) -> None:
         """A commit without a ref is found where its marker was lost, though its server is gone."""
-        await self.bare.repack(MOST)
+        await self.bare.maintain(MOST)
         (self.path / "commits" / self.commits[0]).unlink()
         await self.fetch(self.commits[0], "file:///nowhere")
         await self.check_out(self.commits[0])
 
     async def test_check_outs_meanwhile(self) -> None:
         """What is checked out while packs are replaced is whole."""
-        maintenance = Deferred.fromCoroutine(self.bare.repack(MOST))
+        maintenance = Deferred.fromCoroutine(self.bare.maintain(MOST))
         checking = [Deferred.fromCoroutine(self.check_out(one)) for one in self.commits]
         await gatherResults([maintenance, *checking])
 
     async def test_killed(self) -> None:
         """Wherever it is killed nothing is lost, and nothing half done is left."""
         for delay in range(0, 90, 15):
-            maintenance = Deferred.fromCoroutine(self.bare.repack(MOST))
+            maintenance = Deferred.fromCoroutine(self.bare.maintain(MOST))
             await deferLater(reactor, delay / 1000)
             maintenance.cancel()
             try:
@@ -118,6 +120,6 @@ class MaintenanceTests(BareRepositoryCase):
         """It writes no more than it may; what is refused leaves all as it was."""
         before = self.counts()
         with self.assertRaises(EvaluationFailure):
-            await self.bare.repack(1024)
+            await self.bare.maintain(1024)
         self.assertEqual(self.counts(), before)
         await self.check_whole()

@@ -55,6 +55,11 @@ class ArgumentTests(SynchronousTestCase):
         self.assertEqual(self.binds("--bind") + self.binds("--ro-bind-try"), [])
         self.assertNotIn("--share-net", self.argv())
 
+    def test_command_without_a_repository_sees_none(self) -> None:
+        box = BubblewrapHelperSandbox("/usr/bin/bwrap", (7, 8), ())
+        argv = box.build_argv_prefix(None, READ_ONLY_ACCESS, (9, 10))
+        self.assertNotIn("--ro-bind", argv)
+
     def test_fetch(self) -> None:
         """One that fetches writes there, after all that hides it, and has the network."""
         reach = SandboxAccess((REPOSITORY,), ("/k/id",), has_network=True)
