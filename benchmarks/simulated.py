@@ -40,7 +40,7 @@ from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.evaluations.uploads import ReceivedForm
-from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
+from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessTransport
 from tawebeval.sandbox.base import EvaluatorExit, Launch, LeftProcess, RunEnd, SandboxedRun
 from tawebeval.sandbox.environments import Environment
@@ -258,7 +258,7 @@ class SimulatedSandbox:
 
     limits: LimitSettings
     adopt: Callable[[ProcessProtocol, int], ProcessTransport]
-    cgroup_manager: CgroupManager = attrs.field(factory=lambda: CgroupManager([], {}, {}))
+    cgroup_manager: CgroupManager = attrs.field(factory=lambda: CgroupManager({}))
     orphan_reaper: Any = None
     writable_trees: WritableTrees = attrs.field(factory=lambda: WritableTrees(Path("/nonexistent")))
 

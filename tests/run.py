@@ -6,7 +6,8 @@ time: real daemons wait a lot. The tests of the core alone have to cover all its
 coverage triples their processor time, so they run a second time for that, with few examples. The
 output of each trial is shown when it has ended, with its processor time. Properties are tried on
 the same examples every time; with a NAME, on others. The exit status is 0 only if tests ran and
-everything is well; with CI in the environment a test that was skipped is not.
+everything is well; with CI in the environment a test that was skipped is not, unless
+`make test-machine` has it (`LEFT_TO_MACHINES`).
 
 A part of `tests.integration` that failed beside the others is run once more, alone, and its
 second run counts: `unsteady: NAME` before the last line then says so. If more than a few
@@ -78,19 +79,24 @@ _AT_ONCE = 6
 _RUN_AGAIN = 3
 """How many parts may be run again after they failed: chance does not strike more of them."""
 
+LEFT_TO_MACHINES = "left to `make test-machine`: "
+"""What begins the reason to skip a test that needs the kernel or systemd of a virtual machine."""
+
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")
 
 
 class Outcome(NamedTuple):
     """How many tests came to what. What trial calls an error is a failure here.
 
-    `names` are those that failed, as far as trial says.
+    `names` are those that failed, as far as trial says; `left` those that were skipped because
+    `make test-machine` has them.
     """
 
     passed: int
     failed: int
     skipped: int
     names: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
@@ -112,13 +118,13 @@ def read_summary(line: bytes) -> Outcome | None:
     return Outcome(passed, failed, counts.get("skips", 0))
 
 
-def find_failed(printed: bytes) -> tuple[str, ...]:
-    """Return the names of the tests that failed, from what trial prints of each in the end."""
+def find_names(printed: bytes, *beginnings: bytes) -> tuple[str, ...]:
+    """Return names of tests from the sections, with one of `beginnings`, that trial prints last."""
     sections = printed.split(b"\n" + b"=" * 79 + b"\n")[1:]
-    failed = (each for each in sections if each.startswith((b"[FAIL]\n", b"[ERROR]\n")))
     return tuple(
         name.decode()
-        for each in failed
+        for each in sections
+        if each.startswith(beginnings)
         for name in re.findall(rb"(?m)^tests(?:\.\w+)*\.[A-Z]\w*\.\w+$", each)
     )
 
@@ -183,7 +189,10 @@ def run_trial(names: Sequence[str], python: Sequence[str], *, at_once: bool = Tr
         shown.append(b"trial ended with status %d\n" % trial.returncode)
         outcome = outcome._replace(failed=1)
     if outcome.failed:
-        outcome = outcome._replace(names=find_failed(b"".join(printed)) or tuple(names[:1]))
+        failed = find_names(b"".join(printed), b"[FAIL]\n", b"[ERROR]\n")
+        outcome = outcome._replace(names=failed or tuple(names[:1]))
+    left = find_names(b"".join(printed), b"[SKIPPED]\n" + LEFT_TO_MACHINES.encode())
+    outcome = outcome._replace(left=left)
     took = used.ru_utime + used.ru_stime, time.monotonic() - began
     name = " ".join(names[:1]) + " and others" * (len(names) > 1)
     shown.append(b"%s: %.1f s of processor time in %.1f s\n" % (name.encode(), *took))
@@ -221,11 +230,12 @@ def run_parts(
                 if not outcomes[at].failed:
                     unsteady += before.names
     if second is not None:
-        outcomes.append(second.result()._replace(passed=0, skipped=0))
+        outcomes.append(second.result()._replace(passed=0, skipped=0, left=()))
     counts = zip(*(outcome[:3] for outcome in outcomes), strict=True)
     passed, failed_count, skipped = map(sum, counts)
     names = chain.from_iterable(outcome.names for outcome in outcomes)
-    return Outcome(passed, failed_count, skipped, tuple(names)), unsteady
+    left = chain.from_iterable(outcome.left for outcome in outcomes)
+    return Outcome(passed, failed_count, skipped, tuple(names), tuple(left)), unsteady
 
 
 def run_covered() -> tuple[Outcome, Sequence[str], bool]:
@@ -264,9 +274,11 @@ def main(names: Sequence[str]) -> int:
     if outcome.passed + outcome.failed == 0:
         print("No test ran.")
         well = False
-    if outcome.skipped and os.environ.get("CI"):
+    if outcome.skipped > len(outcome.left) and os.environ.get("CI"):
         print("With CI set, no test may be skipped.")
         well = False
+    for name in outcome.left:
+        print(f"{LEFT_TO_MACHINES}{name}")
     if unsteady:
         print(f"unsteady: {', '.join(unsteady)} failed beside others, and passed alone")
     for name in outcome.names:

@@ -61,8 +61,32 @@ class NamesTests(SynchronousTestCase):
         printed = ("\n" + "=" * 79 + "\n").join(sections)
         expected = ("tests.test_a.ATests.test_a", "tests.test_c.CTests.test_c")
         self.assertEqual(
-            run.find_failed(printed.encode()), (*expected, "tests.test_c.CTests.test_d")
+            run.find_names(printed.encode(), b"[FAIL]\n", b"[ERROR]\n"),
+            (*expected, "tests.test_c.CTests.test_d"),
         )
+        self.assertEqual(
+            run.find_names(printed.encode(), b"[SKIPPED]\nwithout"), ("tests.test_b.BTests.test_b",)
+        )
+
+
+class SkippedTests(SynchronousTestCase):
+    """Tests that were skipped, with CI in the environment."""
+
+    def run_main(self, outcome: run.Outcome) -> tuple[int, str]:
+        """Return the exit status of a suite that came to `outcome`, and what it printed."""
+        self.patch(run, "run_trial", lambda *_: outcome)
+        self.patch(run.os, "environ", {"CI": "yes"})
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            return run.main(["tests.test_x"]), printed.getvalue()
+
+    def test_only_tests_of_the_machines_may_be_skipped(self) -> None:
+        left = "tests.test_x.A.test_a"
+        status, printed = self.run_main(run.Outcome(1, 0, 1, left=(left,)))
+        self.assertEqual(status, 0)
+        self.assertIn(f"left to `make test-machine`: {left}\n", printed)
+        status, printed = self.run_main(run.Outcome(1, 0, 2, left=(left,)))
+        self.assertEqual(status, 1)
+        self.assertIn("no test may be skipped", printed)
 
 
 class SignalTests(SynchronousTestCase):

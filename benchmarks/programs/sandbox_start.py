@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.measure import percentile
 from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.linux.cgroups.manager import CgroupManager
+from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import CurrentProcess, find_privileges
@@ -48,9 +48,7 @@ def _runs() -> Iterator[tuple[Callable[[], SandboxedRun], WritableTrees]]:
         write_sandbox_files(accounts)
         trees = WritableTrees(Path(name, "starter", "socket"))
         orphans = OrphanReaper(None, Spawner(None))
-        sandbox = open_bubblewrap(
-            Configuration(), accounts, CgroupManager([], {}, {}), orphans, trees
-        )
+        sandbox = open_bubblewrap(Configuration(), accounts, CgroupManager({}), orphans, trees)
         trees.use_overlays()
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")

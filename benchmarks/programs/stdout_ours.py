@@ -24,7 +24,7 @@ from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 from tawebeval.evaluations.reading import EvaluationEvents, SegmentLoader
 from tawebeval.evaluations.run import Run
-from tawebeval.linux.cgroups.manager import CgroupManager
+from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter_client import LaunchSpec
@@ -64,7 +64,7 @@ def _measure(folder: Path) -> None:
     trees.use_copies("no tree is needed")
     trees.attach(reactor, threads.run_in_thread, lambda: None)
     configuration = Configuration(limits=LimitSettings(output=2**40))
-    cgroups = CgroupManager([], {}, {})
+    cgroups = CgroupManager({})
     orphans = OrphanReaper(reactor, Spawner(reactor))
     sandbox = NoSandbox(configuration.limits, cgroups, orphans, folder, trees)
     workspace = Workspace(folder / "evaluation")

@@ -18,7 +18,7 @@ from tawebeval.config import Configuration
 from tawebeval.core.limits import ChosenLimits
 from tawebeval.errors import format_size
 from tawebeval.evaluations.exit_messages import find_denied_files, guess_setting_at_fault
-from tawebeval.linux.cgroups.manager import ResourceUsage
+from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit
 
 

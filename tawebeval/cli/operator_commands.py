@@ -92,7 +92,7 @@ def starter(config: Path | None, socket: Path | None) -> None:
     """  # noqa: D301
     # Imported late: they import much of the daemon.
     from tawebeval.daemon.reload import read_configuration
-    from tawebeval.linux.cgroups.manager import open_cgroups
+    from tawebeval.linux.cgroups import open_cgroups
     from tawebeval.linux.privileges import CurrentProcess, find_privileges
     from tawebeval.linux.starter_client import execute_starter
 
@@ -101,11 +101,10 @@ def starter(config: Path | None, socket: Path | None) -> None:
     try:
         name = read_configuration(config).service.user
         privileges = find_privileges(name, CurrentProcess())
-        cgroups = open_cgroups(f"starter-{os.getpid()}", privileges.owner_ids)
-        cgroups.remove_dead_parents("starter")  # a starter does not remove its own
+        cgroups = open_cgroups(f"starter-{os.getpid()}")
         privileges.become_user()
         privileges.drop_privileges()
-        execute_starter(path, cgroups.describe_parents(), os.environ)
+        execute_starter(path, cgroups.describe_parent(), os.environ)
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
         raise SystemExit(2) from None

@@ -36,7 +36,7 @@ from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import EvaluationEvents, SegmentLoader
 from tawebeval.git.commits import TreeLimits
-from tawebeval.linux.cgroups.manager import CgroupManager
+from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper

@@ -45,7 +45,7 @@ from tawebeval.deferreds import FairQueue
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.starting import enter_queue
-from tawebeval.linux.cgroups.manager import open_cgroups
+from tawebeval.linux.cgroups import open_cgroups
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import CurrentProcess, Privileges, find_privileges
 from tawebeval.linux.starter_client import StartedProgram
@@ -100,9 +100,8 @@ def run_try(
 
     async def work(reactor: Any) -> int:
         with ExitStack() as made:
-            cgroups = open_cgroups(f"try-{os.getpid()}", privileges.owner_ids)
+            cgroups = open_cgroups(f"try-{os.getpid()}")
             made.callback(cgroups.remove_all_cgroups)
-            cgroups.remove_dead_parents("try")
             with privileges.act_as_user():
                 place = made.enter_context(make_temporary_directory())
             with _usage_errors():

@@ -50,7 +50,7 @@ from tawebeval.git.keyring import GitKeyring
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import FetchLimits
-from tawebeval.linux.cgroups.manager import CgroupManager, open_starter_cgroups
+from tawebeval.linux.cgroups import CgroupManager, open_starter_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper

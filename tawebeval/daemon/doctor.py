@@ -38,7 +38,7 @@ from tawebeval.daemon.startup import (
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.git.command import check_git_version
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroups.manager import CgroupManager, Resource, open_cgroups
+from tawebeval.linux.cgroups import CgroupManager, Resource, open_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.ownership import get_user_name
@@ -128,8 +128,7 @@ class SystemChecks:
             return list(find_unreadable_import_directories())
 
     def _check_sandbox(self) -> Iterator[Finding]:
-        user = self.privileges.user
-        cgroups = open_cgroups(f"doctor-{os.getpid()}", (user.uid, user.gid) if user else None)
+        cgroups = open_cgroups(f"doctor-{os.getpid()}")
         try:
             yield from run_checks(
                 ("sandbox", partial(self._try_sandbox, cgroups)),

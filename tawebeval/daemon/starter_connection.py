@@ -15,7 +15,7 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError, SetupProblem
-from tawebeval.linux.cgroups.manager import find_pids_controller_parent
+from tawebeval.linux.cgroups import find_pids_controller_parent
 from tawebeval.linux.rlimits import assess_starter_limits, check_hard_limits
 from tawebeval.linux.starter_client import StarterClient
 from tawebeval.sandbox.overlay import WritableTrees

@@ -18,7 +18,7 @@ from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.restoring import LeftEvaluations
 from tawebeval.git.command import check_git_version
 from tawebeval.git.remotes import KERNEL_DIRECTORIES
-from tawebeval.linux.cgroups.manager import CgroupManager
+from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.filetree import describe_disk_error
 from tawebeval.linux.reaper import kill_stale_processes
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY

@@ -27,7 +27,7 @@ from tawebeval.daemon.reload import ConfigurationFile, read_configuration
 from tawebeval.daemon.startup import check_environments, check_sandbox_readable_paths
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroups.manager import CgroupManager, open_cgroups
+from tawebeval.linux.cgroups import CgroupManager, open_cgroups
 from tawebeval.linux.privileges import CurrentProcess, find_privileges
 
 log = Logger()
@@ -97,7 +97,7 @@ def makeService(
         with privileges.act_as_user():
             check_environments(configuration, options["config"], environment)
         directories = open_directories(environment, os.urandom, privileges)
-        cgroups = find_cgroups(directories.daemon_label, privileges.owner_ids)
+        cgroups = find_cgroups(directories.daemon_label)
         keep_freed_memory()
         rlimits.check_hard_limits(configuration.limits)
         rlimits.raise_descriptor_limit()

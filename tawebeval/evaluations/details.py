@@ -22,7 +22,7 @@ from tawebeval.core.states import EvaluationState
 from tawebeval.core.text import take_tail
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.cgroups.manager import ResourceUsage
+from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.workspace import derive_log_pseudonym

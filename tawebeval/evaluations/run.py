@@ -41,7 +41,7 @@ from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.details import STDERR_TAIL_BYTES, EvaluationDetails, RunResult
 from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.exit_messages import explain_exit
-from tawebeval.linux.cgroups.manager import ResourceUsage
+from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.child import ProcessTransport
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.run_limits import build_cpu_limit_failure

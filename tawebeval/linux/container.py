@@ -45,13 +45,9 @@ class Container:
         """How a container permits mounts of /proc."""
         return f"start the container with {self.proc_mount_option}, which leaves /proc unmasked"
 
-    def describe_cgroup_remedy(self, *, legacy: bool) -> str:
-        """Return how a container gives cgroups to its processes; `legacy`: those of version 1."""
-        if legacy:
-            return (
-                "start the container with --volume /sys/fs/cgroup:/sys/fs/cgroup and --user root,"
-                " and set service.user"
-            )
+    @property
+    def cgroup_remedy(self) -> str:
+        """How a container gives cgroups to its processes."""
         return f"start the container with {self.cgroup_option} and --cgroupns=private"
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from tawebeval.linux.cgroups.manager import EvaluationCgroup
+from tawebeval.linux.cgroups import EvaluationCgroup
 from tawebeval.linux.child import Spawner, has_process_ended
 from tawebeval.linux.privileges import prctl
 

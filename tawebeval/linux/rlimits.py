@@ -20,11 +20,7 @@ from tawebeval.config import Configuration, LimitSettings
 from tawebeval.deferreds import resolve_run_slot_count
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import starter
-from tawebeval.linux.cgroups.filesystem import (
-    CgroupDirectory,
-    CgroupOperations,
-    find_cgroups_of_process,
-)
+from tawebeval.linux.cgroups import CgroupDirectory, find_own_cgroup
 
 # Of a running evaluation: two tails, three files of its events and its tree; and the connection to
 # the starter, or directories, while it is started or measured.
@@ -205,9 +201,7 @@ def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
 
     Blocks. Raises: OSError.
     """
-    found = find_cgroups_of_process(proc)
-    own = found.controller_paths.get("pids", found.unified_path)
-    return min(_bounds(0, own), default=None)
+    return min(_bounds(0, find_own_cgroup(proc)), default=None)
 
 
 def assess_epoll_watch_limit(configuration: Configuration) -> LimitAssessment:
@@ -247,7 +241,7 @@ def _bounds(pid: int, cgroup: str | None) -> Iterator[int]:
     if cgroup is not None:
         own = Path(cgroup)
         for path in (own, *own.parents):  # paths above the mount have no such file
-            most = CgroupDirectory(str(path), CgroupOperations()).read_number("pids.max")
+            most = CgroupDirectory(str(path)).read_number("pids.max")
             if most is not None:
                 yield most
 

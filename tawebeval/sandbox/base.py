@@ -25,7 +25,7 @@ from twisted.internet.protocol import ProcessProtocol
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.core.evaluator_environment import add_tools_to_path
-from tawebeval.linux.cgroups.manager import CgroupManager
+from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import ProcessTransport
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
 from tawebeval.linux.starter_client import LaunchSpec, StartedProgram
@@ -249,7 +249,7 @@ class LocalLaunch(Launch):
         group = self._limits.make_cgroup(self.workspace.root.name)
         launch = attrs.evolve(
             self.make_launch_spec(command, environment, directory),
-            cgroup_procs_files=group.find_procs_files(),
+            cgroup_procs_files=group.procs_files,
             niceness=self._niceness,
             max_stdout_bytes=self._limits.settings.output,
             max_stderr_bytes=self._limits.settings.stderr,

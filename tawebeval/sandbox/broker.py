@@ -1,7 +1,7 @@
 """Runs the programs of submissions for one evaluator: a program that knows nothing of tawebeval.
 
 The evaluator asks by a socket (`tools/bin/tawebeval-run`). For each request the broker starts a
-sandbox of bubblewrap beside the evaluator's own, with the files that the request names, in cgroups
+sandbox of bubblewrap beside the evaluator's own, with the files that the request names, in a cgroup
 below the evaluation's. A request is a stranger's. So a process of its own, in the evaluation's
 cgroup, serves each one, and the broker itself only accepts connections.
 
@@ -67,13 +67,6 @@ _OWN_PROCESSES = 2  # of bwrap, in the cgroup of each run
 _MOST_PARTS, _MOST_BYTES = 32, 16 * 1024  # of one target, and of all: bwrap makes directories
 _NOT_MADE = "the sandbox could not be made; the reason is on stderr"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-# Version 1 kills a process for a request of up to eight pages, which are of 64 KiB at most.
-_LAST_REQUEST = 8 * 64 * 1024
-# The lines of memory.stat for the page cache, which includes shared memory: version 2 and 1.
-_CACHE = re.compile(r"^(file|cache|shmem) (\d+)$", re.MULTILINE)
-# And for the rest: version 2, version 1, both.
-_HELD = re.compile(r"^(?:anon|rss|shmem) (\d+)$", re.MULTILINE)
-
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -94,8 +87,7 @@ class BrokerConfiguration(NamedTuple):
     - `rlimits`: soft and hard limits of each process, by the names of prlimit(1).
     - `memory_bytes`: bytes, and `max_processes`: the limits of the whole evaluation.
     - `parent_pid`: that of the broker's parent, with which it ends.
-    - `cgroup_directories`: for each of "memory", "processes" and "cpu" that is counted: the
-      version, 1 or 2, and the evaluation's directory.
+    - `cgroup`: the directory of the evaluation's cgroup, None without.
     """
 
     bwrap: Sequence[str]
@@ -104,7 +96,7 @@ class BrokerConfiguration(NamedTuple):
     memory_bytes: int
     max_processes: int
     parent_pid: int
-    cgroup_directories: dict[str, tuple[int, str]]
+    cgroup: str | None
     system_paths: Sequence[str] = ()
     readable_paths: Sequence[str] = ()
     environment: dict[str, str] = {}  # noqa: RUF012  (never changed)
@@ -291,162 +283,108 @@ def find_mount_source(
 
 
 class SubmissionCgroup:
-    """The cgroup of one run, in the hierarchies where the evaluation has one."""
+    """The cgroup of one run, below that of the evaluation; without one no method does anything.
 
-    def __init__(self, parents: dict[str, tuple[int, str]], name: str) -> None:
-        self._directories = {
-            what: (version, f"{parent}/{name}") for what, (version, parent) in parents.items()
-        }
+    The kernel's admin-guide/cgroup-v2 describes the files. `has_memory`, `has_processes` and
+    `has_cpu` tell what the cgroup limits or measures.
+    """
 
-    def _every(self) -> list[tuple[int, str]]:
-        return list(dict.fromkeys(self._directories.values()))
+    def __init__(self, parent: str | None, name: str) -> None:
+        self._path = None if parent is None else f"{parent}/{name}"
+        self.has_cpu = parent is not None
+        self.has_memory, self.has_processes = (
+            parent is not None and os.path.exists(f"{parent}/{file}")
+            for file in ("memory.max", "pids.max")
+        )
 
     def make(self, memory: int, processes: int) -> None:
         """Make the cgroup with its limits. Raises: OSError."""
-        for _, directory in self._every():
-            os.mkdir(directory)
-        if "memory" in self._directories:
-            version, directory = self._directories["memory"]
-            if version == 1:
-                _write(f"{directory}/memory.limit_in_bytes", memory)
-                with suppress(OSError):
-                    _write(f"{directory}/memory.memsw.limit_in_bytes", memory)
-            else:
-                _write(f"{directory}/memory.max", memory)
-                with suppress(OSError):
-                    _write(f"{directory}/memory.swap.max", 0)
-                _write(f"{directory}/memory.oom.group", 1)
-        if "processes" in self._directories:
-            _write(f"{self._directories['processes'][1]}/pids.max", processes + _OWN_PROCESSES)
+        if self._path is None:
+            return
+        os.mkdir(self._path)
+        if self.has_memory:
+            _write(f"{self._path}/memory.max", memory)
+            with suppress(OSError):
+                _write(f"{self._path}/memory.swap.max", 0)
+            _write(f"{self._path}/memory.oom.group", 1)
+        if self.has_processes:
+            _write(f"{self._path}/pids.max", processes + _OWN_PROCESSES)
 
     def enter(self) -> None:
-        """Move this process, which has one thread, into the cgroup. Raises: OSError."""
-        for version, directory in self._every():
-            _write(f"{directory}/{'tasks' if version == 1 else 'cgroup.procs'}", 0)
+        """Move this process into the cgroup. Raises: OSError."""
+        if self._path is not None:
+            _write(f"{self._path}/cgroup.procs", 0)
 
     def read_cpu_seconds(self) -> float | None:
         """Return the processor time; None if it is not measured."""
-        if "cpu" not in self._directories:
-            return None
-        version, directory = self._directories["cpu"]
-        if version == 1:
-            return int(_read(f"{directory}/cpuacct.usage")) / 1e9
-        return _counts(f"{directory}/cpu.stat")["usage_usec"] / 1e6
+        return _counts(f"{self._path}/cpu.stat")["usage_usec"] / 1e6 if self.has_cpu else None
 
     def read_peak_memory(self) -> int | None:
         """Return the peak of memory in bytes, less the page cache that is left; None if unknown."""
-        if "memory" not in self._directories:
+        if not self.has_memory:
             return None
-        version, directory = self._directories["memory"]
-        name = "memory.max_usage_in_bytes" if version == 1 else "memory.peak"
         try:
-            peak = int(_read(f"{directory}/{name}"))
+            peak = int(_read(f"{self._path}/memory.peak"))
         except FileNotFoundError:  # before Linux 5.19
             return None
-        kept = {what: int(size) for what, size in _CACHE.findall(_read(f"{directory}/memory.stat"))}
-        cache = kept.get("file", kept.get("cache", 0)) - kept.get("shmem", 0)
-        return max(peak - max(cache, 0), 0)
+        held = _counts(f"{self._path}/memory.stat")
+        return max(peak - max(held["file"] - held["shmem"], 0), 0)
 
     def read_current_memory(self) -> int:
         """Return the bytes of memory without the page cache now; 0 if unknown."""
-        if "memory" not in self._directories:
+        if not self.has_memory:
             return 0
-        _, directory = self._directories["memory"]
-        return sum(map(int, _HELD.findall(_read(f"{directory}/memory.stat"))))
+        held = _counts(f"{self._path}/memory.stat")
+        return held["anon"] + held["shmem"]
 
     def has_hit_memory_limit(self) -> bool:
         """Tell whether the kernel has killed a process for this cgroup's own limit of memory."""
-        if "memory" not in self._directories:
+        if not self.has_memory:
             return False
-        version, directory = self._directories["memory"]
-        if version == 1:
-            return self._has_killed() and self._is_full()
         with suppress(FileNotFoundError):
-            return _counts(f"{directory}/memory.events.local").get("oom", 0) > 0
-        return _counts(f"{directory}/memory.events").get("oom", 0) > 0
-
-    def was_killed_for_memory_of_parent(self) -> bool:
-        """Tell whether the kernel has killed a process for want of memory below the own limit.
-
-        Then the evaluation's limit was met, or the machine has none left. In version 2 the kernel
-        kills the whole evaluation for that.
-        """
-        if "memory" not in self._directories or self._directories["memory"][0] != 1:
-            return False
-        return self._has_killed() and not self._is_full()
-
-    def _has_killed(self) -> bool:
-        _, directory = self._directories["memory"]
-        return _counts(f"{directory}/memory.oom_control").get("oom_kill", 0) > 0
-
-    def _is_full(self) -> bool:
-        # `memory.failcnt` stays 0 in some kernels.
-        _, directory = self._directories["memory"]
-        limit = int(_read(f"{directory}/memory.limit_in_bytes"))
-        peak = int(_read(f"{directory}/memory.max_usage_in_bytes"))
-        with suppress(FileNotFoundError):  # where swap is counted, both together have the limit
-            peak = max(peak, int(_read(f"{directory}/memory.memsw.max_usage_in_bytes")))
-        return peak > limit - _LAST_REQUEST
+            return _counts(f"{self._path}/memory.events.local").get("oom", 0) > 0
+        return _counts(f"{self._path}/memory.events").get("oom", 0) > 0
 
     def has_hit_process_limit(self) -> bool:
         """Tell whether a fork has failed in this cgroup."""
-        if "processes" not in self._directories:
-            return False
-        return _counts(f"{self._directories['processes'][1]}/pids.events").get("max", 0) > 0
+        return self.has_processes and _counts(f"{self._path}/pids.events").get("max", 0) > 0
 
-    def kill(self) -> None:
-        """Kill all processes in the cgroup."""
-        for _, directory in self._every():
+    def remove(self) -> None:
+        """Kill all processes and remove the cgroup; the evaluation's end removes what stays."""
+        deadline = time.monotonic() + _PATIENCE
+        while self._path is not None and time.monotonic() < deadline:
             try:
-                _write(f"{directory}/cgroup.kill", 1)
+                os.rmdir(self._path)
+            except FileNotFoundError:
+                return
             except OSError:
                 with suppress(OSError):
-                    for pid in map(int, _read(f"{directory}/cgroup.procs").split()):
-                        with suppress(OSError):
-                            os.kill(pid, signal.SIGKILL)
-
-    def remove(self, *, counted: bool = True) -> None:
-        """Kill all processes and remove the cgroup; the evaluation's end removes what stays.
-
-        That of memory stays if the daemon has not `counted` its kills.
-        """
-        deadline = time.monotonic() + _PATIENCE
-        kept = None if counted else self._directories["memory"]
-        for _, directory in (each for each in self._every() if each != kept):
-            while time.monotonic() < deadline:
-                try:
-                    os.rmdir(directory)
-                    break
-                except FileNotFoundError:
-                    break
-                except OSError:
-                    self.kill()
-                    time.sleep(0.002)
+                    _write(f"{self._path}/cgroup.kill", 1)
+                time.sleep(0.002)
 
 
-def prepare_cgroup_for_children(cgroups: dict[str, tuple[int, str]]) -> None:
-    """Prepare the evaluation's cgroup of version 2 to have cgroups in it. Raises: OSError.
+def prepare_cgroup_for_children(directory: str | None) -> None:
+    """Prepare the evaluation's cgroup to have cgroups in it. Raises: OSError.
 
-    There processes may be in leaves only, and so those of the evaluation move into one.
+    Processes may be in leaves only, and so those of the evaluation move into one.
     """
-    wanted: dict[str, list[str]] = {}
-    for what, (version, directory) in cgroups.items():
-        if version == 2:
-            names = {"memory": "+memory", "processes": "+pids"}
-            wanted.setdefault(directory, []).extend([names[what]] if what in names else [])
-    for directory, switches in wanted.items():
-        os.mkdir(f"{directory}/evaluator")
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            for pid in _read(f"{directory}/cgroup.procs").split():
-                with suppress(ProcessLookupError):
-                    _write(f"{directory}/evaluator/cgroup.procs", pid)
-            try:
-                _write(f"{directory}/cgroup.subtree_control", " ".join(switches))
-                break
-            except OSError:  # a process has been forked meanwhile
-                if time.monotonic() > deadline:
-                    raise
+    if directory is None:
+        return
+    enabled = _read(f"{directory}/cgroup.controllers").split()
+    switches = [f"+{name}" for name in ("memory", "pids") if name in enabled]
+    os.mkdir(f"{directory}/evaluator")
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        for pid in _read(f"{directory}/cgroup.procs").split():
+            with suppress(ProcessLookupError):
+                _write(f"{directory}/evaluator/cgroup.procs", pid)
+        try:
+            _write(f"{directory}/cgroup.subtree_control", " ".join(switches))
+        except OSError:  # a process has been forked meanwhile
+            if time.monotonic() > deadline:
+                raise
+        else:
+            return
 
 
 def _write(path: str, value: object) -> None:
@@ -516,7 +454,7 @@ class ProgramRun:
         self._streams = streams
         self._memory = _choose(request.memory, configuration.memory_bytes)
         self._processes = _choose(request.processes, configuration.max_processes)
-        self._cgroup = SubmissionCgroup(configuration.cgroup_directories, f"run-{number}")
+        self._cgroup = SubmissionCgroup(configuration.cgroup, f"run-{number}")
         self._sources: list[MountSource] = []
         self._status = os.memfd_create("status", os.MFD_CLOEXEC)
         self._cpu = 0.0  # seconds that wait4(2) has told
@@ -527,7 +465,6 @@ class ProgramRun:
         self._given: list[int] = []  # the descriptors of bwrap
         self._reason: str | None = None
         self._exited = False  # whether bwrap has ended by itself
-        self._lacked = False  # whether the limit of the evaluation has ended the program
 
     def execute(self, connection: socket.socket) -> dict[str, Any]:
         """Run the program; return the report. Raises: RequestRefused, OSError."""
@@ -555,7 +492,7 @@ class ProgramRun:
             wall = time.monotonic() - began
             return self._report(wall)
         finally:
-            self._cgroup.remove(counted=not self._lacked)
+            self._cgroup.remove()
 
     def _start(self, blocking: int, nonce: str) -> int:
         # The filters with file offsets of their own; and a pipe's both ends, so that it has no end
@@ -601,17 +538,17 @@ class ProgramRun:
         return [*argv, "--", *request.command]
 
     def _rlimits(self) -> dict[str, tuple[int, int]]:
-        request, counted = self._request, self._configuration.cgroup_directories
+        request = self._request
         limits = dict(self._configuration.rlimits)
-        if request.time is not None and "cpu" not in counted:
+        if request.time is not None and not self._cgroup.has_cpu:
             soft, hard = limits["cpu"]
             # Twice as much: the kernel compares it with ticks, and looks of the broker come first.
             limits["cpu"] = (min(math.ceil(2 * request.time) + 1, soft), hard)
         if request.file_size is not None:
             limits["fsize"] = (request.file_size,) * 2
-        if "processes" not in counted:
+        if not self._cgroup.has_processes:
             limits["nproc"] = (self._processes,) * 2
-        if "memory" not in counted:
+        if not self._cgroup.has_memory:
             limits["data"] = (self._memory,) * 2
         hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
         stack = self._memory if hard == resource.RLIM_INFINITY else min(self._memory, hard)
@@ -716,7 +653,7 @@ class ProgramRun:
     def _kill(self, child: int) -> None:
         """Kill what is left, and reap all: this process is their subreaper."""
         killing = self._reason is not None or b'"exit-code"' not in self._told()
-        if killing and "cpu" not in self._configuration.cgroup_directories:
+        if killing and not self._cgroup.has_cpu:
             self._measured = max(self._measured, measure_cpu_seconds(child))
         if killing and (inner := self._inner_pid()) is not None:
             # First what waits for a word, so that it never goes on without.
@@ -738,13 +675,6 @@ class ProgramRun:
                 self._largest = max(self._largest, usage.ru_maxrss * 1024)
 
     def _report(self, wall: float) -> dict[str, Any]:
-        if self._cgroup.was_killed_for_memory_of_parent():
-            self._lacked = True
-            raise RequestRefused(
-                "the kernel killed the program for want of memory, below its own limit of"
-                f" {self._memory >> 20} MiB: the evaluator and its programs together have"
-                f" {self._configuration.memory_bytes >> 20} MiB (limits.memory)"
-            )
         cpu, peak = self._cgroup.read_cpu_seconds(), self._cgroup.read_peak_memory()
         # The largest process counts files that it has mapped, too.
         largest = max(peak or 0, self._held, min(self._largest, self._memory))
@@ -879,7 +809,7 @@ def main() -> None:
     told = os.pread(CONFIGURATION, os.fstat(CONFIGURATION).st_size, 0)
     configuration = BrokerConfiguration(**json.loads(told))
     exit_with_parent(configuration.parent_pid)
-    prepare_cgroup_for_children(configuration.cgroup_directories)
+    prepare_cgroup_for_children(configuration.cgroup)
     with socket.socket(fileno=LISTENING) as listening:
         accept_connections(listening, configuration)
 

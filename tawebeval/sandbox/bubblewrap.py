@@ -38,7 +38,7 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.core.evaluator_environment import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.cgroups.manager import CgroupManager
+from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import ProcessTransport
 from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
@@ -462,7 +462,7 @@ class BubblewrapLaunch(LocalLaunch):
             "memory_bytes": self._limits.settings.memory,
             "max_processes": self._limits.settings.processes,
             "parent_pid": self._trees.starter.pid,
-            "cgroup_directories": group.find_resource_directories(),
+            "cgroup": group.directory and group.directory.path,
         }
         source = f"/proc/self/fd/{FIRST_PASSED_DESCRIPTOR}"
         return LaunchSpec(
@@ -475,7 +475,7 @@ class BubblewrapLaunch(LocalLaunch):
                 {"socket": ""},
                 *sandbox.list_filters(),
             ],
-            cgroup_procs_files=group.find_procs_files(),
+            cgroup_procs_files=group.procs_files,
             niceness=self._niceness,
         )
 

@@ -16,7 +16,7 @@ from twisted.logger import Logger
 from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.errors import ConfigurationError, SetupProblem
-from tawebeval.linux.cgroups.manager import CgroupManager
+from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.container import find_container
 from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,

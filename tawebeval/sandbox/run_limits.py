@@ -12,7 +12,7 @@ from typing import Any
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Commit
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
-from tawebeval.linux.cgroups.manager import CgroupManager, EvaluationCgroup, ResourceUsage
+from tawebeval.linux.cgroups import CgroupManager, EvaluationCgroup, ResourceUsage
 from tawebeval.linux.child import ProcessTransport
 from tawebeval.linux.reaper import list_descendants
 from tawebeval.sandbox.broker import measure_cpu_seconds
@@ -62,11 +62,7 @@ class RunLimits(ABC):
 
     @abstractmethod
     def check_memory(self) -> EvaluationFailure | None:
-        """Return the error of a run over its memory, as `read_usage` has found it.
-
-        With version 1 of cgroups the kernel kills one process, and the evaluator may go on and
-        succeed.
-        """
+        """Return the error of a run over its memory, as `read_usage` has found it."""
 
     @abstractmethod
     def read_usage(self, rusage: resource.struct_rusage | None) -> ResourceUsage:

@@ -22,7 +22,7 @@ from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
+from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessTransport, Spawner, start_child
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.reaper import OrphanReaper

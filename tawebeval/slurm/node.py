@@ -46,7 +46,7 @@ from zope.interface import implementer
 from tawebeval.config import Configuration, LimitSettings, SandboxSettings
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure
-from tawebeval.linux.cgroups.manager import CgroupManager, open_cgroups
+from tawebeval.linux.cgroups import CgroupManager, open_cgroups
 from tawebeval.linux.child import ProcessTransport, Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper

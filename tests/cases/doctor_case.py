@@ -17,8 +17,7 @@ from tawebeval.daemon import doctor, doctor_storage
 from tawebeval.daemon.findings import Finding, Severity
 from tawebeval.errors import SetupProblem
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroups.controllers import MemoryController
-from tawebeval.linux.cgroups.manager import CgroupManager
+from tawebeval.linux.cgroups import CgroupDirectory, CgroupManager
 from tawebeval.sandbox import probe
 from tawebeval.sandbox.base import NoSandbox
 from tawebeval.sandbox.bubblewrap import TOOLS_NAME, BubblewrapSandbox
@@ -65,13 +64,10 @@ class DoctorTestCase(SynchronousTestCase):
         ):
             self.patch(module, name, fake)
 
-    def open_cgroups(self, name: str, owner: object) -> CgroupManager:
-        enforced: Any = {
-            what: (MemoryController(), None) for what in RESOURCES if what not in self.missing
-        }
-        home: Any = SimpleNamespace(remove_cgroups=lambda: self.closed.append(name))
+    def open_cgroups(self, name: str) -> CgroupManager:
+        home: Any = SimpleNamespace(remove=lambda: self.closed.append(name))
         missing: Any = self.missing
-        return CgroupManager([home], enforced, missing, "a unit")
+        return CgroupManager(missing, "a unit", CgroupDirectory("/cgroup"), None, home)
 
     def open_sandbox(
         self,

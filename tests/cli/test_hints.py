@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.cli.hints import HintFinder, describe_usage
 from tawebeval.client import EvaluationError
 from tawebeval.config import Configuration, SandboxSettings
-from tawebeval.linux.cgroups.manager import ResourceUsage
+from tawebeval.linux.cgroups import ResourceUsage
 
 FILE = "in the file of --config write"
 NETWORK = f"to allow a network, {FILE} [sandbox] and below it network = true"

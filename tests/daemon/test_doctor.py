@@ -19,7 +19,7 @@ from tawebeval.daemon import doctor
 from tawebeval.daemon.findings import Finding, Severity
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroups.manager import CgroupManager
+from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.sandbox import probe
 from tests.cases.doctor_case import BROKEN, OK, RESOURCES, WEAKER, DoctorTestCase
 from tests.cases.roots import make_root

@@ -104,7 +104,7 @@ class SettingTests(SynchronousTestCase):
         parent = unit / "parent"
         parent.mkdir(parents=True)
         (parent / "pids.max").write_text("max\n")
-        cgroups = json.dumps({"parents": {"processes": [2, str(parent)]}, "missing": {}})
+        cgroups = json.dumps({"evaluations": str(parent), "missing": {}})
         for there in (1064, 1063):
             (unit / "pids.max").write_text(f"{there}\n")
             _, said = self.describe(cgroups)

@@ -13,7 +13,7 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.restoring import load_details, make_row
 from tawebeval.evaluations.status import build_status
-from tawebeval.linux.cgroups.manager import ResourceUsage
+from tawebeval.linux.cgroups import ResourceUsage
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.world import EPOCH, OID
 

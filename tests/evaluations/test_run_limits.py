@@ -7,7 +7,7 @@ import signal
 
 from tawebeval.config import LimitSettings
 from tawebeval.errors import EvaluationFailure, build_limit_failure
-from tawebeval.linux.cgroups.manager import ResourceUsage
+from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.starter import MAX_SLOW_READ_SECONDS
 from tests.cases.evaluations import GRACE, RunTestCase, make_file_block
 from tests.cases.strategies import ErrorEvent

@@ -47,7 +47,7 @@ from tawebeval.evaluations.rows import (
     unpack_evaluation,
 )
 from tawebeval.evaluations.store import RETRY_SECONDS, EvaluationStore
-from tawebeval.linux.cgroups.manager import ResourceUsage
+from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.environments import Environment
 from tawebeval.webhooks.callback import CallbackRecord, CallbackState

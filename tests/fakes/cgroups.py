@@ -9,41 +9,18 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Collection
 from pathlib import Path
 
 import attrs
 
-from tawebeval.linux.cgroups.filesystem import CgroupOperations
-from tawebeval.linux.cgroups.manager import CgroupManager, open_cgroups
-from tawebeval.linux.container import Container
-
-MEMORY_MOST = str(2**63 - 4096)
+from tawebeval.linux.cgroups import CgroupDirectory, CgroupManager, open_cgroups
 
 # `pids.peak` tells nothing until a test writes to it, as before Linux 6.6.
-LEGACY_FILES = {
-    "memory": {
-        "memory.limit_in_bytes": MEMORY_MOST,
-        "memory.memsw.limit_in_bytes": MEMORY_MOST,
-        "memory.max_usage_in_bytes": "0",
-        "memory.usage_in_bytes": "0",
-        "memory.stat": "cache 0\nrss 0\nrss_huge 0\nshmem 0\ntotal_rss 0\ntotal_shmem 0\n",
-        "memory.memsw.max_usage_in_bytes": "0",
-        "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n",
-        "memory.swappiness": "60",
-        "memory.use_hierarchy": "0",
-    },
-    "pids": {"pids.max": "max", "pids.events": "max 0\n", "pids.peak": ""},
-    "cpuacct": {"cpuacct.usage": "0"},
-    "cpu": {"cpu.shares": "1024"},
-}
-
-UNIFIED_FILES = {
+FILES = {
     "": {
         "cgroup.kill": "",
         "cgroup.procs": "",
         "cgroup.subtree_control": "",
-        "cgroup.type": "domain",
         "cpu.stat": "usage_usec 0\nuser_usec 0\nsystem_usec 0\n",
     },
     "memory": {
@@ -61,211 +38,147 @@ UNIFIED_FILES = {
 }
 
 
-@attrs.define(eq=False)
-class FakeMachine(CgroupOperations):
-    """Write to it by its methods, then `open`.
+class FakeMachine:
+    """A machine with one group that is delegated to the daemon, `own`.
 
     `refusals` has the errno for writing to paths that end in a certain way, or for making or
     removing them; `deaf` are the ends of paths where writing has no effect. `rounding` is
     added to what `memory.max` is set to. `lingering` is how many sleeps it takes until who was
-    killed has gone. Without `gives` nothing can be given to another user. `run` is what systemd
-    offers, and `policies` has its `OOMPolicy=` by the paths of groups.
+    killed has gone.
     """
 
-    root: Path
-    refusals: dict[str, int] = attrs.field(factory=dict)
-    deaf: set[str] = attrs.field(factory=set)
-    delegated: bool = True
-    run: str | None = None
-    policies: dict[str, str] = attrs.field(factory=dict)
-    gives: bool = True
-    rounding: int = 0
-    lingering: int = 0
-    slept: float = 0
-    given: list[tuple[str, tuple[int, int]]] = attrs.field(factory=list)
-    container: Container | None = None
-    _mounts: list[str] = attrs.field(factory=list)
-    _membership: list[str] = attrs.field(factory=list)
-    _trees: list[tuple[Path, frozenset[str] | None]] = attrs.field(factory=list)
-    _dying: list[tuple[str, set[int]]] = attrs.field(factory=list)
+    def __init__(self, root: Path, controllers: str = "cpu memory pids") -> None:
+        self.root = root
+        self.refusals: dict[str, int] = {}
+        self.deaf: set[str] = set()
+        self.rounding = 0
+        self.lingering = 0
+        self.slept = 0.0
+        self._dying: list[Path] = []
+        self.top = root / "cgroup"
+        self.own = self.top / "own"
+        self.make(self.top)
+        for group in (self.top, self.own):
+            if group is self.own:
+                self.make(group)
+            (group / "cgroup.controllers").write_text(controllers)
+        (self.own / "cgroup.procs").write_text(f"{os.getpid()}\n")
 
-    def mount_legacy(self, controllers: str, own: str = "/own") -> Path:
-        """Add a hierarchy of version 1; return the group that the daemon is in."""
-        top = self.root / "cgroup" / controllers
-        names = frozenset(controllers.split(","))
-        self._trees.append((top, names))
-        return self._mount(top, own, f"cgroup cgroup rw,{controllers}", controllers)
+    def directory(self, path: str) -> CgroupDirectory:
+        """Return a group of this machine."""
+        return FakeDirectory(path, self)
 
-    def mount_unified(self, controllers: str = "cpu memory pids", own: str = "/own") -> Path:
-        """Add that of version 2, with these controllers; return the group of the daemon."""
-        top = self.root / "cgroup" / "unified"
-        self._trees.append((top, None))
-        group = self._mount(top, own, "cgroup2 cgroup2 rw,nsdelegate", "")
-        (group / "cgroup.controllers").write_text(controllers)
-        return group
-
-    def _mount(self, top: Path, own: str, kind: str, controllers: str) -> Path:
-        number = len(self._mounts) + 1
-        point = str(top).replace(" ", "\\040")  # as proc(5) says
-        self._mounts.append(f"{number} 0 0:{number} / {point} rw shared:1 - {kind}\n")
-        self._membership.append(f"{number}:{controllers}:{own}\n")
-        group = top
-        for part in ("", *filter(None, own.split("/"))):
-            group = group / part
-            if not group.exists():
-                self.make_cgroup(str(group))
-        if own == "/":  # as the kernel shows the top of all
-            (top / "cgroup.type").unlink(missing_ok=True)
-        (group / "cgroup.procs").write_text(f"{os.getpid()}\n")
-        return group
-
-    def open(self, owner: tuple[int, int] | None = None, name: str = "x") -> CgroupManager:
+    def open(self, name: str = "x") -> CgroupManager:
         """Open the cgroups of a daemon."""
-        return open_cgroups(name, owner, proc=self.write_proc(), files=self)
+        return open_cgroups(name, self.directory(str(self.own)))
 
     def write_proc(self) -> Path:
         """Write what /proc/self has of all this; return the directory."""
         proc = self.root / "proc"
         proc.mkdir(parents=True, exist_ok=True)
-        (proc / "mountinfo").write_text(
-            "".join(["1 0 0:1 / / rw - ext4 /dev/x rw\n", *self._mounts])
-        )
-        (proc / "cgroup").write_text("".join(self._membership))
+        point = str(self.top).replace(" ", "\\040")  # as proc(5) says
+        mounts = f"1 0 0:1 / / rw - ext4 /dev/x rw\n2 0 0:2 / {point} rw - cgroup2 cgroup2 rw\n"
+        (proc / "mountinfo").write_text(mounts)
+        (proc / "cgroup").write_text("0::/own\n")
         return proc
 
     def groups(self) -> list[str]:
         """Return all groups that are the daemon's own doing, by paths from their first name on."""
-        found = (str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_dir())
-        return sorted(path.partition("/tawebeval-")[2] for path in found if "/tawebeval-" in path)
-
-    def is_unified(self, path: str) -> bool:
-        """Tell whether a path is in the tree of version 2."""
-        return any(
-            controllers is None and path.startswith(str(top)) for top, controllers in self._trees
-        )
-
-    # What the daemon does to it.
+        found = (str(path) for path in self.own.rglob("*") if path.is_dir())
+        return sorted(path.partition("/tawebeval-")[2] for path in found)
 
     def sleep(self, seconds: float) -> None:
+        """Let time pass, in which killed processes go."""
         self.slept += seconds
-        if self.lingering:
-            self.lingering -= 1
+        self.lingering = max(self.lingering - 1, 0)
         if not self.lingering:
-            for path, pids in self._dying:
-                self._leave(path, pids)
+            self._bury()
 
-    def write_file(self, path: str, text: str) -> None:
-        self._refuse(path)
-        if any(path.endswith(end) for end in self.deaf):
-            return
-        name = os.path.basename(path)
-        if not os.path.exists(path):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        if name == "cgroup.procs":
-            self._move(path, os.getpid() if text == "0" else int(text))
-        elif name == "cgroup.subtree_control":
-            self._switch(path, text[0], text[1:])
-        elif name == "cgroup.kill":
-            for file in Path(path).parent.rglob("cgroup.procs"):
-                self._die(str(file), set(map(int, file.read_text().split())))
-        else:
-            if name == "memory.max":
-                text = str(int(text) + self.rounding)
-            Path(path).write_text(f"{text}\n")
+    # What a group does.
 
-    def make_cgroup(self, path: str) -> None:
-        self._refuse(path)
-        os.makedirs(path)
-        files = {"cgroup.procs": ""}
-        for top, controllers in self._trees:
-            if path.startswith(str(top)) and controllers is not None:
-                files["tasks"] = ""
-                for controller in controllers:
-                    files |= LEGACY_FILES[controller]
-        if self.is_unified(path):
-            files |= UNIFIED_FILES[""]
-            above = Path(path).parent / "cgroup.subtree_control"
-            enabled = above.read_text().split() if above.exists() else []
-            files["cgroup.controllers"] = " ".join(enabled)
-            for controller in enabled:
-                files |= UNIFIED_FILES[controller]
+    def make(self, group: Path) -> None:
+        self._refuse(group)
+        group.mkdir(parents=group == self.top)
+        above = group.parent / "cgroup.subtree_control"
+        enabled = above.read_text().split() if above.exists() else []
+        files = dict(FILES[""])
+        files["cgroup.controllers"] = " ".join(enabled)
+        for controller in enabled:
+            files |= FILES[controller]
         for name, text in files.items():
-            Path(path, name).write_text(text)
+            (group / name).write_text(text)
 
-    def remove_cgroup(self, path: str) -> None:
-        self._refuse(path)
-        if not os.path.exists(path):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        group = Path(path)
+    def remove(self, group: Path) -> None:
+        self._refuse(group)
+        if not group.exists():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(group))
         if (group / "cgroup.procs").read_text() or any(each.is_dir() for each in group.iterdir()):
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
-        shutil.rmtree(path)
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(group))
+        shutil.rmtree(group)
 
-    def change_owner(self, path: str, owner: tuple[int, int]) -> None:
-        if not self.gives:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
-        self.given.append((path.partition("/tawebeval-")[2], owner))
-
-    def kill_processes(self, pids: Collection[int], still: Callable[[], Collection[int]]) -> None:
-        for file in self.root.rglob("cgroup.procs"):
-            self._die(str(file), set(pids) & set(still()))
-
-    def is_delegated(self, path: str) -> bool:
-        return self.delegated
-
-    def query_oom_policy(self, path: str) -> str:
-        return self.policies.get(path, "")
-
-    def find_container(self) -> Container | None:
-        """Return the container that the test has set."""
-        return self.container
-
-    def find_systemd_run(self) -> str | None:
-        return self.run
+    def write(self, file: Path, text: str) -> None:
+        self._refuse(file)
+        if any(str(file).endswith(end) for end in self.deaf):
+            return
+        if not file.exists():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
+        if file.name == "cgroup.procs":
+            assert text == "0"
+            for each in self.top.rglob("cgroup.procs"):
+                each.write_text(each.read_text().replace(f"{os.getpid()}\n", ""))
+            file.write_text(f"{file.read_text()}{os.getpid()}\n")
+        elif file.name == "cgroup.subtree_control":
+            self._switch(file, text[0], text[1:])
+        elif file.name == "cgroup.kill":
+            self._dying += file.parent.rglob("cgroup.procs")
+            if not self.lingering:
+                self._bury()
+        elif file.name == "memory.max":
+            file.write_text(f"{int(text) + self.rounding}\n")
+        else:
+            file.write_text(f"{text}\n")
 
     # How that comes about.
 
-    def _refuse(self, path: str) -> None:
+    def _refuse(self, path: Path) -> None:
         for end, number in self.refusals.items():
-            if path.endswith(end):
-                raise OSError(number, os.strerror(number), path)
+            if str(path).endswith(end):
+                raise OSError(number, os.strerror(number), str(path))
 
-    def _die(self, path: str, pids: set[int]) -> None:
-        if os.getpid() in pids:
-            raise AssertionError("the daemon has killed itself")
-        if self.lingering:
-            self._dying.append((path, pids))
-        else:
-            self._leave(path, pids)
+    def _bury(self) -> None:
+        for file in filter(Path.exists, self._dying):
+            if f"{os.getpid()}\n" in file.read_text():
+                raise AssertionError("the daemon has killed itself")
+            file.write_text("")
+        self._dying.clear()
 
-    def _leave(self, path: str, pids: set[int]) -> None:
-        if os.path.exists(path):
-            left = set(map(int, Path(path).read_text().split())) - pids
-            Path(path).write_text("".join(f"{pid}\n" for pid in sorted(left)))
-
-    def _move(self, path: str, pid: int) -> None:
-        tree = next(top for top, _ in self._trees if path.startswith(str(top)))
-        for file in tree.rglob("cgroup.procs"):
-            self._leave(str(file), {pid})
-        with open(path, "a") as joined:
-            joined.write(f"{pid}\n")
-
-    def _switch(self, path: str, sign: str, controller: str) -> None:
-        group = Path(path).parent
-        if (
-            sign == "+"
-            and (group / "cgroup.procs").read_text()
-            and (group / "cgroup.type").exists()
-        ):
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+    def _switch(self, file: Path, sign: str, controller: str) -> None:
+        group = file.parent
+        if sign == "+" and (group / "cgroup.procs").read_text():
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(file))
         if sign == "+" and controller not in (group / "cgroup.controllers").read_text().split():
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        enabled = set(Path(path).read_text().split()) - {controller}
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
+        enabled = set(file.read_text().split()) - {controller}
         if sign == "+":
             enabled.add(controller)
-        Path(path).write_text(" ".join(sorted(enabled)))
-        for below in group.iterdir():
-            if below.is_dir():
-                (below / "cgroup.controllers").write_text(" ".join(sorted(enabled)))
-                for name, text in UNIFIED_FILES[controller].items() if sign == "+" else ():
-                    (below / name).write_text(text)
+        file.write_text(" ".join(sorted(enabled)))
+        for below in filter(Path.is_dir, group.iterdir()):
+            (below / "cgroup.controllers").write_text(" ".join(sorted(enabled)))
+            for name, text in FILES[controller].items() if sign == "+" else ():
+                (below / name).write_text(text)
+
+
+@attrs.frozen
+class FakeDirectory(CgroupDirectory):
+    """A group of a `FakeMachine`."""
+
+    machine: FakeMachine = attrs.field(repr=False, eq=False)
+
+    def write_file(self, name: str, text: str) -> None:
+        self.machine.write(Path(self.path, name), text)
+
+    def make_cgroup(self) -> None:
+        self.machine.make(Path(self.path))
+
+    def remove_cgroup(self) -> None:
+        self.machine.remove(Path(self.path))

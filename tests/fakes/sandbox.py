@@ -17,7 +17,7 @@ from twisted.internet.protocol import ProcessProtocol
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.cgroups.manager import CgroupManager, ResourceUsage
+from tawebeval.linux.cgroups import CgroupDirectory, CgroupManager, ResourceUsage
 from tawebeval.linux.privileges import User
 from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
 from tawebeval.sandbox.base import EvaluatorExit, LeftProcess, RunnerStatus
@@ -28,7 +28,7 @@ from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tests.fakes.children import NO_PROCESS, FakeChild, FakeSpawner
 from tests.fakes.gates import Gate
 
-NO_CGROUPS = CgroupManager([], {}, {})
+NO_CGROUPS = CgroupManager({})
 """A machine on which there is nothing to limit a tree with."""
 
 
@@ -302,11 +302,11 @@ class FakeGroup:
     stays: OSError | None = None
     patience: list[float] = attrs.field(factory=list)
 
-    def find_procs_files(self) -> Sequence[str]:
-        return self.entries
+    directory: CgroupDirectory | None = None
 
-    def find_resource_directories(self) -> Mapping[str, tuple[int, str]]:
-        return {}
+    @property
+    def procs_files(self) -> Sequence[str]:
+        return self.entries
 
     def find_exceeded_limits(self, patience: float) -> frozenset[str]:
         self.patience.append(patience)

@@ -1,30 +1,19 @@
-"""What tests of cgroups need of this machine."""
+"""What tests of limits of whole process trees need of this machine."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
-from tawebeval.linux.cgroups.filesystem import parse_cgroups_of_process
+from tawebeval.linux.cgroups import find_own_cgroup
+from tests.run import LEFT_TO_MACHINES
 
 
 def reason_to_skip() -> str | None:
-    """Tell why this machine's cgroups cannot be tested; None where they can."""
-    if os.geteuid() != 0:
-        return "only root can give cgroups to another user"
-    texts = (Path(f"/proc/self/{name}").read_text() for name in ("mountinfo", "cgroup"))
-    found = parse_cgroups_of_process(*texts)
-    for own in (
-        found.controller_paths.get("memory"),
-        found.controller_paths.get("pids"),
-        found.unified_path,
-    ):
-        if own is not None:
-            try:
-                os.rmdir(tempfile.mkdtemp(prefix="tawebeval-test-", dir=own))
-            except OSError as error:
-                return f"cgroups cannot be made here: {error}"
-    if not {"memory", "pids"} <= found.controller_paths.keys() and found.unified_path is None:
-        return "there are no cgroups for memory and processes here"
-    return None
+    """Tell why daemons of the tests have no limits of process trees; None where they have."""
+    own = find_own_cgroup()
+    if own is not None and os.geteuid() and os.access(own, os.W_OK):
+        controllers = Path(own, "cgroup.controllers").read_text("ascii").split()
+        if {"cpu", "memory", "pids"} <= {*controllers}:
+            return None
+    return f"{LEFT_TO_MACHINES}no cgroup of version 2 is delegated to the user of the tests"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SkipTest
 
+from tests.integration.cgroups import reason_to_skip
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 
@@ -15,12 +16,12 @@ class FewProcessesTests(DaemonTestCase):
 
     configuration = CONFIGURATION
 
-    async def setUp(self) -> None:
-        await super().setUp()
+    async def need_limit(self) -> None:
+        """Find the limit; skip the test without cgroups."""
+        if reason := reason_to_skip():
+            raise SkipTest(reason)
         self.assertEqual(text(await self.run_command("exec cat README")), "an evaluator\n")
         found = [path for path in self.daemon.cgroups() if (path / "pids.max").exists()]
-        if not found:
-            raise SkipTest("processes are not limited by cgroups here")
         self.most: Path = min(found, key=lambda path: len(str(path))) / "pids.max"
         before = self.most.read_text()
         self.addCleanup(self.most.write_text, before)
@@ -32,6 +33,7 @@ class FewProcessesTests(DaemonTestCase):
 
     async def test_lost(self) -> None:
         """An evaluation is lost where its sandbox cannot begin it, and is well where it can."""
+        await self.need_limit()
         for count, words in (
             (1, "the sandbox could not be started"),
             (2, "the sandbox could not start a process for the evaluator"),
@@ -44,6 +46,7 @@ class FewProcessesTests(DaemonTestCase):
 
     async def test_not_its_own_limit(self) -> None:
         """What an evaluator cannot start by that is not told as the limit that it has itself."""
+        await self.need_limit()
         await self.allow(3)
         error = failure(await self.run_command("cat README"), "exit")
         self.assertIn("fork", error["stderr"])

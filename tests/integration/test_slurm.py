@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import nullcontext
-from contextlib import suppress as suppressing  # trial has a use of its own for that name
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -13,7 +12,6 @@ from tempfile import gettempdir
 
 from twisted.internet.threads import deferToThread
 from twisted.internet.utils import getProcessOutput
-from twisted.trial.unittest import SkipTest
 
 from tawebeval.config import Configuration, parse_configuration
 from tawebeval.errors import ConfigurationError
@@ -108,39 +106,6 @@ class RunTests(SlurmTestCase):
         self.assertIn(failure_reason(heap), ("exit", "memory"))
         failure(forks, "timeout")
         self.assertNotIn("unlimited", text(forks))
-
-    async def test_memory(self) -> None:
-        """Where the job has a cgroup, all processes share one limit, whatever the exit."""
-        if not self.cluster.limits_memory:
-            raise SkipTest("without the memory controller of cgroups v1")
-        begun = {
-            end: await self.begin(
-                f"{python(bombs.HEAP_OF_CHILDREN)}; {end}", **{"limits[memory]": "128M"}
-            )
-            for end in ("exit 3", "exit 0")
-        }
-        jobs = []
-        for end, identifier in begun.items():
-            status = await self.client.ended(identifier)
-            jobs.append(status["runner"]["job"])
-            self.assertGreater(status["usage"]["peak_memory_bytes"], 100 * MIB)
-            events = await self.client.follow(identifier)
-            self.assertEqual(failure(events, "memory")["limit"], "limits.memory", end)
-            self.assertNotIn("unlimited", text(events))
-        memory = Path("/sys/fs/cgroup/memory")
-
-        def find_groups() -> list[Path]:
-            # Python 3.11 does not pass over what Slurm removes meanwhile.
-            with suppressing(FileNotFoundError):
-                found = [
-                    group
-                    for job in jobs
-                    for group in memory.glob(f"slurm_*/uid_*/job_{job}/**/tawebeval-*")
-                ]
-                return [group for group in found if self.cluster.has_made(group)]
-            return [memory]
-
-        await until(lambda: not find_groups(), "no cgroup is left")
 
     async def test_disk(self) -> None:
         """A file that was removed while it is open counts, too."""

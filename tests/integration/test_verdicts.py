@@ -47,15 +47,6 @@ class InheritingDaemon(Daemon):
     program = (sys.executable, "-c", INHERIT, str(TWISTD))
 
 
-class DaemonWithoutCgroups(InheritingDaemon):
-    """The same, where no cgroups are mounted."""
-
-    program = (
-        *("unshare", "--mount", "sh", "-ec", 'umount -R /sys/fs/cgroup; exec "$@"', "sh"),
-        *InheritingDaemon.program,
-    )
-
-
 class VerdictCase(DaemonTestCase):
     """Runs programs, with what the evaluator learns."""
 
@@ -232,15 +223,6 @@ class TimeVerdicts(VerdictCase):
             "--time 1 --wall 100 -- " + python(unlimited).removeprefix("exec ")
         )
         self.assertEqual(report["reason"], "time")
-
-
-class VerdictsWithoutCgroups(TimeVerdicts, OutputVerdicts, SignalVerdicts):
-    """The same, where nothing but limits of resources holds."""
-
-    def make_daemon(self) -> Daemon:
-        if os.geteuid() != 0:
-            raise SkipTest("only root can unmount the cgroups")
-        return DaemonWithoutCgroups(self.configuration)
 
 
 class SystemFiles(VerdictCase):

@@ -1,10 +1,10 @@
-"""`linux.cgroups.filesystem` with what proc(5) says on machines of all kinds."""
+"""`linux.cgroups` with what proc(5) says on machines of all kinds."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.linux.cgroups.filesystem import ProcessCgroups, parse_cgroups_of_process
+from tawebeval.linux.cgroups import parse_own_cgroup
 
 
 def mount(root: str, point: str, kind: str) -> str:
@@ -12,76 +12,50 @@ def mount(root: str, point: str, kind: str) -> str:
     return f"31 23 0:28 {root} {point} rw,relatime shared:9 master:1 - {kind}\n"
 
 
-LEGACY = "cgroup cgroup rw,"
-UNIFIED = "cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot"
+VERSION_1 = mount("/", "/cg/memory", "cgroup cgroup rw,memory")
+VERSION_2 = "cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot"
 
 
-class HierarchiesTests(SynchronousTestCase):
-    """Where a process's own groups are."""
+class OwnCgroupTests(SynchronousTestCase):
+    """Where a process's own cgroup is."""
 
-    def check(
-        self, mountinfo: str, membership: str, unified: str | None = None, **controllers: str
-    ) -> None:
+    def check(self, mountinfo: str, membership: str, expected: str | None = None) -> None:
         """Hold what is found against what is there."""
         mountinfo = mount("/", "/", "ext4 /dev/sda rw") + mountinfo
-        found = parse_cgroups_of_process(mountinfo, membership)
-        self.assertEqual(found, ProcessCgroups(controllers, unified))
+        self.assertEqual(parse_own_cgroup(mountinfo, membership), expected)
 
-    def test_nothing(self) -> None:
-        """A machine without cgroups has none."""
+    def test_machine_without_version_2_has_none(self) -> None:
         self.check("", "")
         self.check("", "0::/\n4:memory:/\n")
+        self.check(VERSION_1, "4:memory:/a\n1:name=systemd:/c\n")
 
-    def test_unified(self) -> None:
-        """Version 2 alone, as systemd mounts it; in the top group, too."""
-        mounted = mount("/", "/sys/fs/cgroup", UNIFIED)
+    def test_own_cgroup_is_below_the_mount(self) -> None:
+        mounted = mount("/", "/sys/fs/cgroup", VERSION_2)
         own = "/system.slice/tawebeval.service"
         self.check(mounted, f"0::{own}\n", f"/sys/fs/cgroup{own}")
         self.check(mounted, "0::/\n", "/sys/fs/cgroup")
 
-    def test_legacy(self) -> None:
-        """Version 1: each controller where it is mounted, some of them together."""
-        self.check(
-            mount("/", "/cg/cpu,cpuacct", LEGACY + "cpu,cpuacct")
-            + mount("/", "/cg/memory", LEGACY + "memory")
-            + mount("/", "/cg/systemd", LEGACY + "xattr,name=systemd"),
-            "5:cpu,cpuacct:/a\n4:memory:/a/b\n3:pids:/a\n1:name=systemd:/c\n",
-            cpu="/cg/cpu,cpuacct/a",
-            cpuacct="/cg/cpu,cpuacct/a",
-            memory="/cg/memory/a/b",
-            **{"name=systemd": "/cg/systemd/c"},
-        )
+    def test_hybrid_machine_has_version_2_beside_version_1(self) -> None:
+        mounted = VERSION_1 + mount("/", "/cg/unified", VERSION_2)
+        self.check(mounted, "4:memory:/a\n0::/b\n", "/cg/unified/b")
 
-    def test_both(self) -> None:
-        """A hybrid machine has each controller in one of the versions."""
-        self.check(
-            mount("/", "/cg/memory", LEGACY + "memory") + mount("/", "/cg/unified", UNIFIED),
-            "4:memory:/a\n0::/b\n",
-            "/cg/unified/b",
-            memory="/cg/memory/a",
-        )
+    def test_container_shows_a_part_of_the_hierarchy(self) -> None:
+        mounted = mount("/docker/1", "/cg", VERSION_2)
+        self.check(mounted, "0::/docker/1\n", "/cg")
+        self.check(mounted, "0::/docker/1/x\n", "/cg/x")
+        self.check(mounted, "0::/docker/12\n")
+        self.check(mounted, "0::/\n")
 
-    def test_part_of_a_tree(self) -> None:
-        """A mount may show the groups below one only, as in containers: paths begin there."""
-        mounted = mount("/docker/1", "/cg/memory", LEGACY + "memory")
-        self.check(mounted, "4:memory:/docker/1\n", memory="/cg/memory")
-        self.check(mounted, "4:memory:/docker/1/x\n", memory="/cg/memory/x")
-        self.check(mounted, "4:memory:/docker/12\n")
-        self.check(mounted, "4:memory:/\n")
+    def test_outside_of_the_namespace_has_no_path(self) -> None:
+        self.check(mount("/", "/cg", VERSION_2), "0::/../x\n")
+        self.check(mount("/..", "/cg", VERSION_2), "0::/\n")
 
-    def test_outside_of_the_namespace(self) -> None:
-        """What is beyond the cgroup namespace has no path that could be followed."""
-        self.check(mount("/", "/cg", UNIFIED), "0::/../x\n")
-        self.check(mount("/..", "/cg", UNIFIED), "0::/\n")
-
-    def test_several_mounts(self) -> None:
-        """Of several mounts the shortest counts, and of two at one place the upper one."""
-        mounted = mount("/", "/cgroup", UNIFIED) + mount("/", "/deep/down/cgroup", UNIFIED)
+    def test_shortest_and_uppermost_mount_counts(self) -> None:
+        mounted = mount("/", "/cgroup", VERSION_2) + mount("/", "/deep/down/cgroup", VERSION_2)
         self.check(mounted, "0::/a\n", "/cgroup/a")
-        mounted += mount("/a", "/cgroup", UNIFIED)
+        mounted += mount("/a", "/cgroup", VERSION_2)
         self.check(mounted, "0::/a\n", "/cgroup")
 
-    def test_odd_names(self) -> None:
-        """Spaces in mount points are written as octal numbers; colons may be in groups."""
-        mounted = mount("/", r"/my\040cgroups", UNIFIED)
+    def test_spaces_are_octal_numbers_and_colons_are_allowed(self) -> None:
+        mounted = mount("/", r"/my\040cgroups", VERSION_2)
         self.check(mounted, "0::/a:b\n", "/my cgroups/a:b")

@@ -36,9 +36,7 @@ class ContainerTests(SynchronousTestCase):
         self.assertNotIn("--security-opt seccomp", other.namespaces_remedy)
         self.assertIsNone(find_container({"container": ""}))
 
-    def test_cgroups(self) -> None:
-        """Cgroups of version 1 need root and a volume, those of version 2 an option."""
+    def test_cgroups_need_an_option_and_a_namespace(self) -> None:
         for engine in (PODMAN, DOCKER):
-            self.assertIn(engine.cgroup_option, engine.describe_cgroup_remedy(legacy=False))
-            old = engine.describe_cgroup_remedy(legacy=True)
-            self.assertIn("--volume /sys/fs/cgroup:/sys/fs/cgroup and --user root", old)
+            self.assertIn(engine.cgroup_option, engine.cgroup_remedy)
+            self.assertIn("--cgroupns=private", engine.cgroup_remedy)

@@ -104,26 +104,26 @@ class ProcessesTests(CeilingsTestCase):
         self.assertEqual(count_needed_processes(more) - count_needed_processes(USUAL), 16)
 
     def test_allowed(self) -> None:
-        """The least that a limit of the user or of any group around allows, of either version."""
-        for unified in (False, True):
-            self.hard = {}
-            machine = FakeMachine(Path(self.mktemp()).absolute())
-            own = machine.mount_unified() if unified else machine.mount_legacy("pids")
-            around = own.parent / "pids.max"
-            self.assertIsNone(count_allowed_processes(machine.write_proc()))
-            around.write_text("500\n")
-            self.assertEqual(count_allowed_processes(machine.write_proc()), 500)
-            (own / "pids.max").write_text("700\n")
-            self.assertEqual(count_allowed_processes(machine.write_proc()), 500)
-            around.write_text("max\n")
-            self.assertEqual(count_allowed_processes(machine.write_proc()), 700)
-            self.hard = {resource.RLIMIT_NPROC: 300}
-            self.assertEqual(count_allowed_processes(machine.write_proc()), 300)
+        """The least that a limit of the user or of any group around allows."""
+        machine = FakeMachine(Path(self.mktemp()).absolute())
+        own = machine.own
+        around = own.parent / "pids.max"
+        self.assertIsNone(count_allowed_processes(machine.write_proc()))
+        around.write_text("500\n")
+        self.assertEqual(count_allowed_processes(machine.write_proc()), 500)
+        (own / "pids.max").write_text("700\n")
+        self.assertEqual(count_allowed_processes(machine.write_proc()), 500)
+        around.write_text("max\n")
+        self.assertEqual(count_allowed_processes(machine.write_proc()), 700)
+        self.hard = {resource.RLIMIT_NPROC: 300}
+        self.assertEqual(count_allowed_processes(machine.write_proc()), 300)
 
     def test_without_cgroups(self) -> None:
         """Where there are none there is no limit of theirs."""
         machine = FakeMachine(Path(self.mktemp()).absolute())
-        self.assertIsNone(count_allowed_processes(machine.write_proc()))
+        machine.write_proc()
+        (machine.root / "proc/mountinfo").write_text("")
+        self.assertIsNone(count_allowed_processes(machine.root / "proc"))
 
     def test_problems(self) -> None:
         """One too few is a problem, with what helps; enough, or no limit, is not."""

@@ -122,33 +122,48 @@ class Measures(SynchronousTestCase):
         self.assertEqual(measure_cpu_seconds(one.pid), 0)
 
 
-class Kills(SynchronousTestCase):
-    """Whose limit of memory a program has met, in version 1 of cgroups."""
+class Cgroups(SynchronousTestCase):
+    """The cgroup of a run, as the kernel's files describe it."""
 
-    def test_whose(self) -> None:
-        """That of the program if its peak is there; otherwise another one, and its cgroup stays."""
-        parent = Path(self.mktemp()).resolve()
-        parent.mkdir()
-        group = SubmissionCgroup({"memory": (1, str(parent))}, "run-1")
-        place = parent / "run-1"
-        place.mkdir()
-        for kills, peak, swapped, own, other in (
-            (0, 64, None, False, False),
-            (1, 64, None, True, False),
-            (1, 40, None, False, True),
-            (1, 40, 64, True, False),
-        ):
-            (place / "memory.limit_in_bytes").write_text(f"{64 * 2**20}\n")
-            (place / "memory.max_usage_in_bytes").write_text(f"{peak * 2**20}\n")
-            if swapped is not None:
-                (place / "memory.memsw.max_usage_in_bytes").write_text(f"{swapped * 2**20}\n")
-            (place / "memory.oom_control").write_text(f"under_oom 0\noom_kill {kills}\n")
-            self.assertEqual(
-                (group.has_hit_memory_limit(), group.was_killed_for_memory_of_parent()),
-                (own, other),
-            )
-        group.remove(counted=False)
-        self.assertTrue(place.exists())
+    def setUp(self) -> None:
+        self.parent = Path(self.mktemp()).resolve()
+        self.place = self.parent / "run-1"
+        self.place.mkdir(parents=True)
+        for name in ("memory.max", "pids.max"):
+            (self.parent / name).touch()
+        self.group = SubmissionCgroup(str(self.parent), "run-1")
+
+    def put(self, name: str, content: str) -> None:
+        """Write a file of the kernel."""
+        (self.place / name).write_text(content)
+
+    def test_figures_leave_out_page_cache(self) -> None:
+        self.put("cpu.stat", "usage_usec 2500000\nuser_usec 1\n")
+        self.put("memory.stat", "anon 100\nfile 50\nshmem 20\n")
+        self.assertEqual(self.group.read_cpu_seconds(), 2.5)
+        self.assertEqual(self.group.read_current_memory(), 120)
+        self.assertIsNone(self.group.read_peak_memory(), "before Linux 5.19")
+        self.put("memory.peak", "200\n")
+        self.assertEqual(self.group.read_peak_memory(), 170)
+
+    def test_only_own_limits_count(self) -> None:
+        self.put("memory.events", "oom 1\noom_kill 1\n")
+        self.put("pids.events", "max 0\n")
+        self.assertTrue(self.group.has_hit_memory_limit(), "before Linux 5.2")
+        self.put("memory.events.local", "oom 0\noom_kill 1\n")
+        self.assertFalse(self.group.has_hit_memory_limit())
+        self.assertFalse(self.group.has_hit_process_limit())
+        self.put("pids.events", "max 1\n")
+        self.assertTrue(self.group.has_hit_process_limit())
+
+    def test_without_cgroup_nothing_is_known(self) -> None:
+        group = SubmissionCgroup(None, "run-1")
+        group.make(1, 1)
+        group.enter()
+        group.remove()
+        self.assertEqual((group.read_cpu_seconds(), group.read_peak_memory()), (None, None))
+        self.assertEqual(group.read_current_memory(), 0)
+        self.assertFalse(group.has_hit_memory_limit() or group.has_hit_process_limit())
 
 
 class Sources(SynchronousTestCase):

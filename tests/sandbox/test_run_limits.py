@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 
 from tawebeval.config import GIB, MIB
 from tawebeval.errors import EvaluationFailure, format_size
-from tawebeval.linux.cgroups.manager import ResourceUsage
+from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox import run_limits as module
 from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
 from tawebeval.sandbox.run_limits import LocalRunLimits

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, LimitSettings, RunnerSettings
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.linux.cgroups.manager import CgroupManager
+from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.sandbox.base import LeftProcess, SandboxedRun
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm.cluster import SlurmRun, SlurmSandbox
@@ -34,7 +34,7 @@ class JobDescriptionTests(SynchronousTestCase):
         root.mkdir()
         unused: Any = None
         sandbox = SlurmSandbox(
-            *(configuration or Configuration(), LimitSettings(), CgroupManager([], {}, {})),
+            *(configuration or Configuration(), LimitSettings(), CgroupManager({})),
             *(unused, unused, unused, unused, Clock(), unused, "tawebeval-test-"),
         )
         checkout = Checkout(Commit("", "", 1, 1), root, lambda: None)

@@ -19,7 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, LimitSettings, SandboxSettings
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.linux.cgroups.manager import CgroupManager
+from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR
@@ -152,7 +152,7 @@ class CellTestCase(SynchronousTestCase):
         self.sandbox = open_bubblewrap(
             Configuration(limits=limits, sandbox=self.settings),
             accounts,
-            CgroupManager([], {}, {}),
+            CgroupManager({}),
             orphans,
             self.trees,
         )

@@ -1,0 +1,737 @@
+"""Control groups, version 2: limits and usage of whole process trees (cgroups(7)).
+
+`open_cgroups` makes the parent cgroup of all evaluations, below the cgroup that the daemon was
+started in, and returns a `CgroupManager`. That makes one `EvaluationCgroup` for each evaluation,
+and tells the operator which resources are not limited, and the remedy. A machine without usable
+cgroups is no error: limits of single processes then hold instead (`sandbox.run_limits`). For
+evaluations that outlive the daemon the starter has opened the cgroups, and the daemon uses these by
+`open_starter_cgroups`.
+
+A cgroup with limits for its children cannot have processes of its own, so the process that opens
+the cgroups, the daemon or the starter, moves into a cgroup beside the evaluations:
+
+    <own>/                  the cgroup that the process was started in, delegated to its user
+    <own>/tawebeval-NAME/   the parent
+        daemon/             the process itself
+        git/                the daemon's git commands
+        evaluation-ID/      one for each evaluation (`sandbox.broker` makes children in it)
+
+Everything here blocks, mostly not for long. Any operation on a cgroup may raise OSError: a
+container shows its cgroups without write permission, a kernel lacks a controller, a cgroup is still
+busy. The kernel's admin-guide/cgroup-v2 describes the files.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+from resource import struct_rusage
+from typing import Literal
+
+import attrs
+from twisted.logger import Logger
+
+from tawebeval.config import LimitSettings
+from tawebeval.linux.container import find_container
+from tawebeval.linux.systemd_units import find_systemd_run, is_delegated, query_oom_policy
+
+Resource = Literal["memory", "processes", "cpu", "weight"]
+
+# The controller of each resource; processor time is measured without one.
+_CONTROLLERS: Mapping[Resource, str] = {
+    "memory": "memory",
+    "processes": "pids",
+    "cpu": "",
+    "weight": "cpu",
+}
+_ENFORCED: Mapping[Resource, str] = {
+    "memory": "limited for all processes of an evaluation together",
+    "processes": "limited for each evaluation",
+    "cpu": "measured and limited for all processes of an evaluation together",
+    "weight": "each evaluation has the same share of processor time, the daemon a larger one",
+}
+_MISSING: Mapping[Resource, str] = {
+    "memory": "limited for each process alone (RLIMIT_DATA), without shared memory; an excess"
+    " is not reported",
+    "processes": "limited by RLIMIT_NPROC in a sandbox, not at all without; an excess is not"
+    " reported",
+    "cpu": "measured by /proc and limited for all processes of an evaluation together, without"
+    " ended children of processes that ignore SIGCHLD",
+    "weight": "an evaluation with many processes slows down the others, and the daemon (nice 10)"
+    " less",
+}
+
+_UNIT = (
+    "start the daemon by a unit with Delegate=memory pids cpu and without ProtectControlGroups=yes,"
+    " such as tawebeval.service"
+)
+# Options by which systemd-run delegates the cgroup of its unit to the daemon.
+_DELEGATED = "-p Delegate=yes -p OOMPolicy=continue"
+_VERSION_2 = (
+    "boot the machine (of a container: its host) with the kernel parameter"
+    " systemd.unified_cgroup_hierarchy=1, for cgroups of version 2 alone"
+)
+_GIVEN = (
+    "as root, make a cgroup in /sys/fs/cgroup for the daemon, give it and its files cgroup.procs"
+    " and cgroup.subtree_control to the daemon's user, and start the daemon in it"
+)
+
+_WEIGHT = 100  # of a new cgroup (`cpu.weight`)
+_DAEMON_WEIGHT = 10 * _WEIGHT
+_NICENESS = 10
+_DAEMON, _GIT, _PROBE, _EVALUATION = "daemon", "git", "probe", "evaluation-"
+_EVALUATOR = "evaluator"  # the cgroup of the evaluator where there are others (`sandbox.broker`)
+_PROGRAM = "run-"  # begins the names of the cgroups of a submission's programs (`sandbox.broker`)
+_PAGE = 65536  # bytes: the kernel rounds limits down to pages, which have 64 KiB at most
+_BLOCK = 512  # bytes: in blocks of this size getrusage(2) counts input and output
+_KIB = 1024  # bytes: the unit of its `ru_maxrss`
+_READ = 4096  # bytes: the kernel returns a page at a time
+# Seconds between attempts to remove a cgroup; about one second in all.
+_WAITS = tuple(0.001 * 2**n for n in range(10))
+_WAIT_FOR = frozenset({errno.EBUSY, errno.ENOTEMPTY})
+# Of `memory.stat`: the lines for memory that is no page cache, with that of the cgroups below.
+_ANONYMOUS = re.compile("^(?:anon|shmem) ([0-9]+)$", re.MULTILINE)
+_OF_PROCESS = re.compile(r"tawebeval-[a-z]+-(\d+)")
+_ESCAPE = re.compile(r"\\([0-7]{3})")  # of spaces and the like in mountinfo
+
+log = Logger()
+
+
+def find_own_cgroup(proc: Path = Path("/proc/self")) -> str | None:
+    """Return the directory of a process's cgroup, by its directory in /proc; None without one.
+
+    Raises: OSError.
+    """
+    mountinfo, membership = (
+        (proc / name).read_text("utf-8", "surrogateescape") for name in ("mountinfo", "cgroup")
+    )
+    return parse_own_cgroup(mountinfo, membership)
+
+
+def parse_own_cgroup(mountinfo: str, membership: str) -> str | None:
+    """Parse /proc/PID/mountinfo and /proc/PID/cgroup (proc(5)); return the cgroup's directory.
+
+    A mount may show a part of the hierarchy only, as in containers, and a process may be outside
+    of that part.
+    """
+    own = next((line[3:] for line in membership.splitlines() if line.startswith("0::")), "..")
+    places = {}
+    for mount in mountinfo.splitlines():
+        # ID, parent, device, root, mount point, options, any number of tags - type, source,
+        # options of the file system.
+        fields, _, kind = mount.partition(" - ")
+        root, point = (
+            _ESCAPE.sub(lambda found: chr(int(found[1], 8)), field).rstrip("/")
+            for field in fields.split(" ")[3:5]
+        )
+        is_inside = ".." not in f"{root}/{own}".split("/") and f"{own}/".startswith(f"{root}/")
+        if kind.startswith("cgroup2 ") and is_inside:  # a later mount hides one at the same place
+            places[point] = (point + own[len(root) :]).rstrip("/")
+    return places[min(places, key=len)] if places else None
+
+
+@attrs.frozen
+class CgroupDirectory:
+    """One cgroup, at the absolute `path`; tests override what changes cgroups."""
+
+    path: str
+
+    def __truediv__(self, name: str) -> CgroupDirectory:
+        return attrs.evolve(self, path=f"{self.path}/{name}")
+
+    def write_file(self, name: str, text: str) -> None:
+        """Write to a file of the cgroup; the file has to exist."""
+        path = f"{self.path}/{name}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode())
+        except OSError as error:
+            error.filename = path  # which only os.open knows by itself
+            raise
+        finally:
+            os.close(descriptor)
+
+    def make_cgroup(self) -> None:
+        """Make the cgroup; the kernel adds its files."""
+        os.mkdir(self.path, 0o755)
+
+    def remove_cgroup(self) -> None:
+        """Remove the cgroup, which has to be empty, with its files."""
+        os.rmdir(self.path)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return os.path.basename(self.path)
+
+    @property
+    def procs_file(self) -> str:
+        """The file into which a process writes "0" to enter."""
+        return f"{self.path}/cgroup.procs"
+
+    def read_file(self, name: str) -> str:
+        """Return the content of a file of the cgroup.
+
+        A Python file object would take twice as many system calls, and all running cgroups are
+        read again and again.
+        """
+        descriptor = os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return b"".join(iter(lambda: os.read(descriptor, _READ), b"")).decode("ascii")
+        finally:
+            os.close(descriptor)
+
+    def write_file_if_exists(self, name: str, text: str) -> None:
+        """Write to a file that not every kernel has."""
+        with suppress(FileNotFoundError):
+            self.write_file(name, text)
+
+    def read_number(self, name: str) -> int | None:
+        """Return the number that is the whole content of a file; None without one."""
+        with suppress(OSError, ValueError):
+            return int(self.read_file(name))
+        return None
+
+    def read_numbers(self, name: str) -> Mapping[str, int]:
+        """Return the numbers of a flat keyed file, by name."""
+        found = {}
+        with suppress(OSError):
+            for line in self.read_file(name).splitlines():
+                key, _, value = line.partition(" ")
+                if value.isdecimal():
+                    found[key] = int(value)
+        return found
+
+    def enter_cgroup(self) -> None:
+        """Move this process, with all of its threads, into the cgroup."""
+        self.write_file("cgroup.procs", "0")
+
+    def list_children(self) -> list[CgroupDirectory]:
+        """Return the children of this cgroup."""
+        with os.scandir(self.path) as entries:
+            return [self / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+    def list_tree(self) -> list[CgroupDirectory]:
+        """Return this cgroup and all below, each behind its children."""
+        with suppress(FileNotFoundError):
+            below = [each for child in self.list_children() for each in child.list_tree()]
+            return [*below, self]
+        return []
+
+
+def kill_and_remove(groups: Iterable[CgroupDirectory]) -> list[tuple[CgroupDirectory, OSError]]:
+    """Kill all processes in cgroups and their descendants, and remove all of these cgroups.
+
+    Return the cgroups that stay, with the reasons. Blocks, about a second at most: a killed
+    process holds its cgroup until the kernel has released it.
+    """
+    left = [each for group in groups for each in group.list_tree()]
+    stays: list[tuple[CgroupDirectory, OSError]] = []
+    for wait in _WAITS:
+        stays = []
+        for each in left:
+            try:
+                each.remove_cgroup()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                stays.append((each, error))
+                with suppress(OSError):
+                    each.write_file("cgroup.kill", "1")
+        left = [each for each, _ in stays]
+        if not any(error.errno in _WAIT_FOR for _, error in stays):
+            break
+        time.sleep(wait)
+    return stays
+
+
+def _log_kept(kept: Iterable[tuple[CgroupDirectory, OSError]]) -> None:
+    for group, error in kept:
+        log.error("the cgroup {path} cannot be removed: {error}", path=group.path, error=error)
+
+
+@attrs.frozen
+class ResourceUsage:
+    """Seconds of all processors and peak bytes of memory; None if unknown."""
+
+    cpu_seconds: float | None
+    peak_memory_bytes: int | None
+
+
+@attrs.define
+class EvaluationCgroup:
+    """The cgroup of one evaluation; made by `CgroupManager.make_evaluation_cgroup`.
+
+    `directory` is None without cgroups. `submission_peak_memory_bytes` is the sum of the peak bytes
+    of the submission's programs when `find_exceeded_limits` found that memory is exceeded, 0
+    before. The peaks of programs that have ended are gone, as a rule.
+    """
+
+    directory: CgroupDirectory | None
+    resources: frozenset[Resource]
+    _time: Callable[[], float] = time.monotonic
+    _exceeded: frozenset[Resource] = frozenset()
+    _removed: bool = False
+    _looked: float = -inf  # when `find_exceeded_limits` last read the files
+    _cpu_due: float = 0.0  # the earliest time at which the processor time can be over its limit
+    submission_peak_memory_bytes: int = attrs.field(default=0, init=False)
+    _most_memory: int = 0  # bytes without the page cache, as `find_exceeded_limits` has seen
+
+    @property
+    def name(self) -> str:
+        """The name of the cgroup below its parent; "" without cgroups."""
+        return self.directory.name if self.directory else ""
+
+    def has_process(self, pid: int) -> bool:
+        """Return whether a process is in the cgroup or below."""
+        if self.directory is None:
+            return False
+        with suppress(OSError), open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+            return any(f"/{self.name}/" in f"{line.rstrip()}/" for line in file)
+        return False
+
+    @property
+    def procs_files(self) -> Sequence[str]:
+        """The file into which a process with a single thread writes "0" to enter, if there is one.
+
+        The later children of the process are in the cgroup, too. They cannot leave while they do
+        not see the file system of cgroups.
+        """
+        return [self.directory.procs_file] if self.directory else []
+
+    def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
+        """Return the usage, when all processes have ended.
+
+        `rusage` is the usage that wait4(2) has returned; None if it was not called.
+        """
+        self.find_exceeded_limits()
+        return ResourceUsage(self._read_cpu_seconds(), self._read_peak_memory(rusage))
+
+    def _read_peak_memory(self, rusage: struct_rusage | None) -> int | None:
+        """Return the peak memory in bytes, without the page cache, as near as the kernel tells.
+
+        The kernel counts the page cache, too. So this is the largest of some lower estimates:
+
+        - what `find_exceeded_limits` has seen;
+        - the peak less the most that the page cache can have been: bytes read and written, or
+          what is left now;
+        - the peak less what is left now. That includes files that were removed meanwhile, so it is
+          bounded by the largest process (`ru_maxrss`), which includes files that it has mapped.
+        """
+        if self.directory is None or "memory" not in self.resources:
+            return None
+        peak = self.directory.read_number("memory.peak")  # since Linux 5.19
+        current = self.directory.read_number("memory.current")
+        if peak is None or current is None:
+            return self._most_memory or None
+        if "memory" in self._exceeded:  # then the kernel had dropped the page cache
+            return peak
+        moved, largest = 0, peak
+        if rusage is not None:
+            moved = _BLOCK * (rusage.ru_inblock + rusage.ru_oublock)
+            largest = _KIB * rusage.ru_maxrss
+        return max(self._most_memory, peak - max(current, moved), min(peak - current, largest))
+
+    def _read_cpu_seconds(self) -> float | None:
+        if self.directory is None or "cpu" not in self.resources:
+            return None
+        used = self.directory.read_numbers("cpu.stat").get("usage_usec")
+        return None if used is None else used / 10**6
+
+    def is_over_cpu_limit(self, limit: float, measure: Callable[[], float]) -> bool:
+        """Tell whether more than `limit` seconds of processor time are used.
+
+        Asks only when all processors together can have used that much: the cgroup, or `measure` if
+        the cgroup does not tell.
+        """
+        now = self._time()
+        if now < self._cpu_due:
+            return False
+        used = self._read_cpu_seconds()
+        if used is None:
+            used = measure()
+        self._cpu_due = now + (limit - used) / (os.cpu_count() or 1)
+        return used > limit
+
+    def find_exceeded_limits(self, patience: float = 0.0) -> frozenset[Resource]:
+        """Return the limits that have stopped a process.
+
+        A result is used again for `patience` seconds. `remove_cgroup` ends the reading, for its
+        killing looks like a limit.
+        """
+        now = self._time()
+        if self.directory is None or self._removed or now - self._looked < patience:
+            return self._exceeded
+        self._looked = now
+        found: set[Resource] = set()
+        if "memory" in self.resources:
+            with suppress(OSError):
+                used = sum(map(int, _ANONYMOUS.findall(self.directory.read_file("memory.stat"))))
+                self._most_memory = max(self._most_memory, used)
+            if _is_memory_exceeded(self.directory):
+                found.add("memory")
+        if "processes" in self.resources and _is_process_limit_met(self.directory):
+            found.add("processes")
+        if "memory" in found - self._exceeded:
+            with suppress(OSError):
+                self.submission_peak_memory_bytes = sum(
+                    each.read_number("memory.peak") or 0
+                    for each in self.directory.list_children()
+                    if each.name.startswith(_PROGRAM)
+                )
+        if found:  # mostly nothing is found, and no new set is needed
+            self._exceeded |= found
+        return self._exceeded
+
+    def remove_cgroup(self) -> None:
+        """Kill all processes and remove the cgroup. Blocks, for up to a second.
+
+        Raises: OSError, if the cgroup stays; call again later.
+        """
+        self._removed = True
+        for _, error in kill_and_remove([self.directory] if self.directory else []):
+            raise error
+
+
+def _is_memory_exceeded(group: CgroupDirectory) -> bool:
+    """Tell whether the kernel killed a process, and this cgroup met its limit.
+
+    Otherwise the machine, or a cgroup above this one, was out of memory.
+    """
+    events = group.read_numbers("memory.events")
+    if not events.get("oom_kill"):
+        return False
+    # Limits of cgroups below do not count here (since Linux 5.2).
+    return (group.read_numbers("memory.events.local") or events).get("oom", 0) > 0
+
+
+def _is_process_limit_met(group: CgroupDirectory) -> bool:
+    """Tell whether a fork has failed, and this cgroup met its limit.
+
+    Many kernels also count here a fork that failed for the limit of a cgroup above. Before Linux
+    6.6 the two cannot be told apart.
+    """
+    # The evaluator is in a cgroup below once there are others for submissions.
+    if not any(each.read_numbers("pids.events").get("max") for each in (group, group / _EVALUATOR)):
+        return False
+    peak, limit = group.read_number("pids.peak"), group.read_number("pids.max")
+    return peak is None or limit is None or peak >= limit
+
+
+def _set_limits(group: CgroupDirectory, limits: LimitSettings, what: Resource) -> None:
+    """Limit a resource: memory without swap, and the kernel kills all processes together."""
+    if what == "memory":
+        group.write_file("memory.max", str(limits.memory))
+        group.write_file_if_exists("memory.swap.max", "0")
+        group.write_file_if_exists("memory.oom.group", "1")
+    elif what == "processes":
+        group.write_file("pids.max", str(limits.processes))
+
+
+def _has_limits(group: CgroupDirectory, limits: LimitSettings, what: Resource) -> bool:
+    """Tell whether a cgroup really has a limit, or measures what is measured."""
+    if what == "memory":
+        limit = group.read_number("memory.max")
+        return limit is not None and limits.memory - _PAGE < limit <= limits.memory
+    if what == "processes":
+        return group.read_number("pids.max") == limits.processes
+    if what == "weight":
+        return group.read_number("cpu.weight") == _WEIGHT
+    return "usage_usec" in group.read_numbers("cpu.stat")
+
+
+@attrs.frozen
+class ParentCgroup:
+    """The parent cgroup that this process has made and is in, below the cgroup `own`.
+
+    `enabled` are the controllers that `own` enables for this parent's sake only, `refused` has the
+    reason for each controller that children cannot have.
+    """
+
+    directory: CgroupDirectory
+    own: CgroupDirectory
+    enabled: Sequence[str]
+    refused: Mapping[str, OSError]
+
+    def remove(self) -> None:
+        """Kill and remove all children, move back to `own`, and remove the parent cgroup."""
+        with suppress(OSError):
+            home = self.directory / _DAEMON
+            children = self.directory.list_children()
+            _log_kept(kill_and_remove([each for each in children if each != home]))
+            enabled = self.directory.read_file("cgroup.subtree_control").split()
+            for group, controllers in ((self.directory, enabled), (self.own, self.enabled)):
+                for controller in controllers:
+                    group.write_file("cgroup.subtree_control", f"-{controller}")
+            self.own.enter_cgroup()
+            home.remove_cgroup()
+            self.directory.remove_cgroup()
+
+
+def _make_parent(own: CgroupDirectory, name: str) -> ParentCgroup:
+    """Make a parent cgroup, and move this process into it. Raises: OSError."""
+    if not is_delegated(own.path):
+        raise OSError(None, "systemd has not delegated it to the daemon", own.path)
+    parent, home = own / name, own / name / _DAEMON
+    try:
+        with suppress(FileExistsError):
+            parent.make_cgroup()
+        dead = [each for each in own.list_children() if _is_of_dead_process(each.name)]
+        _log_kept(kill_and_remove([*parent.list_children(), *dead]))
+        home.make_cgroup()
+        home.enter_cgroup()
+    except OSError:
+        for group in (home, parent):
+            with suppress(OSError):
+                group.remove_cgroup()
+        raise
+    enabled, refused = [], {}
+    for controller in filter(None, _CONTROLLERS.values()):
+        try:
+            if controller not in own.read_file("cgroup.controllers").split():
+                raise OSError(None, f"has no controller {controller!r}", own.path)
+            if controller not in own.read_file("cgroup.subtree_control").split():
+                own.write_file("cgroup.subtree_control", f"+{controller}")
+                enabled.append(controller)
+            parent.write_file("cgroup.subtree_control", f"+{controller}")
+        except OSError as error:
+            refused[controller] = error
+            if error.errno == errno.EBUSY:
+                error.strerror = "other processes are in the cgroup in which the daemon was started"
+    with suppress(OSError):
+        home.write_file_if_exists("cpu.weight", str(_DAEMON_WEIGHT))
+    return ParentCgroup(parent, own, enabled, refused)
+
+
+def _is_of_dead_process(name: str) -> bool:
+    """Tell whether a parent cgroup is one of `try`, of a starter or the like that has ended."""
+    found = _OF_PROCESS.fullmatch(name)
+    return found is not None and not os.path.exists(f"/proc/{found[1]}")
+
+
+@attrs.frozen
+class CgroupManager:
+    """The daemon's use of cgroups; made by `open_cgroups`, or by `open_starter_cgroups`.
+
+    `unenforced_resources` has the reason for each resource that is not limited, measured or shared;
+    `unenforced_resources_remedy` is a sentence for the operator. Evaluations have cgroups in
+    `evaluations`, git has `git`; each is None without.
+    """
+
+    unenforced_resources: Mapping[Resource, str]
+    unenforced_resources_remedy: str = ""
+    evaluations: CgroupDirectory | None = None
+    git: CgroupDirectory | None = None
+    _parent: ParentCgroup | None = None
+
+    @property
+    def enforced_resources(self) -> frozenset[Resource]:
+        """The resources that are limited or measured here."""
+        if self.evaluations is None:
+            return frozenset()
+        return frozenset(_CONTROLLERS) - self.unenforced_resources.keys()
+
+    @property
+    def git_procs_files(self) -> Sequence[str]:
+        """The files to which git writes "0": all git commands share one weight."""
+        return [self.git.procs_file] if self.git else []
+
+    @property
+    def evaluator_niceness(self) -> int:
+        """The increment of the nice value of evaluators and git; 0 if "weight" is enforced."""
+        return 0 if "weight" in self.enforced_resources else _NICENESS
+
+    def query_oom_policy(self) -> str:
+        """Return `OOMPolicy=` of the unit if systemd sees the cgroups of evaluations; "" otherwise.
+
+        Blocks, as long as systemd does.
+        """
+        if self.evaluations is None or "memory" not in self.enforced_resources:
+            return ""
+        return query_oom_policy(self.evaluations.path)
+
+    @property
+    def enforcement_warning(self) -> str:
+        """A sentence for the operator; "" if every resource is enforced."""
+        if not self.unenforced_resources:
+            return ""
+        return (
+            f"no cgroup limits {', '.join(self.unenforced_resources)} of an evaluation: each"
+            " process has limits of its own, and an excess is not reported; `tawebeval doctor` says"
+            f" more; {self.unenforced_resources_remedy}"
+        )
+
+    def describe_enforcement(self, what: Resource) -> str:
+        """Return how a resource is limited, with the reason if it is not."""
+        if what in self.enforced_resources:
+            return f"{what}: {_ENFORCED[what]}"
+        return f"{what}: {_MISSING[what]} ({self.unenforced_resources[what]})"
+
+    def make_evaluation_cgroup(self, identifier: str, limits: LimitSettings) -> EvaluationCgroup:
+        """Return a new cgroup with these limits, named by `identifier`.
+
+        Raises: OSError; then nothing is left behind.
+        """
+        if self.evaluations is None:
+            return EvaluationCgroup(None, frozenset())
+        directory = self.evaluations / f"{_EVALUATION}{identifier}"
+        directory.make_cgroup()
+        try:
+            for what in self.enforced_resources:
+                _set_limits(directory, limits, what)
+        except OSError:
+            with suppress(OSError):
+                directory.remove_cgroup()
+            raise
+        return EvaluationCgroup(directory, self.enforced_resources)
+
+    def find_evaluation_cgroup(self, name: str) -> EvaluationCgroup | None:
+        """Return an existing cgroup of the starter, by its name; with "", one without cgroups."""
+        if not name or self.evaluations is None:
+            return EvaluationCgroup(None, frozenset())
+        group = EvaluationCgroup(self.evaluations / name, self.enforced_resources)
+        return group if os.path.exists(group.procs_files[0]) else None
+
+    def list_evaluation_cgroups(self) -> set[str]:
+        """Return the names of all cgroups of evaluations. Raises: OSError."""
+        children = self.evaluations.list_children() if self.evaluations else []
+        return {each.name for each in children if each.name.startswith(_EVALUATION)}
+
+    def remove_evaluation_cgroup(self, name: str) -> None:
+        """Kill all processes of a cgroup, and remove it. Blocks, for up to a second.
+
+        Raises: OSError, if the cgroup stays.
+        """
+        if group := self.find_evaluation_cgroup(name):
+            group.remove_cgroup()
+
+    def describe_parent(self) -> str:
+        """Return the parent cgroup, for `open_starter_cgroups` in another process."""
+        return json.dumps(
+            {
+                "evaluations": self.evaluations and self.evaluations.path,
+                "own": self._parent and self._parent.own.path,
+                "missing": dict(self.unenforced_resources),
+            }
+        )
+
+    def remove_all_cgroups(self) -> None:
+        """Kill and remove all cgroups that `open_cgroups` has made, and move this process back."""
+        if self._parent is not None:
+            self._parent.remove()
+
+
+def open_cgroups(name: str, own: CgroupDirectory | None = None) -> CgroupManager:
+    """Find the resources that can be limited here, and make the parent cgroup of evaluations.
+
+    `name` is unique for the daemon's state directory: processes in a cgroup of this name are a dead
+    daemon's, and are killed. With a name of letters, a hyphen and the number of this process, the
+    cgroup is removed by the next process if this one is killed. This process moves into a cgroup of
+    its own; `own` is the present one, found if None.
+    """
+    remedy = _find_remedy()
+    try:
+        if own is None and os.geteuid() and (path := find_own_cgroup()) is not None:
+            own = CgroupDirectory(path)
+        if own is None:
+            raise OSError(None, "this process is in no cgroup of version 2", "/proc/self/cgroup")
+        parent = _make_parent(own, f"tawebeval-{name}")
+    except OSError as error:
+        return CgroupManager(dict.fromkeys(_CONTROLLERS, _reason(error)), remedy)
+    missing = _probe(parent.directory, parent.refused)
+    git = parent.directory / _GIT
+    with suppress(FileExistsError):
+        try:
+            git.make_cgroup()
+        except OSError as error:
+            missing.setdefault("weight", _reason(error))
+    if missing.keys() == _CONTROLLERS.keys():
+        parent.remove()
+        return CgroupManager(missing, remedy)
+    return CgroupManager(
+        missing, remedy, parent.directory, None if "weight" in missing else git, parent
+    )
+
+
+def open_starter_cgroups(
+    own: CgroupManager,
+    description: str,
+    make_directory: Callable[[str], CgroupDirectory] = CgroupDirectory,
+) -> CgroupManager:
+    """Return a manager that makes the cgroups of evaluations below the parent of the starter.
+
+    `description` is what `describe_parent` has returned in the starter's process. Nothing there is
+    moved or killed, not even at the end. The rest, such as the cgroup of git, is as in `own`.
+    """
+    told = json.loads(description)
+    missing: dict[Resource, str] = told["missing"]
+    parent = None
+    if told["evaluations"] is not None:
+        parent = make_directory(told["evaluations"])
+        kill_and_remove([parent / _PROBE])  # of a daemon that was killed at its start
+        missing |= _probe(parent, {}, frozenset(_CONTROLLERS) - missing.keys())
+    return attrs.evolve(
+        own,
+        unenforced_resources=missing,
+        unenforced_resources_remedy=_find_remedy(),
+        evaluations=parent if missing.keys() != _CONTROLLERS.keys() else None,
+    )
+
+
+def find_pids_controller_parent(description: str) -> str | None:
+    """Return the parent cgroup with the limit of processes; None without one.
+
+    `description` is as for `open_starter_cgroups`, or "".
+    """
+    told = json.loads(description or "{}")
+    path: str | None = told.get("evaluations")
+    return None if path is None or "processes" in told["missing"] else path
+
+
+def _probe(
+    parent: CgroupDirectory,
+    refused: Mapping[str, OSError],
+    resources: Iterable[Resource] = tuple(_CONTROLLERS),
+) -> dict[Resource, str]:
+    """Try each resource on a child cgroup; return the reasons why some do not work."""
+    group, limits = parent / _PROBE, LimitSettings()
+    try:
+        group.make_cgroup()
+    except OSError as error:
+        return dict.fromkeys(resources, _reason(error))
+    missing: dict[Resource, str] = {}
+    for what in resources:
+        try:
+            if refusal := refused.get(_CONTROLLERS[what]):
+                raise refusal
+            _set_limits(group, limits, what)
+            if not _has_limits(group, limits, what):
+                raise OSError(None, f"has no effect for {what!r}", group.path)
+        except OSError as error:
+            missing[what] = _reason(error)
+    kill_and_remove([group])
+    return missing
+
+
+def _find_remedy() -> str:
+    """Return the remedy for missing resources."""
+    systemd_run = find_systemd_run()
+    with suppress(OSError):
+        if " - cgroup " in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape"):
+            return _VERSION_2
+    if systemd_run is not None:
+        command = f"; or by: {systemd_run} --pty {_DELEGATED} tawebeval serve"
+        return _UNIT + command if systemd_run else _UNIT
+    container = find_container()
+    return _GIVEN if container is None else container.cgroup_remedy
+
+
+def _reason(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}"
