@@ -93,6 +93,10 @@ class MalformedRequest(RequestError):
     """A request that is malformed as HTTP."""
 
 
+class UnknownMethod(RequestError):
+    """A request with a method that is not in upper case: methods are case-sensitive."""
+
+
 class InvalidField(RequestError):
     """A form field that is missing, repeated, malformed, or beyond a `limit`."""
 

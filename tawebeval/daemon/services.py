@@ -8,17 +8,20 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from socket import AF_INET, AF_INET6, IPPROTO_TCP, TCP_USER_TIMEOUT
 from typing import Any
 
+import attrs
 from twisted.application.internet import StreamServerEndpointService, TimerService
 from twisted.application.service import MultiService, Service
 from twisted.application.strports import service
 from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IProtocolFactory
+from twisted.internet.interfaces import IListeningPort, IProtocolFactory, IStreamServerEndpoint
 from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, Logger
+from zope.interface import implementer
 
 from tawebeval import __version__
 from tawebeval.config import Configuration, HttpSettings
@@ -38,8 +41,7 @@ from tawebeval.linux.reaper import become_subreaper
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.web.server.limits import DRAIN_TIMEOUT
-from tawebeval.web.server.request import ApiSite
-from tawebeval.web.server.transport import WriteThroughEndpoint
+from tawebeval.web.server.site import ApiSite
 from tawebeval.webhooks.deliveries import CallbackQueue
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  (compared only)
@@ -303,6 +305,32 @@ def build_url(endpoint: str, address: Any, base_path: str) -> str:
     return f"{scheme}://{host}:{address.port}{base_path}/"
 
 
+@implementer(IStreamServerEndpoint)
+@attrs.define
+class ApiEndpoint:
+    """An endpoint whose TCP connections end when the client is unreachable.
+
+    The kernel drops a connection of which the client's kernel has not acknowledged sent data for
+    `timeout` seconds; its own default is about 15 minutes. `port` is the open port, None before
+    `listen`.
+    """
+
+    _endpoint: IStreamServerEndpoint
+    _timeout: float
+    port: IListeningPort | None = attrs.field(default=None, init=False)
+
+    def listen(self, factory: IProtocolFactory) -> Deferred[IListeningPort]:
+        """Listen on the endpoint."""
+        return self._endpoint.listen(factory).addCallback(self._prepare)
+
+    def _prepare(self, port: Any) -> Any:
+        if getattr(port, "addressFamily", None) in (AF_INET, AF_INET6):
+            # Accepted sockets inherit the option: no connection costs a system call (tcp(7)).
+            port.socket.setsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT, round(self._timeout * 1000))
+        self.port = port
+        return port
+
+
 def make_listener(
     endpoint: str, factory: IProtocolFactory, reactor: Any, settings: HttpSettings
 ) -> StreamServerEndpointService:
@@ -325,7 +353,7 @@ def make_listener(
         _MIN_USER_TIMEOUT,
         settings.rate_window_seconds + _LARGE_RESPONSE / settings.min_bytes_per_second,
     )
-    listening.endpoint = WriteThroughEndpoint(listening.endpoint, timeout)
+    listening.endpoint = ApiEndpoint(listening.endpoint, timeout)
     listening.setName(endpoint)
     return listening
 

@@ -3,8 +3,9 @@
 The package turns requests into calls of `evaluations.registry`, and its results into responses. It
 decides nothing about an evaluation: the registry takes values and returns values.
 
-`routes` has the Klein app, also its routes for the operator (health and metrics), and
-`KleinApplication`, which is the application of the site. A request goes to one of these modules:
+`routes` has the Klein app, also its routes for the operator (health and metrics), `ApiResource`,
+which answers requests for events before Klein, and `KleinApplication`, the application of the site.
+A request goes to one of these modules:
 
 - `upload`: `FormReceiver` parses the form of POST /evaluate while it arrives.
 - `events`: pages of events (`EventPoll`), and the choice between a page, a stream (`streams`) and a
@@ -13,10 +14,6 @@ decides nothing about an evaluation: the registry takes values and returns value
 - `problem_list`: the problems, and the document of one.
 - `links`: `EvaluationLinks`, the links that only read one evaluation, and their requests.
 - `static_files`: the page for browsers and the OpenAPI description.
-
-`fastpath` answers plain polls from the received bytes, without a request object. It lies in one
-file; `routes.make_site` injects it into the site, and `server.channel` knows only the Protocol
-`FastPath`. Without it all requests get the same responses, more slowly.
 
 `WebContext` in `context` has what all routes share: registry, configuration, clock,
 `Authentication` and the origin checks (`auth`), and the `RequestLog` (`access_log`).

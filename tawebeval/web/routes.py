@@ -12,9 +12,12 @@ from typing import Any
 from urllib.parse import unquote_to_bytes, urlencode
 
 from klein import Klein
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.http import NO_CONTENT
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from tawebeval import __version__
@@ -31,7 +34,7 @@ from tawebeval.evaluations.filters import is_filter_parameter
 from tawebeval.evaluations.timestamps import format_rfc3339_time
 from tawebeval.sandbox.environments import list_environments
 from tawebeval.web import static_files
-from tawebeval.web.access_log import RouteTable, decode_path
+from tawebeval.web.access_log import RouteTable, decode_path, match_events_path
 from tawebeval.web.auth import (
     EVALUATE_PROBLEM_ROUTE,
     EVENTS_ROUTE,
@@ -47,7 +50,6 @@ from tawebeval.web.auth import (
 from tawebeval.web.context import WebContext
 from tawebeval.web.evaluation_list import list_evaluations
 from tawebeval.web.events import read_page, send_events
-from tawebeval.web.fastpath import PollFastPath
 from tawebeval.web.links import find_link, parse_link_lifetime
 from tawebeval.web.problem_list import describe_problem, list_problems
 from tawebeval.web.responses import (
@@ -60,8 +62,9 @@ from tawebeval.web.responses import (
 from tawebeval.web.server import error_responses
 from tawebeval.web.server.base_path import collapse_slashes
 from tawebeval.web.server.headers import set_headers
-from tawebeval.web.server.request import ApiRequest, ApiSite
+from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.server.request_headers import get_header_values
+from tawebeval.web.server.site import ApiSite
 from tawebeval.web.upload import FormReceiver, make_form_receiver
 
 EVALUATE_ROUTE = "/evaluate"
@@ -332,14 +335,52 @@ class KleinApplication:
         self.context.request_log.record_refusal(status, address)
 
 
+class ApiResource(Resource):
+    """The root of the site: answers GET of events itself, and passes the rest to Klein.
+
+    Most requests are polls, of which Klein takes more time than all other code together.
+    """
+
+    isLeaf = True  # noqa: N815  (Twisted's name)
+
+    def __init__(self, application: KleinApplication) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._context = application.context
+        self._klein = application.app.resource()
+
+    def render(self, request: Any) -> Any:
+        """Answer a request."""
+        events = match_events_path(request.path)
+        if events is None or request.method not in (b"GET", b"HEAD"):
+            return self._klein.render(request)
+        answer = Deferred.fromCoroutine(send_events(self._context, request, events))
+        if not answer.called:
+            request.notifyFinish().addErrback(lambda _: answer.cancel())
+        answer.addErrback(partial(_make_problem, request))
+        answer.addCallback(partial(_finish, request))
+        return NOT_DONE_YET
+
+
+def _make_problem(request: ApiRequest, failure: Failure) -> bytes | None:
+    if failure.check(CancelledError):  # the client has gone
+        return None
+    if not failure.check(RequestError):
+        log.failure("defect: a request failed", failure)
+    return _send_problem(request, failure)
+
+
+def _finish(request: ApiRequest, body: bytes | None) -> None:
+    if body is not None:
+        request.write(body)  # type: ignore[no-untyped-call]
+        request.finish()
+
+
 def make_site(application: KleinApplication, reactor: Any) -> ApiSite:
-    """Return the site of the API, with the fast path for polls."""
-    context = application.context
+    """Return the site of the API."""
     return ApiSite(
-        application.app.resource(),
+        ApiResource(application),
         application,
-        partial(PollFastPath, context),
-        context.configuration.http,
+        application.context.configuration.http,
         reactor,
     )
 

@@ -1,4 +1,4 @@
-"""Requests for pages, plain and not, and their comparison on the fast and the general path."""
+"""Requests for pages, and the comparison of their answers with those of Klein alone."""
 
 from __future__ import annotations
 
@@ -168,22 +168,14 @@ STEPS = st.lists(st.one_of(ASKING, ASKING, ASKING, BESIDES), max_size=8)
 _DATE = re.compile(rb"Date: [^\r]*")
 
 
-class NoFastPath:
-    """A fast path that takes no request."""
-
-    def try_answer_poll(self, data: bytes) -> bool:
-        """Return False."""
-        return False
-
-
 @attrs.define
 class World:
-    """A service with one evaluation and two clients, with the fast path or without."""
+    """A service with one evaluation and two clients; `klein_alone` without `ApiResource`."""
 
     root: Path
     configuration: Configuration
     tokens: bool
-    fast: bool
+    klein_alone: bool
     service: Service = attrs.field(init=False)
     identifier: str = attrs.field(init=False)
     clients: list[Connection] = attrs.field(init=False)
@@ -195,6 +187,8 @@ class World:
         if tokens is not None:
             tokens.write_text(TOKENS)
         self.service = Service(self.root, self.configuration, tokens=tokens)
+        if self.klein_alone:
+            self.service.site.resource = self.service.app.resource()
         client = self.service.connect()
         headers = {"Content_Type": MULTIPART, "Authorization": f"Bearer {TOKEN}"}
         client.request("POST /evaluate", form(parts()), **headers)
@@ -204,10 +198,7 @@ class World:
 
     def connect(self) -> Connection:
         """Return a new client."""
-        connection = self.service.connect()
-        if not self.fast:
-            connection.channel.fast_path = NoFastPath()
-        return connection
+        return self.service.connect()
 
     def take(self, step: Any) -> None:
         """Let something happen."""
@@ -264,18 +255,18 @@ class World:
 def check_alike(
     kind: str, steps: Iterable[Any], check: Callable[[World], object] = lambda world: None
 ) -> None:
-    """Check that both paths give the same after each step; `check` the world of the fast path."""
+    """Check that Klein alone gives the same after each step; `check` the other world."""
     root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
     try:
         worlds = [
-            World(root / name, CONFIGURATIONS[kind], kind == "tokens", name == "fast")
-            for name in ("fast", "general")
+            World(root / name, CONFIGURATIONS[kind], kind == "tokens", name == "klein")
+            for name in ("usual", "klein")
         ]
         for step in steps:
             for world in worlds:
                 world.take(step)
-            fast, general = (world.seen() for world in worlds)
-            assert fast == general, step
+            usual, klein = (world.seen() for world in worlds)
+            assert usual == klein, step
             check(worlds[0])
         for world in worlds:
             world.close()

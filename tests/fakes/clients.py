@@ -34,7 +34,7 @@ from tawebeval.web.context import WebContext
 from tawebeval.web.links import EvaluationLinks
 from tawebeval.web.peers import make_peer_evaluation_lists
 from tawebeval.web.routes import KleinApplication, make_site
-from tawebeval.web.server.request import ApiSite
+from tawebeval.web.server.site import ApiSite
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.files import FakeStore
 from tests.fakes.resolver import FakeResolver

@@ -48,10 +48,7 @@ TARGETS: dict[str, Sequence[str]] = {
         "tests.fuzz.test_forms.FormTests.test_any",
         "tests.fuzz.test_forms.FormTests.test_kept",
     ),
-    "requests": (
-        "tests.fuzz.test_requests.RequestTests.test_any",
-        "tests.web.test_fastpath.EqualityTests.test_bytes",
-    ),
+    "requests": ("tests.fuzz.test_requests.RequestTests.test_any",),
     "cursors": ("tests.fuzz.test_cursors.CursorTests.test_any",),
     "configuration": (
         "tests.fuzz.test_configuration.ConfigurationTests.test_text",

@@ -1,4 +1,4 @@
-"""The stack of HTTP: bytes that no client would send, on the fast path and on the general path."""
+"""The stack of HTTP: bytes that no client would send, with Klein alone and as it is."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RequestTests(SynchronousTestCase):
     @settings(max_examples=settings().max_examples // 4)  # each takes long
     @given(st.sampled_from(sorted(CONFIGURATIONS)), STEPS)
     def test_any(self, kind: str, steps: Sequence[Any]) -> None:
-        """Both roads answer alike, each refusal is a problem document, and nothing fails."""
+        """Klein alone answers alike, each refusal is a problem document, and nothing fails."""
         try:
             check_alike(kind, steps, self.check)
         finally:

@@ -6,7 +6,7 @@ import socket
 import time
 from pathlib import Path
 
-from tawebeval.web.server.timeouts import LINGER_SECONDS
+from tawebeval.web.server.channel import LINGER_SECONDS
 from tests.cases.patience import PATIENCE
 from tests.integration.harness import DaemonTestCase, until
 from tests.integration.raw import BOUNDARY, Connection, body_of, chunked, head_of, part
@@ -195,7 +195,7 @@ class MultipartTests(UploadTestCase):
         self.bomb(413, start + b"X" * 8 * MIB)
         name = b'Content-Disposition: form-data; name="'
         self.bomb(413, start + name + b"x" * 8 * MIB + b'"\r\n\r\n')
-        self.bomb(400, start + name + b'x"' + b';a="b"' * 600 + b"\r\n\r\n")
+        self.bomb(413, start + name + b'x"' + b';a="b"' * 600 + b"\r\n\r\n")
         await self.check()
 
     async def test_boundaries(self) -> None:

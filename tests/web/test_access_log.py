@@ -13,7 +13,6 @@ from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.access_log import UNKNOWN_ROUTE, RouteTable
 from tawebeval.web.auth import EVENTS_ROUTE
 from tawebeval.web.server.interface import CLIENT_GONE_STATUS
-from tests.cases.polls import NoFastPath
 from tests.cases.web import WebTestCase
 from tests.fakes.clients import MULTIPART, Connection, form, parts
 
@@ -48,11 +47,9 @@ class TrafficTestCase(WebTestCase):
             for route, seconds in self.request_log.response_durations.items()
         }
 
-    def ask_raw(self, line: str, fast: bool = True, **headers: str) -> Connection:
-        """Send a request without a body, which may take the fast path if it is plain."""
+    def ask_raw(self, line: str, **headers: str) -> Connection:
+        """Send a request without a body."""
         connection = self.connect()
-        if not fast:
-            connection.channel.fast_path = NoFastPath()
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         connection.send(f"{line} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode())
         return connection
@@ -90,47 +87,44 @@ class CountTests(TrafficTestCase):
 
     def test_polls(self) -> None:
         """Both roads count alike: pages, refusals, and clients that go while they wait."""
-        for fast in (True, False):
-            self.ask_raw(f"GET {self.events()}", fast)
-            self.assert_counted(("GET", EVENTS_ROUTE, 200))
-            self.ask_raw(f"GET {self.events('?after=9')}", fast)
-            self.assert_counted(("GET", EVENTS_ROUTE, 400))
-            waiting = self.ask_raw(f"GET {self.events('?wait=5')}", fast)
-            self.assert_counted()
-            waiting.lose()
-            self.assert_counted(("GET", EVENTS_ROUTE, CLIENT_GONE_STATUS))
-            waiting = self.ask_raw(f"GET {self.events('?wait=5')}", fast)
-            self.service.reactor.advance(5)
-            self.assertTrue(waiting.received)
-            waiting.lose()
-            self.assert_counted(("GET", EVENTS_ROUTE, 200))
+        self.ask_raw(f"GET {self.events()}")
+        self.assert_counted(("GET", EVENTS_ROUTE, 200))
+        self.ask_raw(f"GET {self.events('?after=9')}")
+        self.assert_counted(("GET", EVENTS_ROUTE, 400))
+        waiting = self.ask_raw(f"GET {self.events('?wait=5')}")
+        self.assert_counted()
+        waiting.lose()
+        self.assert_counted(("GET", EVENTS_ROUTE, CLIENT_GONE_STATUS))
+        waiting = self.ask_raw(f"GET {self.events('?wait=5')}")
+        self.service.reactor.advance(5)
+        self.assertTrue(waiting.received)
+        waiting.lose()
+        self.assert_counted(("GET", EVENTS_ROUTE, 200))
 
     def test_statuses(self) -> None:
         """A refusal is the same number whoever has refused."""
-        for fast in (True, False):
-            self.ask_raw(f"GET {self.events('?after=9')}", fast)
-        self.assertEqual(list(self.request_log.response_counts.values()), [2])
+        self.ask_raw(f"GET {self.events('?after=9')}")
+        self.assertEqual(list(self.request_log.response_counts.values()), [1])
 
     def test_times(self) -> None:
         """What waits for an evaluation has no time; a poll that does not has, on both roads."""
-        for number, fast in enumerate((True, False)):
-            self.ask_raw(f"GET {self.events()}", fast)
-            self.assertEqual(self.timed(), {EVENTS_ROUTE: 2 * number + 1})
-            self.ask_raw(f"GET {self.events('?after=9')}", fast)
-            self.assertEqual(self.timed(), {EVENTS_ROUTE: 2 * number + 2})
-            self.ask_raw(f"GET {self.events('?wait=5')}", fast)
-            self.service.reactor.advance(5)
-            self.ask_raw(f"GET {self.events('?wait=5')}", fast).lose()
-            self.assert_counted(
-                *[("GET", EVENTS_ROUTE, 200)] * 2,
-                ("GET", EVENTS_ROUTE, 400),
-                ("GET", EVENTS_ROUTE, CLIENT_GONE_STATUS),
-            )
+        self.ask_raw(f"GET {self.events()}")
+        self.assertEqual(self.timed(), {EVENTS_ROUTE: 1})
+        self.ask_raw(f"GET {self.events('?after=9')}")
+        self.assertEqual(self.timed(), {EVENTS_ROUTE: 2})
+        self.ask_raw(f"GET {self.events('?wait=5')}")
+        self.service.reactor.advance(5)
+        self.ask_raw(f"GET {self.events('?wait=5')}").lose()
+        self.assert_counted(
+            *[("GET", EVENTS_ROUTE, 200)] * 2,
+            ("GET", EVENTS_ROUTE, 400),
+            ("GET", EVENTS_ROUTE, CLIENT_GONE_STATUS),
+        )
         self.ask_raw(f"GET {self.events()}", Accept="application/jsonl")
         self.ask_raw(f"DELETE /evaluation/{self.identifier}")
         self.service.world.end()
         self.assert_counted(("GET", EVENTS_ROUTE, 200), ("DELETE", STATUS, 204))
-        self.assertEqual(self.timed(), {EVENTS_ROUTE: 4})
+        self.assertEqual(self.timed(), {EVENTS_ROUTE: 2})
 
     def test_time(self) -> None:
         """The time of a poll is what passes while it is answered."""
@@ -141,12 +135,9 @@ class CountTests(TrafficTestCase):
             return read_page(*arguments, **settings)
 
         self.patch(EventRequests, "read_page_now", read_slowly)
-        for number, fast in enumerate((True, False)):
-            self.ask_raw(f"GET {self.events()}", fast)
-            self.ask_raw(f"GET {self.events('?after=9')}", fast)
-            self.assertEqual(
-                self.request_log.response_durations[EVENTS_ROUTE].sum, 0.5 * (number + 1)
-            )
+        self.ask_raw(f"GET {self.events()}")
+        self.ask_raw(f"GET {self.events('?after=9')}")
+        self.assertEqual(self.request_log.response_durations[EVENTS_ROUTE].sum, 0.5)
 
     def test_upload(self) -> None:
         """A form's time begins when it has come: before it is the client's."""
@@ -209,27 +200,25 @@ class LogTests(TrafficTestCase):
     def test_off(self) -> None:
         """Nothing is logged unless that is wanted."""
         self.request_log.is_enabled = False
-        for fast in (True, False):
-            self.ask_raw(f"GET {self.events()}", fast)
+        self.ask_raw(f"GET {self.events()}")
         self.ask_raw("nonsense")
         self.assertEqual(self.lines(), [])
 
     def test_lines(self) -> None:
         """Both roads write the same, and evaluations have their names in the log."""
         path = f"/evaluation/{derive_log_pseudonym(self.identifier)}/events"
-        for fast in (True, False):
-            size = len(self.ask_raw(f"GET {self.events('?after=')}", fast).answer().body)
-            self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 200 {size} 0.000000"])
-            size = len(self.ask_raw(f"GET {self.events('?after=9')}", fast).answer().body)
-            self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 400 {size} 0.000000"])
-            waiting = self.ask_raw(f"GET {self.events('?wait=5')}", fast)
-            self.service.reactor.advance(5)
-            size = len(waiting.answer().body)
-            self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 200 {size} 5.000000"])
-            waiting = self.ask_raw(f"GET {self.events('?wait=5')}", fast)
-            self.service.reactor.advance(2)
-            waiting.lose()
-            self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 499 0 2.000000"])
+        size = len(self.ask_raw(f"GET {self.events('?after=')}").answer().body)
+        self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 200 {size} 0.000000"])
+        size = len(self.ask_raw(f"GET {self.events('?after=9')}").answer().body)
+        self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 400 {size} 0.000000"])
+        waiting = self.ask_raw(f"GET {self.events('?wait=5')}")
+        self.service.reactor.advance(5)
+        size = len(waiting.answer().body)
+        self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 200 {size} 5.000000"])
+        waiting = self.ask_raw(f"GET {self.events('?wait=5')}")
+        self.service.reactor.advance(2)
+        waiting.lose()
+        self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 499 0 2.000000"])
 
     def test_names(self) -> None:
         """The name in the log is of the whole identifier, with the daemon's name in it."""
@@ -241,12 +230,11 @@ class LogTests(TrafficTestCase):
         """There is no token, no query and no identifier in it, however it is written."""
         written = self.identifier[:5] + f"%{ord(self.identifier[5]):02x}" + self.identifier[6:]
         for path in (self.events("?secret=1"), f"/evaluation/{written}", f"/x/{self.identifier}"):
-            for fast in (True, False):
-                self.ask_raw(f"GET {path}", fast, Authorization="Bearer secret")
+            self.ask_raw(f"GET {path}", Authorization="Bearer secret")
         self.ask_raw(f"GET /evaluation_events?evaluation={self.identifier}&secret")
         self.service.reactor.advance(60)
         logged: Any = self.lines()
-        self.assertEqual(len(logged), 7)
+        self.assertEqual(len(logged), 4)
         for line in logged:
             self.assertNotIn(self.identifier, line)
             self.assertNotIn("secret", line)

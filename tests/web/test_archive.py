@@ -112,21 +112,6 @@ class PageTests(ArchiveTestCase):
         page = self.page(identifier, f"?after={COUNT}")
         self.assertEqual(page, {"begin": str(COUNT), "end": END, "data": []})
 
-    def test_fast_path(self) -> None:
-        """A plain poll gets the same answer as any other request."""
-        identifier = self.archive()
-        answers = []
-        for more in (b"", b"X-Unusual: a\r\nContent-Length: 0\r\n"):
-            connection = self.connect()
-            path = f"/evaluation/{identifier}/events?after=3&limit=100".encode()
-            connection.send(b"GET %b HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % (path, more))
-            answers.append(connection.answer())
-        self.assertEqual(answers[0].status, 200)
-        self.assertEqual(answers[0].body, answers[1].body)
-        for answer in answers:
-            del answer.headers["Date"]
-        self.assertEqual(*(sorted(answer.headers.items()) for answer in answers))
-
     def test_head(self) -> None:
         """HEAD works as GET does."""
         identifier = self.archive()

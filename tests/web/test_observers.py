@@ -68,7 +68,7 @@ class PageTests(ObserverTestCase):
     """Pages."""
 
     def test_to_the_end(self) -> None:
-        """Each page can be read, the end too, on the fast path, the general and the legacy one."""
+        """Each page can be read, the end too, with times or without, and by the legacy path."""
         for make in (
             lambda identifier, after: f"/evaluation/{identifier}/events?after={after}",
             lambda identifier, after: f"/evaluation/{identifier}/events?after={after}&times=0",

@@ -56,6 +56,7 @@ OF_ONE = {"readStatus", "readEvents", "readOlderEvents", "readSubmission"}
 
 OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.MalformedRequest: ALL,
+    errors.UnknownMethod: set(),  # of no operation
     errors.InvalidField: {*FORMS, "readOlderEvents"},
     errors.InvalidCursor: {"readEvents", "readOlderEvents", "listEvaluations"},
     errors.ResourceMoved: set(),  # without any operation's path

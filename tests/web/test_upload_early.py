@@ -180,6 +180,13 @@ class EarlyRefusalTests(RawTestCase):
         self.check_raw(connection.answer(), 413)
         connection.lose()
 
+    def test_no_leave_to_send_follows_a_refusal(self) -> None:
+        for line, length in (("GET /nowhere", 0), ("POST /evaluate", 0), ("POST /nowhere", 10**6)):
+            connection = self.connect()
+            headers = {"Content-Length": str(length), "Expect": "100-continue"}
+            connection.send(head(line, headers))
+            self.assertNotIn(b"100 Continue", connection.received, line)
+
     def test_whole_body(self) -> None:
         """A client that sends all of a refused body has its answer, and no later cut."""
         connection = self.begin(1000, Content_Type="text/plain")

@@ -305,6 +305,20 @@ class MalformedTests(UploadTestCase):
             receiver.feed(body)
         receiver.abandon(self.discard)
 
+    def test_headers_of_a_part_are_limited(self) -> None:
+        for header in ("X: " + "y" * 2048, "X: y" + "; a=b" * 33, "Content-Type: x/y" + ";" * 33):
+            receiver = self.receiver()
+            body = form(parts()).replace(b"\r\n\r\n", f"\r\n{header}\r\n\r\n".encode(), 1)
+            with self.assertRaisesRegex(RequestTooLarge, "a part has over"):
+                receiver.feed(body)
+            receiver.abandon(self.discard)
+
+    def test_names_of_files_may_have_semicolons(self) -> None:
+        name = ";" * 200
+        receiver = self.receiver()
+        receiver.feed(form([Part("submission[x]", b"y", name), *parts(source=None)]))
+        self.assertEqual(self.finish(receiver).request.submission[0].filename, name)
+
     def test_abandoned(self) -> None:
         """What is given up in the middle counts no more, whether it was on the disk or not."""
         large = Configuration(limits=LimitSettings(request_body=4 * WRITE_BATCH_BYTES))

@@ -23,6 +23,7 @@ PROBLEM_DETAILS_MEDIA_TYPE = b"application/problem+json"
 
 ERROR_STATUSES: dict[type[errors.RequestError], HTTPStatus] = {
     errors.MalformedRequest: HTTPStatus.BAD_REQUEST,
+    errors.UnknownMethod: HTTPStatus.NOT_IMPLEMENTED,
     errors.InvalidField: HTTPStatus.BAD_REQUEST,
     errors.InvalidCursor: HTTPStatus.BAD_REQUEST,
     errors.ResourceMoved: HTTPStatus.PERMANENT_REDIRECT,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache, lru_cache
 from http import HTTPStatus
 
-from twisted.web.http import datetimeToString
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IRequest
 
@@ -59,16 +57,9 @@ def sort_content_headers_first(headers: Headers) -> Headers:
     return ordered
 
 
-@cache
 def encode_status_line(status: HTTPStatus) -> bytes:
     """Return the status line of a response."""
     return b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode())
-
-
-@lru_cache(1)
-def encode_date_header(seconds: int) -> bytes:
-    """Return the line of `Date`, for a time in seconds since the epoch."""
-    return b"Date: %b\r\n" % datetimeToString(seconds)
 
 
 def encode_headers(headers: Mapping[bytes, bytes]) -> bytes:

@@ -54,13 +54,6 @@ class Application(Protocol):
         """Count and log the refusal of a connection or of a malformed request."""
 
 
-class FastPath(Protocol):
-    """Responses to plain requests on one connection, without request objects."""
-
-    def try_answer_poll(self, data: bytes) -> bool:
-        """Answer `data` and return True if it is one plain request; else do nothing."""
-
-
 class ChannelSite(Protocol):
     """The site, as a connection uses it."""
 

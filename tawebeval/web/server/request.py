@@ -1,4 +1,4 @@
-"""Requests, whose forms are parsed while they arrive, and the site.
+"""Requests, whose forms are parsed while they arrive.
 
 A form is refused at its first wrong header, field or byte. The response is written immediately. The
 rest of the body is read and dropped for a few seconds: closing a connection with unread data would
@@ -8,22 +8,20 @@ reset it, and the client would lose the response.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from io import BytesIO
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote_to_bytes as unquote
 
-from twisted.internet.interfaces import IAddress, IDelayedCall
+from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.http import datetimeToString, parse_qs
-from twisted.web.resource import IResource
-from twisted.web.server import Request, Site
+from twisted.web.server import Request
 from werkzeug.exceptions import HTTPException
 
-from tawebeval.config import HttpSettings
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import (
     MalformedRequest,
@@ -31,22 +29,16 @@ from tawebeval.errors import (
     RequestTooLarge,
     ServerBusy,
     TargetTooLong,
+    UnknownMethod,
     format_size,
 )
 from tawebeval.web.server import error_responses
-from tawebeval.web.server.base_path import BasePath, collapse_slashes
-from tawebeval.web.server.channel import ApiChannel
+from tawebeval.web.server.base_path import collapse_slashes
+from tawebeval.web.server.channel import LINGER_SECONDS, ApiChannel
 from tawebeval.web.server.headers import SERVER_HEADER, make_general_headers, set_headers
-from tawebeval.web.server.interface import CLIENT_GONE_STATUS, Application, BodyReceiver, FastPath
-from tawebeval.web.server.limits import (
-    RETRY_AFTER_SECONDS,
-    ClientAddressResolver,
-    ConnectionLimits,
-    OpenConnections,
-    RemoteAddress,
-)
+from tawebeval.web.server.interface import CLIENT_GONE_STATUS, BodyReceiver
+from tawebeval.web.server.limits import RETRY_AFTER_SECONDS, RemoteAddress
 from tawebeval.web.server.request_headers import get_header_values
-from tawebeval.web.server.timeouts import LINGER_SECONDS
 
 _BODY = 64 * 1024  # bytes that are read where no body is expected
 _MAX_PATH = 1024  # bytes
@@ -136,8 +128,13 @@ class ApiRequest(Request):
     def _check_target(self) -> None:
         """Refuse targets that Twisted or Klein answer in HTML, or that take long to match.
 
-        Raises: MalformedRequest, TargetTooLong, HeaderTooLarge.
+        Raises: MalformedRequest, UnknownMethod, TargetTooLong, HeaderTooLarge.
         """
+        if self.method != self.method.upper():  # which Klein would take for that in upper case
+            raise UnknownMethod(
+                f"method {self.method.decode('latin-1')!r:.40}: methods are case-sensitive;"
+                f" send {self.method.upper().decode('latin-1'):.40}"
+            )
         if len(self.path) > _MAX_PATH:
             size, self.path = format_size(len(self.path)), self.path[:_MAX_PATH]
             raise TargetTooLong(f"the path has {size}; the limit is {format_size(_MAX_PATH)}")
@@ -285,51 +282,3 @@ def _make_body_error() -> RequestTooLarge:
     return RequestTooLarge(
         f"request body is over {format_size(_BODY)}; this request needs none", limit=_BODY
     )
-
-
-class ApiSite(Site):
-    """The site of an application; `root` is its resource.
-
-    `fast_path` makes the fast path of each connection.
-    """
-
-    # Not Twisted's own, which would speak HTTP/2 where it can: that calls `gotLength` too early.
-    protocol = ApiChannel  # type: ignore[assignment]
-    displayTracebacks = False
-    noisy = False  # `Daemon` logs the URL
-
-    def __init__(
-        self,
-        root: IResource,
-        application: Application,
-        fast_path: Callable[[ApiChannel], FastPath],
-        settings: HttpSettings,
-        reactor: Any,
-    ) -> None:
-        super().__init__(
-            root,
-            requestFactory=ApiRequest,
-            timeout=None,  # the channel has deadlines of its own
-            reactor=reactor,
-            parsePOSTFormSubmission=False,
-        )
-        self.application = application
-        self.address_resolver = ClientAddressResolver.from_settings(settings)
-        self.clock = reactor
-        self.connection_limits = ConnectionLimits(settings)
-        self.base_path = BasePath(settings.base_path)
-        self.open_connections = OpenConnections(reactor)
-        self._fast_path = fast_path
-
-    def buildProtocol(self, addr: IAddress | None) -> Any:
-        """Return the channel of a new connection."""
-        channel: Any = super().buildProtocol(addr)
-        channel.fast_path = self._fast_path(channel)
-        return channel
-
-    def log(self, request: object) -> None:
-        """Do nothing: `Application.record_response` logs requests, those of the fast path too."""
-
-    def acceptableProtocols(self) -> list[bytes]:
-        """Return the protocols that TLS may negotiate."""
-        return [b"http/1.1"]

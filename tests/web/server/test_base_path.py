@@ -78,7 +78,7 @@ class RoutesBelowTests(RawTestCase):
             self.assertEqual(self.begin(path).status, 404)
 
     def test_links(self) -> None:
-        """Each link leads on, from pages that took the fast path and from others."""
+        """Each link leads on, from requests in one piece and in many."""
         identifier = self.begin("/evaluate").json()["evaluation_id"]
         self.child.print(b"a\n")
         links = set()

@@ -153,6 +153,25 @@ class MalformedTests(RawTestCase):
             self.assertEqual(connection.answer().status, status)
         self.assertFalse(connection.closed)
 
+    def test_close_among_other_options_closes(self) -> None:
+        for options in ("close, x", "x,close", "Close", "x\r\nConnection: close"):
+            connection = self.connect()
+            connection.send(head("GET /health", {"Connection": options}))
+            self.assertEqual(connection.answer().headers["Connection"], "close", options)
+            self.assertTrue(connection.closed, options)
+
+    def test_methods_in_lower_case_do_nothing(self) -> None:
+        identifier = self.evaluate()
+        self.child.print(b"a\nb\n")
+        for line in (
+            f"get /evaluation/{identifier}/events?after=2",
+            f"delete /evaluation/{identifier}",
+            "Post /evaluate",
+            "get /health",
+        ):
+            self.refuse(501, head(line, {}), closed=False)
+        self.assertEqual(self.page(identifier)["begin"], None)
+
     def test_pipelined(self) -> None:
         """Requests that are sent at once are answered in turn."""
         connection = self.connect()

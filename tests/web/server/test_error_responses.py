@@ -33,6 +33,7 @@ class TableTests(SynchronousTestCase):
             },
             {
                 "MalformedRequest": 400,
+                "UnknownMethod": 501,
                 "InvalidField": 400,
                 "InvalidCursor": 400,
                 "ResourceMoved": 308,

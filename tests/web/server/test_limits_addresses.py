@@ -12,7 +12,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration, HttpSettings, LogSettings
 from tawebeval.errors import Unauthorized
 from tawebeval.web.server.limits import ClientAddressResolver
-from tests.cases.polls import NoFastPath
 from tests.cases.web import PROXY, SETTINGS, RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, form, parts
 
@@ -64,12 +63,9 @@ class ProxiedTestCase(RawTestCase):
         self.service.context.request_log.is_enabled = True
         self.identifier = self.evaluate()
 
-    def from_(self, address: IAddress, fast: bool = True) -> Connection:
+    def from_(self, address: IAddress) -> Connection:
         """Return a connection from there."""
-        connection = self.service.connect(address)
-        if not fast:
-            connection.channel.fast_path = NoFastPath()
-        return connection
+        return self.service.connect(address)
 
     def send(self, connection: Connection, query: str = "", **headers: str) -> None:
         """Ask for a page."""
@@ -92,41 +88,38 @@ class LogTests(ProxiedTestCase):
 
     def test_believed(self) -> None:
         """A proxy's word counts, on both roads; that of its client does not."""
-        for fast in (True, False):
-            for said, client in (
-                ("192.0.2.7", "192.0.2.7"),
-                ("198.51.100.1, 192.0.2.7", "192.0.2.7"),
-                ("192.0.2.7, 10.0.0.1", "192.0.2.7"),
-                ("unknown", "-"),
-                ("_hidden", "_hidden"),
-            ):
-                connection = self.from_(PROXY, fast)
-                asked = self.logged(connection, X_Forwarded_For=said)
-                self.assertEqual(asked, [client], said)
-                self.assertEqual(connection.answer().status, 200)
-                connection.lose()
+        for said, client in (
+            ("192.0.2.7", "192.0.2.7"),
+            ("198.51.100.1, 192.0.2.7", "192.0.2.7"),
+            ("192.0.2.7, 10.0.0.1", "192.0.2.7"),
+            ("unknown", "-"),
+            ("_hidden", "_hidden"),
+        ):
+            connection = self.from_(PROXY)
+            asked = self.logged(connection, X_Forwarded_For=said)
+            self.assertEqual(asked, [client], said)
+            self.assertEqual(connection.answer().status, 200)
+            connection.lose()
 
     def test_not_believed(self) -> None:
         """Nobody else is believed, nor is a header that the proxy does not write."""
-        for fast in (True, False):
-            for address, header, client in (
-                (STRANGER, "X_Forwarded_For", "192.0.2.1"),
-                (STRANGER, "Forwarded", "192.0.2.1"),
-                (PROXY, "Forwarded", "10.0.0.1"),
-                (PROXY, "X_Real_IP", "10.0.0.1"),
-                (UNIXAddress(None), "X_Forwarded_For", "-"),
-            ):
-                connection = self.from_(address, fast)
-                self.assertEqual(self.logged(connection, **{header: "192.0.2.9"}), [client])
-                connection.lose()
+        for address, header, client in (
+            (STRANGER, "X_Forwarded_For", "192.0.2.1"),
+            (STRANGER, "Forwarded", "192.0.2.1"),
+            (PROXY, "Forwarded", "10.0.0.1"),
+            (PROXY, "X_Real_IP", "10.0.0.1"),
+            (UNIXAddress(None), "X_Forwarded_For", "-"),
+        ):
+            connection = self.from_(address)
+            self.assertEqual(self.logged(connection, **{header: "192.0.2.9"}), [client])
+            connection.lose()
 
     def test_each_request(self) -> None:
         """On one connection of a proxy each request may be another client's."""
-        for fast in (True, False):
-            connection = self.from_(PROXY, fast)
-            for client in ("192.0.2.7", "192.0.2.8", "192.0.2.8", "192.0.2.7"):
-                self.assertEqual(self.logged(connection, X_Forwarded_For=client), [client])
-            connection.lose()
+        connection = self.from_(PROXY)
+        for client in ("192.0.2.7", "192.0.2.8", "192.0.2.8", "192.0.2.7"):
+            self.assertEqual(self.logged(connection, X_Forwarded_For=client), [client])
+        connection.lose()
 
     def test_broken(self) -> None:
         """What a proxy should not write is refused, in its own name."""
@@ -146,42 +139,40 @@ class ForwardedTests(ProxiedTestCase):
 
     def test_believed(self) -> None:
         """It counts, over a UNIX socket here, and the other header does not."""
-        for fast in (True, False):
-            connection = self.from_(UNIXAddress(None), fast)
-            headers = {"Forwarded": 'for="[2001:db8::7]:80"', "X_Forwarded_For": "192.0.2.9"}
-            self.assertEqual(self.logged(connection, **headers), ["2001:db8::7"])
-            connection.lose()
+        connection = self.from_(UNIXAddress(None))
+        headers = {"Forwarded": 'for="[2001:db8::7]:80"', "X_Forwarded_For": "192.0.2.9"}
+        self.assertEqual(self.logged(connection, **headers), ["2001:db8::7"])
+        connection.lose()
 
 
 class LimitTests(ProxiedTestCase):
     """How many requests a client behind a proxy may have at once."""
 
-    def wait(self, client: str, fast: bool, address: IAddress = PROXY) -> Connection:
+    def wait(self, client: str, address: IAddress = PROXY) -> Connection:
         """Return a connection on which a client waits for events."""
-        connection = self.from_(address, fast)
+        connection = self.from_(address)
         self.send(connection, "?wait=20", X_Forwarded_For=client)
         return connection
 
     def test_each_client(self) -> None:
         """The proxy has as many connections as it likes, and each client two requests at once."""
-        for fast in (True, False):
-            first = [self.wait("192.0.2.7", fast) for _ in range(2)]
-            other = self.wait("192.0.2.8", fast)
-            for connection in (*first, other):
-                self.assertEqual(connection.received, b"")
-            third = self.wait("192.0.2.7", fast)
-            answer = third.answer()
-            self.check_raw(answer, 503)
-            self.assertEqual(answer.headers["Retry-After"], "5")
-            first.pop().lose()
-            self.send(third, "?wait=20", X_Forwarded_For="192.0.2.7")
-            self.assertEqual(third.received, b"")
-            self.child.print(b"a\n")
-            for connection in (*first, other, third):
-                self.assertEqual(connection.answer().status, 200)
-                connection.lose()
-            self.identifier = self.evaluate()
-            self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
+        first = [self.wait("192.0.2.7") for _ in range(2)]
+        other = self.wait("192.0.2.8")
+        for connection in (*first, other):
+            self.assertEqual(connection.received, b"")
+        third = self.wait("192.0.2.7")
+        answer = third.answer()
+        self.check_raw(answer, 503)
+        self.assertEqual(answer.headers["Retry-After"], "5")
+        first.pop().lose()
+        self.send(third, "?wait=20", X_Forwarded_For="192.0.2.7")
+        self.assertEqual(third.received, b"")
+        self.child.print(b"a\n")
+        for connection in (*first, other, third):
+            self.assertEqual(connection.answer().status, 200)
+            connection.lose()
+        self.identifier = self.evaluate()
+        self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
 
     def test_in_all(self) -> None:
         """There are so many connections in all, the proxy's among them."""
@@ -217,10 +208,9 @@ class LimitTests(ProxiedTestCase):
             raise Unauthorized("no")
 
         self.patch(type(self.service.context.authentication), "authenticate_token", refuse)
-        for fast in (True, False):
-            connection = self.wait("192.0.2.7", fast)
-            self.check_raw(connection.answer(), 401)
-            self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
+        connection = self.wait("192.0.2.7")
+        self.check_raw(connection.answer(), 401)
+        self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
 
     def test_tokens_come_later(self) -> None:
         """Whoever has too many requests does not use up a share by it."""
@@ -233,9 +223,8 @@ class LimitTests(ProxiedTestCase):
             return admit(self, *arguments)
 
         self.patch(type(access), "authenticate_token", count)
-        for fast in (True, False):
-            held = [self.wait("192.0.2.7", fast) for _ in range(3)]
-            self.assertEqual(len(asked), 2)
-            asked.clear()
-            for connection in held:
-                connection.lose()
+        held = [self.wait("192.0.2.7") for _ in range(3)]
+        self.assertEqual(len(asked), 2)
+        asked.clear()
+        for connection in held:
+            connection.lose()

@@ -131,7 +131,7 @@ class BoundedTimeTests(HeadTestCase):
         slow = []
         for name, (line, begin) in HEADERS.items():
             for unit in PATTERNS:
-                for size, count in ((3800, 1), (7900, 4)):  # for the fast path, and beyond
+                for size, count in ((3800, 1), (7900, 4)):
                     value = begin + unit * (size // len(unit)) + "x"
                     for token in ("", TOKEN):
                         headers = [(name, value)] * count

@@ -1,4 +1,4 @@
-"""`web.server.timeouts`: clients that are slow to send, and to take what they asked for."""
+"""`web.server.channel`: clients that are slow to send, and to take what they asked for."""
 
 from __future__ import annotations
 
