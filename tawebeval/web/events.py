@@ -68,6 +68,7 @@ async def send_events(context: WebContext, request: ApiRequest, identifier: str)
         _wants_times(request),
     )
     if is_websocket_request(request):
+        await context.stream_turns.wait(request.caller)  # a handshake takes 1 ms
         context.check_websocket_origin(request.requestHeaders)
         prepare_handshake(request)
         after = get_query_argument(request, "after")
@@ -83,6 +84,7 @@ async def send_events(context: WebContext, request: ApiRequest, identifier: str)
         poll, page = await read_page(context, request, identifier)
         set_headers(request, poll.make_link_header(page, context.configuration.http.base_path))
         return prepare_response(request, page.encode_json())
+    await context.stream_turns.wait(request.caller)
     await _send_stream(context, request, identifier, media_type, skip, with_times)
     return b""
 

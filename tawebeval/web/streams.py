@@ -1,8 +1,9 @@
 """Streams of events in one response: SSE and JSON Lines.
 
 A stream has one piece of bounded size on its way, and reads the next one when the transport has
-taken it. Each piece waits for another turn of the reactor, and the pieces of one turn take at most
-`MAX_TURN_SECONDS`, so that other requests are served in between (`StreamTurns`).
+taken it. Each piece, and the start of a stream, waits for another turn of the reactor, and those of
+one turn take at most `MAX_TURN_SECONDS`, so that other requests are served in between
+(`StreamTurns`). Readers at the same place share the frames of a piece (`FramedBatches`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from twisted.internet.interfaces import IPushProducer, IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from tawebeval.core.events import EventBatch
 from tawebeval.core.framing import StreamFraming
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import Condition
@@ -27,10 +29,34 @@ from tawebeval.web.server.request import ApiRequest
 MAX_STREAM_WRITE_BYTES = 64 * 1024
 """Bytes of JSON Lines framed and written at once; a single larger event is written whole."""
 
+MAX_FRAMED_BATCHES = 8
+"""Batches that are kept, with their frames, for other readers: some 150 KiB each."""
+
 MAX_TURN_SECONDS = 0.005
 """Seconds in which streams go on in one turn of the reactor; one stream may exceed them."""
 
 log = Logger()
+
+
+@attrs.define
+class FramedBatches:
+    """The batches that were framed last, for other readers at the same place."""
+
+    # By encoder, cursor and size: the lines, and their frames.
+    _framed: dict[tuple[object, int, int], tuple[bytes, bytes]] = attrs.field(factory=dict)
+
+    def frame(self, framing: StreamFraming, begin_cursor: int, batch: EventBatch) -> bytes:
+        """Return a batch, which begins at a cursor, in a framing."""
+        key = (framing.encode_events, begin_cursor, len(batch.lines))
+        found = self._framed.get(key)
+        if found is not None and found[0] == batch.lines:  # of the same evaluation
+            return found[1]
+        framed = framing.encode_events(begin_cursor, batch)
+        if len(batch.lines) <= MAX_STREAM_WRITE_BYTES:
+            while len(self._framed) >= MAX_FRAMED_BATCHES:
+                del self._framed[next(iter(self._framed))]
+            self._framed[key] = batch.lines, framed
+        return framed
 
 
 @attrs.define(eq=False)
@@ -41,6 +67,7 @@ class StreamTurns:
     """
 
     clock: IReactorTime
+    framed_batches: FramedBatches = attrs.field(factory=FramedBatches)
     # By caller; those that begin to wait in a turn have to wait for the next.
     _waiting: dict[str, dict[Deferred[None], None]] = attrs.field(factory=dict)
     _arrived: dict[str, dict[Deferred[None], None]] = attrs.field(factory=dict)
@@ -133,7 +160,8 @@ async def write_events(
         while not subscription.has_ended:
             batch = await subscription.read_events(MAX_STREAM_WRITE_BYTES)
             if batch.count:
-                write(framing.encode_events(subscription.read_cursor - batch.count, batch))
+                begin = subscription.read_cursor - batch.count
+                write(flow_control.turns.framed_batches.frame(framing, begin, batch))
             elif not await _await_change(
                 subscription.wait_for_events().addTimeout(heartbeat_seconds, flow_control.clock)
             ):

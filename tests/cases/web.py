@@ -65,7 +65,8 @@ class WebTestCase(SynchronousTestCase):
         return answer
 
     def answer(self, asked: Deferred[Any]) -> Answer:
-        """Return the answer that has come."""
+        """Return the answer that has come, or comes in the next turn, as of a stream."""
+        self.service.reactor.advance(0)
         self.agent.flush()
         response = self.successResultOf(asked)
         body = response.content()

@@ -168,6 +168,8 @@ class Connection:
 
     def answer(self, method: str = "GET") -> Answer:
         """Take the answer, of which all must have come and after which nothing may."""
+        if not self.received:
+            self.settle()  # a stream begins in another turn
         answer, rest = self._parse(method)
         assert not rest, rest
         names = [name.lower() for name in answer.headers]

@@ -7,11 +7,13 @@ import weakref
 from typing import Any
 from unittest import mock
 
+import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.events import EventBatch
+from tawebeval.core.framing import EVENT_STREAM
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.web import streams
 from tests.cases.web import END, StreamTestCase
@@ -404,6 +406,69 @@ class TurnTests(SynchronousTestCase):
         flow.resumeProducing()
         self.clock.advance(0)
         self.successResultOf(ready)
+
+
+class StartTests(StreamTestCase):
+    """Streams that begin in one turn of the reactor."""
+
+    def test_stream_begins_in_a_turn_of_streams_and_has_what_came_before_it(self) -> None:
+        identifier = self.evaluate()
+        for kind in FOLLOWERS:
+            self.patch(Follower, "turn", lambda follower: None)
+            followers = [kind(self.service, identifier) for _ in range(3)]
+            self.assertEqual([each.connection.received for each in followers], [b""] * 3)
+            self.assertEqual(len(self.service.registry.events.subscriptions), 0)
+            self.print(b"a\n")
+            for follower in followers:
+                self.assertEqual(follower.payloads[0], "a")
+                follower.lose()
+
+    def test_stream_of_a_client_that_is_gone_does_not_begin(self) -> None:
+        identifier = self.evaluate()
+        for kind in FOLLOWERS:
+            self.patch(Follower, "turn", lambda follower: None)
+            kind(self.service, identifier).lose()
+            self.turn()
+            self.check_nothing_left(identifier)
+
+
+class FramingTests(SynchronousTestCase):
+    """Frames that readers share."""
+
+    def setUp(self) -> None:
+        self.encoded: list[int] = []
+        self.framing = attrs.evolve(EVENT_STREAM, encode_events=self.encode)
+        self.batches = streams.FramedBatches()
+
+    def encode(self, begin_cursor: int, batch: EventBatch) -> bytes:
+        """Frame a batch, and note where it begins."""
+        self.encoded.append(begin_cursor)
+        return EVENT_STREAM.encode_events(begin_cursor, batch)
+
+    def frame(self, begin_cursor: int, lines: bytes) -> None:
+        """Frame lines, and hold that the frames are right."""
+        batch = EventBatch(lines.count(b"\n"), lines)
+        framed = self.batches.frame(self.framing, begin_cursor, batch)
+        self.assertEqual(framed, EVENT_STREAM.encode_events(begin_cursor, batch))
+
+    def test_batch_is_framed_once_for_all_readers_at_the_same_place(self) -> None:
+        for _ in range(150):
+            for begin_cursor in (0, 1):
+                for lines in (b"1\n2\n", b"1\n22\n"):
+                    self.frame(begin_cursor, lines)
+        self.assertEqual(self.encoded, [0, 0, 1, 1])
+
+    def test_batches_of_other_evaluations_are_framed_themselves(self) -> None:
+        for lines in (b"1\n2\n", b"1\n3\n"):
+            self.frame(0, lines)
+        self.assertEqual(self.encoded, [0, 0])
+
+    def test_few_batches_of_bounded_size_are_kept(self) -> None:
+        self.frame(0, b"x" * streams.MAX_STREAM_WRITE_BYTES + b"\n")
+        self.assertEqual(self.batches._framed, {})
+        for begin_cursor in range(100):
+            self.frame(begin_cursor, b"1\n")
+        self.assertEqual(len(self.batches._framed), streams.MAX_FRAMED_BATCHES)
 
 
 class DefectTests(StreamTestCase):

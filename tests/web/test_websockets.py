@@ -136,6 +136,7 @@ class HandshakeTests(SocketTestCase):
         connection = self.connect()
         start = f"GET /evaluation/{identifier}/events HTTP/1.1"
         connection.send("\r\n".join([start, *lines, "", ""]).encode())
+        connection.settle()
         self.assertEqual(connection.received.split(b"\r\n")[0], b"HTTP/1.1 101 Switching Protocols")
 
     def test_another_upgrade(self) -> None:
