@@ -23,8 +23,11 @@ from tawebeval.web.responses import get_header
 from tawebeval.web.server.request_headers import get_header_values
 from tawebeval.web.streams import StreamTurns
 
+MAX_METRICS_AGE = 1.0
+"""Seconds for which metrics are not collected again: with many evaluations that takes some ms."""
 
-@attrs.frozen
+
+@attrs.define
 class HealthAndMetrics:
     """Sources of /health/ready and /metrics.
 
@@ -36,6 +39,13 @@ class HealthAndMetrics:
     find_unreadiness_reasons: Callable[[], Sequence[str]] = tuple
     collect_metrics: Callable[[], bytes] = bytes
     metrics_authentication: Authentication | None = None
+    _collected: tuple[float, bytes] | None = None  # when, in seconds of the clock
+
+    def read_metrics(self, now: float) -> bytes:
+        """Return metrics that are at most `MAX_METRICS_AGE` old."""
+        if self._collected is None or now - self._collected[0] >= MAX_METRICS_AGE:
+            self._collected = now, self.collect_metrics()
+        return self._collected[1]
 
 
 @attrs.define(eq=False)

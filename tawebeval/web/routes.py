@@ -336,9 +336,10 @@ class KleinApplication:
 
 
 class ApiResource(Resource):
-    """The root of the site: answers GET of events itself, and passes the rest to Klein.
+    """The root of the site: answers GET of events and health itself, and passes the rest to Klein.
 
-    Most requests are polls, of which Klein takes more time than all other code together.
+    Most requests are polls, of which Klein takes more time than all other code together. Anybody
+    may ask for the health.
     """
 
     isLeaf = True  # noqa: N815  (Twisted's name)
@@ -351,7 +352,12 @@ class ApiResource(Resource):
     def render(self, request: Any) -> Any:
         """Answer a request."""
         events = match_events_path(request.path)
-        if events is None or request.method not in (b"GET", b"HEAD"):
+        if request.method not in (b"GET", b"HEAD"):
+            return self._klein.render(request)
+        if request.path == HEALTH.encode():
+            _finish(request, answer_health(request))
+            return NOT_DONE_YET
+        if events is None:
             return self._klein.render(request)
         answer = Deferred.fromCoroutine(send_events(self._context, request, events))
         if not answer.called:
@@ -408,13 +414,18 @@ def add_legacy_routes(app: Klein, context: WebContext) -> None:
         return prepare_response(request, page.encode_json())
 
 
+def answer_health(request: ApiRequest) -> bytes:
+    """Return the answer to GET /health: the daemon is alive."""
+    return prepare_json_response(request, {"status": "ok", "version": __version__})
+
+
 def _add_operator_routes(app: Klein, context: WebContext) -> None:
     """Add the routes for the operator's programs: liveness, readiness, metrics."""
 
     @app.route(HEALTH, methods=["GET"])
     def health(request: ApiRequest) -> bytes:
         """Return 200: the daemon is alive."""
-        return prepare_json_response(request, {"status": "ok", "version": __version__})
+        return answer_health(request)
 
     @app.route(READY, methods=["GET"])
     def ready(request: ApiRequest) -> bytes:
@@ -428,9 +439,8 @@ def _add_operator_routes(app: Klein, context: WebContext) -> None:
     def metrics(request: ApiRequest) -> bytes:
         """Return the metrics in the text format of Prometheus."""
         _check_reader(context, request)
-        return prepare_response(
-            request, context.health_and_metrics.collect_metrics(), METRICS_MEDIA_TYPE
-        )
+        text = context.health_and_metrics.read_metrics(context.clock.seconds())
+        return prepare_response(request, text, METRICS_MEDIA_TYPE)
 
 
 def _check_reader(context: WebContext, request: ApiRequest) -> None:

@@ -192,6 +192,7 @@ class MetricsTests(MetricsTestCase):
         connection = self.connect()
         head = f"GET /evaluation/{identifier}/events HTTP/1.1\r\nHost: a\r\n"
         connection.send(f"{head}Accept: application/jsonl\r\n\r\n".encode())
+        connection.settle()
         answered = {"method": "GET", "route": "/health", "status": "200"}
         self.assertEqual(self.value("requests_total", **answered), 1)
         self.assertEqual(self.value("request_seconds_count", route="/health"), 1)

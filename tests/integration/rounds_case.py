@@ -23,6 +23,7 @@ from twisted.internet.task import TaskStopped, deferLater
 
 from tawebeval.linux.starter_client import StarterClient
 from tawebeval.sandbox.workspace import derive_log_pseudonym
+from tawebeval.web.context import MAX_METRICS_AGE
 from tests.integration.harness import until
 from tests.integration.lasting_kinds import Kind, check_events, make_kinds
 from tests.integration.processes import alive, children, descriptors, processes
@@ -276,6 +277,7 @@ class RoundsCase(KeptDaemonTestCase):
 
     async def check_counts(self) -> None:
         """Fail if the metrics still have an evaluation."""
+        await deferLater(reactor, MAX_METRICS_AGE)
         figures = (await self.client.get("/metrics")).body.decode()
         counts = re.findall(r'(?m)^tawebeval_evaluations\{state="(\w+)"\} (\S+)$', figures)
         self.assertIn("running", dict(counts))

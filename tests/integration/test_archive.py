@@ -19,6 +19,7 @@ from tests.integration.harness import (
     TWISTD,
     DaemonTestCase,
     RepositoryTestCase,
+    until,
 )
 from tests.integration.harness import Daemon as PlainDaemon
 from tests.integration.rounds_case import EVALUATIONS, ROUNDS, Course, RoundsCase
@@ -265,8 +266,12 @@ class FullDiskTests(DaemonTestCase):
         self.assertEqual(text(await self.run_command(command)), numbers(20_000))
         await self.daemon.logged("not archived (disk): ", 2)
         self.assertEqual((await self.client.get("/health/ready")).code, 200)
-        figures = (await self.client.get("/metrics")).body.decode()
-        self.assertIn('tawebeval_not_archived_total{reason="disk"} 2.0', figures)
+
+        async def figures_tell() -> bool:
+            figures = (await self.client.get("/metrics")).body
+            return b'tawebeval_not_archived_total{reason="disk"} 2.0' in figures
+
+        await until(figures_tell, "the metrics tell it")
         self.assertEqual((await self.client.ask(running)).code, 410)
         self.assertEqual(text(await read_pages(self.client, first)), numbers(20_000))
         self.disk.empty(self.disk.archive)

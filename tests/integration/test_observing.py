@@ -6,8 +6,11 @@ import json
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+from twisted.internet import reactor
+from twisted.internet.task import deferLater
 
 from tawebeval.sandbox.workspace import derive_log_pseudonym
+from tawebeval.web.context import MAX_METRICS_AGE
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 
 
@@ -22,6 +25,7 @@ class ObservingTests(DaemonTestCase):
 
     async def figures(self) -> dict[str, float]:
         """Return the figures as Prometheus would read them, by name and values of labels."""
+        await deferLater(reactor, MAX_METRICS_AGE)
         answer = await self.client.get("/metrics")
         assert answer.code == 200, answer
         return {

@@ -121,6 +121,20 @@ class MetricsTests(OperationsTestCase):
         self.metrics(403, IPv6Address("TCP", "fe80::1%eth0", 1))
         self.metrics(403, UNIXAddress(None))
 
+    def test_metrics_are_collected_at_most_once_a_second(self) -> None:
+        collected: list[int] = []
+
+        def collect() -> bytes:
+            collected.append(1)
+            return b"some 1\n"
+
+        self.set("health_and_metrics", HealthAndMetrics(collect_metrics=collect))
+        for seconds, times in ((0.9, 1), (0.2, 1), (0.5, 2)):
+            self.metrics(200)
+            self.metrics(200)
+            self.assertEqual(len(collected), times)
+            self.service.reactor.advance(seconds)
+
     def test_proxies(self) -> None:
         """What a proxy of this machine passes on is not of this machine."""
         for name in ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Via"):
