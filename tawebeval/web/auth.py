@@ -104,7 +104,7 @@ class Authentication:
             return ANONYMOUS_TOKEN
         token = self._tokens.find_token(authorization)
         self.rate_limit.count_request(token)
-        if token.is_read_only and method not in _SAFE_METHODS:
+        if token.is_read_only and method not in SAFE_METHODS:
             raise AccessDenied(
                 "a token of kind `read` cannot submit or cancel; use another token of the caller"
             )
@@ -245,7 +245,7 @@ _PARTS = re.compile(r"(?:[^:\\]|\\.)+", re.DOTALL)
 _SETTING = re.compile(r"((?:[^=\\]|\\.)*)=(.*)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[?([^/\]]*?)\]?(?::[0-9]+)?)")
-_SAFE_METHODS = (b"GET", b"HEAD", b"OPTIONS")
+SAFE_METHODS = (b"GET", b"HEAD", b"OPTIONS")
 
 
 class EndpointExposure(Enum):
@@ -294,11 +294,9 @@ def find_endpoints_of_unknown_exposure(endpoints: Iterable[str]) -> list[str]:
     return unknown
 
 
-def check_write_origin(
-    method: bytes, origin: str | None, host: str | None, origins: Collection[str]
-) -> None:
+def check_write_origin(origin: str | None, host: str | None, origins: Collection[str]) -> None:
     """Raise ForeignOrigin for an unsafe method from a page that is not trusted."""
-    if method not in _SAFE_METHODS and not is_trusted_origin(origin, host, origins):
+    if not is_trusted_origin(origin, host, origins):
         raise ForeignOrigin(
             f"pages of {origin!r:.80} cannot submit or cancel, as this server has no tokens; the"
             " operator can list the origin in callers.origins"

@@ -16,7 +16,12 @@ from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import Unauthorized
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.web.access_log import RequestLog
-from tawebeval.web.auth import Authentication, check_read_origin, check_write_origin
+from tawebeval.web.auth import (
+    SAFE_METHODS,
+    Authentication,
+    check_read_origin,
+    check_write_origin,
+)
 from tawebeval.web.links import EvaluationLinks
 from tawebeval.web.peers import PeerEvaluationLists
 from tawebeval.web.responses import get_header
@@ -87,9 +92,13 @@ class WebContext:
         Only daemons without tokens check it (`exposure`).
         """
         callers = self.configuration.callers
-        if self.authentication.is_token_optional and not callers.open:
+        if (
+            method not in SAFE_METHODS
+            and self.authentication.is_token_optional
+            and not callers.open
+        ):
             origin, host = get_header(headers, "Origin"), get_header(headers, "Host")
-            check_write_origin(method, origin, host, callers.origins)
+            check_write_origin(origin, host, callers.origins)
 
     def check_websocket_origin(self, headers: Headers) -> None:
         """Raise ForeignOrigin for a WebSocket of a page that may not read responses.

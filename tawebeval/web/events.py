@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import attrs
 from twisted.web.http import NO_CONTENT
@@ -29,9 +30,9 @@ from tawebeval.web.responses import (
 from tawebeval.web.server.headers import set_headers
 from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.server.request_headers import (
-    get_header_elements,
     get_header_values,
     parse_weights,
+    split_elements,
 )
 from tawebeval.web.streams import send_stream
 from tawebeval.web.websockets import (
@@ -220,7 +221,12 @@ def negotiate_media_type(headers: Headers, offered: Sequence[str]) -> str:
     counts; of equal types one that is named wins over one that a range includes, then the earlier.
     Parameters other than `q` are ignored. Raises: NotAcceptable, HeaderTooLarge.
     """
-    weights = parse_weights(get_header_elements(headers, "Accept"))
+    return _find_preferred(b",".join(get_header_values(headers, "Accept")), tuple(offered))
+
+
+@lru_cache(64)  # clients repeat a few values
+def _find_preferred(accept: bytes, offered: Sequence[str]) -> str:
+    weights = parse_weights(split_elements(accept))
     if not weights:
         return offered[0]
 

@@ -143,7 +143,7 @@ class NamedOriginTests(StreamTestCase):
     def test_vary(self) -> None:
         """Answers depend on the origin and on what is accepted; both are named."""
         follower = self.follow(LineFollower, self.evaluate())
-        self.assertEqual(follower.answer.headers["vary"], "Origin, Accept")
+        self.assertEqual(follower.answer.headers["vary"], "Accept, Origin")
 
 
 class PageTests(StreamTestCase):

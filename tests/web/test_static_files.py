@@ -219,7 +219,7 @@ class NamedOriginTests(WebTestCase):
             asked = self.ask("GET", "/static/client.js", headers={"Origin": origin})
             headers = self.answer(asked).headers
             self.assertEqual("access-control-allow-origin" in headers, allowed)
-            self.assertEqual(headers["vary"], "Origin, Accept-Encoding")
+            self.assertEqual(headers["vary"], "Accept-Encoding, Origin")
 
 
 class TokenTests(CallerTestCase):

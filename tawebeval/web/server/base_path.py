@@ -13,7 +13,7 @@ _SLASHES = re.compile(rb"/+")
 
 def collapse_slashes(path: bytes) -> bytes:
     """Return a path with one slash in place of several: clients join paths carelessly."""
-    return _SLASHES.sub(b"/", path)
+    return _SLASHES.sub(b"/", path) if b"//" in path else path
 
 
 def _compile(base_path: BasePath) -> re.Pattern[bytes] | None:

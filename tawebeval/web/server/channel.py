@@ -32,11 +32,10 @@ from tawebeval.config import HttpSettings
 from tawebeval.errors import RequestTooSlow, ServerStopping, format_size
 from tawebeval.web.server import error_responses
 from tawebeval.web.server.headers import (
+    encode_general_headers,
     encode_headers,
-    encode_status_line,
+    encode_response_headers,
     make_content_headers,
-    make_general_headers,
-    sort_content_headers_first,
 )
 from tawebeval.web.server.interface import ChannelSite
 from tawebeval.web.server.limits import RETRY_AFTER_SECONDS, ConnectionPeer
@@ -357,7 +356,17 @@ class ApiChannel(HTTPChannel):
             self.persistent = False
             if not headers.hasHeader(b"Connection"):
                 headers.setRawHeaders(b"Connection", [b"close"])
-        super().writeHeaders(version, code, reason, sort_content_headers_first(headers))
+        origins = self.requests[-1].requestHeaders.getRawHeaders(b"Origin", ())
+        self.transport.write(  # type: ignore[union-attr]
+            b"%b %b %b\r\n%b%b\r\n"
+            % (
+                version,
+                code,
+                reason,
+                encode_response_headers(headers),
+                encode_general_headers(self.site.application.origins, origins),
+            )
+        )
 
     def pauseProducing(self) -> None:
         """Set the deadline for the client: the transport's buffer is full."""
@@ -580,9 +589,10 @@ class ApiChannel(HTTPChannel):
         body = error_responses.make_problem_details(status, detail)
         headers = {
             **make_content_headers(body, error_responses.PROBLEM_DETAILS_MEDIA_TYPE),
-            **make_general_headers(self.site.application.origins, []),
             b"Connection": b"close",
             **(more or {}),
         }
-        self.write(b"".join((encode_status_line(status), encode_headers(headers), b"\r\n", body)))
+        general = encode_general_headers(self.site.application.origins, ())
+        line = b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode())
+        self.write(b"".join((line, encode_headers(headers), general, b"\r\n", body)))
         self._close_write_side()

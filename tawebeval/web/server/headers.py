@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from http import HTTPStatus
 
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IRequest
@@ -42,24 +41,25 @@ def make_content_headers(body: bytes, content_type: bytes = JSON_MEDIA_TYPE) -> 
     return {b"Content-Length": b"%d" % len(body), b"Content-Type": content_type}
 
 
-def sort_content_headers_first(headers: Headers) -> Headers:
-    """Return the headers with those first that say where the body ends.
+def encode_general_headers(origins: Collection[str], request_origins: Sequence[bytes]) -> bytes:
+    """Return the headers of any response as they are sent."""
+    if "*" in origins:
+        return _GENERAL_HEADERS
+    return encode_headers(make_general_headers(origins, request_origins))
 
-    Some clients take a response with a truncated head for a complete one without a body (curl
-    7.88). They report the truncation if they know by then that a body follows, curl 8.14 only if it
-    also knows the length of the body.
+
+def encode_response_headers(headers: Headers) -> bytes:
+    """Return headers as they are sent, with those first that say where the body ends.
+
+    `Server` is a general header. Some clients take a response with a truncated head for a complete
+    one without a body (curl 7.88). They report the truncation if they know by then that a body
+    follows, curl 8.14 only if it also knows the length of the body.
     """
-    ordered = Headers()
-    for name in _FRAMING:
-        ordered.setRawHeaders(name, headers.getRawHeaders(name, []))
+    lines = dict.fromkeys(_FRAMING, b"")
     for name, values in headers.getAllRawHeaders():
-        ordered.setRawHeaders(name, values)  # a header set above keeps its place
-    return ordered
-
-
-def encode_status_line(status: HTTPStatus) -> bytes:
-    """Return the status line of a response."""
-    return b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode())
+        if name != b"Server":
+            lines[name] = b"".join([b"%b: %b\r\n" % (name, value) for value in values])
+    return b"".join(lines.values())
 
 
 def encode_headers(headers: Mapping[bytes, bytes]) -> bytes:
@@ -71,3 +71,6 @@ def set_headers(request: IRequest, headers: Mapping[bytes, bytes]) -> None:
     """Set headers of the response to `request`."""
     for name, value in headers.items():
         request.setHeader(name, value)
+
+
+_GENERAL_HEADERS = encode_headers(make_general_headers("*", ()))

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from io import BytesIO
 from types import MappingProxyType
-from typing import Any
 from urllib.parse import unquote_to_bytes as unquote
 
 from twisted.internet.interfaces import IDelayedCall
@@ -35,7 +34,7 @@ from tawebeval.errors import (
 from tawebeval.web.server import error_responses
 from tawebeval.web.server.base_path import collapse_slashes
 from tawebeval.web.server.channel import LINGER_SECONDS, ApiChannel
-from tawebeval.web.server.headers import SERVER_HEADER, make_general_headers, set_headers
+from tawebeval.web.server.headers import set_headers
 from tawebeval.web.server.interface import CLIENT_GONE_STATUS, BodyReceiver
 from tawebeval.web.server.limits import RETRY_AFTER_SECONDS, RemoteAddress
 from tawebeval.web.server.request_headers import get_header_values
@@ -91,8 +90,6 @@ class ApiRequest(Request):
         self.content = BytesIO()
         self._started_at = self.channel.clock.seconds()
         site = self.channel.site
-        request_origins = self.requestHeaders.getRawHeaders(b"Origin", [])
-        set_headers(self, make_general_headers(site.application.origins, request_origins))
         self.method, target, self.clientproto = self.channel.get_request_line()
         target = _strip_scheme_and_host(target)
         # First of all, for whatever is refused is counted and logged by its path, too.
@@ -102,7 +99,8 @@ class ApiRequest(Request):
             self._resolve_client()
             site.base_path.require_trailing_slash(target)
             self._check_target()
-            self.query = _parse_query(query)
+            if query:
+                self.query = _parse_query(query)
             if self.method != b"OPTIONS":
                 self.caller = site.application.identify_caller(self)
             self.form = site.application.make_form_receiver(self, length)
@@ -140,10 +138,11 @@ class ApiRequest(Request):
             raise TargetTooLong(f"the path has {size}; the limit is {format_size(_MAX_PATH)}")
         if not self.path.startswith(b"/") and (self.method, self.path) != (b"OPTIONS", b"*"):
             raise MalformedRequest("the request target is not a path such as /evaluate")
-        try:
-            unquote(self.path).decode()
-        except UnicodeDecodeError:
-            raise MalformedRequest("the path is not UTF-8") from None
+        if b"%" in self.path or not self.path.isascii():
+            try:
+                unquote(self.path).decode()
+            except UnicodeDecodeError:
+                raise MalformedRequest("the path is not UTF-8") from None
         hosts = get_header_values(self.requestHeaders, "Host")
         if not hosts and self.clientproto != b"HTTP/1.0":  # RFC 9112, section 3.2
             raise MalformedRequest("Host: the header is required")
@@ -219,11 +218,6 @@ class ApiRequest(Request):
             self.path = collapse_slashes(self.path)
             super().process()
 
-    def render(self, resource: Any) -> None:
-        """Render `resource`; restore the header `Server`, which Twisted overwrites."""
-        self.setHeader(b"Server", SERVER_HEADER)
-        super().render(resource)
-
     def processingFailed(self, reason: Failure) -> Failure:
         """Answer an exception that no route handles: a malformed host, or a defect."""
         if not isinstance(reason.value, HTTPException):
@@ -267,7 +261,7 @@ class ApiRequest(Request):
 
 def _strip_scheme_and_host(target: bytes) -> bytes:
     """Return a request target in origin form (RFC 9112, section 3.2.1)."""
-    return _ABSOLUTE.sub(b"", target) or b"/"
+    return target if target.startswith(b"/") else _ABSOLUTE.sub(b"", target) or b"/"
 
 
 def _parse_query(query: bytes) -> dict[bytes, list[bytes]]:

@@ -38,8 +38,14 @@ def get_header_elements(headers: Headers, name: str) -> list[str]:
 
     The list may be in one line or in several (RFC 9110, section 5.3).
     """
-    joined = b",".join(get_header_values(headers, name)).decode("latin-1")
-    return [stripped for each in _ELEMENT.findall(joined) if (stripped := each.strip(" \t"))]
+    values = get_header_values(headers, name)
+    return split_elements(b",".join(values)) if values else []
+
+
+def split_elements(joined: bytes) -> list[str]:
+    """Return the elements of a list, without empty ones."""
+    found = _ELEMENT.findall(joined.decode("latin-1"))
+    return [stripped for each in found if (stripped := each.strip(" \t"))]
 
 
 def parse_weights(elements: Sequence[str]) -> Mapping[str, float]:
