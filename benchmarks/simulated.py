@@ -28,13 +28,12 @@ from twisted.internet.task import Clock, LoopingCall
 from twisted.python.failure import Failure
 
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.core.budget import EventDiskBudget
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.event_log import EventMemory
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.identifiers import SECRET_KEY_BYTES, IdentifierIssuer
 from tawebeval.errors import EvaluationFailure, ServerBusy
-from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
 from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
@@ -375,7 +374,7 @@ class SimulatedDaemon:
             sandbox=SimulatedSandbox(configuration.limits, self.adopt),
             limit_monitor=_Unwatched(),  # type: ignore[arg-type]
             event_memory=EventMemory(configuration.buffers.total),
-            event_disk=EventDiskBudget(configuration.buffers.disk),
+            unread_events=make_unread_events_share(configuration.buffers.disk),
             segment_loader=SegmentLoader(threads),
             open_event_files=lambda _: MemoryEventFiles(),  # type: ignore[arg-type,return-value]
             read_wall_clock=lambda: _EPOCH + clock.seconds(),

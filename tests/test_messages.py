@@ -34,8 +34,8 @@ BUILDERS = {
     *("ValueError", "OSError", "SystemExit", "FileBlockError", "FileRefused", "NotFound"),
     *("UnknownHost", "LookupUnanswered", "AttemptResult", "_forbidden", "_failed", "_give_up"),
     *("_bad_request", "_too_large", "_refuse", "_refuse_handshake", "_check_length", "_matching"),
-    *("_emit_error", "_emit_first_error", "refuse_file", "report_problems", "run_in_background"),
-    *("attempt", "use_copies", "_check_reload", "Allowance", "Remedy", "ReloadResult"),
+    *("_emit_error", "_emit_first_error", "refuse_file", "run_in_background"),
+    *("attempt", "use_copies", "Allowance", "Remedy", "ReloadResult"),
     "__init__",
 }
 # Beginnings of the names of functions that return, or yield, messages; constants with messages.

@@ -12,14 +12,13 @@ from twisted.internet import reactor as installed
 
 from benchmarks.programs.stopwatch import Stopwatch, arguments
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.core.budget import EventDiskBudget
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.event_log import EventLog, EventMemory
 from tawebeval.core.form import EvaluationRequest, Repository, pack_request
 from tawebeval.core.segi import Markers
 from tawebeval.daemon.process_setup import keep_freed_memory
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 from tawebeval.evaluations.reading import EvaluationEvents, SegmentLoader
@@ -80,7 +79,7 @@ def _measure(folder: Path) -> None:
         sandbox=sandbox,
         limit_monitor=LimitMonitor(reactor, threads, threads),
         event_memory=EventMemory(_CAPACITY),
-        event_disk=EventDiskBudget(2**40),
+        unread_events=make_unread_events_share(2**40),
         segment_loader=SegmentLoader(threads),
     )
     stdout = RecordedStdout(

@@ -43,6 +43,7 @@ from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.expiry_clock import ExpiryClock
 from tawebeval.core.ring import EventRing
+from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, format_size
 from tawebeval.linux.filetree import describe_disk_error, rename_durably
@@ -139,7 +140,12 @@ class EvaluationArchive:
         factory=lambda: Counter(dict.fromkeys(get_args(ArchiveLossReason), 0))
     )
     evaluation_count: int = 0  # in the archive
-    _bytes_by_caller: Counter[str] = attrs.field(factory=Counter)
+    _share: Share = attrs.field(
+        default=attrs.Factory(
+            lambda self: Share(SharedResource.ARCHIVE, self.settings.size), takes_self=True
+        ),
+        init=False,
+    )
     _changes: DeferredLock = attrs.field(factory=DeferredLock)
     _is_removing: bool = False
     _stuck: set[str] = attrs.field(factory=set)  # whose files could not be removed
@@ -153,7 +159,7 @@ class EvaluationArchive:
     @property
     def total_bytes(self) -> int:
         """Bytes of the disk that the archive takes."""
-        return self._bytes_by_caller.total()
+        return self._share.used
 
     # Start and end
 
@@ -176,7 +182,8 @@ class EvaluationArchive:
             await self._rows.flush()
             found = await self._rows.count_archived()
             self.evaluation_count = sum(count for count, _ in found.values())
-            self._bytes_by_caller = Counter({caller: size for caller, (_, size) in found.items()})
+            for caller, (_, size) in found.items():
+                self._share.take(size - self._share.used_by_caller[caller], caller)
             if has_files and not found:
                 log.error(
                     "archive: {path} has evaluations that the store does not know; restore the"
@@ -264,7 +271,7 @@ class EvaluationArchive:
             await save_row(stored)
             self.archived_count += 1
             self.evaluation_count += 1
-            self._bytes_by_caller[ended.caller] += stored.file_bytes
+            self._share.take(stored.file_bytes, ended.caller)
         if self.total_bytes > self.settings.size:
             run_in_background(
                 self.remove_excess(), log, "defect: archive.size may not hold until the next minute"
@@ -363,8 +370,7 @@ class EvaluationArchive:
             removed = await self._writer.run_in_thread(self._remove, rows)
             for identifier, caller, size in removed:
                 self._delete_row(identifier)
-                self._bytes_by_caller[caller] -= size
-            self._bytes_by_caller = +self._bytes_by_caller  # without callers that have nothing
+                self._share.give_back(size, caller)
             self.evaluation_count -= len(removed)
             await self._rows.flush()
         return True
@@ -382,7 +388,7 @@ class EvaluationArchive:
     async def _list_excess(self) -> list[RemovableRow]:
         """Return the rows of the caller that holds most, until another caller holds more."""
         excess = self.total_bytes - self.settings.size
-        held = self._bytes_by_caller.most_common()
+        held = self._share.used_by_caller.most_common()
         for caller, size in held if excess > 0 else ():
             others = max((other_size for other, other_size in held if other != caller), default=0)
             rows = []

@@ -132,8 +132,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
       2        a part is broken
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: they import all that the daemon does.
-    from tawebeval.daemon.doctor import examine_system
-    from tawebeval.daemon.findings import Severity
+    from tawebeval.daemon.doctor import Severity, examine_system
 
     worst = Severity.OK
     found = []

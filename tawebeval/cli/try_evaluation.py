@@ -17,7 +17,6 @@ from twisted.internet.task import LoopingCall
 from tawebeval.cli.evaluate import Submission
 from tawebeval.client.events import Page, parse_page
 from tawebeval.config import Configuration
-from tawebeval.core.budget import EventDiskBudget
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.event_log import EventLog, EventMemory
 from tawebeval.core.form import (
@@ -31,7 +30,7 @@ from tawebeval.core.limits import ChosenLimits
 from tawebeval.core.pages import make_page
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import EvaluationEvents, SegmentLoader
@@ -214,7 +213,7 @@ class LocalEnvironment:
             sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, orphans, trees),
             limit_monitor=LimitMonitor(reactor, threads, threads),
             event_memory=EventMemory(buffers.total),
-            event_disk=EventDiskBudget(buffers.disk),
+            unread_events=make_unread_events_share(buffers.disk),
             segment_loader=SegmentLoader(threads),
         )
         tree.copy_tree()

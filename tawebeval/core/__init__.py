@@ -14,7 +14,7 @@ byte.
 - Lists: `evaluation_lists` has their cursors, and joins the lists of several daemons.
 - Requests: `form` parses the form of POST /evaluate, `hosts` the hosts of its URLs. `tokens` finds
   the caller, `signed_links` signs links that read one evaluation, `forwarded_headers` finds the
-  client's address behind proxies. `budget` bounds uploads and events on the disk.
+  client's address behind proxies. `shares` counts what callers use together, and their parts.
 - Values that several packages share: `identifiers`, `states`, `evaluator_environment` (the
   evaluator's environment), `checkout`, `backoff` (retries of HTTP requests), `counters` (counters
   for metrics), `retry_schedule` (`Retry-After` of a full queue), `expiry_clock` (the time of day

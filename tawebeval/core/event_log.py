@@ -6,8 +6,8 @@ before it, and nothing else discards an event.
 
 A *segment* is a number of consecutive events, and their source: a checkpoint of the parser and the
 place in stdout from which the parser went on there. `EventMemory` bounds the bytes of all logs
-together. It evicts the segments that were read or written least recently; `parse_segment` makes an
-evicted segment's events again, from the same bytes of stdout. They are the same events, one by one:
+together. It evicts segments of the caller that has most; `parse_segment` makes an evicted segment's
+events again, from the same bytes of stdout. They are the same events, one by one:
 the parser depends on its bytes and on the places of flushes (`tawebeval.core.segi`). The caller
 keeps these places and the times of the events as marks beside stdout.
 
@@ -27,6 +27,8 @@ import attrs
 from tawebeval.core.events import EMPTY_BATCH, EventBatch, split_batch
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers, SegiParser
+from tawebeval.core.shares import Share, SharedResource
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4 * 1024, 256 * 1024
 """Bytes of events from which a segment may end: with very many logs, and with few."""
@@ -89,20 +91,33 @@ class EventSegment:
     end_cursor: int
     ring: EventRing | None
     source: SegmentSource | None = None
+    caller: str = ANONYMOUS_CALLER
 
 
 class EventMemory:
     """Bound of the bytes of events in the memory of all logs.
 
-    The newest segment of each log stays in memory, beyond the bound, too; the more logs there are,
-    the smaller a segment may end (`min_segment_bytes`).
+    Beyond it the caller that has most loses the segments that were read or written least recently.
+    The newest segment of each log stays in memory, and so does an error event behind it:
+    `fixed_share` counts both, and no evaluation is accepted or started beyond it. The more logs
+    there are, the smaller a segment may end (`min_segment_bytes`).
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.used_bytes = 0
-        self._max_bytes = max_bytes
+        self.share = Share(SharedResource.EVENT_MEMORY, max_bytes)
+        self.fixed_share = Share(
+            SharedResource.FIXED_EVENT_MEMORY,
+            max_bytes,
+            max_bytes // 2,
+            "the newest events of your evaluations use up your part of the memory (buffers.total);"
+            " read them, or discard those of finished evaluations by"
+            " GET /evaluation/ID/events?after=end",
+            "the newest events of all evaluations use up the memory (buffers.total); try again"
+            " later",
+        )
         self._newest: dict[EventSegment, int] = {}
-        self._ended: OrderedDict[EventSegment, int] = OrderedDict()  # the next to evict is first
+        # By caller; the next to evict is first.
+        self._ended: dict[str, OrderedDict[EventSegment, int]] = {}
 
     @property
     def min_segment_bytes(self) -> int:
@@ -110,7 +125,7 @@ class EventMemory:
 
         A segment ends with a call of the parser, so it may have a few MiB more.
         """
-        share = self._max_bytes // (4 * max(1, len(self._newest)))
+        share = self.share.total // (4 * max(1, len(self._newest)))
         return min(max(share, MIN_SEGMENT_BYTES), MAX_SEGMENT_BYTES)
 
     def note_use(self, segment: EventSegment) -> None:
@@ -118,24 +133,41 @@ class EventMemory:
         assert segment.ring is not None, "it is in memory"
         self.release(segment)
         size = segment.ring.memory_bytes
-        self.used_bytes += size
+        self.share.take(size, segment.caller)
         if segment.source is None:
             self._newest[segment] = size
+            self.fixed_share.take(size, segment.caller)
         else:
-            self._ended[segment] = size
-        while self.used_bytes > self._max_bytes and len(self._ended) > 1:
-            evicted = next(iter(self._ended))
+            self._ended.setdefault(segment.caller, OrderedDict())[segment] = size
+        while self.share.used > self.share.total:
+            evicted = self._find_segment_to_evict(segment)
+            if evicted is None:
+                break
             evicted.ring = None
             self.release(evicted)
 
+    def _find_segment_to_evict(self, kept: EventSegment) -> EventSegment | None:
+        """Return a segment of the caller that has most, but not the one in use."""
+        callers = (name for name, ended in self._ended.items() if len(ended) > (kept in ended))
+        caller = max(callers, key=self.share.used_by_caller.__getitem__, default=None)
+        if caller is None:
+            return None
+        return next(segment for segment in self._ended[caller] if segment is not kept)
+
     def release(self, segment: EventSegment) -> None:
         """Count a segment no longer: it has left memory, or its log."""
-        self.used_bytes -= self._newest.pop(segment, 0) + self._ended.pop(segment, 0)
+        size, ended = self._newest.pop(segment, 0), self._ended.get(segment.caller)
+        self.fixed_share.give_back(size, segment.caller)
+        if ended is not None:
+            size += ended.pop(segment, 0)
+            if not ended:
+                del self._ended[segment.caller]
+        self.share.give_back(size, segment.caller)
 
 
 @attrs.define(eq=False)
 class EventLog:
-    """Events from `begin_cursor` to `end_cursor`.
+    """Events of an evaluation of `caller`, from `begin_cursor` to `end_cursor`.
 
     `has_ended` says that no event follows. `discarded_stdout_bytes` is the number of bytes at the
     beginning of stdout that no segment needs any more, `discarded_files` that of the first files
@@ -148,6 +180,7 @@ class EventLog:
     has_ended: bool = False
     discarded_stdout_bytes: int = 0
     discarded_files: int = 0
+    caller: str = attrs.field(default=ANONYMOUS_CALLER, kw_only=True)
     _segments: list[EventSegment] = attrs.field(factory=list)
 
     def append_batch(self, batch: EventBatch, time_ms: int) -> None:
@@ -157,7 +190,8 @@ class EventLog:
             return
         if not self._segments or self._segments[-1].source is not None:
             ring = EventRing(self.end_cursor, self.end_cursor)
-            self._segments.append(EventSegment(self.end_cursor, self.end_cursor, ring))
+            newest = EventSegment(self.end_cursor, self.end_cursor, ring, caller=self.caller)
+            self._segments.append(newest)
         segment = self._segments[-1]
         assert segment.ring is not None, "the newest segment stays in memory"
         segment.ring.append_batch(batch, time_ms)
@@ -189,7 +223,7 @@ class EventLog:
         """Append an evicted segment, which an earlier process of the daemon has ended."""
         if not self._segments:
             self.begin_cursor = begin_cursor
-        self._segments.append(EventSegment(begin_cursor, end_cursor, None, source))
+        self._segments.append(EventSegment(begin_cursor, end_cursor, None, source, self.caller))
         self.end_cursor = end_cursor
 
     def mark_end(self) -> None:

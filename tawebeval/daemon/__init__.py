@@ -9,7 +9,7 @@ which builds all parts, with one builder for each package, and returns a `servic
 - Reload: `reload.ReloadService` reads all `ReloadableFiles` again on SIGHUP, or on a request to the
   `control_socket.ControlSocket` by `tawebeval reload`.
 - Monitoring: `metrics` (Prometheus), `health` (readiness), `logging` (the log).
-- `tawebeval doctor`: `doctor.SystemChecks` and `doctor_storage.StorageChecks` yield `findings`.
+- `tawebeval doctor`: `doctor.CHECKS` is the table of its checks, `doctor_disk` has those of files.
 - Process: `process_setup` (allocator, clock, signals, poller), `systemd` (readiness, watchdog),
   `directories` (state and cache directories), `starter_connection` (the starter of evaluators).
 

@@ -15,7 +15,6 @@ from twisted.web.client import BrowserLikePolicyForHTTPS
 
 from tawebeval.archive.archive import READER_THREADS, EvaluationArchive
 from tawebeval.config import Configuration
-from tawebeval.core.budget import EventDiskBudget
 from tawebeval.core.event_log import EventMemory
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.identifiers import IdentifierIssuer
@@ -37,7 +36,7 @@ from tawebeval.daemon.startup import StartupChecks, find_exposed_endpoints, open
 from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, resolve_run_slot_count
 from tawebeval.errors import SetupProblem
-from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
 from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.restoring import LeftEvaluations
@@ -404,7 +403,7 @@ def _make_context(
             0 if base.authentication.is_token_optional else (fetches + 1) // 2,
         ),
         event_memory=EventMemory(configuration.buffers.total),
-        event_disk=EventDiskBudget(configuration.buffers.disk),
+        unread_events=make_unread_events_share(configuration.buffers.disk),
         segment_loader=SegmentLoader(pools.file_tree_threads),
         store=base.store,
         archive=archive,

@@ -1,15 +1,16 @@
-"""`tawebeval doctor`: the checks of the daemon's start, and of its protection.
+"""`tawebeval doctor`: one table of checks of the daemon's start, and of its protection.
 
-The checks are defined beside the code that they check; this module and `doctor_storage` list them.
-No check changes anything. A finding is BROKEN if the daemon would refuse to start or if other
-users can read a secret, and WEAKER if the daemon runs with less protection.
+The checks are defined beside the code that they check, in `doctor_disk`, or here. No check changes
+anything. A finding is BROKEN if the daemon would refuse to start or if other users can read a
+secret, and WEAKER if the daemon runs with less protection.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -17,11 +18,10 @@ from typing import Any, get_args
 import attrs
 from twisted.internet.endpoints import serverFromString
 
-from tawebeval.config import Configuration
+from tawebeval.config import CredentialSettings
 from tawebeval.core.forwarded_headers import TrustedProxies
-from tawebeval.daemon.directories import locate_directories
-from tawebeval.daemon.doctor_storage import StorageChecks
-from tawebeval.daemon.findings import Finding, Severity, report_problems, run_checks
+from tawebeval.daemon import doctor_disk
+from tawebeval.daemon.doctor_disk import ExaminedDaemon, check_writers
 from tawebeval.daemon.process_setup import find_unreadable_import_directories
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.services import explain_wrong_endpoint
@@ -37,12 +37,13 @@ from tawebeval.daemon.startup import (
 )
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.git.command import check_git_version
+from tawebeval.git.keyring import GitKeyring
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups import CgroupManager, Resource, open_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.ownership import get_user_name
-from tawebeval.linux.privileges import CurrentProcess, Privileges, find_privileges
+from tawebeval.linux.ownership import find_readable_by_others_problem
+from tawebeval.linux.privileges import CurrentProcess, find_privileges
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
 from tawebeval.sandbox.overlay import WritableTrees
@@ -54,232 +55,325 @@ from tawebeval.sandbox.probe import (
     open_sandbox,
 )
 from tawebeval.slurm.checks import check_cluster
-from tawebeval.web.auth import find_token_file
+from tawebeval.web.auth import find_metrics_token_file, find_token_file, read_token_file
+from tawebeval.webhooks.signing import find_secrets_file, read_signing_secrets
 
-_UNIT_REMEDY = "run the systemd-run command in docs/install.md"
-UNIT_FILE_PATHS = tuple(
-    Path(directory, "tawebeval.service")
-    for directory in (
-        "/etc/systemd/system",
-        "/usr/local/lib/systemd/system",
-        "/usr/lib/systemd/system",
-    )
-)
-"""The paths where a unit of the daemon may be installed."""
-_SUBSTITUTE = "nobody"  # for service.user, where root has set none
-# The directories of docs/install.md: the home of that user does not exist.
-_SUBSTITUTE_DIRECTORIES = {
-    "STATE_DIRECTORY": "/var/lib/tawebeval",
-    "CACHE_DIRECTORY": "/var/cache/tawebeval",
-}
+_UNIT_REMEDY = "to check tawebeval.service, run the systemd-run command in docs/install.md"
+
+
+class Severity(IntEnum):
+    """Severity of a finding, in ascending order. The highest is the exit status of the command."""
+
+    OK = 0
+    WEAKER = 1
+    BROKEN = 2
 
 
 @attrs.frozen
-class SystemChecks:
-    """All checks. `environment` is that of the daemon, as far as it is known."""
+class Finding:
+    """State of one component of the daemon. `remedy` is empty if `severity` is OK."""
 
-    configuration: Configuration
-    environment: Mapping[str, str]
-    privileges: Privileges
-    storage: StorageChecks
-    reactor: Any
+    component: str
+    severity: Severity
+    description: str
+    remedy: str = ""
 
-    def run_checks(self) -> Iterator[Finding]:
-        """Run all checks and yield the findings. Blocks, for about a second."""
+
+Results = Iterable[str | SetupProblem | Finding]
+
+
+@attrs.frozen
+class Check:
+    """A row of the table: what a check of a component finds, and the remedy.
+
+    `examine` yields strings (OK), `SetupProblem`s (WEAKER) and findings of other components. It
+    raises ConfigurationError or OSError for a broken component. With a `remedy` the strings are
+    WEAKER: that helps. With `as_user` the check has the rights of the daemon's user.
+    """
+
+    component: str
+    examine: Callable[[ExaminedDaemon], Results]
+    remedy: str = ""
+    as_user: bool = False
+
+    def run(self, daemon: ExaminedDaemon) -> Iterator[Finding]:
+        """Run the check and yield its findings. Blocks."""
+        weaker = Severity.WEAKER
+        try:
+            for found in self.examine(daemon):
+                if isinstance(found, Finding):
+                    yield found
+                elif isinstance(found, SetupProblem):
+                    yield Finding(self.component, weaker, *found)
+                elif self.remedy:
+                    yield Finding(self.component, weaker, found, self.remedy)
+                else:
+                    yield Finding(self.component, Severity.OK, found)
+        except ConfigurationError as error:
+            yield Finding(self.component, Severity.BROKEN, *error.problem)
+        except OSError as error:
+            yield Finding(self.component, Severity.BROKEN, f"cannot be checked: {error}")
+
+
+def run_checks(daemon: ExaminedDaemon, checks: Iterable[Check]) -> Iterator[Finding]:
+    """Run checks and yield their findings. Blocks."""
+    for check in checks:
+        with daemon.privileges.act_as_user() if check.as_user else nullcontext():
+            found = list(check.run(daemon))
+        yield from found
+
+
+def _check_user(daemon: ExaminedDaemon) -> Iterator[str]:
+    setting = " (service.user)" if daemon.privileges.user else ""
+    yield f"the daemon runs as {daemon.user_name}{setting}"
+
+
+def _check_sandbox(daemon: ExaminedDaemon) -> Iterator[Finding]:
+    cgroups = open_cgroups(f"doctor-{os.getpid()}")
+    try:
         yield from run_checks(
-            ("user", self._check_user),
-            ("python", self._check_python),
-            ("sandbox", self._check_sandbox),
-            ("environments", self._check_environments),
-            ("cluster", self._check_cluster),
-            ("starter", self._check_starter),
-            ("git", lambda: [check_git_version()]),
-            *(
-                ("listen", partial(self._check_endpoint, endpoint))
-                for endpoint in dict.fromkeys(self.configuration.listen)
+            daemon,
+            (
+                Check("sandbox", partial(_try_sandbox, cgroups)),
+                Check("limits", partial(_check_cgroups, cgroups)),
             ),
-            ("callers", self._check_callers),
-            ("proxies", self._check_proxies),
         )
-        yield from self.storage.run_checks()
-        yield from run_checks(
-            ("limits", self._check_limits),
-            ("limits", rlimits.find_lowered_hard_limits),
-            ("descriptors", self._check_descriptors),
-            ("processes", lambda: _compare(rlimits.assess_process_limit(self.configuration))),
+    finally:
+        cgroups.remove_all_cgroups()
+
+
+def _try_sandbox(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
+    configuration, privileges = daemon.configuration, daemon.privileges
+    with privileges.act_as_user():
+        checkouts, workspaces = doctor_disk.make_probe_directories(daemon)
+    try:
+        check_sandbox_readable_paths(configuration, daemon.file, daemon.environment)
+        # As in the state directory, which programs in the sandbox's mount namespace see whole.
+        accounts = workspaces / "accounts"
+        with privileges.act_as_user():
+            accounts.mkdir()
+            write_sandbox_files(accounts)
+        orphans = OrphanReaper(daemon.reactor, Spawner(daemon.reactor))
+        trees = WritableTrees(workspaces / "starter" / "socket")
+        sandbox = open_sandbox(configuration, accounts, cgroups, orphans, trees)
+        try:
+            check_sandbox(sandbox, privileges, ProbeDirectories(checkouts, workspaces))
+        finally:
+            close_sandbox(sandbox)
+            if isinstance(sandbox, BubblewrapSandbox):
+                for descriptor in sandbox.filter_descriptors:
+                    os.close(descriptor)
+    finally:
+        with privileges.act_as_user():
+            for place in (checkouts, workspaces):
+                remove_tree(place)
+    problems = find_sandbox_problems(sandbox)
+    if not isinstance(sandbox, BubblewrapSandbox):
+        return list(problems)
+    overlays = "overlays work: trees of commits are not copied"
+    trees_check = Check("trees", lambda _: list(problems) or [overlays])
+    return [f"{sandbox.bwrap_path} works", *trees_check.run(daemon)]
+
+
+def _check_cgroups(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
+    remedy = cgroups.unenforced_resources_remedy
+    for what in get_args(Resource):
+        said = cgroups.describe_enforcement(what)
+        yield said if what in cgroups.enforced_resources else SetupProblem(said, remedy)
+    policy = cgroups.query_oom_policy()
+    if policy in ("stop", "kill"):
+        ends = f"OOMPolicy={policy} ends the daemon when an evaluation reaches limits.memory"
+        yield SetupProblem(ends, "set OOMPolicy=continue in the unit")
+    if "memory" in cgroups.enforced_resources:  # else no number of watches is enough
+        watches = partial(_compare, rlimits.assess_epoll_watch_limit)
+        yield from Check("watches", watches).run(daemon)
+
+
+def _find_network(daemon: ExaminedDaemon) -> Iterator[str]:
+    sandbox = daemon.configuration.sandbox
+    if sandbox.kind != "none" and sandbox.network:
+        yield "sandbox.network is true: evaluators reach the network and this machine's ports"
+
+
+def _find_loopback(daemon: ExaminedDaemon) -> Iterator[str]:
+    sandbox = daemon.configuration.sandbox
+    if sandbox.kind != "none" and sandbox.loopback and not sandbox.network:
+        yield "sandbox.loopback is true: unaccepted TCP connections use memory outside all limits"
+
+
+def _check_environments(daemon: ExaminedDaemon) -> Iterator[str]:
+    if names := daemon.configuration.environments:
+        check_environments(daemon.configuration, daemon.file, daemon.environment)
+        yield f"evaluators can run in {', '.join(names)}"
+
+
+def _check_cluster(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
+    if daemon.configuration.runner.kind == "slurm":
+        yield from check_cluster(
+            daemon.configuration,
+            (daemon.state, daemon.cache),
+            daemon.privileges.user,
+            daemon.privileges.act_as_user,
+            daemon.environment,
         )
 
-    def _check_user(self) -> Iterator[str]:
-        user = self.privileges.user
-        if user and not self.configuration.service.user:
-            directories = ", ".join(
-                f"{name}={self.environment[name]}" for name in _SUBSTITUTE_DIRECTORIES
-            )
-            yield (
-                f"the other checks are those of a daemon with service.user = {user.name},"
-                f" {directories}"
-            )
-            return
-        name = f"{user.name} (service.user)" if user else get_user_name(os.geteuid())
-        yield f"the daemon runs as {name}"
 
-    def _check_python(self) -> Sequence[SetupProblem]:
-        with self.privileges.act_as_user():
-            return list(find_unreadable_import_directories())
+def _check_starter(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
+    trees, is_lasting = open_starter(daemon.configuration, daemon.environment, Path())
+    if not is_lasting:
+        yield f"evaluations end with the daemon (service.lasting, {STARTER_SOCKET_VARIABLE})"
+        return
+    yield "evaluations outlive the daemon"
+    try:
+        yield from describe_starter_limits(daemon.configuration, trees.starter)
+    finally:
+        trees.close()
 
-    def _check_sandbox(self) -> Iterator[Finding]:
-        cgroups = open_cgroups(f"doctor-{os.getpid()}")
+
+def _check_endpoints(daemon: ExaminedDaemon) -> Iterator[Finding]:
+    endpoints = dict.fromkeys(daemon.configuration.listen)
+    return run_checks(daemon, [Check("listen", partial(_check_endpoint, one)) for one in endpoints])
+
+
+def _check_endpoint(endpoint: str, daemon: ExaminedDaemon) -> Iterator[str]:
+    # The sockets of these two exist only in a daemon that systemd or a similar program starts.
+    if not endpoint.startswith(("systemd:", "fd:")):
         try:
-            yield from run_checks(
-                ("sandbox", partial(self._try_sandbox, cgroups)),
-                ("limits", partial(self._check_cgroups, cgroups)),
-            )
-        finally:
-            cgroups.remove_all_cgroups()
-
-    def _try_sandbox(self, cgroups: CgroupManager) -> Iterator[str | SetupProblem | Finding]:
-        checkouts, workspaces = self.storage.make_probe_directories()
-        try:
-            check_sandbox_readable_paths(
-                self.configuration, self.storage.configuration_file, self.environment
-            )
-            # As in the state directory, which programs in the sandbox's mount namespace see whole.
-            accounts = workspaces / "accounts"
-            with self.privileges.act_as_user():
-                accounts.mkdir()
-                write_sandbox_files(accounts)
-            orphans = OrphanReaper(self.reactor, Spawner(self.reactor))
-            trees = WritableTrees(workspaces / "starter" / "socket")
-            sandbox = open_sandbox(self.configuration, accounts, cgroups, orphans, trees)
-            try:
-                check_sandbox(sandbox, self.privileges, ProbeDirectories(checkouts, workspaces))
-            finally:
-                close_sandbox(sandbox)
-                if isinstance(sandbox, BubblewrapSandbox):
-                    for descriptor in sandbox.filter_descriptors:
-                        os.close(descriptor)
-        finally:
-            with self.privileges.act_as_user():
-                for place in (checkouts, workspaces):
-                    remove_tree(place)
-        if not isinstance(sandbox, BubblewrapSandbox):
-            yield from find_sandbox_problems(sandbox)
-            return
-        yield f"{sandbox.bwrap_path} works"
-        overlays = report_problems(
-            find_sandbox_problems(sandbox), "overlays work: trees of commits are not copied"
-        )
-        yield from run_checks(("trees", lambda: overlays))
-        if sandbox.has_network:
-            what = "sandbox.network is true: evaluators reach the network and this machine's ports"
-            yield SetupProblem(what, "remove sandbox.network if evaluators need no network")
-        elif self.configuration.sandbox.loopback:
-            what = (
-                "sandbox.loopback is true: unaccepted TCP connections use memory outside all limits"
-            )
-            yield SetupProblem(what, "remove sandbox.loopback if evaluators need no 127.0.0.1")
-
-    def _check_starter(self) -> Iterator[str | SetupProblem]:
-        trees, is_lasting = open_starter(self.configuration, self.environment, Path())
-        if not is_lasting:
-            yield f"evaluations end with the daemon (service.lasting, {STARTER_SOCKET_VARIABLE})"
-            return
-        yield "evaluations outlive the daemon"
-        try:
-            yield from describe_starter_limits(self.configuration, trees.starter)
-        finally:
-            trees.close()
-
-    def _check_environments(self) -> Iterator[str]:
-        if not self.configuration.environments:
-            return
-        with self.privileges.act_as_user():
-            check_environments(
-                self.configuration, self.storage.configuration_file, self.environment
-            )
-        yield f"evaluators can run in {', '.join(self.configuration.environments)}"
-
-    def _check_cluster(self) -> Iterator[str | SetupProblem]:
-        if self.configuration.runner.kind == "slurm":
-            yield from check_cluster(
-                self.configuration,
-                locate_directories(self.environment),
-                self.privileges.user,
-                self.privileges.act_as_user,
-                self.environment,
-            )
-
-    def _check_cgroups(self, cgroups: CgroupManager) -> Iterator[str | SetupProblem | Finding]:
-        remedy = cgroups.unenforced_resources_remedy
-        for what in get_args(Resource):
-            said = cgroups.describe_enforcement(what)
-            yield said if what in cgroups.enforced_resources else SetupProblem(said, remedy)
-        policy = cgroups.query_oom_policy()
-        if policy in ("stop", "kill"):
-            ends = f"OOMPolicy={policy} ends the daemon when an evaluation reaches limits.memory"
-            yield SetupProblem(ends, "set OOMPolicy=continue in the unit")
-        if (
-            "memory" in cgroups.enforced_resources
-        ):  # without the limit no number of watches is enough
-            yield from run_checks(
-                (
-                    "watches",
-                    lambda: _compare(rlimits.assess_epoll_watch_limit(self.configuration)),
-                )
-            )
-
-    def _check_endpoint(self, endpoint: str) -> Iterator[str]:
-        # The sockets of these two exist only in a daemon that systemd or a similar program starts.
-        if not endpoint.startswith(("systemd:", "fd:")):
-            try:
-                serverFromString(self.reactor, endpoint)
-            except (ValueError, TypeError, LookupError, OSError) as error:
-                raise ConfigurationError(explain_wrong_endpoint(endpoint, error)) from None
-        yield endpoint
-
-    def _check_callers(self) -> Iterator[str | SetupProblem]:
-        if find_token_file(self.configuration.callers, self.environment) is not None:
-            yield "callers need a token"
-            return
-        ok = "no tokens (callers.tokens): every program of this machine may submit"
-        yield from report_problems(find_exposed_endpoints(self.configuration), ok)
-
-    def _check_proxies(self) -> Iterator[str | SetupProblem]:
-        http = self.configuration.http
-        if http.trusted_proxies:
-            proxies = TrustedProxies.parse(http.trusted_proxies, http.client_header)
-            names = ", ".join(http.trusted_proxies)
-            ok = f"{names}: clients' addresses are taken from {http.client_header}"
-            yield from report_problems(self._find_proxy_problems(proxies), ok)
-
-    def _find_proxy_problems(self, proxies: TrustedProxies) -> Iterator[SetupProblem]:
-        for network in proxies.find_public_networks():
-            what = f"{network}: every host in this network can claim any client address"
-            yield SetupProblem(what, "list only the proxies' addresses in http.trusted_proxies")
-        if proxies.trusts_unix_sockets and not any(map(_can_be_unix, self.configuration.listen)):
-            what = "http.trusted_proxies has unix, without a UNIX socket in listen"
-            remedy = 'set listen = ["unix:/run/tawebeval/socket:mode=660"], or another proxy'
-            yield SetupProblem(what, remedy)
-        callers = self.configuration.callers
-        with suppress(ConfigurationError):  # the part "callers" reports it
-            if find_token_file(callers, self.environment) is None and not callers.open:
-                what = "no tokens (callers.tokens): all clients of the proxy may run programs"
-                yield SetupProblem(what, "run `tawebeval token new NAME`, and set callers.tokens")
-
-    def _check_descriptors(self) -> Sequence[SetupProblem | str]:
-        return _compare(rlimits.assess_descriptor_limit(self.configuration))
-
-    def _check_limits(self) -> Sequence[str]:
-        rlimits.check_hard_limits(self.configuration.limits)
-        return ()
+            serverFromString(daemon.reactor, endpoint)
+        except (ValueError, TypeError, LookupError, OSError) as error:
+            raise ConfigurationError(explain_wrong_endpoint(endpoint, error)) from None
+    yield endpoint
 
 
-def _compare(assessment: rlimits.LimitAssessment) -> Sequence[SetupProblem | str]:
-    return report_problems(assessment.problems, str(assessment))
+def _check_callers(daemon: ExaminedDaemon) -> Results:
+    if find_token_file(daemon.configuration.callers, daemon.environment) is not None:
+        yield "callers need a token"
+    elif problems := list(find_exposed_endpoints(daemon.configuration)):
+        yield from problems
+    else:
+        yield "no tokens (callers.tokens): every program of this machine may submit"
 
 
-def _can_be_unix(endpoint: str) -> bool:
-    return endpoint.startswith(("unix:", "systemd:", "fd:"))
+def _check_proxies(daemon: ExaminedDaemon) -> Results:
+    http = daemon.configuration.http
+    if not http.trusted_proxies:
+        return
+    if problems := list(_find_proxy_problems(daemon)):
+        yield from problems
+    else:
+        names = ", ".join(http.trusted_proxies)
+        yield f"{names}: clients' addresses are taken from {http.client_header}"
+
+
+def _find_proxy_problems(daemon: ExaminedDaemon) -> Iterator[SetupProblem]:
+    http, callers = daemon.configuration.http, daemon.configuration.callers
+    proxies = TrustedProxies.parse(http.trusted_proxies, http.client_header)
+    for network in proxies.find_public_networks():
+        what = f"{network}: every host in this network can claim any client address"
+        yield SetupProblem(what, "list only the proxies' addresses in http.trusted_proxies")
+    unix = ("unix:", "systemd:", "fd:")
+    if proxies.trusts_unix_sockets and not any(
+        one.startswith(unix) for one in daemon.configuration.listen
+    ):
+        what = "http.trusted_proxies has unix, without a UNIX socket in listen"
+        remedy = 'set listen = ["unix:/run/tawebeval/socket:mode=660"], or another proxy'
+        yield SetupProblem(what, remedy)
+    with suppress(ConfigurationError):  # the component "callers" reports it
+        if find_token_file(callers, daemon.environment) is None and not callers.open:
+            what = "no tokens (callers.tokens): all clients of the proxy may run programs"
+            yield SetupProblem(what, "run `tawebeval token new NAME`, and set callers.tokens")
+
+
+def _check_tokens(daemon: ExaminedDaemon) -> Iterator[str]:
+    try:
+        source = find_token_file(daemon.configuration.callers, daemon.environment)
+    except ConfigurationError:  # the component "callers" reports it
+        return
+    if source is not None:
+        yield _check_token_file(source)
+
+
+def _check_metrics_tokens(daemon: ExaminedDaemon) -> Iterator[str]:
+    if source := find_metrics_token_file(daemon.configuration.metrics, daemon.environment):
+        yield _check_token_file(source)
+
+
+def _check_token_file(source: Path) -> str:
+    read_token_file(source)
+    check_writers(source)
+    return str(source)
+
+
+def _check_callbacks(daemon: ExaminedDaemon) -> Iterator[str]:
+    callbacks = daemon.configuration.callbacks
+    if callbacks.enabled:
+        source = find_secrets_file(callbacks.secrets, daemon.environment)
+        read_signing_secrets(source)
+        _check_closed_to_others(source)
+        yield f"signed with the callers' secrets in {source}"
+
+
+def _check_credentials(daemon: ExaminedDaemon) -> Results:
+    settings = daemon.configuration.repositories.credentials
+    if settings:
+        GitKeyring(settings, daemon.environment.get("CREDENTIALS_DIRECTORY", ""), b"")
+        yield f"{len(settings)} for private repositories"
+        checks = (Check("credentials", partial(_check_credential, entry)) for entry in settings)
+        yield from run_checks(daemon, checks)
+
+
+def _check_credential(entry: CredentialSettings, daemon: ExaminedDaemon) -> Sequence[str]:
+    directory = daemon.environment.get("CREDENTIALS_DIRECTORY", "")
+    path = Path(directory, entry.password_file or entry.key_file)
+    if entry.key_file and not daemon.can_access(path, os.R_OK):
+        what = f"{path}: {daemon.user_name} cannot read the file, so ssh cannot use it"
+        raise ConfigurationError(what, f"chown {daemon.user_name}: {path}")
+    _check_closed_to_others(path)
+    return ()
+
+
+def _check_closed_to_others(path: Path) -> None:
+    problem = find_readable_by_others_problem(path, path.stat().st_mode)
+    if problem is not None:
+        raise ConfigurationError(*problem)
+
+
+def _check_hard_limits(daemon: ExaminedDaemon) -> Sequence[str]:
+    rlimits.check_hard_limits(daemon.configuration.limits)
+    return ()
+
+
+def _compare(
+    assess: Callable[[Any], rlimits.LimitAssessment], daemon: ExaminedDaemon
+) -> Sequence[SetupProblem | str]:
+    assessment = assess(daemon.configuration)
+    return assessment.problems or [str(assessment)]
+
+
+CHECKS = (
+    Check("user", _check_user),
+    Check("python", lambda _: find_unreadable_import_directories(), as_user=True),
+    Check("sandbox", _check_sandbox),
+    Check("sandbox", _find_network, "remove sandbox.network if evaluators need no network"),
+    Check("sandbox", _find_loopback, "remove sandbox.loopback if evaluators need no 127.0.0.1"),
+    Check("environments", _check_environments, as_user=True),
+    Check("cluster", _check_cluster),
+    Check("starter", _check_starter),
+    Check("git", lambda _: [check_git_version()]),
+    Check("listen", _check_endpoints),
+    Check("callers", _check_callers),
+    Check("proxies", _check_proxies),
+    Check("tokens", _check_tokens),
+    Check("metrics", _check_metrics_tokens),
+    Check("credentials", _check_credentials),
+    Check("callbacks", _check_callbacks),
+    *(Check(component, examine, as_user=True) for component, examine in doctor_disk.CHECKS),
+    Check("limits", _check_hard_limits),
+    Check("limits", lambda _: rlimits.find_lowered_hard_limits()),
+    Check("descriptors", partial(_compare, rlimits.assess_descriptor_limit)),
+    Check("processes", partial(_compare, rlimits.assess_process_limit)),
+)
+"""All checks, in the order of their findings."""
 
 
 def examine_system(
@@ -290,9 +384,8 @@ def examine_system(
 ) -> Iterator[Finding]:
     """Yield all findings of a configuration file; stop after a broken configuration or user.
 
-    Root without service.user gets the other findings as for the user nobody, unless a unit is
-    installed. `environment` is that of the caller, `process` the process whose privileges count.
-    Blocks.
+    `environment` is that of the caller, `process` the process whose privileges count. Blocks, for
+    about a second.
     """
     process = process or CurrentProcess()
     if reactor is None:
@@ -307,21 +400,9 @@ def examine_system(
         privileges = find_privileges(configuration.service.user, process)
     except ConfigurationError as error:
         what, remedy = error.problem
-        if configuration.service.user:
-            yield Finding("user", Severity.BROKEN, what, remedy)
-            return
-        if any(path.exists() for path in UNIT_FILE_PATHS):
-            # Remedies for another user than the unit's would harm the service.
-            remedy = f"to check tawebeval.service, {_UNIT_REMEDY}; without the unit {remedy}"
-            yield Finding("user", Severity.BROKEN, what, remedy)
-            return
-        remedy = f"{remedy}; to check a service with a user of its own, {_UNIT_REMEDY}"
+        remedy += "" if configuration.service.user else f"; {_UNIT_REMEDY}"
         yield Finding("user", Severity.BROKEN, what, remedy)
-        try:
-            privileges = find_privileges(_SUBSTITUTE, process)
-        except ConfigurationError:
-            return
-        environment = {**_SUBSTITUTE_DIRECTORIES, **environment}
+        return
     environment = privileges.build_user_environment(environment)
-    storage = StorageChecks(configuration, file, environment, privileges)
-    yield from SystemChecks(configuration, environment, privileges, storage, reactor).run_checks()
+    daemon = ExaminedDaemon(configuration, file, environment, privileges, reactor)
+    yield from run_checks(daemon, CHECKS)

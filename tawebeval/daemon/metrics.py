@@ -194,14 +194,14 @@ class DaemonMetrics(Collector):
 
     def _collect_buffers(self) -> Iterator[Metric]:
         settings = self.evaluation_context.configuration
-        spool, context = self.evaluation_registry.submissions.budget, self.evaluation_context
-        yield _gauge("buffered_bytes", "Events in memory.", context.event_memory.used_bytes)
+        submissions, context = self.evaluation_registry.submissions, self.evaluation_context
+        yield _gauge("buffered_bytes", "Events in memory.", context.event_memory.share.used)
         yield _gauge("buffered_limit_bytes", "What they may take.", settings.buffers.total)
-        yield _gauge("event_disk_bytes", "Events on the disk.", context.event_disk.used_bytes)
+        yield _gauge("event_disk_bytes", "Events on the disk.", context.unread_events.used)
         yield _gauge("event_disk_limit_bytes", "What they may take.", settings.buffers.disk)
-        yield _gauge("uploaded_bytes", "Uploads on the disk.", spool.stored_bytes)
+        yield _gauge("uploaded_bytes", "Uploads on the disk.", submissions.share.used)
         said = "Uploads on their way to the disk."
-        yield _gauge("unwritten_upload_bytes", said, spool.unwritten_bytes)
+        yield _gauge("unwritten_upload_bytes", said, submissions.unwritten.size)
         yield _gauge("uploaded_limit_bytes", "What they may take.", settings.limits.uploads)
 
     def _collect_cache(self) -> Iterator[Metric]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tawebeval.core.retry_schedule import RetrySchedule
-from tawebeval.core.tokens import ANONYMOUS_CALLER
+from tawebeval.core.shares import Share
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import CallerQuotaExceeded, ServerBusy
 from tawebeval.evaluations.context import EvaluationContext
@@ -28,6 +30,8 @@ class AdmissionControl:
         self._records = records
         self.run_queue = FairQueue(*bounds)
         self._retries = RetrySchedule(self.run_queue.slot_count)
+        for share in self._list_shares():
+            share.make_room = partial(self._forget_sent, share)
 
     def check_admission(self, caller: str, *, should_schedule_retry: bool) -> None:
         """Raise the error with which a new evaluation would be refused.
@@ -39,30 +43,8 @@ class AdmissionControl:
         If `should_schedule_retry`, a refusal for the length of the queue has the time at which the
         client is to come back, which no other client gets.
         """
-        while self._has_caller_too_much(caller) and self._records.forget_fully_sent_evaluation(
-            caller
-        ):
-            pass
-        while self._has_too_much_kept() and self._records.forget_fully_sent_evaluation():
-            pass
-        if self._has_kept_share(caller):
-            raise CallerQuotaExceeded(
-                "too many of your finished evaluations are unread (callers.kept); read them, or"
-                " discard them by GET /evaluation/ID/events?after=end",
-                _RETRY_LATER,
-            )
-        if self._context.event_disk.is_caller_quota_exhausted(caller):
-            raise CallerQuotaExceeded(
-                "your unread events use up your part of the disk (buffers.disk); read them, or"
-                " discard those of finished evaluations by GET /evaluation/ID/events?after=end",
-                _RETRY_LATER,
-            )
-        if self._has_too_much_kept():
-            raise ServerBusy(
-                "too many finished evaluations are unread (evaluations.kept, buffers.disk); try"
-                " again later",
-                _RETRY_LATER,
-            )
+        for share in self._list_shares():
+            share.check(1, caller)
         if self.run_queue.is_caller_quota_exhausted(caller):
             raise CallerQuotaExceeded(
                 "too many of your evaluations are queued (callers.queued); try again later",
@@ -90,21 +72,20 @@ class AdmissionControl:
     def _plan_retry(self, caller: str | None = None, caller_count: int = 1) -> int:
         return self._retries.schedule_retry(self._context.clock.seconds(), caller, caller_count)
 
-    def _has_caller_too_much(self, caller: str) -> bool:
-        return self._has_kept_share(caller) or self._context.event_disk.is_caller_quota_exhausted(
-            caller
-        )
+    def _list_shares(self) -> tuple[Share, ...]:
+        """Return the shares of what evaluations leave until they are read."""
+        configuration, ended = self._context.configuration, self._records.ended_share
+        ended.total = configuration.evaluations.kept
+        ended.part = configuration.callers.kept or None
+        return ended, self._context.unread_events, self._context.event_memory.fixed_share
 
-    def _has_too_much_kept(self) -> bool:
-        return (
-            self._records.ended_count >= self._context.configuration.evaluations.kept
-            or self._context.event_disk.is_exhausted
-        )
-
-    def _has_kept_share(self, caller: str) -> bool:
-        """Return whether a caller has as many unread finished evaluations as `callers.kept`."""
-        configuration = self._context.configuration
-        share = configuration.callers.kept
-        if caller == ANONYMOUS_CALLER or not 0 < share < configuration.evaluations.kept:
-            return False
-        return self._records.ended_counts_by_caller[caller] >= share
+    def _forget_sent(self, share: Share, _: int, caller: str | None) -> bool:
+        """Forget evaluations that a stream has sent to the end until another one has room."""
+        if caller is not None:
+            while share.is_part_used_up(caller) and self._records.forget_sent_evaluation(caller):
+                pass
+            return not share.is_part_used_up(caller)
+        for name in share.list_callers():
+            while share.is_used_up and self._records.forget_sent_evaluation(name):
+                pass
+        return not share.is_used_up

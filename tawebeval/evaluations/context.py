@@ -13,12 +13,18 @@ from twisted.internet.defer import Deferred
 
 from tawebeval.archive.archive import EvaluationArchive
 from tawebeval.config import Configuration
-from tawebeval.core.budget import EventDiskBudget
 from tawebeval.core.checkout import Checkout
 from tawebeval.core.counters import EvaluationCounters
 from tawebeval.core.event_log import EventMemory
 from tawebeval.core.form import Repository
-from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, RetryQueue, WorkerThreads
+from tawebeval.core.shares import Share, SharedResource
+from tawebeval.deferreds import (
+    UNLIMITED_WAITERS,
+    Condition,
+    FairQueue,
+    RetryQueue,
+    WorkerThreads,
+)
 from tawebeval.errors import StoreError
 from tawebeval.evaluations.eventlog import EventFiles
 from tawebeval.evaluations.reading import SegmentLoader
@@ -26,6 +32,24 @@ from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.limit_monitor import LimitMonitor
+
+
+def make_unread_events_share(max_bytes: int) -> Share:
+    """Return the share of bytes of unread events on the disk (`buffers.disk`).
+
+    It counts the stdout of evaluations, with the files that it has named, from the moment when it
+    is printed until it is acknowledged or its evaluation is removed. Beyond it no evaluation is
+    accepted, and of a caller beyond its part none is started. Those that run go on: each is bounded
+    by its `limits.output`.
+    """
+    return Share(
+        SharedResource.UNREAD_EVENTS,
+        max_bytes,
+        max_bytes // 2,
+        "your unread events use up your part of the disk (buffers.disk); read them, or"
+        " discard those of finished evaluations by GET /evaluation/ID/events?after=end",
+        "the unread events of all evaluations use up the disk (buffers.disk); try again later",
+    )
 
 
 class RunSlots(Protocol):
@@ -72,6 +96,7 @@ class EvaluationContext:
     `generate_random_bytes(n)` returns n random bytes, as `os.urandom`; `read_wall_clock()` is in
     seconds since the epoch, `read_boot_clock()` in seconds since the boot. `fetch_slots` bounds
     fetches over a network, beside the run slots. `cleanup_queue` repeats removals that have failed.
+    `unread_events_fit` is notified when a caller no longer uses up its part of `unread_events`.
     """
 
     configuration: Configuration
@@ -83,7 +108,7 @@ class EvaluationContext:
     sandbox: Sandbox
     limit_monitor: LimitMonitor
     event_memory: EventMemory
-    event_disk: EventDiskBudget
+    unread_events: Share
     segment_loader: SegmentLoader
     store: EvaluationStore | None = None  # None for `tawebeval try`
     open_event_files: Callable[[Path], EventFiles] = EventFiles
@@ -92,6 +117,7 @@ class EvaluationContext:
     read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)
     archive: EvaluationArchive | None = None
+    unread_events_fit: Condition = attrs.field(factory=Condition)
     cleanup_queue: RetryQueue = attrs.field(
         default=attrs.Factory(lambda self: RetryQueue(self.worker_threads), takes_self=True)
     )

@@ -8,7 +8,6 @@ import attrs
 import msgspec
 
 from tawebeval.config import LimitSettings
-from tawebeval.core.budget import SharedUpload
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import (
     EvaluationRequest,
@@ -22,6 +21,7 @@ from tawebeval.core.states import EvaluationState
 from tawebeval.core.text import take_tail
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.uploads import SharedUpload
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.environments import Environment
@@ -87,7 +87,7 @@ class EvaluationDetails:
     - `result_summary`: what the evaluator has reported, None before the start.
     - `runner_status`: where the evaluator runs, None on this machine.
     - `failure_event`: the event of the failure, b"" without one.
-    - `event_bytes`: the bytes of events on the disk (`core.budget.EventDiskBudget`).
+    - `event_bytes`: the bytes of events on the disk that count for the caller.
     - `archived`: what the archive has of it, None without an archive or before.
     """
 

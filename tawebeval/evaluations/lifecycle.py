@@ -114,13 +114,19 @@ class Evaluation:
         stdout, size = self.events.stdout, 0
         if stdout is not None:
             size = stdout.stdout_bytes + stdout.file_bytes - self.events.log.discarded_stdout_bytes
-        self.context.event_disk.add_bytes(self.details.caller, size - self.details.event_bytes)
-        self.details.event_bytes = size
+        self._set_event_bytes(size)
 
     def release_event_bytes(self) -> None:
         """Count the events no more: they are gone."""
-        self.context.event_disk.add_bytes(self.details.caller, -self.details.event_bytes)
-        self.details.event_bytes = 0
+        self._set_event_bytes(0)
+
+    def _set_event_bytes(self, size: int) -> None:
+        share, caller = self.context.unread_events, self.details.caller
+        was_used_up = share.is_part_used_up(caller)
+        share.take(size - self.details.event_bytes, caller)
+        self.details.event_bytes = size
+        if was_used_up and not share.is_part_used_up(caller):
+            self.context.unread_events_fit.notify()
 
     def stop(self, failure: EvaluationFailure) -> None:
         """End the evaluation; `failure` becomes the final event. No effect after the end.

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
 
 import attrs
 from twisted.internet.interfaces import IReactorTime
 
-from tawebeval.core.budget import SharedUpload
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN, IdentifierIssuer
+from tawebeval.core.shares import Share, SharedResource
 from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import OneShotEvent
 from tawebeval.errors import EvaluationNotFound
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import EvaluationEvents
+from tawebeval.evaluations.uploads import SharedUpload
 
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 
@@ -77,12 +78,23 @@ class EvaluationRecord:
         )
 
 
+def _make_ended_share() -> Share:
+    return Share(
+        SharedResource.ENDED_EVALUATIONS,
+        0,
+        None,
+        "too many of your finished evaluations are unread (callers.kept); read them, or"
+        " discard them by GET /evaluation/ID/events?after=end",
+        "too many finished evaluations are unread (evaluations.kept); try again later",
+    )
+
+
 @attrs.define(eq=False)
 class RecordIndex:
     """Index of the records that are not forgotten.
 
-    `last_sequence_number` counts all until now, `ended_counts_by_caller` the ended evaluations of
-    each caller. `on_forgotten` is called with each record that is dropped.
+    `last_sequence_number` counts all until now, `ended_share` those that have ended; the admission
+    sets its bounds. `on_forgotten` is called with each record that is dropped.
     """
 
     _identities: IdentifierIssuer
@@ -96,7 +108,7 @@ class RecordIndex:
     # Of `_kept`, those that a stream has sent to the end.
     _sent: dict[str, EvaluationRecord] = attrs.field(factory=dict)
     _keys: dict[tuple[str, str], EvaluationRecord] = attrs.field(factory=dict)
-    ended_counts_by_caller: Counter[str] = attrs.field(factory=Counter)
+    ended_share: Share = attrs.field(factory=_make_ended_share)
     last_sequence_number: int = 0
 
     def __contains__(self, identifier: str) -> bool:
@@ -107,11 +119,6 @@ class RecordIndex:
 
     def __getitem__(self, identifier: str) -> EvaluationRecord:
         return self._records[identifier]
-
-    @property
-    def ended_count(self) -> int:
-        """Number of evaluations that have ended and are not forgotten."""
-        return len(self._kept)
 
     def find_record(
         self, identifier: str, caller: str, *, is_reader: bool = True
@@ -212,7 +219,7 @@ class RecordIndex:
         identifier = record.details.identifier
         if self._active.pop(identifier, None) is not None:
             self._kept[identifier] = record
-            self.ended_counts_by_caller[record.details.caller] += 1
+            self.ended_share.take(1, record.details.caller)
             self._note_left(record)
 
     def note_stream_end(self, record: EvaluationRecord) -> None:
@@ -232,25 +239,22 @@ class RecordIndex:
         if self._active.pop(identifier, None) is None:
             del self._kept[identifier]
             self._sent.pop(identifier, None)
-            self.ended_counts_by_caller[record.details.caller] -= 1
-            if not self.ended_counts_by_caller[record.details.caller]:
-                del self.ended_counts_by_caller[record.details.caller]
+            self.ended_share.give_back(1, record.details.caller)
         if record.details.idempotency_key is not None:
             del self._keys[record.details.caller, record.details.idempotency_key]
         record.details.final_state = final_state
         self._on_forgotten(record)
 
-    def forget_fully_sent_evaluation(self, caller: str | None = None) -> bool:
+    def forget_sent_evaluation(self, caller: str) -> bool:
         """Forget one evaluation that a stream has sent to the end; return whether there was one.
 
-        The oldest such evaluation of the caller, or of all callers for None, that no client reads
-        again.
+        The oldest such evaluation of the caller that no client reads again.
         """
         now = self._clock.seconds()
         for identifier, record in self._sent.items():
             deadline = record.evaluation.events.page_reader_deadline
             is_read = record.is_client_waiting or now < deadline
-            if caller in (None, record.details.caller) and not is_read:
+            if caller == record.details.caller and not is_read:
                 self.forget_record(identifier, EvaluationState.EXPIRED)
                 return True
         return False

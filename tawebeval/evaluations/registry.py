@@ -12,7 +12,6 @@ import orjson
 from twisted.logger import Logger
 
 from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive, StoredEvaluation
-from tawebeval.core.budget import SharedUpload
 from tawebeval.core.evaluation_lists import DAEMON_START_ID_BYTES
 from tawebeval.core.event_log import EventLog
 from tawebeval.core.form import draw_seed, pack_request
@@ -55,7 +54,7 @@ from tawebeval.evaluations.status import build_listing_entry, build_status
 from tawebeval.evaluations.submission_store import RerunnableSubmission, SubmissionStore
 from tawebeval.evaluations.submitted_files import read_submitted_files
 from tawebeval.evaluations.timestamps import format_rfc3339_time
-from tawebeval.evaluations.uploads import ReceivedForm
+from tawebeval.evaluations.uploads import ReceivedForm, SharedUpload
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import (
     Workspace,
@@ -146,8 +145,7 @@ class EvaluationRegistry:
             form.idempotency_key, form.form_digest, caller
         )
         if first is not None:
-            self.submissions.budget.release_share(caller, form.upload_bytes)
-            self.submissions.discard_upload(form.directory, form.upload_bytes)
+            self.submissions.discard_upload(form.directory, form.upload_bytes, caller)
             if form.reused_upload is not None:
                 form.reused_upload.remove_reference()
             return first
@@ -168,7 +166,7 @@ class EvaluationRegistry:
             idempotency_key=key,
             form_digest=form.form_digest if key is not None else b"",
             shared_upload=form.reused_upload
-            or SharedUpload(self.submissions.budget, form.upload_bytes, number, caller=caller),
+            or SharedUpload(self.submissions.share, form.upload_bytes, number, caller),
             should_keep_submission=self.context.configuration.evaluations.should_keep_submissions,
             callback=callback,
         )
@@ -236,10 +234,9 @@ class EvaluationRegistry:
         evaluation = self._make_evaluation(details)
         share = shares.get(row.shared_upload_number)
         if share is None:
-            budget, size = self.submissions.budget, row.upload_size
-            budget.restore_stored_bytes(size, row.caller)
+            self.submissions.share.take(row.upload_size, row.caller)
             share = shares[row.shared_upload_number] = SharedUpload(
-                budget, size, row.shared_upload_number, caller=row.caller
+                self.submissions.share, row.upload_size, row.shared_upload_number, row.caller
             )
         else:
             share.add_reference()
@@ -298,7 +295,7 @@ class EvaluationRegistry:
         context = self.context
         workspace = Workspace(self._root / derive_directory_name(details.identifier))
         events = EvaluationEvents(
-            EventLog(context.event_memory),
+            EventLog(context.event_memory, caller=details.caller),
             details.caller,
             details.log_name,
             context.segment_loader,

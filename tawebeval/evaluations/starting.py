@@ -187,12 +187,27 @@ class _Start:
             context.fetch_slots.release_slot_keep_quota(details.identifier)
 
     async def _wait_for_slot(self) -> None:
+        """Wait for a run slot; in the queue, too, while the caller's events leave no room."""
         evaluation, details = self._evaluation, self._evaluation.details
-        slot = self._slots.acquire_slot(details.identifier, details.caller)
+        context, slots = evaluation.context, self._slots
+        slot = slots.acquire_slot(details.identifier, details.caller)
         if details.state is EvaluationState.FETCHING and not slot.called:
             evaluation.enter(EvaluationState.QUEUED)
         await slot
-        evaluation.context.fetch_slots.release_slot(details.identifier)
+        # Others that have run meanwhile may have printed more than the caller's part.
+        while context.unread_events.is_part_used_up(details.caller):
+            slots.release_slot(details.identifier)
+            slots.reserve_queue_place(details.identifier, details.caller)
+            if details.state is EvaluationState.FETCHING:
+                evaluation.enter(EvaluationState.QUEUED)
+            log.info(
+                "{evaluation}: waits until unread events of the caller are read (buffers.disk)",
+                **make_log_fields(details),
+            )
+            while context.unread_events.is_part_used_up(details.caller):
+                await context.unread_events_fit.wait()
+            await slots.acquire_slot(details.identifier, details.caller)
+        context.fetch_slots.release_slot(details.identifier)
         if details.state is EvaluationState.QUEUED:
             evaluation.enter(EvaluationState.FETCHING)
 

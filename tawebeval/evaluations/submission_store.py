@@ -10,13 +10,14 @@ from pathlib import Path
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.core.budget import SharedUpload, UploadBudget
 from tawebeval.core.form import EvaluationRequest, unpack_request
+from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import run_in_background
-from tawebeval.errors import SubmissionDiscarded
+from tawebeval.errors import SubmissionDiscarded, format_size
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.records import EvaluationRecord
+from tawebeval.evaluations.uploads import SharedUpload, UnwrittenUploads
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import Workspace
 
@@ -40,19 +41,26 @@ class RerunnableSubmission:
 class SubmissionStore:
     """The submitted files of all evaluations, whose directories lie below `root`.
 
-    `budget` counts the bytes of all files. If an upload needs more room, the store discards files
-    that are kept, those of the first end first.
+    `share` counts the bytes of all files, also of forms that arrive. Only received bytes count: a
+    client that announces much and sends little keeps no other client out. If an upload needs more
+    room, the store discards files that are kept, those of the first end first.
     """
 
     def __init__(self, context: EvaluationContext, root: Path) -> None:
         self._context = context
         self._root = root
         limits = context.configuration.limits
-        self.budget = UploadBudget(
+        part = max(limits.uploads // _CALLERS, limits.request_body)
+        self.share = Share(
+            SharedResource.UPLOADS,
             limits.uploads,
-            self._discard_kept,
-            max_bytes_per_caller=max(limits.uploads // _CALLERS, limits.request_body),
+            part,
+            f"your uploads take up {format_size(part)}, the part of limits.uploads for one caller;"
+            " try again when evaluations have ended",
+            "the disk space for uploads is used up (limits.uploads); try again later",
+            make_room=self._discard_kept,
         )
+        self.unwritten = UnwrittenUploads()
         # Ended evaluations whose files are kept: of each caller in the order of their ends.
         self._kept: defaultdict[str, dict[str, EvaluationRecord]] = defaultdict(dict)
         self._in_use: Counter[str] = Counter()  # of these, those that a rerun is linking now
@@ -104,19 +112,19 @@ class SubmissionStore:
             found = await archive.extract_submission(identifier, caller, directory)
             if found is None:
                 raise SubmissionDiscarded
-            self.budget.add_stored_bytes(found.size, caller)
+            self.share.take_within_part(found.size, caller)
             key = -int.from_bytes(
                 self._context.generate_random_bytes(7)
             )  # no number of an evaluation
-            share = SharedUpload(self.budget, found.size, key, caller=caller)
+            share = SharedUpload(self.share, found.size, key, caller)
             try:
                 yield RerunnableSubmission(found.evaluation_request, found.workspace, share)
             finally:
                 share.remove_reference()
         finally:
-            self.discard_upload(directory, 0)
+            self.discard_upload(directory, 0, caller)
 
-    def _discard_kept(self, size: int, caller: str | None = None) -> bool:
+    def _discard_kept(self, size: int, caller: str | None) -> bool:
         """Discard kept files of `size` bytes or more, those of the first end first.
 
         They are those of the caller or, for None, first of the callers that hold most. If all
@@ -139,10 +147,8 @@ class SubmissionStore:
         return True
 
     def _list_kept(self, caller: str | None) -> Iterator[EvaluationRecord]:
-        held = self.budget.bytes_by_caller
-        every = sorted(self._kept, key=lambda name: held[name], reverse=True)
-        for name in every if caller is None else (caller,):
-            for identifier, record in self._kept[name].items():
+        for name in self.share.list_callers() if caller is None else (caller,):
+            for identifier, record in self._kept.get(name, {}).items():
                 if identifier not in self._in_use:
                     yield record
 
@@ -154,16 +160,19 @@ class SubmissionStore:
         identifier, workspace = record.details.identifier, record.evaluation.workspace
         if self._kept[record.details.caller].pop(identifier, None) is not None:
             record.details.has_kept_submission = False
-            self.discard_upload(workspace.submission_directory, 0)
-            self.discard_upload(workspace.request_file, 0)
+            self.discard_upload(workspace.submission_directory, 0, "")
+            self.discard_upload(workspace.request_file, 0, "")
             record.shared_upload.remove_reference()
 
-    def discard_upload(self, directory: Path, size: int) -> None:
-        """Remove the `directory` of a form that becomes no evaluation; give back `size` bytes."""
+    def discard_upload(self, directory: Path, size: int, caller: str) -> None:
+        """Remove the `directory` of a form that becomes no evaluation.
+
+        The `size` bytes count for the caller until they are gone.
+        """
         attempt = self._context.cleanup_queue.attempt_call(
             "removal of an upload",
             remove_tree,
             directory,
-            on_success=lambda: self.budget.remove_stored_bytes(size),
+            on_success=lambda: self.share.give_back(size, caller),
         )
         run_in_background(attempt, log, "an upload could not be removed")

@@ -14,8 +14,8 @@ from typing import Protocol
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.core.budget import SharedUpload, UploadBudget
 from tawebeval.core.form import EvaluationRequest
+from tawebeval.core.shares import Share
 from tawebeval.deferreds import Condition, WorkerThreads, run_in_background
 from tawebeval.linux.filetree import add_path_to_errors
 
@@ -23,8 +23,34 @@ WRITE_BATCH_BYTES = 512 * 1024
 """Bytes of a form that are gathered before a thread writes them; fewer at its end."""
 
 _PER_FILE = 1024  # bytes of memory that a file takes besides its content
+_MEMORY = 32 * 2**20  # bytes of all forms that may wait for the disk
 
 log = Logger()
+
+
+@attrs.define(eq=False)
+class SharedUpload:
+    """Files of a submission, counted once for the evaluation and for reruns, which link them.
+
+    `reference_count` is the number of evaluations that need the files. `upload_number` is unique
+    among the uploads. The files count for the `caller`.
+    """
+
+    _share: Share
+    size: int
+    upload_number: int
+    caller: str
+    reference_count: int = 1
+
+    def add_reference(self) -> None:
+        """Count one reference more."""
+        self.reference_count += 1
+
+    def remove_reference(self) -> None:
+        """Count one reference less; the last one gives back the bytes."""
+        self.reference_count -= 1
+        if not self.reference_count:
+            self._share.give_back(self.size, self.caller)
 
 
 @attrs.frozen
@@ -59,6 +85,18 @@ class UploadRequest(Protocol):
 
 
 @attrs.define
+class UnwrittenUploads:
+    """Counter of the bytes of all forms that are gathered or being written."""
+
+    size: int = 0
+
+    @property
+    def is_memory_full(self) -> bool:
+        """Whether forms must wait for the disk before they receive more."""
+        return self.size >= _MEMORY
+
+
+@attrs.define
 class _Piece:
     """A part of a file; `begins` is whether it is the first part.
 
@@ -75,13 +113,12 @@ class _Piece:
 class UploadWriter:
     """Writer of the files of one form below `directory`, which the first write creates.
 
-    `has_begun_writing` is whether `directory` may exist. `spool.unwritten_bytes` counts the bytes
-    that are gathered or being written.
+    `has_begun_writing` is whether `directory` may exist.
     """
 
     directory: Path
     _source: UploadRequest
-    _spool: UploadBudget
+    _unwritten: UnwrittenUploads
     _threads: WorkerThreads
     has_begun_writing: bool = False
     _gathered: list[_Piece] = attrs.field(factory=list)
@@ -120,7 +157,7 @@ class UploadWriter:
 
     def _count(self, size: int) -> None:
         self._size += size
-        self._spool.unwritten_bytes += size
+        self._unwritten.size += size
 
     async def finish(self) -> None:
         """Return when all files are written. May be cancelled. Raises: OSError."""
@@ -150,7 +187,7 @@ class UploadWriter:
         """Whether the gathered pieces are to be written once no thread writes."""
         if self._error is not None or not self._gathered:
             return False
-        return self._complete or self._size >= WRITE_BATCH_BYTES or self._spool.is_memory_full
+        return self._complete or self._size >= WRITE_BATCH_BYTES or self._unwritten.is_memory_full
 
     def _write_if_due(self) -> None:
         if self._is_due:
@@ -162,11 +199,11 @@ class UploadWriter:
             while self._is_due:
                 size = self._size
                 pieces = self._take_gathered()
-                self._spool.unwritten_bytes += size
+                self._unwritten.size += size
                 try:
                     await self._threads.run_in_thread(_write, self.directory, pieces)
                 finally:
-                    self._spool.unwritten_bytes -= size
+                    self._unwritten.size -= size
                 self._source.resume_body()
         except Exception as error:  # noqa: BLE001  (the client is told of any error)
             self._error = error

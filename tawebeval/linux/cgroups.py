@@ -641,7 +641,7 @@ def open_cgroups(name: str, own: CgroupDirectory | None = None) -> CgroupManager
         if own is None and os.geteuid() and (path := find_own_cgroup()) is not None:
             own = CgroupDirectory(path)
         if own is None:
-            raise OSError(None, "this process is in no cgroup of version 2", "/proc/self/cgroup")
+            raise OSError(None, "the daemon is in no cgroup of version 2", "/proc/self/cgroup")
         parent = _make_parent(own, f"tawebeval-{name}")
     except OSError as error:
         return CgroupManager(dict.fromkeys(_CONTROLLERS, _reason(error)), remedy)

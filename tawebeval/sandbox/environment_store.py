@@ -105,7 +105,7 @@ class EnvironmentStore:
         if problem is not None:
             words, remedy = problem[0].replace(str(root), "the archive"), problem.remedy
             if any(os.path.lexists(root / name) for name in _IMAGE_FILES):
-                remedy = "it has the layers of an image: use `docker export` or `podman export`"
+                remedy = "use `docker export` or `podman export`, not `save`, which writes layers"
             raise ConfigurationError(words, remedy)
         target = self.directory / f"sha256-{_settle(root)}"
         warnings = []

@@ -1,9 +1,8 @@
 """Links that only read one evaluation: those that hold, and the requests that use them.
 
 The daemon keeps for each evaluation with links its caller, a generation and the latest expiry. A
-revocation removes them, and cuts the requests and streams of the evaluation's links. Bounds:
-`MAX_EVALUATIONS_WITH_LINKS`, and `MAX_EVALUATIONS_WITH_LINKS_PER_CALLER` of one caller; the
-requests of links have slots and rates of their own.
+revocation removes them, and cuts the requests and streams of the evaluation's links. Requests and
+rates of links have bounds of their own, of which one caller has half.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from tawebeval.config import CallerSettings
 from tawebeval.core.expiry_clock import ExpiryClock
+from tawebeval.core.shares import Share, SharedResource
 from tawebeval.core.signed_links import LINK_GENERATION_BYTES, LinkSigner, find_bearer_link
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import (
     AccessDenied,
     CallerQuotaExceeded,
     MalformedRequest,
-    ServerBusy,
     Unauthorized,
 )
 from tawebeval.evaluations.rows import LinkRow
@@ -63,6 +62,7 @@ LINK_REQUESTS_PER_MINUTE_PER_EVALUATION = 1200
 _EVERY = ""  # the bucket of all links
 _OF_CALLER = "caller "  # the beginning of that of a caller's links; no identifier has a space
 _RETRY_AFTER = 10  # seconds, if too many requests of links run
+_TOO_MANY_READERS = "too many requests by links to evaluations at the same time; try again later"
 _DAY = 86400
 
 
@@ -80,7 +80,8 @@ class _Reader:
 class EvaluationLinks:
     """All links of the daemon; the `store` keeps them.
 
-    `random_bytes(n)` returns n random bytes.
+    `random_bytes(n)` returns n random bytes. `readers_share` counts requests and streams that use a
+    link now, for the callers that have made the links; `evaluations_share` those with links.
     """
 
     _store: EvaluationStore
@@ -92,21 +93,37 @@ class EvaluationLinks:
     linked_evaluations: dict[str, LinkRow] = attrs.field(init=False)
     _expiry_clock: ExpiryClock = attrs.field(init=False)
     _rate: RateLimit = attrs.field(init=False)
-    # By request; and how many each evaluation, and each caller, has.
+    # By request; and how many each evaluation has.
     _readers: dict[Any, _Reader] = attrs.field(factory=dict, init=False)
-    _counts_by_caller: Counter[str] = attrs.field(factory=Counter, init=False)
     _counts: Counter[str] = attrs.field(factory=Counter, init=False)
+    readers_share: Share = attrs.field(init=False)
+    evaluations_share: Share = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.readers_share = Share(
+            SharedResource.LINK_READERS,
+            MAX_LINK_READERS,
+            MAX_LINK_READERS_PER_CALLER,
+            _TOO_MANY_READERS,
+            _TOO_MANY_READERS,
+            _RETRY_AFTER,
+        )
+        self.evaluations_share = Share(
+            SharedResource.LINKED_EVALUATIONS,
+            MAX_EVALUATIONS_WITH_LINKS,
+            MAX_EVALUATIONS_WITH_LINKS_PER_CALLER,
+            f"{MAX_EVALUATIONS_WITH_LINKS_PER_CALLER} of your evaluations have links; revoke some"
+            " by DELETE /evaluation/ID/links, or try again when some have expired",
+            f"{MAX_EVALUATIONS_WITH_LINKS} evaluations have links; revoke some by DELETE"
+            " /evaluation/ID/links, or try again when some have expired",
+            _RETRY_AFTER,
+        )
         self.linked_evaluations = self._store.load_links()
+        for linked in self.linked_evaluations.values():
+            self.evaluations_share.take(1, linked.caller)
         self._expiry_clock = ExpiryClock(self._read_wall_clock, self._clock.seconds)
         self._rate = RateLimit(0, self._clock.seconds)
         self._authentication.add_reload_observer(self._cut_unknown_callers)
-
-    @property
-    def reader_count(self) -> int:
-        """Number of requests and streams that use a link now."""
-        return len(self._readers)
 
     async def make_link(self, identifier: str, caller: str, lifetime: int) -> tuple[str, int]:
         """Return a new link of an evaluation, and its expiry in seconds since the epoch.
@@ -144,20 +161,13 @@ class EvaluationLinks:
         for every reason; CallerQuotaExceeded.
         """
         caller, expires = self._check_link(identifier, link)
-        has_share = caller != ANONYMOUS_CALLER
-        if (
-            self.reader_count >= MAX_LINK_READERS
-            or (has_share and self._counts_by_caller[caller] >= MAX_LINK_READERS_PER_CALLER)
-            or self._counts[identifier] >= MAX_LINK_READERS_PER_EVALUATION
-        ):
-            raise CallerQuotaExceeded(
-                "too many requests by links to evaluations at the same time; try again later",
-                _RETRY_AFTER,
-            )
+        self.readers_share.check(1, caller)
+        if self._counts[identifier] >= MAX_LINK_READERS_PER_EVALUATION:
+            raise CallerQuotaExceeded(_TOO_MANY_READERS, _RETRY_AFTER)
         self._rate.count_in_bucket(
             identifier, LINK_REQUESTS_PER_MINUTE_PER_EVALUATION, "for the links of an evaluation"
         )
-        if has_share:
+        if caller != ANONYMOUS_CALLER:
             self._rate.count_in_bucket(
                 f"{_OF_CALLER}{caller}",
                 LINK_REQUESTS_PER_MINUTE_PER_CALLER,
@@ -168,7 +178,7 @@ class EvaluationLinks:
         timer = self._clock.callLater(left, abort)
         self._readers[request] = _Reader(identifier, caller, abort, timer)
         self._counts[identifier] += 1
-        self._counts_by_caller[caller] += 1
+        self.readers_share.take(1, caller)
         return caller
 
     def remove_reader(self, request: Any) -> None:
@@ -176,7 +186,7 @@ class EvaluationLinks:
         reader = self._readers.pop(request, None)
         if reader is not None:
             self._counts -= Counter([reader.identifier])
-            self._counts_by_caller -= Counter([reader.caller])
+            self.readers_share.give_back(1, reader.caller)
             if reader.timer.active():
                 reader.timer.cancel()
 
@@ -208,10 +218,7 @@ class EvaluationLinks:
                 self._cut_readers(identifier)
 
     def _check_room(self, caller: str) -> None:
-        if (
-            caller == ANONYMOUS_CALLER
-            and len(self.linked_evaluations) >= MAX_EVALUATIONS_WITH_LINKS
-        ):
+        if caller == ANONYMOUS_CALLER and self.evaluations_share.is_part_used_up(caller):
             # Clients without tokens cannot be told apart: one could keep all places for 30 days.
             first = min(
                 self.linked_evaluations,
@@ -219,19 +226,7 @@ class EvaluationLinks:
             )
             self._change(first, None)
             self._cut_readers(first)
-        if len(self.linked_evaluations) >= MAX_EVALUATIONS_WITH_LINKS:
-            raise ServerBusy(
-                f"{MAX_EVALUATIONS_WITH_LINKS} evaluations have links; revoke some by DELETE"
-                " /evaluation/ID/links, or try again when some have expired",
-                _RETRY_AFTER,
-            )
-        own = sum(linked.caller == caller for linked in self.linked_evaluations.values())
-        if caller != ANONYMOUS_CALLER and own >= MAX_EVALUATIONS_WITH_LINKS_PER_CALLER:
-            raise CallerQuotaExceeded(
-                f"{MAX_EVALUATIONS_WITH_LINKS_PER_CALLER} of your evaluations have links;"
-                " revoke some by DELETE /evaluation/ID/links, or try again when some have expired",
-                _RETRY_AFTER,
-            )
+        self.evaluations_share.check(1, caller)
 
     def _drop_expired(self) -> None:
         now = self._expiry_clock.read()
@@ -241,11 +236,14 @@ class EvaluationLinks:
             self._change(identifier, None)
 
     def _change(self, identifier: str, linked: LinkRow | None) -> None:
+        known = self.linked_evaluations.pop(identifier, None)
+        if known is not None:
+            self.evaluations_share.give_back(1, known.caller)
         if linked is not None:
+            self.evaluations_share.take(1, linked.caller)
             self.linked_evaluations[identifier] = linked
             self._store.save_link(identifier, linked)
         else:
-            del self.linked_evaluations[identifier]
             self._rate.drop_bucket(identifier)
             self._store.delete_link(identifier)
 

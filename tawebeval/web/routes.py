@@ -7,7 +7,6 @@ from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlencode
 
@@ -311,10 +310,6 @@ class KleinApplication:
     def check_not_stopping(self) -> None:
         """Raise ServerStopping once the registry is closed."""
         self.context.registry.check_not_stopping()
-
-    def discard_upload(self, directory: Path, size: int) -> None:
-        """Remove an abandoned upload of `size` bytes."""
-        self.context.registry.submissions.discard_upload(directory, size)
 
     def record_response(self, request: ApiRequest, status: int, seconds: float) -> None:
         """Count a response by its route; log it if the access log is enabled."""

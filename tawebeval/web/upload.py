@@ -24,7 +24,6 @@ from multipart import (
 )
 
 from tawebeval.config import Configuration
-from tawebeval.core.budget import SharedUpload, UploadBudget
 from tawebeval.core.form import (
     FIELD_ALIASES,
     PERMITTED_PROBLEM_FORM_FIELDS,
@@ -37,7 +36,6 @@ from tawebeval.core.form import (
     parse_submission_file,
 )
 from tawebeval.core.text import decode_extended_filename
-from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import (
     AccessDenied,
     EvaluationExpired,
@@ -50,8 +48,8 @@ from tawebeval.errors import (
     UnsupportedMediaType,
     format_size,
 )
-from tawebeval.evaluations.submission_store import RerunnableSubmission
-from tawebeval.evaluations.uploads import ReceivedForm, UploadWriter
+from tawebeval.evaluations.submission_store import RerunnableSubmission, SubmissionStore
+from tawebeval.evaluations.uploads import ReceivedForm, SharedUpload, UploadWriter
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import get_header
 from tawebeval.web.server.error_responses import report_storage_error
@@ -104,12 +102,12 @@ class _FormParser(PushMultipartParser):  # type: ignore[misc]  # it has no types
 class FormReceiver:
     """Parses one form; `files` writes its files below the subdirectory `submission`.
 
-    `key` is the header `Idempotency-Key`. `received_bytes` is the number of bytes received; `spool`
-    counts them, and what each file takes besides, until the directory is removed. `target` is what
-    the form is for: the same form for another target is another form. `preset` is what is known
-    about the form. `use_kept` returns the submission that is to run again; such a form needs no
-    body, and `spool` counts none of it. `refusal` is why the form can begin no evaluation, although
-    its key may name one; then `preset` is unknown. `caller` is whose bytes `spool` counts. All
+    `key` is the header `Idempotency-Key`. `received_bytes` is the number of bytes received; the
+    share of `submissions` counts them for the `caller`, and what each file takes besides, until the
+    directory is removed. `target` is what the form is for: the same form for another target is
+    another form. `preset` is what is known about the form. `use_kept` returns the submission that
+    is to run again; such a form needs no body, and its bytes do not count. `refusal` is why the
+    form can begin no evaluation, although its key may name one; then `preset` is unknown. All
     methods raise RequestError.
     """
 
@@ -120,12 +118,12 @@ class FormReceiver:
         files: UploadWriter,
         key: str | None,
         configuration: Configuration,
-        spool: UploadBudget,
+        submissions: SubmissionStore,
+        caller: str,
         target: str = "",
         preset: FormPreset | None = None,
         use_kept: Callable[[], AbstractAsyncContextManager[RerunnableSubmission]] | None = None,
         refusal: RequestError | None = None,
-        caller: str = ANONYMOUS_CALLER,
     ) -> None:
         """Check the headers. The first byte of the body creates the directory."""
         self._files = files
@@ -139,9 +137,9 @@ class FormReceiver:
         self._limits = configuration.limits
         self._environments = configuration.environments
         self.received_bytes = 0
-        self._spool = spool
+        self._submissions = submissions
         self._caller = caller
-        self._stored_bytes = 0  # that `spool` counts
+        self._stored_bytes = 0  # that count for the caller
         self._linked: SharedUpload | None = None
         self._fields: dict[str, bytes] = {}  # in UTF-8
         self._unknown_names: list[str] = []
@@ -184,7 +182,7 @@ class FormReceiver:
         self._expected_start = b"\r\n--" + parser.boundary
         self._begun = b""  # the first bytes, up to as many as these
         if use_kept is None:
-            spool.check_space(length or 0, caller)
+            submissions.share.check(length or 0, caller)
 
     def _check_length(self, length: int, words: str) -> None:
         most = self._limits.request_body
@@ -218,7 +216,7 @@ class FormReceiver:
             raise _make_form_error(error) from None
 
     def _count_stored(self, size: int) -> None:
-        self._spool.add_stored_bytes(size, self._caller)
+        self._submissions.share.take_within_part(size, self._caller)
         self._stored_bytes += size
 
     def _check_beginning(self, chunk: bytes) -> None:
@@ -298,19 +296,19 @@ class FormReceiver:
             self._preset, preset_values=build_form_fields(request), problem=request.problem
         )
 
-    def abandon(self, discard: Callable[[Path, int], object]) -> None:
-        """Write nothing more, then call `discard` with the directory and its size in bytes."""
-        self._spool.release_share(self._caller, self._stored_bytes)
+    def abandon(self) -> None:
+        """Write nothing more, then remove what is written."""
+        self._files.stop_writing(self._discard)
 
-        def on_idle() -> None:
-            if self._linked is not None:
-                self._linked.remove_reference()
-            if self._files.has_begun_writing:
-                discard(self._files.directory, self._stored_bytes)
-            else:
-                self._spool.remove_stored_bytes(self._stored_bytes)
-
-        self._files.stop_writing(on_idle)
+    def _discard(self) -> None:
+        if self._linked is not None:
+            self._linked.remove_reference()
+        if self._files.has_begun_writing:
+            self._submissions.discard_upload(
+                self._files.directory, self._stored_bytes, self._caller
+            )
+        else:
+            self._submissions.share.give_back(self._stored_bytes, self._caller)
 
     def _begin(self, part: MultipartSegment) -> None:
         # The parser refuses it only where the line arrives in pieces.
@@ -427,7 +425,7 @@ def make_form_receiver(
         refusal = error
     if preset is not None:
         preset = attrs.evolve(preset, permits_callback=request.permitted_problems is None)
-    spool = context.registry.submissions.budget
+    submissions = context.registry.submissions
     if key is None:
         # Refused before the body is sent. (A key may name an accepted evaluation.)
         context.registry.check_admission(caller)
@@ -437,17 +435,17 @@ def make_form_receiver(
         UploadWriter(
             context.upload_directory / context.random_bytes(16).hex(),
             request,
-            spool,
+            submissions.unwritten,
             context.upload_threads,
         ),
         key,
         context.configuration,
-        spool,
+        submissions,
+        caller,
         target,
         preset,
         use_kept,
         refusal,
-        caller,
     )
 
 

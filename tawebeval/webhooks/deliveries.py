@@ -21,6 +21,7 @@ from twisted.web.client import BrowserLikePolicyForHTTPS
 
 from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import Backoff, RequestOutcome
+from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import (
     UNLIMITED_WAITERS,
     Condition,
@@ -101,7 +102,8 @@ class CallbackQueue:
         self._random = random
         self._time = time
         self._deliveries: dict[str, Delivery] = {}  # by event, the oldest first
-        self._sizes: Counter[str] = Counter()  # by caller, without deliveries given up
+        # Without deliveries given up.
+        self._share = Share(SharedResource.CALLBACKS, settings.max_pending_bytes)
         self._pauses_end = Condition()
         self._has_pauses = True
         self._is_stopped = False
@@ -149,7 +151,7 @@ class CallbackQueue:
         delivery = self._deliveries[callback.webhook_id] = Delivery(
             callback, evaluation, document()
         )
-        self._sizes[callback.caller] += delivery.size
+        self._share.take(delivery.size, callback.caller)
         self._evict()
         if self._is_stopped:
             self._give_up(delivery, _STOPPED)
@@ -190,8 +192,8 @@ class CallbackQueue:
     def _evict(self) -> None:
         """Give up deliveries until the others fit: the oldest of the caller with most bytes."""
         evicted: list[Delivery] = []
-        while self._sizes.total() > self._settings.max_pending_bytes:
-            ((caller, _),) = self._sizes.most_common(1)
+        while self._share.used > self._share.total:
+            caller = self._share.list_callers()[0]
             oldest = next(
                 one
                 for one in self._deliveries.values()
@@ -206,7 +208,7 @@ class CallbackQueue:
         """Prevent further attempts and release the size. The first reason stays."""
         if not delivery.give_up_reason:
             delivery.give_up_reason = reason
-            self._sizes[delivery.callback.caller] -= delivery.size
+            self._share.give_back(delivery.size, delivery.callback.caller)
 
     async def _run(self, delivery: Delivery, on_end: Callable[[], object]) -> None:
         """Deliver a callback and record its final state."""

@@ -1,4 +1,4 @@
-"""A machine for the doctor: the cases of `test_doctor` and `test_doctor_storage`."""
+"""A machine for the doctor: the cases of `test_doctor`, `test_doctor_disk` and others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration
-from tawebeval.daemon import doctor, doctor_storage
-from tawebeval.daemon.findings import Finding, Severity
+from tawebeval.daemon import doctor, doctor_disk
+from tawebeval.daemon.doctor import Finding, Severity
 from tawebeval.errors import SetupProblem
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups import CgroupDirectory, CgroupManager
@@ -33,6 +33,7 @@ class DoctorTestCase(SynchronousTestCase):
     """A machine where all is well, seen by a user who is not root."""
 
     def setUp(self) -> None:
+        self.replaced: list[Any] = []
         self.folder = Path(tempfile.mkdtemp()).resolve()
         self.addCleanup(subprocess.run, ["rm", "-rf", self.folder])
         self.file = self.folder / "tawebeval.toml"
@@ -52,7 +53,6 @@ class DoctorTestCase(SynchronousTestCase):
         self.free = 2**50
         usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=self.free))
         for module, name, fake in (
-            (doctor, "UNIT_FILE_PATHS", ()),
             (doctor, "open_cgroups", self.open_cgroups),
             (doctor, "open_sandbox", self.open_sandbox),
             (doctor, "find_unreadable_import_directories", lambda: ()),
@@ -60,9 +60,19 @@ class DoctorTestCase(SynchronousTestCase):
             (probe, "probe_overlays_or_copies", self.probe_with_overlays),
             (rlimits, "find_lowered_hard_limits", lambda: ()),
             (rlimits, "EPOLL_WATCH_LIMIT_FILE", watches),
-            (doctor_storage, "shutil", usage),
+            (doctor_disk, "shutil", usage),
         ):
-            self.patch(module, name, fake)
+            self.replace(module, name, fake)
+
+    def replace(self, place: Any, name: str, fake: object) -> None:
+        """Replace something of the machine until `reset`."""
+        self.replaced.append(self.patch(place, name, fake))
+
+    def reset(self) -> None:
+        """Let all be well again."""
+        for patch in reversed(self.replaced):
+            patch.restore()
+        self.setUp()
 
     def open_cgroups(self, name: str) -> CgroupManager:
         home: Any = SimpleNamespace(remove=lambda: self.closed.append(name))
@@ -101,16 +111,16 @@ class DoctorTestCase(SynchronousTestCase):
         )
 
     def check_ok(self, settings: str = "") -> list[Finding]:
-        """Hold that all parts are ok."""
+        """Check that all components are ok."""
         found = self.examine(settings)
         self.assertEqual({each.severity for each in found}, {OK}, found)
         return found
 
-    def check(self, part: str, health: Severity, *words: str, settings: str = "") -> Finding:
-        """Hold that some part is the only one that is not ok, and what is said of it."""
+    def check(self, component: str, severity: Severity, *words: str, settings: str = "") -> Finding:
+        """Check that one component alone is not ok, and the words of its finding."""
         found = [each for each in self.examine(settings) if each.severity is not OK]
         self.assertEqual(
-            [(each.component, each.severity) for each in found], [(part, health)], found
+            [(each.component, each.severity) for each in found], [(component, severity)], found
         )
         for word in words:
             self.assertIn(word, f"{found[0].description} -> {found[0].remedy}")
@@ -122,3 +132,12 @@ class DoctorTestCase(SynchronousTestCase):
         path.write_text(content)
         path.chmod(mode)
         return path
+
+    def forbid(self, path: Path) -> None:
+        """Let the daemon's user have no right to a file."""
+        access = os.access
+
+        def may(asked: Path, mode: int, **more: bool) -> bool:
+            return asked != path and access(asked, mode, **more)
+
+        self.replace(os, "access", may)

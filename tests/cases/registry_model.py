@@ -295,7 +295,7 @@ class Comparison(RuleBasedStateMachine):
 
     def make_room(self) -> bool:
         """Forget evaluations that were sent, as far as needed; return whether that is enough."""
-        used, kept = self.world.disk.used_bytes, self.kept
+        used, kept = self.world.disk.used, self.kept
         for identifier in list(self.sent):
             model = self.models[identifier]
             if used < DISK and kept < KEPT:

@@ -13,9 +13,9 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.core.budget import UploadBudget
+from tawebeval.core.shares import Share, SharedResource
 from tawebeval.errors import RequestError
-from tawebeval.evaluations.uploads import ReceivedForm, UploadWriter
+from tawebeval.evaluations.uploads import ReceivedForm, UnwrittenUploads, UploadWriter
 from tawebeval.web.upload import FormReceiver
 from tests.fakes.clients import MULTIPART, Part, parts
 from tests.fakes.uploads import FakeSource
@@ -38,6 +38,19 @@ def chunkings(body: bytes) -> Iterator[list[bytes]]:
         yield chunks
 
 
+class FakeSubmissions:
+    """What counts the bytes of forms."""
+
+    def __init__(self) -> None:
+        self.share = Share(SharedResource.UPLOADS, 2**40)
+        self.unwritten = UnwrittenUploads()
+
+    def discard_upload(self, directory: Path, size: int, caller: str) -> None:
+        """Remove what there is of a form."""
+        shutil.rmtree(directory)
+        self.share.give_back(size, caller)
+
+
 class UploadTestCase(SynchronousTestCase):
     """Receives forms into a directory of each one's own."""
 
@@ -45,7 +58,8 @@ class UploadTestCase(SynchronousTestCase):
         self.uploads = Path(self.mktemp())
         self.uploads.mkdir()
         self.count = 0
-        self.spool = UploadBudget(2**40)
+        self.submissions: Any = FakeSubmissions()
+        self.spool, self.unwritten = self.submissions.share, self.submissions.unwritten
 
     def receiver(
         self,
@@ -57,13 +71,8 @@ class UploadTestCase(SynchronousTestCase):
         """Return what takes one form."""
         self.count += 1
         threads: Any = InlineThreads()
-        files = UploadWriter(self.uploads / str(self.count), FakeSource(), self.spool, threads)
-        return FormReceiver(content_type, length, files, key, configuration, self.spool)
-
-    def discard(self, directory: Path, size: int) -> None:
-        """Remove what there is of a form."""
-        shutil.rmtree(directory)
-        self.spool.remove_stored_bytes(size)
+        files = UploadWriter(self.uploads / str(self.count), FakeSource(), self.unwritten, threads)
+        return FormReceiver(content_type, length, files, key, configuration, self.submissions, "")
 
     def finish(self, receiver: FormReceiver) -> ReceivedForm:
         """Return the form that has come. Raises what is wrong with it."""
@@ -101,7 +110,7 @@ class UploadTestCase(SynchronousTestCase):
                 for chunk in chunks:
                     receiver.feed(chunk)
                 self.finish(receiver)
-            receiver.abandon(self.discard)
+            receiver.abandon()
             caught.append(raised.exception)
         self.assertEqual({type(one) for one in caught}, {error})
         for one in caught:

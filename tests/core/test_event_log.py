@@ -87,7 +87,7 @@ class LogTests(SynchronousTestCase):
         self.log.append_batch(number(4), 0)
         for cursor, kept in ((1, 400), (1, 400), (0, 400), (2, 300), (4, 100), (5, 0)):
             self.log.acknowledge(cursor)
-            self.assertEqual(self.log._memory.used_bytes, kept)
+            self.assertEqual(self.log._memory.share.used, kept)
         self.assertEqual((self.log.begin_cursor, self.log.end_cursor), (5, 5))
         self.log.append_batch(number(5), 0)
         self.assertEqual(self.log.read_events(5, PLENTY), number(5))
@@ -105,7 +105,7 @@ class LogTests(SynchronousTestCase):
         ended(self.log, 0)
         self.log.append_batch(number(1), 0)
         self.log.discard()
-        self.assertEqual(self.log._memory.used_bytes, 0)
+        self.assertEqual(self.log._memory.share.used, 0)
         self.assertEqual(self.log.begin_cursor, 2)
 
 
@@ -119,9 +119,22 @@ class MemoryTests(SynchronousTestCase):
         ended(logs[1], 1)
         logs[0].read_events(0, PLENTY)
         ended(logs[2], 2)
-        self.assertEqual(memory.used_bytes, 200)
+        self.assertEqual(memory.share.used, 200)
         self.assertRaises(EventsEvicted, logs[1].read_events, 0, PLENTY)
         self.assertEqual(logs[0].read_events(0, PLENTY), number(0))
+
+    def test_caller_that_has_most_loses_its_segments_whoever_reads(self) -> None:
+        memory = EventMemory(400)
+        greedy = [EventLog(memory, caller="alice") for _ in range(9)]
+        modest = EventLog(memory, caller="bob")
+        ended(modest, 0)
+        for number_of_log, log in enumerate(greedy):
+            ended(log, number_of_log)
+        for log in greedy[-3:]:
+            self.assertEqual(log.read_events(0, PLENTY).count, 1)
+        self.assertRaises(EventsEvicted, greedy[0].read_events, 0, PLENTY)
+        self.assertEqual(modest.read_events(0, PLENTY), number(0))
+        self.assertEqual(dict(memory.share.used_by_caller), {"alice": 300, "bob": 100})
 
     def test_newest_segments_stay(self) -> None:
         memory = EventMemory(0)
@@ -150,7 +163,7 @@ class MemoryTests(SynchronousTestCase):
             evicted = self.assertRaises(EventsEvicted, log.read_events, cursor, 1).segment
             log.load_segment(evicted, ring_of(cursor))
             self.assertEqual(log.read_events(cursor, 1), number(cursor))
-            self.assertEqual(memory.used_bytes, 100)
+            self.assertEqual(memory.share.used, 100)
 
     def test_segment_loaded_after_its_acknowledgement_is_dropped(self) -> None:
         log = EventLog(EventMemory(0))
@@ -163,7 +176,7 @@ class MemoryTests(SynchronousTestCase):
         log.load_segment(evicted, ring_of(0, 1))
         log.acknowledge(2)
         log.load_segment(evicted, ring_of(0, 1))
-        self.assertEqual(log._memory.used_bytes, 0)
+        self.assertEqual(log._memory.share.used, 0)
 
 
 def ring_of(*values: int) -> EventRing:

@@ -1,46 +1,53 @@
-"""`daemon.doctor`: every part of it, ok, weaker and broken, with a remedy that helps."""
+"""`daemon.doctor`: each check, with a remedy that helps."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
+import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 from click.testing import CliRunner
 from twisted.internet.testing import MemoryReactorClock
 
 from tawebeval.cli import main
-from tawebeval.daemon import doctor
-from tawebeval.daemon.findings import Finding, Severity
+from tawebeval.daemon import doctor, doctor_disk
+from tawebeval.daemon.doctor import Finding, Severity
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.sandbox import probe
 from tests.cases.doctor_case import BROKEN, OK, RESOURCES, WEAKER, DoctorTestCase
 from tests.cases.roots import make_root
+from tests.cases.secrets import OLD, format_secret
 from tests.fakes.process import FakeProcess
 
-NONE = '[sandbox]\nkind = "none"'
 SYSTEMD = "listen = ['systemd:domain=INET:index=0']"
 RUNNING = "[evaluations]\nrunning = 4\n[limits]\nprocesses = 100\n"
+WATCHES = "[evaluations]\nrunning = 3\n[limits]\nmemory = 18_000_000\n"
+OPEN = "[callers]\nopen = true"
 PROXIES = "[http]\ntrusted_proxies = "
+TOKEN = f"alice sha256:{'0' * 64}\n"
+TOKENS = "[callers]\ntokens = '{0}/tokens'\n"
+METRICS = "[metrics]\nreaders = 'tokens'\ntokens = '{0}/tokens'"
+CREDENTIAL = "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\n"
+PASSWORD = f"{CREDENTIAL}password_file = '{{0}}/pass'"
+SSH = f"{CREDENTIAL}key_file = '{{0}}/ssh'\nknown_hosts_file = '{{0}}/hosts'\n"
+CALLBACKS = "[callbacks]\nenabled = true\nsecrets = '{0}/secrets'"
+SECRET = f"* {format_secret(OLD)}\n"
+FILES = "[limits]\nopen_files = 5000"
+CONNECTIONS = "[http]\nconnections = 4000"
+ARCHIVE = "[archive]\nenabled = true\ndirectory = '{0}/some/archive'"
+PROBLEM = SetupProblem("wrong; or so", "mend it")
+SAID = "wrong; or so -> mend it"
 
-# What is said of a machine where all is well by settings that are not.
-SETTINGS = (
-    ("[sandbox]\nnetwork = true", "sandbox", WEAKER, ("network",)),
-    ("[sandbox]\nloopback = true", "sandbox", WEAKER, ("127.0.0.1",)),
-    ("listen = ['tcp:80']", "callers", BROKEN, ("-> set callers.tokens to a file",)),
-    (SYSTEMD, "callers", WEAKER, ("systemd:domain", "token new")),
-    ("[callers]\nopen = true", "callers", WEAKER, ("callers.open", "everybody", "token new")),
-    ("listen = ['tcp:80']\n[callers]\nopen = true", "callers", WEAKER, ()),
-    (PROXIES + "['127.0.0.1']", "proxies", WEAKER, ("no tokens", "token new")),
-    (NONE, "sandbox", WEAKER, ('sandbox.kind is "none"', "-> run `apt-get install", "remove")),
-)
+Arrange = Callable[[DoctorTestCase], object]
 
 
 def gives(value: object) -> Callable[..., object]:
@@ -54,101 +61,281 @@ def gives(value: object) -> Callable[..., object]:
     return give
 
 
-PROBLEM = SetupProblem("wrong; or so", "mend it")
-SAID = "wrong; or so -> mend it"
 ERROR = gives(ConfigurationError(*PROBLEM))
 FULL = gives(OSError(28, "No space left on device"))
 HARD = gives((0, 4999))
-FILES = "[limits]\nopen_files = 5000"
-CONNECTIONS = "[http]\nconnections = 4000"
-FEW = "400 allowed, and up to 528 may be needed -> raise TasksMax="
 
-# What is said of a part where something of the machine is replaced, and with which settings.
-FAULTS = (
-    ("python", WEAKER, SAID, doctor, "find_unreadable_import_directories", gives([PROBLEM]), ""),
-    ("sandbox", BROKEN, SAID, doctor, "open_sandbox", ERROR, ""),
-    (
-        "sandbox",
-        BROKEN,
-        f"not work here: {SAID}",
-        probe,
-        "probe_overlays_or_copies",
-        gives(PROBLEM),
-        "",
-    ),
-    ("sandbox", BROKEN, "checked: [Errno 28] No space", doctor, "open_cgroups", FULL, ""),
-    ("limits", WEAKER, "OOMPolicy=stop ends", CgroupManager, "query_oom_policy", gives("stop"), ""),
-    ("limits", WEAKER, "OOMPolicy=kill ends", CgroupManager, "query_oom_policy", gives("kill"), ""),
-    ("limits", WEAKER, SAID, rlimits, "find_lowered_hard_limits", gives([PROBLEM]), ""),
-    ("limits", BROKEN, "-> set LimitNOFILE=5000", resource, "getrlimit", HARD, FILES),
-    (
-        "watches",
-        BROKEN,
-        "checked: [Errno 2] No such",
-        rlimits,
-        "EPOLL_WATCH_LIMIT_FILE",
-        Path("/nonexistent"),
-        "",
-    ),
-    ("git", BROKEN, SAID, doctor, "check_git_version", ERROR, ""),
-    (
-        "descriptors",
-        WEAKER,
-        "4096 allowed",
-        rlimits,
-        "count_allowed_descriptors",
-        gives(4096),
-        CONNECTIONS,
-    ),
-    (
-        "descriptors",
-        BROKEN,
-        "-> set LimitNOFILE=",
-        rlimits,
-        "count_allowed_descriptors",
-        gives(100),
-        "",
-    ),
-    ("processes", WEAKER, FEW, rlimits, "count_allowed_processes", gives(400), RUNNING),
+
+def replace(place: Any, name: str, fake: object) -> Arrange:
+    """Return what replaces something of the machine."""
+    return lambda machine: machine.replace(place, name, fake)
+
+
+def write(name: str, content: str, mode: int = 0o600) -> Arrange:
+    """Return what makes a file."""
+    return lambda machine: machine.write(name, content, mode)
+
+
+def open_to_others(name: str, mode: int) -> Arrange:
+    """Return what gives others rights to a path."""
+    return lambda machine: (machine.folder / name).chmod(mode)
+
+
+def fail_to_write(name: str, number: int) -> Arrange:
+    """Return what makes writes to a directory fail."""
+
+    def arrange(machine: DoctorTestCase) -> None:
+        def probe_disk_write(path: Path) -> None:
+            if path == machine.folder / name:
+                raise OSError(number, os.strerror(number))
+
+        machine.replace(doctor_disk, "probe_disk_write", probe_disk_write)
+
+    return arrange
+
+
+def mount_read_only(machine: DoctorTestCase) -> None:
+    """Mount the file system of the cache read-only."""
+    statvfs = os.statvfs
+
+    def look(path: Path) -> os.statvfs_result:
+        *numbers, flags, longest = statvfs(path)
+        read_only = os.ST_RDONLY if path == machine.cache else 0
+        return os.statvfs_result((*numbers, flags & ~os.ST_RDONLY | read_only, longest))
+
+    machine.replace(os, "statvfs", look)
+
+
+def forbid(name: str) -> Arrange:
+    """Return what makes a path, and takes the rights to it from the daemon's user."""
+
+    def arrange(machine: DoctorTestCase) -> None:
+        path = machine.folder / name
+        if path.name in ("lock", "key"):
+            machine.write(name, "x" * 32)
+        else:
+            path.mkdir(exist_ok=True)
+        machine.forbid(path)
+
+    return arrange
+
+
+def forbid_new_directories(machine: DoctorTestCase) -> None:
+    """Remove the cache, and let the user make no other."""
+    machine.cache.rmdir()
+    machine.forbid(machine.folder)
+
+
+def give_cache_to_another_user(machine: DoctorTestCase) -> None:
+    """Let the cache be another user's."""
+    if os.geteuid() == 0:
+        os.chown(machine.cache, 65534, 65534)
+    else:
+        machine.environment["CACHE_DIRECTORY"] = "/usr"
+
+
+def put_state_below_a_file(machine: DoctorTestCase) -> None:
+    """Name a state directory below a file."""
+    machine.environment["STATE_DIRECTORY"] = str(machine.file / "state")
+
+
+def make_ssh_key_unreadable(machine: DoctorTestCase) -> None:
+    """Let the user have no right to a key of ssh."""
+    machine.write("hosts", "h ssh-ed25519 AAAA", 0o644)
+    machine.forbid(machine.write("ssh", "key"))
+
+
+def let_no_starter_start(machine: DoctorTestCase) -> None:
+    """Let the starter fail."""
+    machine.trees.error = FileNotFoundError(2, "No such file")
+
+
+def mount_no_overlays(machine: DoctorTestCase) -> None:
+    """Let overlays fail."""
+    machine.trees.overlay_problem = "no such device"
+
+
+def allow_few_watches(machine: DoctorTestCase) -> None:
+    """Allow one watch of epoll less than needed."""
+    rlimits.EPOLL_WATCH_LIMIT_FILE.write_text("301499\n")
+
+
+def fill_disk(machine: DoctorTestCase) -> None:
+    """Fill the disk."""
+    machine.free = 0
+
+
+def open_file_to_others(machine: DoctorTestCase) -> None:
+    """Let others write to the configuration."""
+    machine.file.touch()
+    machine.file.chmod(0o666)
+
+
+class Fault(NamedTuple):
+    """A fault, and what is said of it: the component, and words of the finding and its remedy.
+
+    `{0}` is the folder of the case. `is_curable`: the remedy is a command after which all is well.
+    """
+
+    severity: Severity
+    said: str
+    settings: str = ""
+    arrange: Arrange = lambda _: None
+    is_curable: bool = False
+
+
+OTHERS = "…other users may write"
+NO_SANDBOX = '[sandbox]\nkind = "none"'
+MANY_WATCHES = "up to 301500 may be needed -> run `sysctl fs.epoll.max_user_watches=301500`"
+IMPORTS = replace(doctor, "find_unreadable_import_directories", gives([PROBLEM]))
+OVERLAYS = replace(probe, "probe_overlays_or_copies", gives(PROBLEM))
+OOM_STOP = replace(CgroupManager, "query_oom_policy", gives("stop"))
+OOM_KILL = replace(CgroupManager, "query_oom_policy", gives("kill"))
+LOWERED = replace(rlimits, "find_lowered_hard_limits", gives([PROBLEM]))
+NO_WATCHES = replace(rlimits, "EPOLL_WATCH_LIMIT_FILE", Path("/nonexistent"))
+SOME_DESCRIPTORS = replace(rlimits, "count_allowed_descriptors", gives(4096))
+FEW_DESCRIPTORS = replace(rlimits, "count_allowed_descriptors", gives(100))
+FEW_PROCESSES = replace(rlimits, "count_allowed_processes", gives(400))
+WITH_TOKENS = write("tokens", TOKEN)
+SETTING_FAULTS = (
+    Fault(WEAKER, "sandbox: network…-> remove sandbox.network", "[sandbox]\nnetwork = true"),
+    Fault(WEAKER, "sandbox: TCP…-> remove sandbox.loopback", "[sandbox]\nloopback = true"),
+    Fault(WEAKER, 'sandbox: sandbox.kind is "none"…-> run `apt-get install', NO_SANDBOX),
+    Fault(BROKEN, "sandbox: {0}/state…-> list only", "[sandbox]\nreadable = ['{0}/state']"),
+    Fault(BROKEN, "sandbox: readable[0]", "[sandbox]\nreadable = ['{0}/tawebeval.toml']"),
+    Fault(BROKEN, "environments: is not a dir…-> ", "[environments.none]\nroot = '{0}/none'"),
+    Fault(BROKEN, "listen: nonsense:1", f"listen = ['nonsense:1']\n{TOKENS}", WITH_TOKENS),
+    Fault(BROKEN, "callers: -> set callers.tokens to a file", "listen = ['tcp:80']"),
+    Fault(WEAKER, "callers: systemd:domain…-> run `tawebeval token new", SYSTEMD),
+    Fault(WEAKER, "callers: callers.open…-> run `tawebeval token new", OPEN),
+    Fault(WEAKER, "callers: everybody", f"listen = ['tcp:80']\n{OPEN}"),
+    Fault(BROKEN, "callers: remove callers.open or", f"{TOKENS}open = true", WITH_TOKENS),
+    Fault(WEAKER, "proxies: no tokens…-> run `tawebeval token", f"{PROXIES}['127.0.0.1']"),
+    Fault(WEAKER, "proxies: every host…-> list", f"{TOKENS}{PROXIES}['0.0.0.0/0']", WITH_TOKENS),
+    Fault(WEAKER, "proxies: without a UNIX…-> set", f"{TOKENS}{PROXIES}['unix']", WITH_TOKENS),
+    Fault(BROKEN, "metrics: metrics.readers…LoadCredential", "metrics.readers = 'tokens'"),
+    Fault(BROKEN, "callbacks: callbacks.secrets…LoadCredential", "callbacks.enabled = true"),
+    Fault(BROKEN, "archive: {0}/some/archive…-> as root: install -d", ARCHIVE),
+)
+MACHINE_FAULTS = (
+    Fault(WEAKER, f"python: {SAID}", "", IMPORTS),
+    Fault(BROKEN, "sandbox: No such file -> install a python3", NO_SANDBOX, let_no_starter_start),
+    Fault(BROKEN, f"sandbox: {SAID}", "", replace(doctor, "open_sandbox", ERROR)),
+    Fault(BROKEN, f"sandbox: not work here: {SAID}", "", OVERLAYS),
+    Fault(BROKEN, "sandbox: [Errno 28] No space", "", replace(doctor, "open_cgroups", FULL)),
+    Fault(WEAKER, "trees: copies…(no such device)…-> overlays need", "", mount_no_overlays),
+    Fault(WEAKER, "limits: OOMPolicy=stop ends…-> set OOMPolicy=continue", "", OOM_STOP),
+    Fault(WEAKER, "limits: OOMPolicy=kill ends…-> set OOMPolicy=continue", "", OOM_KILL),
+    Fault(WEAKER, f"limits: {SAID}", "", LOWERED),
+    Fault(BROKEN, "limits: -> set LimitNOFILE=5000", FILES, replace(resource, "getrlimit", HARD)),
+    Fault(BROKEN, "watches: checked: [Errno 2] No such", "", NO_WATCHES),
+    Fault(WEAKER, f"watches: {MANY_WATCHES}", WATCHES, allow_few_watches),
+    Fault(BROKEN, f"git: {SAID}", "", replace(doctor, "check_git_version", ERROR)),
+    Fault(WEAKER, "disk: {0}/state and {0}/cache…-> use a larger file system", "", fill_disk),
+    Fault(WEAKER, "descriptors: 4096 allowed…-> ", CONNECTIONS, SOME_DESCRIPTORS),
+    Fault(BROKEN, "descriptors: -> set LimitNOFILE=", "", FEW_DESCRIPTORS),
+    Fault(WEAKER, "processes: up to 528 may be needed -> raise TasksMax=", RUNNING, FEW_PROCESSES),
+)
+SECRET_FAULTS = (
+    Fault(BROKEN, "tokens: {0}/tokens", TOKENS),
+    Fault(BROKEN, "tokens: {0}/tokens", TOKENS, write("tokens", "s3cret")),
+    Fault(BROKEN, f"tokens: {{0}}/tokens{OTHERS}", TOKENS, write("tokens", TOKEN, 0o666), True),
+    Fault(BROKEN, "metrics: {0}/tokens", METRICS, write("tokens", "s3cret")),
+    Fault(BROKEN, f"metrics: {{0}}/tokens{OTHERS}", METRICS, write("tokens", TOKEN, 0o602), True),
+    Fault(BROKEN, "credentials: {0}/pass", PASSWORD),
+    Fault(BROKEN, "credentials: {0}/pass", PASSWORD, write("pass", "s3cret\ns3cret")),
+    Fault(BROKEN, "credentials: every user", PASSWORD, write("pass", "s3cret\n", 0o644), True),
+    Fault(BROKEN, "credentials: ssh cannot use it…-> chown ", SSH, make_ssh_key_unreadable),
+    Fault(BROKEN, "callbacks: {0}/secrets", CALLBACKS, write("secrets", "* s3cret\n")),
+    Fault(BROKEN, "callbacks: every user", CALLBACKS, write("secrets", SECRET, 0o604), True),
+)
+DIRECTORY_FAULTS = (
+    Fault(BROKEN, f"{{0}}/tawebeval.toml: {OTHERS}", "", open_file_to_others, True),
+    Fault(BROKEN, f"{{0}}/state: {OTHERS}", "", open_to_others("state", 0o702), True),
+    Fault(BROKEN, f"{{0}}/cache: {OTHERS}", "", open_to_others("cache", 0o777), True),
+    Fault(BROKEN, "forge identifiers", "", write("state/key", "x" * 32, 0o644), True),
+    Fault(BROKEN, "1 bytes, and a key has 32 -> remove", "", write("state/key", "x")),
+    Fault(BROKEN, "belongs to…chown -R --no-dereference", "", give_cache_to_another_user),
+    Fault(BROKEN, "{0}/cache: …mounted read-only -> mount it", "", mount_read_only),
+    Fault(BROKEN, "cannot write: Read-only…-> mount", "", fail_to_write("state", errno.EROFS)),
+    Fault(BROKEN, "cannot write: No space…-> free", "", fail_to_write("cache", errno.ENOSPC)),
+    Fault(BROKEN, "-> chmod u+rwx {0}/state", "", forbid("state")),
+    Fault(BROKEN, "-> chmod u+rwx {0}/state/uploads", "", forbid("state/uploads")),
+    Fault(BROKEN, "-> chmod u+w {0}/state/lock", "", forbid("state/lock")),
+    Fault(BROKEN, "-> chmod u+r {0}/state/key", "", forbid("state/key")),
+    Fault(BROKEN, "{0}/cache…cannot create it in {0}", "", forbid_new_directories, True),
+    Fault(BROKEN, "{0}/tawebeval.toml/state", "", put_state_below_a_file),
 )
 
 
-class SystemChecksTests(DoctorTestCase):
-    """What runs: the user, the sandbox, limits, git, endpoints."""
+class CheckTests(DoctorTestCase):
+    """What is found on one machine or another."""
 
-    def test_well(self) -> None:
-        """Where all is well each part says so, once or more, and nothing is left of the look."""
-        parts = (
+    def check_faults(self, faults: Sequence[Fault], component: str = "") -> None:
+        """Check that each fault is found with its remedy and without secrets."""
+        for fault in faults:
+            fault.arrange(self)
+            name, _, said = f"{component}{fault.said}".partition(": ")
+            words = said.format(self.folder).split("…")
+            settings = fault.settings.format(self.folder)
+            found = self.check(name, fault.severity, *words, settings=settings)
+            self.assertNotIn("s3cret", str(found))
+            if fault.is_curable:
+                command = found.remedy.rpartition("as root: ")[2]
+                subprocess.run(command, shell=True, check=True)
+                self.check_ok(settings)
+            self.reset()
+
+    def test_faulty_settings_are_found_with_their_remedies(self) -> None:
+        self.check_faults(SETTING_FAULTS)
+
+    def test_faults_of_the_machine_are_found_with_their_remedies(self) -> None:
+        self.check_faults(MACHINE_FAULTS)
+
+    def test_faulty_secret_files_are_found_and_not_shown(self) -> None:
+        self.check_faults(SECRET_FAULTS)
+
+    def test_faulty_directories_are_found_with_commands_that_help(self) -> None:
+        self.check_faults(DIRECTORY_FAULTS, "permissions: ")
+
+    def test_each_component_is_ok_on_a_good_machine_and_nothing_is_left(self) -> None:
+        components = (
             "configuration user sandbox trees limits git listen callers permissions disk"
             " descriptors processes watches starter"
         )
-        self.assertEqual(set(parts.split()), {each.component for each in self.check_ok()})
+        self.assertEqual(set(components.split()), {each.component for each in self.check_ok()})
         self.assertFalse(self.accounts.exists())
         self.assertGreaterEqual(set(self.users), {"group", "passwd"})
         self.assertEqual(self.closed, [f"doctor-{os.getpid()}"])
 
-    def test_settings(self) -> None:
-        """Settings that protect less than others, or that no daemon would start with."""
-        for settings, part, health, words in SETTINGS:
-            self.check(part, health, *words, settings=settings)
+    def test_settings_that_are_fine_are_ok(self) -> None:
+        make_root(self.folder / "root")
+        self.write("tokens", TOKEN)
+        (self.folder / "some").mkdir()
+        tokens = TOKENS.format(self.folder)
+        for settings, component, said in (
+            (f"[environments.java]\nroot = '{self.folder}/root'", "environments", "in java"),
+            (ARCHIVE.format(self.folder), "archive", "/some/archive"),
+            (tokens, "callers", "callers need a token"),
+            (f"listen = ['unix:/run/x']\n{tokens}{PROXIES}['unix']", "proxies", "unix: clients'"),
+            (f"{SYSTEMD}\n{tokens}{PROXIES}['127.0.0.1']", "proxies", "127.0.0.1: clients'"),
+        ):
+            (found,) = (one for one in self.check_ok(settings) if one.component == component)
+            self.assertIn(said, found.description)
 
-    def test_faults(self) -> None:
-        """A fault of the machine is told of its part, with the remedy; all others are ok."""
-        for part, health, said, module, name, fake, settings in FAULTS:
-            patched = self.patch(module, name, fake)
-            self.check(part, health, said, settings=settings)
-            patched.restore()
-
-    def test_no_fault(self) -> None:
-        """What a machine may have all the same."""
-        self.patch(CgroupManager, "query_oom_policy", gives("continue"))
-        self.patch(rlimits, "count_allowed_descriptors", gives(2**31 - 1))
-        self.patch(rlimits, "count_allowed_processes", gives(None))
+    def test_machine_without_bounds_is_ok(self) -> None:
+        self.replace(CgroupManager, "query_oom_policy", gives("continue"))
+        self.replace(rlimits, "count_allowed_descriptors", gives(2**31 - 1))
+        self.replace(rlimits, "count_allowed_processes", gives(None))
         found = self.check_ok(RUNNING)
         self.assertIn("any number allowed, and up to 528 may", str(found[-1]))
 
-    def test_configuration(self) -> None:
-        """Where it cannot be read, or has a mistake, nothing else is said; it need not be there."""
+    def test_directories_that_the_daemon_can_make_are_ok(self) -> None:
+        self.cache.rmdir()
+        self.environment["STATE_DIRECTORY"] = str(self.folder / "one" / "two")
+        self.check_ok()
+
+    def test_broken_configuration_ends_the_checks(self) -> None:
         (found,) = self.examine("[limits]\nwall = 1")
         self.assertEqual((found.component, found.severity), ("configuration", BROKEN))
         self.assertIn("limits.wall", found.description)
@@ -156,60 +343,28 @@ class SystemChecksTests(DoctorTestCase):
             (found,) = doctor.examine_system(path, {}, FakeProcess(), MemoryReactorClock())
             self.assertEqual(found.severity, BROKEN)
             self.assertIn(str(path), found.description)
+
+    def test_daemon_needs_no_configuration_file(self) -> None:
         process, reactor = FakeProcess(os.geteuid() or 1000), MemoryReactorClock()
         first, *others = doctor.examine_system(None, self.environment, process, reactor)
         self.assertEqual(first, Finding("configuration", OK, "no file: defaults apply"))
         self.assertEqual({each.severity for each in others}, {OK}, others)
 
-    def test_user(self) -> None:
-        """Root needs a user to become, which a unit may have; nobody else can become one."""
-        for settings, uid, remedy, of_unit in (
+    def test_wrong_user_ends_the_checks(self) -> None:
+        for settings, uid, remedy, names_unit in (
             ("", 0, "adduser --system", True),
             ('[service]\nuser = "nobody"', 1000, "start the daemon as root", False),
         ):
-            _, found, *others = self.examine(settings, uid)
+            _, found = self.examine(settings, uid)
             self.assertEqual((found.component, found.severity), ("user", BROKEN))
             self.assertIn(remedy, found.remedy)
-            self.assertEqual("systemd-run" in found.remedy, of_unit)
-            self.assertEqual("sandbox" in {each.component for each in others}, of_unit)
-            if of_unit:
-                said = (
-                    "the other checks are those of a daemon with service.user = nobody,"
-                    f" STATE_DIRECTORY={self.state}, CACHE_DIRECTORY={self.cache}"
-                )
-                self.assertIn(Finding("user", OK, said), others)
+            self.assertEqual("systemd-run" in found.remedy, names_unit)
 
-    def test_root_alone_gets_no_findings_about_the_home_of_nobody(self) -> None:
-        """The directories are those that the manual names for a daemon that root starts."""
-        self.environment = {}
-        found = self.examine("", 0)
-        self.assertEqual([each for each in found if "nonexistent" in each.description], [])
-
-    def test_user_beside_unit(self) -> None:
-        """Where the unit is installed root gets no remedies for another user than the unit's."""
-        unit = self.write("tawebeval.service", "")
-        self.patch(doctor, "UNIT_FILE_PATHS", (self.folder / "missing", unit))
-        _, found = self.examine("", 0)
-        self.assertEqual((found.component, found.severity), ("user", BROKEN))
-        self.assertTrue(found.remedy.startswith("to check tawebeval.service, run the systemd-run"))
-        _, found, *others = self.examine('[service]\nuser = "nobody"', 0)
-        self.assertEqual((found.component, found.severity), ("user", OK))
-        self.assertNotEqual(others, [])
-
-    def test_nothing_can_be_started(self) -> None:
-        """Without a sandbox the starter of evaluators has to work all the same."""
-        self.trees.error = FileNotFoundError(2, "No such file")
-        said = "no evaluator can be started: No such file -> install a python3"
-        self.check("sandbox", BROKEN, said, settings=NONE)
-
-    def test_overlays(self) -> None:
-        """They are tried where they are or will be; what is copied is said, and why."""
+    def test_sandbox_is_tried_where_the_directories_are_or_will_be(self) -> None:
         self.examine()
         self.assertEqual(self.get_probed_places(), [self.cache, self.state])
         self.assertEqual(self.accounts.parent, self.places[-1].workspaces)
         self.assertEqual(self.trees.closed, 1)
-        self.trees.overlay_problem = "no such device"
-        self.check("trees", WEAKER, "copies", "(no such device)", "Linux 5.11", "python3")
         for path in (self.state, self.cache):
             path.rmdir()
         self.examine()
@@ -221,7 +376,7 @@ class SystemChecksTests(DoctorTestCase):
                 raise PermissionError(13, "Permission denied")
             return make(**arguments)
 
-        self.patch(tempfile, "mkdtemp", make_if_permitted)
+        self.replace(tempfile, "mkdtemp", make_if_permitted)
         self.examine()
         self.assertEqual(self.get_probed_places(), [Path(tempfile.gettempdir())] * 2)
 
@@ -231,68 +386,21 @@ class SystemChecksTests(DoctorTestCase):
         self.assertFalse(any(place.exists() for place in places))
         return [place.parent for place in places]
 
-    def test_readable(self) -> None:
-        """What would be shown, and is the daemon's own, is said as at the start."""
-        for path in (self.state, self.file):
-            settings = f'[sandbox]\nreadable = ["{path}"]'
-            words = "sandbox.readable[0]", str(path), "-> list only what evaluators need"
-            self.check("sandbox", BROKEN, *words, settings=settings)
-
-    def test_environments(self) -> None:
-        """Roots are checked as at the start."""
-        root = make_root(self.state.parent / "root")
-        settings = f'[environments.java]\nroot = "{root}"\n'
-        (found,) = (one for one in self.check_ok(settings) if one.component == "environments")
-        self.assertEqual(found.description, "evaluators can run in java")
-        settings += f'[environments.none]\nroot = "{root}/usr"'
-        words = "environments.none.root", "has no program /usr/bin/prlimit", "-> install util-linux"
-        self.check("environments", BROKEN, *words, settings=settings)
-
-    def test_no_cgroups(self) -> None:
-        """Each resource has a line of its own."""
+    def test_each_resource_without_a_cgroup_has_a_finding(self) -> None:
         self.missing = dict.fromkeys(RESOURCES, "not here")
-        found = [each for each in self.examine() if each.component == "limits"]
+        all_found = self.examine()
+        found = [each for each in all_found if each.component == "limits"]
         self.assertEqual([each.severity for each in found], [WEAKER] * 4)
         self.assertEqual([each.description.split(":")[0] for each in found], list(RESOURCES))
         self.assertIn("RLIMIT_NPROC", found[1].description)
         self.assertEqual({each.remedy for each in found}, {"a unit"})
+        self.assertNotIn("watches", [each.component for each in all_found])
 
-    def test_watches(self) -> None:
-        """Epoll may watch as much as fits into the memory of evaluators, where that has an end."""
-        settings = "[evaluations]\nrunning = 3\n[limits]\nmemory = 18_000_000\n"
-        for there, health in ((301_500, OK), (301_499, WEAKER)):
-            rlimits.EPOLL_WATCH_LIMIT_FILE.write_text(f"{there}\n")
-            (found,) = (each for each in self.examine(settings) if each.component == "watches")
-            said = f"{there} allowed, and up to 301500 may be needed"
-            self.assertEqual((found.severity, found.description), (health, said))
-        self.assertEqual(found.remedy, "run `sysctl fs.epoll.max_user_watches=301500`")
-        self.missing = {"memory": "it is read-only"}
-        self.assertNotIn("watches", [each.component for each in self.examine(settings)])
-
-    def test_listen(self) -> None:
-        """What is no endpoint is named, each one; what systemd opens need not be open here."""
+    def test_each_endpoint_has_a_finding(self) -> None:
         endpoints = ["nonsense:1", "tcp:no-port", "tcp", "", "ssl:1:privateKey=/nowhere"]
-        found = self.examine(f"listen = {[*endpoints, 'tcp:80']}\n[callers]\nopen = true")
+        found = self.examine(f"listen = {[*endpoints, 'tcp:80']}\n{OPEN}")
         listening = [each.severity for each in found if each.component == "listen"]
         self.assertEqual(listening, [*[BROKEN] * len(endpoints), OK])
-
-    def test_proxies(self) -> None:
-        """Whose word is taken for the addresses of others, where callers have tokens."""
-        tokens = self.write("tokens", f"alice sha256:{'0' * 64}\n")
-        callers = f"[callers]\ntokens = '{tokens}'\n"
-        for network, said in (("0.0.0.0/0", "0.0.0.0/0: every host"), ("unix", "without a UNIX")):
-            self.check("proxies", WEAKER, said, settings=f"{callers}{PROXIES}['{network}']")
-        for endpoint, network in (
-            ("unix:/run/x", "unix"),
-            ("systemd:domain=UNIX:index=0", "unix"),
-            ("tcp:8080:interface=127.0.0.1", "127.0.0.1"),
-        ):
-            found = self.check_ok(f"listen = ['{endpoint}']\n{callers}{PROXIES}['{network}']")
-            (said,) = (each.description for each in found if each.component == "proxies")
-            self.assertEqual(said, f"{network}: clients' addresses are taken from X-Forwarded-For")
-        self.assertNotIn("proxies", [each.component for each in self.check_ok(callers)])
-        both = f"{callers}open = true"
-        self.check("callers", BROKEN, "remove callers.open or", settings=both)
 
 
 class CommandTests(DoctorTestCase):
@@ -300,18 +408,16 @@ class CommandTests(DoctorTestCase):
 
     def run_command(self, *findings: Finding, options: tuple[str, ...] = ()) -> tuple[int, str]:
         """Return the exit status, and what is printed."""
-        self.patch(doctor, "examine_system", lambda file, environment: iter(findings))
+        self.replace(doctor, "examine_system", lambda file, environment: iter(findings))
         result = CliRunner().invoke(main, ["doctor", *options])
         return result.exit_code, result.output
 
-    def test_status(self) -> None:
-        """The exit status is that of the worst finding."""
+    def test_exit_status_is_that_of_the_worst_finding(self) -> None:
         ok, weaker, broken = (Finding("part", health, "what") for health in Severity)
         for findings, status in (((ok, ok), 0), ((weaker, ok), 1), ((ok, broken, weaker), 2)):
             self.assertEqual(self.run_command(*findings)[0], status)
 
-    def test_output(self) -> None:
-        """A line for each finding, and one for its remedy; a list for programs."""
+    def test_findings_are_printed_as_lines_or_as_json(self) -> None:
         finding = Finding("disk", WEAKER, "small", "a larger one")
         _, said = self.run_command(finding)
         first, second, last = said.splitlines()

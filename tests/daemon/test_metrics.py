@@ -150,7 +150,7 @@ class MetricsTests(MetricsTestCase):
         self.evaluate()
         self.assertGreater(self.value("uploaded_bytes"), 0)
         self.assertEqual(self.value("unwritten_upload_bytes"), 0)
-        self.service.registry.submissions.budget.unwritten_bytes = 1000
+        self.service.registry.submissions.unwritten.size = 1000
         self.assertEqual(self.value("unwritten_upload_bytes"), 1000)
         self.assertEqual(self.value("buffered_bytes"), 0)
         self.child.print(b"x" * 9000 + b"\n")

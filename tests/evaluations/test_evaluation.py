@@ -291,7 +291,7 @@ class LifeTests(EvaluationTestCase):
         self.successResultOf(waiting)
 
     def test_readers_never_slow_the_evaluator(self) -> None:
-        self.world.memory._max_bytes = 1000
+        self.world.memory.share.total = 1000
         self.begin()
         self.world.child.print(b"a line\n" * 20_000)
         self.world.turn()
@@ -304,10 +304,10 @@ class LifeTests(EvaluationTestCase):
         self.world.child.print(b"hello\n" + (block := self.write_file()))
         self.world.turn()
         size = len(b"hello\n") + len(block) + 8
-        self.assertEqual(self.world.disk.used_bytes, size)
+        self.assertEqual(self.world.disk.used, size)
         self.assertEqual(build_status(self.evaluation, None)["buffered_bytes"], size)
         self.evaluation.release_event_bytes()
-        self.assertEqual(self.world.disk.used_bytes, 0)
+        self.assertEqual(self.world.disk.used, 0)
 
     def test_each_change_is_saved(self) -> None:
         saved: list[tuple[str, bool]] = []

@@ -372,7 +372,7 @@ class ChangedStdoutTests(SynchronousTestCase):
             else:
                 self.recorded.store_file(b"x" * 100_000)
                 self.recorded.answer_file(b"x" * 100_000)
-        self.assertLess(self.recorded.log._memory.used_bytes, 1_000_000)
+        self.assertLess(self.recorded.log._memory.share.used, 1_000_000)
 
     def test_full_disk_is_an_error(self) -> None:
         for name in ("write", "pwrite"):

@@ -33,7 +33,7 @@ class ArchiveTests(RegistryTestCase):
             assert status is not None
             self.assertEqual((status["state"], status["archived"]), (state, True))
             self.assertEqual(self.archive.ended[-1].end_document["status"]["state"], state)
-        self.assertEqual((len(self.world.store.rows), self.world.disk.used_bytes), (2, 0))
+        self.assertEqual((len(self.world.store.rows), self.world.disk.used), (2, 0))
 
     def test_unread_evaluation_outlives_its_copy_in_the_archive(self) -> None:
         identifier, child = self.start(b"a\n")
@@ -55,9 +55,9 @@ class ArchiveTests(RegistryTestCase):
         record = self.registry.records[identifier]
         self.page(identifier, END)
         self.assertTrue(record.events.keeps_files)
-        self.assertEqual((record.is_removed, self.world.disk.used_bytes), (False, 2))
+        self.assertEqual((record.is_removed, self.world.disk.used), (False, 2))
         self.archive.gate.open()
-        self.assertEqual((record.is_removed, self.world.disk.used_bytes), (True, 0))
+        self.assertEqual((record.is_removed, self.world.disk.used), (True, 0))
 
     def test_submission_is_archived_though_all_events_were_received_before(self) -> None:
         self.archive.gate.shut = True
@@ -100,7 +100,7 @@ class ArchiveTests(RegistryTestCase):
         self.finish(child)
         self.assertIsNone(self.status(identifier))
         self.assertEqual(self.consume(identifier), ["a", "\n"])
-        self.assertEqual((self.world.store.rows, self.world.disk.used_bytes), ({}, 0))
+        self.assertEqual((self.world.store.rows, self.world.disk.used), ({}, 0))
 
     def test_defect_of_the_archive_keeps_nothing(self) -> None:
         self.archive.gate.error = ZeroDivisionError("oh")
@@ -108,7 +108,7 @@ class ArchiveTests(RegistryTestCase):
         self.finish(child)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.consume(identifier)
-        self.assertEqual((self.world.store.rows, self.world.disk.used_bytes), ({}, 0))
+        self.assertEqual((self.world.store.rows, self.world.disk.used), ({}, 0))
 
 
 class StoreTests(RegistryTestCase):

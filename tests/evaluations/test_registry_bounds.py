@@ -126,7 +126,7 @@ class KeptTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.send_all(identifier)
-        self.assertEqual(self.registry.records.ended_count, 0)
+        self.assertEqual(self.registry.records.ended_share.used, 0)
         threads.tidied.open()
         other, _ = self.fill()
         self.assert_refused(EvaluationExpired, identifier)
@@ -205,15 +205,15 @@ class DiskTests(RegistryTestCase):
         self.finish(child)
         self.refuse()
         self.consume(identifier)
-        self.assertEqual(self.world.disk.used_bytes, 0)
+        self.assertEqual(self.world.disk.used, 0)
         self.accept()
 
     def test_abandoned_evaluation_counts_until_its_process_is_gone(self) -> None:
         _, child = self.start(b"x" * 20_000)
         self.expire(900)
-        self.assertEqual(self.world.disk.used_bytes, 20_000)
+        self.assertEqual(self.world.disk.used, 20_000)
         self.finish(child)
-        self.assertEqual(self.world.disk.used_bytes, 0)
+        self.assertEqual(self.world.disk.used, 0)
 
     def test_what_a_stream_has_sent_goes_before_a_refusal(self) -> None:
         identifier, child = self.start(b"x" * 20_000)
@@ -224,7 +224,7 @@ class DiskTests(RegistryTestCase):
             self.read(subscription)
             self.refuse()
         self.accept()
-        self.assertEqual(self.world.disk.used_bytes, 0)
+        self.assertEqual(self.world.disk.used, 0)
 
     def test_forgotten_evaluation_counts_while_a_stream_reads_it(self) -> None:
         identifier, child = self.start(b"a\n")
@@ -233,9 +233,9 @@ class DiskTests(RegistryTestCase):
         assert subscription is not None
         with subscription:
             self.page(identifier, END)
-            self.assertEqual(self.world.disk.used_bytes, 2)
+            self.assertEqual(self.world.disk.used, 2)
             self.assertEqual(self.read(subscription).count, 2)
-        self.assertEqual(self.world.disk.used_bytes, 0)
+        self.assertEqual(self.world.disk.used, 0)
 
 
 class SpoolTests(RegistryTestCase):
@@ -243,7 +243,7 @@ class SpoolTests(RegistryTestCase):
 
     def send(self, size: int, **settings: Any) -> str:
         """Begin an evaluation with an upload of that size."""
-        self.registry.submissions.budget.add_stored_bytes(size)
+        self.registry.submissions.share.take_within_part(size, "")
         return self.registry.accept_form(
             ReceivedForm(make_request(), Path("/uploads/some"), upload_bytes=size, **settings)
         )
@@ -251,19 +251,19 @@ class SpoolTests(RegistryTestCase):
     def test_until_it_is_over(self) -> None:
         """An upload counts until its evaluation is over and its directories are removed."""
         identifiers = [self.send(100) for _ in range(3)]
-        self.assertEqual(self.registry.submissions.budget.stored_bytes, 300)
+        self.assertEqual(self.registry.submissions.share.used, 300)
         self.finish(self.world.spawn.children[0])
-        self.assertEqual(self.registry.submissions.budget.stored_bytes, 200)
+        self.assertEqual(self.registry.submissions.share.used, 200)
         Deferred.fromCoroutine(self.registry.cancel_evaluation(identifiers[1]))
-        self.assertEqual(self.registry.submissions.budget.stored_bytes, 200)
+        self.assertEqual(self.registry.submissions.share.used, 200)
         self.finish(self.world.spawn.children[1])
-        self.assertEqual(self.registry.submissions.budget.stored_bytes, 100)
+        self.assertEqual(self.registry.submissions.share.used, 100)
 
     def test_repeated(self) -> None:
         """A form that begins nothing is removed, and does not count any more."""
         self.send(100, idempotency_key="k", form_digest=b"1")
         self.send(100, idempotency_key="k", form_digest=b"1")
-        self.assertEqual(self.registry.submissions.budget.stored_bytes, 100)
+        self.assertEqual(self.registry.submissions.share.used, 100)
 
 
 class NothingLeftTests(RegistryTestCase):
@@ -280,10 +280,8 @@ class NothingLeftTests(RegistryTestCase):
         self.world.sandbox.cells.clear()
         gc.collect()
         self.assertEqual([reference() for reference in references], [None] * len(references))
-        self.assertEqual(
-            (self.world.disk.used_bytes, self.registry.submissions.budget.stored_bytes), (0, 0)
-        )
-        self.assertEqual((self.world.memory.used_bytes, self.world.store.rows), (0, {}))
+        self.assertEqual((self.world.disk.used, self.registry.submissions.share.used), (0, 0))
+        self.assertEqual((self.world.memory.share.used, self.world.store.rows), (0, {}))
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
 
     def test_drained(self) -> None:

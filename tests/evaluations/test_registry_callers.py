@@ -260,7 +260,7 @@ class KeptShareTests(KeptShareTestCase):
         """One that nobody has asked for in time makes room, too; nothing is left of the count."""
         self.leave("alice", 2)
         self.expire(600)
-        self.assertFalse(self.registry.records.ended_counts_by_caller)
+        self.assertFalse(self.registry.records.ended_share.used)
         self.leave("alice", 2)
         self.check_over("alice")
 

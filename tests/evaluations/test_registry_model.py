@@ -188,10 +188,10 @@ class Reading(Comparison):
     def disk_and_memory_are_counted(self) -> None:
         """Count what there is, and in memory no more than the newest segments beyond the bound."""
         counted = sum(model.real.details.event_bytes for model in self.models.values())
-        assert self.world.disk.used_bytes == counted
+        assert self.world.disk.used == counted
         logs = [model.real.events.log for model in self.models.values()]
         rings = [one.ring for log in logs for one in log.segments if one.ring is not None]
-        assert self.world.memory.used_bytes == sum(ring.memory_bytes for ring in rings)
+        assert self.world.memory.share.used == sum(ring.memory_bytes for ring in rings)
         assert len(self.world.store.rows) <= RUNNING + QUEUED + KEPT + len(self.streams)
         assert self.kept <= KEPT + RUNNING + QUEUED
 
@@ -225,7 +225,7 @@ class Reading(Comparison):
         self.world.clock.advance(5)  # for the readers who might go on
         assert closed.called
         assert not self.polls
-        assert (self.world.disk.used_bytes, self.world.memory.used_bytes) == (0, 0)
+        assert (self.world.disk.used, self.world.memory.share.used) == (0, 0)
         assert not self.world.store.rows
         assert not self.world.clock.getDelayedCalls(), self.world.clock.getDelayedCalls()
 

@@ -164,23 +164,22 @@ class WaitingTests(RestoringTestCase):
         self.assertRaises(IdempotencyKeyReused, self.accept, key="k", digest=b"2")
 
     def test_upload_that_evaluations_share_is_counted_once(self) -> None:
-        budget = self.registry.submissions.budget
-        budget.add_stored_bytes(100, "alice")
+        self.registry.submissions.share.take(100, "alice")
         form = ReceivedForm(make_request(), Path("/uploads/some"), upload_bytes=100)
         first = self.registry.accept_form(form, "alice")
-        share = self.registry.records[first].shared_upload
-        share.add_reference()
-        rerun = ReceivedForm(make_request(), Path("/uploads/other"), reused_upload=share)
+        upload = self.registry.records[first].shared_upload
+        upload.add_reference()
+        rerun = ReceivedForm(make_request(), Path("/uploads/other"), reused_upload=upload)
         second = self.registry.accept_form(rerun, "alice")
         self.restart()
-        budget = self.registry.submissions.budget
-        self.assertEqual((budget.stored_bytes, budget.bytes_by_caller["alice"]), (100, 100))
+        share = self.registry.submissions.share
+        self.assertEqual((share.used, share.used_by_caller["alice"]), (100, 100))
         done = Deferred.fromCoroutine(self.registry.cancel_evaluation(second, "alice"))
         self.successResultOf(done)
-        self.assertEqual(budget.stored_bytes, 100)
+        self.assertEqual(share.used, 100)
         self.assertEqual(self.registry.records[first].shared_upload.reference_count, 1)
         self.finish(self.world.child)
-        self.assertEqual(budget.stored_bytes, 0)
+        self.assertEqual(share.used, 0)
 
     def test_row_that_cannot_be_restored_leaves_the_others(self) -> None:
         broken, other = self.accept(), self.accept()
@@ -402,7 +401,7 @@ class RunningTests(RestoringTestCase):
         self.assert_refused(EvaluationExpired, identifier)
         self.assertEqual(self.world.child.signals, [SIGTERM])
         self.finish(self.world.child)
-        self.assertEqual((self.world.store.rows, self.world.disk.used_bytes), ({}, 0))
+        self.assertEqual((self.world.store.rows, self.world.disk.used), ({}, 0))
 
 
 class EndedTests(RestoringTestCase):
@@ -555,7 +554,7 @@ class EndedTests(RestoringTestCase):
         self.expire(599)
         self.assertIn(identifier, self.registry.records)
         self.expire(1)
-        self.assertEqual((self.world.store.rows, self.world.disk.used_bytes), ({}, 0))
+        self.assertEqual((self.world.store.rows, self.world.disk.used), ({}, 0))
 
     def test_files_are_removed_only_once_the_row_says_so(self) -> None:
         identifier, child = self.start(b"one\n")

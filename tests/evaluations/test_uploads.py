@@ -10,8 +10,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.budget import UploadBudget
-from tawebeval.evaluations.uploads import WRITE_BATCH_BYTES, UploadWriter
+from tawebeval.evaluations.uploads import WRITE_BATCH_BYTES, UnwrittenUploads, UploadWriter
 from tests.fakes.uploads import FakeSource
 from tests.fakes.world import SlowThreads
 
@@ -26,14 +25,14 @@ class WriterTests(SynchronousTestCase):
         self.place = Path(self.mktemp()).absolute()
         self.place.mkdir()
         self.threads: Any = SlowThreads()
-        self.spool = UploadBudget(2**40)
+        self.unwritten = UnwrittenUploads()
         self.source = FakeSource()
         self.writer = self.make("form")
         self.gone: list[str] = []
 
     def make(self, name: str) -> UploadWriter:
         """Return what writes a form."""
-        return UploadWriter(self.place / name, self.source, self.spool, self.threads)
+        return UploadWriter(self.place / name, self.source, self.unwritten, self.threads)
 
     def begin(self) -> None:
         """Have a whole batch on its way to the disk."""
@@ -58,12 +57,12 @@ class WriterTests(SynchronousTestCase):
         self.writer.add_content(b"two")
         self.writer.begin_file(other)
         self.assertEqual((self.threads.waiting, self.writer.has_begun_writing), ([], False))
-        self.assertGreater(self.spool.unwritten_bytes, 8)
+        self.assertGreater(self.unwritten.size, 8)
         finished = self.finish()
         self.assertNoResult(finished)
         self.threads.step()
         self.successResultOf(finished)
-        self.assertEqual((self.threads.waiting, self.spool.unwritten_bytes), ([], 0))
+        self.assertEqual((self.threads.waiting, self.unwritten.size), ([], 0))
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"one, two")
         self.assertEqual((self.writer.directory / other).read_bytes(), b"")
 
@@ -83,7 +82,7 @@ class WriterTests(SynchronousTestCase):
         self.successResultOf(finished)
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"".join(sent[:-1]))
         self.assertEqual((self.writer.directory / "submission/b/last").read_bytes(), sent[-1])
-        self.assertEqual(self.spool.unwritten_bytes, 0)
+        self.assertEqual(self.unwritten.size, 0)
 
     def test_pause(self) -> None:
         """While a call is made as much again is gathered; then nothing is read until it ends."""
@@ -92,16 +91,16 @@ class WriterTests(SynchronousTestCase):
         self.assertFalse(self.source.paused)
         self.writer.add_content(HALF)
         self.assertTrue(self.source.paused)
-        self.assertGreater(self.spool.unwritten_bytes, 2 * WRITE_BATCH_BYTES)
+        self.assertGreater(self.unwritten.size, 2 * WRITE_BATCH_BYTES)
         self.threads.step()
         self.assertFalse(self.source.paused)
         self.assertEqual(len(self.threads.waiting), 1)
         self.threads.step()
-        self.assertEqual((self.threads.waiting, self.spool.unwritten_bytes), ([], 0))
+        self.assertEqual((self.threads.waiting, self.unwritten.size), ([], 0))
 
     def test_crowded(self) -> None:
         """Where all forms together take much memory, what comes is written at once."""
-        self.spool.unwritten_bytes = 2**30
+        self.unwritten.size = 2**30
         self.writer.begin_file(FILE)
         self.writer.add_content(b"one")
         self.assertEqual(len(self.threads.waiting), 1)
@@ -112,7 +111,7 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"one")
         self.threads.step()
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"onetwo")
-        self.assertEqual(self.spool.unwritten_bytes, 2**30)
+        self.assertEqual(self.unwritten.size, 2**30)
 
     def test_disk_fails(self) -> None:
         """What the disk does not take is refused, named, and nothing more is tried."""
@@ -127,7 +126,7 @@ class WriterTests(SynchronousTestCase):
         self.writer.add_content(HALF)
         self.assertEqual(self.threads.waiting, [])
         self.abandon()
-        self.assertEqual((self.gone, self.spool.unwritten_bytes), (["form"], 0))
+        self.assertEqual((self.gone, self.unwritten.size), (["form"], 0))
 
     def test_disk_fails_at_the_end(self) -> None:
         """Who waits for the end is told the error, and is not refused besides."""
@@ -159,14 +158,14 @@ class WriterTests(SynchronousTestCase):
         self.writer.begin_file(FILE)
         self.writer.add_content(HALF)
         self.abandon()
-        self.assertEqual((self.gone, self.spool.unwritten_bytes), (["form"], 0))
+        self.assertEqual((self.gone, self.unwritten.size), (["form"], 0))
         self.writer, self.gone = self.make("other"), []
         self.begin()
         self.writer.add_content(HALF)
         self.abandon()
-        self.assertEqual((self.gone, self.spool.unwritten_bytes), ([], WRITE_BATCH_BYTES + 1024))
+        self.assertEqual((self.gone, self.unwritten.size), ([], WRITE_BATCH_BYTES + 1024))
         self.threads.step()
-        self.assertEqual((self.gone, self.spool.unwritten_bytes), (["form"], 0))
+        self.assertEqual((self.gone, self.unwritten.size), (["form"], 0))
         self.assertEqual(self.threads.waiting, [])
 
     def test_abandoned_while_the_disk_fails(self) -> None:

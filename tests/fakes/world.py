@@ -16,12 +16,12 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from tawebeval.config import Configuration
-from tawebeval.core.budget import EventDiskBudget
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.counters import GitCacheCounters
 from tawebeval.core.event_log import EventMemory
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.pages import EventPage
+from tawebeval.core.shares import Share
 from tawebeval.daemon.systemd import SystemdNotifier
 from tawebeval.deferreds import (
     UNLIMITED_WAITERS,
@@ -31,7 +31,7 @@ from tawebeval.deferreds import (
 )
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations import reading
-from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
 from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import SegmentLoader
@@ -243,13 +243,13 @@ class World:
     store: FakeStore = attrs.field(factory=FakeStore)
     has_event_files: bool = False
     memory: EventMemory = attrs.field(init=False)
-    disk: EventDiskBudget = attrs.field(init=False)
+    disk: Share = attrs.field(init=False)
     files: dict[Path, MemoryEventFiles] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         buffers = self.configuration.buffers
         self.memory = EventMemory(buffers.total)
-        self.disk = EventDiskBudget(buffers.disk)
+        self.disk = make_unread_events_share(buffers.disk)
 
     def open_files(self, directory: Path) -> Any:
         """Return the files of a directory, or files in memory, the same ones for a directory."""
@@ -269,7 +269,7 @@ class World:
             sandbox=self.sandbox,
             limit_monitor=LimitMonitor(self.clock, self.threads, self.threads),
             event_memory=self.memory,
-            event_disk=self.disk,
+            unread_events=self.disk,
             segment_loader=SegmentLoader(self.threads),
             store=self.store,
             open_event_files=self.open_files,

@@ -94,13 +94,13 @@ class FormTests(UploadTestCase):
         except RequestError as error:
             self.check_refusal(error)
             if receiver is not None:
-                receiver.abandon(self.discard)
-            assert self.spool.stored_bytes == 0
+                receiver.abandon()
+            assert self.spool.used == 0
             assert not list(self.uploads.iterdir())
             return {"refused": True}  # for which of several reasons may depend on the pieces
         kept = files(upload)
-        self.discard(upload.directory, upload.upload_bytes)
-        assert self.spool.stored_bytes == 0
+        self.submissions.discard_upload(upload.directory, upload.upload_bytes, "")
+        assert self.spool.used == 0
         besides = 8192 * len(kept)
         assert upload.upload_bytes == sum(map(len, pieces)) + besides
         assert sum(map(len, kept.values())) < upload.upload_bytes

@@ -12,7 +12,6 @@ from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.daemon.doctor import UNIT_FILE_PATHS
 from tests.cases.patience import PATIENCE
 from tests.integration.unprivileged import SERVICE, USER, give, temporary_folder
 
@@ -157,17 +156,14 @@ class DoctorTests(SynchronousTestCase):
         """The library is not installed that writes the filter."""
         self.assertIn("apt-get install libseccomp2", self.broken(NO_LIBRARY)["remedy"])
 
-    def test_root_alone(self) -> None:
-        """Root without a user to become is told so; the other checks are those of nobody."""
+    def test_root_without_service_user_is_told_what_to_do(self) -> None:
         if USER is None:
             raise SkipTest("this is for root")
-        if any(path.exists() for path in UNIT_FILE_PATHS):
-            raise SkipTest("root is told to check the unit that is installed here")
         status, found = self.run_command("")
         self.assertEqual(status, 2)
-        self.assertEqual([each["health"] for each in found["user"]], ["broken", "ok"])
-        self.assertIn("nobody", found["user"][1]["what"])
-        self.assertEqual(found["sandbox"][0]["health"], "ok")
+        (user,) = found["user"]
+        self.assertIn("systemd-run command", user["remedy"])
+        self.assertEqual(list(found), ["configuration", "user"])
 
     def test_ordinary_user(self) -> None:
         """Nobody gives cgroups to an ordinary user here: weaker, with the remedy."""

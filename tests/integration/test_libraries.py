@@ -79,6 +79,16 @@ with segi.start(["sleep", "600"]) as talk:
     pass
 with segi.start(["sleep", "600"], wall=0.3) as talk:
     print(talk.read_line(), talk.finish().reason)
+with segi.start(["sh", "-c", "echo a; sleep 600"]) as talk:
+    talk.read_line()
+    talk.kill()
+    talk.kill()
+    print(talk.finish().fault.message, talk.finish().reason)
+with segi.start(["true"]) as talk:
+    talk.read_line()
+    talk.finish()
+    talk.kill()
+    print(talk.finish().fault)
 
 checker = ["sh", "-c", 'cat "$1" "$2" "$3" >&2; exit $0']
 for status in 0, 1, 7, 9:
@@ -102,6 +112,10 @@ languages = {".py": segi.LANGUAGES[".py"], ".cpp": segi.LANGUAGES[".py"]}
 for name in "a.PY3", "b.CC":
     pathlib.Path(name).write_text("print(7)")
     print(segi.prepare(pathlib.Path(name).absolute(), languages).run(time=30).stdout)
+for text in b"print(7) # \xe9", b"# coding: latin-1\nprint(7) # \xe9":
+    pathlib.Path("a.py").write_bytes(text)
+    ready = segi.prepare(pathlib.Path("a.py").absolute())
+    print(ready.fault and (ready.fault.verdict, ready.fault.message[:20]))
 try:
     segi.run(["true"], directory="/nowhere")
 except segi.RunError as error:
@@ -127,6 +141,8 @@ wall
 b'1000000\n'
 ['a', '', 'by'] 1
 None wall
+killed by SIGKILL None
+None
 accepted None 0.5 inoutanswer
 wrong_answer None 0.5 inoutanswer
 partial 0.5 inoutanswer
@@ -140,6 +156,8 @@ pipe is a link or no readable file
 none is missing
 b'7\n'
 b'7\n'
+('compile_error', 'SyntaxError: invalid')
+None
 no run
 4
 """

@@ -149,7 +149,7 @@ class StoreTests(SynchronousTestCase):
         with tarfile.open(layers, "w") as archive:
             for name in ("manifest.json", "blobs/sha256/0"):
                 add(archive, name)
-        self.assertIn("layers of an image: use `docker export`", self.refuse(layers))
+        self.assertIn("use `docker export` or `podman export`, not `save`", self.refuse(layers))
 
     def test_full_disk_ends_the_import(self) -> None:
         self.store = EnvironmentStore(self.folder / "store", 2**60)

@@ -223,6 +223,13 @@ class Faults(SynchronousTestCase):
                 {"exit_status": 1, "stderr": b"Traceback\nKeyError: 1\n"},
                 ("runtime_error", "exit status 1: KeyError: 1"),
             ),
+            (
+                {
+                    "exit_status": 1,
+                    "stderr": b'Exception in thread "main" X: y\n\tat A.main(A:1)\n',
+                },
+                ("runtime_error", 'exit status 1: Exception in thread "main" X: y'),
+            ),
         ]
         for members, expected in table:
             fault = RESULT._replace(**members).fault
@@ -260,6 +267,35 @@ class Checkers(SynchronousTestCase):
             result = RESULT._replace(exit_status=status, stderr=stderr.encode())
             found = segi._judge_by_checker(result)
             self.assertEqual((found.verdict, found.message, found.points), expected, stderr)
+
+    def test_checker_that_crashes_does_not_refuse(self) -> None:
+        traceback = "Traceback (most recent call last):\n"
+        java = 'Exception in thread "main" java.lang.ArithmeticException: / by zero'
+        node = "TypeError: x is not a function\n    at Object.<anonymous> (/c.js:1:7)\n"
+        table = [
+            (1, f'{traceback}  File "c.py", line 1\nKeyError: 1\n', "KeyError: 1"),
+            (1, f"reading\n{traceback}KeyError: 1\n", "KeyError: 1"),
+            (1, f"  + Exception Group {traceback}  | E\n", "  | E"),
+            (
+                1,
+                '  File "c.py", line 1\n    print(\n         ^\nSyntaxError: x\n',
+                "SyntaxError: x",
+            ),
+            (2, "python3: can't open file '/c.py': [Errno 2] No such file", None),
+            (1, "/usr/bin/python3: No module named c", None),
+            (1, f"{java}\n\tat C.main(C.java:3)\n", java),
+            (1, "Error: Could not find or load main class C\nCaused by: x\n", "Caused by: x"),
+            (1, f"{node}\nNode.js v18.19.0\n", "Node.js v18.19.0"),
+            (2, "panic: x\n\ngoroutine 1 [running]:\nmain.main()\n", "main.main()"),
+        ]
+        for status, stderr, words in table:
+            result = RESULT._replace(exit_status=status, stderr=stderr.encode())
+            found = segi._judge_by_checker(result)
+            expected = f"checker: exit status {status}: {words or stderr}"
+            self.assertEqual((found.verdict, found.message), ("judge_error", expected))
+        for stderr in ("wrong answer: printed Traceback (most recent call last):", "at 1:1: no"):
+            result = RESULT._replace(exit_status=1, stderr=stderr.encode())
+            self.assertEqual(segi._judge_by_checker(result).verdict, "wrong_answer")
 
     def test_status_that_counts_as_signal(self) -> None:
         """A status over 128 is reported as a signal, and a stopped checker gives no points."""

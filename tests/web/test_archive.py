@@ -389,7 +389,7 @@ class RerunTests(ArchiveTestCase):
         self.finish()
         self.page(again, "?after=end")
         self.settle()
-        self.assertEqual(self.service.registry.submissions.budget.stored_bytes, 0)
+        self.assertEqual(self.service.registry.submissions.share.used, 0)
         self.assertEqual(list((self.root / "evaluations").iterdir()), [])
 
     def test_without_submission(self) -> None:

@@ -23,7 +23,7 @@ class EvictedEventsTests(StreamTestCase):
         super().setUp()
         self.patch(event_log, "MIN_SEGMENT_BYTES", 500)
         self.patch(event_log, "MAX_SEGMENT_BYTES", 500)
-        self.service.world.memory._max_bytes = 0
+        self.service.world.memory.share.total = 0
         self.threads = SlowThreads()
         self.service.registry.context.segment_loader.threads = self.threads
         self.begin()

@@ -240,7 +240,7 @@ class TokenlessTests(WebTestCase):
         lifetimes = [100, 50, 70]
         links = []
         waiting = self.connect()
-        with mock.patch.object(module, "MAX_EVALUATIONS_WITH_LINKS", 2):
+        with mock.patch.object(self.service.context.links.evaluations_share, "total", 2):
             for path, lifetime in zip(paths, lifetimes, strict=True):
                 made = self.request("POST", f"{path}/links?lifetime={lifetime}").json()
                 links.append(made["link"])
@@ -264,7 +264,7 @@ class EndTests(LinkTestCase):
             for kind in (LineFollower, SourceFollower, SocketFollower)
         ]
         self.turn()
-        self.assertEqual(self.links.reader_count, 4)
+        self.assertEqual(self.links.readers_share.used, 4)
         return [poll, *streams]
 
     def check_cut(self, connections: list[Connection]) -> None:
@@ -272,7 +272,7 @@ class EndTests(LinkTestCase):
         self.assertEqual([one.aborted for one in connections], [True] * 4)
         for one in connections:
             one.lose()
-        self.assertEqual(self.links.reader_count, 0)
+        self.assertEqual(self.links.readers_share.used, 0)
         record = self.service.registry.records[self.identifier]
         self.assertEqual(record.events.observer_count, 0)
 
@@ -316,34 +316,37 @@ class BoundTests(LinkTestCase):
     def test_slots(self) -> None:
         """So many at once, of one evaluation and in all; the owner is not affected."""
         link = self.share()
-        for bound in ("MAX_LINK_READERS", "MAX_LINK_READERS_PER_EVALUATION"):
-            with mock.patch.object(module, bound, 2):
+        for owner, bound, status in (
+            (self.links.readers_share, "total", 503),
+            (module, "MAX_LINK_READERS_PER_EVALUATION", 429),
+        ):
+            with mock.patch.object(owner, bound, 2):
                 after = self.call("GET", f"{self.path}/events", 200, "alice").json()["end"]
                 waiting = [self.connect(), self.connect()]
                 for one in waiting:
                     one.request(f"GET {self.path}/events?after={after}&wait=30&link={link}")
-                self.assertIn("retry-after", self.read(link, status=429).headers)
+                self.assertIn("retry-after", self.read(link, status=status).headers)
                 self.call("GET", self.path, 200, "alice")
                 self.child.print(b"x\n")
                 self.turn()
                 self.assertEqual([one.answer().status for one in waiting], [200, 200])
                 self.read(link)
-            self.assertEqual(self.links.reader_count, 0)
+            self.assertEqual(self.links.readers_share.used, 0)
 
     def test_links_of_one_caller_leave_room_for_those_of_another(self) -> None:
         """Neither slots nor requests of a minute are used up."""
         own, other = self.share(), self.begin("bob").json()["id"]
         link = self.call("POST", f"/evaluation/{other}/links", 200, "bob").json()["link"]
-        for kind in ("LINK_READERS", "LINK_REQUESTS_PER_MINUTE"):
-            whole = kind if kind.startswith("LINK_REQUESTS") else f"MAX_{kind}"
-            with (
-                mock.patch.object(module, whole, 8),
-                mock.patch.object(module, f"{whole}_PER_CALLER", 4),
-            ):
+        share, rate = self.links.readers_share, "LINK_REQUESTS_PER_MINUTE"
+        for owner, total, part in (
+            (share, "total", "part"),
+            (module, rate, f"{rate}_PER_CALLER"),
+        ):
+            with mock.patch.object(owner, total, 8), mock.patch.object(owner, part, 4):
                 waiting = [self.connect() for _ in range(8)]
                 for one in waiting:
                     one.request(f"GET {self.path}/events?wait=30&link={own}")
-                self.assertEqual(self.links.reader_count, 4)
+                self.assertEqual(self.links.readers_share.used, 4)
                 self.call("GET", f"/evaluation/{other}?link={link}", 200, None)
                 for one in waiting:
                     one.lose()
@@ -366,17 +369,18 @@ class BoundTests(LinkTestCase):
         link = self.share("?lifetime=5")
         other = self.begin("bob").json()["id"]
         place = f"/evaluation/{other}/links"
-        with mock.patch.object(module, "MAX_EVALUATIONS_WITH_LINKS", 1):
+        share = self.links.evaluations_share
+        with mock.patch.object(share, "total", 1):
             self.call("POST", place, 503, "bob")
             self.read(self.share("?lifetime=1"))
-        with mock.patch.object(module, "MAX_EVALUATIONS_WITH_LINKS_PER_CALLER", 1):
+        with mock.patch.object(share, "part", 1):
+            second = self.begin("alice").json()["id"]
+            self.call("POST", f"/evaluation/{second}/links", 429, "alice")
             self.call("POST", place, 200, "bob")
             self.call("DELETE", place, 204, "bob")
-        with mock.patch.object(module, "MAX_EVALUATIONS_WITH_LINKS_PER_CALLER", 0):
-            self.call("POST", place, 429, "bob")
         self.service.reactor.advance(5)
         self.read(link, status=401)
-        with mock.patch.object(module, "MAX_EVALUATIONS_WITH_LINKS", 1):
+        with mock.patch.object(share, "total", 1):
             self.call("POST", place, 200, "bob")
         self.assertEqual(list(self.links.linked_evaluations), [other])
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tawebeval.config import CallerSettings, Configuration, LimitSettings
+from tawebeval.evaluations import submission_store, uploads
+from tawebeval.linux import filetree
 from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Connection, form, head, parts
 from tests.fakes.world import read_again
@@ -147,8 +151,31 @@ class UnfinishedFormTests(CallerTestCase):
         for one in connections:
             one.lose()
         self.begin("alice")
-        budget = self.service.registry.submissions.budget
-        self.assertEqual(set(budget.bytes_by_caller), {"alice", "bob"})
+        share = self.service.registry.submissions.share
+        self.assertEqual(set(share.used_by_caller), {"alice", "bob"})
+
+    def test_aborted_forms_count_for_their_caller_until_they_are_removed(self) -> None:
+        is_broken = [True]
+
+        def remove_tree(directory: Path) -> None:
+            if is_broken:
+                raise OSError("no")
+            filetree.remove_tree(directory)
+
+        self.patch(submission_store, "remove_tree", remove_tree)
+        self.patch(uploads, "WRITE_BATCH_BYTES", 1)
+        first = self.send_part("alice")
+        self.assertEqual(first.received, b"")
+        first.lose()
+        second = self.send_part("alice")
+        self.assertEqual(second.answer().status, 429)
+        second.lose()
+        self.begin("bob")
+        is_broken.clear()
+        self.service.registry.context.cleanup_queue.retry_next_calls()
+        third = self.send_part("alice")
+        self.assertEqual(third.received, b"")
+        third.lose()
 
 
 class KeptFileTests(CallerTestCase):

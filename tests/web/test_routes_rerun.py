@@ -72,7 +72,7 @@ class RerunTestCase(WebTestCase):
     @property
     def stored(self) -> int:
         """Bytes that count as uploads."""
-        return self.service.registry.submissions.budget.stored_bytes
+        return self.service.registry.submissions.share.used
 
     @property
     def kept(self) -> int:
@@ -214,8 +214,8 @@ class RerunTests(RerunTestCase):
         seed = Part("seed", b"1")
         first = self.rerun(place, 200, seed, **key).json()
         self.finish()
-        budget = self.service.registry.submissions.budget
-        budget.discard_kept_submissions(self.stored)
+        share = self.service.registry.submissions.share
+        share.make_room(self.stored, None)
         stored = self.stored
         self.rerun(place, 410)
         self.assertEqual(self.rerun(place, 200, seed, **key).json(), first)
@@ -266,10 +266,10 @@ class RerunTests(RerunTestCase):
         for _ in range(3):
             places.append(self.begin())
             self.finish()
-        budget = self.service.registry.submissions.budget
-        budget.max_bytes = self.stored + 100
+        share = self.service.registry.submissions.share
+        share.total = self.stored + 100
         last = self.begin()
-        self.assertLessEqual(self.stored, budget.max_bytes)
+        self.assertLessEqual(self.stored, share.total)
         self.assertEqual(self.kept, 3)
         self.assertIn("send the submission again", self.rerun(places[0], 410).json()["detail"])
         self.assertEqual(self.status(places[0])["state"], "finished")
@@ -285,25 +285,25 @@ class RerunTests(RerunTestCase):
         for _ in range(2):
             places.append(self.begin())
             self.finish()
-        budget = self.service.registry.submissions.budget
-        budget.max_bytes = self.stored
+        share = self.service.registry.submissions.share
+        share.total = self.stored
         for place in (*places, *places):
             self.rerun(place, 200, Part("seed", b"8"))
             self.finish()
-        self.assertEqual((self.stored, self.kept), (budget.max_bytes, 6))
+        self.assertEqual((self.stored, self.kept), (share.total, 6))
 
     def test_displaced_with_reruns(self) -> None:
         """Files make room only together with all their reruns, and none once one is needed."""
         place = self.begin()
         self.finish()
         again = self.rerun(place).headers["location"]
-        budget = self.service.registry.submissions.budget
-        self.assertFalse(budget.discard_kept_submissions(1))
+        share = self.service.registry.submissions.share
+        self.assertFalse(share.make_room(1, None))
         self.finish()
         last = self.rerun(place).headers["location"]
-        self.assertFalse(budget.discard_kept_submissions(1))
+        self.assertFalse(share.make_room(1, None))
         self.finish()
-        self.assertTrue(budget.discard_kept_submissions(1))
+        self.assertTrue(share.make_room(1, None))
         self.assertEqual((self.stored, self.kept), (0, 0))
         self.rerun(again, 410)
         self.read_to_end(place, again, last)
@@ -313,7 +313,7 @@ class RerunTests(RerunTestCase):
         """An upload that would not fit without the kept files, either, displaces none."""
         place = self.begin()
         self.finish()
-        self.service.registry.submissions.budget.max_bytes = self.stored
+        self.service.registry.submissions.share.total = self.stored
         self.request(
             "POST",
             "/evaluate",
@@ -322,7 +322,7 @@ class RerunTests(RerunTestCase):
             headers={"Content-Type": MULTIPART},
         )
         self.assertEqual((self.kept, len(self.service.leftovers())), (1, 1))
-        self.service.registry.submissions.budget.max_bytes *= 2
+        self.service.registry.submissions.share.total *= 2
         self.rerun(place)
 
     def test_off(self) -> None:

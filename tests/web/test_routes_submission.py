@@ -32,7 +32,7 @@ class SubmissionTests(WebTestCase):
         """410 once the files are discarded or the evaluation is forgotten; 404 for unknown ones."""
         identifier = self.evaluate()
         self.finish()
-        self.service.registry.submissions.budget.discard_kept_submissions(1)
+        self.service.registry.submissions.share.make_room(1, None)
         self.assertIn("discarded", self.read(identifier, 410)["detail"])
         self.request("GET", f"/evaluation/{identifier}/events?after=end")
         self.assertIn("over", self.read(identifier, 410)["detail"])

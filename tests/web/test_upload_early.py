@@ -107,8 +107,8 @@ class EarlyRefusalTests(RawTestCase):
 
     def test_disk(self) -> None:
         """503 before the body, where it would not fit beside the uploads that there are."""
-        spool = self.service.registry.submissions.budget
-        self.service.registry.submissions.budget.add_stored_bytes(spool.max_bytes - 1000)
+        spool = self.service.registry.submissions.share
+        self.service.registry.submissions.share.take_within_part(spool.total - 1000, "")
         connection = self.begin(1001)
         answer = self.check_raw(connection.answer(), 503)
         self.assertGreater(int(answer.headers["retry-after"]), 0)
@@ -116,19 +116,19 @@ class EarlyRefusalTests(RawTestCase):
         connection = self.begin(1000)
         self.assertEqual(connection.received, b"")
         connection.lose()
-        self.assertEqual(spool.stored_bytes, spool.max_bytes - 1000)
+        self.assertEqual(spool.used, spool.total - 1000)
 
     def test_disk_becomes_full(self) -> None:
         """503 in the body, where others were faster; what had come is removed, and not counted."""
-        spool = self.service.registry.submissions.budget
+        spool = self.service.registry.submissions.share
         connection = self.begin(90_000)
         connection.send(form(parts(source=b"x" * 80_000))[:50_000])
-        self.assertEqual((connection.received, spool.stored_bytes), (b"", 50_000 + PER_FILE))
-        others = spool.max_bytes - spool.stored_bytes
-        spool.add_stored_bytes(others)
+        self.assertEqual((connection.received, spool.used), (b"", 50_000 + PER_FILE))
+        others = spool.total - spool.used
+        spool.take_within_part(others, "")
         connection.send(b"x")
         self.assert_refused(connection, 503)
-        self.assertEqual(spool.stored_bytes, others)
+        self.assertEqual(spool.used, others)
 
     def test_stop(self) -> None:
         """503 in the body, where the daemon begins to stop meanwhile."""
@@ -138,23 +138,23 @@ class EarlyRefusalTests(RawTestCase):
         self.successResultOf(closed)
         connection.send(b"x")
         self.assert_refused(connection, 503)
-        self.assertEqual(self.service.registry.submissions.budget.stored_bytes, 0)
+        self.assertEqual(self.service.registry.submissions.share.used, 0)
 
     def test_counted(self) -> None:
         """What came, and files, count until the evaluation is forgotten, or at once no more."""
-        spool, body = self.service.registry.submissions.budget, form(parts())
+        spool, body = self.service.registry.submissions.share, form(parts())
         for status, sent in ((200, body), (400, form(parts(commit_oid=b"x")))):
             connection = self.begin(len(sent))
             connection.send(sent)
             self.assertEqual(connection.answer().status, status)
-            self.assertEqual(spool.stored_bytes, len(body) + PER_FILE)
+            self.assertEqual(spool.used, len(body) + PER_FILE)
         self.service.world.end()
-        self.assertEqual(spool.stored_bytes, len(body) + PER_FILE)
+        self.assertEqual(spool.used, len(body) + PER_FILE)
         (identifier,) = [
             one["evaluation_id"] for one in self.request("GET", "/evaluations").json()["data"]
         ]
         self.page(identifier, "?after=end")
-        self.assertEqual(spool.stored_bytes, 0)
+        self.assertEqual(spool.used, 0)
 
     def test_broken_field(self) -> None:
         """400 at the first part that is wrong; what has come so far is removed."""
@@ -219,8 +219,8 @@ class EarlyRefusalTests(RawTestCase):
         (self.root / "uploads").unlink()
         (self.root / "uploads").mkdir()
         connection.lose()
-        spool = self.service.registry.submissions.budget
-        self.assertEqual((spool.stored_bytes, spool.unwritten_bytes), (0, 0))
+        spool = self.service.registry.submissions.share
+        self.assertEqual((spool.used, self.service.registry.submissions.unwritten.size), (0, 0))
 
 
 class GivenUpTests(RawTestCase):
@@ -281,14 +281,14 @@ class GivenUpTests(RawTestCase):
                 raise OSError("no")
 
         spool, arrears = (
-            self.service.registry.submissions.budget,
+            self.service.registry.submissions.share,
             self.service.registry.context.cleanup_queue,
         )
         self.patch(submission_store, "remove_tree", fail_once)
         with capturedLogs() as events:
             self.post(400, form(parts(seed=b"x", source=b"x" * WRITE_BATCH_BYTES)))
-        self.assertGreater(spool.stored_bytes, 0)
+        self.assertGreater(spool.used, 0)
         (said,) = [formatEvent(event) for event in events if event["log_level"] == LogLevel.error]
         self.assertIn("removal of an upload has failed", said)
         arrears.retry_next_calls()
-        self.assertEqual((spool.stored_bytes, broken), (0, []))
+        self.assertEqual((spool.used, broken), (0, []))

@@ -146,7 +146,7 @@ class LimitTests(UploadTestCase):
         with self.assertRaises(RequestTooLarge) as caught:
             receiver.feed(body[20_000:20_001])
         self.assertEqual(caught.exception.extra_members, {"limit": 20_000})
-        receiver.abandon(self.discard)
+        receiver.abandon()
 
     def test_exactly(self) -> None:
         """As much as the limit is allowed."""
@@ -252,7 +252,7 @@ class MalformedTests(UploadTestCase):
             receiver.feed(body[:length])
             with self.assertRaises(MalformedRequest):
                 self.finish(receiver)
-            receiver.abandon(self.discard)
+            receiver.abandon()
 
     def test_nothing(self) -> None:
         """Neither is nothing."""
@@ -303,7 +303,7 @@ class MalformedTests(UploadTestCase):
         receiver = self.receiver(len(body) - 10)
         with self.assertRaises(MalformedRequest):
             receiver.feed(body)
-        receiver.abandon(self.discard)
+        receiver.abandon()
 
     def test_headers_of_a_part_are_limited(self) -> None:
         for header in ("X: " + "y" * 2048, "X: y" + "; a=b" * 33, "Content-Type: x/y" + ";" * 33):
@@ -311,7 +311,7 @@ class MalformedTests(UploadTestCase):
             body = form(parts()).replace(b"\r\n\r\n", f"\r\n{header}\r\n\r\n".encode(), 1)
             with self.assertRaisesRegex(RequestTooLarge, "a part has over"):
                 receiver.feed(body)
-            receiver.abandon(self.discard)
+            receiver.abandon()
 
     def test_names_of_files_may_have_semicolons(self) -> None:
         name = ";" * 200
@@ -325,10 +325,10 @@ class MalformedTests(UploadTestCase):
         for size in (10_000, 2 * WRITE_BATCH_BYTES):
             receiver = self.receiver(configuration=large)
             receiver.feed(form(parts(source=b"x" * size))[:-1000])
-            self.assertGreater(self.spool.stored_bytes, receiver.received_bytes)
+            self.assertGreater(self.spool.used, receiver.received_bytes)
             self.assertEqual(len(list(self.uploads.iterdir())), size > WRITE_BATCH_BYTES)
-            receiver.abandon(self.discard)
-            self.assertEqual((self.spool.stored_bytes, self.spool.unwritten_bytes), (0, 0))
+            receiver.abandon()
+            self.assertEqual((self.spool.used, self.unwritten.size), (0, 0))
             self.assertEqual(list(self.uploads.iterdir()), [])
 
     def test_disk(self) -> None:

@@ -35,7 +35,8 @@ class SlowDiskTests(RawTestCase):
         self.service = Service(
             self.root / "slow", self.configuration, running=4, uploading=self.threads
         )
-        self.spool = self.service.registry.submissions.budget
+        self.spool = self.service.registry.submissions.share
+        self.unwritten = self.service.registry.submissions.unwritten
 
     def close(self) -> None:
         """Let the disk be quick, and end what still runs."""
@@ -69,7 +70,7 @@ class SlowDiskTests(RawTestCase):
         for connection in connections:
             connection.lose()
         self.threads.finish()
-        self.assertEqual((self.spool.stored_bytes, self.spool.unwritten_bytes), (0, 0))
+        self.assertEqual((self.spool.used, self.unwritten.size), (0, 0))
         self.assertEqual(self.service.leftovers(), [])
         self.assertEqual(self.service.reactor.getDelayedCalls(), [])
 
@@ -87,13 +88,13 @@ class SlowDiskTests(RawTestCase):
             self.assertEqual(connection.received, b"")
             self.threads.finish()
             self.assertEqual(connection.answer().status, 200)
-        self.assertEqual(self.spool.unwritten_bytes, 0)
+        self.assertEqual(self.unwritten.size, 0)
 
     def test_memory(self) -> None:
         """Of one form there are two batches in memory, and a read beyond each."""
         connection, rest = self.stuck()
         for _ in range(3):
-            self.assertLess(self.spool.unwritten_bytes, 2 * (WRITE_BATCH_BYTES + READ) + 10_000)
+            self.assertLess(self.unwritten.size, 2 * (WRITE_BATCH_BYTES + READ) + 10_000)
             self.threads.step()
             rest = self.send(connection, rest)
         self.check_gone([connection])
@@ -124,7 +125,7 @@ class SlowDiskTests(RawTestCase):
 
     def test_pauses_do_not_help_the_slow(self) -> None:
         """A client is no faster for a disk that makes it pause all the time."""
-        self.spool.unwritten_bytes = 2**30
+        self.unwritten.size = 2**30
         connection = self.begin()
         start = BODY.index(b"x" * 100)
         connection.send(BODY[:start])
@@ -138,7 +139,7 @@ class SlowDiskTests(RawTestCase):
             self.assertEqual(connection.received, b"")
         self.service.reactor.advance(1)
         self.check_raw(connection.answer(), 408)
-        self.spool.unwritten_bytes -= 2**30
+        self.unwritten.size -= 2**30
         self.check_gone([connection])
 
     def test_client_goes(self) -> None:
@@ -148,7 +149,7 @@ class SlowDiskTests(RawTestCase):
         small.send(SMALL)
         for each in (connection, small):
             each.lose()
-        self.assertGreater(self.spool.stored_bytes, 0)
+        self.assertGreater(self.spool.used, 0)
         self.check_gone()
         self.assertEqual(self.service.world.spawn.children, [])
 

@@ -13,7 +13,7 @@ sys.path.insert(0, os.environ["EVALUATION_TOOLS"] + "/lib")
 import segi
 
 LANGUAGES = {ending: segi.LANGUAGES[ending] for ending in (".cpp", ".py")}
-SUBTASKS = {"small": (100, 20), "medium": (1_000, 30), "large": (100_000, 50)}
+SUBTASKS = {"small": (100, 20), "medium": (1_000, 30), "large": (200_000, 50)}
 """Of each subtask the most numbers of an input, and the points."""
 CASES = 3
 

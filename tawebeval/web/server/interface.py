@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from twisted.internet.interfaces import IReactorTime
@@ -21,8 +20,8 @@ class BodyReceiver(Protocol):
     def feed(self, chunk: bytes) -> None:
         """Parse a part of the body."""
 
-    def abandon(self, discard: Callable[[Path, int], object]) -> None:
-        """Store nothing more; then call `discard` with the directory and its size in bytes."""
+    def abandon(self) -> None:
+        """Store nothing more, and remove what is stored."""
 
 
 class Application(Protocol):
@@ -43,9 +42,6 @@ class Application(Protocol):
 
     def check_not_stopping(self) -> None:
         """Raise ServerStopping if the daemon accepts no more forms."""
-
-    def discard_upload(self, directory: Path, size: int) -> None:
-        """Remove an abandoned form of `size` bytes."""
 
     def record_response(self, request: Any, status: int, seconds: float) -> None:
         """Count and log a request; `status` may be GONE, `seconds` is its duration."""

@@ -256,7 +256,7 @@ class ApiRequest(Request):
         form, self.form = self.form, None
         if form is not None:
             self.channel.resume_body()
-            form.abandon(self.channel.site.application.discard_upload)
+            form.abandon()
 
 
 def _strip_scheme_and_host(target: bytes) -> bytes:

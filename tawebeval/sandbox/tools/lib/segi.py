@@ -73,6 +73,15 @@ _EXCERPT = 100  # characters of what was expected or printed
 _MESSAGE = 2000  # characters of a compiler's output: six bytes of JSON each
 _STRAYS = 1.0  # seconds for what is printed after the end of a program
 _MOST_POINTS = 2**53  # that the daemon counts
+_JAVA_EXCEPTION = re.compile(rb'^Exception in thread "[^\r\n]*', re.MULTILINE)
+# Of Python, Java, Node.js and Go: their exit status is 1 or 2, as of a checker that refuses.
+_CRASH = re.compile(
+    rb'^(?:[ +|]*(?:Exception Group )?Traceback \(most recent|[ ]*File ".*", line [0-9]+\r?$|'
+    rb'Exception in thread "|Error: (?:Could not find or load main|Main method not found|'
+    rb"Unable to access jar)|    at .*:[0-9]+:[0-9]+\)?\r?$|panic: |"
+    rb"\S*python[0-9.]*: (?:can't|Error|No module))",
+    re.MULTILINE,
+)
 _PARTLY = re.compile(rb"partially correct \(([0-9]{1,9})\) ?")
 # Unambiguous, so that no long word takes quadratic time.
 _NUMBER = re.compile(rb"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -308,9 +317,10 @@ class Result(NamedTuple):
                 return Judgement("runtime_error", f"killed by {signal.Signals(self.signal).name}")
             return Judgement("runtime_error", f"killed by signal {self.signal}")
         if self.exit_status:
-            last = self.stderr.rstrip().rpartition(b"\n")[2]
+            found = _JAVA_EXCEPTION.search(self.stderr)  # before the lines of its stack
+            line = found[0] if found else self.stderr.rstrip().rpartition(b"\n")[2]
             message = f"exit status {self.exit_status}"
-            return Judgement("runtime_error", f"{message}: {_shorten(last)}" if last else message)
+            return Judgement("runtime_error", f"{message}: {_shorten(line)}" if line else message)
         return None
 
 
@@ -369,6 +379,7 @@ class Program:
         self._stdout, self._stderr = bytearray(), bytearray()
         self._is_cut = False
         self._report: dict[str, Any] | None = None
+        self._error: RunError | None = None  # in place of the report
         self._last_read = float("inf")  # when to give up reading, after the end
         self._lock = threading.Lock()  # around what was ready, never while waiting
         kind = _Sandboxed if os.path.exists(_SOCKET) else _Unsandboxed
@@ -430,7 +441,8 @@ class Program:
                 pass
         finally:
             self._close()
-        assert self._report is not None
+        if self._report is None:
+            raise self._error or AssertionError("it has ended")
         if self._is_cut and self._report["reason"] is None:  # it has ended before it was stopped
             self._report["reason"] = "output"
         return self._report
@@ -446,10 +458,26 @@ class Program:
         return Result(**known, stdout=bytes(self._stdout), stderr=bytes(self._stderr))
 
     def kill(self) -> None:
-        """Kill the program with all its processes."""
-        if self._report is None:
-            self._process.kill()
-        self._close()
+        """Kill the program with all its processes; `finish` returns what was read until then."""
+        with self._lock:
+            if not self._has_ended():
+                self._process.stop("output")
+                with suppress(RunError):
+                    self._read_report()
+                report = self._report
+                if report and report["signal"] == signal.SIGKILL and report["reason"] == "output":
+                    report["reason"] = "output" if self._is_cut else None
+            self._close()
+
+    def _has_ended(self) -> bool:
+        return self._report is not None or self._error is not None
+
+    def _read_report(self) -> None:
+        try:
+            self._report = self._process.wait()
+        except RunError as error:
+            self._error = error
+            raise
 
     def _close(self) -> None:
         self.close_input()
@@ -464,11 +492,11 @@ class Program:
         """
         poll = select.poll()
         with self._lock:
-            if self._report is not None and not self._takers:
+            has_ended = self._has_ended()
+            if has_ended and not self._takers:
                 return False
             for descriptor in self._takers:
                 poll.register(descriptor, select.POLLIN)
-            has_ended = self._report is not None
             if not has_ended:
                 poll.register(self._process.fileno(), select.POLLIN)
         if writing is not None:
@@ -483,8 +511,8 @@ class Program:
             for descriptor, _ in ready:
                 if descriptor in self._takers:
                     self._take(descriptor)
-                elif self._report is None and descriptor == self._process.fileno():
-                    self._report = self._process.wait()
+                elif not self._has_ended() and descriptor == self._process.fileno():
+                    self._read_report()
                     self._last_read = time.monotonic() + _STRAYS
         return True
 
@@ -582,10 +610,6 @@ class _Sandboxed:
         with suppress(OSError):
             self._connection.send(reason.encode())
 
-    def kill(self) -> None:
-        """Have the program killed."""
-        self._connection.close()
-
     def wait(self) -> dict[str, Any]:
         """Return the report. Raises: RunError."""
         with self._connection:
@@ -672,11 +696,6 @@ class _Unsandboxed:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def kill(self) -> None:
-        """Kill the process group."""
-        self.stop("killed")
-        self.wait()
-
     def wait(self) -> dict[str, Any]:
         """Return the report of the program, which has ended."""
         self._timer.cancel()
@@ -718,8 +737,10 @@ class Language(NamedTuple):
 
 
 _CHECK_PYTHON = """
-import sys, traceback
+import sys, tokenize, traceback
 try:
+    with tokenize.open(sys.argv[1]) as source:
+        source.read()
     compile(open(sys.argv[1], "rb").read(), sys.argv[1], "exec")
 except (SyntaxError, ValueError) as error:
     sys.exit("".join(traceback.format_exception_only(error)))
@@ -924,7 +945,8 @@ def run_checker(
 
     As with testlib, exit status 0 accepts, 1, 2, 4 and 8 refuse, and 7 gives the points with which
     stderr begins, maybe behind the word "points". Points of `_pc(n)` are n. The rest of stderr is
-    the message. The checker runs as by `run`: name its files in `read`. Raises: RunError.
+    the message. An uncaught exception, which also ends with 1, is an error of the checker. The
+    checker runs as by `run`: name its files in `read`. Raises: RunError.
     """
     directory = make_directory()
     paths = [directory / name for name in ("input", "output", "answer")]
@@ -945,7 +967,8 @@ def _judge_by_checker(result: Result) -> Judgement:
     # The status of _pc(n) is n, or with other versions of testlib 16 or 50 more.
     if partly and status in [(int(partly[1]) + base) % 256 for base in (0, 16, 50)]:
         return Judgement("partial", _shorten(text[partly.end() :]), points=float(partly[1]))
-    if fault and (result.reason is not None or status not in (1, 2, 4, 7, 8)):
+    has_crashed = status in (1, 2) and _CRASH.search(text) is not None
+    if fault and (has_crashed or result.reason is not None or status not in (1, 2, 4, 7, 8)):
         return Judgement("judge_error", f"checker: {fault.message}")
     if status != 7:
         return Judgement("wrong_answer" if status else "accepted", _shorten(text))
