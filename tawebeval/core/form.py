@@ -17,6 +17,7 @@ from tawebeval.core import text
 from tawebeval.core.hosts import parse_server_address
 from tawebeval.core.limits import LIMIT_UNITS, ChosenLimits, LimitRange, parse_limits
 from tawebeval.core.text import get_base_name
+from tawebeval.core.url_slips import guess_repository_url
 from tawebeval.errors import InvalidField
 
 MAX_SEED = 2**31 - 1
@@ -448,8 +449,10 @@ def check_repository_url(url: str, protocols: Sequence[str]) -> None:
 
     `protocols` are those allowed, by git's names. The host is not checked against any rule.
     """
+    guess = guess_repository_url(url, protocols)
+    try_guess = f"; try {guess}" if guess else ""
     if _CONTROL.search(url) or url != url.strip():
-        raise ValueError("cannot contain control characters or surrounding space")
+        raise ValueError(f"cannot contain control characters or surrounding space{try_guess}")
     match = _SCHEME.fullmatch(url)
     if match is not None:
         protocol, rest = match.groups()
@@ -457,7 +460,7 @@ def check_repository_url(url: str, protocols: Sequence[str]) -> None:
         if userinfo and (protocol != "ssh" or ":" in userinfo):
             raise ValueError(
                 "cannot contain credentials (a user name or password); the operator sets them"
-                " (repositories.credentials)"
+                f" (repositories.credentials){try_guess}"
             )
         if userinfo.startswith("-") or host.startswith("-"):
             raise ValueError("has a host that begins with '-'")
@@ -466,7 +469,8 @@ def check_repository_url(url: str, protocols: Sequence[str]) -> None:
     elif _SCP_LIKE.fullmatch(url):
         protocol = "ssh"
     else:
-        raise ValueError("is not the URL of a repository, such as https://example.org/problems.git")
+        example = try_guess or ", such as https://example.org/problems.git"
+        raise ValueError(f"is not the URL of a repository{example}")
     if protocol not in protocols:
         raise ValueError(_explain_protocol(url, protocol, protocols))
     parse_server_address(url)
@@ -479,9 +483,12 @@ def _explain_protocol(url: str, protocol: str, protocols: Sequence[str]) -> str:
     """
     allowed = ", ".join(protocols) or "none (repositories.protocols)"
     message = f"this server does not fetch over {protocol} (allowed: {allowed})"
+    guess = guess_repository_url(url, protocols)
     place = (_URL_PLACE if "://" in url else _SCP_PLACE).fullmatch(url)
     if "https" in protocols and protocol != "file" and place is not None:
-        return f"{message}; try https://{place[1]}/{place[2]}"
+        guess = guess or f"https://{place[1]}/{place[2]}"
+    if guess:
+        return f"{message}; try {guess}"
     return f"{message}; use another URL, or ask the operator (repositories.protocols)"
 
 

@@ -1,4 +1,4 @@
-"""Hints about files that an evaluator's command names: missing, with CRLF, without interpreter.
+"""Hints about files that a command names: missing, not named by a path, with CRLF or a BOM.
 
 The shell says only "not found" for a file with Windows line ends or without its interpreter, so
 the hints come from the commit's files.
@@ -22,6 +22,8 @@ _MISSING = re.compile(
 # How shells and env(1) show the end of a line of Windows.
 _CARRIAGE_RETURN = re.compile(r"\\r['\u2019]|\r: |[Ii]llegal option [^\r\n]{1,40}\r")
 _SYNTAX_ERROR = re.compile("syntax error", re.IGNORECASE)
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _FILE_NAME = re.compile(r"(\./)?[\w.-]+(/[\w.-]+)*")
 
 
@@ -38,7 +40,8 @@ def find_command_hint(command: str, root: Path, directory: str, status: int, std
         words = []  # the paths are relative to another directory
     for index, word in enumerate(words[:_MAX_WORDS]):
         name = word.rstrip(";&|)")
-        if _FILE_NAME.fullmatch(name) and ("." in name or "/" in name):
+        is_path = "." in name or "/" in name
+        if _FILE_NAME.fullmatch(name) and (is_path or _is_file(root / directory / name)):
             hint = _explain_file(root, directory, name, status, stderr, is_first=not index)
             if hint:
                 return hint
@@ -66,7 +69,19 @@ def _explain_file(
         return ""
     except (OSError, RuntimeError):  # another kind of file, links in a circle
         return ""
-    not_found = status == _NOT_FOUND and any(each.endswith(f"{name}: not found") for each in lines)
+    not_found = status == _NOT_FOUND and any(
+        re.search(rf"(?:^|[ '\"]){re.escape(name)}['\"]?: (?:command )?not found$", each)
+        for each in lines
+    )
+    if "/" not in name and not_found:
+        return (
+            f"{name} is not a path, so the shell looked for a program of that name: write ./{name}"
+        )
+    if line.startswith((_BYTE_ORDER_MARK, *_UTF_16_MARKS)) and lines:
+        return (
+            f"{name} begins with a byte order mark (BOM), so its first line is not read: save the"
+            " file as UTF-8 without BOM, and commit"
+        )
     if end and line.endswith(b"\r"):
         said = _CARRIAGE_RETURN.search(stderr) or _SYNTAX_ERROR.search(stderr)
         return _explain_line_ends(name) if said or not_found else ""
@@ -82,6 +97,13 @@ def _explain_file(
             " #!/usr/bin/env python3, and commit"
         )
     return ""
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
 
 
 def _is_from_shell(name: str, lines: list[str]) -> bool:

@@ -30,6 +30,7 @@ from twisted.internet.task import LoopingCall
 from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import ResolvedGitRemote
+from tawebeval.core.url_slips import guess_repository_url
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.git.checkouts import detach, measure_tree
@@ -438,7 +439,9 @@ class BareRepository:
     ) -> EvaluationFailure:
         """Return the error of a fetch. Where a redirect leads git says only if it is asked to."""
         if not is_redirect(result.stderr):
-            return _failed(explain_fetch_failure(result.stderr), result)
+            message = explain_fetch_failure(result.stderr)
+            guess = guess_repository_url(route.url, ("https", "http"))
+            return _failed(f"{message}; try {guess}" if guess else message, result)
         traced = await self._run_ls_remote(route, login, GIT_CURL_VERBOSE="1")
         return _failed(explain_redirect(route.url, traced.stderr), result)
 

@@ -484,6 +484,21 @@ class UrlTests(Tables):
                 url,
             )
 
+    def test_slip_names_the_url_that_was_meant(self) -> None:
+        meant = "https://github.com/me/p.git"
+        for slip in (
+            "git clone https://github.com/me/p.git",
+            '"https://github.com/me/p.git"',
+            "https://github.com/me/p.git ",
+            "github.com/me/p.git",
+            "https:/github.com/me/p.git",
+            "https://me:secret@github.com/me/p.git",
+            "HTTPS://github.com/me/p.git",
+            "git clone git@github.com:me/p.git",
+        ):
+            error = self.assertRaises(InvalidField, parse, {"repository[url]": slip}, ("https",))
+            self.assertTrue(error.detail.endswith(f"; try {meant}"), error.detail)
+
     def test_no_https_url(self) -> None:
         """Without an https URL the error names the setting."""
         for url, protocols in (("/srv/p.git", ("https",)), ("ssh://[::1]/x", ("https",))):

@@ -14,6 +14,9 @@ _FILES = {
     "windows.sh": _SCRIPT.replace("\n", "\r\n"),
     "windows.py": "#!/usr/bin/env python3\r\nprint(1)\r\nraise SystemExit(1)\r\n",
     "plain.sh": _SCRIPT,
+    "judge": _SCRIPT,
+    "bom.sh": f"\ufeff{_SCRIPT}",
+    "bom.py": "\ufeff#!/usr/bin/env python3\nprint('a', 'b')\n",
     "no_interpreter.py": "import os\nprint(\n",
     "unknown.py": "#!/usr/bin/python3.99\n",
     "directory/judge.sh": "#!/bin/sh\nmissing.sh\n",
@@ -26,7 +29,25 @@ _COMMANDS = (
     ("bash windows.sh; exit 1", _CRLF),
     ("./windows.py", "./windows.py has the line ends of Windows"),
     ("python3 windows.py", ""),
-    ("printf '#!/bin/sh\\r\\n\\r\\n' >x; bash x", "a script has the line ends of Windows (CRLF)"),
+    (
+        "printf '#!/bin/sh\\r\\n\\r\\n' >x; bash $PWD/x",
+        "a script has the line ends of Windows (CRLF)",
+    ),
+    (
+        "plain.sh",
+        "plain.sh is not a path, so the shell looked for a program of that name: write ./",
+    ),
+    ("true && plain.sh", "plain.sh is not a path"),
+    ("judge", "judge is not a path"),
+    ("windows.sh", "windows.sh is not a path"),
+    (
+        "./bom.sh",
+        "./bom.sh begins with a byte order mark (BOM), so its first line is not read: save",
+    ),
+    ("sh bom.sh", "bom.sh begins with a byte order mark"),
+    ("bash bom.sh", "bom.sh begins with a byte order mark"),
+    ("./bom.py", "./bom.py begins with a byte order mark"),
+    ("./utf16.sh", "./utf16.sh begins with a byte order mark"),
     ("./no_interpreter.py", "the shell executed ./no_interpreter.py, which has no interpreter"),
     ("./unknown.py", "./unknown.py begins with #!/usr/bin/python3.99, which is not installed here"),
     ("./untracked.sh", "the commit has no file ./untracked.sh in its root: check the path, or add"),
@@ -57,6 +78,8 @@ class CommandHintTests(SynchronousTestCase):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content.encode())
             path.chmod(0o755)
+        (self.root / "utf16.sh").write_bytes(_SCRIPT.encode("utf-16"))
+        (self.root / "utf16.sh").chmod(0o755)
         (self.root / "link.sh").symlink_to("/etc/hostname")
         (self.root / "circle.sh").symlink_to("circle.sh")
 

@@ -33,8 +33,7 @@ class ProcessLimitTests(CellTestCase):
         launch: Any = self.no_cell().launch
         return launch.make_launch_spec(*arguments)
 
-    def test_to_the_letter(self) -> None:
-        """Memory by process where no group limits it; never processes, which the daemon has too."""
+    def test_memory_is_limited_by_process_where_no_cgroup_limits_it(self) -> None:
         for count in range(len(ALL) + 1):
             for enforced in itertools.combinations(ALL, count):
                 self.cgroups.enforced_resources = frozenset(enforced)
@@ -62,8 +61,7 @@ class ProcessLimitTests(CellTestCase):
                 self.assertEqual(launch.directory, "/some/where")
                 self.assertEqual(launch.descriptors, ())
 
-    def test_hard_limits_of_the_daemon(self) -> None:
-        """What cannot be unlimited is as high as the daemon's own."""
+    def test_hard_limits_are_those_of_the_daemon(self) -> None:
         self.cgroups.enforced_resources = frozenset({"cpu"})
         self.hard = 77
         limits = self.make_launch_spec("./it", ENVIRONMENT, Path("/")).rlimits
@@ -72,8 +70,7 @@ class ProcessLimitTests(CellTestCase):
         self.assertEqual(limits[resource.RLIMIT_AS], (77, 77))
         self.assertEqual(limits[resource.RLIMIT_STACK], (77, 77))
 
-    def test_daemon_without_core_dumps(self) -> None:
-        """The soft limit of core dumps is 0 where the daemon's hard limit is 0."""
+    def test_soft_limit_of_core_dumps_is_0_where_the_hard_limit_is_0(self) -> None:
         self.hard = 0
         limits = self.make_launch_spec("./it", ENVIRONMENT, Path("/")).rlimits
         self.assertEqual(limits[resource.RLIMIT_CORE], (0, 0))
@@ -82,8 +79,7 @@ class ProcessLimitTests(CellTestCase):
 class GroupTests(CellTestCase):
     """The groups of a run."""
 
-    def test_make(self) -> None:
-        """A group has the workspace's name, and the limits; it is removed once."""
+    def test_cgroup_has_the_name_of_the_workspace_and_is_removed_once(self) -> None:
         self.cgroups.group.entries = ["/cgroup/a", "/cgroup/b"]
         cell = self.started()
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
@@ -93,8 +89,7 @@ class GroupTests(CellTestCase):
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
 
-    def test_stays(self) -> None:
-        """While a group cannot be removed that is an error; then it is removed once."""
+    def test_cgroup_that_stays_is_an_error_and_is_removed_later(self) -> None:
         cell = self.started()
         self.cgroups.group.stays = OSError(16, "Device or resource busy")
         for _ in range(2):
@@ -104,8 +99,7 @@ class GroupTests(CellTestCase):
             cell.close()
         self.assertEqual(self.cgroups.group.removed, 3)
 
-    def test_cannot_be_started(self) -> None:
-        """The group of what cannot be started is removed all the same."""
+    def test_cgroup_is_removed_if_the_start_fails(self) -> None:
         self.trees.error = OSError(28, "No space left on device")
         cell = self.no_cell()
         with self.assertRaises(OSError):
@@ -118,8 +112,7 @@ class GroupTests(CellTestCase):
         cell.close()
         self.assertEqual(self.trees.forgotten, [self.workspace])
 
-    def test_never_started(self) -> None:
-        """A cell in which nothing was started has nothing to remove."""
+    def test_run_that_never_started_has_nothing_to_remove(self) -> None:
         self.no_cell().close()
         self.assertEqual(self.cgroups.group.removed, 0)
 
@@ -171,8 +164,7 @@ class NoSandboxTests(CellTestCase):
         super().setUp()
         self.child: Any = FakeChild(Clock(), ProcessProtocol())
 
-    def test_cell(self) -> None:
-        """It is made for each evaluation, and shows the workspace as it is."""
+    def test_run_shows_the_workspace_as_it_is(self) -> None:
         cell = NoSandbox(LIMITS, self.cgroups, self.orphans, TOOLS, self.trees).make_run(
             self.workspace, self.checkout, LIMITS
         )
@@ -181,8 +173,7 @@ class NoSandboxTests(CellTestCase):
         cell.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
 
-    def test_signal(self) -> None:
-        """A signal is for the group and for who has left it, looked for while they have parents."""
+    def test_signal_reaches_the_group_and_processes_that_have_left_it(self) -> None:
         done: list[object] = []
         self.patch(module, "list_descendants", lambda pid: done.append(pid) or [31, 32])
         self.patch(module, "send_signal", lambda pid, number: done.append((pid, number)))
@@ -190,8 +181,7 @@ class NoSandboxTests(CellTestCase):
         self.no_cell().end.send_signal(self.child, signal.SIGTERM)
         self.assertEqual(done, [NO_PROCESS, signal.SIGTERM, (31, 15), (32, 15)])
 
-    def test_end(self) -> None:
-        """The group is killed, and the orphans by the run's own secret and workspace."""
+    def test_group_and_orphans_are_killed_by_the_secret_of_the_run(self) -> None:
         cell = self.no_cell()
         cell.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
         cell.run_limits.first_process = self.child
@@ -200,15 +190,13 @@ class NoSandboxTests(CellTestCase):
         self.assertEqual(self.child.group_signals, [signal.SIGKILL])
         self.assertEqual(self.orphans.asked, [(b"--secret--", "/state/evaluations/word", 77)])
 
-    def test_end_without_a_process(self) -> None:
-        """Where none was started there may be orphans all the same."""
+    def test_orphans_are_killed_without_a_first_process(self) -> None:
         cell = self.no_cell()
         cell.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
         self.successResultOf(Deferred.fromCoroutine(cell.end.kill_remaining_processes()))
         self.assertEqual(len(self.orphans.asked), 1)
 
-    def test_exit(self) -> None:
-        """It has ended as its shell has."""
+    def test_exit_is_that_of_the_shell(self) -> None:
         cell = self.no_cell()
         self.assertEqual(cell.end.interpret_exit(137, None), EvaluatorExit(137))
         self.assertEqual(cell.end.interpret_exit(None, 9), EvaluatorExit(None, 9))

@@ -63,8 +63,7 @@ def request(**members: Any) -> bytes:
 class Requests(SynchronousTestCase):
     """What becomes of a message."""
 
-    def test_whole(self) -> None:
-        """Each member becomes a field; what is not given has a default, or no limit."""
+    def test_request_has_defaults_for_missing_members(self) -> None:
         found = parse_request(request(read=[["/a", "/b"]], write=[["/c", "/d"]], time=1))
         self.assertEqual(found.paths, [("/a", "/b", False), ("/c", "/d", True)])
         self.assertEqual((found.time, found.wall, found.memory), (1.0, None, None))
@@ -193,8 +192,7 @@ class Sources(SynchronousTestCase):
         )
         return os.path.relpath(source.path, self.top)
 
-    def test_found(self) -> None:
-        """A file, a directory, and the place itself."""
+    def test_files_and_directories_of_the_evaluator_are_found(self) -> None:
         for path, found in {
             "/home/file": "own/file",
             "/home/directory": "own/directory",
@@ -203,8 +201,7 @@ class Sources(SynchronousTestCase):
         }.items():
             self.assertEqual(self.find(path), found)
 
-    def test_refused(self) -> None:
-        """What lies elsewhere, links anywhere in the path, and what is no file."""
+    def test_links_and_paths_outside_are_refused(self) -> None:
         for path, reason in {
             "/": "is outside of the evaluator's own directories",
             "/homes": "is outside of the evaluator's own directories",
@@ -216,7 +213,6 @@ class Sources(SynchronousTestCase):
         }.items():
             self.assertEqual(self.find(path), reason, path)
 
-    def test_read_only(self) -> None:
-        """What the evaluator may not write to, its submission may not, either."""
+    def test_submission_cannot_write_where_the_evaluator_cannot(self) -> None:
         self.assertEqual(self.find("/home/file", writable=True), "own/file")
         self.assertEqual(self.find("/home/fixed", writable=True), "is read-only for the evaluator")

@@ -138,8 +138,7 @@ class ArgumentTests(BubblewrapTestCase):
             *("--", "/init", "-c", WAIT, "/init", "99", "cat", "-- x"),
         ]
 
-    def test_argv(self) -> None:
-        """All namespaces, nothing but the workspace writable, and the command at the end."""
+    def test_evaluator_has_all_namespaces_and_writes_to_its_workspace_alone(self) -> None:
         for network in (False, True):
             argv = self.sandbox(network=network).build_argv(
                 self.cell.launch.workspace_view,
@@ -150,8 +149,7 @@ class ArgumentTests(BubblewrapTestCase):
             )
             self.assertEqual(list(argv), self.expected(network=network))
 
-    def test_readable(self) -> None:
-        """What the operator shows is read-only; nothing of it can hide what is the evaluation's."""
+    def test_readable_paths_are_read_only_and_hide_nothing(self) -> None:
         argv = self.sandbox("/srv/tests", "/evaluation").build_argv(
             self.cell.launch.workspace_view,
             Path("/evaluation/tree/sub"),
@@ -162,8 +160,7 @@ class ArgumentTests(BubblewrapTestCase):
         shown = ("--ro-bind", "/srv/tests", "/srv/tests", "--ro-bind", "/evaluation", "/evaluation")
         self.assertEqual(list(argv), self.expected(*shown))
 
-    def test_launch(self) -> None:
-        """The limits of a process are set before bwrap, where its user's processes are its own."""
+    def test_process_limits_are_set_before_bwrap(self) -> None:
         directory = self.workspace.tree_directory / "sub"
         memory, processes = {"DATA": (64 * MIB,) * 2}, {"NPROC": (33, 33)}  # bwrap's is one of them
         for enforced, more in (
@@ -197,8 +194,7 @@ class ArgumentTests(BubblewrapTestCase):
             self.assertEqual(launch.environment, {})
             self.assertEqual((launch.directory, launch.has_own_process_limit), ("/", True))
 
-    def test_environment(self) -> None:
-        """The evaluator's environment is in a file for bwrap, to the letter."""
+    def test_environment_is_in_a_file_for_bwrap(self) -> None:
         for given in (ENVIRONMENT, {"A": "1 = 2", "EMPTY": "", "LINES": "a\nb", "ODD": "\udcff"}):
             launch = self.cell.launch.make_launch_spec("x", given, self.workspace.tree_directory)
             written = decode(launch.descriptors[0])
@@ -206,8 +202,7 @@ class ArgumentTests(BubblewrapTestCase):
             words = [part for pair in whole.items() for part in ("--setenv", *pair)]
             self.assertEqual(written, os.fsencode("\0".join(["--clearenv", *words])))
 
-    def test_view(self) -> None:
-        """The evaluator knows its workspace by another name than ours."""
+    def test_evaluator_sees_its_workspace_under_another_path(self) -> None:
         self.assertEqual(
             self.cell.launch.workspace_view, self.workspace.make_sandboxed_view(Path("/evaluation"))
         )
@@ -233,8 +228,7 @@ class DescriptorTests(BubblewrapTestCase):
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
 
-    def test_never_started(self) -> None:
-        """A cell in which nothing was started has nothing to close."""
+    def test_run_that_never_started_has_nothing_to_close(self) -> None:
         self.make().close()
         self.assertEqual(self.cgroups.group.removed, 0)
 
@@ -281,16 +275,14 @@ class ExitTests(BubblewrapTestCase):
         """Write what bwrap writes."""
         self.status_file.write_bytes(text)
 
-    def test_status(self) -> None:
-        """It exits with the status of its command."""
+    def test_exit_status_is_that_of_the_command(self) -> None:
         self.note(ENDED)
         for status in (0, 1, 2, 126, 127, 128, 193, 255):
             self.assertEqual(
                 self.cell.end.interpret_exit(status, None), EvaluatorExit(status), status
             )
 
-    def test_signal(self) -> None:
-        """128 and more is a signal, if there is one of that number."""
+    def test_status_over_128_is_a_signal_if_it_has_that_number(self) -> None:
         self.note(ENDED)
         for number in (1, 9, 15, 24, 25, 31, 34, 64):
             self.assertEqual(
@@ -299,16 +291,14 @@ class ExitTests(BubblewrapTestCase):
                 number,
             )
 
-    def test_bwrap_killed(self) -> None:
-        """Who kills the run kills bwrap, which has begun then, and may have noted more."""
+    def test_killed_bwrap_is_reported_as_its_signal(self) -> None:
         for noted in (CHILD, BEGUN, ENDED):
             self.note(noted)
             self.assertEqual(
                 self.cell.end.interpret_exit(None, signal.SIGKILL), EvaluatorExit(None, 9)
             )
 
-    def test_not_started(self) -> None:
-        """Without the notes of its begin and end it was the sandbox that failed."""
+    def test_sandbox_that_did_not_start_is_lost(self) -> None:
         for noted, status, number, words, more in (
             (b"", None, signal.SIGKILL, "signal 9 ended the sandbox at its start", {}),
             (b"", 1, None, "could not be started", {"status": 1}),
@@ -335,8 +325,7 @@ class SignalTests(BubblewrapTestCase):
         self.patch(module, "send_signal", lambda pid, number: self.sent.append((pid, number)))
         self.child: Any = FakeChild(Clock(), ProcessProtocol())
 
-    def test_inside(self) -> None:
-        """All inside get a signal; bwrap is left, to tell how they end."""
+    def test_signal_reaches_all_processes_inside_and_not_bwrap(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.sent.clear()
             self.cell.end.send_signal(self.child, number)
@@ -344,30 +333,26 @@ class SignalTests(BubblewrapTestCase):
         self.assertEqual(self.asked, [NO_PROCESS] * 2)
         self.assertEqual(self.child.group_signals, [])
 
-    def test_nobody_inside(self) -> None:
-        """Before there is anybody bwrap itself is killed, for nobody could be asked to end."""
+    def test_bwrap_is_killed_if_nothing_is_inside(self) -> None:
         self.patch(module, "list_descendants", lambda pid: [])
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.child.group_signals.clear()
             self.cell.end.send_signal(self.child, number)
             self.assertEqual((self.sent, self.child.group_signals), ([], [signal.SIGKILL]))
 
-    def test_first_process_alone(self) -> None:
-        """It would ignore what it may, and has begun nothing yet: it is killed."""
+    def test_first_process_alone_is_killed(self) -> None:
         self.patch(module, "list_descendants", lambda pid: [31])
         self.cell.end.send_signal(self.child, signal.SIGTERM)
         self.assertEqual((self.sent, self.child.group_signals), ([(31, signal.SIGKILL)], []))
 
-    def test_end(self) -> None:
-        """The kernel kills all that is left behind, which is over when the first one is gone."""
+    def test_run_ends_with_the_first_process_inside(self) -> None:
         self.cell.run_limits.first_process = self.child
         self.status_file.write_bytes(CHILD)
         self.successResultOf(Deferred.fromCoroutine(self.cell.end.kill_remaining_processes()))
         self.assertEqual(self.orphans.waited, [(77, self.cgroups.group, self.trees.pid)])
         self.assertEqual((self.sent, self.child.group_signals), ([], []))
 
-    def test_end_without_a_sandbox(self) -> None:
-        """Where bwrap has started nobody there is nobody to wait for."""
+    def test_end_waits_for_nobody_without_a_sandbox(self) -> None:
         self.successResultOf(Deferred.fromCoroutine(self.cell.end.kill_remaining_processes()))
         self.assertEqual(self.orphans.waited, [])
 
@@ -419,8 +404,7 @@ class SystemTests(SynchronousTestCase):
         etc.update()
         return {path.name for path in etc.directory.iterdir()}
 
-    def test_without_network(self) -> None:
-        """The system, what programs need to be run, and accounts that are not the machine's."""
+    def test_system_without_network_shows_no_accounts_of_the_machine(self) -> None:
         own = ("--ro-bind", "/state/accounts/etc", "/etc")
         self.assertEqual(self.view(network=False), self.expected(*own))
         self.assertEqual(
@@ -428,16 +412,14 @@ class SystemTests(SynchronousTestCase):
             {"ld.so.cache", "ld.so.conf", "passwd", "group", "localtime", "python3", "python3.11"},
         )
 
-    def test_with_network(self) -> None:
-        """Also how hosts are found and who is trusted, and no key."""
+    def test_system_with_network_shows_hosts_and_certificates_without_keys(self) -> None:
         own = ("--ro-bind", "/state/accounts/etc", "/etc")
         certificates = ("--ro-bind-try", "/etc/ssl/certs", "/etc/ssl/certs")
         self.assertEqual(self.view(network=True), self.expected(*own, *certificates))
         more = self.copied(network=True) - self.copied(network=False)
         self.assertEqual(more, {"hosts", "resolv.conf"})
 
-    def test_git(self) -> None:
-        """Git has what programs need, file by file."""
+    def test_git_sees_etc_file_by_file(self) -> None:
         arguments = build_minimal_system_options(self.root / "state/accounts")
         self.assertEqual(
             [argument.removeprefix(str(self.root)) for argument in arguments],
@@ -458,8 +440,7 @@ class SystemTests(SynchronousTestCase):
             ],
         )
 
-    def test_this_machine(self) -> None:
-        """Of the real /etc nothing is shown that others may not read, or that names people."""
+    def test_private_files_of_the_real_etc_are_not_shown(self) -> None:
         etc = prepare_etc(self.root, [], network=True)
         etc.update()
         names = {path.name for path in etc.directory.iterdir()}
@@ -475,8 +456,7 @@ class SystemTests(SynchronousTestCase):
 class AccountTests(SynchronousTestCase):
     """The users and groups inside."""
 
-    def test_accounts(self) -> None:
-        """The evaluator's own, by the numbers that it has inside, and nobody; nobody else."""
+    def test_accounts_are_the_evaluator_and_nobody(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         for _ in range(2):  # a daemon finds those of an earlier one
@@ -491,7 +471,6 @@ class AccountTests(SynchronousTestCase):
         )
 
     def test_tools_of_an_earlier_version_stay(self) -> None:
-        """Evaluations that outlive an upgrade see them, and their broker knows no other."""
         folder = Path(self.mktemp())
         old = folder / "tools" / "bin" / "tawebeval-run"
         old.parent.mkdir(parents=True)
@@ -499,8 +478,7 @@ class AccountTests(SynchronousTestCase):
         write_sandbox_files(folder)
         self.assertEqual(old.read_text(), "earlier")
 
-    def test_full(self) -> None:
-        """Where there is no room the error names the file that did not fit, not the shell."""
+    def test_file_that_does_not_fit_on_the_disk_is_named(self) -> None:
         write_bytes = Path.write_bytes
         for full in ("init.new", "passwd", "group"):
             folder = Path(self.mktemp())
@@ -516,8 +494,7 @@ class AccountTests(SynchronousTestCase):
                 write_sandbox_files(folder)
             self.assertEqual(caught.exception.filename, str(folder / full))
 
-    def test_init(self) -> None:
-        """The first process is a shell that may be run and not read, so it is closed to others."""
+    def test_first_process_is_a_shell_that_nobody_can_read(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         write_sandbox_files(folder)

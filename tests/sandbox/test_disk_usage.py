@@ -74,12 +74,10 @@ class DiskTestCase(SynchronousTestCase):
 class CountTests(DiskTestCase):
     """What lies in a directory."""
 
-    def test_empty(self) -> None:
-        """Nothing, and the directory itself does not count."""
+    def test_empty_directory_takes_nothing(self) -> None:
         self.assertEqual(self.count(), DiskUsage())
 
-    def test_files(self) -> None:
-        """Files and directories, what they take, and the length of the largest."""
+    def test_files_and_directories_are_counted_and_the_largest_is_measured(self) -> None:
         (self.top / "a/b").mkdir(parents=True)
         size = self.write(self.top / "one", 3) + self.write(self.top / "a/b/two", 5)
         size += sum((self.top / name).stat().st_blocks * 512 for name in ("a", "a/b"))
@@ -88,15 +86,13 @@ class CountTests(DiskTestCase):
         )
         self.assertGreaterEqual(size, 8 * BLOCK)
 
-    def test_apart(self) -> None:
-        """What is not the run's is not counted, at the top and nowhere else."""
+    def test_excluded_names_are_left_out_at_the_top_alone(self) -> None:
         for name in ("submission", "tree/submission"):
             (self.top / name).mkdir(parents=True)
             self.write(self.top / name / "file", 2)
         self.assertEqual(measure_disk_usage(self.top, (), {"submission"}).file_count, 3)
 
-    def test_since(self) -> None:
-        """The largest is one that has come since, or was changed; all take room."""
+    def test_largest_file_is_one_that_the_run_has_changed(self) -> None:
         size = self.write(self.top / "one", 4)
         later = (self.top / "one").stat().st_ctime + 0.001
         use = measure_disk_usage(self.top, (), since=later)
@@ -105,8 +101,7 @@ class CountTests(DiskTestCase):
             measure_disk_usage(self.top, (), since=later - 0.001).largest_file_bytes, 4 * BLOCK
         )
 
-    def test_hard_links(self) -> None:
-        """A file of several names takes its room once, and a place for each."""
+    def test_hard_links_take_their_room_once(self) -> None:
         (self.top / "sub").mkdir()
         size = self.write(self.top / "one", 4) + (self.top / "sub").stat().st_blocks * 512
         for name in ("two", "sub/three"):
@@ -115,24 +110,21 @@ class CountTests(DiskTestCase):
             self.count(), DiskUsage(disk_bytes=size, file_count=4, largest_file_bytes=4 * BLOCK)
         )
 
-    def test_linked_from_elsewhere(self) -> None:
-        """A file that has a name elsewhere takes its room here all the same."""
+    def test_file_with_a_name_elsewhere_takes_its_room(self) -> None:
         size = self.write(self.top / "one", 4)
         (self.beside / "two").hardlink_to(self.top / "one")
         self.assertEqual(
             self.count(), DiskUsage(disk_bytes=size, file_count=1, largest_file_bytes=4 * BLOCK)
         )
 
-    def test_sparse(self) -> None:
-        """A file with holes takes what is written in it, and is as large as it says."""
+    def test_sparse_file_takes_what_is_written(self) -> None:
         with open(self.top / "holes", "wb") as file:
             file.truncate(2**30)
         use = self.count()
         self.assertLess(use.disk_bytes, 2**20)
         self.assertEqual((use.file_count, use.largest_file_bytes), (1, 2**30))
 
-    def test_symbolic_links(self) -> None:
-        """Links are not followed, whatever they lead to."""
+    def test_symbolic_links_are_not_followed(self) -> None:
         self.write(self.beside / "big", 50)
         for name, target in (
             ("out", self.beside),
@@ -146,13 +138,11 @@ class CountTests(DiskTestCase):
         self.assertLess(use.largest_file_bytes, BLOCK)
         self.assertEqual(use.file_count, 4)
 
-    def test_other_files(self) -> None:
-        """Pipes and the like are files, and nobody waits for them."""
+    def test_pipes_are_files_and_block_nothing(self) -> None:
         os.mkfifo(self.top / "pipe")
         self.assertEqual(self.count().file_count, 1)
 
-    def test_no_directory(self) -> None:
-        """A workspace that is gone is an error."""
+    def test_missing_directory_is_an_error(self) -> None:
         self.top.rmdir()
         self.assertRaises(OSError, self.count)
 
@@ -165,8 +155,7 @@ class WorkTests(DiskTestCase):
         self.assertEqual(measure_disk_usage(self.top, pids, work=needed).inspection_count, needed)
         self.assertRaises(TooManyInspections, measure_disk_usage, self.top, pids, work=needed - 1)
 
-    def test_files(self) -> None:
-        """One for each file, and one more to look into each directory."""
+    def test_each_file_and_directory_is_an_inspection(self) -> None:
         for name in ("one", "two", "three"):
             (self.top / name).touch()
         self.looks(3)
@@ -174,13 +163,11 @@ class WorkTests(DiskTestCase):
         (self.top / "sub/four").touch()
         self.looks(6)
 
-    def test_processes(self) -> None:
-        """One for each thread, and one for each of its descriptors, whatever they are of."""
+    def test_each_thread_and_descriptor_is_an_inspection(self) -> None:
         pid = self.start("exec 5</dev/null 7>&1")
         self.looks(1 + 3 + 2, pid)
 
-    def test_enough(self) -> None:
-        """A count that has come to too much ends there."""
+    def test_count_ends_beyond_its_limits(self) -> None:
         for number in range(50):
             self.write(self.top / str(number), 1)
         use = measure_disk_usage(self.top, [NO_PROCESS], most=(10 * BLOCK, 100))
@@ -203,8 +190,7 @@ class DepthTests(DiskTestCase):
         self.addCleanup(os.close, place)
         return place
 
-    def test_deep(self) -> None:
-        """All that programs may make is counted."""
+    def test_deep_directories_are_counted(self) -> None:
         last = self.dig(FAR)
         with open(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=last), "wb") as file:
             file.write(b"x" * 70_000)
@@ -213,8 +199,7 @@ class DepthTests(DiskTestCase):
         self.assertEqual((use.file_count, use.largest_file_bytes), (FAR + 2, 70_000))
         self.assertFalse(use.has_uncounted_deep_directories)
 
-    def test_exhausted(self) -> None:
-        """Where the daemon has no descriptor left the count fails, and is not one of nothing."""
+    def test_count_fails_without_descriptors(self) -> None:
         self.dig(3)
         for error in (errno.EMFILE, errno.ENFILE):
             for name, place in (
@@ -242,8 +227,7 @@ class DepthTests(DiskTestCase):
 
         return failed
 
-    def test_too_deep(self) -> None:
-        """What lies below is not looked at, which is told; the other places are counted."""
+    def test_directories_below_the_deepest_are_reported(self) -> None:
         for levels in (FAR, FAR + 20, FAR):
             self.dig(levels)
             os.rename(self.top / "d", self.top / f"{len(os.listdir(self.top))}")
@@ -256,11 +240,7 @@ class DepthTests(DiskTestCase):
 class RaceTests(DiskTestCase):
     """A run that changes its directories while they are counted."""
 
-    def test_replaced(self) -> None:
-        """A link is not followed, a pipe not waited for, and what is gone has nothing in it.
-
-        What else there is is counted, and nothing stays open.
-        """
+    def test_replaced_directories_are_not_entered(self) -> None:
         self.write(self.beside / "big", 50)
         opened, sub = open_directory, self.top / "sub"
         for number, make in enumerate(
@@ -301,8 +281,7 @@ class PermissionTests(DiskTestCase):
         finally:
             os.seteuid(0)
 
-    def test_shut(self) -> None:
-        """They are opened and counted, for they belong to the daemon's user."""
+    def test_directories_without_permissions_are_counted(self) -> None:
         with self.as_nobody():
             (self.top / "shut/inner").mkdir(parents=True)
             (self.top / "shut/inner/file").write_bytes(b"x" * 70_000)
@@ -313,8 +292,7 @@ class PermissionTests(DiskTestCase):
         for name in ("shut", "shut/inner"):  # so that they can be removed
             self.assertEqual((self.top / name).stat().st_mode & 0o777, 0o700)
 
-    def test_not_to_be_searched(self) -> None:
-        """So are those that can be listed, but not entered."""
+    def test_directories_without_search_permission_are_counted(self) -> None:
         with self.as_nobody():
             (self.top / "shut").mkdir()
             (self.top / "shut/file").write_bytes(b"x" * 70_000)
@@ -322,9 +300,7 @@ class PermissionTests(DiskTestCase):
             use = self.count()
         self.assertEqual((use.file_count, use.largest_file_bytes), (2, 70_000))
 
-    def test_of_others(self) -> None:
-        """Those of another user stay shut; what else there is is counted."""
-
+    def test_directories_of_other_users_are_left_out(self) -> None:
         def chmod(path: str, mode: int) -> None:
             raise PermissionError(1, "Operation not permitted", path)
 
@@ -341,8 +317,7 @@ class PermissionTests(DiskTestCase):
 class NamelessTests(DiskTestCase):
     """Files that a process has open, and that have no name any more."""
 
-    def test_removed(self) -> None:
-        """They take room until they are closed, and count for a process that is asked for."""
+    def test_unlinked_files_take_room_until_they_are_closed(self) -> None:
         pid = self.start("exec 3>file; rm file; head -c 102400 /dev/zero >&3")
         use = self.count(pid)
         self.assertGreaterEqual(use.disk_bytes, 102400)
@@ -371,32 +346,27 @@ thread.start()
 """
         return self.start(f"exec {sys.executable} -c '{program}'")
 
-    def test_table_of_a_thread(self) -> None:
-        """A thread may have a table of descriptors of its own."""
+    def test_descriptor_tables_of_threads_are_counted(self) -> None:
         pid = self.start_thread(f"libc.unshare({CLONE_FILES})", "thread.join()")
         self.assertGreaterEqual(self.count(pid).disk_bytes, 102400)
 
-    def test_first_thread_gone(self) -> None:
-        """The first thread may end before the others, and has no descriptors then."""
+    def test_process_whose_first_thread_has_ended_is_counted(self) -> None:
         pid = self.start_thread("pass", f"libc.syscall({number_of('exit')}, 0)")
         while " Z " not in Path(f"/proc/{pid}/stat").read_text():
             pass
         self.assertGreaterEqual(self.count(pid).disk_bytes, 102400)
 
-    def test_opened_twice(self) -> None:
-        """One that is open several times takes its room once."""
+    def test_file_that_is_open_twice_takes_its_room_once(self) -> None:
         pid = self.start("exec 3>file 4>>file; rm file; head -c 102400 /dev/zero >&3")
         use = self.count(pid, pid)
         self.assertGreaterEqual(use.disk_bytes, 102400)
         self.assertLess(use.disk_bytes, 2 * 102400)
 
-    def test_with_a_name(self) -> None:
-        """One that still has a name is counted where it lies."""
+    def test_open_file_with_a_name_is_counted_where_it_lies(self) -> None:
         pid = self.start("exec 3>file")
         self.assertEqual(self.count(pid).file_count, 1)
 
-    def test_other_devices(self) -> None:
-        """What is not on this disk takes no room there: memory, pipes, terminals."""
+    def test_files_on_other_devices_take_no_room(self) -> None:
         program = """
 import os, sys
 os.write(os.memfd_create("memory"), bytes(102400))
@@ -406,8 +376,7 @@ sys.stdin.readline()
         pid = self.start(f"exec {sys.executable} -c '{program}'")
         self.assertEqual(self.count(pid), DiskUsage())
 
-    def test_no_process(self) -> None:
-        """One that has ended has nothing open, and the others are counted."""
+    def test_ended_process_has_nothing_open(self) -> None:
         pid = self.start("exec 3>file; rm file")
         self.assertEqual(self.count(NO_PROCESS, pid).file_count, 1)
 
@@ -453,23 +422,20 @@ class WatchTests(SynchronousTestCase):
         self.assertEqual(len(self.counts) - before, counts)
         self.assertIs(found, self.use)
 
-    def test_first(self) -> None:
-        """The first look counts: that directory, and what those processes have open."""
+    def test_first_look_counts(self) -> None:
         self.look(counts=1)
         self.assertEqual(self.counts, [(Path("/some"), [31])])
         self.assertEqual(self.asked, [Path("/some")])
         self.assertEqual(self.most, (1200, 120), "beyond which the count need not go on")
 
-    def test_nothing_new(self) -> None:
-        """While the file system is as it was, or emptier, the last count is good."""
+    def test_count_is_kept_while_the_file_system_does_not_fill_up(self) -> None:
         self.look(counts=1)
         self.look(counts=0)
         self.blocks += 5000
         self.files += 5000
         self.look(counts=0)
 
-    def test_now_and_then(self) -> None:
-        """After ten seconds it is counted anyway, and again ten seconds later."""
+    def test_count_is_repeated_after_ten_seconds(self) -> None:
         self.clock.advance(1000)
         self.look(counts=1)
         for _ in range(2):
@@ -479,16 +445,14 @@ class WatchTests(SynchronousTestCase):
             self.look(counts=1)
             self.look(counts=0)
 
-    def test_asked_for(self) -> None:
-        """Whoever wants a new count gets one, and the ten seconds begin with it."""
+    def test_requested_count_is_a_new_one(self) -> None:
         self.look(counts=1)
         self.clock.advance(9)
         self.look(counts=1, again=True)
         self.clock.advance(9)
         self.look(counts=0)
 
-    def test_half(self) -> None:
-        """Counted when the file system has lost more than half of what may still be taken."""
+    def test_count_is_repeated_when_half_of_the_rest_is_taken(self) -> None:
         self.look(counts=1)
         for name, half in (("blocks", 250), ("files", 50)):
             setattr(self, name, getattr(self, name) - half)
@@ -497,8 +461,7 @@ class WatchTests(SynchronousTestCase):
             self.look(counts=1)
             self.look(counts=0)
 
-    def test_nearly_full(self) -> None:
-        """Each look counts while less is free for this user than has to be."""
+    def test_each_look_counts_on_a_nearly_full_disk(self) -> None:
         self.watch = DiskMeter(
             Path("/some"), 1200, 120, lambda: [31], time=self.clock.seconds, floor=18_000
         )
@@ -510,8 +473,7 @@ class WatchTests(SynchronousTestCase):
         self.look(counts=1)
         self.assertEqual((self.watch.free_bytes, self.watch.last_usage), (17_998, self.use))
 
-    def test_less_and_less(self) -> None:
-        """The less may be taken, the sooner is counted; a little at a time adds up."""
+    def test_smaller_rest_is_counted_sooner(self) -> None:
         self.look(counts=1)
         self.use = DiskUsage(disk_bytes=1100, file_count=20)
         self.look(counts=1, again=True)
@@ -521,8 +483,7 @@ class WatchTests(SynchronousTestCase):
             self.blocks -= 1
             self.look(counts=1)
 
-    def test_much_work(self) -> None:
-        """Where a count was much work none is begun that may not be."""
+    def test_large_count_is_not_begun_within_few_inspections(self) -> None:
         self.use = DiskUsage(disk_bytes=200, inspection_count=70)
         for counts in (1, 1):  # nobody knows yet
             with self.assertRaises(TooManyInspections):
@@ -540,8 +501,7 @@ class WatchTests(SynchronousTestCase):
         self.watch.measure_usage(work=50)
         self.assertEqual(len(self.counts), 3)
 
-    def test_over(self) -> None:
-        """While there is too much each look counts, for it may have been removed."""
+    def test_each_look_counts_while_the_limit_is_exceeded(self) -> None:
         for use in (
             DiskUsage(disk_bytes=1201, file_count=20),
             DiskUsage(disk_bytes=200, file_count=121),

@@ -44,22 +44,19 @@ class RootTestCase(SynchronousTestCase):
 class LocateTests(RootTestCase):
     """Links of a root lead to its own files."""
 
-    def test_inside(self) -> None:
-        """Absolute links and `..` begin at the root."""
+    def test_links_of_a_root_lead_to_its_own_files(self) -> None:
         self.assertEqual(locate_in_root(self.root, "/bin/sh"), self.root / "usr/bin/dash")
         (self.root / "up").symlink_to("../../../../usr/./bin")
         self.assertEqual(locate_in_root(self.root, "up/../bin"), self.root / "usr/bin")
 
-    def test_circle(self) -> None:
-        """Links in a circle, and missing files, are errors."""
+    def test_circle_of_links_and_missing_files_are_errors(self) -> None:
         (self.root / "one").symlink_to("/two")
         (self.root / "two").symlink_to("one")
         for path, number in (("/one", errno.ELOOP), ("/none/file", errno.ENOENT)):
             error = self.assertRaises(OSError, locate_in_root, self.root, path)
             self.assertEqual(error.errno, number)
 
-    def test_problems(self) -> None:
-        """A root needs a shell and prlimit; each message has a remedy."""
+    def test_root_without_shell_or_prlimit_is_a_problem_with_a_remedy(self) -> None:
         self.assertIs(find_environment_root_problem(self.root), None)
         for name, program in (("usr/bin/prlimit", "/usr/bin/prlimit"), ("usr/bin/sh", "/bin/sh")):
             (self.root / name).unlink()
@@ -89,8 +86,7 @@ class LocateTests(RootTestCase):
 class ViewTests(RootTestCase):
     """What a sandbox shows of a root."""
 
-    def test_shown(self) -> None:
-        """Top-level directories are mounted, links made; the sandbox's own names are left out."""
+    def test_directories_are_mounted_and_links_made(self) -> None:
         self.assertEqual(
             self.options(),
             [
@@ -102,8 +98,7 @@ class ViewTests(RootTestCase):
             ],
         )
 
-    def test_links_in_etc(self) -> None:
-        """A link in the place of a covered file stays: bwrap would follow it."""
+    def test_links_in_place_of_covered_files_stay(self) -> None:
         (self.root / "etc/passwd").unlink()
         (self.root / "etc/passwd").symlink_to("/opt/tool")
         self.assertNotIn("/etc/passwd", self.options())
@@ -111,14 +106,12 @@ class ViewTests(RootTestCase):
         (self.root / "etc").symlink_to("opt/etc")
         self.assertEqual(self.options()[3:6], ["--symlink", "opt/etc", "/etc"])
 
-    def test_network(self) -> None:
-        """With the network, names are looked up as the machine does."""
+    def test_network_adds_the_resolver_of_the_machine(self) -> None:
         (self.root / "etc/resolv.conf").touch()
         self.assertNotIn("/etc/resolv.conf", self.options())
         self.assertIn("/etc/resolv.conf", self.options(network=True))
 
-    def test_readable(self) -> None:
-        """A path of `sandbox.readable` that a root lacks gets a place between its directories."""
+    def test_readable_path_that_a_root_lacks_gets_a_place(self) -> None:
         shown = self.options("/opt/tool/new", "/srv/data", "/usr/bin/dash")
         self.assertNotIn("/opt", shown)
         self.assertNotIn("/opt/tool", shown)
@@ -126,8 +119,7 @@ class ViewTests(RootTestCase):
         (self.root / "opt/other").mkdir()
         self.assertIn("/opt/other", self.options("/opt/tool/new"))
 
-    def test_readable_through_link(self) -> None:
-        """A path of `sandbox.readable` below a link is refused: bwrap would follow the link."""
+    def test_readable_path_below_a_link_is_refused(self) -> None:
         (self.root / "opt/link").symlink_to("/oldroot/srv")
         (self.root / "data").symlink_to("/opt/tool")
         (self.root / "home").symlink_to("/opt")
@@ -141,15 +133,13 @@ class ViewTests(RootTestCase):
             self.options(*paths)
             self.assertIsNone(find_environment_root_problem(self.root, paths))
 
-    def test_too_many(self) -> None:
-        """A root that needs more mounts than a sandbox should have is an error."""
+    def test_root_with_too_many_mounts_is_an_error(self) -> None:
         for number in range(300):
             (self.root / "opt" / str(number)).mkdir()
         self.options()
         self.assertRaises(OSError, self.options, "/opt/new")
 
-    def test_first_process(self) -> None:
-        """The first process is a copy of the root's shell, for executing only, made once."""
+    def test_first_process_is_a_copy_of_the_shell_made_once(self) -> None:
         view = make_system_view(self.root, self.accounts, (), network=False)
         self.assertEqual(view.shell.stat().st_mode & 0o7777, 0o111)
         self.assertEqual(
@@ -166,8 +156,7 @@ class ViewTests(RootTestCase):
 class LockTests(RootTestCase):
     """Locks of roots."""
 
-    def test_replace(self) -> None:
-        """The roots that are named are locked, and no others; a root without digest never is."""
+    def test_named_roots_of_the_store_are_locked(self) -> None:
         locks = EnvironmentLocks()
         self.assertEqual(locks.lock_roots([str(self.root), "/usr"]), [])
         self.assertRaises(BlockingIOError, lock_environment_root, self.root, fcntl.LOCK_EX)
@@ -175,8 +164,7 @@ class LockTests(RootTestCase):
         self.assertEqual(locks.lock_roots([]), [])
         os.close(lock_environment_root(self.root, fcntl.LOCK_EX))
 
-    def test_removed(self) -> None:
-        """A root that is gone, or is being removed, is a problem."""
+    def test_removed_root_is_a_problem(self) -> None:
         locks = EnvironmentLocks()
         lock = lock_environment_root(self.root, fcntl.LOCK_EX)
         self.assertEqual(len(locks.lock_roots([str(self.root)])), 1)
@@ -188,8 +176,7 @@ class LockTests(RootTestCase):
 class NameTests(SynchronousTestCase):
     """Environments by name."""
 
-    def test_find(self) -> None:
-        """A name of the configuration, the default, and a name that is not there."""
+    def test_environment_is_found_by_its_name(self) -> None:
         settings = EnvironmentSettings(f"/srv/{DIGEST}", {"A": "b"})
         found = msgspec.structs.replace(Configuration(), environments={"java": settings})
         environment = Environment("java", Path(settings.root), {"A": "b"})

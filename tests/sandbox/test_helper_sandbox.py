@@ -38,8 +38,7 @@ class ArgumentTests(SynchronousTestCase):
         argv = self.argv(reach)
         return [argv[i + 2] for i, one in enumerate(argv) if one == option]
 
-    def test_without_privileges(self) -> None:
-        """All namespaces, no capability, the filter; it ends with the daemon."""
+    def test_command_has_no_privileges_and_ends_with_the_daemon(self) -> None:
         argv = self.argv()
         self.assertEqual(argv[0], "/usr/bin/bwrap")
         for option in ("--unshare-all", "--disable-userns", "--die-with-parent", "--new-session"):
@@ -49,8 +48,7 @@ class ArgumentTests(SynchronousTestCase):
         self.assertEqual(argv[argv.index("--cap-drop") + 1], "ALL")
         self.assertEqual(argv[-1], "--")
 
-    def test_just_read(self) -> None:
-        """A command that says nothing reads its repository, and has no network."""
+    def test_command_reads_its_repository_without_network(self) -> None:
         self.assertEqual(self.binds("--ro-bind"), ["/usr", "/cache/x.git"])
         self.assertEqual(self.binds("--bind") + self.binds("--ro-bind-try"), [])
         self.assertNotIn("--share-net", self.argv())
@@ -60,8 +58,7 @@ class ArgumentTests(SynchronousTestCase):
         argv = box.build_argv_prefix(None, READ_ONLY_ACCESS, (9, 10))
         self.assertNotIn("--ro-bind", argv)
 
-    def test_fetch(self) -> None:
-        """One that fetches writes there, after all that hides it, and has the network."""
+    def test_fetch_writes_and_has_the_network(self) -> None:
         reach = SandboxAccess((REPOSITORY,), ("/k/id",), has_network=True)
         argv = self.argv(reach)
         self.assertIn("--share-net", argv)
@@ -78,8 +75,7 @@ class ArgumentTests(SynchronousTestCase):
 class EnterTests(SynchronousTestCase):
     """What is open, and how it is ended."""
 
-    def test_filter(self) -> None:
-        """Each command reads the filter from its beginning, by a descriptor that is closed."""
+    def test_each_command_reads_the_filter_from_its_beginning(self) -> None:
         filter_ = os.memfd_create("filter")
         self.addCleanup(os.close, filter_)
         os.write(filter_, b"program")
@@ -93,8 +89,7 @@ class EnterTests(SynchronousTestCase):
             for descriptor in opened:
                 self.assertRaises(OSError, os.fstat, descriptor)
 
-    def test_kill(self) -> None:
-        """It kills what is inside, so that bwrap ends when nothing is left; or bwrap itself."""
+    def test_kill_reaches_what_is_inside_or_bwrap(self) -> None:
         sent: list[tuple[int, int]] = []
         self.patch(bubblewrap, "send_signal", lambda pid, number: sent.append((pid, number)))
         for inside in ([31, 32], []):
@@ -104,8 +99,7 @@ class EnterTests(SynchronousTestCase):
             self.assertEqual(child.group_signals, [] if inside else [signal.SIGKILL])
         self.assertEqual(sent, [(31, signal.SIGKILL), (32, signal.SIGKILL)])
 
-    def test_none(self) -> None:
-        """Without a sandbox there is nothing in front, and the group is killed."""
+    def test_command_without_sandbox_is_killed_as_a_group(self) -> None:
         with NoHelperSandbox().prepare_command(REPOSITORY, READ_ONLY_ACCESS) as entered:
             self.assertEqual(entered, ((), ()))
         child = FakeChild(Clock(), ProcessProtocol())

@@ -77,8 +77,7 @@ class WatchTestCase(SynchronousTestCase):
 class LookTests(WatchTestCase):
     """When is looked, and at what."""
 
-    def test_pause(self) -> None:
-        """At each cell every quarter of a second, and not sooner; never for the last time."""
+    def test_runs_are_checked_every_quarter_of_a_second(self) -> None:
         cell = make_cell()
         with self.over(cell):
             self.clock.advance(PAUSE - 0.001)
@@ -89,8 +88,7 @@ class LookTests(WatchTestCase):
             self.assertEqual(cell.looks, [False] * 6)
         self.assertEqual(self.stopped, [])
 
-    def test_many(self) -> None:
-        """All in one look, also those that came later; each that is over a limit is stopped."""
+    def test_all_runs_are_checked_in_one_look(self) -> None:
         cells = [make_cell(OVER if number % 2 else None) for number in range(6)]
         with contextlib.ExitStack() as entered:
             for cell in cells[:3]:
@@ -103,15 +101,13 @@ class LookTests(WatchTestCase):
             self.assertEqual(self.looks(*cells), [1] * 6)
             self.assertEqual(self.stopped, [(cell, OVER) for cell in cells[1::2]])
 
-    def test_stopped_still_watched(self) -> None:
-        """One that is stopped is looked at until it has ended: to stop takes its time."""
+    def test_stopped_run_is_checked_until_it_has_ended(self) -> None:
         cell = make_cell(OVER)
         with self.over(cell):
             self.clock.pump([PAUSE] * 2)
             self.assertEqual(self.stopped, [(cell, OVER)] * 2)
 
-    def test_none(self) -> None:
-        """Without cells there is nothing to do, before and after; also after an error."""
+    def test_nothing_is_done_without_runs(self) -> None:
         self.assertEqual(self.clock.getDelayedCalls(), [])
         one, two = make_cell(), make_cell()
         with contextlib.suppress(ZeroDivisionError), self.over(one):
@@ -123,8 +119,7 @@ class LookTests(WatchTestCase):
         self.clock.advance(PAUSE)
         self.assertEqual(self.looks(one, two), [0, 0])
 
-    def test_again(self) -> None:
-        """After a time without cells it begins anew."""
+    def test_monitor_begins_anew_after_a_time_without_runs(self) -> None:
         for _ in range(2):
             cell = make_cell()
             with self.over(cell):
@@ -132,8 +127,7 @@ class LookTests(WatchTestCase):
             self.assertEqual(self.looks(cell), [1])
             self.clock.advance(PAUSE / 2)
 
-    def test_stop_ends_another(self) -> None:
-        """A cell that ends because another one is stopped is not stopped itself."""
+    def test_run_that_ends_by_the_stop_of_another_is_not_stopped(self) -> None:
         one, two = make_cell(OVER), make_cell(OVER)
         self.open.enter_context(over(self.watch, one, lambda error: entered.close()))
         with contextlib.ExitStack() as entered:
@@ -142,8 +136,7 @@ class LookTests(WatchTestCase):
             self.assertEqual(self.looks(one, two), [1, 1])
             self.assertEqual(self.stopped, [])
 
-    def test_stop_fails(self) -> None:
-        """Whatever comes of a stop, there is a next look."""
+    def test_failed_stop_does_not_end_the_looks(self) -> None:
         cell = make_cell(OVER)
         with over(self.watch, cell, lambda error: 1 / 0):
             self.clock.advance(PAUSE)
@@ -160,8 +153,7 @@ class SlowTests(WatchTestCase):
         self.threads = SlowThreads()
         super().setUp()
 
-    def test_one_at_a_time(self) -> None:
-        """The pause is from the end of a look: slow disks are not asked all the time."""
+    def test_pause_begins_at_the_end_of_a_look(self) -> None:
         cell = make_cell()
         with self.over(cell):
             self.clock.pump([PAUSE] * 9)
@@ -177,8 +169,7 @@ class SlowTests(WatchTestCase):
             self.clock.advance(0.001)
             self.assertEqual(len(self.threads.waiting), 1)
 
-    def test_ended_meanwhile(self) -> None:
-        """A cell that has ended while it was looked at is not stopped; then nothing is left."""
+    def test_run_that_ends_during_a_look_is_not_stopped(self) -> None:
         cell = make_cell(OVER)
         with self.over(cell):
             self.clock.advance(PAUSE)
@@ -187,8 +178,7 @@ class SlowTests(WatchTestCase):
         self.assertEqual(self.stopped, [])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_came_meanwhile(self) -> None:
-        """One that has come while others were looked at has its turn in the next look."""
+    def test_run_that_is_added_during_a_look_waits_for_the_next(self) -> None:
         ended, cell = make_cell(), make_cell(OVER)
         with self.over(ended):
             self.clock.advance(PAUSE)
@@ -214,8 +204,7 @@ class MuchWorkTests(WatchTestCase):
         )
         self.open.enter_context(self.over(self.small))
 
-    def test_apart(self) -> None:
-        """They are looked at by others, once at a time, and nobody waits for it."""
+    def test_large_count_moves_to_another_thread(self) -> None:
         with self.over(self.large):
             self.clock.pump([PAUSE] * 5)
             self.assertEqual(self.looks(self.small), [5])
@@ -229,8 +218,7 @@ class MuchWorkTests(WatchTestCase):
             self.others.step()
         self.assertEqual(self.stopped, [])
 
-    def test_nothing_meanwhile(self) -> None:
-        """While they are looked at nothing is counted twice; other limits are asked for."""
+    def test_large_run_is_counted_once_at_a_time(self) -> None:
         works: list[float] = []
         self.patch(
             FakeRunLimits,
@@ -253,8 +241,7 @@ class MuchWorkTests(WatchTestCase):
         if work <= MAX_SHARED_THREAD_INSPECTIONS:
             raise TooManyInspections
 
-    def test_over(self) -> None:
-        """What others find stops one as ever, and so does a limit that takes no count."""
+    def test_result_of_the_other_thread_stops_a_run(self) -> None:
         self.large.over = OVER
         with self.over(self.large):
             self.clock.advance(PAUSE)
@@ -267,16 +254,14 @@ class MuchWorkTests(WatchTestCase):
             self.assertEqual(self.stopped, [(self.large, OVER)] * 2)
             self.others.step()
 
-    def test_ended_meanwhile(self) -> None:
-        """One that has ended while others looked at it is not stopped."""
+    def test_run_that_ends_during_a_large_count_is_not_stopped(self) -> None:
         self.large.over = OVER
         with self.over(self.large):
             self.clock.advance(PAUSE)
         self.others.step()
         self.assertEqual((self.stopped, self.others.waiting), ([], []))
 
-    def test_blind(self) -> None:
-        """One that others cannot look at is stopped after eight times, too."""
+    def test_run_whose_large_count_fails_eight_times_is_stopped(self) -> None:
         broken = BrokenRun(
             LimitSettings(),
             needed=MAX_SHARED_THREAD_INSPECTIONS + 1,
@@ -322,14 +307,12 @@ class NearlyFullTests(WatchTestCase):
         self.assertEqual([cell for cell, _ in self.stopped], [*cells])
         self.assertTrue(all(why.reason == "disk" for _, why in self.stopped))
 
-    def test_enough(self) -> None:
-        """Exactly the limit is enough; nobody is stopped, whatever they write."""
+    def test_nobody_is_stopped_while_enough_is_free(self) -> None:
         self.free(100)
         self.large.disk_bytes = 10**12
         self.stops(looks=20)
 
-    def test_one(self) -> None:
-        """The one that has most there is stopped; then all wait for what that brings."""
+    def test_run_with_most_bytes_is_stopped_first(self) -> None:
         self.free(99)
         self.stops(self.large)
         self.stops(looks=4)
@@ -337,8 +320,7 @@ class NearlyFullTests(WatchTestCase):
         self.free(129)
         self.stops(looks=20)
 
-    def test_another(self) -> None:
-        """Where it brings too little the next one follows, after a second."""
+    def test_next_run_is_stopped_after_a_second(self) -> None:
         self.free(50)
         self.stops(self.large)
         self.stops(looks=4)
@@ -347,8 +329,7 @@ class NearlyFullTests(WatchTestCase):
         self.stops(self.small)
         self.stops(looks=20)
 
-    def test_fast(self) -> None:
-        """Nobody waits while the disk goes on filling up."""
+    def test_next_run_is_stopped_at_once_while_the_disk_fills_up(self) -> None:
         self.free(50)
         self.stops(self.large)
         self.free(48)
@@ -356,8 +337,7 @@ class NearlyFullTests(WatchTestCase):
         self.free(46)
         self.stops(self.small)
 
-    def test_who_writes_little(self) -> None:
-        """Who has less than a MiB there is let alone: to stop such a run brings nothing."""
+    def test_run_with_less_than_a_mebibyte_is_not_stopped(self) -> None:
         self.free(50)
         for cell in self.cells:
             cell.disk_bytes = MIB - 1
@@ -365,8 +345,7 @@ class NearlyFullTests(WatchTestCase):
         self.small.disk_bytes = MIB
         self.stops(self.small)
 
-    def test_hidden(self) -> None:
-        """But while the disk goes on filling up, however slowly, somebody hides what he writes."""
+    def test_run_that_hides_its_files_is_stopped_while_the_disk_fills_up(self) -> None:
         self.free(50)
         for cell in self.cells:
             cell.disk_bytes = 1000
@@ -379,8 +358,7 @@ class NearlyFullTests(WatchTestCase):
             stopped += [cell for cell, _ in self.stopped]
         self.assertEqual(stopped, [self.large], "which has begun last")
 
-    def test_afterwards(self) -> None:
-        """When there was enough again all begins anew."""
+    def test_relief_begins_anew_after_there_was_enough(self) -> None:
         self.free(50)
         self.stops(self.large)
         self.end(self.large)
@@ -389,8 +367,7 @@ class NearlyFullTests(WatchTestCase):
         self.free(50)
         self.stops(self.medium)
 
-    def test_stopped_already(self) -> None:
-        """Who is stopped and has not ended is not stopped again in the place of another."""
+    def test_stopped_run_is_not_stopped_again(self) -> None:
         self.free(50)
         self.stops(self.large)
         self.large.disk_bytes = 10**12
@@ -405,8 +382,7 @@ class BlindTests(WatchTestCase):
         super().setUp()
         self.broken = BrokenRun(LimitSettings())
 
-    def test_lost(self) -> None:
-        """After eight looks running such a run is stopped, once, and the log tells why, once."""
+    def test_run_is_lost_after_eight_failed_looks(self) -> None:
         for error in (OSError(24, "Too many open files"), ValueError("x")):
             self.broken.error = error
             self.stopped.clear()
@@ -420,8 +396,7 @@ class BlindTests(WatchTestCase):
             self.assertEqual(len(self.flushLoggedErrors(type(error))), 1)
             self.assertEqual(self.looks(other), [27])
 
-    def test_now_and_then(self) -> None:
-        """A look that does not fail begins the count anew: with a limit, or without."""
+    def test_successful_look_resets_the_count_of_failures(self) -> None:
         for between in (None, OVER):
             self.stopped.clear()
             self.broken.failing = True

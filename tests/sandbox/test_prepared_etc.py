@@ -52,8 +52,7 @@ class PreparedEtcTests(SynchronousTestCase):
             for path in (self.root / "etc").rglob("*")
         }
 
-    def test_content(self) -> None:
-        """Files as they are, links in directories as links, and nothing that is not named."""
+    def test_content_is_that_of_the_machine(self) -> None:
         whole = {
             "fonts": "",
             "fonts/conf.d": "",
@@ -70,8 +69,7 @@ class PreparedEtcTests(SynchronousTestCase):
         for name, mode in (("hosts", 0o755), ("passwd", 0o644), ("fonts", 0o755), (".", 0o755)):
             self.assertEqual(stat.S_IMODE((self.root / "etc" / name).stat().st_mode), mode, name)
 
-    def test_changes(self) -> None:
-        """Whatever changes on the machine is there for the next sandbox, in the same directory."""
+    def test_changes_of_the_machine_are_copied_into_the_same_directory(self) -> None:
         directory = (self.root / "etc").stat().st_ino
         (self.machine / "hosts").write_text("other\n")
         (self.machine / "resolv.conf").symlink_to(self.root / "zone")
@@ -100,15 +98,13 @@ class PreparedEtcTests(SynchronousTestCase):
         self.etc.update()
         self.assertEqual(self.read()["localtime"], "Paris\n")
 
-    def test_running(self) -> None:
-        """A file that a running sandbox has open stays whole: a changed one takes its place."""
+    def test_file_that_is_open_stays_whole(self) -> None:
         with (self.root / "etc/hosts").open() as file:
             (self.machine / "hosts").write_text("other\n")
             self.etc.update()
             self.assertEqual(file.read(), "hosts\n")
 
-    def test_next_daemon(self) -> None:
-        """The next daemon corrects what has changed since, and leaves the directory in place."""
+    def test_next_daemon_corrects_the_directory(self) -> None:
         whole, directory = self.read(), (self.root / "etc").stat().st_ino
         (self.root / "etc/hosts").write_text("other\n")
         (self.root / "etc/more").mkdir()
@@ -122,8 +118,7 @@ class PreparedEtcTests(SynchronousTestCase):
         self.assertEqual((self.root / "etc").stat().st_ino, directory)
         self.assertEqual((self.root / "zone").read_text(), "Rome\n")
 
-    def test_next_daemon_keeps(self) -> None:
-        """The next daemon exchanges no file that is right: sandboxes mount over some of them."""
+    def test_next_daemon_exchanges_no_file_that_is_right(self) -> None:
         self.etc = self.make("java/policy")
         (self.machine / "java/policy").write_text("secret\n")
         self.etc.update()
@@ -133,8 +128,7 @@ class PreparedEtcTests(SynchronousTestCase):
         self.etc.update()
         self.assertEqual([(self.root / "etc" / name).stat().st_ino for name in names], before)
 
-    def test_next_daemon_sees_changes(self) -> None:
-        """A file of the same size and time is compared too, such as those of time zones."""
+    def test_file_of_same_size_and_time_is_compared(self) -> None:
         other = self.root / "other"
         other.write_text("Bern\n")
         status = (self.root / "zone").stat()
@@ -146,8 +140,7 @@ class PreparedEtcTests(SynchronousTestCase):
         self.etc.update()
         self.assertEqual(self.read()["localtime"], "Bern\n")
 
-    def test_links_above(self) -> None:
-        """Nothing is made for a path that leads through a link."""
+    def test_nothing_is_made_through_a_link(self) -> None:
         (self.root / "outside/below").mkdir(parents=True)
         (self.root / "outside/below/file").write_text("precious\n")
         (self.machine / "fonts/out").symlink_to(self.root / "outside")
@@ -155,8 +148,7 @@ class PreparedEtcTests(SynchronousTestCase):
         self.etc.update()
         self.assertEqual((self.root / "outside/below/file").read_text(), "precious\n")
 
-    def test_gone_meanwhile(self) -> None:
-        """A file that goes while its directory is read is left out."""
+    def test_file_that_vanishes_is_left_out(self) -> None:
         (self.machine / "fonts/other").symlink_to("nowhere")
         read = os.readlink
 
@@ -169,15 +161,13 @@ class PreparedEtcTests(SynchronousTestCase):
         self.etc.update()
         self.assertNotIn("other", os.listdir(self.root / "etc/fonts"))
 
-    def test_removed(self) -> None:
-        """A directory that somebody has removed is made again."""
+    def test_removed_directory_is_made_again(self) -> None:
         whole = self.read()
         (self.root / "etc").rename(self.root / "old")
         self.etc.update()
         self.assertEqual(self.read(), whole)
 
-    def test_unreadable(self) -> None:
-        """A file that only root may read is there, empty, and cannot be read; it stays in place."""
+    def test_unreadable_file_is_empty_and_unreadable(self) -> None:
         (self.machine / "hosts").chmod(0)
         read = Path.read_bytes
 
@@ -195,8 +185,7 @@ class PreparedEtcTests(SynchronousTestCase):
         self.etc.update()
         self.assertEqual((self.root / "etc/hosts").stat().st_ino, before)
 
-    def test_mount_points(self) -> None:
-        """Whatever a sandbox mounts below /etc has a place, which holds nothing of it."""
+    def test_mount_points_are_empty(self) -> None:
         self.etc = self.make("java", "ssl/private/key", "hosts", ".", "../zone", "missing")
         self.etc.update()
         found = self.read()

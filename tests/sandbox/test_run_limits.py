@@ -42,8 +42,7 @@ class LimitTests(CellTestCase):
         shown = format_size(value) if value >= MIB else value
         self.assertIn(words.format(shown), error.message)
 
-    def test_memory_of_a_good_run(self) -> None:
-        """A run that has succeeded was over its memory if a process was killed for it."""
+    def test_successful_run_is_over_its_memory_if_the_kernel_killed_for_it(self) -> None:
         self.assertIsNone(self.limits.check_memory())
         self.cgroups.group.over = frozenset({"memory", "processes"})
         error = self.limits.check_memory()
@@ -60,27 +59,23 @@ class LimitTests(CellTestCase):
         """Hold that it is none."""
         self.assertIsNone(self.limits.check(final))
 
-    def test_none(self) -> None:
-        """A run that has used nothing."""
+    def test_run_that_used_nothing_is_within_its_limits(self) -> None:
         self.check_none()
         self.check_none(final=True)
 
-    def test_group(self) -> None:
-        """What the kernel has stopped; where there were both, memory is told."""
+    def test_limits_of_the_cgroup_are_reported(self) -> None:
         group = self.cgroups.group
         group.over = frozenset({"processes"})
         self.check("processes", "processes", "{} processes")
         group.over = frozenset({"processes", "memory"})
         self.check("memory", "memory", "{} of memory")
 
-    def test_patience(self) -> None:
-        """What the kernel stops by itself is looked for once a second, and at the end."""
+    def test_limits_of_the_kernel_are_looked_up_once_a_second(self) -> None:
         self.check_none()
         self.check_none(final=True)
         self.assertEqual(self.cgroups.group.patience, [1, 0])
 
-    def test_cpu(self) -> None:
-        """The processor time of the whole group counts, and the last second is allowed."""
+    def test_processor_time_of_the_cgroup_counts_with_a_second_allowed(self) -> None:
         self.cgroups.group.used = ResourceUsage(30.0, None)
         self.check_none()
         self.cgroups.group.used = ResourceUsage(30.01, None)
@@ -93,8 +88,7 @@ class LimitTests(CellTestCase):
         self.child.exit()
         self.check_none()
 
-    def test_exited(self) -> None:
-        """The group of a run that has exited is asked only why it failed; the disk counts on."""
+    def test_cgroup_of_an_exited_run_is_asked_for_the_failure_alone(self) -> None:
         self.cgroups.group.over = frozenset({"memory"})
         self.check("memory", "memory", "{} of memory")
         self.child.exit()
@@ -103,36 +97,31 @@ class LimitTests(CellTestCase):
         self.disk.last_usage = DiskUsage(file_count=1011)
         self.check("disk", "disk_files", "{} files and directories")
 
-    def test_disk_bytes(self) -> None:
-        """What is checked out is not counted: its bytes, and a block for each of its files."""
+    def test_bytes_of_the_checkout_do_not_count(self) -> None:
         allowed = GIB + 5000 + 10 * 4096
         self.disk.last_usage = DiskUsage(disk_bytes=allowed)
         self.check_none()
         self.disk.last_usage = DiskUsage(disk_bytes=allowed + 1)
         self.check("disk", "disk", "{} to the disk")
 
-    def test_disk_files(self) -> None:
-        """Nor are the files that are checked out."""
+    def test_files_of_the_checkout_do_not_count(self) -> None:
         self.disk.last_usage = DiskUsage(file_count=1010)
         self.check_none()
         self.disk.last_usage = DiskUsage(file_count=1011)
         self.check("disk", "disk_files", "{} files and directories")
 
-    def test_deep(self) -> None:
-        """Too deep directories cannot be counted, and so are too many."""
+    def test_too_deep_directories_are_over_the_limit(self) -> None:
         self.disk.last_usage = DiskUsage(has_uncounted_deep_directories=True)
         self.check("disk", "disk_files", "{} files and directories")
 
-    def test_file_size(self) -> None:
-        """A file as large as any may be tells why a run failed, and nothing before."""
+    def test_largest_file_explains_a_failure_alone(self) -> None:
         self.disk.last_usage = DiskUsage(largest_file_bytes=5 * MIB - 1)
         self.check_none(final=True)
         self.disk.last_usage = DiskUsage(largest_file_bytes=5 * MIB)
         self.check_none()
         self.check("file_size", "file_size", "wrote a file of {}", final=True)
 
-    def test_nearly_full(self) -> None:
-        """Where the disk is nearly full a run that has failed may have failed of that."""
+    def test_nearly_full_disk_explains_a_failure(self) -> None:
         self.assertFalse(self.limits.is_disk_nearly_full)
         self.disk.last_usage = DiskUsage(disk_bytes=MIB)
         for free in (LIMITS.free_disk, LIMITS.free_disk - 1):
@@ -147,8 +136,7 @@ class LimitTests(CellTestCase):
         self.assertIn(f"under {format_size(value)} (limits.free_disk)", error.message)
         self.assertIn("files take 1 MiB", error.message)
 
-    def test_nearly_full_of_others(self) -> None:
-        """One that has next to nothing there has failed of it only where nothing is free."""
+    def test_nearly_full_disk_explains_a_small_run_if_nothing_is_free(self) -> None:
         self.disk.last_usage = DiskUsage(disk_bytes=MIB - 1)
         self.disk.free_bytes = MIB
         self.check_none(final=True)
@@ -156,8 +144,7 @@ class LimitTests(CellTestCase):
         error = self.limits.check(final=True)
         self.assertEqual(error and error.reason, "disk")
 
-    def test_much_work(self) -> None:
-        """A count that takes more work than it may is none; the other limits are known without."""
+    def test_large_count_hides_no_other_limit(self) -> None:
         self.disk.last_usage = DiskUsage(inspection_count=8)
         self.assertRaises(TooManyInspections, self.limits.check, work=7)
         self.assertIsNone(self.limits.check(work=8))
@@ -165,14 +152,12 @@ class LimitTests(CellTestCase):
         error = self.limits.check(work=0)
         self.assertEqual(error and error.reason, "memory")
 
-    def test_without_groups(self) -> None:
-        """The disk is looked at without groups, too."""
+    def test_disk_is_measured_without_cgroups(self) -> None:
         self.limits.close()
         self.disk.last_usage = DiskUsage(disk_bytes=2 * GIB)
         self.check("disk", "disk", "{} to the disk")
 
-    def test_count(self) -> None:
-        """The workspace is counted, within what is allowed; anew at the end."""
+    def test_count_is_bounded_by_the_limits_and_new_at_the_end(self) -> None:
         self.check_none()
         self.check_none(final=True)
         self.assertEqual(self.disk.looks, [(False, inf), (True, inf)])
@@ -180,15 +165,13 @@ class LimitTests(CellTestCase):
         self.assertEqual(self.disk.size, GIB + 5000 + 10 * 4096)
         self.assertEqual(self.disk.max_files, 1010)
 
-    def test_processes(self) -> None:
-        """The files that its processes have open are counted, as long as there are any."""
+    def test_open_files_of_the_processes_count(self) -> None:
         self.patch(module, "list_descendants", lambda pid: [pid + 1, pid + 2])
         self.assertEqual(list(self.disk.pids()), [NO_PROCESS + 1, NO_PROCESS + 2])
         self.child.exit()
         self.assertEqual(list(self.disk.pids()), [], "its number may be another's by now")
 
-    def test_submissions(self) -> None:
-        """Programs of submissions, which descend from a broker, count with the evaluator's."""
+    def test_programs_of_submissions_count(self) -> None:
         self.child.broker_pid = 70
         self.patch(module, "list_descendants", lambda pid: [pid + 1])
         self.assertEqual(list(self.disk.pids()), [NO_PROCESS + 1, 71])
@@ -196,8 +179,7 @@ class LimitTests(CellTestCase):
         self.patch(module, "measure_cpu_seconds", measured.get)
         self.check("cpu", "cpu", "{} seconds of processor time")
 
-    def test_usage(self) -> None:
-        """The cgroup knows what was used; without one nobody does."""
+    def test_usage_is_that_of_the_cgroup(self) -> None:
         self.cgroups.group.used = ResourceUsage(1.5, 4096)
         self.assertEqual(self.limits.read_usage(None), ResourceUsage(1.5, 4096))
         self.limits.close()

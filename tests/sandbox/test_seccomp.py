@@ -151,8 +151,7 @@ class FilterTestCase(SynchronousTestCase):
 class CallTests(FilterTestCase):
     """Every number that a call may have."""
 
-    def test_every_number(self) -> None:
-        """Numbers in the lists get the answer of their list, all others ENOSYS."""
+    def test_each_number_gets_the_answer_of_its_list(self) -> None:
         named = answers()
         self.assertGreater(len(named), 300)
         for internet in (False, True):
@@ -161,23 +160,20 @@ class CallTests(FilterTestCase):
                 answer = program.answer(number, architecture=NATIVE)
                 self.assertEqual(answer, named.get(number, ERRNO | errno.ENOSYS), number)
 
-    def test_lists(self) -> None:
-        """Each name is that of a call of some architecture, and stands there once."""
+    def test_each_name_is_known_and_listed_once(self) -> None:
         names = " ".join([*ALLOWED_CALLS.values(), *REFUSED_CALLS.values(), *BY_ARGUMENTS]).split()
         self.assertEqual(sorted({*names}), sorted(names))
         resolve = libseccomp._load_library().seccomp_syscall_resolve_name
         unknown = {name for name in names if resolve(name.encode()) == -1}
         self.assertLessEqual(unknown, {"riscv_hwprobe", "uretprobe"}, "newer than libseccomp 2.5")
 
-    def test_dangerous(self) -> None:
-        """No argument makes the filter allow a call that nobody needs."""
+    def test_no_argument_allows_a_dangerous_call(self) -> None:
         for number in numbers(DANGEROUS):
             for argument in (0, 1, UPPER, 2**64 - 1):
                 answer = self.filter.answer(number, *[argument] * 6, architecture=NATIVE)
                 self.assertIn(answer, (ERRNO | errno.EPERM, ERRNO | errno.ENOSYS), number)
 
-    def test_other_architectures(self) -> None:
-        """A call by the numbers of another architecture kills the process."""
+    def test_call_of_another_architecture_kills_the_process(self) -> None:
         others = {X86, X86_64, 0x40000028, 0xC00000B7, 0, NATIVE ^ 0x40000000} - {NATIVE}
         for architecture in others:
             for number in range(1024):
@@ -196,15 +192,13 @@ class ArgumentTests(FilterTestCase):
                 arguments[argument] = upper | value
                 self.assertEqual(self.ask(name, *arguments), answer, f"{name} {value:#x}")
 
-    def test_children(self) -> None:
-        """There may be threads and children, none of them in a new namespace."""
+    def test_children_may_not_have_new_namespaces(self) -> None:
         self.check("clone", 0, dict.fromkeys((0, 17, THREAD, FORK), ALLOW))
         for flag in NAMESPACES.values():
             flags = (flag | others for others in (0, 17, THREAD, FORK, 2**32 - 1))
             self.check("clone", 0, dict.fromkeys(flags, ERRNO | errno.EPERM))
 
-    def test_requests(self) -> None:
-        """Nothing is typed into a terminal."""
+    def test_nothing_is_typed_into_a_terminal(self) -> None:
         refused = dict.fromkeys((TIOCSTI, TIOCLINUX), ERRNO | errno.EPERM)
         others = (TIOCSTI - 1, TIOCSTI + 1, TIOCLINUX + 1)
         self.check("ioctl", 1, refused | dict.fromkeys(others, ALLOW))
@@ -215,40 +209,33 @@ class ArgumentTests(FilterTestCase):
         allowed = {"TIOCGETD": 0x5424, "SIOCGIFCONF": 0x8912, "SIOCETHTOOL": 0x8946}
         self.check("ioctl", 1, refused | dict.fromkeys(allowed.values(), ALLOW))
 
-    def test_file_requests(self) -> None:
-        """Blocks without a write, attributes that hold a quota, and all of btrfs: unsupported."""
+    def test_requests_for_blocks_and_attributes_are_unsupported(self) -> None:
         unsupported = UNSUPPORTED_REQUESTS.values()
         self.check("ioctl", 1, dict.fromkeys(unsupported, ERRNO | errno.EOPNOTSUPP))
 
-    def test_harmless_requests(self) -> None:
-        """Requests that only read attributes, or free blocks, are allowed."""
+    def test_harmless_requests_are_allowed(self) -> None:
         self.check("ioctl", 1, dict.fromkeys(ALLOWED_REQUESTS.values(), ALLOW))
 
-    def test_options(self) -> None:
-        """No process loads a filter or takes a core for itself, and no directory tells."""
+    def test_no_process_loads_filters_or_watches_directories(self) -> None:
         refused = ERRNO | errno.EINVAL
         self.check("prctl", 0, dict.fromkeys((1, 15, 21, 38), ALLOW) | {22: refused, 62: refused})
         self.check("fcntl", 1, {1: ALLOW, 6: ALLOW, 1030: ALLOW, 1032: ALLOW, 1026: refused})
 
-    def test_leases(self) -> None:
-        """Nobody makes others wait for a file that all evaluations share; a lease can be read."""
+    def test_leases_are_refused(self) -> None:
         refused = ERRNO | errno.EACCES
         self.check("fcntl", 1, {1025: ALLOW, 1024: refused, 1040: refused})
 
-    def test_pipes(self) -> None:
-        """No pipe becomes larger: what stdout holds at the exit is taken with no room for it."""
+    def test_pipes_cannot_grow(self) -> None:
         self.check("fcntl", 1, {1031: ERRNO | errno.EPERM})
 
-    def test_disk_priorities(self) -> None:
-        """No process comes before others at the disk."""
+    def test_disk_priorities_above_the_usual_are_refused(self) -> None:
         best_effort, idle = 2 << 13, 3 << 13
         allowed = (0, best_effort + 4, best_effort + 7, idle, idle + 7)
         refused = (1 << 13, best_effort, best_effort + 3, best_effort + 8, 2**16)
         self.check("ioprio_set", 2, dict.fromkeys(allowed, ALLOW))
         self.check("ioprio_set", 2, dict.fromkeys(refused, ERRNO | errno.EPERM))
 
-    def test_socket_options(self) -> None:
-        """No program is attached to a socket; the numbers are other options on other levels."""
+    def test_no_program_is_attached_to_a_socket(self) -> None:
         for option in (26, 50, 51, 52):
             for upper in (0, UPPER, 1 << 32):
                 answer = self.ask("setsockopt", 0, upper | SOL_SOCKET, upper | option)
@@ -258,14 +245,12 @@ class ArgumentTests(FilterTestCase):
         for option in (2, 7, 8, 15, 25, 27, 49, 53):
             self.assertEqual(self.ask("setsockopt", 0, SOL_SOCKET, option), ALLOW, option)
 
-    def test_huge_pages(self) -> None:
-        """Nobody takes pages that the operator has set apart."""
+    def test_huge_pages_are_refused(self) -> None:
         for name, argument, flag in HUGE_FLAGS:
             refused = ERRNO | (errno.EINVAL if name == "memfd_create" else errno.ENOMEM)
             self.check(name, argument, {flag: refused, flag | 0x21: refused, flag >> 1: ALLOW})
 
-    def test_families(self) -> None:
-        """Sockets are of UNIX, and where there is the Internet of that, too."""
+    def test_sockets_are_of_unix_and_of_the_internet_if_allowed(self) -> None:
         for internet in (False, True):
             self.filter = self.make(internet=internet)
             allowed = {UNIX, INET, INET6} if internet else {UNIX}
@@ -275,8 +260,7 @@ class ArgumentTests(FilterTestCase):
                     for upper in (0, UPPER, 1 << 32):
                         self.assertEqual(self.ask(name, upper | family, 1), expected, family)
 
-    def test_protocols(self) -> None:
-        """On the Internet there are TCP, UDP and ICMP, and no protocol that has to be loaded."""
+    def test_internet_protocols_are_tcp_udp_and_icmp(self) -> None:
         self.filter = self.make(internet=True)
         for family in (INET, INET6):
             for protocol in range(512):
@@ -301,20 +285,17 @@ class FileTests(FilterTestCase):
             self.assertEqual(one.instructions[-1][0], 0x06, "no way on past the last one")
 
     def test_refusals_are_loaded_last(self) -> None:
-        """They refuse to load more, in contrast to the list of what is allowed."""
         answers = [
             one.answer(resolve_call("prctl") or 0, 22, 2, architecture=NATIVE)
             for one in self.filter.filters
         ]
         self.assertEqual(answers, [ALLOW, ERRNO | errno.EINVAL])
 
-    def test_not_inherited(self) -> None:
-        """They are for those to whom they are given."""
+    def test_descriptors_of_filters_are_not_inherited(self) -> None:
         for descriptor in self.descriptors:
             self.assertFalse(os.get_inheritable(descriptor))
 
     def test_calls_that_the_library_does_not_know_are_left_out(self) -> None:
-        """Or the filters could not be made at all: a name of a newer library, or no number here."""
         known = libseccomp.resolve_call
 
         def resolve(name: str) -> int | None:
@@ -329,7 +310,6 @@ class FileTests(FilterTestCase):
             self.assertEqual(older.answer(number, architecture=NATIVE), ERRNO | expected, name)
 
     def test_filters_are_made_where_the_kernel_cannot_be_asked(self) -> None:
-        """As in the service, whose unit forbids seccomp(2)."""
         child = subprocess.run(
             [sys.executable, "-c", UNDER_ITSELF, *map(str, self.descriptors)],
             capture_output=True,
@@ -369,7 +349,6 @@ class LibraryTests(SynchronousTestCase):
             libseccomp._load_library.__wrapped__()
 
     def test_refused_rule_is_an_error(self) -> None:
-        """A rule with the action of all other calls says nothing: the library refuses it."""
         rules = [FilterRule("getpid", ALLOW)]
         with self.assertRaisesRegex(ConfigurationError, "seccomp_rule_add_array of"):
             compile_filter(ALLOW, rules)

@@ -77,13 +77,11 @@ class Events(SynchronousTestCase):
         """Any value of JSON arrives as it was."""
         self.assertEqual(json.loads(self.sent(lambda: segi.send(value))), value)
 
-    def test_surrogates(self) -> None:
-        """A name that is not UTF-8 is sent, without the bytes that are not."""
+    def test_name_that_is_not_utf_8_is_sent(self) -> None:
         event = self.sent(lambda: segi.send({"name": os.fsdecode(b"a\xffb")}))
         self.assertEqual(json.loads(event), {"name": "a?b"})
 
-    def test_convention(self) -> None:
-        """Goals, cases, progress and score have the members that the daemon counts."""
+    def test_events_have_the_members_that_the_daemon_counts(self) -> None:
         judgement = segi.Judgement("wrong_answer", "word 1 differs", "7", "8")
         table: list[tuple[Callable[[], None], dict[str, object]]] = [
             (
@@ -111,8 +109,7 @@ class Events(SynchronousTestCase):
         for send, expected in table:
             self.assertEqual(json.loads(self.sent(send)), expected)
 
-    def test_no_values(self) -> None:
-        """Without values nothing is sent: an empty line in a block is no JSON."""
+    def test_no_values_send_nothing(self) -> None:
         self.assertEqual(print_by(lambda: segi.send()), ["beforeafter"])
 
     @given(NAMES, st.binary())
@@ -121,8 +118,7 @@ class Events(SynchronousTestCase):
         found = self.sent(lambda: segi.send_file(name, content, "text/csv"))
         self.assertEqual(found, PrintedFile(name, "text/csv", content))
 
-    def test_seed(self) -> None:
-        """The seed determines what is drawn; each name has numbers of its own."""
+    def test_seed_determines_what_is_drawn(self) -> None:
         os.environ["TURINGARENA_SEED"] = "7"
         self.addCleanup(os.environ.pop, "TURINGARENA_SEED")
         drawn = [segi.make_random(name).random() for name in ("", "", "a", "a", "b")]
@@ -171,18 +167,15 @@ class Comparisons(SynchronousTestCase):
             == [same.get(word, word) for word in expected],
         )
 
-    def test_almost_numbers(self) -> None:
-        """A long word that is a number but for its end takes no long time to compare."""
+    def test_long_almost_numbers_are_compared_in_time(self) -> None:
         for word in (b"1" * 10**5, b"1." + b"1" * 10**5, b"1e" + b"1" * 10**5):
             self.assertFalse(segi.compare_floats(word + b"x", "1").is_accepted)
 
-    def test_numbers_beyond_floats(self) -> None:
-        """They are words, as two different ones would be the same infinity."""
+    def test_numbers_beyond_floats_are_words(self) -> None:
         for printed, is_accepted in (("1e999", True), ("2e999", False), ("1", False)):
             self.assertEqual(segi.compare_floats(printed, "1e999").is_accepted, is_accepted)
 
-    def test_messages(self) -> None:
-        """A difference is named by its place, with short excerpts."""
+    def test_differences_are_named_by_their_place(self) -> None:
         table = [
             (segi.compare_tokens("a b", "a c"), "word 2 differs", "c", "b"),
             (segi.compare_tokens("a", "a b"), "word 2 missing", "b", ""),
@@ -198,8 +191,7 @@ class Comparisons(SynchronousTestCase):
 class Faults(SynchronousTestCase):
     """The judgement of a program that has failed."""
 
-    def test_table(self) -> None:
-        """Limits first, then signals, then exit statuses with the last line of stderr."""
+    def test_limits_come_before_signals_and_statuses(self) -> None:
         table: list[tuple[dict[str, Any], tuple[str, str] | None]] = [
             ({}, None),
             (
@@ -239,8 +231,7 @@ class Faults(SynchronousTestCase):
 class Checkers(SynchronousTestCase):
     """How a checker's exit status and stderr become a judgement."""
 
-    def test_table_of_testlib(self) -> None:
-        """All that a checker of testlib ends with, and a checker that fails."""
+    def test_statuses_of_testlib_have_verdicts(self) -> None:
         table: list[tuple[int, str, tuple[str, str, float | None]]] = [
             (0, "ok 3 numbers\n", ("accepted", "ok 3 numbers", None)),
             (1, "wrong answer 7\n", ("wrong_answer", "wrong answer 7", None)),
@@ -297,8 +288,7 @@ class Checkers(SynchronousTestCase):
             result = RESULT._replace(exit_status=1, stderr=stderr.encode())
             self.assertEqual(segi._judge_by_checker(result).verdict, "wrong_answer")
 
-    def test_status_that_counts_as_signal(self) -> None:
-        """A status over 128 is reported as a signal, and a stopped checker gives no points."""
+    def test_status_that_counts_as_signal_gives_no_points(self) -> None:
         result = RESULT._replace(exit_status=None, signal=9, stderr=b"partially correct (137) x")
         self.assertEqual(segi._judge_by_checker(result), segi.Judgement("partial", "x", points=137))
         stopped = segi._judge_by_checker(result._replace(reason="time"))
@@ -309,7 +299,6 @@ class Outputs(SynchronousTestCase):
     """Files that a program of the submission has written."""
 
     def test_links_are_not_followed(self) -> None:
-        """Whatever leads to another file is a fault; so are pipes, devices and large files."""
         directory = Path(self.mktemp()).absolute()
         for name in ("TEMPORARY_DIRECTORY", "HOME"):
             self.patch(os, "environ", {**os.environ, name: str(directory)})
@@ -350,8 +339,7 @@ class Outputs(SynchronousTestCase):
 class Java(SynchronousTestCase):
     """How a source file of Java is built and run."""
 
-    def test_names(self) -> None:
-        """The file has the name of its public class; the class with main is run."""
+    def test_file_has_the_name_of_the_public_class(self) -> None:
         main = "public static void main(String[] a) {}"
         table = [
             (f"public class Main {{ {main} }}", "Main.java", "Main"),
@@ -382,8 +370,7 @@ class Java(SynchronousTestCase):
             self.assertEqual((copy.name, name), (file_name, class_name), text)
             self.assertEqual(copy.read_bytes(), text.encode())
 
-    def test_long_sources(self) -> None:
-        """What begins again and again takes no quadratic time."""
+    def test_long_sources_are_read_in_time(self) -> None:
         source = Path(self.mktemp())
         for begin in ('"""', "/*", "'\\", '"\n', "package ", "class ", "static void ", "public{"):
             source.write_text(begin * 200_000 + "\\")
@@ -393,8 +380,7 @@ class Java(SynchronousTestCase):
 class Options(SynchronousTestCase):
     """Options of runs."""
 
-    def test_unknown(self) -> None:
-        """A misspelt limit is an error, not a run without that limit."""
+    def test_misspelt_limit_is_an_error(self) -> None:
         for run in (segi.run, segi.start):
             error = self.assertRaises(TypeError, run, ["true"], tmie=2)
             self.assertIn("unknown option 'tmie'; the options are time, wall, memory", str(error))
@@ -408,7 +394,6 @@ class TimeLimits(SynchronousTestCase):
         self.assertEqual((result.signal, result.reason), (24, None))
 
     def test_kernel_stops_no_program_below_its_limit(self) -> None:
-        """It counts ticks, up to a tenth more than was used."""
         result = segi.run(["sh", "-c", "ulimit -t"], time=1.99)
         self.assertGreater(int(result.stdout), 2)
 
@@ -416,8 +401,7 @@ class TimeLimits(SynchronousTestCase):
 class Inputs(SynchronousTestCase):
     """The input of a program that runs."""
 
-    def test_closed_by_two_threads(self) -> None:
-        """It is closed once, even if a thread begins to close it while another one does."""
+    def test_run_that_two_threads_close_is_closed_once(self) -> None:
         closed: list[int] = []
         with segi.start(["true"]) as program:
 
@@ -458,7 +442,6 @@ class Requests(SynchronousTestCase):
         self.addCleanup(thread.join)
 
     def test_broker_sends_the_streams(self) -> None:
-        """A request has no descriptors, which would be in transit while it waits for its turn."""
         report = {"exit_status": 0, "signal": None, "reason": None, "cpu_seconds": 0.0}
         report.update(wall_seconds=0.0, peak_memory_bytes=0)
 
@@ -478,8 +461,7 @@ class Requests(SynchronousTestCase):
             program.write("typed")
             self.assertEqual(program.finish().stdout, b"typed")
 
-    def test_request_is_refused(self) -> None:
-        """The broker's reason is that of the error; with no answer at all it has ended."""
+    def test_refused_request_raises_the_reason(self) -> None:
         for answer, reason in (
             (b'{"error": "no places"}', "no places"),
             (b"", "the sandbox has ended before the program"),
@@ -489,8 +471,6 @@ class Requests(SynchronousTestCase):
             self.assertEqual(str(error), reason)
 
     def test_missing_input_ends_the_request(self) -> None:
-        """A file that does not exist is told as such; the broker is not kept waiting."""
-
         def send(connection: socket.socket, request: broker.RunRequest) -> None:
             with contextlib.suppress(ConnectionResetError):
                 broker.send_streams(connection, request.stdin)
@@ -512,15 +492,13 @@ class OsWithClose:
 class Versions(SynchronousTestCase):
     """What an evaluator may ask for."""
 
-    def test_require(self) -> None:
-        """A later version than this one ends the evaluator, with both."""
+    def test_later_version_ends_the_evaluator(self) -> None:
         segi.require(segi.VERSION)
         with self.assertRaises(SystemExit) as raised:
             segi.require(segi.VERSION + 1)
         self.assertIn(f"needs version {segi.VERSION + 1}", str(raised.exception))
 
-    def test_missing(self) -> None:
-        """Without a compiler nothing is judged, and the exit status is not 0."""
+    def test_missing_compiler_is_a_failure(self) -> None:
         languages = {".x": segi.Language(["no-such-compiler", "{source}"], ["{build}/x"])}
 
         def prepare() -> None:
@@ -535,8 +513,7 @@ class Versions(SynchronousTestCase):
 class ShellTests(SynchronousTestCase):
     """The library for shells."""
 
-    def test_documented(self) -> None:
-        """The table in docs/evaluators.md has each function whose comment says how it is called."""
+    def test_documented_functions_are_those_of_the_library(self) -> None:
         source = Path(segi.__file__).with_name("segi.sh").read_text("utf-8")
         table = EVALUATORS.read_text("utf-8").partition("### Shell functions\n")[2]
         table = table.partition("\n\nA judgement")[0]

@@ -36,8 +36,7 @@ class WorkspaceTestCase(SynchronousTestCase):
 class DirectoryTests(WorkspaceTestCase):
     """Where things are."""
 
-    def test_create(self) -> None:
-        """The upload is taken over, and the other directories are there, empty."""
+    def test_upload_is_taken_over_and_directories_are_made(self) -> None:
         self.assertEqual({p.name for p in self.root.iterdir()}, {"one", "secret"})
         path = self.workspace.locate_submitted_file(SubmissionFile("source", "x.py"))
         self.assertEqual(path.read_text(), "x")
@@ -61,16 +60,14 @@ class DirectoryTests(WorkspaceTestCase):
             self.assertEqual(view.translate_path(path), Path(seen))
             self.assertEqual(self.workspace.make_unsandboxed_view().translate_path(path), path)
 
-    def test_working_directory(self) -> None:
-        """A directory of the tree, also by a link that stays within it."""
+    def test_working_directory_is_found_through_links_in_the_tree(self) -> None:
         (self.checkout / "a" / "b").mkdir(parents=True)
         (self.checkout / "link").symlink_to("a/b")
         for given, found in (("", ""), ("a", "a"), ("a/b", "a/b"), ("link", "a/b")):
             path = self.workspace.locate_working_directory(given, self.checkout)
             self.assertEqual(path, self.workspace.tree_directory / found)
 
-    def test_no_working_directory(self) -> None:
-        """What is missing, or a file, is no directory of the commit."""
+    def test_missing_working_directory_is_refused(self) -> None:
         (self.checkout / "file").touch()
         (self.checkout / "loop").symlink_to("loop")
         for given in ("missing", "file", "file/x", "loop", "x" * 300):
@@ -78,8 +75,7 @@ class DirectoryTests(WorkspaceTestCase):
                 self.workspace.locate_working_directory(given, self.checkout)
             self.assertEqual(caught.exception.reason, "directory")
 
-    def test_working_directory_outside(self) -> None:
-        """No link leads out of the tree, not even to where the evaluator could write."""
+    def test_working_directory_outside_of_the_tree_is_refused(self) -> None:
         tree = self.checkout
         (tree / "up").symlink_to("..")
         (tree / "tmp").symlink_to(self.workspace.temporary_directory)
@@ -104,8 +100,7 @@ class ReadFileTests(WorkspaceTestCase):
         view = attrs.evolve(self.workspace.make_unsandboxed_view(), path_descriptors=opened or {})
         return self.workspace.read_file(path, directory, limit, view)
 
-    def test_opened(self) -> None:
-        """What is mounted for the evaluator alone is read by its descriptor, again and again."""
+    def test_mounted_tree_is_read_by_its_descriptor(self) -> None:
         mounted = Path(self.mktemp())
         (mounted / "a").mkdir(parents=True)
         (mounted / "a" / "file").write_text("mounted")
@@ -130,8 +125,7 @@ class ReadFileTests(WorkspaceTestCase):
         self.assertNotIn("secret content", str(caught.exception))
         return str(caught.exception)
 
-    def test_read(self) -> None:
-        """Files in its own writable directories, by any path that leads there."""
+    def test_files_in_writable_directories_are_read(self) -> None:
         for directory in (
             self.workspace.tree_directory,
             self.workspace.temporary_directory,
@@ -144,8 +138,7 @@ class ReadFileTests(WorkspaceTestCase):
         for relative in ("../deep/er/file", "./../deep//er/./file", "../../tmp/deep/er/file"):
             self.assertEqual(self.read(relative), b"\0content\xff")
 
-    def test_outside(self) -> None:
-        """Nothing outside of them: neither absolute, nor by `..`, nor its own submission."""
+    def test_files_outside_are_refused(self) -> None:
         for path in (
             "/etc/passwd",
             str(self.secret),
@@ -160,8 +153,7 @@ class ReadFileTests(WorkspaceTestCase):
         ):
             self.assertIn("outside", self.refuse(path), path)
 
-    def test_links(self) -> None:
-        """No symbolic link, wherever it leads and wherever on the path it stands."""
+    def test_symbolic_links_are_refused(self) -> None:
         tree = self.workspace.tree_directory
         (tree / "real").mkdir()
         (tree / "real" / "file").write_text("x")
@@ -174,14 +166,12 @@ class ReadFileTests(WorkspaceTestCase):
             self.refuse(path)
         self.assertEqual(self.read("../real/file"), b"x")
 
-    def test_replaced_directories(self) -> None:
-        """Not even where one of its own directories has become a link."""
+    def test_replaced_directories_are_refused(self) -> None:
         self.workspace.temporary_directory.rmdir()
         self.workspace.temporary_directory.symlink_to("/etc")
         self.refuse(str(self.workspace.temporary_directory / "passwd"))
 
-    def test_no_regular_file(self) -> None:
-        """Directories, pipes, sockets and devices are refused, and none of them is waited for."""
+    def test_other_kinds_of_files_are_refused(self) -> None:
         os.mkfifo(self.workspace.tree_directory / "fifo")
         (self.workspace.tree_directory / "directory").mkdir()
         for path in ("../fifo", "../directory", "..", "."):
@@ -190,21 +180,18 @@ class ReadFileTests(WorkspaceTestCase):
         self.refuse("../directory/missing/file")
         self.refuse("")
 
-    def test_limit(self) -> None:
-        """A file may be as large as the limit, and no larger."""
+    def test_file_of_the_limit_is_read_and_no_larger_one(self) -> None:
         for size in (100, 101):
             (self.workspace.temporary_directory / str(size)).write_bytes(b"x" * size)
         self.assertEqual(len(self.read("../../tmp/100")), 100)
         self.assertIn("over 100 bytes", self.refuse("../../tmp/101"))
 
-    def test_endless(self) -> None:
-        """One that grows for ever, or claims to be empty, is read to the limit and no further."""
+    def test_endless_file_is_read_to_the_limit(self) -> None:
         with open(self.workspace.temporary_directory / "sparse", "wb") as file:
             file.truncate(2**40)
         self.refuse("../../tmp/sparse")
 
-    def test_parts(self) -> None:
-        """A file that grows while it is read by parts is refused beyond the limit."""
+    def test_file_that_grows_beyond_the_limit_is_refused(self) -> None:
         path = self.workspace.temporary_directory / "file"
         path.write_bytes(b"x" * 90)
         view = self.workspace.make_unsandboxed_view()
@@ -214,8 +201,7 @@ class ReadFileTests(WorkspaceTestCase):
         self.assertLess(len(next(parts) + next(parts)), 100)
         self.assertRaisesRegex(FileRefused, "over 100 bytes", next, parts)
 
-    def test_odd_paths(self) -> None:
-        """Paths that no file can have are refused; odd ones that some has are not."""
+    def test_odd_paths_are_refused_or_read(self) -> None:
         for path in ("a\0b", "x" * 300, "x/" * 3000, "\udcff" * 200 + "x" * 100):
             self.refuse(path)
         name = "\udcff\n ü"
@@ -223,8 +209,7 @@ class ReadFileTests(WorkspaceTestCase):
         (self.workspace.tree_directory / "a" / name).write_text("odd")
         self.assertEqual(self.read(name), b"odd")
 
-    def test_no_descriptor_left(self) -> None:
-        """Whatever comes of it, no descriptor stays open."""
+    def test_no_descriptor_stays_open(self) -> None:
         (self.workspace.tree_directory / "file").write_text("x")
         before = os.listdir("/proc/self/fd")
         self.read("../file")
