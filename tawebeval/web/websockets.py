@@ -70,8 +70,8 @@ class _Acknowledgement(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Acknowledgement).decode
 
 
-def _ignore_acknowledgement(count: int) -> bool:
-    """Ignore an acknowledgement: no events are being sent."""
+def _ignore(number: int) -> bool:
+    """Ignore a message or an acknowledgement: no events are being sent."""
     return True
 
 
@@ -83,8 +83,8 @@ class EventWebSocket:
     `on_message(size)` is called before it with the size of the client's message in bytes.
     """
 
-    on_message: Callable[[int], object]
-    acknowledge_events: Callable[[int], bool] = _ignore_acknowledgement
+    on_message: Callable[[int], object] = _ignore
+    acknowledge_events: Callable[[int], bool] = _ignore
     transport: WebSocketTransport = attrs.field(init=False)
 
     def buildProtocol(self, request: Request) -> EventWebSocket:
@@ -196,8 +196,10 @@ async def send_websocket_messages(
     have been prepared. `heartbeat_seconds` is the pause between pings, in seconds.
     """
     channel = request.channel
-    events = EventWebSocket(channel.exempt_message_from_limit)
+    events = EventWebSocket()
     WebSocketResource(events).render_GET(request)
+    assert channel.websocket is not None, "the handshake was prepared"
+    events.on_message = channel.websocket.exempt_message_from_limit
     request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself
     code = _COMPLETE
     if subscription is not None:
@@ -220,6 +222,6 @@ async def send_websocket_messages(
             log.failure("defect: a stream failed")
             code = _FAILED
         finally:
-            events.acknowledge_events = _ignore_acknowledgement
+            events.acknowledge_events = _ignore
     channel.close_websocket(code)
     await Deferred()

@@ -135,7 +135,7 @@ class Connection:
 
     def settle(self) -> None:
         """Let the reactor have its next turns; no time passes."""
-        self.channel.clock.advance(0)
+        self.channel.site.clock.advance(0)
 
     def take_no_more(self) -> None:
         """Let whatever is written fill the connection, until its channel is resumed."""

@@ -11,34 +11,23 @@ for one (request smuggling).
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from http import HTTPStatus
 from typing import Any
 
-from twisted.internet.interfaces import (
-    IDelayedCall,
-    IHalfCloseableDescriptor,
-    IProtocol,
-    IReactorTime,
-    IReadDescriptor,
-)
+from twisted.internet.interfaces import IHalfCloseableDescriptor, IProtocol, IReadDescriptor
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel, Request
 from twisted.web.http_headers import Headers
-from wsproto.utilities import LocalProtocolError
 
 from tawebeval.config import HttpSettings
 from tawebeval.errors import RequestTooSlow, ServerStopping, format_size
-from tawebeval.web.server import error_responses
-from tawebeval.web.server.headers import (
-    encode_general_headers,
-    encode_headers,
-    encode_response_headers,
-    make_content_headers,
-)
+from tawebeval.web.server.deadlines import BodyRate, ConnectionPhase, Deadline
+from tawebeval.web.server.error_responses import encode_refusal
+from tawebeval.web.server.headers import encode_general_headers, encode_response_headers
 from tawebeval.web.server.interface import ChannelSite
-from tawebeval.web.server.limits import RETRY_AFTER_SECONDS, ConnectionPeer
+from tawebeval.web.server.limits import RETRY_AFTER_SECONDS, ConnectionPeer, ConnectionSlot
+from tawebeval.web.server.websocket_input import WebSocketInput
 
 TWISTED_PRIVATE_NAMES = (
     "_buffer",
@@ -58,27 +47,14 @@ TWISTED_PRIVATE_NAMES = (
 LINGER_SECONDS = 5.0  # seconds for which bytes of a refused client are read and dropped
 _IN_FLIGHT = 0.5  # seconds for a request that was sent before the client knew of the drain
 _TRANSPORT_BUFFER = 2**16  # bytes that a transport may hold before it asks to pause
-_MAX_REFUSED = 64  # connections over the limit that are answered at the same time
-_SOCKET_BYTES = 64 * 1024  # of messages without meaning from the client of a WebSocket
-_SHORT_FRAME = 6  # overhead of a short client frame, in bytes
-_TOO_BIG = 1009  # close code beyond _SOCKET_BYTES
 _GOING_AWAY = 1001  # close code of a draining daemon
 # Maximum of bytes read from a connection in a turn of the reactor: few where a byte can cost much
 # (frames, chunks), many for a body of known length. (TLS passes on whole records.)
 _READ_FRAMES, _READ_DEFAULT, _READ_BODY = 1024, 4096, 64 * 1024
 _TLS_RECORD = b"\x16"  # the first byte of a ClientHello (RFC 8446), and of no HTTP request
+_BAD_REQUEST = HTTPStatus.BAD_REQUEST
+_TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 _DIGITS = 18  # of a Content-Length at most
-
-
-class ConnectionPhase(Enum):
-    """The phases of a connection."""
-
-    NEW = "the first byte at all"
-    IDLE = "the next request"
-    HEAD = "the end of a head"
-    BODY = "the end of a body"
-    RESPONSE = "a response, and the client to take it"
-    CLOSED = "the end"  # received bytes are dropped
 
 
 class ApiChannel(HTTPChannel):
@@ -92,24 +68,16 @@ class ApiChannel(HTTPChannel):
     totalHeadersSize = 2**30
     maxHeaders = 2**30
 
-    clock: IReactorTime
     http_settings: HttpSettings
     peer: ConnectionPeer
+    body_rate: BodyRate
+    _read_deadline: Deadline  # for bytes that the client sends
+    _write_deadline: Deadline  # for bytes that the client takes
     phase = ConnectionPhase.NEW
-    _group: str | None = None  # None while the connection is not counted
-    _is_refused = False
-    _socket: Any = None  # the WebSocket that receives all bytes after the upgrade
-    _socket_received = 0  # bytes
-    _sends_close_frame = False  # while a close frame is being sent
-    _awaits_close_frame = False  # until the client answers it
+    _slot: ConnectionSlot | None = None  # None while the connection is not counted
+    websocket: WebSocketInput | None = None  # which receives all bytes after the upgrade
     _head_size = 0  # bytes of the head that is arriving
-    _body_size = 0  # bytes of the body that have come since the last look
-    _window_end = 0.0  # when the next look is due, in seconds of the clock
-    _paused_at: float | None = None  # since when the body is not read, in seconds of the clock
     _unsent = 0  # bytes at most that the client has yet to take of the answer
-    _is_idle_timed = False  # whether the read deadline is that of an idle connection
-    _read_deadline: IDelayedCall | None = None  # for bytes that the client sends
-    _write_deadline: IDelayedCall | None = None  # for bytes that the client takes
     _answered: Request | None = None  # answered, but not yet taken by the client
 
     def get_request_line(self) -> tuple[bytes, bytes, bytes]:
@@ -121,35 +89,33 @@ class ApiChannel(HTTPChannel):
     def connectionMade(self) -> None:
         """Count the connection and await a request; refuse it beyond the limits."""
         connections = self.site.connection_limits
-        self.clock, self.http_settings = self.site.clock, connections.settings
+        self.http_settings = connections.settings
+        self._read_deadline = Deadline(self.site.clock)
+        self._write_deadline = Deadline(self.site.clock)
+        self.body_rate = BodyRate(self.http_settings, self._read_deadline, self._refuse_slow_body)
         self.MAX_LENGTH = self.http_settings.max_line_bytes
         super().connectionMade()
         self._set_read_size(_READ_DEFAULT)
         self.site.open_connections.add_connection(self)
         assert self.transport is not None
         self.peer = self.site.address_resolver.identify_peer(self.transport.getPeer())
-        if connections.add_connection(self.peer.address_group):
-            self._group = self.peer.address_group
-            self._set_read_deadline(self.http_settings.head_timeout, self._on_head_deadline)
-        elif connections.refusals_in_progress < _MAX_REFUSED:
-            connections.refusals_in_progress += 1
-            self._is_refused = True
-            self._set_write_deadline(LINGER_SECONDS)
-        else:
+        self._slot = connections.take_slot(self.peer.address_group)
+        if self._slot is None:
             self.forceAbortClient()
+        elif self._slot.is_refused:
+            self._write_deadline.set(LINGER_SECONDS, self.forceAbortClient)
+        else:
+            self._read_deadline.set(self.http_settings.head_timeout, self._on_head_deadline)
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         """Count one connection less, cancel its deadlines and drop the answered request."""
         self.site.open_connections.remove_connection(self)
-        if self._group is not None:
-            self.site.connection_limits.remove_connection(self._group)
-            self._group = None
-        if self._is_refused:
-            self.site.connection_limits.refusals_in_progress -= 1
-            self._is_refused = False
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            slot.give_back()
         self.phase = ConnectionPhase.CLOSED
-        self._cancel_read_deadline()
-        self._cancel_write_deadline()
+        self._read_deadline.cancel()
+        self._write_deadline.cancel()
         if self._answered is not None:
             self.requests.remove(self._answered)
             self._answered = None
@@ -157,20 +123,20 @@ class ApiChannel(HTTPChannel):
 
     def loseConnection(self) -> None:
         """Close when the client has taken all; abort if that takes too long."""
-        if self._socket is not None:  # whose close frame is not the end
-            if not self._sends_close_frame:
+        if self.websocket is not None:  # whose close frame is not the end
+            if not self.websocket.sends_close_frame:
                 self._end_websocket()
             return
         self.phase = ConnectionPhase.CLOSED
-        self._cancel_read_deadline()
-        if self._write_deadline is None or not self._write_deadline.active():
-            self._set_write_deadline(self._compute_write_timeout())
+        self._read_deadline.cancel()
+        if not self._write_deadline.is_set:
+            self._write_deadline.set(self._compute_write_timeout(), self.forceAbortClient)
         super().loseConnection()
 
     def forceAbortClient(self) -> None:
         """Abort the connection and drop what is unsent."""
         self.phase = ConnectionPhase.CLOSED
-        self._cancel_read_deadline()
+        self._read_deadline.cancel()
         # All transports have it, though ITransport does not.
         self.transport.abortConnection()  # type: ignore[union-attr]
 
@@ -186,8 +152,8 @@ class ApiChannel(HTTPChannel):
         if not IHalfCloseableDescriptor.providedBy(self.transport):
             self.loseConnection()
             return
-        self._cancel_read_deadline()
-        self._set_write_deadline(timeout, on_timeout)
+        self._read_deadline.cancel()
+        self._write_deadline.set(timeout, on_timeout or self.forceAbortClient)
         self.phase = ConnectionPhase.CLOSED
         self.clearLineBuffer()
         self._networkProducer.unregisterProducer()
@@ -198,21 +164,24 @@ class ApiChannel(HTTPChannel):
 
     def dataReceived(self, data: bytes) -> None:
         """Take received bytes: of a WebSocket, or of requests."""
-        if self._is_refused and self.phase is not ConnectionPhase.CLOSED:
+        if self._slot is not None and self._slot.is_refused:
             # Not before the first bytes: few clients expect a response without a request.
             self._refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 f"all {self.http_settings.connections} connections (http.connections), or those"
                 " of this client (http.connections_per_address), are in use; try again later",
-                {b"Retry-After": b"%d" % RETRY_AFTER_SECONDS},
+                RETRY_AFTER_SECONDS,
             )
         if self.phase is ConnectionPhase.NEW and data.startswith(_TLS_RECORD):
             # Plain text, which TLS clients report at once as a wrong version of TLS.
-            self._bad_request("this port speaks plain HTTP; use http:// in place of https://")
+            self._refuse(
+                _BAD_REQUEST, "this port speaks plain HTTP; use http:// in place of https://"
+            )
         if self.phase is ConnectionPhase.CLOSED:
             return
-        if self._socket is not None:
-            self._receive_frames(data)
+        if self.websocket is not None:
+            if not self.websocket.receive(data):
+                self._end_websocket()
             return
         super().dataReceived(data)
         self._limit_head_time()
@@ -221,8 +190,9 @@ class ApiChannel(HTTPChannel):
         """Set the deadline of a head that is not complete."""
         if self._buffer and self._is_idle:
             self.phase = ConnectionPhase.HEAD
-        if self.phase is ConnectionPhase.HEAD and self._is_idle_timed:
-            self._set_read_deadline(self.http_settings.head_timeout, self._on_head_deadline)
+        on_timeout = self._on_head_deadline
+        if self.phase is ConnectionPhase.HEAD and not self._read_deadline.is_for(on_timeout):
+            self._read_deadline.set(self.http_settings.head_timeout, on_timeout)
 
     def lineReceived(self, line: bytes) -> None:
         """Check and take a line of a request head."""
@@ -233,9 +203,9 @@ class ApiChannel(HTTPChannel):
         self._head_size += len(line) + 2
         if self._head_size > self.http_settings.max_header_bytes:
             limit = format_size(self.http_settings.max_header_bytes)
-            self._too_large(f"the request's headers are over {limit} (http.header_bytes)")
+            self._refuse(_TOO_LARGE, f"the request's headers are over {limit} (http.header_bytes)")
         elif line[:1] in (b" ", b"\t"):
-            self._bad_request("a header begins with a space (RFC 9112, section 5.2)")
+            self._refuse(_BAD_REQUEST, "a header begins with a space (RFC 9112, section 5.2)")
         else:
             super().lineReceived(line)
 
@@ -246,16 +216,17 @@ class ApiChannel(HTTPChannel):
         if self.phase is ConnectionPhase.CLOSED:
             return False
         if self._receivedHeaderCount >= self.http_settings.max_headers:
-            self._too_large(
-                f"the request has over {self.http_settings.max_headers} headers (http.headers)"
+            self._refuse(
+                _TOO_LARGE,
+                f"the request has over {self.http_settings.max_headers} headers (http.headers)",
             )
         elif name == b"content-length" and len(value) > _DIGITS:
-            self._bad_request("Content-Length: not a length")
+            self._refuse(_BAD_REQUEST, "Content-Length: not a length")
         elif name == b"transfer-encoding" and (
             # Twisted passes over "identity", which RFC 9112 does not have any more.
             value.lower() != b"chunked" or self._version != b"HTTP/1.1"
         ):
-            self._bad_request("Transfer-Encoding: only chunked is supported, in HTTP/1.1")
+            self._refuse(_BAD_REQUEST, "Transfer-Encoding: only chunked is supported, in HTTP/1.1")
         else:
             return bool(super().headerReceived(line))
         return False
@@ -270,8 +241,7 @@ class ApiChannel(HTTPChannel):
         if self.length != 0:
             if self.length:  # which chunked bodies do not have
                 self._set_read_size(_READ_BODY)
-            self._body_size = 0
-            self._begin_window(self.http_settings.rate_window_seconds)
+            self.body_rate.begin()
         super().allHeadersReceived()
 
     def checkPersistence(  # noqa: N802  (Twisted's name)
@@ -299,24 +269,15 @@ class ApiChannel(HTTPChannel):
         if self.phase is not ConnectionPhase.CLOSED:
             super().rawDataReceived(data)
 
-    def count_body_bytes(self, count: int) -> None:
-        """Count received bytes of the body, without its chunked framing."""
-        self._body_size += count
-
     def pause_body(self) -> None:
         """Stop reading until `resume_body`. The deadline of the body stops too."""
-        if self._paused_at is None and self.phase is ConnectionPhase.BODY:
-            self._paused_at = self.clock.seconds()
-            self._cancel_read_deadline()
+        if self.phase is ConnectionPhase.BODY and self.body_rate.pause():
             self._networkProducer.pauseProducing()
 
     def resume_body(self) -> None:
         """Read again; the deadline of the body goes on."""
-        if self._paused_at is not None:
-            left, self._paused_at = self._window_end - self._paused_at, None
+        if self.body_rate.resume(is_complete=self.phase is not ConnectionPhase.BODY):
             self._networkProducer.resumeProducing()
-            if self.phase is ConnectionPhase.BODY:
-                self._begin_window(left)
 
     def allContentReceived(self) -> None:
         """Take the end of a request."""
@@ -324,7 +285,7 @@ class ApiChannel(HTTPChannel):
             return
         self.phase = ConnectionPhase.RESPONSE
         self.resume_body()  # or a disconnect would go unnoticed
-        self._cancel_read_deadline()
+        self._read_deadline.cancel()
         if self.length:
             self._set_read_size(_READ_DEFAULT)
         super().allContentReceived()
@@ -371,12 +332,12 @@ class ApiChannel(HTTPChannel):
     def pauseProducing(self) -> None:
         """Set the deadline for the client: the transport's buffer is full."""
         super().pauseProducing()
-        self._set_write_deadline(self._compute_write_timeout())
+        self._write_deadline.set(self._compute_write_timeout(), self.forceAbortClient)
 
     def resumeProducing(self) -> None:
         """Cancel that deadline: the client has taken all that was written."""
         self._unsent = 0
-        self._cancel_write_deadline()
+        self._write_deadline.cancel()
         super().resumeProducing()
         self._finish_answered()
 
@@ -390,7 +351,7 @@ class ApiChannel(HTTPChannel):
         if self.persistent and self._waitingForTransport:
             return
         if self.persistent and (self._buffer or any(self._dataBuffer)):
-            self._set_read_deadline(0, self._finish_answered)
+            self._read_deadline.set(0, self._finish_answered)
         else:
             self._finish_answered()
 
@@ -401,8 +362,7 @@ class ApiChannel(HTTPChannel):
         request, self._answered = self._answered, None
         if self.persistent:
             self.phase = ConnectionPhase.IDLE
-            self._set_read_deadline(self.http_settings.idle_timeout, self.loseConnection)
-            self._is_idle_timed = True
+            self._read_deadline.set(self.http_settings.idle_timeout, self.loseConnection)
         super().requestDone(request)
         self._limit_head_time()
 
@@ -414,32 +374,9 @@ class ApiChannel(HTTPChannel):
         It writes and closes through this channel, so deadlines and limits apply to it. (Twisted
         would give it the bare transport and take `connectionLost` from the channel.)
         """
-        self._socket = protocol
+        self.websocket = WebSocketInput(protocol)
         self._set_read_size(_READ_FRAMES)
         protocol.makeConnection(self)
-
-    def _receive_frames(self, data: bytes) -> None:
-        """Pass bytes to the WebSocket, up to a limit for messages without meaning.
-
-        Answers to pings count too; they take a week to reach the limit.
-        """
-        self._socket_received += len(data)
-        if self._socket_received > _SOCKET_BYTES:
-            if self._awaits_close_frame:
-                self._end_websocket()
-            else:
-                self._socket.loseConnection(_TOO_BIG)
-            return
-        try:
-            self._socket.dataReceived(data)
-        except LocalProtocolError:
-            # Twisted answers pings even after the close frame, which RFC 6455 forbids.
-            if not self._awaits_close_frame:
-                raise
-
-    def exempt_message_from_limit(self, size: int) -> None:
-        """Do not count a meaningful message of `size` bytes against the limit."""
-        self._socket_received -= _SHORT_FRAME + size
 
     def close_websocket(self, code: int) -> None:
         """Send a close frame; close the connection when the client has answered it.
@@ -447,15 +384,12 @@ class ApiChannel(HTTPChannel):
         The answer shows that all messages have arrived (RFC 6455, section 7.1.1). If the connection
         closed earlier, many proxies would drop the messages they still hold.
         """
-        if self._socket is not None and not self._awaits_close_frame:
-            self._sends_close_frame = True
-            self._socket.loseConnection(code)
-            self._sends_close_frame, self._awaits_close_frame = False, True
+        if self.websocket is not None and self.websocket.send_close_frame(code):
             self.stopProducing()  # stops the stream
-            self._set_read_deadline(self._compute_write_timeout(), self._end_websocket)
+            self._read_deadline.set(self._compute_write_timeout(), self._end_websocket)
 
     def _end_websocket(self) -> None:
-        self._socket = None
+        self.websocket = None
         self.stopProducing()  # stops the stream
         self._close_write_side(self._compute_write_timeout())
 
@@ -468,7 +402,7 @@ class ApiChannel(HTTPChannel):
         which the client could take for a failure of its previous request.
         """
         if self._is_idle:
-            self._set_read_deadline(_IN_FLIGHT, self._close_idle)
+            self._read_deadline.set(_IN_FLIGHT, self._close_idle)
 
     @property
     def _is_idle(self) -> bool:
@@ -487,54 +421,23 @@ class ApiChannel(HTTPChannel):
         """Refuse an unfinished request, or close after the current response."""
         if self.phase is ConnectionPhase.HEAD:
             end = ServerStopping()
-            again = {b"Retry-After": b"%d" % end.retry_after}
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, end.detail, again)
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, end.detail, end.retry_after)
         elif self.phase is ConnectionPhase.BODY:
             self.requests[-1].refuse_request(ServerStopping())
-        elif self._socket is not None:
+        elif self.websocket is not None:
             self.close_websocket(_GOING_AWAY)
         elif self.phase is ConnectionPhase.RESPONSE:
             self.persistent = False  # the answer is the last one
 
     # Deadlines
 
-    def _set_read_deadline(self, seconds: float, on_timeout: Callable[[], object]) -> None:
-        """Call `on_timeout` in `seconds` in place of the previous deadline for received bytes."""
-        self._cancel_read_deadline()
-        self._read_deadline = self.clock.callLater(seconds, on_timeout)
-
-    def _cancel_read_deadline(self) -> None:
-        self._is_idle_timed = False
-        if self._read_deadline is not None and self._read_deadline.active():
-            self._read_deadline.cancel()
-
-    def _set_write_deadline(
-        self, seconds: float, on_timeout: Callable[[], object] | None = None
-    ) -> None:
-        """Abort in `seconds`, or call `on_timeout`, unless the client takes all before that."""
-        self._cancel_write_deadline()
-        self._write_deadline = self.clock.callLater(seconds, on_timeout or self.forceAbortClient)
-
-    def _cancel_write_deadline(self) -> None:
-        if self._write_deadline is not None and self._write_deadline.active():
-            self._write_deadline.cancel()
-
     def _compute_write_timeout(self) -> float:
         """Return the seconds in which the client has to take what was written."""
         settings = self.http_settings
         return settings.rate_window_seconds + self._unsent / settings.min_bytes_per_second
 
-    def _begin_window(self, seconds: float) -> None:
-        self._window_end = self.clock.seconds() + seconds
-        self._set_read_deadline(seconds, self._check_rate)
-
-    def _check_rate(self) -> None:
-        """Refuse a request of whose body too little has arrived since the last check."""
+    def _refuse_slow_body(self) -> None:
         settings = self.http_settings
-        if self._body_size >= settings.rate_window_seconds * settings.min_bytes_per_second:
-            self._body_size = 0
-            self._begin_window(settings.rate_window_seconds)
-            return
         self.requests[-1].refuse_request(
             RequestTooSlow(
                 "the request body arrives too slowly; the minimum is"
@@ -560,25 +463,17 @@ class ApiChannel(HTTPChannel):
         """Refuse a request with too long a line, which Twisted would drop silently."""
         limit = format_size(self.http_settings.max_line_bytes)
         if hasattr(self, "_command"):  # which Twisted has while headers come
-            self._too_large(f"a header is over {limit} (http.line)")
+            self._refuse(_TOO_LARGE, f"a header is over {limit} (http.line)")
         elif self.phase is not ConnectionPhase.CLOSED:
             self._refuse(
                 HTTPStatus.REQUEST_URI_TOO_LONG,
                 f"the request line is over {limit} (http.line)",
             )
 
-    def _too_large(self, detail: str) -> None:
-        self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, detail)
-
-    def _bad_request(self, detail: str) -> None:
-        self._refuse(HTTPStatus.BAD_REQUEST, detail)
-
     def _respondToBadRequestAndDisconnect(self) -> None:
-        self._bad_request("malformed HTTP/1.1 request")
+        self._refuse(_BAD_REQUEST, "malformed HTTP/1.1 request")
 
-    def _refuse(
-        self, status: HTTPStatus, detail: str, more: dict[bytes, bytes] | None = None
-    ) -> None:
+    def _refuse(self, status: HTTPStatus, detail: str, retry_after: int | None = None) -> None:
         """Answer a malformed request, and close so that the answer arrives."""
         if self.phase is ConnectionPhase.CLOSED:
             return
@@ -586,13 +481,5 @@ class ApiChannel(HTTPChannel):
             self.loseConnection()  # it has its answer: the rest of its body is broken
             return
         self.site.application.record_refusal(status.value, self.peer.address)
-        body = error_responses.make_problem_details(status, detail)
-        headers = {
-            **make_content_headers(body, error_responses.PROBLEM_DETAILS_MEDIA_TYPE),
-            b"Connection": b"close",
-            **(more or {}),
-        }
-        general = encode_general_headers(self.site.application.origins, ())
-        line = b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode())
-        self.write(b"".join((line, encode_headers(headers), general, b"\r\n", body)))
+        self.write(encode_refusal(self.site.application.origins, status, detail, retry_after))
         self._close_write_side()

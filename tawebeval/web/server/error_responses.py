@@ -5,6 +5,7 @@ The member `message` repeats `detail`; TuringArena's clients read it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any
 
@@ -15,7 +16,12 @@ from twisted.web.iweb import IRequest
 from werkzeug.exceptions import HTTPException
 
 from tawebeval import errors
-from tawebeval.web.server.headers import set_headers
+from tawebeval.web.server.headers import (
+    encode_general_headers,
+    encode_headers,
+    make_content_headers,
+    set_headers,
+)
 
 _RETRY_AFTER = 60  # seconds, where the disk does not take a form
 
@@ -105,6 +111,22 @@ def make_error_response(error: BaseException | None) -> ErrorResponse:
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         detail = "internal error: a defect of the server; its log has the details"
     return ErrorResponse(status, headers, make_problem_details(status, detail, **members))
+
+
+def encode_refusal(
+    origins: Collection[str], status: HTTPStatus, detail: str, retry_after: int | None
+) -> bytes:
+    """Return the whole response to a malformed request, the last one of its connection."""
+    again = {} if retry_after is None else {b"Retry-After": b"%d" % retry_after}
+    body = make_problem_details(status, detail)
+    content = make_content_headers(body, PROBLEM_DETAILS_MEDIA_TYPE)
+    return b"HTTP/1.1 %d %b\r\n%b%b\r\n%b" % (
+        status,
+        status.phrase.encode(),
+        encode_headers({**content, b"Connection": b"close", **again}),
+        encode_general_headers(origins, ()),
+        body,
+    )
 
 
 def set_error_response(request: IRequest, error: BaseException | None) -> bytes:

@@ -19,6 +19,14 @@ _HEADERS = {
     b"X-Content-Type-Options": b"nosniff",
 }
 
+PREFLIGHT_HEADERS = {
+    b"Access-Control-Allow-Methods": b"GET, POST, DELETE, OPTIONS",
+    b"Access-Control-Allow-Headers": b"Authorization, Content-Type, Idempotency-Key,"
+    b" Last-Event-ID, Prefer",
+    b"Access-Control-Max-Age": b"86400",
+}
+"""Headers of the response to OPTIONS (CORS)."""
+
 
 def make_general_headers(
     origins: Collection[str], request_origins: Sequence[bytes]

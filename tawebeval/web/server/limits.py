@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
@@ -17,11 +18,13 @@ from tawebeval.core.forwarded_headers import (
     compute_address_group,
 )
 from tawebeval.deferreds import Condition, wait_until
+from tawebeval.errors import ServerBusy
 from tawebeval.web.server.request_headers import get_header_values
 
 RETRY_AFTER_SECONDS = 5
 """Seconds of the header `Retry-After` where a limit of connections or requests is reached."""
 
+_MAX_REFUSED = 64  # connections over the limit that are answered at the same time
 _REQUEST_GRACE = 1.0  # seconds for an idle connection to begin its last request
 DRAIN_TIMEOUT = 5.0
 """Seconds for all clients to take their responses."""
@@ -96,6 +99,17 @@ class ClientAddressResolver:
 
 
 @attrs.define
+class ConnectionSlot:
+    """The place of a connection; `is_refused` is whether it only gets the answer that it is full.
+
+    `give_back()` is called at the end of the connection.
+    """
+
+    is_refused: bool
+    give_back: Callable[[], None]
+
+
+@attrs.define
 class ConnectionLimits:
     """Counts connections, in total and for each address group.
 
@@ -116,6 +130,18 @@ class ConnectionLimits:
         self.connection_count += 1
         return True
 
+    def take_slot(self, address_group: str) -> ConnectionSlot | None:
+        """Return a slot for a connection; None if it cannot even be answered."""
+        if self.add_connection(address_group):
+            return ConnectionSlot(False, lambda: self.remove_connection(address_group))
+        if self.refusals_in_progress >= _MAX_REFUSED:
+            return None
+        self.refusals_in_progress += 1
+        return ConnectionSlot(True, self._end_refusal)
+
+    def _end_refusal(self) -> None:
+        self.refusals_in_progress -= 1
+
     def remove_connection(self, address_group: str) -> None:
         """Count one connection less."""
         self.connection_count -= 1
@@ -133,6 +159,16 @@ class ConnectionLimits:
             return False
         self.connections_by_address_group[address_group] += 1
         return True
+
+    def count_request(self, client: RemoteAddress) -> str:
+        """Count the request of a client; return the group to remove. Raises: ServerBusy."""
+        if not self.add_proxied_request(client.address_group):
+            raise ServerBusy(
+                "too many requests of this client at the same time (http.connections_per_address);"
+                " try again later",
+                RETRY_AFTER_SECONDS,
+            )
+        return client.address_group
 
     def remove_proxied_request(self, address_group: str) -> None:
         """Count one request less."""

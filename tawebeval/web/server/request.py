@@ -7,51 +7,36 @@ reset it, and the client would lose the response.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from io import BytesIO
 from types import MappingProxyType
-from urllib.parse import unquote_to_bytes as unquote
 
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.http import datetimeToString, parse_qs
+from twisted.web.http import datetimeToString
 from twisted.web.server import Request
 from werkzeug.exceptions import HTTPException
 
 from tawebeval.core.tokens import ANONYMOUS_CALLER
-from tawebeval.errors import (
-    MalformedRequest,
-    RequestError,
-    RequestTooLarge,
-    ServerBusy,
-    TargetTooLong,
-    UnknownMethod,
-    format_size,
-)
+from tawebeval.errors import RequestError, RequestTooLarge, format_size
 from tawebeval.web.server import error_responses
 from tawebeval.web.server.base_path import collapse_slashes
 from tawebeval.web.server.channel import LINGER_SECONDS, ApiChannel
-from tawebeval.web.server.headers import set_headers
+from tawebeval.web.server.headers import PREFLIGHT_HEADERS, set_headers
 from tawebeval.web.server.interface import CLIENT_GONE_STATUS, BodyReceiver
-from tawebeval.web.server.limits import RETRY_AFTER_SECONDS, RemoteAddress
+from tawebeval.web.server.limits import RemoteAddress
 from tawebeval.web.server.request_headers import get_header_values
+from tawebeval.web.server.targets import (
+    MAX_PATH_BYTES,
+    check_hosts,
+    check_method_and_path,
+    parse_query,
+    strip_scheme_and_host,
+)
 
 _BODY = 64 * 1024  # bytes that are read where no body is expected
-_MAX_PATH = 1024  # bytes
-_MAX_PARAMETERS = 100  # of a query
-
-_ABSOLUTE = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
-_HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
-
-_PREFLIGHT = {
-    b"Access-Control-Allow-Methods": b"GET, POST, DELETE, OPTIONS",
-    b"Access-Control-Allow-Headers": b"Authorization, Content-Type, Idempotency-Key,"
-    b" Last-Event-ID, Prefer",
-    b"Access-Control-Max-Age": b"86400",
-}
 
 log = Logger()
 
@@ -88,72 +73,35 @@ class ApiRequest(Request):
     def gotLength(self, length: int | None) -> None:
         """Check the headers: Twisted calls this between head and body."""
         self.content = BytesIO()
-        self._started_at = self.channel.clock.seconds()
+        self._started_at = self.channel.site.clock.seconds()
         site = self.channel.site
         self.method, target, self.clientproto = self.channel.get_request_line()
-        target = _strip_scheme_and_host(target)
+        target = strip_scheme_and_host(target)
         # First of all, for whatever is refused is counted and logged by its path, too.
         self.path, _, query = site.base_path.strip_prefix(target).partition(b"?")
         self.remote_address = RemoteAddress(self.channel.peer.address)
         try:
-            self._resolve_client()
+            self.remote_address = site.address_resolver.resolve_client(
+                self.channel.peer, self.requestHeaders
+            )
+            self._group = site.connection_limits.count_request(self.remote_address)
             site.base_path.require_trailing_slash(target)
-            self._check_target()
+            check_method_and_path(self.method, self.path)
+            check_hosts(get_header_values(self.requestHeaders, "Host"), self.clientproto)
             if query:
-                self.query = _parse_query(query)
+                self.query = parse_query(query)
             if self.method != b"OPTIONS":
                 self.caller = site.application.identify_caller(self)
             self.form = site.application.make_form_receiver(self, length)
             if self.form is None and (length or 0) > _BODY:
                 raise _make_body_error()
         except Exception as error:  # noqa: BLE001  (silence is no answer)
+            self.path = self.path[:MAX_PATH_BYTES]
             self.refuse_request(error, body_follows=length != 0)
-
-    def _resolve_client(self) -> None:
-        """Find the client's address and count the request for it. Raises: ServerBusy."""
-        site = self.channel.site
-        self.remote_address = site.address_resolver.resolve_client(
-            self.channel.peer, self.requestHeaders
-        )
-        if not site.connection_limits.add_proxied_request(self.remote_address.address_group):
-            raise ServerBusy(
-                "too many requests of this client at the same time (http.connections_per_address);"
-                " try again later",
-                RETRY_AFTER_SECONDS,
-            )
-        self._group = self.remote_address.address_group
-
-    def _check_target(self) -> None:
-        """Refuse targets that Twisted or Klein answer in HTML, or that take long to match.
-
-        Raises: MalformedRequest, UnknownMethod, TargetTooLong, HeaderTooLarge.
-        """
-        if self.method != self.method.upper():  # which Klein would take for that in upper case
-            raise UnknownMethod(
-                f"method {self.method.decode('latin-1')!r:.40}: methods are case-sensitive;"
-                f" send {self.method.upper().decode('latin-1'):.40}"
-            )
-        if len(self.path) > _MAX_PATH:
-            size, self.path = format_size(len(self.path)), self.path[:_MAX_PATH]
-            raise TargetTooLong(f"the path has {size}; the limit is {format_size(_MAX_PATH)}")
-        if not self.path.startswith(b"/") and (self.method, self.path) != (b"OPTIONS", b"*"):
-            raise MalformedRequest("the request target is not a path such as /evaluate")
-        if b"%" in self.path or not self.path.isascii():
-            try:
-                unquote(self.path).decode()
-            except UnicodeDecodeError:
-                raise MalformedRequest("the path is not UTF-8") from None
-        hosts = get_header_values(self.requestHeaders, "Host")
-        if not hosts and self.clientproto != b"HTTP/1.0":  # RFC 9112, section 3.2
-            raise MalformedRequest("Host: the header is required")
-        if len(hosts) > 1:
-            raise MalformedRequest("Host: the header is repeated; send it once")
-        if not all(map(_HOST.fullmatch, hosts)):
-            raise MalformedRequest("Host: not a host name")
 
     def handleContentChunk(self, data: bytes) -> None:
         """Parse a part of the body."""
-        self.channel.count_body_bytes(len(data))
+        self.channel.body_rate.count(len(data))
         try:
             if self._is_refused:
                 return
@@ -207,11 +155,11 @@ class ApiRequest(Request):
 
     def process(self) -> None:
         """Answer the request; its whole body has arrived."""
-        self._started_at = self.channel.clock.seconds()
+        self._started_at = self.channel.site.clock.seconds()
         if self._is_refused:
             self.finish()
         elif self.method == b"OPTIONS":
-            set_headers(self, _PREFLIGHT)
+            set_headers(self, PREFLIGHT_HEADERS)
             self.setResponseCode(HTTPStatus.NO_CONTENT)
             self.finish()
         else:
@@ -239,7 +187,7 @@ class ApiRequest(Request):
         self._group = ""
         if self._started_at is None:
             return
-        took = self.channel.clock.seconds() - self._started_at
+        took = self.channel.site.clock.seconds() - self._started_at
         self.channel.site.application.record_response(self, status, took)
 
     def connectionLost(self, reason: Failure) -> None:
@@ -257,19 +205,6 @@ class ApiRequest(Request):
         if form is not None:
             self.channel.resume_body()
             form.abandon()
-
-
-def _strip_scheme_and_host(target: bytes) -> bytes:
-    """Return a request target in origin form (RFC 9112, section 3.2.1)."""
-    return target if target.startswith(b"/") else _ABSOLUTE.sub(b"", target) or b"/"
-
-
-def _parse_query(query: bytes) -> dict[bytes, list[bytes]]:
-    """Return the parameters of a query by name. Raises: TargetTooLong."""
-    if query.count(b"&") + query.count(b";") >= _MAX_PARAMETERS:
-        raise TargetTooLong(f"the query has over {_MAX_PARAMETERS} parameters")
-    parameters: dict[bytes, list[bytes]] = parse_qs(query, True)
-    return parameters
 
 
 def _make_body_error() -> RequestTooLarge:

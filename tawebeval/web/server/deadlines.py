@@ -1,0 +1,103 @@
+"""Phases and deadlines of a connection, and the least rate of a body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+import attrs
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+from tawebeval.config import HttpSettings
+
+
+class ConnectionPhase(Enum):
+    """The phases of a connection."""
+
+    NEW = "the first byte at all"
+    IDLE = "the next request"
+    HEAD = "the end of a head"
+    BODY = "the end of a body"
+    RESPONSE = "a response, and the client to take it"
+    CLOSED = "the end"  # received bytes are dropped
+
+
+@attrs.define(eq=False)
+class Deadline:
+    """A call that is due unless something happens before; a new one replaces it."""
+
+    clock: IReactorTime
+    _call: IDelayedCall | None = None
+    _on_timeout: Callable[[], object] | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a call is due."""
+        return self._call is not None and self._call.active()
+
+    def is_for(self, on_timeout: Callable[[], object]) -> bool:
+        """Whether that call is due."""
+        return self.is_set and self._on_timeout == on_timeout
+
+    def set(self, seconds: float, on_timeout: Callable[[], object]) -> None:
+        """Call `on_timeout` in `seconds` seconds."""
+        self.cancel()
+        self._on_timeout = on_timeout
+        self._call = self.clock.callLater(seconds, on_timeout)
+
+    def cancel(self) -> None:
+        """Call nothing."""
+        if self._call is not None and self._call.active():
+            self._call.cancel()
+
+
+@attrs.define(eq=False)
+class BodyRate:
+    """The least rate at which a body has to arrive, measured over `http.window` seconds.
+
+    `deadline` is that of the connection. `on_too_slow` is called once too little has arrived.
+    """
+
+    _settings: HttpSettings
+    _deadline: Deadline
+    _on_too_slow: Callable[[], object]
+    _size: int = 0  # bytes that have arrived in this window
+    _end: float = 0.0  # of the window, in seconds of the clock
+    _paused_at: float | None = None  # in seconds of the clock
+
+    def begin(self) -> None:
+        """Begin with a body."""
+        self._size = 0
+        self._begin_window(self._settings.rate_window_seconds)
+
+    def count(self, size: int) -> None:
+        """Count received bytes of the body, without its chunked framing."""
+        self._size += size
+
+    def pause(self) -> bool:
+        """Let no time pass; return whether time has passed until now."""
+        if self._paused_at is not None:
+            return False
+        self._paused_at = self._deadline.clock.seconds()
+        self._deadline.cancel()
+        return True
+
+    def resume(self, *, is_complete: bool) -> bool:
+        """Go on after a pause, unless the body is complete; return whether there was a pause."""
+        if self._paused_at is None:
+            return False
+        left, self._paused_at = self._end - self._paused_at, None
+        if not is_complete:
+            self._begin_window(left)
+        return True
+
+    def _begin_window(self, seconds: float) -> None:
+        self._end = self._deadline.clock.seconds() + seconds
+        self._deadline.set(seconds, self._check)
+
+    def _check(self) -> None:
+        settings = self._settings
+        if self._size >= settings.rate_window_seconds * settings.min_bytes_per_second:
+            self.begin()
+        else:
+            self._on_too_slow()
