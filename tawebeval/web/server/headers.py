@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 
+from twisted.web.http import datetimeToString
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IRequest
 
@@ -51,22 +54,27 @@ def make_content_headers(body: bytes, content_type: bytes = JSON_MEDIA_TYPE) -> 
 
 def encode_general_headers(origins: Collection[str], request_origins: Sequence[bytes]) -> bytes:
     """Return the headers of any response as they are sent."""
+    date = _encode_date(int(time.time()))
     if "*" in origins:
-        return _GENERAL_HEADERS
-    return encode_headers(make_general_headers(origins, request_origins))
+        return date + _GENERAL_HEADERS
+    return date + encode_headers(make_general_headers(origins, request_origins))
+
+
+@lru_cache(1)
+def _encode_date(seconds: int) -> bytes:
+    return b"Date: %b\r\n" % datetimeToString(seconds)
 
 
 def encode_response_headers(headers: Headers) -> bytes:
     """Return headers as they are sent, with those first that say where the body ends.
 
-    `Server` is a general header. Some clients take a response with a truncated head for a complete
+    Some clients take a response with a truncated head for a complete
     one without a body (curl 7.88). They report the truncation if they know by then that a body
     follows, curl 8.14 only if it also knows the length of the body.
     """
     lines = dict.fromkeys(_FRAMING, b"")
     for name, values in headers.getAllRawHeaders():
-        if name != b"Server":
-            lines[name] = b"".join([b"%b: %b\r\n" % (name, value) for value in values])
+        lines[name] = b"".join([b"%b: %b\r\n" % (name, value) for value in values])
     return b"".join(lines.values())
 
 

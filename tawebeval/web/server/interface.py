@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any, Protocol
 
 from twisted.internet.interfaces import IReactorTime
+from twisted.web.resource import IResource
 
 from tawebeval.web.server.base_path import BasePath
 from tawebeval.web.server.limits import ClientAddressResolver, ConnectionLimits, OpenConnections
@@ -51,7 +52,7 @@ class Application(Protocol):
 
 
 class ChannelSite(Protocol):
-    """The site, as a connection uses it."""
+    """The site, as connections and requests use it."""
 
     application: Application
     address_resolver: ClientAddressResolver
@@ -59,3 +60,4 @@ class ChannelSite(Protocol):
     connection_limits: ConnectionLimits
     base_path: BasePath
     open_connections: OpenConnections
+    resource: IResource

@@ -7,15 +7,15 @@ reset it, and the client would lose the response.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
 from io import BytesIO
 from types import MappingProxyType
+from urllib.parse import unquote_to_bytes as unquote
 
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.http import datetimeToString
 from twisted.web.server import Request
 from werkzeug.exceptions import HTTPException
 
@@ -53,7 +53,7 @@ class ApiRequest(Request):
 
     channel: ApiChannel
     form: BodyReceiver | None = None
-    query: Mapping[bytes, list[bytes]] = MappingProxyType({})
+    query: Mapping[bytes, Sequence[bytes]] = MappingProxyType({})
     caller = ANONYMOUS_CALLER
     permitted_problems: Collection[str] | None = None
     is_read_only = False
@@ -145,13 +145,13 @@ class ApiRequest(Request):
 
     def _write_problem(self, error: BaseException | None) -> None:
         body = error_responses.set_error_response(self, error)
-        self.setHeader(b"Date", datetimeToString())
         self.setHeader(b"Content-Length", b"%d" % len(body))
         self.write(body)
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
-        """Take the end of the request."""
-        super().requestReceived(command, self.path, version)
+        """Take the end of the request, of which `gotLength` has parsed the target."""
+        self.uri, self.args = self.path, {}
+        self.process()
 
     def process(self) -> None:
         """Answer the request; its whole body has arrived."""
@@ -164,7 +164,13 @@ class ApiRequest(Request):
             self.finish()
         else:
             self.path = collapse_slashes(self.path)
-            super().process()
+            segments = self.path[1:].split(b"/")
+            self.prepath: list[bytes] = []
+            self.postpath = [*map(unquote, segments)] if b"%" in self.path else segments
+            try:
+                self.render(self.channel.site.resource)
+            except Exception:  # noqa: BLE001  (silence is no answer)
+                self.processingFailed(Failure())
 
     def processingFailed(self, reason: Failure) -> Failure:
         """Answer an exception that no route handles: a malformed host, or a defect."""

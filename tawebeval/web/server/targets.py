@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from urllib.parse import unquote_to_bytes as unquote
 
 from twisted.web.http import parse_qs
@@ -14,6 +15,7 @@ MAX_PATH_BYTES = 1024
 """Bytes of a path, at most."""
 
 _MAX_PARAMETERS = 100  # of a query
+_SHORT_QUERY = 128  # bytes
 _ABSOLUTE = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
 
@@ -23,8 +25,17 @@ def strip_scheme_and_host(target: bytes) -> bytes:
     return target if target.startswith(b"/") else _ABSOLUTE.sub(b"", target) or b"/"
 
 
-def parse_query(query: bytes) -> dict[bytes, list[bytes]]:
+def parse_query(query: bytes) -> Mapping[bytes, Sequence[bytes]]:
     """Return the parameters of a query by name. Raises: TargetTooLong."""
+    return _parse_short_query(query) if len(query) < _SHORT_QUERY else _parse_query(query)
+
+
+@lru_cache(256)  # clients that wait repeat a query
+def _parse_short_query(query: bytes) -> Mapping[bytes, Sequence[bytes]]:
+    return _parse_query(query)
+
+
+def _parse_query(query: bytes) -> Mapping[bytes, Sequence[bytes]]:
     if query.count(b"&") + query.count(b";") >= _MAX_PARAMETERS:
         raise TargetTooLong(f"the query has over {_MAX_PARAMETERS} parameters")
     parameters: dict[bytes, list[bytes]] = parse_qs(query, True)

@@ -155,6 +155,6 @@ class RouteTests(WebTestCase):
 
     def test_defect_outside_of_routes(self) -> None:
         """The same where no route has caught it."""
-        self.patch(self.service.site, "getResourceFor", lambda request: 1 // 0)
+        self.patch(self.service.site.resource, "render", lambda request: 1 // 0)
         self.request("GET", "/health", 500)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
