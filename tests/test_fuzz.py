@@ -64,18 +64,6 @@ class FuzzTests(SynchronousTestCase):
         self.assertIn("tests.test_fuzz.Broken.broken", finding)
         self.assertIn("number=7", finding)
 
-    def test_seed(self) -> None:
-        """A seed chooses the examples, which are others in the next round."""
-        tried = []
-        for seeds in ("a", "a", "b"):
-            Broken.numbers.clear()
-            self.try_property("sound", 30, seeds)
-            tried.append(tuple(Broken.numbers))
-        first, again, other = tried
-        self.assertEqual(first, again)
-        self.assertNotEqual(first, other)
-        self.assertNotEqual(first[:10], first[10:20])
-
     def test_no_time(self) -> None:
         """A property that was never tried does not pass for one that holds."""
         (finding,) = self.try_property("sound", 0).findings
@@ -102,11 +90,6 @@ class FuzzTests(SynchronousTestCase):
         self.assertEqual(self.main("a")[0], 0)
         self.assertEqual(set(started), {("x", 8)})
         self.assertEqual(self.main("c")[0], 2)
-
-    def test_dead_worker(self) -> None:
-        """A process that ends without an outcome is a finding."""
-        outcome = fuzz.start_worker("tests.test_fuzz.no_such", 1, "")
-        self.assertIn("TypeError", outcome.findings[0])
 
 
 class TargetTests(SynchronousTestCase):

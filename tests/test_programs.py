@@ -55,9 +55,8 @@ class ProgramsTests(SynchronousTestCase):
         """Modules that import what starts a browser, a cluster or a proxy have its programs."""
         for helper, program in (
             ("browser|browser_case", "chromium"),
-            ("firefox", "firefox-esr"),
             ("slurm_case", "/usr/sbin/slurmd"),
-            ("proxies|proxy_case|http2_case", "caddy"),
+            ("proxies|proxy_case", "caddy"),
         ):
             imports = re.compile(rf"(?m)^from tests\.integration\.({helper}) import ")
             paths = (run.ROOT / "tests" / "integration").glob("test_*.py")

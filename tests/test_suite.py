@@ -38,14 +38,6 @@ class SummaryTests(SynchronousTestCase):
         line = b"FAILED (failures=1, errors=2, unexpectedSuccesses=3, successes=4)\n"
         self.assertEqual(run.read_summary(line), run.Outcome(4, 6, 0))
 
-    def test_failed_without_figures(self) -> None:
-        """What has failed has a failure."""
-        self.assertEqual(run.read_summary(b"FAILED\n"), run.Outcome(0, 1, 0))
-
-    def test_another_line(self) -> None:
-        """What only looks like one is none."""
-        self.assertIsNone(run.read_summary(b"test_x ... PASSED (successes=1)\n"))
-
 
 class NamesTests(SynchronousTestCase):
     """The names of tests that failed."""

@@ -143,7 +143,6 @@ class Daemon:
 
     @property
     def log(self) -> str:
-        """All that it has logged."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     @property
@@ -163,7 +162,6 @@ class Daemon:
         return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 
     def interrupt(self) -> None:
-        """Ask it to stop."""
         if self.running:
             os.kill(self.pid, signal.SIGTERM)
 
@@ -217,7 +215,6 @@ class Daemon:
 
     @property
     def starter_socket(self) -> Path:
-        """The socket of its own starter."""
         return self.state / "starter" / "socket"
 
     def find_starter(self) -> int | None:
@@ -237,7 +234,6 @@ class Daemon:
         return found + [str(path) for path in self.used_groups()]
 
     def used_groups(self) -> list[Path]:
-        """Return the control groups of evaluations."""
         return [path for path in self.cgroups() if path.name.startswith("evaluation-")]
 
     async def nothing_left(self, dead: bool = True) -> None:
@@ -336,11 +332,9 @@ class DaemonTestCase(RepositoryTestCase):
         self.addCleanup(self._settle)
 
     def make_daemon(self) -> Daemon:
-        """Return the daemon that is shared."""
         return Daemon(self.configuration, self.drain, self.daemon_name, **self.environment)
 
     async def start_daemon(self) -> None:
-        """Start the daemon that is shared."""
         self.daemon.start(*self.options())
 
     def options(self) -> tuple[str, ...]:

@@ -48,7 +48,6 @@ class CallbacksTestCase(RepositoryTestCase):
         give(self.secrets)
 
     async def start(self, settings: str | None = None, **environment: str) -> None:
-        """Start the daemon."""
         self.daemon = Daemon(
             f"{CONFIGURATION}\n[callbacks]\nenabled = true\nsecrets = '{self.secrets}'\n"
             + (self.settings if settings is None else settings)
@@ -62,7 +61,6 @@ class CallbacksTestCase(RepositoryTestCase):
         self.addCleanup(self.client.close)
 
     def receive(self, *statuses: int, **more: Any) -> Receiver:
-        """Return a receiver that answers so."""
         receiver = Receiver(*statuses, **more)
         self.addCleanup(receiver.stop)
         return receiver
@@ -98,10 +96,7 @@ class CallbacksTestCase(RepositoryTestCase):
 
 
 class DeliveryTests(CallbacksTestCase):
-    """What receivers get, and what comes of their answers."""
-
-    async def test_delivered(self) -> None:
-        """After a 500 it comes again, and is what the documented example verifies."""
+    async def test_callback_repeated_after_a_500_passes_the_documented_check(self) -> None:
         await self.start()
         receiver = self.receive(500, 200)
         verify = documented_verify()
@@ -139,10 +134,7 @@ class DeliveryTests(CallbacksTestCase):
 
 
 class TlsTests(CallbacksTestCase):
-    """Receivers over TLS."""
-
-    async def test_name(self) -> None:
-        """At the address that was checked the certificate still has to be the name's."""
+    async def test_certificate_has_to_match_the_name(self) -> None:
         names = ("localhost", "elsewhere.example")
         files = [make_certificate(self.folder, name).read_bytes() for name in names]
         good, bad = map(PrivateCertificate.loadPEM, files)
@@ -165,14 +157,10 @@ class TlsTests(CallbacksTestCase):
 
 
 class RefusalTests(CallbacksTestCase):
-    """Where callbacks may not go."""
-
     async def post(self, url: str) -> Any:
-        """Return the answer to a form with that URL."""
         return await self.client.post(self.repository.url, self.commit, "true", callback_url=url)
 
-    async def test_private(self) -> None:
-        """Addresses of this machine are refused: at once, or where a name leads to them."""
+    async def test_private_addresses_are_refused_at_once_or_after_lookup(self) -> None:
         await self.start("")
         receiver = self.receive(200)
         for url in (receiver.url, "http://[::1]/", "http://10.0.0.1/", "http://169.254.169.254/"):
@@ -188,8 +176,6 @@ class RefusalTests(CallbacksTestCase):
 
 
 class ReloadTests(CallbacksTestCase):
-    """SIGHUP while there are callbacks."""
-
     async def reload(self, path: Path, before: str, after: str, said: str) -> None:
         """Write `after` into a file where `before` stands, and have all read again."""
         self.assertEqual(path.read_text().count(before), 1)
@@ -198,8 +184,7 @@ class ReloadTests(CallbacksTestCase):
         os.kill(self.daemon.pid, signal.SIGHUP)
         await self.daemon.logged(said, count + 1)
 
-    async def test_secrets(self) -> None:
-        """Other secrets count at once, also for what waits; broken ones and settings do not."""
+    async def test_reloaded_secrets_count_also_for_waiting_callbacks(self) -> None:
         await self.start(f"{OPEN}\nattempts = 100\nlongest_delay = 1\nfirst_delay = 0.05")
         secret = "whsec_" + b64encode(b"another one, for callbacks that are new").decode()
         await self.reload(
@@ -252,8 +237,7 @@ class ShutdownTests(CallbacksTestCase):
         wanted = rf"{derive_log_pseudonym(identifier)}: callback to \S+: {words}, attempts: 2"
         self.assertRegex(self.daemon.log, wanted)
 
-    async def test_last_attempt(self) -> None:
-        """Each has one last attempt, and what has ended meanwhile is told, too."""
+    async def test_shutdown_makes_one_last_attempt_for_each_callback(self) -> None:
         await self.start(f"{self.settings}timeout = 60")
         mended, broken = self.receive(500, 200), self.receive(500)
         first, second = [await self.tried(one) for one in (mended, broken)]

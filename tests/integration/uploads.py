@@ -61,7 +61,6 @@ class UploadTestCase(DaemonTestCase):
         ]
 
     def post(self, parts: list[bytes], *headers: str) -> RawAnswer:
-        """Return the answer to a form of these parts."""
         body = body_of(parts)
         with Connection(self.daemon.port) as connection:
             answer = connection.ask(head_of(len(body), *headers) + body)

@@ -39,8 +39,6 @@ PRINTED = "".join(
 
 
 class StreamCase(DaemonTestCase):
-    """Readers on every transport."""
-
     configuration: ClassVar[str] = (
         CONFIGURATION
         + """
@@ -50,7 +48,6 @@ heartbeat = 0.2
     )
 
     def url(self, identifier: str, scheme: str = "http", query: str = "") -> str:
-        """Return where the events of an evaluation are."""
         return f"{scheme}://127.0.0.1:{self.daemon.port}/evaluation/{identifier}/events{query}"
 
     async def curl(self, identifier: str, accept: str, query: str = "") -> bytes:
@@ -109,10 +106,7 @@ heartbeat = 0.2
 
 
 class TransportCase(StreamCase):
-    """A daemon that goes on."""
-
-    async def test_all_transports_at_once(self) -> None:
-        """Each of several readers sees all that was printed: more than all buffers hold."""
+    async def test_readers_on_each_transport_get_everything(self) -> None:
         identifier = await self.begin(python(WAITING_LINES))
         (gate,) = await until(
             lambda: list(self.daemon.state.glob("evaluations/*/home/gate")), "it waits"
@@ -126,8 +120,7 @@ class TransportCase(StreamCase):
             self.assertTrue(text(read) == PRINTED, "not what was printed")
         self.assertIsNone((await self.client.page(identifier, "end"))["end"])
 
-    async def test_cancel_and_signs_of_life(self) -> None:
-        """A quiet stream shows that it lives, and a cancel ends it with the final event."""
+    async def test_quiet_streams_have_heartbeats_and_a_final_event(self) -> None:
         identifier = await self.begin_and_wait("printf ready; exec sleep 600")
         readers = self.read_by_all(identifier)
         with Connection(self.daemon.port) as connection:
@@ -140,8 +133,7 @@ class TransportCase(StreamCase):
         for events in (self.server_sent(received), lines, messages):
             failure(events, "cancelled")
 
-    async def test_other_peoples_websockets(self) -> None:
-        """The client `websockets` reads it to the close of 1000, with pings and compression."""
+    async def test_foreign_websocket_client_reads_to_the_close(self) -> None:
         try:
             from websockets.asyncio.client import connect
         except ImportError:
