@@ -421,30 +421,18 @@ class SlurmJobSettings(Section, frozen=True):
     arguments: _SlurmArguments = ()
 
 
-class RunnerSettings(
-    Section,
-    frozen=True,
-    rename={
-        "shared_directory": "shared",
-        "max_retries_after_node_loss": "retries",
-        "node_cache_bytes": "node_cache",
-        "node_python": "python",
-    },
-):
+class RunnerSettings(Section, frozen=True):
     """`[runner]`: the machines that evaluators run on."""
 
     kind: Literal["local", "slurm"] = "local"
-    shared_directory: _OptionalPath = ""
-    node_directory: _AbsolutePath = "/var/tmp"  # noqa: S108  (the default, which any operator may change)
-    node_cache_bytes: _OptionalBytes = 4 * GIB
-    node_python: _OptionalPath = ""
+    shared: _OptionalPath = ""
     partition: _SlurmWord = ""
     account: _SlurmWord = ""
     constraint: _SlurmWord = ""
     gres: _SlurmWord = ""
     cpus: _SlurmCount = 0
     arguments: _SlurmArguments = ()
-    max_retries_after_node_loss: Annotated[int, Meta(ge=0, le=1)] = 0
+    retries: Annotated[int, Meta(ge=0, le=1)] = 0
 
 
 class MaximumLimitSettings(Section, frozen=True):
@@ -904,6 +892,11 @@ def _check_runner(configuration: Configuration) -> None:
     runner = configuration.runner
     if runner.kind == "local":
         return
+    if not runner.shared:
+        raise ConfigurationError(
+            "runner.shared: no directory is named that this machine and the nodes see",
+            'set it, or runner.kind = "local"',
+        )
     if configuration.sandbox.kind == "none":
         raise ConfigurationError(
             'runner.kind: the nodes run evaluators in a sandbox, and sandbox.kind is "none"',

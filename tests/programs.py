@@ -41,7 +41,7 @@ _PROXIES = (
 )
 _TOOLCHAINS = "gcc /usr/bin/javac /usr/bin/node"
 _SANDBOXED = "tests.sandbox.test_bubblewrap tests.sandbox.test_environment_store"
-_SLURM = "test_slurm test_slurm_stream test_slurm_wire"
+_SLURM = "test_slurm test_slurm_wire"
 _BOOTED = "test_debian test_delegation test_hardening test_install test_starter test_systemd"
 
 

@@ -61,7 +61,7 @@ _TOGETHER = (
 
 # The longest of the others, which begin first.
 _LONG = (
-    *("archive", "page", "slurm_wire", "slurm", "slurm_stream", "try"),
+    *("archive", "page", "slurm_wire", "slurm", "try"),
     *("proxies_nginx", "proxies_haproxy", "submissions", "lasting_faults", "privileges"),
     *("page_results", "image", "proxies_caddy", "documented_clients", "page_problems"),
     *("limit_attacks", "rolling_restart", "cli", "libraries", "documented_commands"),

@@ -136,14 +136,12 @@ class RunnerTests(SynchronousTestCase):
     """`[runner]`."""
 
     def test_refused(self) -> None:
-        """A cluster needs a sandbox, and a shared directory or one on each node."""
+        """A cluster needs a sandbox and a shared directory."""
         slurm = '[runner]\nkind = "slurm"\n'
         shared = slurm + 'shared = "/shared"\n'
-        for text in (slurm, shared):
-            parse_configuration(text)
+        parse_configuration(shared)
         for text, place in (
-            (slurm + 'node_directory = ""\n', "runner.node_directory"),
-            (slurm + "node_cache = -1\n", "runner.node_cache"),
+            (slurm, "runner.shared"),
             (shared + '[sandbox]\nkind = "none"\n', "runner.kind"),
             (shared + 'arguments = ["--uid=0"]\n', "runner.arguments[0]"),
             (shared + 'arguments = ["--qos=low;x"]\n', "runner.arguments[0]"),

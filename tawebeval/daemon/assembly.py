@@ -208,6 +208,8 @@ def build_daemon(
                 log.warn("the starter's {problem}", problem=str(found))
         if trees.starter.cgroups:
             cgroups = open_starter_cgroups(cgroups, trees.starter.cgroups)
+    # A job goes on without the daemon, its starter and srun.
+    is_lasting = is_lasting or _outlast_by_cluster(configuration)
     sandbox = open_sandbox(
         configuration, directories.sandbox_files_directory, cgroups, orphans, trees
     )
@@ -329,6 +331,13 @@ def _make_parts(base: SharedDependencies) -> DaemonParts:
     )
 
 
+def _outlast_by_cluster(configuration: Configuration) -> bool:
+    """Return whether jobs of a cluster go on when the daemon ends, whatever becomes of srun."""
+    return configuration.runner.kind == "slurm" and bool(
+        configuration.service.evaluations_outlive_daemon
+    )
+
+
 def _make_remotes(base: SharedDependencies) -> RemoteResolver:
     settings, directories = base.configuration.repositories, base.directories
     policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
@@ -426,7 +435,6 @@ def _open_runner(base: SharedDependencies) -> Sandbox:
         commands,
         base.thread_pools.file_tree_threads,
         base.reactor,
-        base.spawner,
         label,
     )
 

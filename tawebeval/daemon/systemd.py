@@ -18,7 +18,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration
-from tawebeval.slurm.transport import MAX_KILL_SECONDS
+from tawebeval.slurm.node_process import MAX_KILL_SECONDS
 
 _REPORT_PERIOD = 1.0  # seconds between two reports at most
 _STOP_MARGIN = 11.0  # seconds of a stop in addition to the configured ones

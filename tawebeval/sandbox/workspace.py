@@ -143,7 +143,7 @@ class Workspace:
         """Take over the uploaded files, and make the directories that `view` lets be written."""
         upload.rename(self.root)
         for _, directory in view.writable_paths:
-            directory.mkdir()
+            directory.mkdir(parents=True)
 
     def take_over_upload(self, upload: Path) -> None:
         """Take over the uploaded files of an evaluation that has not started."""

@@ -286,7 +286,7 @@ class LongestStopTests(SynchronousTestCase):
     def test_cluster(self) -> None:
         """Nodes that do not answer are waited for."""
         without = compute_stop_timeout(Configuration())
-        settings = RunnerSettings(kind="slurm", shared_directory="/shared")
+        settings = RunnerSettings(kind="slurm", shared="/shared")
         self.assertEqual(compute_stop_timeout(Configuration(runner=settings)), without + 20)
 
     def test_callbacks(self) -> None:

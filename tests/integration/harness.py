@@ -217,6 +217,11 @@ class Daemon:
     def starter_socket(self) -> Path:
         return self.state / "starter" / "socket"
 
+    def find_in_homes(self, name: str) -> list[Path]:
+        """Return the files of a name in the homes of evaluators, on this machine or on nodes."""
+        homes = ("evaluations/*/home", "evaluations/*/job-*/home")
+        return [path for home in homes for path in self.state.glob(f"{home}/{name}")]
+
     def find_starter(self) -> int | None:
         """Return the process of its own starter; None without."""
         try:
@@ -293,7 +298,7 @@ class RepositoryTestCase(TestCase):
         gate = f"gate-{uuid4().hex}"
         command = f"mkfifo ~/{gate}; printf ready; read line < ~/{gate}; {rest}"
         identifier = await self.begin_and_wait(command)
-        (path,) = self.daemon.state.glob(f"evaluations/*/home/{gate}")
+        (path,) = self.daemon.find_in_homes(gate)
         return identifier, path
 
 

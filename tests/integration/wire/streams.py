@@ -108,9 +108,7 @@ heartbeat = 0.2
 class TransportCase(StreamCase):
     async def test_readers_on_each_transport_get_everything(self) -> None:
         identifier = await self.begin(python(WAITING_LINES))
-        (gate,) = await until(
-            lambda: list(self.daemon.state.glob("evaluations/*/home/gate")), "it waits"
-        )
+        (gate,) = await until(lambda: self.daemon.find_in_homes("gate"), "it waits")
         reading = self.read_by_all(identifier)
         await self.followed(len(reading))
         gate.write_text("go")
