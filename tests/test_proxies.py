@@ -13,6 +13,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, parse_configuration
+from tawebeval.web.streams import HEARTBEAT_SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
 PROXIES = ROOT / "etc" / "proxies"
@@ -65,8 +66,8 @@ class ProxiesTests(SynchronousTestCase):
 
         JSON Lines are for as long as an evaluator may run and print nothing.
         """
-        polls, streams = self.configuration.polls, self.configuration.streams
-        longest = max(polls.wait, streams.heartbeat_seconds, self.configuration.limits.wall_clock)
+        configuration = self.configuration
+        longest = max(configuration.polls.wait, HEARTBEAT_SECONDS, configuration.limits.wall_clock)
         sides = tuple(f"timeout {side}" for side in ("client", "server", "tunnel"))
         for name, settings in (
             ("nginx.conf", ("proxy_read_timeout", "proxy_send_timeout")),

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.cli import main as command
-from tawebeval.config import CallbackSettings, CallerSettings, Configuration
+from tawebeval.config import CallerSettings, Configuration
 from tawebeval.daemon import control_socket
 from tawebeval.daemon.systemd import compute_stop_timeout
 from tawebeval.daemon.tap import Options
@@ -136,8 +136,7 @@ class UnitTests(SynchronousTestCase):
     def test_time_to_stop(self) -> None:
         """By default systemd waits until the daemon has ended in order, callbacks included."""
         service = read_unit("tawebeval.service")["Service"]
-        settings = Configuration(callbacks=CallbackSettings(enabled=True))
-        self.assertGreater(int(service["TimeoutStopSec"]), compute_stop_timeout(settings))
+        self.assertGreater(int(service["TimeoutStopSec"]), compute_stop_timeout(Configuration()))
 
     def test_sandbox(self) -> None:
         """Nothing of what keeps bubblewrap from working, or the daemon from its groups."""

@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from twisted.web.client import BrowserLikePolicyForHTTPS
 
 from tawebeval.archive.archive import READER_THREADS, EvaluationArchive
-from tawebeval.config import Configuration
+from tawebeval.config import MAX_SUBMODULES, MAX_TREE_FILES, Configuration
 from tawebeval.core.event_log import EventMemory
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.identifiers import IdentifierIssuer
@@ -363,9 +363,7 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
         base.reactor,
         timeout=settings.fetch_timeout,
         max_bytes=settings.max_fetch_bytes,
-        tree_limits=TreeLimits(
-            settings.max_tree_files, settings.tree_bytes, settings.max_submodules
-        ),
+        tree_limits=TreeLimits(MAX_TREE_FILES, settings.tree_bytes, MAX_SUBMODULES),
     )
     return RepositoryCache(
         directories.repositories,
@@ -375,7 +373,7 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
         limits,
         base.keyring,
         capacity=settings.cache,
-        lfs=_make_lfs_client(base, remotes) if settings.should_fetch_lfs else None,
+        lfs=_make_lfs_client(base, remotes),
     )
 
 
@@ -457,7 +455,7 @@ def _make_archive(base: SharedDependencies) -> EvaluationArchive | None:
 
 def _compute_archive_reserve(configuration: Configuration) -> int:
     """Return the bytes that the archive leaves free: the daemon stays ready."""
-    return configuration.health.min_free_disk_bytes * 9 // 8
+    return configuration.limits.free_disk_for_readiness * 9 // 8
 
 
 def _make_application(

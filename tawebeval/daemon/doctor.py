@@ -305,9 +305,8 @@ def _check_token_file(source: Path) -> str:
 
 
 def _check_callbacks(daemon: ExaminedDaemon) -> Iterator[str]:
-    callbacks = daemon.configuration.callbacks
-    if callbacks.enabled:
-        source = find_secrets_file(callbacks.secrets, daemon.environment)
+    secrets = daemon.configuration.callbacks.secrets
+    if source := find_secrets_file(secrets, daemon.environment):
         read_signing_secrets(source)
         _check_closed_to_others(source)
         yield f"signed with the callers' secrets in {source}"

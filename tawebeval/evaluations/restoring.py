@@ -20,7 +20,7 @@ from tawebeval.core.event_log import StdoutChanged
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.results import ResultSummary
 from tawebeval.core.ring import EventRing
-from tawebeval.core.segi import Markers
+from tawebeval.core.segi import MAX_FILE_BYTES, MAX_VALUE_BYTES, Markers
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.cleanup import conclude_in_background
@@ -185,8 +185,8 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
         evaluation.events.stdout.markers,
         final,
         time_ms,
-        max_value=evaluation.limits.data_value,
-        max_file=evaluation.limits.file,
+        max_value=MAX_VALUE_BYTES,
+        max_file=MAX_FILE_BYTES,
         end_cursor=evaluation.events.log.end_cursor,
     )
 

@@ -258,4 +258,4 @@ def _read_beneath(
         if descriptor >= 0:
             os.close(descriptor)
     if max(size, status.st_size) > limit:
-        raise FileRefused(f"{path!r} is over {format_size(limit)} (limits.file)")
+        raise FileRefused(f"{path!r} is over {format_size(limit)}")
