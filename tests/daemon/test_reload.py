@@ -267,9 +267,9 @@ class ConfigurationReloadTests(SynchronousTestCase):
     def test_broken(self) -> None:
         """A mistake is named by its key, and nothing of the file counts."""
         self.begin("")
-        self.file.write_text("[log]\nlevel = 'warn'\n[callbacks]\nattempts = 0")
+        self.file.write_text("[log]\nlevel = 'warn'\n[http]\nconnections = 0")
         problem = self.refused()
-        self.assertTrue(problem.startswith(f"{self.file}: callbacks.attempts: "), problem)
+        self.assertTrue(problem.startswith(f"{self.file}: http.connections: "), problem)
 
     def test_environments(self) -> None:
         """Roots are checked; without a sandbox environments need a restart first."""

@@ -41,7 +41,6 @@ private_networks = ["127.0.0.0/8"]
 
 [evaluations]
 running = 4
-grace = 0.3
 """
 
 

@@ -125,7 +125,7 @@ def settings(
         f"{CONFIGURATION}\n[http]\nbase_path = '{base_path}'\n"
         f"trusted_proxies = ['{trusted}']\nclient_header = '{header}'\n"
         f"connections_per_address = {PER_CLIENT}\n"
-        f"[streams]\nheartbeat = 0.3\n[log]\nformat = 'json'\naccess = true\n{more}"
+        f"[log]\nformat = 'json'\naccess = true\n{more}"
     )
 
 

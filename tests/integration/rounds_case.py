@@ -233,7 +233,7 @@ class RoundsCase(KeptDaemonTestCase):
     def configure(self) -> str:
         environment = f'{_EVALUATIONS}\nenvironment = {{ WORD = "{WORD}" }}'
         configuration = self.configuration.replace(_EVALUATIONS, environment)
-        return f"{configuration}[buffers]\ntotal = 1048576\n{self.configure_callbacks(0.5)}"
+        return f"{configuration}[buffers]\ntotal = 1048576\n{self.configure_callbacks()}"
 
     async def setUp(self) -> None:
         await super().setUp()

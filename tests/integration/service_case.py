@@ -33,7 +33,6 @@ protocols = ["file"]
 
 [evaluations]
 running = 1
-grace = 0.3
 
 [service]
 drain = 0

@@ -116,10 +116,7 @@ class SmallDisksTestCase(DaemonTestCase):
         cache = 8388608
         [evaluations]
         running = 4
-        grace = 0.3
         [limits]
-        free_disk = 1048576
-        [health]
         free_disk = 1048576
         """
 

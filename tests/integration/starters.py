@@ -138,13 +138,10 @@ class KeptDaemonTestCase(RepositoryTestCase):
     def configure(self) -> str:
         return self.configuration
 
-    def configure_callbacks(self, first_delay: float) -> str:
-        """Return settings for callbacks; `first_delay` in seconds."""
+    def configure_callbacks(self) -> str:
+        """Return settings for callbacks."""
         secrets = self.folder / "secrets"
         secrets.write_text(f"* whsec_{b64encode(os.urandom(24)).decode()}\n")
         secrets.chmod(0o600)
         give(secrets)
-        return (
-            f"[callbacks]\nenabled = true\nsecrets = '{secrets}'\n"
-            f"private_networks = ['127.0.0.0/8']\nfirst_delay = {first_delay}\n"
-        )
+        return f"[callbacks]\nsecrets = '{secrets}'\nprivate_networks = ['127.0.0.0/8']\n"

@@ -172,7 +172,7 @@ class ArchiveDisk(SmallDisks):
 class FullDiskTests(DaemonTestCase):
     """A full disk of the archive, which has a reserve of a MiB or none."""
 
-    configuration = f"{ARCHIVE}\n[health]\nfree_disk = 0\n"
+    configuration = f"{ARCHIVE}\n[limits]\nfree_disk = 0\n"
 
     async def setUp(self) -> None:
         if USER is None:

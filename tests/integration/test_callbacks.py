@@ -38,7 +38,7 @@ def documented_verify() -> Any:
 class CallbacksTestCase(RepositoryTestCase):
     """A daemon for each test, with settings of its own."""
 
-    settings = f"{OPEN}\nattempts = 3\nfirst_delay = 0.05\ntimeout = 60"
+    settings = OPEN
 
     async def setUp(self) -> None:
         await super().setUp()
@@ -49,7 +49,7 @@ class CallbacksTestCase(RepositoryTestCase):
 
     async def start(self, settings: str | None = None, **environment: str) -> None:
         self.daemon = Daemon(
-            f"{CONFIGURATION}\n[callbacks]\nenabled = true\nsecrets = '{self.secrets}'\n"
+            f"{CONFIGURATION}\n[callbacks]\nsecrets = '{self.secrets}'\n"
             + (self.settings if settings is None else settings)
             + "\n",
             **environment,
@@ -77,6 +77,14 @@ class CallbacksTestCase(RepositoryTestCase):
             callback: dict[str, Any] = (await self.client.status(identifier))["callback"]
             if callback["state"] not in ("waiting", "pending"):
                 return callback
+            await deferLater(reactor, 0.01)
+
+    async def last_error(self, identifier: str) -> str:
+        """Return why the first attempt of a callback has failed."""
+        while True:
+            callback = (await self.client.status(identifier))["callback"]
+            if callback["last_error"]:
+                return str(callback["last_error"])
             await deferLater(reactor, 0.01)
 
     async def tell(self, url: str) -> dict[str, Any]:
@@ -149,9 +157,8 @@ class TlsTests(CallbacksTestCase):
         self.assertEqual(receiver.posts[0].headers["host"], f"localhost:{receiver.port}")
         for certificate, host in ((bad, "localhost"), (good, "127.0.0.1")):
             receiver = self.receive(204, certificate=certificate)
-            callback = await self.tell(f"https://{host}:{receiver.port}/hook")
-            self.assertEqual(callback["state"], "given_up")
-            self.assertIn("TLS failed", callback["last_error"])
+            identifier = await self.evaluate(f"https://{host}:{receiver.port}/hook")
+            self.assertIn("TLS failed", await self.last_error(identifier))
             self.assertEqual(receiver.posts, [])
         await self.finish()
 
@@ -185,19 +192,15 @@ class ReloadTests(CallbacksTestCase):
         await self.daemon.logged(said, count + 1)
 
     async def test_reloaded_secrets_count_also_for_waiting_callbacks(self) -> None:
-        await self.start(f"{OPEN}\nattempts = 100\nlongest_delay = 1\nfirst_delay = 0.05")
+        await self.start()
         secret = "whsec_" + b64encode(b"another one, for callbacks that are new").decode()
         await self.reload(
             self.secrets, SECRET, "s3cret", "reload refused, nothing is changed: callbacks.secrets"
         )
         await self.reload(self.secrets, "s3cret", secret, "callbacks.secrets: reloaded")
         settings = self.daemon.folder / "tawebeval.toml"
-        for name, before, after in (
-            ("enabled", "enabled = true", "enabled = false"),
-            ("private_networks", OPEN, "private_networks = []"),
-        ):
-            restart = f"callbacks.{name}: changed; takes effect after a restart"
-            await self.reload(settings, before, after, restart)
+        restart = "callbacks.private_networks: changed; takes effect after a restart"
+        await self.reload(settings, OPEN, "private_networks = []", restart)
         receiver = self.receive(204)
         self.assertEqual((await self.tell(receiver.url))["state"], "delivered")
         (post,) = receiver.posts
@@ -221,9 +224,7 @@ class ReloadTests(CallbacksTestCase):
 
 
 class ShutdownTests(CallbacksTestCase):
-    """SIGTERM while callbacks are on their way, which are tried again at the end only."""
-
-    settings = f"{OPEN}\nfirst_delay = 3600\n"
+    """SIGTERM while callbacks are on their way."""
 
     async def tried(self, receiver: Receiver) -> str:
         """Return the identifier of one whose callback to a receiver was tried in vain."""
@@ -233,18 +234,19 @@ class ShutdownTests(CallbacksTestCase):
         return identifier
 
     def check_logged(self, identifier: str, words: str) -> None:
-        """Hold that the log tells what has become of a callback at its second attempt."""
-        wanted = rf"{derive_log_pseudonym(identifier)}: callback to \S+: {words}, attempts: 2"
+        """Hold that the log tells what has become of a callback."""
+        wanted = rf"{derive_log_pseudonym(identifier)}: callback to \S+: {words}, attempts: \d"
         self.assertRegex(self.daemon.log, wanted)
 
     async def test_shutdown_makes_one_last_attempt_for_each_callback(self) -> None:
-        await self.start(f"{self.settings}timeout = 60")
+        await self.start()
         mended, broken = self.receive(500, 200), self.receive(500)
         first, second = [await self.tried(one) for one in (mended, broken)]
         running = await self.evaluate(mended.url, "echo ready; exec sleep 600")
         await self.client.printed(running, "ready")
         await self.finish()
-        self.assertEqual([len(one.posts) for one in (mended, broken)], [3, 2])
+        self.assertEqual(len(mended.posts), 3)
+        self.assertGreaterEqual(len(broken.posts), 2)
         told = {json.loads(post.body)["evaluation_id"] for post in mended.posts}
         self.assertEqual(told, {first, running})
         self.check_logged(first, "delivered")

@@ -32,7 +32,6 @@ class ClockTests(DaemonTestCase):
         protocols = ["file"]
         [evaluations]
         running = 8
-        grace = 0.3
         [limits]
         wall_clock = 3600
         [polls]

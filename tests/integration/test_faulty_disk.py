@@ -107,12 +107,9 @@ class FaultyDiskTestCase(SmallDisksTestCase):
         protocols = ["file"]
         [evaluations]
         running = 4
-        grace = 0.3
         [http]
         window = 1
         [limits]
-        free_disk = 1048576
-        [health]
         free_disk = 1048576
         """
 

@@ -17,7 +17,7 @@ from tests.integration.small_disks import CLOSED, MIB, LoggedThere, SmallDisksTe
 # It takes some time, in which somebody looks.
 HIDDEN = fillers.MAPPED.replace("(file.name)", "(file.name)\n        __import__('time').sleep(0.1)")
 FULL = "No space left on device"
-NO_ROOM = "has less than 1 MiB free (health.free_disk), or no free inode"
+NO_ROOM = "has less than 2 MiB free (twice limits.free_disk), or no free inode"
 
 
 class DiskTests(SmallDisksTestCase):

@@ -108,7 +108,7 @@ class IntegrationTests(RepositoryTestCase):
         self.daemon = Daemon(
             f"{CONFIGURATION}\n[problems.judged]\nrepository = '{self.repository.url}'\n"
             f"commit = '{self.commit}'\ncommand = '''{JUDGE}'''\nfields = ['source']\n"
-            f"[callbacks]\nenabled = true\nsecrets = '{secrets}'\n"
+            f"[callbacks]\nsecrets = '{secrets}'\n"
             "private_networks = ['127.0.0.0/8']\n"
         )
         self.addCleanup(self.daemon.remove)

@@ -58,8 +58,6 @@ class StatusTests(DaemonTestCase):
 
 
 class StoppedAtOnceTests(DaemonTestCase):
-    configuration = CONFIGURATION.replace("grace = 0.3", "grace = 100")
-
     async def test_evaluation_cancelled_while_it_starts_ends_at_once(self) -> None:
         await self.run_command("true")  # from here on the commit is there
         for delay in range(0, 40, 2):
@@ -79,7 +77,7 @@ class StoppedAtOnceTests(DaemonTestCase):
 
 
 class AbandonedTests(DaemonTestCase):
-    configuration = CONFIGURATION + "abandon_after = 3\n"
+    configuration = CONFIGURATION + "retain = 3\n"
 
     async def test_abandoned_evaluation_is_killed_whoever_reads_others(self) -> None:
         runs = self.daemon.state / "evaluations"

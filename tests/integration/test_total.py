@@ -28,8 +28,6 @@ class TotalTests(DaemonTestCase):
         [evaluations]
         running = 40
         queued = 1000
-        grace = 0.3
-        abandon_after = 10
         retain = 10
         [buffers]
         total = 4194304

@@ -126,7 +126,7 @@ class TryTests(TestCase):
 
     async def test_limits_are_those_of_the_configuration(self) -> None:
         settings = self.folder / "tawebeval.toml"
-        settings.write_text("[limits]\nwall_clock = 0.5\n[evaluations]\ngrace = 0.1\n")
+        settings.write_text("[limits]\nwall_clock = 0.5\n")
         done = await self.attempt("sleep 600", "--config", str(settings))
         self.assertEqual(done.returncode, 1)
         self.assertIn("it ran for over 0.5 seconds (limits.wall_clock)", done.stderr)
@@ -177,9 +177,7 @@ class TryTests(TestCase):
             self.assertIn("the evaluation was cancelled", terminal.shown)
 
     async def test_second_ctrl_c_ends_the_trial_without_grace(self) -> None:
-        settings = self.folder / "tawebeval.toml"
-        settings.write_text("[evaluations]\ngrace = 600\n")
-        terminal = await self.attempt_in_terminal(STUBBORN, "--config", str(settings))
+        terminal = await self.attempt_in_terminal(STUBBORN)
         terminal.interrupt()
         await until(lambda: "TERM" in terminal.shown, "the first is heard")
         terminal.interrupt()

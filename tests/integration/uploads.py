@@ -44,7 +44,6 @@ class UploadTestCase(DaemonTestCase):
         protocols = ["file"]
         [limits]
         request_body = {34 * MIB}
-        fields = 20
         """
 
     async def describe(self, identifier: str) -> Any:

@@ -16,10 +16,7 @@ SECONDS = 5.0
 class ReasonCase(DaemonTestCase):
     """There is time enough for all that is to happen, and for last words."""
 
-    configuration = (
-        CONFIGURATION.replace("grace = 0.3", "grace = 100")
-        + f"[limits]\nwall_clock = {LONG_PATIENCE}\noutput = {OUTPUT}\n"
-    )
+    configuration = CONFIGURATION + f"[limits]\nwall_clock = {LONG_PATIENCE}\noutput = {OUTPUT}\n"
 
     async def test_exit_status_comes_with_the_end_of_stderr(self) -> None:
         command = "printf 'one\\ntwo'; seq 5000 >&2; echo the end >&2; exit 3"

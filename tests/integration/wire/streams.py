@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from typing import Any, ClassVar
+from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
@@ -17,7 +17,7 @@ from twisted.web.websocket import WebSocketClientEndpoint
 from tests.cases.event_source import EventSource
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import SocketReader, failure, python, text
-from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.harness import DaemonTestCase, until
 from tests.integration.raw import Connection
 
 CURL = shutil.which("curl")
@@ -39,13 +39,7 @@ PRINTED = "".join(
 
 
 class StreamCase(DaemonTestCase):
-    configuration: ClassVar[str] = (
-        CONFIGURATION
-        + """
-[streams]
-heartbeat = 0.2
-"""
-    )
+    configuration: ClassVar[str] = CONFIGURATION
 
     def url(self, identifier: str, scheme: str = "http", query: str = "") -> str:
         return f"{scheme}://127.0.0.1:{self.daemon.port}/evaluation/{identifier}/events{query}"
@@ -124,8 +118,7 @@ class TransportCase(StreamCase):
         with Connection(self.daemon.port) as connection:
             head = f"GET /evaluation/{identifier}/events HTTP/1.0\r\nHost: localhost\r\n"
             connection.send(f"{head}Accept: text/event-stream\r\n\r\n".encode())
-            for _ in range(2):
-                connection.read_until(b":\n")
+            connection.read_until(b":\n")
         await self.client.cancel(identifier)
         received, lines, messages = await gatherResults(readers)
         for events in (self.server_sent(received), lines, messages):
