@@ -39,8 +39,6 @@ PRINTED = "".join(
 
 
 class StreamCase(DaemonTestCase):
-    configuration: ClassVar[str] = CONFIGURATION
-
     def url(self, identifier: str, scheme: str = "http", query: str = "") -> str:
         return f"{scheme}://127.0.0.1:{self.daemon.port}/evaluation/{identifier}/events{query}"
 
