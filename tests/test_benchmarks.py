@@ -24,15 +24,13 @@ SCALE = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
 class RowTests(SynchronousTestCase):
     """One line of the table."""
 
-    def test_judged_by_the_ratio(self) -> None:
-        """The target is for the ratio where there is a baseline, and for the figure elsewhere."""
+    def test_target_is_for_the_ratio_where_there_is_a_baseline(self) -> None:
         self.assertTrue(Row("what", "1/s", [4, 4, 4], [2, 2, 2], 2).met)
         self.assertFalse(Row("what", "1/s", [4, 4, 4], [2, 2, 2], 2.1).met)
         self.assertTrue(Row("what", "1/s", [4, 4, 4], None, 4).met)
         self.assertIsNone(Row("what", "1/s", [4, 4, 4]).met)
 
-    def test_judged_by_the_better_side(self) -> None:
-        """Less is better where that is said."""
+    def test_less_is_better_where_that_is_said(self) -> None:
         self.assertTrue(Row("what", "ms", [1, 2, 9], None, 2, False).met)
         self.assertFalse(Row("what", "ms", [1, 2, 9], None, 1.9, False).met)
 
@@ -58,8 +56,7 @@ class NamesTests(SynchronousTestCase):
         self.patch(module, "silent_evaluation", lambda _: "/")
         return {row.what for row in module.measure(1)}
 
-    def test_quoted(self) -> None:
-        """docs/scale.md quotes rows that exist."""
+    def test_scale_md_quotes_rows_that_exist(self) -> None:
         names = self.rows(polls) | self.rows(workers)
         quoted = re.findall(r"(?<!\*)\*([^*]+)\*(?!\*)", SCALE.read_text("utf-8"))
         self.assertGreater(len(quoted), 2)
@@ -76,8 +73,7 @@ class TableTests(SynchronousTestCase):
         """Return target and verdict of each."""
         return [cells[-2:] for cells in table({"name": rows})[1:]]
 
-    def test_verdicts(self) -> None:
-        """A row that misses its target is marked, and so is one that reaches what is better."""
+    def test_missed_and_reached_targets_are_marked(self) -> None:
         self.assertEqual(
             self.last_cells(
                 Row("", "1/s", [3], [1], 1, stretch=2),
@@ -95,8 +91,7 @@ class TableTests(SynchronousTestCase):
             ],
         )
 
-    def test_document(self) -> None:
-        """A new measurement keeps the text by hand, and the page's head is the tool's."""
+    def test_new_measurement_keeps_the_text_by_hand(self) -> None:
         document = Path(self.mktemp())
         document.write_bytes(DOCUMENT.read_bytes())
         self.patch(report, "DOCUMENT", document)
@@ -110,7 +105,6 @@ class TableTests(SynchronousTestCase):
         """Return a page with these results."""
         return report.Page(machine, table(results)[1:])
 
-    def test_all_are_known(self) -> None:
-        """The rows of the page are those of benchmarks, in their order."""
+    def test_rows_of_the_page_are_those_of_benchmarks(self) -> None:
         names = list(dict.fromkeys(cells[0] for cells in report.read().rows))
         self.assertEqual(names, [name for name in BENCHMARKS if name in names])

@@ -142,8 +142,7 @@ MESSAGES = list(list_messages())
 class MessageTests(SynchronousTestCase):
     """What can be checked of every message."""
 
-    def test_found(self) -> None:
-        """The collector sees messages of all kinds."""
+    def test_collector_sees_messages_of_all_kinds(self) -> None:
         self.assertGreater(len(MESSAGES), 450)
         texts = [text for _, text in MESSAGES]
         for part in (
@@ -162,20 +161,17 @@ class MessageTests(SynchronousTestCase):
         ):
             self.assertTrue(any(part in text for text in texts), part)
 
-    def test_form(self) -> None:
-        """A message is one line, begins in lower case, and ends without a full stop."""
+    def test_message_is_one_line_in_lower_case(self) -> None:
         for place, text in MESSAGES:
             self.assertNotIn("\n", text, place)
             self.assertFalse(text.endswith("."), f"{place}: {text}")
             self.assertTrue(not text[0].isupper() or NAMES.match(text), f"{place}: {text}")
 
-    def test_sizes(self) -> None:
-        """Sizes that may be large are shown in KiB or more (`format_size`)."""
+    def test_large_sizes_have_units(self) -> None:
         for place, text in MESSAGES:
             self.assertTrue(text in SMALL or not RAW_SIZE.search(text), f"{place}: {text}")
 
-    def test_settings(self) -> None:
-        """Each setting that a message names exists."""
+    def test_named_settings_exist(self) -> None:
         sections = {
             field.encode_name: field.type.__struct_encode_fields__
             for field in structs.fields(Configuration)
@@ -185,8 +181,7 @@ class MessageTests(SynchronousTestCase):
             for section, name in SETTING.findall(text):
                 self.assertIn(name, sections.get(section, (name,)), f"{place}: {text}")
 
-    def test_check_words(self) -> None:
-        """A test that waits for the words of no message fails at once, whatever names they have."""
+    def test_words_of_no_message_fail_at_once(self) -> None:
         for words in (
             "/srv/state was removed; the daemon created it again",
             "connections are limited to 86",

@@ -140,6 +140,7 @@ class OverlaysTests(SynchronousTestCase):
         self.check_nameless()
 
     def test_files_of_an_overlay_over_another_file_system_have_known_devices(self) -> None:
+        # By devices the disk look knows files without a name, which count for `limits.disk`.
         other = Path("/dev/shm")
         if other.stat().st_dev == self.checkout.stat().st_dev:
             raise SkipTest("there is no other file system")

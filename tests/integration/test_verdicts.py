@@ -200,6 +200,7 @@ class TimeVerdicts(VerdictCase):
         failure(await self.run_command(f"tawebeval-run -- sh -c '{BURN}'"), "cpu")
 
     async def test_processor_time_may_be_unlimited(self) -> None:
+        # TuringArena's drivers of 2018 set it for what they start.
         unlimited = (
             "import resource as r; r.setrlimit(r.RLIMIT_CPU, (1, r.RLIM_INFINITY)); print(1)"
         )
