@@ -31,7 +31,11 @@ from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
 from tawebeval.daemon.reload import ConfigurationFile, ReloadableConfiguration, ReloadService
 from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_periodic_timer
-from tawebeval.daemon.starter_connection import describe_starter_limits, open_starter
+from tawebeval.daemon.starter_connection import (
+    describe_starter_limits,
+    do_jobs_outlive_daemon,
+    open_starter,
+)
 from tawebeval.daemon.startup import StartupChecks, find_exposed_endpoints, open_authentication
 from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, resolve_run_slot_count
@@ -209,7 +213,7 @@ def build_daemon(
         if trees.starter.cgroups:
             cgroups = open_starter_cgroups(cgroups, trees.starter.cgroups)
     # A job goes on without the daemon, its starter and srun.
-    is_lasting = is_lasting or _outlast_by_cluster(configuration)
+    is_lasting = is_lasting or do_jobs_outlive_daemon(configuration)
     sandbox = open_sandbox(
         configuration, directories.sandbox_files_directory, cgroups, orphans, trees
     )
@@ -328,13 +332,6 @@ def _make_parts(base: SharedDependencies) -> DaemonParts:
         monitoring,
         application,
         make_site(application, reactor),
-    )
-
-
-def _outlast_by_cluster(configuration: Configuration) -> bool:
-    """Return whether jobs of a cluster go on when the daemon ends, whatever becomes of srun."""
-    return configuration.runner.kind == "slurm" and bool(
-        configuration.service.evaluations_outlive_daemon
     )
 
 

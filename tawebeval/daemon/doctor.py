@@ -28,6 +28,7 @@ from tawebeval.daemon.services import explain_wrong_endpoint
 from tawebeval.daemon.starter_connection import (
     STARTER_SOCKET_VARIABLE,
     describe_starter_limits,
+    do_jobs_outlive_daemon,
     open_starter,
 )
 from tawebeval.daemon.startup import (
@@ -220,6 +221,9 @@ def _check_cluster(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
 
 def _check_starter(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
     trees, is_lasting = open_starter(daemon.configuration, daemon.environment, Path())
+    if not is_lasting and do_jobs_outlive_daemon(daemon.configuration):
+        yield "evaluations outlive the daemon on their nodes"
+        return
     if not is_lasting:
         yield f"evaluations end with the daemon (service.lasting, {STARTER_SOCKET_VARIABLE})"
         return

@@ -316,7 +316,8 @@ class SlurmRun(Launch, RunEnd):
         attempt.make_directories()
         attempt.write_start(attempt.read_start(lost))
         copy_tree(self._checkout.path, attempt.workspace.tree_directory)
-        lost.remove()
+        with suppress(OSError):  # what still runs somewhere writes to it
+            lost.remove()
         self._start_srun(attempt, avoided_node)
 
     def connect_process(self, run: ProcessProtocol, started: Attempt) -> NodeProcess:

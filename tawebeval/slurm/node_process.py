@@ -182,7 +182,7 @@ class NodeProcess:
         self.attempt = attempt
         access.commands.counters.record_job_state(name, is_running=False)
         access.commands.watch_job(name, partial(self._on_queue, attempt), is_known=is_resumed)
-        access.watcher.watch(attempt.state_file, partial(self._look, attempt))
+        access.watcher.watch(attempt.state_file, self._look)
         starter, listener = access.get_starter(), _SrunListener(self, attempt)
         if starter.is_attached:
             starter.watch_program(attempt.directory, listener)
@@ -297,17 +297,17 @@ class NodeProcess:
 
     # What the node tells
 
-    def _look(self, attempt: Attempt) -> None:
+    def _look(self) -> None:
         """Read what the node has told, in a thread."""
         self._must_read = True
         if not self._is_reading:
-            run_in_background(self._read(attempt), log, "defect: the state of a job is unknown")
+            run_in_background(self._read(), log, "defect: the state of a job is unknown")
 
-    async def _read(self, attempt: Attempt) -> None:
+    async def _read(self) -> None:
         self._is_reading = True
         try:
             while self._must_read:
-                self._must_read = False
+                self._must_read, attempt = False, self.attempt
                 self._on_state(attempt, await self._read_state(attempt))
         finally:
             self._is_reading = False

@@ -186,6 +186,17 @@ class ClusterTests(SlurmTestCase):
         self.assertEqual(joined(await self.client.follow(identifier)), ["readyon\n"])
         await until(lambda: not self.cluster.list_jobs(), "no job is left")
 
+    async def test_evaluation_outlives_a_stopped_daemon(self) -> None:
+        identifier, gate = await self.begin_and_hold("echo on")
+        self.daemon.interrupt()
+        await until(lambda: not self.daemon.running, "the daemon stops")
+        self.daemon.start()
+        await self.daemon.ready()
+        self.assertEqual((await self.client.status(identifier))["state"], "running")
+        gate.write_text("\n")
+        self.assertEqual(joined(await self.client.follow(identifier)), ["readyon\n"])
+        await until(lambda: not self.cluster.list_jobs(), "no job is left")
+
     async def test_evaluation_ends_while_the_daemon_is_away(self) -> None:
         identifier, gate = await self.begin_and_hold("echo on; exit 3")
         await self.daemon.kill()
