@@ -36,7 +36,6 @@ _TOTAL = 256 * 2**20  # bytes: the default, which is less than 100 full rings of
 _CONFIGURATION = f"""\
 [evaluations]
 running = 100
-abandon_after = 10
 retain = 10
 [buffers]
 total = {_TOTAL}

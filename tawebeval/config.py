@@ -56,6 +56,12 @@ _BOUND = re.compile(r"[0-9]{4,}")
 _PATH = r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*"
 _BASE_PATH = re.compile(_PATH)
 _PEER_URL = re.compile(rf"https?://[^/?#@\s]+{_PATH}")
+MAX_TREE_FILES = 100_000
+"""Files and directories of a checked-out tree, those of its submodules among them."""
+MAX_SUBMODULES = 16
+"""Submodules of a commit, those of its submodules among them."""
+CONCURRENT_CALLBACKS = 10
+"""Attempts of callbacks that are made at the same time."""
 MAX_PEERS = 15
 """The most other daemons in `service.peers`."""
 # A setting whose value should be in quotes. It may be a secret, so that no error shows it.
@@ -321,9 +327,6 @@ class RepositoryFetchSettings(
     rename={
         "git_memory_bytes": "memory",
         "max_fetch_bytes": "fetch_bytes",
-        "max_tree_files": "tree_files",
-        "max_submodules": "submodules",
-        "should_fetch_lfs": "lfs",
     },
 ):
     """`[repositories]`: allowed sources of evaluators, and the cache."""
@@ -338,33 +341,19 @@ class RepositoryFetchSettings(
     fetch_timeout: _Seconds = 300
     max_fetch_bytes: _Bytes = GIB
     git_memory_bytes: Annotated[int, Meta(ge=64 * MIB, le=2**50, extra=_SIZE)] = GIB
-    max_tree_files: _Count = 100_000
     tree_bytes: _Bytes = GIB
-    max_submodules: Annotated[int, Meta(ge=0, le=1000)] = 16
-    should_fetch_lfs: bool = True
 
     def __post_init__(self) -> None:
         _check_networks(self.private_networks)
 
 
-class EvaluationSettings(
-    Section,
-    frozen=True,
-    rename={
-        "kill_grace_seconds": "grace",
-        "abandon_after_seconds": "abandon_after",
-        "should_keep_submissions": "keep_submissions",
-    },
-):
+class EvaluationSettings(Section, frozen=True):
     """`[evaluations]`: numbers and times of evaluations."""
 
     running: Annotated[int, Meta(ge=0, le=10**6)] = 0
     queued: Annotated[int, Meta(ge=0, le=10**6)] = 1000
-    kill_grace_seconds: _Seconds = 2
-    abandon_after_seconds: _Seconds = 900
     retain: _Seconds = 900
     kept: _Count = 10_000
-    should_keep_submissions: bool = True
     problems: Annotated[str, _matching(r"(/.+)?", "the absolute path of a file, or empty")] = ""
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -421,30 +410,18 @@ class SlurmJobSettings(Section, frozen=True):
     arguments: _SlurmArguments = ()
 
 
-class RunnerSettings(
-    Section,
-    frozen=True,
-    rename={
-        "shared_directory": "shared",
-        "max_retries_after_node_loss": "retries",
-        "node_cache_bytes": "node_cache",
-        "node_python": "python",
-    },
-):
+class RunnerSettings(Section, frozen=True):
     """`[runner]`: the machines that evaluators run on."""
 
     kind: Literal["local", "slurm"] = "local"
-    shared_directory: _OptionalPath = ""
-    node_directory: _AbsolutePath = "/var/tmp"  # noqa: S108  (the default, which any operator may change)
-    node_cache_bytes: _OptionalBytes = 4 * GIB
-    node_python: _OptionalPath = ""
+    shared: _OptionalPath = ""
     partition: _SlurmWord = ""
     account: _SlurmWord = ""
     constraint: _SlurmWord = ""
     gres: _SlurmWord = ""
     cpus: _SlurmCount = 0
     arguments: _SlurmArguments = ()
-    max_retries_after_node_loss: Annotated[int, Meta(ge=0, le=1)] = 0
+    retries: Annotated[int, Meta(ge=0, le=1)] = 0
 
 
 class MaximumLimitSettings(Section, frozen=True):
@@ -470,8 +447,6 @@ class LimitSettings(Section, frozen=True):
 
     request_body: _Bytes = 64 * MIB
     uploads: _Bytes = 16 * GIB
-    fields: _Count = 64
-    field: _Bytes = 64 * KIB
     wall_clock: _Seconds = 300
     cpu: Annotated[int, Meta(ge=1, le=10**9)] = 300
     memory: Annotated[int, Meta(ge=16 * MIB, le=2**50, extra=_SIZE)] = 512 * MIB
@@ -483,8 +458,6 @@ class LimitSettings(Section, frozen=True):
     free_disk: _OptionalBytes = 512 * MIB
     output: _Bytes = 256 * MIB
     stderr: _Bytes = 64 * MIB
-    data_value: _Bytes = MIB
-    file: _Bytes = 2 * MIB
     maximum: MaximumLimitSettings = MaximumLimitSettings()
 
     def __post_init__(self) -> None:
@@ -495,6 +468,11 @@ class LimitSettings(Section, frozen=True):
                     f".maximum.{name}: {describe_limit(name, maximum)} is below limits.{name},"
                     f" {describe_limit(name, default)}; raise it, or remove the key"
                 )
+
+    @property
+    def free_disk_for_readiness(self) -> int:
+        """Bytes that are free on the disks of a daemon that is ready: twice `free_disk`."""
+        return 2 * self.free_disk
 
     @property
     def requestable_ranges(self) -> Mapping[str, LimitRange]:
@@ -546,60 +524,27 @@ class EventBufferSettings(
     max_page_bytes: _Bytes = 256 * KIB
 
 
-class LongPollSettings(Section, frozen=True, rename={"legacy_client_wait_seconds": "older"}):
+class LongPollSettings(Section, frozen=True):
     """`[polls]`: long polls."""
 
     wait: Annotated[int, Meta(ge=0, le=3600)] = 30
-    legacy_client_wait_seconds: Annotated[int, Meta(ge=0, le=3600)] = 20
 
 
-class StreamSettings(Section, frozen=True, rename={"heartbeat_seconds": "heartbeat"}):
-    """`[streams]`: streams of events."""
-
-    heartbeat_seconds: _Seconds = 15
-
-
-class ArchiveSettings(
-    Section,
-    frozen=True,
-    rename={
-        "max_submission_bytes": "submission",
-    },
-):
+class ArchiveSettings(Section, frozen=True):
     """`[archive]`: ended evaluations on the disk."""
 
     enabled: bool = False
     directory: Annotated[str, _matching(r"(/.+)?", "an absolute path, or empty")] = ""
     days: Annotated[float, Meta(gt=0, le=100_000)] = 90
     size: Annotated[int, Meta(ge=MIB, le=2**50, extra=_SIZE)] = 10 * GIB
-    max_submission_bytes: _OptionalBytes = MIB
 
 
-class CallbackSettings(
-    Section,
-    frozen=True,
-    rename={
-        "max_concurrent_attempts": "at_once",
-        "max_pending_bytes": "buffer",
-        "max_attempts": "attempts",
-        "first_retry_delay": "first_delay",
-        "max_retry_delay": "longest_delay",
-        "attempt_timeout": "timeout",
-    },
-):
-    """`[callbacks]`: receivers of callbacks, and retries."""
+class CallbackSettings(Section, frozen=True):
+    """`[callbacks]`: secrets and receivers of callbacks."""
 
-    enabled: bool = False
     secrets: str = ""
     allow_hosts: tuple[_Host, ...] = ()
-    deny_hosts: tuple[_Host, ...] = ()
     private_networks: tuple[str, ...] = ()
-    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 8
-    first_retry_delay: _Seconds = 5
-    max_retry_delay: _Seconds = 600
-    attempt_timeout: _Seconds = 15
-    max_concurrent_attempts: _Count = 10
-    max_pending_bytes: _Bytes = 16 * MIB
 
     def __post_init__(self) -> None:
         _check_networks(self.private_networks)
@@ -660,27 +605,10 @@ class LogSettings(Section, frozen=True):
     access: bool = False
 
 
-class MetricsSettings(
-    Section,
-    frozen=True,
-    rename={
-        "allowed_readers": "readers",
-    },
-):
+class MetricsSettings(Section, frozen=True):
     """`[metrics]`: readers of `GET /metrics`."""
 
-    allowed_readers: Literal["loopback", "tokens", "nobody"] = "loopback"
     tokens: str = ""
-
-    def __post_init__(self) -> None:
-        if self.tokens and self.allowed_readers != "tokens":
-            raise ValueError('.tokens: set metrics.readers = "tokens" too, or remove this setting')
-
-
-class HealthSettings(Section, frozen=True, rename={"min_free_disk_bytes": "free_disk"}):
-    """`[health]`: conditions of `GET /health/ready`."""
-
-    min_free_disk_bytes: _OptionalBytes = GIB
 
 
 class EnvironmentSettings(Section, frozen=True):
@@ -761,13 +689,11 @@ class Configuration(Section, frozen=True):
     limits: LimitSettings = LimitSettings()
     buffers: EventBufferSettings = EventBufferSettings()
     polls: LongPollSettings = LongPollSettings()
-    streams: StreamSettings = StreamSettings()
     archive: ArchiveSettings = ArchiveSettings()
     callbacks: CallbackSettings = CallbackSettings()
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
-    health: HealthSettings = HealthSettings()
     environments: dict[str, EnvironmentSettings] = msgspec.field(default_factory=dict)
     problems: dict[str, ProblemSettings] = msgspec.field(default_factory=dict)
 
@@ -856,7 +782,7 @@ def check_problems(configuration: Configuration, problems: Mapping[str, ProblemS
             for field, value in fields.items():
                 size, most = (
                     len(value.encode()),
-                    min(find_field_size_limit(field) or 0, limits.field),
+                    find_field_size_limit(field) or 0,
                 )
                 if size > most:
                     raise InvalidField(
@@ -904,6 +830,11 @@ def _check_runner(configuration: Configuration) -> None:
     runner = configuration.runner
     if runner.kind == "local":
         return
+    if not runner.shared:
+        raise ConfigurationError(
+            "runner.shared: no directory is named that this machine and the nodes see",
+            'set it, or runner.kind = "local"',
+        )
     if configuration.sandbox.kind == "none":
         raise ConfigurationError(
             'runner.kind: the nodes run evaluators in a sandbox, and sandbox.kind is "none"',

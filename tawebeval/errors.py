@@ -120,8 +120,7 @@ class SubmissionDiscarded(RequestError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the files of the evaluation are discarded (limits.uploads,"
-            " evaluations.keep_submissions); send the submission again"
+            "the files of the evaluation are discarded (limits.uploads); send the submission again"
         )
 
 

@@ -32,16 +32,16 @@ class Use(NamedTuple):
 
 
 _PAGE = (
-    "test_documented_clients test_foreign_clients test_page test_page_class test_page_http2"
+    "test_documented_clients test_page test_page_class test_page_http2"
     " test_page_problems test_page_results test_page_tokens"
 )
 _PROXIES = (
     "test_proxies_nginx test_proxies_haproxy test_proxies_caddy test_several test_rolling_restart"
     " test_page_http2"
 )
-_TOOLCHAINS = "gcc g++ bash perl /usr/bin/javac /usr/bin/node"
+_TOOLCHAINS = "gcc /usr/bin/javac /usr/bin/node"
 _SANDBOXED = "tests.sandbox.test_bubblewrap tests.sandbox.test_environment_store"
-_SLURM = "test_slurm test_slurm_stream test_slurm_wire"
+_SLURM = "test_slurm test_slurm_wire"
 _BOOTED = "test_debian test_delegation test_hardening test_install test_starter test_systemd"
 
 
@@ -77,8 +77,7 @@ USES = (
 )
 
 FOR_ROOT = (
-    "tests.evaluations.test_store tests.linux.test_credentials tests.linux.test_ownership"
-    " tests.web.server.test_transport "
+    "tests.evaluations.test_store tests.linux.test_credentials tests.linux.test_ownership "
     + _integration(
         f"{_BOOTED} test_archive test_cgroups test_descriptors test_doctor test_environments"
         " test_faulty_disk test_full_disk test_git_attacks test_lookups test_overlays"

@@ -56,16 +56,17 @@ _TOGETHER = (
     # So that tawebeval is installed only once.
     ("delegation", "hardening", "install", "starter", "systemd"),
     ("debian", "packaging"),  # the former writes into the checkout, which the latter copies
+    ("page_class", "page_tokens"),  # so that a browser starts only once
 )
 
 # The longest of the others, which begin first.
 _LONG = (
-    *("archive", "try", "slurm_wire", "slurm", "slurm_stream"),
-    *("proxies_nginx", "proxies_haproxy", "privileges", "submissions", "limit_attacks"),
-    *("image", "rolling_restart", "page", "page_results", "lasting_faults"),
-    *("cli", "disk_attacks", "documented_commands", "git_attacks", "proxies_caddy", "description"),
-    *("page_problems", "examples", "lasting_rounds", "total", "full_disk", "cut_connections"),
-    "demo",
+    *("archive", "page", "slurm_wire", "slurm", "try"),
+    *("proxies_nginx", "proxies_haproxy", "submissions", "lasting_faults", "privileges"),
+    *("page_results", "image", "proxies_caddy", "documented_clients", "page_problems"),
+    *("limit_attacks", "rolling_restart", "cli", "libraries", "documented_commands"),
+    *("page_http2", "disk_attacks", "git_attacks", "description", "cut_connections"),
+    *("examples", "lasting_rounds", "full_disk", "total", "demo", "verdicts"),
 )
 
 _SHORT_TOGETHER = 5

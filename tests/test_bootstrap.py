@@ -20,8 +20,7 @@ SCRIPT = ROOT / "scripts" / "bootstrap"
 class LinkTests(SynchronousTestCase):
     """A `.venv` that is a link to somebody else's."""
 
-    def test_it_is_refused(self) -> None:
-        """The other one, which would be emptied to be made anew, stays as it is."""
+    def test_linked_virtualenv_is_refused_and_kept(self) -> None:
         with TemporaryDirectory() as folder:
             other, checkout = Path(folder, "other"), Path(folder, "checkout")
             other.mkdir()
@@ -40,8 +39,7 @@ class LinkTests(SynchronousTestCase):
 class PipTests(SynchronousTestCase):
     """A command of pip that fails."""
 
-    def test_no_index(self) -> None:
-        """Where no package is found the message names the variables of pip."""
+    def test_failed_pip_names_its_variables(self) -> None:
         command = [
             *(sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check"),
             *("download", "--no-index", "click"),
@@ -91,8 +89,7 @@ class ServiceTests(SynchronousTestCase):
         self.module.install(["nginx"])
         self.assertEqual(heard, [signal.SIGTERM])
 
-    def test_new(self) -> None:
-        """What is to be installed is listed before; a new service is disabled, and no other."""
+    def test_new_services_are_disabled_and_no_others(self) -> None:
         (self.units / "haproxy.service").touch()
         self.install()
         self.assertEqual(
@@ -106,8 +103,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(disabled, [("systemctl", "disable", "nginx.service")])
         self.assertFalse(self.policy.exists())
 
-    def test_policy(self) -> None:
-        """While the process lives that wrote it nothing is started; then it has no effect."""
+    def test_policy_starts_nothing_while_its_process_lives(self) -> None:
         process = subprocess.Popen(["sh", "-c", "read line # bootstrap"], stdin=subprocess.PIPE)
         text = self.module.POLICY_TEXT.format(pid=process.pid)
         with process:
@@ -115,8 +111,7 @@ class ServiceTests(SynchronousTestCase):
             process.communicate()
         self.assertEqual(subprocess.run(["sh", "-c", text]).returncode, 0)
 
-    def test_policy_of_others(self) -> None:
-        """A policy of the machine stays as it is; one that was left behind goes."""
+    def test_policy_of_the_machine_is_kept(self) -> None:
         self.policy.write_text("exit 101\n")
         self.install()
         self.assertEqual(self.policy.read_text(), "exit 101\n")

@@ -50,7 +50,7 @@ class DefaultTests(SynchronousTestCase):
 
     def test_contract(self) -> None:
         """The contract names one default: nobody asks for 15 minutes."""
-        self.assertEqual(Configuration().evaluations.abandon_after_seconds, 15 * 60)
+        self.assertEqual(Configuration().evaluations.retain, 15 * 60)
 
     def test_defaults_are_in_range(self) -> None:
         """Written out and read back, each default passes."""
@@ -70,7 +70,7 @@ class ParseTests(SynchronousTestCase):
             protocols = ["file", "https", "http", "git", "ssh"]
             [evaluations]
             running = 3
-            grace = 0.5
+            retain = 0.5
             environment = { PATH = "/bin", _x9 = "" }
             [limits]
             wall_clock = 10
@@ -81,7 +81,7 @@ class ParseTests(SynchronousTestCase):
             configuration.repositories.protocols, ("file", "https", "http", "git", "ssh")
         )
         self.assertEqual(configuration.evaluations.running, 3)
-        self.assertEqual(configuration.evaluations.kill_grace_seconds, 0.5)
+        self.assertEqual(configuration.evaluations.retain, 0.5)
         self.assertEqual(configuration.evaluations.environment, {"PATH": "/bin", "_x9": ""})
         self.assertEqual(configuration.limits.wall_clock, 10)
         self.assertEqual(configuration.evaluations.queued, 1000)
@@ -89,13 +89,11 @@ class ParseTests(SynchronousTestCase):
 
     def test_sizes(self) -> None:
         """Each setting in bytes accepts a size as a request does; its range holds."""
-        text = "[limits]\nmemory = '1.5G'\nfile = '4096'\n[limits.maximum]\nmemory = '2GiB'"
+        text = "[limits]\nmemory = '1.5G'\ndisk = '4096'\n[limits.maximum]\nmemory = '2GiB'"
         limits = parse_configuration(text).limits
-        self.assertEqual((limits.memory, limits.file), (3 * GIB // 2, 4096))
+        self.assertEqual((limits.memory, limits.disk), (3 * GIB // 2, 4096))
         self.assertEqual(limits.maximum.memory, 2 * GIB)
-        self.assertEqual(
-            parse_configuration("health = { free_disk = '0' }").health.min_free_disk_bytes, 0
-        )
+        self.assertEqual(parse_configuration("limits = { free_disk = '0' }").limits.free_disk, 0)
         lines = EXAMPLE.read_text("utf-8").splitlines()
         table = ""
         for number, line in enumerate(lines):
@@ -115,8 +113,8 @@ class ParseTests(SynchronousTestCase):
         for text in (
             "evaluations = { running = 0, queued = 0 }",
             "evaluations = { running = 1_000_000, queued = 1_000_000 }",
-            "limits = { file = 1024, fields = 1, wall_clock = 0.001 }",
-            f"limits = {{ file = {2**50}, fields = 1_000_000_000, wall_clock = 1e9 }}",
+            "limits = { disk = 1024, disk_files = 1, wall_clock = 0.001 }",
+            f"limits = {{ disk = {2**50}, disk_files = 1_000_000_000, wall_clock = 1e9 }}",
             "sandbox = { readable = ['/opt', '/srv/a b/..c'] }",
             "service = { user = '_tawebeval-1$' }",
             "service = { name = '' }",
@@ -126,8 +124,7 @@ class ParseTests(SynchronousTestCase):
             "polls = { wait = 0 }",
             "polls = { wait = 3600 }",
             "service = { drain = 0 }",
-            "callbacks = { attempts = 1, at_once = 1, buffer = 1024, first_delay = 0.001 }",
-            "callbacks = { attempts = 100, private_networks = ['10.0.0.0/8', '::1/128'] }",
+            "callbacks = { private_networks = ['10.0.0.0/8', '::1/128'] }",
         ):
             parse_configuration(text)
 
@@ -136,14 +133,12 @@ class RunnerTests(SynchronousTestCase):
     """`[runner]`."""
 
     def test_refused(self) -> None:
-        """A cluster needs a sandbox, and a shared directory or one on each node."""
+        """A cluster needs a sandbox and a shared directory."""
         slurm = '[runner]\nkind = "slurm"\n'
         shared = slurm + 'shared = "/shared"\n'
-        for text in (slurm, shared):
-            parse_configuration(text)
+        parse_configuration(shared)
         for text, place in (
-            (slurm + 'node_directory = ""\n', "runner.node_directory"),
-            (slurm + "node_cache = -1\n", "runner.node_cache"),
+            (slurm, "runner.shared"),
             (shared + '[sandbox]\nkind = "none"\n', "runner.kind"),
             (shared + 'arguments = ["--uid=0"]\n', "runner.arguments[0]"),
             (shared + 'arguments = ["--qos=low;x"]\n', "runner.arguments[0]"),
@@ -485,19 +480,19 @@ class ErrorTests(SynchronousTestCase):
         """A value of a wrong type names the key's path and the right form."""
         for text, start in (
             ("limits = 1", "limits: 1 is not allowed; write a table, such as [limits]"),
-            ("[limits.file]\nsize = 1", "limits.file: {'size': 1} is not a size; write"),
+            ("[limits.disk]\nsize = 1", "limits.disk: {'size': 1} is not a size; write"),
             (
-                "[limits]\nfile = '2 MB'",
-                "limits.file: '2 MB' is not a size; write a number of bytes, or a text",
+                "[limits]\ndisk = '2 MB'",
+                "limits.disk: '2 MB' is not a size; write a number of bytes, or a text",
             ),
-            ("[limits]\nfile = true", "limits.file: true is not a size; write a number"),
+            ("[limits]\ndisk = true", "limits.disk: true is not a size; write a number"),
             (
-                "[limits]\nfile = 2048.0",
-                "limits.file: 2048.0 is not a size; write a number",
+                "[limits]\ndisk = 2048.0",
+                "limits.disk: 2048.0 is not a size; write a number",
             ),
             (
-                "[limits]\nfile = 1979-05-27",
-                "limits.file: 1979-05-27 is not a size; write",
+                "[limits]\ndisk = 1979-05-27",
+                "limits.disk: 1979-05-27 is not a size; write",
             ),
             (
                 "[limits]\nwall_clock = '5'",
@@ -551,13 +546,10 @@ class ErrorTests(SynchronousTestCase):
             ("[repositories]\nprotocols = ['ftp']", "repositories.protocols[0]: "),
             ("[repositories]\nallow_hosts = ['a b']", "repositories.allow_hosts[0]: "),
             ("[repositories]\ndeny_hosts = ['*']", "repositories.deny_hosts[0]: "),
-            ("[metrics]\nreaders = 'all'", "metrics.readers: "),
-            ("[metrics]\ntokens = '/x'", 'metrics.tokens: set metrics.readers = "tokens"'),
             ("[log]\nlevel = 'loud'", "log.level: "),
             ("[repositories]\nprivate_networks = ['10.1/8']", "repositories.private_networks: "),
             ("[repositories]\nprivate_networks = ['10.0.0.1/8']", "repositories.private_net"),
             ("[repositories]\nfetch_bytes = 1", "repositories.fetch_bytes: "),
-            ("[repositories]\ntree_files = 0", "repositories.tree_files: "),
             (
                 "[repositories]\nmemory = 1048576",
                 "repositories.memory: 1048576 is not allowed; write a whole number >= 67108864 (64",
@@ -581,22 +573,23 @@ class ErrorTests(SynchronousTestCase):
             ("[evaluations]\nrunning = 1_000_001", "evaluations.running: "),
             ("[evaluations]\nqueued = -1", "evaluations.queued: "),
             ("[evaluations]\nqueued = 1_000_001", "evaluations.queued: "),
-            ("[evaluations]\ngrace = 0.0", "evaluations.grace: "),
-            ("[evaluations]\nabandon_after = -1", "evaluations.abandon_after: "),
             ("[evaluations.environment]\n'A=B' = ''", "evaluations.environment: "),
             ("[limits]\nrequest_body = 0", "limits.request_body: "),
-            ("[limits]\nfields = 0", "limits.fields: 0 is not allowed; write a whole number >= 1"),
-            ("[limits]\nfields = 1_000_000_001", "limits.fields: "),
             (
-                f"[limits]\nfile = {2**50 + 1}",
-                "limits.file: 1125899906842625 is not allowed; write",
+                "[limits]\ndisk_files = 0",
+                "limits.disk_files: 0 is not allowed; write a whole number >= 1",
+            ),
+            ("[limits]\ndisk_files = 1_000_000_001", "limits.disk_files: "),
+            (
+                f"[limits]\ndisk = {2**50 + 1}",
+                "limits.disk: 1125899906842625 is not allowed; write",
             ),
             (
                 "[limits]\nmemory = '1K'",
                 "limits.memory: '1K' is not allowed; write a whole number >= 16777216 (16 MiB)",
             ),
             ("[limits.maximum]\nmemory = '1P'", "limits.maximum.memory: '1P' is not a size; "),
-            (f"[limits]\nfile = {10**30}", "limits.file: 1000000000000000000000000000000 is not "),
+            (f"[limits]\ndisk = {10**30}", "limits.disk: 1000000000000000000000000000000 is not "),
             ("[limits]\nwall_clock = nan", "limits.wall_clock: "),
             ("[limits]\nwall_clock = inf", "limits.wall_clock: "),
             ("[limits]\nwall_clock = 1_000_000_001", "limits.wall_clock: "),
@@ -627,8 +620,6 @@ class ErrorTests(SynchronousTestCase):
             ("[limits]\nprocesses = 1", "limits.processes: "),
             ("[limits]\nopen_files = 3", "limits.open_files: "),
             ("[limits]\nfile_size = 1", "limits.file_size: "),
-            ("[limits]\ndisk = 1", "limits.disk: "),
-            ("[limits]\ndisk_files = 0", "limits.disk_files: "),
             ("[limits]\nstderr = 1", "limits.stderr: "),
             ("[buffers]\npage = 1", "buffers.page: "),
             ("[polls]\nwait = -1", "polls.wait: -1 is not allowed; write a whole number >= 0"),
@@ -655,7 +646,10 @@ class ErrorTests(SynchronousTestCase):
             ("[service]\nuser = 'R B'", "service.user: 'R B' should be a user name"),
             ("[sandbox]\nreadable = ['opt']", "sandbox.readable[0]: 'opt' should be an absolute"),
             ("[callers]\norigins = ['x']", "callers.origins[0]: 'x' should be an origin"),
-            ("[callbacks]\ndeny_hosts = ['*']", "callbacks.deny_hosts[0]: '*' should be a host"),
+            (
+                "[repositories]\ndeny_hosts = ['*']",
+                "repositories.deny_hosts[0]: '*' should be a host",
+            ),
             ("[evaluations.environment]\n1A = ''", "evaluations.environment: '1A' should be"),
             ('[evaluations.environment]\n"A\\n" = ""', "evaluations.environment: "),
             (CREDENTIAL.replace("'u'", "'-x'"), "repositories.credentials[0].username: '-x' sh"),
@@ -735,7 +729,7 @@ class ErrorTests(SynchronousTestCase):
             self.check(text, "the configuration is not TOML: ")
         error = self.assertRaises(ConfigurationError, parse_configuration, "a = 1\nb = = 2")
         self.assertIn("line 2", str(error))
-        self.check("[limits]\nfile = " + "1" * 5000, "the configuration")
+        self.check("[limits]\ndisk = " + "1" * 5000, "the configuration")
 
     def test_toml_remedies(self) -> None:
         """Frequent mistakes are explained, without the value, which may be a secret."""
@@ -832,7 +826,7 @@ class TableTests(SynchronousTestCase):
                         self.assertEqual(self.parse(default), found, setting)
                     shown += settings
         self.assertEqual(len(shown), len(set(shown)))
-        self.assertGreater(len(shown), 60)
+        self.assertGreater(len(shown), 50)
 
 
 class ExamplesTests(SynchronousTestCase):

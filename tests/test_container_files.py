@@ -75,34 +75,29 @@ def list_calls(group: str) -> set[str]:
 class ProfileTests(SynchronousTestCase):
     """The profile of system calls."""
 
-    def test_evaluators(self) -> None:
-        """Whatever the evaluators' own filter allows, the container permits."""
+    def test_container_permits_all_that_evaluators_may_call(self) -> None:
         calls = {name for names in seccomp.ALLOWED_CALLS.values() for name in names.split()}
         decided = {*seccomp._REFUSED_ARGUMENTS, *seccomp._refuse_sockets(internet=True)}
         self.assertEqual(sorted((calls | decided) - permitted()), [])
         self.assertIn("clone", decided)
 
-    def test_sandbox(self) -> None:
-        """What bubblewrap calls is permitted."""
+    def test_container_permits_all_that_bubblewrap_calls(self) -> None:
         self.assertEqual(sorted(set(SANDBOX.split()) - permitted()), [])
 
-    def test_daemon(self) -> None:
-        """What the unit allows to the daemon is permitted, but for what the daemon never calls."""
+    def test_container_permits_all_that_the_daemon_calls(self) -> None:
         if shutil.which("systemd-analyze") is None:
             raise SkipTest("systemd-analyze is not installed (Debian package systemd)")
         calls = list_calls("@system-service") | list_calls("@mount") - {"chroot"}
         self.assertEqual(sorted(calls - permitted() - {*NOT_NEEDED.split(), *LATER.split()}), [])
 
-    def test_refused(self) -> None:
-        """What reaches beyond a container fails, mostly with EPERM; so do sockets of the host."""
+    def test_container_refuses_what_reaches_beyond_it(self) -> None:
         profile = json.loads(PROFILE_FILE.read_text())
         self.assertEqual(set(NEVER.split()) & permitted(), set())
         self.assertEqual(profile["defaultAction"], "SCMP_ACT_ERRNO")
         (rule,) = (rule for rule in profile["syscalls"] if rule["names"] == ["socket"])
         self.assertEqual(rule["args"], [{"index": 0, "value": 40, "op": "SCMP_CMP_NE"}])
 
-    def test_once(self) -> None:
-        """No call has two rules but personality(2), of which some values are permitted."""
+    def test_no_call_has_two_rules(self) -> None:
         profile = json.loads(PROFILE_FILE.read_text())
         names = [name for rule in profile["syscalls"] for name in rule["names"]]
         names = [name for name in names if name != "personality"]
@@ -120,8 +115,7 @@ class ComposeTests(SynchronousTestCase):
         self.image = script.configure(__version__, "", [])["config"]
         self.user = script.UID
 
-    def test_image(self) -> None:
-        """Image, volumes, port, user and health check are those of the image."""
+    def test_compose_file_fits_the_image(self) -> None:
         self.assertEqual(self.service["image"], f"tawebeval:{__version__}")
         volumes = {volume.partition(":")[2] for volume in self.service["volumes"]}
         self.assertEqual(volumes, set(self.image["Volumes"]))
@@ -132,15 +126,13 @@ class ComposeTests(SynchronousTestCase):
         self.assertIn(f"chown {self.user} tokens", self.text)
         self.assertIn(f"tawebeval:{__version__} token new", self.text)
 
-    def test_health_check(self) -> None:
-        """The health check runs nothing that the daemon's user can change."""
+    def test_health_check_runs_nothing_that_the_user_can_change(self) -> None:
         program, isolated = self.image["Healthcheck"]["Test"][1:3]
         self.assertTrue(program.startswith("/usr/"))
         self.assertEqual(isolated, "-I")
         self.assertNotIn(self.image["User"], ("", "root", "0"))
 
-    def test_options(self) -> None:
-        """The options that the doctor names are set."""
+    def test_options_named_by_the_doctor_are_set(self) -> None:
         options = self.service["security_opt"]
         self.assertIn("seccomp=./seccomp.json", options)
         for option in (DOCKER.proc_mount_option, DOCKER.cgroup_option):

@@ -20,8 +20,7 @@ from tests.cases.patience import PATIENCE
 class ConditionTests(SynchronousTestCase):
     """`Condition`: an event that happens again and again."""
 
-    def test_wakes_all_in_order(self) -> None:
-        """All waiters are woken in the order in which they began to wait."""
+    def test_waiters_are_woken_in_order(self) -> None:
         condition = Condition()
         woken: list[str] = []
         for name in "abc":
@@ -30,8 +29,7 @@ class ConditionTests(SynchronousTestCase):
         self.assertEqual(woken, ["a", "b", "c"])
         self.assertEqual(len(condition), 0)
 
-    def test_wakes_once(self) -> None:
-        """A notification wakes the present waiters only, not later or earlier ones."""
+    def test_notification_wakes_present_waiters_only(self) -> None:
         condition = Condition()
         first = condition.wait()
         condition.notify()
@@ -41,8 +39,7 @@ class ConditionTests(SynchronousTestCase):
         condition.notify()
         self.successResultOf(second)
 
-    def test_wait_again_when_woken(self) -> None:
-        """A waiter that waits again when it is woken waits for the next notification."""
+    def test_woken_waiter_waits_for_the_next_notification(self) -> None:
         condition = Condition()
         again: list[Deferred[None]] = []
         condition.wait().addCallback(lambda _: again.append(condition.wait()))
@@ -50,8 +47,7 @@ class ConditionTests(SynchronousTestCase):
         self.assertNoResult(again[0])
         self.assertEqual(len(condition), 1)
 
-    def test_cancel(self) -> None:
-        """A cancelled wait leaves nothing behind and affects no other waiter."""
+    def test_cancelled_wait_leaves_nothing_behind(self) -> None:
         condition = Condition()
         cancelled, other = condition.wait(), condition.wait()
         cancelled.cancel()
@@ -60,8 +56,7 @@ class ConditionTests(SynchronousTestCase):
         condition.notify()
         self.successResultOf(other)
 
-    def test_cancel_by_one_woken_before(self) -> None:
-        """A waiter that was cancelled by a waiter woken before it is not woken."""
+    def test_waiter_cancelled_by_one_woken_before_is_not_woken(self) -> None:
         condition, one_shot = Condition(), OneShotEvent[None]()
         for event, wake in (
             (condition, condition.notify),
@@ -77,8 +72,7 @@ class ConditionTests(SynchronousTestCase):
 class OneShotTests(SynchronousTestCase):
     """`OneShotEvent`: an event that happens once."""
 
-    def test_cancel(self) -> None:
-        """A cancelled wait leaves nothing behind and affects no other waiter."""
+    def test_cancelled_wait_leaves_nothing_behind(self) -> None:
         event: OneShotEvent[int] = OneShotEvent()
         cancelled, other = event.wait(), event.wait()
         cancelled.cancel()
@@ -91,8 +85,7 @@ class OneShotTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(other), 3)
         self.assertEqual(self.successResultOf(event.wait()), 3)
 
-    def test_waiting(self) -> None:
-        """Waiters before and after the event get the same value."""
+    def test_waiters_before_and_after_get_the_same_value(self) -> None:
         event: OneShotEvent[str] = OneShotEvent()
         before = [event.wait(), event.wait()]
         self.assertFalse(event.is_set)
@@ -101,22 +94,19 @@ class OneShotTests(SynchronousTestCase):
         for waiter in (*before, event.wait()):
             self.assertEqual(self.successResultOf(waiter), "x")
 
-    def test_first_value_stays(self) -> None:
-        """A second value changes nothing."""
+    def test_second_value_changes_nothing(self) -> None:
         event: OneShotEvent[str] = OneShotEvent()
         event.set_value("x")
         event.set_value("y")
         self.assertEqual(self.successResultOf(event.wait()), "x")
 
     def test_none_is_a_value(self) -> None:
-        """None is a value like any other."""
         event: OneShotEvent[None] = OneShotEvent()
         event.set_value(None)
         self.assertTrue(event.is_set)
         self.assertIsNone(self.successResultOf(event.wait()))
 
-    def test_own_deferred(self) -> None:
-        """A waiter's changes to its Deferred are invisible to other waiters."""
+    def test_changes_to_a_deferred_are_invisible_to_others(self) -> None:
         event: OneShotEvent[int] = OneShotEvent()
         first, second = event.wait(), event.wait()
         first.addCallback(lambda value: value + 1)
@@ -127,8 +117,7 @@ class OneShotTests(SynchronousTestCase):
 class CallbackTests(SynchronousTestCase):
     """`OneShotEvent.add_callback`: callbacks without a Deferred."""
 
-    def test_told_once(self) -> None:
-        """A callback is called once, with the value, when the event happens."""
+    def test_callback_is_called_once(self) -> None:
         event: OneShotEvent[str] = OneShotEvent()
         told: list[str] = []
         event.add_callback(told.append)
@@ -137,16 +126,14 @@ class CallbackTests(SynchronousTestCase):
         event.set_value("y")
         self.assertEqual(told, ["x"])
 
-    def test_told_late(self) -> None:
-        """A callback that is added after the event is called at once."""
+    def test_late_callback_is_called_at_once(self) -> None:
         event: OneShotEvent[str] = OneShotEvent()
         event.set_value("x")
         told: list[str] = []
         event.add_callback(told.append)
         self.assertEqual(told, ["x"])
 
-    def test_order(self) -> None:
-        """Callbacks are called in the order of their addition, Deferreds among them."""
+    def test_callbacks_are_called_in_order(self) -> None:
         event: OneShotEvent[str] = OneShotEvent()
         told: list[str] = []
         event.add_callback(lambda value: told.append(f"first {value}"))
@@ -155,8 +142,7 @@ class CallbackTests(SynchronousTestCase):
         event.set_value("x")
         self.assertEqual(told, ["first x", "second x", "third x"])
 
-    def test_cancels_another(self) -> None:
-        """A callback may cancel a later waiter."""
+    def test_callback_may_cancel_a_later_waiter(self) -> None:
         event: OneShotEvent[str] = OneShotEvent()
         event.add_callback(lambda value: waiting.cancel())
         waiting = event.wait()
@@ -179,16 +165,14 @@ class ShieldedTests(SynchronousTestCase):
 
         return Deferred.fromCoroutine(wait_despite_cancellation(self.event, cancel))
 
-    def test_value(self) -> None:
-        """Without a cancellation the result is the event's value."""
+    def test_result_is_the_value_of_the_event(self) -> None:
         waiting = self.start()
         self.assertNoResult(waiting)
         self.event.set_value("x")
         self.assertEqual(self.successResultOf(waiting), "x")
         self.assertEqual(self.cancels, 0)
 
-    def test_cancel(self) -> None:
-        """A cancellation calls `cancel` at once, and is raised after the event, not before."""
+    def test_cancellation_is_raised_after_the_event(self) -> None:
         waiting = self.start()
         waiting.cancel()
         self.assertEqual(self.cancels, 1)
@@ -196,8 +180,7 @@ class ShieldedTests(SynchronousTestCase):
         self.event.set_value("x")
         self.failureResultOf(waiting, CancelledError)
 
-    def test_cancel_repeatedly(self) -> None:
-        """More cancellations neither end the wait nor call `cancel` again."""
+    def test_further_cancellations_change_nothing(self) -> None:
         waiting = self.start()
         for _ in range(3):
             waiting.cancel()
@@ -206,8 +189,7 @@ class ShieldedTests(SynchronousTestCase):
         self.event.set_value("x")
         self.failureResultOf(waiting, CancelledError)
 
-    def test_set_by_the_cancellation(self) -> None:
-        """`cancel` itself may set the event."""
+    def test_cancel_may_set_the_event(self) -> None:
         waiting = Deferred.fromCoroutine(
             wait_despite_cancellation(self.event, lambda: self.event.set_value("x"))
         )
@@ -223,9 +205,7 @@ class ThreadsTests(TestCase):
         self.threads.start()
         self.addCleanup(self.threads.stop)
 
-    async def test_result(self) -> None:
-        """The result of the call is returned; the call was made in another thread."""
-
+    async def test_result_comes_from_another_thread(self) -> None:
         def call(a: int, *, b: int) -> tuple[int, int]:
             return a + b, threading.get_ident()
 
@@ -233,8 +213,7 @@ class ThreadsTests(TestCase):
         self.assertEqual(total, 3)
         self.assertNotEqual(thread, threading.get_ident())
 
-    async def test_own(self) -> None:
-        """A pool whose threads are all busy delays its own calls only."""
+    async def test_busy_pool_delays_its_own_calls_only(self) -> None:
         may_go_on = threading.Event()
         other = WorkerThreads.create(reactor, 1, "other")
         other.start()
@@ -257,8 +236,7 @@ class ThreadsTests(TestCase):
             self.assertTrue(await one)
         self.assertLessEqual(len(at_work), 2)
 
-    async def test_before_the_start(self) -> None:
-        """Calls before `start` wait; the threads exist from `start` to `stop` only."""
+    async def test_calls_before_the_start_wait(self) -> None:
         before = threading.active_count()
         early = WorkerThreads.create(reactor, 1, "early")
         waiting = Deferred.fromCoroutine(early.run_in_thread(threading.get_ident))
@@ -269,8 +247,7 @@ class ThreadsTests(TestCase):
         early.stop()
         self.assertEqual(threading.active_count(), before)
 
-    async def test_no_more_threads(self) -> None:
-        """A machine that allows no more threads has all of them: `start` makes them."""
+    async def test_start_makes_all_threads(self) -> None:
         self.patch(threading.Thread, "start", self.refuse)
         both = threading.Barrier(2, timeout=PATIENCE)
         calls = [Deferred.fromCoroutine(self.threads.run_in_thread(both.wait)) for _ in range(2)]
@@ -280,8 +257,7 @@ class ThreadsTests(TestCase):
         """Fail to start a thread, with Python's exception."""
         raise RuntimeError("can't start new thread")
 
-    def test_too_few_threads(self) -> None:
-        """`start` fails without enough threads, and those that it has made end."""
+    def test_start_without_enough_threads_fails_and_ends_them(self) -> None:
         before = threading.active_count()
         begin, made = threading.Thread.start, []
 
@@ -300,8 +276,7 @@ class ThreadsTests(TestCase):
         others.stop()
         self.assertEqual(threading.active_count(), before)
 
-    def test_never_stopped(self) -> None:
-        """A process ends without `stop` if its start fails after the threads' start."""
+    def test_process_ends_without_a_stop(self) -> None:
         script = (
             "from twisted.internet import reactor\n"
             "from tawebeval.deferreds import WorkerThreads\n"
@@ -311,13 +286,11 @@ class ThreadsTests(TestCase):
         done = run_script(script)
         self.assertEqual((done.returncode, done.stderr), (1, "a later part has failed\n"))
 
-    async def test_error(self) -> None:
-        """The exception of the call is raised."""
+    async def test_exception_of_the_call_is_raised(self) -> None:
         with self.assertRaises(ZeroDivisionError):
             await self.threads.run_in_thread(lambda: 1 // 0)
 
-    async def test_cancel(self) -> None:
-        """A cancellation is raised only after the call has returned."""
+    async def test_cancellation_is_raised_after_the_call(self) -> None:
         may_go_on, returned = threading.Event(), threading.Event()
 
         def call() -> None:
@@ -332,8 +305,7 @@ class ThreadsTests(TestCase):
             await running
         self.assertTrue(returned.is_set())
 
-    async def test_cancel_what_fails(self) -> None:
-        """A cancellation is raised also if the call fails after it."""
+    async def test_cancellation_is_raised_after_a_failed_call(self) -> None:
         may_go_on = threading.Event()
 
         def call() -> None:

@@ -23,8 +23,7 @@ class QueueTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.queue = FairQueue(2, 2)
 
-    def test_places(self) -> None:
-        """Free slots are given at once, others when a holder releases its slot."""
+    def test_free_slots_are_given_at_once(self) -> None:
         entered = [self.queue.acquire_slot(name) for name in "abcd"]
         self.successResultOf(entered[0])
         self.successResultOf(entered[1])
@@ -35,8 +34,7 @@ class QueueTests(SynchronousTestCase):
         self.queue.release_slot("c")
         self.successResultOf(entered[3])
 
-    def test_full(self) -> None:
-        """The queue is full when no name more can run or wait, and only then."""
+    def test_queue_is_full_when_no_more_can_wait(self) -> None:
         for name in "abcd":
             self.assertFalse(self.queue.is_full())
             self.queue.acquire_slot(name)
@@ -44,8 +42,7 @@ class QueueTests(SynchronousTestCase):
         self.queue.release_slot("a")
         self.assertFalse(self.queue.is_full())
 
-    def test_nobody_may_wait(self) -> None:
-        """A queue without waiters is full when all slots are taken, not before."""
+    def test_queue_without_waiters_is_full_when_slots_are_taken(self) -> None:
         queue = FairQueue(1, 0)
         self.assertFalse(queue.is_full())
         self.successResultOf(queue.acquire_slot("a"))
@@ -53,8 +50,7 @@ class QueueTests(SynchronousTestCase):
         queue.release_slot("a")
         self.assertFalse(queue.is_full())
 
-    def test_place(self) -> None:
-        """A waiter's position is the number of waiters before it; holders have none."""
+    def test_position_is_the_number_of_waiters_before(self) -> None:
         for name in "abcd":
             self.queue.acquire_slot(name)
         places = [self.queue.find_waiter_position(name) for name in ("a", "c", "d", "x")]
@@ -64,8 +60,7 @@ class QueueTests(SynchronousTestCase):
             (self.queue.find_waiter_position("c"), self.queue.find_waiter_position("d")), (None, 0)
         )
 
-    def test_give_up(self) -> None:
-        """A cancelled waiter makes room, and gets no slot later."""
+    def test_cancelled_waiter_makes_room(self) -> None:
         _, _, third, fourth = [self.queue.acquire_slot(name) for name in "abcd"]
         third.cancel()
         self.failureResultOf(third, CancelledError)
@@ -76,8 +71,7 @@ class QueueTests(SynchronousTestCase):
         self.queue.release_slot("d")
         self.assertEqual(self.queue.find_waiter_position("c"), None)
 
-    def test_leave_at_once(self) -> None:
-        """A waiter that releases its slot at once gives it to the next one."""
+    def test_slot_released_at_once_goes_to_the_next_waiter(self) -> None:
         for name in "ab":
             self.queue.acquire_slot(name)
         third = self.queue.acquire_slot("c").addCallback(lambda _: self.queue.release_slot("c"))
@@ -86,8 +80,7 @@ class QueueTests(SynchronousTestCase):
         self.successResultOf(third)
         self.successResultOf(fourth)
 
-    def test_many_leave_at_once(self) -> None:
-        """A thousand waiters that release at once all get a slot; a new name comes last."""
+    def test_thousand_waiters_that_release_at_once_all_get_a_slot(self) -> None:
         for name in "ab":
             self.queue.acquire_slot(name)
         order: list[str] = []
@@ -108,8 +101,7 @@ class QueueTests(SynchronousTestCase):
     @given(
         st.integers(1, 3), st.lists(st.tuples(st.sampled_from(["leave", "give up"]), st.booleans()))
     )
-    def test_order(self, running: int, steps: list[tuple[str, bool]]) -> None:
-        """In any order of calls: first come, first served, and never too many."""
+    def test_first_come_is_first_served(self, running: int, steps: list[tuple[str, bool]]) -> None:
         queue = FairQueue(running, 100)
         inside: list[str] = []
         waiting: dict[str, Deferred[None]] = {}
@@ -158,21 +150,18 @@ class ShareTests(SynchronousTestCase):
             order += self.entered[before - 1 :]
         return order
 
-    def test_turns(self) -> None:
-        """Callers take turns, however many waiters one has; each one's order is kept."""
+    def test_callers_take_turns(self) -> None:
         queue = FairQueue(1, 100)
         self.names(queue, "a0", "a1", "a2", "a3", "b1", "b2", "c1")
         self.assertEqual(self.order(queue), ["a1", "b1", "c1", "a2", "b2", "a3"])
 
-    def test_place(self) -> None:
-        """The position follows the order of turns."""
+    def test_position_follows_the_turns(self) -> None:
         queue = FairQueue(1, 100)
         waiting = self.names(queue, "a0", "a1", "a2", "a3", "b1", "b2", "c1")
         places = {name: queue.find_waiter_position(name) for name in waiting}
         self.assertEqual(places, {n: i for i, n in enumerate(self.order(queue))})
 
-    def test_running(self) -> None:
-        """A caller takes no more slots than its share; others run meanwhile."""
+    def test_caller_takes_no_more_slots_than_its_share(self) -> None:
         queue = FairQueue(3, 100, running_per_caller=2)
         self.assertEqual(self.names(queue, "a1", "a2", "a3", "b1", "b2"), ["a3", "b2"])
         queue.release_slot("b1")
@@ -180,8 +169,7 @@ class ShareTests(SynchronousTestCase):
         queue.release_slot("a1")
         self.assertEqual(self.entered[-1], "a3")
 
-    def test_queued(self) -> None:
-        """A caller's share of the queue is used, another's not; a release makes room in it."""
+    def test_caller_takes_no_more_of_the_queue_than_its_share(self) -> None:
         queue = FairQueue(2, 3, running_per_caller=1, queued_per_caller=2)
         self.names(queue, "a1", "a2")
         self.assertFalse(queue.is_caller_quota_exhausted("a"))
@@ -195,8 +183,7 @@ class ShareTests(SynchronousTestCase):
         queue.release_slot("a1")
         self.assertFalse(queue.is_caller_quota_exhausted("a"))
 
-    def test_share_beyond_the_whole(self) -> None:
-        """A share as large as the queue is no share: then the queue is full."""
+    def test_share_as_large_as_the_queue_is_none(self) -> None:
         for own in (0, 2, 5):
             queue = FairQueue(1, 2, queued_per_caller=own)
             self.names(queue, "a1", "a2", "a3")
@@ -216,12 +203,10 @@ class ShareTests(SynchronousTestCase):
             max_size=80,
         ),
     )
-    def test_model(self, running: int, own: int, steps: list[tuple[str, str, int]]) -> None:
-        """Never too many; no place idle; each one's order kept; nobody overtaken twice.
-
-        Twice, that is: while a caller could have had a place, no other gets two. Those who have
-        reserved a turn are as if they were not there until they are ready, but for their order.
-        """
+    def test_no_slot_is_idle_and_nobody_is_overtaken_twice(
+        self, running: int, own: int, steps: list[tuple[str, str, int]]
+    ) -> None:
+        # While a caller could have had a slot, no other gets two.
         queue = FairQueue(running, 1000, running_per_caller=own)
         share = own or running
         inside: dict[str, str] = {}
@@ -311,8 +296,7 @@ class ReservationTests(SynchronousTestCase):
             place.addCallback(lambda _, name=name: self.entered.append(name))
             place.addErrback(lambda failure: failure.trap(CancelledError))
 
-    def test_passed_over(self) -> None:
-        """Others pass a reserved turn, which counts from the reservation once ready."""
+    def test_others_pass_a_reserved_turn(self) -> None:
         self.queue.reserve_queue_place("a1", "a")
         self.enter("a2", "a3", "a4")
         self.assertEqual(self.entered, ["a2"])
@@ -322,8 +306,7 @@ class ReservationTests(SynchronousTestCase):
         self.queue.release_slot("a1")
         self.assertEqual(self.entered, ["a2", "a3", "a1", "a4"])
 
-    def test_turns(self) -> None:
-        """A caller without a ready waiter keeps its turn, too."""
+    def test_caller_without_a_ready_waiter_keeps_its_turn(self) -> None:
         self.enter("a1")
         self.queue.reserve_queue_place("b1", "b")
         self.enter("a2", "a3")
@@ -332,16 +315,14 @@ class ReservationTests(SynchronousTestCase):
         self.queue.release_slot("a2")
         self.assertEqual(self.entered, ["a1", "a2", "b1"])
 
-    def test_free_place(self) -> None:
-        """A waiter that becomes ready beside a free slot gets the slot at once."""
+    def test_ready_waiter_gets_a_free_slot_at_once(self) -> None:
         self.queue.reserve_queue_place("a1", "a")
         self.assertEqual((self.queue.waiter_count, self.queue.find_waiter_position("a1")), (1, 0))
         self.enter("a1")
         self.assertEqual(self.entered, ["a1"])
         self.assertEqual((self.queue.waiter_count, self.queue.taken_slot_count), (0, 1))
 
-    def test_given_up(self) -> None:
-        """A turn can be released before its waiter is ready, and after."""
+    def test_reserved_turn_can_be_released(self) -> None:
         for name in ("a1", "a2"):
             self.queue.reserve_queue_place(name, "a")
         self.queue.release_slot("a1")
@@ -354,8 +335,7 @@ class ReservationTests(SynchronousTestCase):
         self.queue.release_slot("nobody")
         self.assertEqual((self.queue.waiter_count, self.queue.taken_slot_count), (0, 1))
 
-    def test_full(self) -> None:
-        """A reserved turn leaves free slots to others, but counts as a waiter."""
+    def test_reserved_turn_counts_as_a_waiter(self) -> None:
         queue = FairQueue(2, 2)
         for number in range(4):
             self.assertFalse(queue.is_full("a"))
@@ -370,8 +350,7 @@ class ReservationTests(SynchronousTestCase):
         )
         self.assertFalse(queue.is_full("b"))
 
-    def test_rest(self) -> None:
-        """A suspended slot is free for others, but counts for its caller until released."""
+    def test_suspended_slot_is_free_for_others(self) -> None:
         self.queue = FairQueue(2, 100, running_per_caller=1)
         self.enter("a1", "a2", "b1", "c1")
         self.assertEqual(self.entered, ["a1", "b1"])
@@ -401,7 +380,7 @@ class PlainTests(SynchronousTestCase):
             max_size=80,
         ),
     )
-    def test_same(
+    def test_queue_equals_the_plain_one(
         self,
         running: int,
         queued: int,
@@ -409,7 +388,6 @@ class PlainTests(SynchronousTestCase):
         own_queued: int,
         steps: list[tuple[str, str, int]],
     ) -> None:
-        """After each call both queues have the same holders in the same order, and answer alike."""
         bounds = running, queued, own_running, own_queued
         plain = PlainQueue(*bounds)
         queue = FairQueue(*bounds)
@@ -490,8 +468,7 @@ class GrowthTests(SynchronousTestCase):
             queue.acquire_slot(str(number), str(number % callers))
         return queue
 
-    def test_release(self) -> None:
-        """A release among 4,096 waiters makes twice the calls of one among 64, or fewer."""
+    def test_release_looks_at_few_waiters(self) -> None:
         for share in (1, 8):
             few, many = (
                 count_calls(self.fill(count // share, count).release_slot, "holder")
@@ -499,9 +476,7 @@ class GrowthTests(SynchronousTestCase):
             )
             self.assertLessEqual(many, 2 * few)
 
-    def test_release_at_limit(self) -> None:
-        """Callers at their limit, which wait for their own slots, are not looked at."""
-
+    def test_callers_at_their_limit_are_not_looked_at(self) -> None:
         def fill(callers: int) -> FairQueue:
             queue = FairQueue(callers + 1, 9999, running_per_caller=1)
             for number in range(callers):
@@ -513,8 +488,7 @@ class GrowthTests(SynchronousTestCase):
         few, many = (count_calls(fill(count).release_slot, "holder") for count in (64, 4096))
         self.assertLessEqual(many, 2 * few)
 
-    def test_position(self) -> None:
-        """So does a position; if callers have unequal numbers, the square root of the waiters."""
+    def test_position_looks_at_few_waiters(self) -> None:
         few, many = (
             count_calls(self.fill(count, count).find_waiter_position, str(count - 1))
             for count in (64, 4096)

@@ -55,15 +55,13 @@ class RetryQueueTests(SynchronousTestCase):
             self.queue.retry_next_calls()
         return [formatEvent(event) for event in events]
 
-    def test_at_once(self) -> None:
-        """A call that succeeds is neither logged nor kept."""
+    def test_successful_call_is_not_kept(self) -> None:
         self.assertEqual(self.attempt("a"), [])
         self.assertEqual((self.done, len(self.queue)), (["a", "made"], 0))
         self.assertEqual(self.settle(), [])
         self.assertEqual(self.done, ["a", "made"])
 
-    def test_later(self) -> None:
-        """A failure is logged once, however often it repeats; the late success, too."""
+    def test_failure_and_late_success_are_logged_once(self) -> None:
         self.failures["a"] = 3
         (said,) = self.attempt("a")
         self.assertIn("the removal of a has failed, and will be tried again: [Errno 24]", said)
@@ -72,8 +70,7 @@ class RetryQueueTests(SynchronousTestCase):
         self.assertEqual(self.settle(), ["the removal of a has succeeded now"])
         self.assertEqual((self.done, len(self.queue)), (["a", "made"], 0))
 
-    def test_back_off(self) -> None:
-        """The delay between retries doubles without a success, up to a minute."""
+    def test_delay_doubles_up_to_a_minute(self) -> None:
         self.failures["a"] = 10
         self.attempt("a")
         tried: list[int] = []
@@ -86,8 +83,7 @@ class RetryQueueTests(SynchronousTestCase):
                     break
         self.assertEqual(tried, [0, 2, 6, 14, 30, 62, 122, 182, 242, 302])
 
-    def test_all_together(self) -> None:
-        """After a success all calls are made at once, by few calls of threads."""
+    def test_success_retries_all_calls(self) -> None:
         self.failures["a"] = 250 + 100
         for _ in range(250):
             self.attempt("a")
@@ -103,8 +99,7 @@ class RetryQueueTests(SynchronousTestCase):
         done = [word for size in (100, 100, 50) for word in ("a", "made") for _ in range(size)]
         self.assertEqual((len(self.queue), self.done), (0, done))
 
-    def test_turns(self) -> None:
-        """A call that always fails blocks no other, and is retried when others succeed."""
+    def test_failing_call_blocks_no_other(self) -> None:
         self.failures.update(a=1000, b=1)
         self.attempt("a")
         self.attempt("b")
@@ -112,8 +107,7 @@ class RetryQueueTests(SynchronousTestCase):
         self.assertEqual(self.done, ["b", "made"])
         self.assertEqual(self.failures["a"], 998)
 
-    def test_one_at_a_time(self) -> None:
-        """Only one retry runs at a time: a disk that hangs blocks one thread."""
+    def test_one_retry_runs_at_a_time(self) -> None:
         self.failures.update(a=1, b=1)
         self.attempt("a")
         self.attempt("b")
@@ -125,8 +119,7 @@ class RetryQueueTests(SynchronousTestCase):
         threads.finish()
         self.assertEqual(self.done, ["a", "b", "made", "made"])
 
-    def test_defect(self) -> None:
-        """Other exceptions are defects: raised, or logged, and not retried."""
+    def test_other_exceptions_are_not_retried(self) -> None:
         self.failures["a"] = 1
         self.attempt("a")
         self.error, self.failures["a"] = ZeroDivisionError(), 1

@@ -59,8 +59,7 @@ def read_package() -> tuple[dict[Path, ast.Module], set[str]]:
 class DocstringTests(SynchronousTestCase):
     """A renamed thing is renamed where others speak of it."""
 
-    def test_exceptions(self) -> None:
-        """What is raised is a class of the package, a builtin, or imported."""
+    def test_raised_exceptions_exist(self) -> None:
         trees, names = read_package()
         known = names | set(dir(builtins))
         unknown = [
@@ -72,8 +71,7 @@ class DocstringTests(SynchronousTestCase):
         ]
         self.assertEqual(unknown, [])
 
-    def test_code(self) -> None:
-        """What stands in backticks and looks like a name of Python is one."""
+    def test_names_in_backticks_exist(self) -> None:
         trees, names = read_package()
         unknown = [
             f"{place}: {part}"

@@ -16,8 +16,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "integrations" / "judge_cl
 class NamesTests(SynchronousTestCase):
     """Names of folders, which students choose."""
 
-    def test_names(self) -> None:
-        """No name begins a line, and each is printed in UTF-8."""
+    def test_names_are_printed_in_one_line(self) -> None:
         self.patch(os, "environ", {"TAWEBEVAL_SERVER": "http://a"})
         main = runpy.run_path(str(EXAMPLE))["main"]
         students = Path(self.mktemp())

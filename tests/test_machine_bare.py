@@ -15,13 +15,11 @@ class BareTests(SynchronousTestCase):
     """The commands of README.md."""
 
     def test_modules_and_packages_exist(self) -> None:
-        """The modules are there; the packages are those of README.md."""
         folder = ROOT / "tests" / "integration"
         missing = [name for name in bare.QUICK if not (folder / f"test_{name}.py").exists()]
         self.assertEqual(missing, [])
         self.assertLess({"bubblewrap", "curl", "make"}, {*README_PACKAGES.split()})
 
     def test_ordinary_user_is_refused(self) -> None:
-        """Only root can run daemons as another user."""
         self.patch(os, "geteuid", lambda: 1000)
         self.assertIn("only root", bare.find_problem())

@@ -28,8 +28,7 @@ def commands(command: click.Command, name: str = "tawebeval") -> Iterator[tuple[
 class PageTests(SynchronousTestCase):
     """The pages, as `make man` writes them."""
 
-    def test_pages(self) -> None:
-        """Each command has one, with its whole first sentence, and its examples line by line."""
+    def test_each_command_has_a_page(self) -> None:
         folder = Path(self.mktemp())
         script = [sys.executable, str(ROOT / "scripts" / "manpages"), str(folder)]
         subprocess.run(script, check=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"})

@@ -32,16 +32,14 @@ THINGS = {thing for use in programs.USES for thing in use.things.split()}.union(
 class ProgramsTests(SynchronousTestCase):
     """The programs of tests that are named."""
 
-    def test_modules(self) -> None:
-        """Each module of the table is there."""
+    def test_modules_of_the_table_exist(self) -> None:
         modules = {name for part in run.parts() for name in part}
         for use in programs.USES:
             for module in use.modules.split():
                 self.assertIn(module, {*modules, "tests", "tests.integration"})
         self.assertEqual(set(programs.FOR_ROOT.split()) - modules, set())
 
-    def test_root(self) -> None:
-        """Modules that skip tests for ordinary users are in the table."""
+    def test_modules_that_need_root_are_in_the_table(self) -> None:
         skips = re.compile(r"SkipTest\(.*(root|missing\(\))|import .*ServiceTestCase")
         paths = (run.ROOT / "tests").rglob("test_*.py")
         found = {
@@ -51,13 +49,11 @@ class ProgramsTests(SynchronousTestCase):
         }
         self.assertEqual(found - set(programs.FOR_ROOT.split()), set())
 
-    def test_helpers(self) -> None:
-        """Modules that import what starts a browser, a cluster or a proxy have its programs."""
+    def test_modules_that_import_helpers_have_their_programs(self) -> None:
         for helper, program in (
             ("browser|browser_case", "chromium"),
-            ("firefox", "firefox-esr"),
             ("slurm_case", "/usr/sbin/slurmd"),
-            ("proxies|proxy_case|http2_case", "caddy"),
+            ("proxies|proxy_case", "caddy"),
         ):
             imports = re.compile(rf"(?m)^from tests\.integration\.({helper}) import ")
             paths = (run.ROOT / "tests" / "integration").glob("test_*.py")
@@ -75,13 +71,11 @@ class ProgramsTests(SynchronousTestCase):
             self.assertNotEqual(found, set())
             self.assertEqual(found - listed, set(), program)
 
-    def test_unit(self) -> None:
-        """A unit test needs what the package imports and runs, and nothing else is installed."""
+    def test_unit_test_needs_what_the_package_needs(self) -> None:
         (option,) = programs.options(["tests.core.test_ring"])
         self.assertEqual(option, "--needs=git,libseccomp.so.2,/usr/bin/python3")
 
-    def test_one(self) -> None:
-        """A method, a class, a module and a package have what is in or around them."""
+    def test_named_tests_get_their_programs(self) -> None:
         for name in ("test_page.PageTests.test_x", "test_page.PageTests", "test_page"):
             found = list(programs.options([f"tests.integration.{name}"]))
             self.assertEqual(found[1:], ["--wants=chromium,chromedriver", "--npm=axe-core"])
@@ -89,8 +83,7 @@ class ProgramsTests(SynchronousTestCase):
         self.assertEqual(list(programs.options(["tests"])), everything)
         self.assertIn("--needs=git,libseccomp.so.2,/usr/bin/python3,bwrap,curl,xz", everything)
 
-    def test_optional(self) -> None:
-        """What is large and for few tests is provided by name, by `make setup`, or for CI."""
+    def test_large_programs_are_optional(self) -> None:
         module = "tests.integration.test_page_firefox"
         for names, optional, found in (
             ([], False, False),
@@ -104,8 +97,7 @@ class ProgramsTests(SynchronousTestCase):
         (line,) = programs.skipped([module])
         self.assertIn(f"skipped in {module}; `make setup` as root installs them", line)
 
-    def test_packages(self) -> None:
-        """scripts/bootstrap knows the Debian package of each program that is called otherwise."""
+    def test_bootstrap_knows_each_package(self) -> None:
         script = (run.ROOT / "scripts" / "bootstrap").read_text()
         (packages,) = re.findall(r"(?ms)^PACKAGES = (\{.*?^\})", script)
         self.assertIn("/usr/sbin/munged", THINGS)
@@ -113,18 +105,15 @@ class ProgramsTests(SynchronousTestCase):
         self.assertEqual(THINGS - {*DEBIAN.split()} - {*ast.literal_eval(packages)}, set())
 
     def test_programs_in_sbin_are_named_by_path(self) -> None:
-        """The PATH of ordinary users of Debian has no /usr/sbin."""
         found = {thing for thing in THINGS if Path("/usr/sbin", thing).exists()}
         self.assertEqual({thing for thing in found if not Path("/usr/bin", thing).exists()}, set())
 
-    def test_npm(self) -> None:
-        """Packages of npm are in one option, of which scripts/bootstrap reads the last."""
+    def test_npm_packages_are_one_option(self) -> None:
         uses = [programs.Use(name, "tests", npm=f"{name}-js") for name in ("one", "two")]
         self.patch(programs, "USES", uses)
         self.assertEqual(list(programs.options([])), ["--wants=one,two", "--npm=one-js,two-js"])
 
-    def test_skipped(self) -> None:
-        """Each reason is told once, with the modules; for tests that need nothing there is none."""
+    def test_each_reason_is_told_once(self) -> None:
         self.patch(shutil, "which", lambda name: None if name == "chromium" else name)
         self.patch(os, "geteuid", lambda: 1000)
         browser, root = programs.skipped(["tests.integration"])

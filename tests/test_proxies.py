@@ -13,6 +13,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, parse_configuration
+from tawebeval.web.streams import HEARTBEAT_SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
 PROXIES = ROOT / "etc" / "proxies"
@@ -39,8 +40,7 @@ class ProxiesTests(SynchronousTestCase):
         (found,) = re.findall(rf"^\s*{setting} (\d+)([sh]);?$", self.read(name), re.MULTILINE)
         return int(found[0]) * UNITS[found[1]]
 
-    def test_documented(self) -> None:
-        """The pages name each file, and each file names the settings that the daemon needs."""
+    def test_each_file_is_documented_and_names_its_settings(self) -> None:
         pages = [(ROOT / "docs" / f"{page}.md").read_text("utf-8") for page in PAGES]
         names = sorted(path.name for path in PROXIES.iterdir())
         self.assertEqual(names, ["Caddyfile", "haproxy-several.cfg", "haproxy.cfg", "nginx.conf"])
@@ -51,8 +51,7 @@ class ProxiesTests(SynchronousTestCase):
             if name != "haproxy-several.cfg":
                 self.assertIn('[http] base_path = "/judge"', self.read(name))
 
-    def test_kept_connections(self) -> None:
-        """A proxy forgets a connection before the daemon closes it."""
+    def test_proxy_closes_idle_connections_first(self) -> None:
         for name, setting in (
             ("nginx.conf", "keepalive_timeout"),
             *((name, "timeout http-keep-alive") for name in HAPROXY),
@@ -60,13 +59,10 @@ class ProxiesTests(SynchronousTestCase):
         ):
             self.assertLess(self.seconds(name, setting), self.configuration.http.idle_timeout)
 
-    def test_quiet_connections(self) -> None:
-        """No poll and no stream is quiet for longer than a proxy has patience.
-
-        JSON Lines are for as long as an evaluator may run and print nothing.
-        """
-        polls, streams = self.configuration.polls, self.configuration.streams
-        longest = max(polls.wait, streams.heartbeat_seconds, self.configuration.limits.wall_clock)
+    def test_proxy_waits_longer_than_any_stream_is_quiet(self) -> None:
+        # JSON Lines are quiet for as long as an evaluator may run and print nothing.
+        configuration = self.configuration
+        longest = max(configuration.polls.wait, HEARTBEAT_SECONDS, configuration.limits.wall_clock)
         sides = tuple(f"timeout {side}" for side in ("client", "server", "tunnel"))
         for name, settings in (
             ("nginx.conf", ("proxy_read_timeout", "proxy_send_timeout")),
@@ -75,8 +71,7 @@ class ProxiesTests(SynchronousTestCase):
             for setting in settings:
                 self.assertGreater(self.seconds(name, setting), 2 * longest)
 
-    def test_documents(self) -> None:
-        """What a proxy answers by itself is a problem document like those of the daemon."""
+    def test_proxies_answer_with_problem_documents(self) -> None:
         for name, count in (
             ("nginx.conf", 3),
             *((name, 5) for name in HAPROXY),
@@ -91,8 +86,7 @@ class ProxiesTests(SynchronousTestCase):
                 self.assertIn(document["title"], phrases)
                 self.assertEqual(document["detail"], document["message"])
 
-    def test_examples(self) -> None:
-        """The configurations for a contest and a public instance believe the proxy before them."""
+    def test_examples_trust_the_proxy(self) -> None:
         for name in ("contest", "public"):
             text = (ROOT / "etc" / "examples" / f"{name}.toml").read_text("utf-8")
             http = parse_configuration(text).http

@@ -36,24 +36,20 @@ class RequirementsTests(SynchronousTestCase):
             version = pins.get(canonicalize_name(requirement.name), "0")
             self.assertIn(version, requirement.specifier, f"{name}: {requirement}: `make lock`")
 
-    def test_runtime(self) -> None:
-        """All that the daemon needs is in the file for all."""
+    def test_runtime_file_has_all_packages_of_the_daemon(self) -> None:
         self.check("runtime", PROJECT["project"]["dependencies"])
 
-    def test_extras(self) -> None:
-        """Each extra has a file, and in each file are its packages."""
+    def test_each_extra_has_a_file(self) -> None:
         files = {path.stem for path in (ROOT / "requirements").glob("*.txt")}
         self.assertEqual(files, {"runtime", *EXTRAS})
         for name, requirements in EXTRAS.items():
             self.check(name, requirements)
 
-    def test_consistent(self) -> None:
-        """Files that are installed together pin the same version of a package."""
+    def test_files_pin_the_same_versions(self) -> None:
         versions: dict[str, str] = {}
         for name in ("runtime", *EXTRAS):
             for package, version in self.read_pins(name).items():
                 self.assertEqual(versions.setdefault(package, version), version, package)
 
-    def test_build(self) -> None:
-        """Builds without isolation have what isolated ones ask for."""
+    def test_build_file_has_what_isolated_builds_ask_for(self) -> None:
         self.assertEqual(EXTRAS["build"], PROJECT["build-system"]["requires"])

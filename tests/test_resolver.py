@@ -30,13 +30,11 @@ class AddressesTests(SynchronousTestCase):
         addresses = CheckedResolver(HostPolicy(), FakeResolver(answer), Clock())
         return Deferred.fromCoroutine(addresses.find_addresses(target))
 
-    def test_found(self) -> None:
-        """All addresses may be connected to."""
+    def test_all_addresses_may_be_connected_to(self) -> None:
         found = self.successResultOf(self.find(["8.8.8.8", "8.8.4.4"]))
         self.assertEqual(found, (ip_address("8.8.8.8"), ip_address("8.8.4.4")))
 
-    def test_errors(self) -> None:
-        """Only that a name does not exist, or has no address, is a fault of the name."""
+    def test_missing_name_alone_is_a_fault_of_the_name(self) -> None:
         unknown = {"EAI_NONAME", "EAI_NODATA", "EAI_ADDRFAMILY"}
         for name, number in ERRORS.items():
             expected = UnknownHost if name in unknown else LookupUnanswered
@@ -47,8 +45,7 @@ class AddressesTests(SynchronousTestCase):
         self.assertIsInstance(error, LookupUnanswered)
         self.assertIn("Too many open files", str(error))
 
-    def test_no_name(self) -> None:
-        """What IDNA does not take for a name is not one."""
+    def test_invalid_name_is_refused(self) -> None:
         error = UnicodeError("label empty or too long")
         self.failureResultOf(self.find(error), UnknownHost)
 
@@ -78,24 +75,21 @@ class SystemResolverTests(SynchronousTestCase):
         """Look a host up."""
         return Deferred.fromCoroutine(self.resolver.look_up_host(host))
 
-    def test_found(self) -> None:
-        """All addresses, in the order of the system."""
+    def test_addresses_are_in_the_order_of_the_system(self) -> None:
         asked = self.look_up()
         self.assertNoResult(asked)
         self.threads.finish()
         expected = [ip_address("8.8.8.8"), ip_address("fe80::1%eth0")]
         self.assertEqual(self.successResultOf(asked), expected)
 
-    def test_error(self) -> None:
-        """An error is that of all who wait."""
+    def test_error_reaches_all_who_wait(self) -> None:
         self.error = gaierror(socket.EAI_AGAIN, "later")
         asked = [self.look_up() for _ in range(2)]
         self.threads.finish()
         for one in asked:
             self.failureResultOf(one, gaierror)
 
-    def test_shared(self) -> None:
-        """Who asks for a name that is being looked up waits for that; later it is asked anew."""
+    def test_simultaneous_lookups_are_one(self) -> None:
         asked = [self.look_up() for _ in range(3)]
         other = self.look_up("b.example")
         self.threads.finish()
@@ -106,16 +100,14 @@ class SystemResolverTests(SynchronousTestCase):
         self.threads.finish()
         self.assertEqual(len(self.asked), 3)
 
-    def test_one_gives_up(self) -> None:
-        """Who gives up leaves the answer to the others."""
+    def test_cancelled_lookup_leaves_the_answer_to_others(self) -> None:
         first, second = self.look_up(), self.look_up()
         first.cancel()
         self.failureResultOf(first, CancelledError)
         self.threads.finish()
         self.successResultOf(second)
 
-    def test_abandoned(self) -> None:
-        """What nobody waits for any more, and no thread has begun, is not looked up."""
+    def test_abandoned_lookup_is_not_made(self) -> None:
         asked = self.look_up()
         asked.cancel()
         self.failureResultOf(asked, CancelledError)
@@ -126,8 +118,7 @@ class SystemResolverTests(SynchronousTestCase):
         self.assertEqual(self.asked, ["a.example"])
         self.successResultOf(again)
 
-    def test_slow(self) -> None:
-        """A look-up that goes on without anybody is not begun a second time."""
+    def test_slow_lookup_is_not_begun_twice(self) -> None:
         asked = [self.look_up()]
         asked[0].addErrback(lambda failure: failure.trap(CancelledError))
 

@@ -17,15 +17,13 @@ NAME = re.compile(r"`([\w/]*\btest_\w+)(?:\.py)?`")
 class SecurityTests(SynchronousTestCase):
     """The names of test modules."""
 
-    def test_names(self) -> None:
-        """Each name is that of a module, or its whole path."""
+    def test_named_test_modules_exist(self) -> None:
         names = NAME.findall(DOCUMENT)
         self.assertGreater(len(names), 50)
         for name in names:
             self.assertTrue(name in STEMS or f"{name}.py" in PATHS, name)
 
-    def test_budgets(self) -> None:
-        """Each budget that is held has a test."""
+    def test_each_budget_has_a_test(self) -> None:
         section = DOCUMENT.split("\n## Budgets\n")[1].split("\n## ")[0]
         rows = [line for line in section.splitlines() if line.endswith(" |")]
         budgets = [row for row in rows if not row.startswith(("| resource |", "| --- |"))]

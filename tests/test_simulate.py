@@ -25,8 +25,7 @@ def run(**changes: object) -> Outcome:
 class OutcomeTests(SynchronousTestCase):
     """What becomes of the clients."""
 
-    def test_rush(self) -> None:
-        """All are served: those who are refused come back when there is room for them."""
+    def test_refused_clients_come_back_and_are_served(self) -> None:
         outcome = run()
         self.assertEqual((len(outcome.all_waits), outcome.given_up.total()), (80, 0))
         self.assertGreater(outcome.refusals["evaluations.queued"], 5)
@@ -38,32 +37,27 @@ class OutcomeTests(SynchronousTestCase):
         # 80 of 10 s each on 4 nodes.
         self.assertLess(outcome.ended_at, 400)
 
-    def test_repeatable(self) -> None:
-        """The same seed has the same outcome."""
+    def test_same_seed_has_the_same_outcome(self) -> None:
         self.assertEqual(run(lost_nodes=2), run(lost_nodes=2))
 
-    def test_lost_nodes(self) -> None:
-        """An evaluation whose node is lost is repeated; the other nodes go on."""
+    def test_evaluation_of_a_lost_node_is_repeated(self) -> None:
         outcome = run(lost_nodes=2)
         self.assertEqual(len(outcome.all_waits), 80)
         self.assertIn(outcome.repeated, (1, 2))
 
-    def test_restarts(self) -> None:
-        """A restart with a starter costs nothing but time; without one clients submit again."""
+    def test_restart_with_a_starter_repeats_nothing(self) -> None:
         slow = {"nodes": 1, "restarts": 1}
         self.assertEqual(run(**slow).repeated, 0)
         outcome = run(**slow, keeps=False)
         self.assertGreater(outcome.repeated, 10)
         self.assertEqual(len(outcome.all_waits) + outcome.given_up.total(), 80)
 
-    def test_connections(self) -> None:
-        """Too few connections are found out."""
+    def test_too_few_connections_are_found_out(self) -> None:
         settings = {"http": {"connections": 10}}
         outcome = run(settings=settings)
         self.assertEqual(set(outcome.refusals), {"http.connections"})
 
-    def test_daemons(self) -> None:
-        """Several daemons serve their part each."""
+    def test_several_daemons_serve_their_part_each(self) -> None:
         outcome = run(daemons=2)
         self.assertEqual(len(outcome.all_waits) + outcome.given_up.total(), 80)
 
@@ -71,8 +65,7 @@ class OutcomeTests(SynchronousTestCase):
 class PageTests(SynchronousTestCase):
     """The tables of docs/scale.md."""
 
-    def test_names(self) -> None:
-        """The page has the tables of the program, row for row; figures are for `make simulate`."""
+    def test_page_has_the_tables_of_the_program(self) -> None:
         rush = simulate.make_rush_table({one.name: Outcome() for one in RUSH})
         fairness = simulate.make_fairness_table(Outcome())
         counts = (3, 4)

@@ -16,8 +16,7 @@ from tests import run
 class PartsTests(SynchronousTestCase):
     """What is run."""
 
-    def test_every_module_once(self) -> None:
-        """Each module of tests is in one of the parts."""
+    def test_each_module_is_in_one_part(self) -> None:
         found = sorted(
             ".".join(path.relative_to(run.ROOT).with_suffix("").parts)
             for path in (run.ROOT / "tests").rglob("test_*.py")
@@ -28,30 +27,19 @@ class PartsTests(SynchronousTestCase):
 class SummaryTests(SynchronousTestCase):
     """What the last line of trial says."""
 
-    def test_all_well(self) -> None:
-        """Only what passed is there; what was expected to fail and did has passed."""
+    def test_expected_failures_have_passed(self) -> None:
         line = b"PASSED (skips=1, expectedFailures=2, successes=3)\n"
         self.assertEqual(run.read_summary(line), run.Outcome(5, 0, 1))
 
-    def test_failures(self) -> None:
-        """Errors, failures and unexpected successes count alike."""
+    def test_errors_and_unexpected_successes_are_failures(self) -> None:
         line = b"FAILED (failures=1, errors=2, unexpectedSuccesses=3, successes=4)\n"
         self.assertEqual(run.read_summary(line), run.Outcome(4, 6, 0))
-
-    def test_failed_without_figures(self) -> None:
-        """What has failed has a failure."""
-        self.assertEqual(run.read_summary(b"FAILED\n"), run.Outcome(0, 1, 0))
-
-    def test_another_line(self) -> None:
-        """What only looks like one is none."""
-        self.assertIsNone(run.read_summary(b"test_x ... PASSED (successes=1)\n"))
 
 
 class NamesTests(SynchronousTestCase):
     """The names of tests that failed."""
 
-    def test_sections(self) -> None:
-        """Those of failures and errors are found, and neither modules nor skipped tests."""
+    def test_names_of_failed_tests_are_found(self) -> None:
         sections = (
             "tests.integration.test_a\n  ATests\n    test_a ...   [FAIL]\n",
             "[FAIL]\nTraceback:\n  tests.run.x\ntests.other\n\ntests.test_a.ATests.test_a\n",
@@ -92,8 +80,7 @@ class SkippedTests(SynchronousTestCase):
 class SignalTests(SynchronousTestCase):
     """A suite that was started by `&` in a script, by cron or by nohup."""
 
-    def test_ignored(self) -> None:
-        """Programs that tests start have the usual dispositions; the suite ignores what it did."""
+    def test_programs_of_tests_have_default_dispositions(self) -> None:
         ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
         script = (
             "import os, signal, subprocess, sys, tests;"
@@ -139,8 +126,7 @@ class AgainTests(SynchronousTestCase):
             outcome, unsteady = run.run_parts([[part] for part in parts])
         return outcome, list(unsteady), ran[len(parts) :]
 
-    def test_unsteady(self) -> None:
-        """Only integration tests are run again; who passes then is named, and counts so."""
+    def test_integration_tests_alone_run_again(self) -> None:
         one, other = "tests.integration.test_a", "tests.integration.test_b"
         outcome, unsteady, again = self.run_parts("tests.core.test_c", one, other, mended=one)
         self.assertEqual(again, [one, other])
@@ -148,8 +134,7 @@ class AgainTests(SynchronousTestCase):
         self.assertEqual(outcome, run.Outcome(7, 2, 0, failed))
         self.assertEqual(unsteady, [f"{one}.A.test_d"])
 
-    def test_too_many(self) -> None:
-        """Where many have failed, it was no chance, and none is run again."""
+    def test_many_failures_are_not_run_again(self) -> None:
         outcome, unsteady, again = self.run_parts(*(f"tests.integration.test_{n}" for n in "abcd"))
         self.assertEqual((outcome[:3], unsteady, again), ((0, 4, 0), [], []))
 
@@ -157,9 +142,7 @@ class AgainTests(SynchronousTestCase):
 class CoreTests(SynchronousTestCase):
     """Tests of the core, which run twice."""
 
-    def test_failed(self) -> None:
-        """A test that fails under coverage alone has failed; one that passes counts once."""
-
+    def test_failure_under_coverage_counts(self) -> None:
         def run_trial(names: list[str], python: list[str], **_: object) -> run.Outcome:
             if python == ["covering"]:
                 return run.Outcome(2, 1, 0, ("tests.core.test_a.A.test_d",))
@@ -178,17 +161,14 @@ class TrialTests(SynchronousTestCase):
         with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())):
             return run.run_trial((), [sys.executable, "-c", *program])
 
-    def test_no_summary(self) -> None:
-        """Who says nothing has failed."""
+    def test_missing_summary_is_a_failure(self) -> None:
         self.assertEqual(self.outcome("print('hello')"), run.Outcome(0, 1, 0))
 
-    def test_status(self) -> None:
-        """A status is believed before words are."""
+    def test_exit_status_counts_before_the_summary(self) -> None:
         program = "print('PASSED (successes=2)'); raise SystemExit(1)"
         self.assertEqual(self.outcome(program), run.Outcome(2, 1, 0))
 
-    def test_no_test(self) -> None:
-        """A run of no test is a failure."""
+    def test_run_without_a_test_is_a_failure(self) -> None:
         command = [sys.executable, run.__file__, "tests.fakes.world"]
         done = subprocess.run(command, cwd=run.ROOT, capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 1)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.cli import main as command
-from tawebeval.config import CallbackSettings, CallerSettings, Configuration
+from tawebeval.config import CallerSettings, Configuration
 from tawebeval.daemon import control_socket
 from tawebeval.daemon.systemd import compute_stop_timeout
 from tawebeval.daemon.tap import Options
@@ -40,8 +40,7 @@ class UnitTests(SynchronousTestCase):
             raise SkipTest("systemd-analyze needs /run/systemd, which systemd makes")
         return done
 
-    def test_verified(self) -> None:
-        """Neither key nor value is one that systemd does not know."""
+    def test_systemd_knows_each_key_and_value(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         for unit in [*UNITS.glob("*.service"), *UNITS.glob("*.socket")]:
@@ -54,8 +53,7 @@ class UnitTests(SynchronousTestCase):
         # It also returns 0 where it complains of a key that it does not know.
         self.assertEqual((run.stdout, run.stderr, run.returncode), ("", "", 0))
 
-    def test_exposure(self) -> None:
-        """The services are as hardened as evaluators allow: 3.1 of 10 by systemd's own measure."""
+    def test_services_are_hardened(self) -> None:
         for name in ("tawebeval.service", "tawebeval-starter.service"):
             run = self.analyze(
                 *("security", "--no-pager", "--offline=true", "--threshold=31"), UNITS / name
@@ -63,8 +61,7 @@ class UnitTests(SynchronousTestCase):
             self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
             self.assertIn(f"Overall exposure level for {name}:", run.stdout)
 
-    def test_command(self) -> None:
-        """What the service starts is a command that tawebeval understands."""
+    def test_service_starts_a_valid_command(self) -> None:
         command = shlex.split(read_unit("tawebeval.service")["Service"]["ExecStart"])
         twistd = [TWISTD, "--nodaemon", "--pidfile=", "tawebeval"]
         self.assertEqual(command[:4], twistd)
@@ -73,8 +70,7 @@ class UnitTests(SynchronousTestCase):
         self.assertEqual(options["config"], "/etc/tawebeval/tawebeval.toml")
         self.assertEqual(options["listen"], ("systemd:domain=INET:index=0",))
 
-    def test_reload(self) -> None:
-        """So is what reloads it, which finds the daemon where that takes orders."""
+    def test_reload_finds_the_control_socket(self) -> None:
         service = read_unit("tawebeval.service")["Service"]
         program, *arguments = shlex.split(service["ExecReload"])
         self.assertEqual(program, f"+{PROGRAMS}/tawebeval")
@@ -93,14 +89,12 @@ class UnitTests(SynchronousTestCase):
             self.assertEqual(ended.exit_code, 0, ended.output)
         self.assertEqual(asked, [control_socket.find_control_socket(environment)] * 2)
 
-    def test_directories(self) -> None:
-        """The directories in the command are those that systemd makes."""
+    def test_directories_are_those_of_systemd(self) -> None:
         service = read_unit("tawebeval.service")["Service"]
         for kind in ("State", "Cache", "Runtime", "Configuration"):
             self.assertEqual(service[f"{kind}Directory"], "tawebeval")
 
-    def test_tokens(self) -> None:
-        """What systemd hands over is what the daemon takes for its tokens."""
+    def test_credential_is_the_file_of_tokens(self) -> None:
         name, _, path = read_unit("tawebeval.service")["Service"]["LoadCredential"].partition(":")
         self.assertEqual(path, "/etc/tawebeval/tokens")
         folder = Path(self.mktemp())
@@ -109,11 +103,8 @@ class UnitTests(SynchronousTestCase):
         found = find_token_file(CallerSettings(), {"CREDENTIALS_DIRECTORY": str(folder)})
         self.assertEqual(found, folder / name)
 
-    def test_doctor(self) -> None:
-        """The documented doctor has all lines of the unit that change its findings.
-
-        ProtectProc= mounts a new /proc: in a container the doctor's sandbox fails without.
-        """
+    def test_documented_doctor_has_the_lines_of_the_unit_that_matter(self) -> None:
+        # ProtectProc= mounts a new /proc: in a container the sandbox of the doctor fails without.
         service = read_unit("tawebeval.service")["Service"]
         looked_at = re.compile(
             "User|UMask|(State|Cache)Directory|LoadCredential|Delegate|Limit|TasksMax|AppArmor"
@@ -126,21 +117,17 @@ class UnitTests(SynchronousTestCase):
         examined = service["ExecStart"].partition("--config ")[2].split()[0]
         self.assertEqual(example.command[-4:], ["tawebeval", "doctor", "--config", examined])
 
-    def test_notices(self) -> None:
-        """The daemon itself says that it is ready and alive, and none of its evaluators."""
+    def test_daemon_alone_notifies_systemd(self) -> None:
         service = read_unit("tawebeval.service")["Service"]
         self.assertEqual(service["Type"], "notify")
         self.assertNotIn("NotifyAccess", service)  # main, the default
         self.assertGreaterEqual(int(service["WatchdogSec"]), 10)
 
-    def test_time_to_stop(self) -> None:
-        """By default systemd waits until the daemon has ended in order, callbacks included."""
+    def test_systemd_waits_longer_than_the_daemon_takes_to_stop(self) -> None:
         service = read_unit("tawebeval.service")["Service"]
-        settings = Configuration(callbacks=CallbackSettings(enabled=True))
-        self.assertGreater(int(service["TimeoutStopSec"]), compute_stop_timeout(settings))
+        self.assertGreater(int(service["TimeoutStopSec"]), compute_stop_timeout(Configuration()))
 
-    def test_sandbox(self) -> None:
-        """Nothing of what keeps bubblewrap from working, or the daemon from its groups."""
+    def test_unit_leaves_bubblewrap_what_it_needs(self) -> None:
         service = read_unit("tawebeval.service")["Service"]
         self.assertEqual(set(service["Delegate"].split()), {"memory", "pids", "cpu"})
         for key in (
@@ -175,20 +162,17 @@ class UnitTests(SynchronousTestCase):
         shares = [int(unit["MemoryMax"].rstrip("%")) for unit in (starter, service)]
         self.assertEqual(shares, [60, 30])
 
-    def test_user(self) -> None:
-        """The unit's user is the one that sysusers.d describes."""
+    def test_user_is_that_of_sysusers(self) -> None:
         lines = (UNITS / "tawebeval.sysusers").read_text().splitlines()
         (words,) = (shlex.split(line) for line in lines if not line.startswith("#"))
         self.assertEqual(words[:3], ["u", read_unit("tawebeval.service")["Service"]["User"], "-"])
 
-    def test_profile(self) -> None:
-        """The unit's AppArmor profile is the shipped one, is optional, and no other program's."""
+    def test_apparmor_profile_is_the_shipped_one(self) -> None:
         name = read_unit("tawebeval.service")["Service"]["AppArmorProfile"]
         self.assertEqual(name, "-tawebeval")
         profile = (UNITS.parent / "etc" / "apparmor.d" / "tawebeval").read_text()
         self.assertIn("\nprofile tawebeval flags=", profile)
 
-    def test_address(self) -> None:
-        """With the socket, the daemon is reached where it is without systemd."""
+    def test_socket_has_the_default_address(self) -> None:
         host, _, port = read_unit("tawebeval.socket")["Socket"]["ListenStream"].partition(":")
         self.assertEqual(Configuration().listen, (f"tcp:{port}:interface={host}",))

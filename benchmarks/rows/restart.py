@@ -40,7 +40,6 @@ _CONFIGURATION = f"""\
 protocols = ["file"]
 [evaluations]
 running = {_RUNNING}
-grace = 0.3
 [http]
 connections_per_address = 0
 [service]

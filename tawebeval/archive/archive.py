@@ -39,7 +39,7 @@ from tawebeval.archive.evaluation_files import (
     write_evaluation,
 )
 from tawebeval.archive.submissions import ExtractedSubmission, extract_submission, pack_submission
-from tawebeval.config import ArchiveSettings
+from tawebeval.config import MIB, ArchiveSettings
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.expiry_clock import ExpiryClock
 from tawebeval.core.ring import EventRing
@@ -135,6 +135,7 @@ class EvaluationArchive:
     _read_clock: Callable[[], float] = time.time
     _read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     release_copy: Callable[[str], bool] = lambda identifier: False
+    max_submission_bytes: int = MIB  # of an archived submission
     archived_count: int = 0
     loss_counts_by_reason: Counter[ArchiveLossReason] = attrs.field(
         factory=lambda: Counter(dict.fromkeys(get_args(ArchiveLossReason), 0))
@@ -259,7 +260,7 @@ class EvaluationArchive:
             except ArchiveFileTooLarge as error:
                 if error.max_bytes < self.settings.size:
                     reserve = format_size(self._min_free_bytes)
-                    why = f"less than {reserve} is free (health.free_disk, and an eighth more)"
+                    why = f"less than {reserve} is free (see limits.free_disk)"
                     return self._count_loss(ended, "disk", why)
                 limit = format_size(self.settings.size)
                 return self._count_loss(ended, "size", f"it alone exceeds archive.size ({limit})")
@@ -323,7 +324,7 @@ class EvaluationArchive:
         """Archive the submission; without it the evaluation cannot run again."""
         new = self.directory / "new.tar"
         try:
-            if pack_submission(workspace, self.settings.max_submission_bytes, new):
+            if pack_submission(workspace, self.max_submission_bytes, new):
                 rename_durably(new, self._locate(identifier, "tar"))
         except (OSError, DamagedArchiveFile) as error:
             log.warn(

@@ -129,7 +129,7 @@ def _open_store(config: Path | None) -> Iterator[tuple[Configuration, Environmen
         privileges.drop_privileges()
         yield (
             configuration,
-            EnvironmentStore(locate_store(state), configuration.health.min_free_disk_bytes),
+            EnvironmentStore(locate_store(state), configuration.limits.free_disk_for_readiness),
         )
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)

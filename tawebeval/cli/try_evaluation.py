@@ -16,7 +16,7 @@ from twisted.internet.task import LoopingCall
 
 from tawebeval.cli.evaluate import Submission
 from tawebeval.client.events import Page, parse_page
-from tawebeval.config import Configuration
+from tawebeval.config import MAX_TREE_FILES, Configuration
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.event_log import EventLog, EventMemory
 from tawebeval.core.form import (
@@ -201,7 +201,7 @@ class LocalEnvironment:
         orphans = OrphanReaper(reactor, spawner)
         threads = WorkerThreads.create(reactor, _THREADS, "work")
         limits, buffers = configuration.repositories, configuration.buffers
-        tree_limits = TreeLimits(limits.max_tree_files, limits.tree_bytes)
+        tree_limits = TreeLimits(MAX_TREE_FILES, limits.tree_bytes)
         tree = WorkingTreeSource(root, place, tree_limits, privileges)
         surroundings = EvaluationContext(
             configuration=configuration,

@@ -120,7 +120,7 @@ class FileBlock:
     def parse_file(self) -> PrintedFile | FileReference:
         """Return the file of a block that has ended. Raises FileBlockError."""
         too_large = FileBlockError(
-            f"a file block is over {format_size(self._limit)} (limits.file), or its headers over"
+            f"a file block is over {format_size(self._limit)}, or its headers over"
             f" {format_size(MAX_HEADER_BYTES)}"
         )
         if self.is_overlong:

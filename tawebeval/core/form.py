@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
-from math import inf
 
 import attrs
 import msgspec
@@ -46,22 +45,22 @@ _SCP_PLACE = re.compile(r"(?:[^/@:]*@)?([A-Za-z0-9._-]+):/*([^/].*)")
 # git-check-ref-format(1)
 _BAD_BRANCH = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|^[-/.]|[/.]$|^@$")
 
-TEXT_FIELD_SIZE_LIMITS: Mapping[str, int | None] = {
+MAX_FIELDS = 64
+"""Fields of a form, including the files of the submission."""
+
+TEXT_FIELD_SIZE_LIMITS: Mapping[str, int] = {
     "repository[url]": 2048,  # as most servers take
     "repository[branch]": 255,  # a file's name, as refs are
     "repository[depth]": 64,
     "commit_oid": 64,
     "directory": 4096,  # PATH_MAX
-    "evaluator_cmd": None,
+    "evaluator_cmd": 65536,
     "seed": 64,
     "environment": 64,
     "callback_url": 2048,
     **{f"limits[{name}]": 64 for name in LIMIT_UNITS},
 }
-"""The fields that are no files, with the largest size of each in bytes of UTF-8.
-
-`limits.field` bounds all of them; None stands for no other limit.
-"""
+"""The fields that are no files, with the largest size of each in bytes of UTF-8."""
 
 DEFAULT_ENVIRONMENT_NAME = "default"
 """The name of the environment of requests that choose none: the machine's own programs."""
@@ -367,14 +366,14 @@ def _commit_oid(commit_oid: str) -> str:
     return commit_oid.lower()
 
 
-def find_field_size_limit(name: str) -> float | None:
+def find_field_size_limit(name: str) -> int | None:
     """Return the largest size of a field that is no file, in bytes; None for an unknown field.
 
     Raises InvalidField for an unknown limit, which would silently be the default, and for a
     malformed label.
     """
     if name in TEXT_FIELD_SIZE_LIMITS:
-        return TEXT_FIELD_SIZE_LIMITS[name] or inf
+        return TEXT_FIELD_SIZE_LIMITS[name]
     if name.startswith("limits["):
         known = ", ".join(LIMIT_UNITS)
         raise InvalidField(name[:80], f"no such limit; write limits[NAME], where NAME is {known}")

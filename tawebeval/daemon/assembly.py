@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from twisted.web.client import BrowserLikePolicyForHTTPS
 
 from tawebeval.archive.archive import READER_THREADS, EvaluationArchive
-from tawebeval.config import Configuration
+from tawebeval.config import MAX_SUBMODULES, MAX_TREE_FILES, Configuration
 from tawebeval.core.event_log import EventMemory
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.identifiers import IdentifierIssuer
@@ -31,7 +31,11 @@ from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
 from tawebeval.daemon.reload import ConfigurationFile, ReloadableConfiguration, ReloadService
 from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_periodic_timer
-from tawebeval.daemon.starter_connection import describe_starter_limits, open_starter
+from tawebeval.daemon.starter_connection import (
+    describe_starter_limits,
+    do_jobs_outlive_daemon,
+    open_starter,
+)
 from tawebeval.daemon.startup import StartupChecks, find_exposed_endpoints, open_authentication
 from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, resolve_run_slot_count
@@ -208,6 +212,8 @@ def build_daemon(
                 log.warn("the starter's {problem}", problem=str(found))
         if trees.starter.cgroups:
             cgroups = open_starter_cgroups(cgroups, trees.starter.cgroups)
+    # A job goes on without the daemon, its starter and srun.
+    is_lasting = is_lasting or do_jobs_outlive_daemon(configuration)
     sandbox = open_sandbox(
         configuration, directories.sandbox_files_directory, cgroups, orphans, trees
     )
@@ -354,9 +360,7 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
         base.reactor,
         timeout=settings.fetch_timeout,
         max_bytes=settings.max_fetch_bytes,
-        tree_limits=TreeLimits(
-            settings.max_tree_files, settings.tree_bytes, settings.max_submodules
-        ),
+        tree_limits=TreeLimits(MAX_TREE_FILES, settings.tree_bytes, MAX_SUBMODULES),
     )
     return RepositoryCache(
         directories.repositories,
@@ -366,7 +370,7 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
         limits,
         base.keyring,
         capacity=settings.cache,
-        lfs=_make_lfs_client(base, remotes) if settings.should_fetch_lfs else None,
+        lfs=_make_lfs_client(base, remotes),
     )
 
 
@@ -426,7 +430,6 @@ def _open_runner(base: SharedDependencies) -> Sandbox:
         commands,
         base.thread_pools.file_tree_threads,
         base.reactor,
-        base.spawner,
         label,
     )
 
@@ -449,7 +452,7 @@ def _make_archive(base: SharedDependencies) -> EvaluationArchive | None:
 
 def _compute_archive_reserve(configuration: Configuration) -> int:
     """Return the bytes that the archive leaves free: the daemon stays ready."""
-    return configuration.health.min_free_disk_bytes * 9 // 8
+    return configuration.limits.free_disk_for_readiness * 9 // 8
 
 
 def _make_application(

@@ -28,6 +28,7 @@ from tawebeval.daemon.services import explain_wrong_endpoint
 from tawebeval.daemon.starter_connection import (
     STARTER_SOCKET_VARIABLE,
     describe_starter_limits,
+    do_jobs_outlive_daemon,
     open_starter,
 )
 from tawebeval.daemon.startup import (
@@ -220,6 +221,9 @@ def _check_cluster(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
 
 def _check_starter(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
     trees, is_lasting = open_starter(daemon.configuration, daemon.environment, Path())
+    if not is_lasting and do_jobs_outlive_daemon(daemon.configuration):
+        yield "evaluations outlive the daemon on their nodes"
+        return
     if not is_lasting:
         yield f"evaluations end with the daemon (service.lasting, {STARTER_SOCKET_VARIABLE})"
         return
@@ -305,9 +309,8 @@ def _check_token_file(source: Path) -> str:
 
 
 def _check_callbacks(daemon: ExaminedDaemon) -> Iterator[str]:
-    callbacks = daemon.configuration.callbacks
-    if callbacks.enabled:
-        source = find_secrets_file(callbacks.secrets, daemon.environment)
+    secrets = daemon.configuration.callbacks.secrets
+    if source := find_secrets_file(secrets, daemon.environment):
         read_signing_secrets(source)
         _check_closed_to_others(source)
         yield f"signed with the callers' secrets in {source}"

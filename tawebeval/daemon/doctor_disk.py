@@ -239,7 +239,7 @@ def check_free_space(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
     for spaces in systems.values():
         taken = sum(space.taken for space in spaces)
         room = shutil.disk_usage(find_existing_ancestor(spaces[0].path)).free + taken
-        reserve = daemon.configuration.health.min_free_disk_bytes
+        reserve = daemon.configuration.limits.free_disk_for_readiness
         needed = sum(space.needed for space in spaces) + reserve
         paths = " and ".join(str(space.path) for space in spaces)
         free = "is free or in the cache" if taken else "is free"

@@ -190,7 +190,8 @@ def find_disk_fault(path: Path, min_free_bytes: int) -> str | None:
             return f"cannot be written to: {error.strerror}"
         full = True
     return (
-        f"has less than {format_size(min_free_bytes)} free (health.free_disk), or no free inode"
+        f"has less than {format_size(min_free_bytes)} free (twice limits.free_disk), or no free"
+        " inode"
         if full
         else None
     )

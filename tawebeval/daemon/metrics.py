@@ -86,7 +86,7 @@ class Monitoring:
             DiskCheck("cache", directories.repositories, disk_threads, clock),
         ]
         readiness = Readiness(
-            registry, context.counters, disks, configuration.health.min_free_disk_bytes
+            registry, context.counters, disks, configuration.limits.free_disk_for_readiness
         )
         places = ProbeDirectories(directories.repositories, directories.evaluations)
         probe_sandbox = partial(reprobe_sandbox, context.sandbox, places)

@@ -125,7 +125,8 @@ class EvaluationService(Service):
     @property
     def evaluations_outlast_daemon(self) -> bool:
         """Whether evaluations go on when the daemon ends."""
-        return self._is_lasting and self._trees.starter.is_alive
+        is_on_cluster = self.context.configuration.runner.kind == "slurm"
+        return self._is_lasting and (is_on_cluster or self._trees.starter.is_alive)
 
     def _on_starter_lost(self) -> None:
         self.registry.refuse_evaluations()

@@ -67,6 +67,12 @@ def open_starter(
     return trees, True
 
 
+def do_jobs_outlive_daemon(configuration: Configuration) -> bool:
+    """Return whether evaluators are jobs of a cluster, which need neither starter nor srun."""
+    setting = configuration.service.evaluations_outlive_daemon
+    return configuration.runner.kind == "slurm" and setting is not False
+
+
 def describe_starter_limits(
     configuration: Configuration, starter: StarterClient
 ) -> Iterator[str | SetupProblem]:

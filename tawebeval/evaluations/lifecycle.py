@@ -152,10 +152,10 @@ class Evaluation:
 
     def stop_as_abandoned(self) -> None:
         """Stop the evaluation, whose events no client asks for, and log that."""
-        seconds = self.context.configuration.evaluations.abandon_after_seconds
+        seconds = self.context.configuration.evaluations.retain
         words = f"no client has asked for the events in {seconds:g} seconds"
         log.info("{evaluation}: stopped: {why}", why=words, **make_log_fields(self.details))
-        self.stop(EvaluationFailure("lost", f"{words} (evaluations.abandon_after)"))
+        self.stop(EvaluationFailure("lost", f"{words} (evaluations.retain)"))
 
     def enter(self, state: EvaluationState) -> None:
         """Enter a state, count it and log it."""

@@ -167,7 +167,7 @@ class EvaluationRegistry:
             form_digest=form.form_digest if key is not None else b"",
             shared_upload=form.reused_upload
             or SharedUpload(self.submissions.share, form.upload_bytes, number, caller),
-            should_keep_submission=self.context.configuration.evaluations.should_keep_submissions,
+            should_keep_submission=True,
             callback=callback,
         )
         evaluation = self._make_evaluation(details)
@@ -514,11 +514,11 @@ class EvaluationRegistry:
 
     def expire_evaluations(self) -> None:
         """Forget evaluations that no client asks for. To be called about once a second."""
-        settings = self.context.configuration.evaluations
-        for record in self.records.find_abandoned_evaluations(settings.abandon_after_seconds):
+        seconds = self.context.configuration.evaluations.retain
+        for record in self.records.find_abandoned_evaluations(seconds):
             record.evaluation.stop_as_abandoned()
             self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
-        for record in self.records.find_unread_evaluations(settings.retain):
+        for record in self.records.find_unread_evaluations(seconds):
             self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
 
     def hand_over_evaluations(self) -> None:

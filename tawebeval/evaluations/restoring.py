@@ -20,7 +20,7 @@ from tawebeval.core.event_log import StdoutChanged
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.results import ResultSummary
 from tawebeval.core.ring import EventRing
-from tawebeval.core.segi import Markers
+from tawebeval.core.segi import MAX_FILE_BYTES, MAX_VALUE_BYTES, Markers
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.cleanup import conclude_in_background
@@ -40,9 +40,9 @@ ResumeCheckout = Callable[[Commit, Path], Checkout]
 _LOST = EvaluationFailure(
     "lost", "the evaluator could not go on after a restart of the daemon; submit again"
 )
-_NOT_LASTING = EvaluationFailure(
+_OTHER_RUNNER = EvaluationFailure(
     "lost",
-    "evaluations on a cluster do not outlive the daemon; submit again",
+    "the evaluator could not go on, since the operator has changed runner.kind; submit again",
     is_daemon_fault=False,
 )
 
@@ -185,8 +185,8 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
         evaluation.events.stdout.markers,
         final,
         time_ms,
-        max_value=evaluation.limits.data_value,
-        max_file=evaluation.limits.file,
+        max_value=MAX_VALUE_BYTES,
+        max_file=MAX_FILE_BYTES,
         end_cursor=evaluation.events.log.end_cursor,
     )
 
@@ -221,18 +221,20 @@ def _resume_run(
     assert found is not None, "the evaluator runs"
     assert details.commit is not None, "checked out before the start"
     assert row.markers is not None, "made before the start"
-    if not _is_on_cluster(found):  # the clean-up ends what a failure from here on leaves
-        checkout = evaluation.checkout = resume_checkout(details.commit, Path(found.checkout_path))
-        sandboxed = make_sandboxed_run(evaluation, checkout)
+    # The clean-up ends what a failure from here on leaves.
+    checkout = evaluation.checkout = resume_checkout(details.commit, Path(found.checkout_path))
+    sandboxed = make_sandboxed_run(evaluation, checkout)
     stdout = open_stdout(evaluation, Markers(*row.markers))
     for _ in stdout.restore():
         pass
     event_log = evaluation.events.log
     event_log.acknowledge(min(row.begin_cursor, event_log.end_cursor))
     evaluation.count_event_bytes()
-    if _is_on_cluster(found):
+    if not stdout.stdout_bytes:
+        stdout.close_files()  # a job that takes the place of a lost one has files of its own
+    if sandboxed.has_external_queue is not _is_on_cluster(found):
         _finish_stdout(stdout)
-        raise _NOT_LASTING
+        raise _OTHER_RUNNER
     deadline = found.deadline
     if deadline is not None and found.left_at is not None:
         deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)

@@ -60,7 +60,7 @@ class EvaluationRow(msgspec.Struct, omit_defaults=True):
     - `archived`: None unless it is in the archive.
 
     A packed row takes 1 to 3 KiB. At most it takes the fields of the form that are no files (each
-    within `limits.field`), 8 KiB of stderr in the result and three times that in the failure, 17
+    64 KiB), 8 KiB of stderr in the result and three times that in the failure, 17
     KiB of goals, and the paths and variables of the operator's configuration.
     """
 

@@ -29,6 +29,7 @@ from tawebeval.core.checkout import Checkout
 from tawebeval.core.evaluator_environment import build_environment
 from tawebeval.core.events import compute_base64_size
 from tawebeval.core.fileblock import FileReference
+from tawebeval.core.segi import MAX_FILE_BYTES
 from tawebeval.deferreds import OneShotEvent
 from tawebeval.errors import (
     EvaluationFailure,
@@ -52,6 +53,8 @@ PARTIAL_LINE_DELAY = 0.02
 
 # A run over one of these limits gets no grace time in which it could take more. A run that is over
 # its time, or is cancelled, may clean up.
+KILL_GRACE = 2.0
+"""Seconds between SIGTERM and SIGKILL, for the evaluator to clean up."""
 _AT_ONCE: frozenset[FailureReason] = frozenset(
     {"memory", "processes", "disk", "file_size", "output", "stderr"}
 )
@@ -266,8 +269,7 @@ class Run(ProcessProtocol):
             self.failure = failure
             self._on_change()
             if running and not at_once:
-                grace = self._context.configuration.evaluations.kill_grace_seconds
-                self._kill = self._context.clock.callLater(grace, self.kill)
+                self._kill = self._context.clock.callLater(KILL_GRACE, self.kill)
                 self._signal(signal.SIGTERM)
             elif self._tree_ended.is_set:
                 self.sandboxed.end.abort_remote_reads()
@@ -437,7 +439,7 @@ class Run(ProcessProtocol):
         return sandboxed.workspace.read_file(
             path,
             sandboxed.workspace.locate_working_directory(directory, self.checkout.path),
-            sandboxed.limits.file,
+            MAX_FILE_BYTES,
             sandboxed.launch.workspace_view,
         )
 

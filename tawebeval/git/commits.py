@@ -40,9 +40,8 @@ class TreeLimits:
             allowed = f"over {self.max_submodules} submodules" if self.max_submodules else "one"
             raise EvaluationFailure(
                 "repository",
-                f"the commit has a submodule at {path!r}; {allowed} in all is not allowed"
-                " (repositories.submodules)",
-                {"limit": "repositories.submodules", "value": self.max_submodules, "path": path},
+                f"the commit has a submodule at {path!r}; {allowed} in all is not allowed",
+                {"path": path},
             )
 
     def check_tree(self, files: int, size: int) -> None:
@@ -50,9 +49,7 @@ class TreeLimits:
         if files > self.max_files:
             raise EvaluationFailure(
                 "repository",
-                f"the commit has over {self.max_files} files and directories "
-                "(repositories.tree_files)",
-                {"limit": "repositories.tree_files", "value": self.max_files},
+                f"the commit has over {self.max_files} files and directories",
             )
         if size > self.max_bytes:
             raise EvaluationFailure(

@@ -534,8 +534,7 @@ class BareRepository:
             return commit
         first = pointers[0].path
         if self._lfs is None:
-            why = "which this server does not fetch (repositories.lfs)"
-            raise explain_missing_lfs_object(first, why)
+            raise explain_missing_lfs_object(first, "which this server does not fetch")
         if not url.startswith(("http://", "https://")):
             why = "which this server fetches over https and http only; use such a URL"
             raise explain_missing_lfs_object(first, why)

@@ -230,14 +230,16 @@ class ProcessTransport(Protocol):
       `ProcessTerminated` with the exit code or the signal; `is_running` is False from then on;
     - call `processEnded(reason)` once after that and after both ends of output.
 
-    `on_broker_error(reason)` is called if no program of the submission can run. `resource_usage` is
-    the resource usage, None until the end.
+    `on_broker_error(reason)` is called if no program of the submission can run.
     """
 
     pid: int
     start_time: int
-    resource_usage: struct_rusage | None
     on_broker_error: Callable[[str], object]
+
+    @property
+    def resource_usage(self) -> struct_rusage | None:
+        """The resource usage, None until the end."""
 
     @property
     def is_running(self) -> bool:

@@ -16,7 +16,7 @@ import attrs
 import msgspec
 from twisted.logger import Logger
 
-from tawebeval.config import Configuration, LimitSettings
+from tawebeval.config import CONCURRENT_CALLBACKS, Configuration, LimitSettings
 from tawebeval.deferreds import resolve_run_slot_count
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import starter
@@ -111,8 +111,7 @@ def assess_descriptor_limit(configuration: Configuration) -> LimitAssessment:
     if there < fewest:
         raise ConfigurationError(
             f"file descriptors: {there} allowed, and at least {fewest} are needed",
-            f"set LimitNOFILE={wanted} in the unit (or ulimit -n), or lower evaluations.running or"
-            " callbacks.at_once",
+            f"set LimitNOFILE={wanted} in the unit (or ulimit -n), or lower evaluations.running",
         )
     remedy = f"set LimitNOFILE={wanted} in the unit (or ulimit -n), or lower http.connections"
     return LimitAssessment(there, wanted, remedy)
@@ -219,14 +218,10 @@ def assess_epoll_watch_limit(configuration: Configuration) -> LimitAssessment:
 
 
 def _descriptors_besides(configuration: Configuration) -> int:
-    """Return how many descriptors are for other things than connections.
-
-    Callbacks count also where they are disabled: enabling them takes no connections away.
-    """
+    """Return how many descriptors are for other things than connections."""
     running = resolve_run_slot_count(configuration.evaluations.running)
     fetches = configuration.repositories.fetches * _FETCH_DESCRIPTORS
-    callbacks = configuration.callbacks.max_concurrent_attempts
-    return running * _EVALUATION_DESCRIPTORS + fetches + callbacks + _SPARE_DESCRIPTORS
+    return running * _EVALUATION_DESCRIPTORS + fetches + CONCURRENT_CALLBACKS + _SPARE_DESCRIPTORS
 
 
 def _count_evaluators_processes(configuration: Configuration) -> int:

@@ -106,8 +106,8 @@ class TailOwner(Protocol):
 class FileTail:
     """Reader of a file from `offset` on, as far as it goes and as it grows.
 
-    `run_in_thread(call)` makes a call that may wait for the disk. A tail closes its `descriptor`.
-    `is_closed` says that nothing more is read.
+    `run_in_thread(call)` makes a call that may wait for the disk; with `reads_in_thread` each read
+    does. A tail closes its `descriptor`. `is_closed` says that nothing more is read.
     """
 
     def __init__(
@@ -117,12 +117,15 @@ class FileTail:
         offset: int,
         owner: TailOwner,
         run_in_thread: Callable[[Callable[[], bytes]], Awaitable[bytes]],
+        *,
+        reads_in_thread: bool = False,
     ) -> None:
         self.offset = offset
         self._clock = clock
         self._descriptor = descriptor
         self._owner = owner
         self._run_in_thread = run_in_thread
+        self._reads_in_thread = reads_in_thread
         self.is_closed = False
         self._is_paused = False
         self._is_turn_due = False
@@ -166,7 +169,7 @@ class FileTail:
 
     def _read(self) -> None:
         try:
-            chunk = _read_cached(self._descriptor, self.offset)
+            chunk = None if self._reads_in_thread else _read_cached(self._descriptor, self.offset)
         except OSError as error:
             self._fail(error)
             return

@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from resource import struct_rusage
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import msgspec
@@ -23,26 +24,60 @@ from tawebeval.deferreds import run_in_background
 from tawebeval.linux.child import STDERR, STDOUT, make_exit_reason
 from tawebeval.linux.starter_client import (
     STARTER_ENDED,
+    ProgramListener,
     ProgramState,
     StartedProgram,
-    StarterClient,
     log,
     read_exit_file,
 )
-from tawebeval.linux.tail import FileTail, FileWatcher
+from tawebeval.linux.tail import FileTail
 
 RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Function that makes a call that may wait for the disk."""
 
 
+class ProgramParent(Protocol):
+    """The parent of a process: the methods of `StarterClient` that `TailedProcess` calls."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether states are told."""
+
+    def watch_program(self, directory: Path, listener: ProgramListener) -> None:
+        """Tell `listener` the state of a program soon, and whenever it changes."""
+
+    def unwatch_program(self, directory: Path) -> None:
+        """Tell nothing of a program any more."""
+
+    def signal_program(self, directory: Path, number: int) -> None:
+        """Send a signal to the process group of a program, also after its own end."""
+
+    def close_output(self, directory: Path) -> None:
+        """Store what the pipes of a program hold now, and close them."""
+
+
+class ChangeWatcher(Protocol):
+    """What tells that files have grown."""
+
+    def watch(self, path: Path, on_change: Callable[[], object]) -> None:
+        """Call `on_change()` when the file has grown."""
+
+    def unwatch(self, path: Path) -> None:
+        """Stop watching a file."""
+
+
 @attrs.frozen
 class ProgramFiles:
-    """What `TailedProcess` needs of the daemon: the starter, and how to read files."""
+    """What `TailedProcess` needs of the daemon: the starter, and how to read files.
+
+    `reads_in_thread`: another machine has the files, so that each read may wait.
+    """
 
     reactor: Any
-    starter: StarterClient
-    watcher: FileWatcher
+    starter: ProgramParent
+    watcher: ChangeWatcher
     run_in_thread: RunInThread
+    reads_in_thread: bool = False
 
 
 class _Stream:
@@ -56,7 +91,12 @@ class _Stream:
         self.has_ended = False
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         self.tail = FileTail(
-            self._files.reactor, descriptor, offset, self, self._files.run_in_thread
+            self._files.reactor,
+            descriptor,
+            offset,
+            self,
+            self._files.run_in_thread,
+            reads_in_thread=self._files.reads_in_thread,
         )
         self._files.watcher.watch(self.path, self.tail.on_change)
         self.tail.resumeProducing()  # what there is already
@@ -162,6 +202,13 @@ class TailedProcess:
     def read_remaining_output(self) -> None:
         """Deliver what is printed already, and then the ends: other processes hold the pipes."""
         self.files.starter.close_output(self.directory)
+
+    def close(self) -> None:
+        """Deliver nothing more: another process takes the place of this one."""
+        self._has_ended = True
+        self.files.starter.unwatch_program(self.directory)
+        for stream in self._streams:
+            stream.close()
 
     # What the starter tells
 

@@ -51,6 +51,7 @@ class WritableTrees:
         self._is_own = is_own
         self._client: StarterClient | None = None
         self._files: ProgramFiles | None = None
+        self._watcher: FileWatcher | None = None
 
     def connect_starter(self, user: User | None = None) -> StarterClient:
         """Return the connection to the starter, which runs as `user`, if it is started. Blocks.
@@ -95,8 +96,8 @@ class WritableTrees:
         Raises: OSError.
         """
         self.starter.attach(reactor, on_lost)
-        watcher = FileWatcher(reactor)
-        self._files = ProgramFiles(reactor, self.starter, watcher, run_in_thread)
+        self._watcher = FileWatcher(reactor)
+        self._files = ProgramFiles(reactor, self.starter, self._watcher, run_in_thread)
 
     def start_program(
         self, checkout: Path, workspace: Workspace, launch: LaunchSpec
@@ -148,9 +149,9 @@ class WritableTrees:
     def close(self) -> None:
         """Close the connection, and end a starter that was started here. Blocks."""
         client, self._client = self._client, None
-        if self._files is not None:
-            self._files.watcher.close()
-            self._files = None
+        if self._watcher is not None:
+            self._watcher.close()
+            self._files = self._watcher = None
         if client is not None:
             client.ignore_connection_loss()
             if self._is_own:

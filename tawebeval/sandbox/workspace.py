@@ -143,7 +143,7 @@ class Workspace:
         """Take over the uploaded files, and make the directories that `view` lets be written."""
         upload.rename(self.root)
         for _, directory in view.writable_paths:
-            directory.mkdir()
+            directory.mkdir(parents=True)
 
     def take_over_upload(self, upload: Path) -> None:
         """Take over the uploaded files of an evaluation that has not started."""
@@ -258,4 +258,4 @@ def _read_beneath(
         if descriptor >= 0:
             os.close(descriptor)
     if max(size, status.st_size) > limit:
-        raise FileRefused(f"{path!r} is over {format_size(limit)} (limits.file)")
+        raise FileRefused(f"{path!r} is over {format_size(limit)}")

@@ -7,36 +7,32 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError, SetupProblem
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import User
+from tawebeval.sandbox.bubblewrap import build_isolation_options
+from tawebeval.slurm.attempts import NODE_PYTHON, build_node_command, write_node_program
 from tawebeval.slurm.commands import COMMAND_TIMEOUT, build_command_environment
-from tawebeval.slurm.jobs import NODE_MODULE, build_srun_options, merge_job_settings
+from tawebeval.slurm.jobs import build_srun_options, merge_job_settings
 
 SLURM_COMMANDS = ("srun", "squeue", "scontrol", "scancel")
 """The commands of Slurm that the daemon runs."""
 
 _JOB_SECONDS = 90.0  # for the job of the check, with its wait for a node
+_TRIED = ("bwrap", *build_isolation_options("check"), "--ro-bind", "/", "/", "/bin/true")
 _LATE = "no answer within {:g} seconds"
 _INSTALL = "run `apt-get install slurm-client`, and set up this machine as a client of the cluster"
 
 
 def check_shared_directories(configuration: Configuration, directories: Sequence[Path]) -> None:
-    """Check that the daemon's directories lie in `runner.shared`, if it is set.
-
-    Raises: ConfigurationError.
-    """
-    if not configuration.runner.shared_directory:
-        return
-    shared = Path(configuration.runner.shared_directory)
+    """Check that the daemon's directories lie in `runner.shared`. Raises: ConfigurationError."""
+    shared = Path(configuration.runner.shared)
     for directory in directories:
         if not directory.resolve().is_relative_to(shared.resolve()):
             raise ConfigurationError(
@@ -94,7 +90,7 @@ class _CommandRunner:
         self._user = user
         self._environment = environment
 
-    def __call__(self, *argv: str, timeout: float = COMMAND_TIMEOUT, stdin: str = "") -> str:
+    def __call__(self, *argv: str, timeout: float = COMMAND_TIMEOUT) -> str:
         user, identity = self._user, dict[str, Any]()
         if user is not None and os.geteuid() == 0:
             identity = {"user": user.uid, "group": user.gid, "extra_groups": ()}
@@ -103,7 +99,7 @@ class _CommandRunner:
                 argv,
                 env=dict(self._environment),
                 cwd="/",
-                input=stdin.encode(),
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 timeout=timeout,
@@ -122,61 +118,46 @@ def _check_by_job(
 ) -> Iterator[str | SetupProblem]:
     """Yield what a job finds on its node."""
     runner, token = configuration.runner, secrets.token_hex(16)
-    content = json.dumps(
-        {
-            "token": token,
-            "sandbox": msgspec.to_builtins(configuration.sandbox),
-            "environments": [
-                (name, one.root, one.variables)
-                for name, one in sorted(configuration.environments.items())
-            ],
-            "directory": None if runner.shared_directory else runner.node_directory,
-            "cache": runner.node_cache_bytes,
-            "free_disk": configuration.limits.free_disk,
-        }
-    )
-    options = build_srun_options(
-        merge_job_settings(runner), configuration.limits, f"tawebeval-doctor-{token[:8]}"
-    )
-    python = runner.node_python or sys.executable
-    command = ("srun", "--quiet", *options, "--", python, "-I", "-m", NODE_MODULE, "--check")
-    try:
-        if runner.shared_directory:
-            with _write_shared_file(Path(runner.shared_directory), content, act_as_user) as path:
-                printed = run(*command, str(path), timeout=_JOB_SECONDS)
-        else:
-            printed = run(*command, "-", timeout=_JOB_SECONDS, stdin=content)
-    finally:
-        run("scancel", f"--name=tawebeval-doctor-{token[:8]}")
-    files = (
-        "the shared directory is seen"
-        if runner.shared_directory
-        else f"{runner.node_directory} is there"
-    )
-    yield from _judge_report(printed, token, files)
+    name = f"tawebeval-doctor-{token[:8]}"
+    content = json.dumps({"token": token, "argv": _TRIED, "paths": _list_paths(configuration)})
+    options = build_srun_options(merge_job_settings(runner), configuration.limits, name)
+    with _make_shared_directory(Path(runner.shared) / name, act_as_user) as directory:
+        with act_as_user():
+            program = write_node_program(directory)
+            (directory / "check").write_text(content)
+        command = build_node_command(program, ("--check", str(directory / "check")))
+        try:
+            printed = run("srun", "--quiet", *options, "--", *command, timeout=_JOB_SECONDS)
+        finally:
+            run("scancel", f"--name={name}")
+    yield from _judge_report(printed, token)
+
+
+def _list_paths(configuration: Configuration) -> Sequence[str]:
+    """Return the paths that the configuration names, and that nodes need."""
+    environments = configuration.environments.values()
+    return [*(one.root for one in environments), *configuration.sandbox.readable, NODE_PYTHON]
 
 
 @contextmanager
-def _write_shared_file(
-    shared: Path, content: str, act_as_user: Callable[[], AbstractContextManager[None]]
+def _make_shared_directory(
+    path: Path, act_as_user: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[Path]:
-    path = shared / f"tawebeval-doctor-{secrets.token_hex(4)}"
     try:
         with act_as_user():
-            path.touch(0o600)
-            path.write_text(content)
+            path.mkdir(mode=0o700)
     except OSError as error:
         raise ConfigurationError(
-            f"runner.shared: {shared}: {error.strerror}", "let the daemon's user write there"
+            f"runner.shared: {path.parent}: {error.strerror}", "let the daemon's user write there"
         ) from None
     try:
         yield path
     finally:
         with act_as_user():
-            path.unlink(missing_ok=True)
+            remove_tree(path)
 
 
-def _judge_report(printed: str, token: str, files: str) -> Iterator[str | SetupProblem]:
+def _judge_report(printed: str, token: str) -> Iterator[str | SetupProblem]:
     """Yield what a job has found. Raises: ConfigurationError, if evaluators cannot run there."""
     for line in printed.splitlines():
         if line.startswith('{"node":'):
@@ -190,26 +171,21 @@ def _judge_report(printed: str, token: str, files: str) -> Iterator[str | SetupP
             )
         said = " ".join(printed.split())[-300:] or "it printed nothing"
         raise ConfigurationError(
-            f"runner.kind: a job does not run tawebeval: {said}",
-            "set runner.python to a Python on the nodes with tawebeval, and check the options in"
-            " [runner]",
+            f"runner.kind: a job does not run on a node: {said}",
+            f"install {NODE_PYTHON} on all nodes, mount runner.shared there under the same path,"
+            " and check the options in [runner]",
         )
     where = f"on the node {told['node']}"
-    if told["problem"] is not None:
-        what, remedy = told["problem"]
-        raise ConfigurationError(f"runner.kind: {where} no evaluator can run: {what}", remedy)
     if told["token"] != token:
         raise ConfigurationError(
             f"runner.shared: {where} the directory has other files than here",
             "mount the same file system on this machine and all nodes",
         )
-    whose = "the whole evaluation" if told["has_memory_cgroup"] else "each process"
-    yield (
-        f"{where} bubblewrap works (Python {told['python']}), {files}, and limits.memory holds for"
-        f" {whose}"
-    )
-    if told["cache_problem"] is not None:
-        remedy = "remove that directory there; until then each evaluation gets its tree anew"
-        yield SetupProblem(f"{where} {told['cache_problem']}", remedy)
-    for what, remedy in told["environments"]:
-        yield SetupProblem(f"{where} {what}", remedy)
+    if told["problem"] is not None:
+        raise ConfigurationError(
+            f"runner.kind: {where} bubblewrap does not work: {told['problem']}",
+            "run `apt-get install bubblewrap` on all nodes, and allow user namespaces there",
+        )
+    yield f"{where} bubblewrap works (Python {told['python']}), and the shared directory is seen"
+    for path in told["missing"]:
+        yield SetupProblem(f"{where} {path} is missing", "make it on all nodes")

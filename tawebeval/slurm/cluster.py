@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import signal
-import sys
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from resource import struct_rusage
-from secrets import token_hex
-from typing import Any, NoReturn
+from typing import Any
 
 import attrs
-import msgspec
 from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import ConfigurationError, EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
-from tawebeval.linux.child import ProcessTransport, Spawner, start_child
-from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.child import ProcessTransport
+from tawebeval.linux.filetree import copy_tree
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.base import (
@@ -36,19 +33,25 @@ from tawebeval.sandbox.base import (
     Sandbox,
     SandboxedRun,
 )
-from tawebeval.sandbox.bubblewrap import BROKER_SOCKET_NAME, WORKSPACE_MOUNT_POINT
+from tawebeval.sandbox.bubblewrap import (
+    WORKSPACE_MOUNT_POINT,
+    BubblewrapEnd,
+    BubblewrapLaunch,
+    BubblewrapSandbox,
+    locate_status_file,
+)
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.run_limits import RunLimits
+from tawebeval.sandbox.run_limits import LocalRunLimits, build_cpu_limit_failure
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
+from tawebeval.slurm.attempts import Attempt, build_node_command, write_node_program
 from tawebeval.slurm.commands import SlurmCommands, build_command_environment
-from tawebeval.slurm.frames import KILL, TERMINATE
-from tawebeval.slurm.job_description import JOB_DESCRIPTION_FILE_NAME, JobDescription
-from tawebeval.slurm.job_transfer import JobSender
-from tawebeval.slurm.jobs import NODE_MODULE, build_srun_options, merge_job_settings
-from tawebeval.slurm.transport import NodeTransport, StartedSrun, wait_for_evaluator_start
+from tawebeval.slurm.jobs import build_srun_options, merge_job_settings
+from tawebeval.slurm.node_process import ClusterAccess, NodeProcess
+from tawebeval.slurm.polling_watcher import PollingWatcher
 
-_NAME_LENGTH = 16  # of an evaluation's name in the log, which begins its directory's name
+_SRUN_OUTPUT_BYTES = 2**20  # of srun's own stdout, and of its stderr, that are stored
+_NO_CGROUPS = CgroupManager({})  # those of a job belong to root
 
 
 @attrs.define(eq=False)
@@ -56,8 +59,9 @@ class SlurmSandbox:
     """The sandbox of `runner.kind = "slurm"`.
 
     `limits`, `cgroup_manager`, `orphan_reaper` and `writable_trees` are those of the daemon's own
-    sandbox. A reload replaces `configuration`. `job_prefix` begins the names of the jobs of this
-    process of the daemon, and of no others. Each srun is a child of the daemon.
+    sandbox; its starter runs each srun. `local` makes what a node has to start, of paths that the
+    node has, too. A reload replaces `configuration`. `job_prefix` begins the names of all jobs of
+    the daemon; `own_jobs` are the names of those that are followed.
     """
 
     configuration: Configuration
@@ -65,11 +69,11 @@ class SlurmSandbox:
     cgroup_manager: CgroupManager
     orphan_reaper: OrphanReaper
     writable_trees: WritableTrees
+    local: BubblewrapSandbox
     commands: SlurmCommands
-    threads: WorkerThreads
-    clock: Any
-    spawner: Spawner
+    access: ClusterAccess
     job_prefix: str
+    own_jobs: set[str] = attrs.field(factory=set)
 
     @classmethod
     def create(
@@ -78,23 +82,39 @@ class SlurmSandbox:
         local: Sandbox,
         commands: SlurmCommands,
         threads: WorkerThreads,
-        clock: Any,
-        spawner: Spawner,
+        reactor: Any,
         label: str,
     ) -> SlurmSandbox:
         """Return the sandbox beside the daemon's own, `local`.
 
-        `label` is the daemon's. Jobs that an earlier one of this label has left are cancelled.
+        `label` is the daemon's. Jobs of this label that nobody follows are cancelled. Raises:
+        ConfigurationError, if `local` is no sandbox.
         """
-        every = _begin_job_names(label)
-        prefix = f"{every}{token_hex(3)}-"
-        own = (local.limits, local.cgroup_manager, local.orphan_reaper, local.writable_trees)
+        if not isinstance(local, BubblewrapSandbox):
+            raise ConfigurationError(
+                "runner.kind: the nodes run evaluators in bubblewrap, which does not work here",
+                "run `tawebeval doctor`, which says why",
+            )
+        trees = local.writable_trees
+        watcher = PollingWatcher(reactor, threads)
+        access = ClusterAccess(reactor, lambda: trees.starter, watcher, threads, commands)
+        sandbox = cls(
+            configuration,
+            local.limits,
+            local.cgroup_manager,
+            local.orphan_reaper,
+            trees,
+            attrs.evolve(local, cgroup_manager=_NO_CGROUPS),
+            commands,
+            access,
+            _begin_job_names(label),
+        )
+        reactor.callWhenRunning(commands.cancel_stale_jobs, sandbox.is_leftover)
+        return sandbox
 
-        def is_leftover(name: str) -> bool:
-            return name.startswith(every) and not name.startswith(prefix)
-
-        clock.callWhenRunning(commands.cancel_stale_jobs, is_leftover)
-        return cls(configuration, *own, commands, threads, clock, spawner, prefix)
+    def is_leftover(self, name: str) -> bool:
+        """Tell whether a job is of this daemon, and nobody follows it."""
+        return name.startswith(self.job_prefix) and name not in self.own_jobs
 
     def make_run(
         self,
@@ -105,17 +125,16 @@ class SlurmSandbox:
     ) -> SandboxedRun:
         """Return the run of an evaluation with these limits, not started yet."""
         run = SlurmRun(workspace, checkout, self, limits, environment)
-        return SandboxedRun(
-            workspace,
+        run.sandboxed = SandboxedRun(
+            run.attempt.workspace,
             run,
-            SlurmRunLimits(limits, run),
+            run.run_limits,
             run,
-            has_network=self.configuration.sandbox.network,
+            has_network=self.local.has_network,
             has_external_queue=True,
-            stores_stdout=False,
             runner_status=run.runner_status,
-            read_remote_file=run.read_remote_file,
         )
+        return run.sandboxed
 
 
 def _begin_job_names(label: str) -> str:
@@ -129,37 +148,56 @@ def cancel_all_jobs(commands: SlurmCommands, clock: Any, label: str) -> None:
     clock.callWhenRunning(commands.cancel_stale_jobs, lambda name: name.startswith(every))
 
 
-class SlurmRunLimits(RunLimits):
-    """The limits of a run on a node, which the node checks."""
+class SlurmRunLimits(LocalRunLimits):
+    """The limits of a run on a node.
 
-    def __init__(self, settings: LimitSettings, run: SlurmRun) -> None:
-        super().__init__(settings)
-        self._run = run
+    The daemon counts files in the shared directory. The node checks what only it sees, and the
+    kernel there the rest.
+    """
+
+    process: NodeProcess | None = None
+
+    def _list_main_pids(self) -> tuple[int, ...]:
+        """Return nothing: the processes are on the node."""
+        return ()
+
+    def use_workspace(self, workspace: Workspace) -> None:
+        """Count the files of another job from now on."""
+        self.disk = attrs.evolve(self.disk, directory=workspace.root, left=None)
 
     def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
-        """Return the error of the limit that the node, or Slurm, has found exceeded."""
-        transport = self._run.transport
-        if transport is None or transport.outcome is None:
-            return None
-        return transport.outcome.limit_failure or transport.job_loss
+        """Return the error of the first exceeded limit; None if all are kept. Blocks."""
+        return self.check_memory() or super().check(final, work)
 
     def check_memory(self) -> EvaluationFailure | None:
-        """Return the error of a limit that a run that succeeded has exceeded."""
-        return self.check()
+        """Return the error of the limit that the node has found exceeded, whatever the exit."""
+        state = None if self.process is None else self.process.attempt.state
+        if state is None or state.exceeded is None:
+            return None
+        limits = self.settings
+        if state.exceeded == "cpu":
+            return build_cpu_limit_failure(limits)
+        if state.exceeded == "memory":
+            what = f"used over {format_size(limits.memory)} of memory"
+            return build_limit_failure("memory", "memory", what, limits.memory)
+        what = f"wrote over {format_size(limits.disk)} to the disk"
+        return build_limit_failure("disk", "disk", what, limits.disk)
 
     def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
-        """Return the usage that the node has measured."""
-        transport = self._run.transport
-        outcome = None if transport is None else transport.outcome
-        return ResourceUsage(*outcome.usage) if outcome is not None else ResourceUsage(None, None)
+        """Return no more than what wait4(2) has returned on the node."""
+        if rusage is None:
+            return ResourceUsage(None, None)
+        return ResourceUsage(rusage.ru_utime + rusage.ru_stime, rusage.ru_maxrss * 1024 or None)
 
 
 class SlurmRun(Launch, RunEnd):
-    """The start and the end of one run on a node, which does not outlive the daemon.
+    """The start and the end of one run on a node.
 
-    `transport` is None until srun is started. `read_remote_file` is None if daemon and nodes share
-    a directory.
+    `sandboxed` is the run itself. `process` is None until srun is started, and `attempt` the
+    present job.
     """
+
+    sandboxed: SandboxedRun
 
     def __init__(
         self,
@@ -169,166 +207,170 @@ class SlurmRun(Launch, RunEnd):
         limits: LimitSettings,
         environment: Environment | None = None,
     ) -> None:
-        self.workspace, self.limits = workspace, limits
+        self.runner_status = RunnerStatus("slurm")
+        self.process: NodeProcess | None = None
+        self._workspace = workspace
         self._checkout = checkout
         self._sandbox = sandbox
         self._configuration = sandbox.configuration
         self._environment = environment
-        self.runner_status = self._status = RunnerStatus("slurm")
-        self._description_file = workspace.root / JOB_DESCRIPTION_FILE_NAME
-        # Without a shared directory the daemon sends all files by srun's stdin.
-        self._is_streamed = not self._configuration.runner.shared_directory
-        self.read_remote_file = self._read_node_file if self._is_streamed else None
-        self.transport: NodeTransport | None = None
+        self._is_started = False
+        self.attempt = self._make_attempt()
+        self.run_limits = SlurmRunLimits(
+            limits, _NO_CGROUPS, self.attempt.workspace, checkout.commit
+        )
 
-    async def _read_node_file(self, path: str) -> bytes:
-        assert self.transport is not None, "the run has begun"
-        return await self.transport.file_reader.fetch_file(path)
+    def _make_attempt(self) -> Attempt:
+        attempt = Attempt.create(self._sandbox.job_prefix, self._workspace)
+        self._sandbox.own_jobs.add(attempt.job_name)
+        return attempt
 
     @property
     def workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
-        return self.workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
+        return self.attempt.workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
+
+    # The start
 
     def start_evaluator(
         self, command: str, environment: Mapping[str, str], directory: Path
-    ) -> StartedSrun:
+    ) -> Attempt:
         """Start srun, whose job waits for a node. Blocks."""
-        commit = self._checkout.commit
-        JobDescription(
-            command,
-            environment,
-            directory,
-            self.workspace.root,
-            self._checkout.path,
-            commit.size,
-            commit.file_count,
-            # Each node would stop its evaluator, all at once: the file system is shared.
-            msgspec.structs.replace(self.limits, free_disk=0),
-            self._configuration.sandbox,
-            self._environment,
-        ).write_file()
-        return self._start_srun(0)
+        attempt, limits = self.attempt, self.run_limits
+        limits.make_cgroup(attempt.directory.name)
+        attempt.make_directories()
+        local = BubblewrapLaunch(
+            attempt.workspace, self._checkout, self._sandbox.local, limits, self._environment
+        )
+        launch = attrs.evolve(
+            local.make_launch_spec(command, environment, directory),
+            max_stdout_bytes=limits.settings.output,
+            max_stderr_bytes=limits.settings.stderr,
+        )
+        copy_tree(self._checkout.path, attempt.workspace.tree_directory)
+        attempt.write_start(launch.build_json_object())
+        self._start_srun(attempt)
+        return attempt
 
-    def _start_srun(self, attempt: int) -> StartedSrun:
-        """Start an srun. Blocks. Raises: OSError."""
-        launch = self._make_srun_spec(attempt)
-        with contextlib.ExitStack() as failing:
-            reading, stdin = os.pipe2(os.O_CLOEXEC)
-            failing.callback(os.close, stdin)
-            try:
-                os.set_blocking(stdin, False)
-                with self._sandbox.orphan_reaper.expect_new_child() as tell:
-                    process = start_child(
-                        launch.argv, launch.environment, launch.directory, stdin=reading
-                    )
-                    tell(process.pid)
-            finally:
-                os.close(reading)
-            failing.pop_all()
-            return StartedSrun(process, stdin, self._name_job(attempt))
-
-    def _name_job(self, attempt: int) -> str:
-        return f"{self._sandbox.job_prefix}{self.workspace.root.name[:_NAME_LENGTH]}-{attempt}"
-
-    def _make_srun_spec(self, attempt: int) -> LaunchSpec:
+    def _start_srun(self, attempt: Attempt, avoided_node: str | None = None) -> None:
+        """Start srun by the starter. Blocks. Raises: OSError."""
         configuration, environment = self._configuration, self._environment
         problem = configuration.problems.get(self.problem_name or "")
         named = None if environment is None else configuration.environments.get(environment.name)
         settings = merge_job_settings(
             configuration.runner, *(one.runner for one in (named, problem) if one is not None)
         )
-        options = build_srun_options(
-            settings,
-            self.limits,
-            self._name_job(attempt),
-        )
-        python = configuration.runner.node_python or sys.executable
-        arguments = [str(self._description_file)]
-        if self._is_streamed:
-            arguments = ["--receive", configuration.runner.node_directory]
-        return LaunchSpec(
-            ["srun", *options, "--", python, "-I", "-m", NODE_MODULE, *arguments],
-            build_command_environment(),
+        limits = self.run_limits.settings
+        options = list(build_srun_options(settings, limits, attempt.job_name))
+        if avoided_node is not None:
+            options.append(f"--exclude={avoided_node}")
+        variables = build_command_environment()
+        srun = shutil.which("srun", path=variables["PATH"])
+        if srun is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "srun")
+        program = write_node_program(self._sandbox.local.sandbox_files_directory)
+        told = (str(attempt.directory), str(limits.cpu), str(limits.disk))
+        launch = LaunchSpec(
+            [srun, *options, "--", *build_node_command(program, told)],
+            variables,
             "/",
+            max_stdout_bytes=_SRUN_OUTPUT_BYTES,
+            max_stderr_bytes=_SRUN_OUTPUT_BYTES,
         )
+        self._is_started = True
+        self._sandbox.writable_trees.starter.start_program(attempt.directory, launch)
 
-    async def wait_for_evaluator_start(self, started: StartedSrun) -> None:
+    async def wait_for_evaluator_start(self, started: Attempt) -> None:
         """Wait until a node runs the evaluator. Raises: EvaluationFailure, OSError.
 
         If it is cancelled, it returns after the end of srun.
         """
-        sandbox = self._sandbox
-        transport = NodeTransport(
-            *(sandbox.clock, sandbox.spawner, sandbox.commands, self._status),
-            self._start_again,
-            self._configuration.runner.max_retries_after_node_loss,
-            self._make_sender if self._is_streamed else None,
-            self.limits.file,
+        process = self._make_process(started)
+        process.follow(started)
+        await process.wait_for_start()
+
+    def _make_process(self, attempt: Attempt) -> NodeProcess:
+        retries = self._configuration.runner.retries - self.runner_status.retry_count
+        process = NodeProcess(
+            self._sandbox.access, self.runner_status, self._repeat, retries, attempt
         )
-        transport.adopt_srun(started)
-        self.transport = transport
-        await wait_for_evaluator_start(transport)
+        self.process = self.run_limits.process = process
+        return process
 
-    def _make_sender(
-        self, descriptor: int, on_failure: Callable[[EvaluationFailure], object]
-    ) -> JobSender:
-        return JobSender(
-            *(
-                self._sandbox.clock,
-                self._sandbox.threads,
-                self._description_file,
-                self._checkout.path,
-            ),
-            self._configuration.runner.node_cache_bytes,
-            *(self.limits.free_disk, descriptor, on_failure),
+    async def _repeat(self, lost: Attempt, avoided_node: str | None) -> Attempt:
+        """Start a job in place of a lost one, in directories of its own. Raises: OSError."""
+        attempt = self._make_attempt()
+        await self._sandbox.access.threads.run_in_thread(
+            self._start_in_place_of, lost, attempt, avoided_node
         )
+        self._sandbox.own_jobs.discard(lost.job_name)
+        self._use_attempt(attempt)
+        return attempt
 
-    async def _start_again(self, attempt: int) -> StartedSrun:
-        """Start another srun, in directories as new. Raises: OSError."""
-        return await self._sandbox.threads.run_in_thread(self._renew, attempt)
+    def _use_attempt(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        self.sandboxed.workspace = attempt.workspace
+        self.run_limits.use_workspace(attempt.workspace)
 
-    def _renew(self, attempt: int) -> StartedSrun:
-        for _, directory in self.workspace_view.writable_paths:
-            remove_tree(directory)
-            directory.mkdir()
-        (self.workspace.root / BROKER_SOCKET_NAME).unlink(missing_ok=True)
-        return self._start_srun(attempt)
+    def _start_in_place_of(self, lost: Attempt, attempt: Attempt, avoided_node: str | None) -> None:
+        attempt.make_directories()
+        attempt.write_start(attempt.read_start(lost))
+        copy_tree(self._checkout.path, attempt.workspace.tree_directory)
+        with suppress(OSError):  # what still runs somewhere writes to it
+            lost.remove()
+        self._start_srun(attempt, avoided_node)
 
-    def connect_process(self, run: ProcessProtocol, started: StartedSrun) -> NodeTransport:
+    def connect_process(self, run: ProcessProtocol, started: Attempt) -> NodeProcess:
         """Let the evaluator on the node drive `run`."""
-        assert self.transport is not None, "the run has begun"
-        self.transport.connect(run)
-        return self.transport
+        assert self.process is not None, "the run has begun"
+        self.process.connect(run)
+        return self.process
+
+    def describe_for_resume(self) -> dict[str, Any]:
+        """Return what `resume_process` needs, as JSON."""
+        retries = self.runner_status.retry_count
+        return {"kind": "slurm", "retries": retries, **self.attempt.describe()}
+
+    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> NodeProcess:
+        """Go on with a run that was started by another process of the daemon. Blocks."""
+        self._sandbox.own_jobs.discard(self.attempt.job_name)
+        attempt = Attempt.load(left.description, self._workspace)
+        self._sandbox.own_jobs.add(attempt.job_name)
+        self._is_started = True
+        self._use_attempt(attempt)
+        status = self.runner_status
+        status.job_id, status.node = attempt.job_identifier, attempt.node
+        status.retry_count = left.description["retries"]
+        process = self._make_process(attempt)
+        process.pid, process.start_time = left.pid, left.start_time
+        process.resume(run, attempt.read_state(), left.stdout_offset)
+        return process
+
+    # The end
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to the evaluator's processes on the node."""
-        assert self.transport is not None, "the run has begun"
-        self.transport.send_command(KILL if number == signal.SIGKILL else TERMINATE)
-
-    def abort_remote_reads(self) -> None:
-        """Give a node that has files up unless all output is stored soon."""
-        if self._is_streamed and self.transport is not None:
-            self.transport.send_command(KILL)
+        assert self.process is not None, "the run has begun"
+        self.process.send_signal(number)
 
     async def kill_remaining_processes(self) -> None:
         """Do nothing: the node has told the exit after it has killed them, or the job is lost."""
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
-        """Return the evaluator's exit, as the node has told it. Raises: EvaluationFailure."""
-        assert self.transport is not None, "the run has begun"
-        outcome, loss = self.transport.outcome, self.transport.job_loss
-        if outcome is None:
-            raise loss or EvaluationFailure("lost", "the evaluator was stopped without an outcome")
-        if outcome.exit is None:
-            raise outcome.start_failure or EvaluationFailure("lost", "the node has told no exit")
-        return EvaluatorExit(*outcome.exit)
+        """Return the evaluator's exit. Raises: EvaluationFailure."""
+        assert self.process is not None, "the run has begun"
+        if self.process.job_loss is not None:
+            raise self.process.job_loss
+        end = BubblewrapEnd(
+            locate_status_file(self.attempt.workspace), self.run_limits, self._sandbox.local
+        )
+        return end.interpret_exit(status, number)
 
-    def describe_for_resume(self) -> dict[str, Any]:
-        """Return the kind of runs that do not go on (`evaluations.restoring`)."""
-        return {"kind": "slurm"}
-
-    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> NoReturn:
-        """Refuse to go on. Raises: OSError."""
-        what = "an evaluator of another process of the daemon cannot go on with runner.kind"
-        raise OSError(errno.ENOTSUP, f'{what} = "slurm"')
+    def close(self) -> None:
+        """End an srun that nobody has followed. Blocks."""
+        sandbox, attempt = self._sandbox, self.attempt
+        sandbox.own_jobs.discard(attempt.job_name)
+        if self._is_started and self.process is None:
+            with suppress(OSError):  # it has ended
+                sandbox.writable_trees.starter.forget_program_now(attempt.directory)
+            sandbox.access.reactor.callFromThread(sandbox.commands.cancel_job, attempt.job_name)

@@ -137,12 +137,21 @@ class SlurmCommands:
             self._poll()
             return None
 
-    def watch_job(self, name: str, on_state: Callable[[QueuedJob | None], object]) -> None:
+    def watch_job(
+        self,
+        name: str,
+        on_state: Callable[[QueuedJob | None], object],
+        *,
+        is_known: bool = False,
+    ) -> None:
         """Call `on_state` now and then with what squeue says of a job, None once it is gone.
 
-        A controller that has lost its state may forget a job without a word to srun.
+        A controller that has lost its state may forget a job without a word to srun. `is_known`:
+        the job was in the queue before.
         """
         self._watchers[name] = on_state
+        if is_known:
+            self._missed.setdefault(name, 0)
         self._poll()
 
     def unwatch_job(self, name: str) -> None:

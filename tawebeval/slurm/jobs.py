@@ -11,10 +11,7 @@ import attrs
 from tawebeval.config import LimitSettings, RunnerSettings, SlurmJobSettings
 from tawebeval.errors import EvaluationFailure, FailureReason
 
-NODE_MODULE = "tawebeval.slurm"
-"""What a job runs by `python -m`."""
-
-NODE_PROGRAM_MEMORY_BYTES = 192 * 2**20
+NODE_PROGRAM_MEMORY_BYTES = 96 * 2**20
 """Bytes that the program on the node and the sandbox need beside the evaluator."""
 
 JOB_TIME_MARGIN_SECONDS = 120
@@ -29,8 +26,7 @@ ENDING_STATE = "COMPLETING"
 _MIB = 2**20
 _QUEUED = re.compile(r"job (\d+) (?:queued|has been allocated)|allocation (\d+)")
 _STDERR_SHOWN = 300  # characters of srun's stderr in a message
-_NODE_MESSAGE_PREFIX = "tawebeval on "
-_NODE_MESSAGE = re.compile(f"^{_NODE_MESSAGE_PREFIX}.*", re.MULTILINE)
+_NODE_MESSAGE = re.compile(r"^tawebeval on .*", re.MULTILINE)  # of the program on the node
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|[ \t].*)$\n?", re.MULTILINE)
 
 
@@ -145,16 +141,6 @@ _SIGNS: Sequence[_Loss] = (
         "was cancelled in Slurm",
     ),
 )
-
-
-def format_node_message(node: str, message: str) -> str:
-    """Return what the program on a node writes to stderr; it is not taken for a word of Slurm."""
-    return f"{_NODE_MESSAGE_PREFIX}{node}: {message}"
-
-
-def reports_out_of_memory(srun_stderr: str) -> bool:
-    """Tell whether srun says that the kernel has killed a process of the job for its memory."""
-    return _has_sign(srun_stderr, _SIGNS[2][0])
 
 
 def _has_sign(srun_stderr: str, sign: str) -> bool:

@@ -161,19 +161,8 @@ def find_token_file(callers: CallerSettings, environment: Mapping[str, str]) -> 
 def find_metrics_token_file(
     metrics: MetricsSettings, environment: Mapping[str, str]
 ) -> Path | None:
-    """Return the path of the metrics' token file; None if metrics need no token.
-
-    Raises: ConfigurationError, if `metrics.readers` asks for tokens and there is no file.
-    """
-    if metrics.allowed_readers != "tokens":
-        return None
-    found = find_secret_file(metrics.tokens, _METRICS_CREDENTIAL, environment)
-    if found is None:
-        raise ConfigurationError(
-            'metrics.readers: "tokens" needs a file of tokens; set metrics.tokens, or'
-            f" LoadCredential={_METRICS_CREDENTIAL}:FILE in the unit"
-        )
-    return found
+    """Return the path of the metrics' token file; None if metrics need no token."""
+    return find_secret_file(metrics.tokens, _METRICS_CREDENTIAL, environment)
 
 
 def read_token_file(path: Path) -> TokenHashes:

@@ -38,7 +38,7 @@ class HealthAndMetrics:
 
     `find_unreadiness_reasons` returns the reasons why the daemon takes no work, empty if it does.
     `collect_metrics` returns the text format of Prometheus. `metrics_authentication` authenticates
-    readers of metrics; None unless `metrics.readers` is "tokens".
+    readers of metrics; None if programs of this machine read them.
     """
 
     find_unreadiness_reasons: Callable[[], Sequence[str]] = tuple

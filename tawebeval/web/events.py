@@ -34,7 +34,7 @@ from tawebeval.web.server.request_headers import (
     parse_weights,
     split_elements,
 )
-from tawebeval.web.streams import send_stream
+from tawebeval.web.streams import HEARTBEAT_SECONDS, send_stream
 from tawebeval.web.websockets import (
     is_websocket_request,
     prepare_handshake,
@@ -76,9 +76,10 @@ async def send_events(context: WebContext, request: ApiRequest, identifier: str)
         subscription = await _subscribe(context, request, identifier, after, skip)
         if subscription is not None:
             subscription.with_times = with_times
-        heartbeat = context.configuration.streams.heartbeat_seconds
         request.waits_for_evaluation = True
-        await send_websocket_messages(request, subscription, context.stream_turns, heartbeat)
+        await send_websocket_messages(
+            request, subscription, context.stream_turns, HEARTBEAT_SECONDS
+        )
         return b""
     media_type = negotiate_media_type(request.requestHeaders, OFFERED_MEDIA_TYPES)
     if media_type == PAGE_MEDIA_TYPE:
@@ -175,8 +176,7 @@ async def _send_stream(
     if subscription is not None:
         subscription.with_times = with_times
         request.waits_for_evaluation = True
-        heartbeat = context.configuration.streams.heartbeat_seconds
-        await send_stream(request, subscription, framing, context.stream_turns, heartbeat)
+        await send_stream(request, subscription, framing, context.stream_turns, HEARTBEAT_SECONDS)
 
 
 async def _subscribe(

@@ -72,6 +72,8 @@ HEALTH, READY, METRICS = "/health", "/health/ready", "/metrics"
 METRICS_MEDIA_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 # Paths that need no caller's token; /metrics checks its readers itself.
+# Clients of 2018 give up after about 16 empty pages: 20 seconds make five minutes.
+_OLDER_CLIENT_WAIT = 20
 _OPEN_PATHS = frozenset(
     (*(path.encode() for path in (HEALTH, READY, METRICS)), *static_files.PUBLIC_PATHS)
 )
@@ -400,11 +402,11 @@ def add_legacy_routes(app: Klein, context: WebContext) -> None:
 
     @app.route("/evaluation_events", methods=["GET"])
     async def older_events(request: ApiRequest) -> bytes:
-        """Return a page of events; wait `polls.older` seconds if the client names none."""
+        """Return a page of events; wait some seconds also if the client names none."""
         identifier = get_query_argument(request, "evaluation")
         if not identifier:
             raise InvalidField("evaluation", "is required")
-        wait = context.configuration.polls.legacy_client_wait_seconds
+        wait = min(_OLDER_CLIENT_WAIT, context.configuration.polls.wait)
         _, page = await read_page(context, request, identifier, wait)
         return prepare_response(request, page.encode_json())
 
@@ -439,21 +441,15 @@ def _add_operator_routes(app: Klein, context: WebContext) -> None:
 
 
 def _check_reader(context: WebContext, request: ApiRequest) -> None:
-    """Raise Unauthorized, AccessDenied or NotFound if the client may not read metrics."""
-    readers, headers = context.configuration.metrics.allowed_readers, request.requestHeaders
-    if readers == "nobody":
-        raise NotFound("metrics are disabled (metrics.readers)")
-    if readers == "tokens":
-        assert context.health_and_metrics.metrics_authentication is not None, (
-            "the daemon does not start without"
-        )
-        context.health_and_metrics.metrics_authentication.authenticate_token(
-            get_header_values(headers, "Authorization")
-        )
+    """Raise Unauthorized or AccessDenied if the client may not read metrics."""
+    headers = request.requestHeaders
+    authentication = context.health_and_metrics.metrics_authentication
+    if authentication is not None:
+        authentication.authenticate_token(get_header_values(headers, "Authorization"))
     elif any(map(headers.hasHeader, _PROXY_HEADERS)) or not _is_this_machine(request):
         raise AccessDenied(
             "metrics are for programs of this machine that use no proxy; the operator can admit"
-            ' others with tokens (metrics.readers = "tokens")'
+            " others with tokens (metrics.tokens)"
         )
     else:
         _check_no_page(request)

@@ -38,6 +38,10 @@ MAX_TURN_SECONDS = 0.005
 log = Logger()
 
 
+HEARTBEAT_SECONDS = 15
+"""Seconds of silence before a heartbeat: proxies close silent connections, often after 60."""
+
+
 @attrs.define
 class FramedBatches:
     """The batches that were framed last, for other readers at the same place."""

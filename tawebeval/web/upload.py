@@ -26,6 +26,7 @@ from multipart import (
 from tawebeval.config import Configuration
 from tawebeval.core.form import (
     FIELD_ALIASES,
+    MAX_FIELDS,
     PERMITTED_PROBLEM_FORM_FIELDS,
     PERMITTED_RERUN_FORM_FIELDS,
     FormPreset,
@@ -175,7 +176,7 @@ class FormReceiver:
             self._parser = parser = _FormParser(
                 boundary,
                 content_length=-1 if length is None else length,
-                max_segment_count=self._limits.fields,
+                max_segment_count=MAX_FIELDS,
             )
         except MultipartError as error:
             raise _make_form_error(error) from None
@@ -209,8 +210,7 @@ class FormReceiver:
                     self._take(event)
         except ParserLimitReached as error:
             raise RequestTooLarge(
-                f"the form has over {self._limits.fields} fields (limits.fields), or too long"
-                f" headers: {error}"
+                f"the form has over {MAX_FIELDS} fields, or too long headers: {error}"
             ) from None
         except MultipartError as error:
             raise _make_form_error(error) from None
@@ -340,7 +340,7 @@ class FormReceiver:
         if file is None:
             self._preset.check_text_field(name)
             self._text = bytearray()
-            self._max_text = int(min(limit or 0, self._limits.field))
+            self._max_text = limit or 0
         else:
             self._preset.check_submission_field(file.field)
             self._count_stored(_PER_FILE)
@@ -362,9 +362,8 @@ class FormReceiver:
     def _take_text(self, text: bytearray, chunk: bytes | bytearray) -> None:
         size, most = len(text) + len(chunk), self._max_text
         if size > most:
-            setting = " (limits.field)" if most == self._limits.field else ""
             raise RequestTooLarge(
-                f"{self._name}: the field is over {format_size(most)}{setting}",
+                f"{self._name}: the field is over {format_size(most)}",
                 field=self._name,
                 size=size,
                 limit=most,

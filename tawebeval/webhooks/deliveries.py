@@ -1,8 +1,8 @@
 """The queue of callbacks: attempts, retries, the memory limit, last attempts at the stop.
 
-At most `callbacks.at_once` attempts run at a time, in turns between callers. Pending documents
-take at most `callbacks.buffer` bytes. Beyond that, the oldest delivery of the caller with the most
-bytes is given up, so a receiver that is down does not affect other callers.
+Attempts take turns between callers, and pending documents take bounded memory (`DeliveryBounds`).
+Beyond it, the oldest delivery of the caller with the most bytes is given up, so a receiver that is
+down does not affect other callers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger, LogLevel
 from twisted.web.client import BrowserLikePolicyForHTTPS
 
-from tawebeval.config import CallbackSettings
+from tawebeval.config import CONCURRENT_CALLBACKS, MIB, CallbackSettings
 from tawebeval.core.backoff import Backoff, RequestOutcome
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import (
@@ -29,12 +29,17 @@ from tawebeval.deferreds import (
     OneShotEvent,
     run_in_background,
 )
-from tawebeval.errors import ForbiddenHost, InvalidField
+from tawebeval.errors import ForbiddenHost, InvalidField, format_size
 from tawebeval.pinned_agent import CachedPolicyForHTTPS
 from tawebeval.reloadable import ReloadableFiles
 from tawebeval.resolver import Resolver
 from tawebeval.webhooks.callback import CallbackRecord, CallbackState
-from tawebeval.webhooks.sender import AttemptResult, WebhookSender, make_webhook_sender
+from tawebeval.webhooks.sender import (
+    ATTEMPT_TIMEOUT,
+    AttemptResult,
+    WebhookSender,
+    make_webhook_sender,
+)
 from tawebeval.webhooks.signing import SigningSecrets, SigningSecretsFile, find_secrets_file
 
 _FIELD = "callback_url"
@@ -62,7 +67,7 @@ class Delivery:
 
     @property
     def size(self) -> int:
-        """Size in bytes, as it counts towards `callbacks.buffer`."""
+        """Size in bytes, as it counts towards `DeliveryBounds.pending_bytes`."""
         return len(self.document) + DELIVERY_OVERHEAD_BYTES
 
     def cancel_attempt(self) -> None:
@@ -71,8 +76,22 @@ class Delivery:
             self.delivery_task.cancel()
 
 
+@attrs.frozen
+class DeliveryBounds:
+    """Numbers and times of deliveries: 8 attempts take 5 to 10 minutes.
+
+    One caller has at most half of `concurrent_attempts`. Beyond `pending_bytes` of pending
+    callbacks the caller with most bytes loses its oldest callback.
+    """
+
+    backoff: Backoff = attrs.field(factory=lambda: Backoff(8, 5, 600))
+    attempt_timeout: float = ATTEMPT_TIMEOUT
+    concurrent_attempts: int = CONCURRENT_CALLBACKS
+    pending_bytes: int = 16 * MIB
+
+
 class CallbackQueue:
-    """Queue of callbacks. Without `callbacks.enabled` it accepts none.
+    """Queue of callbacks. Without a file of secrets it accepts none.
 
     A caller has at most half of the slots, except with `has_one_caller`: without tokens all
     requests belong to one caller. `random` returns so many random bytes, `time` the seconds since
@@ -81,7 +100,6 @@ class CallbackQueue:
 
     def __init__(
         self,
-        settings: CallbackSettings,
         secrets: SigningSecretsFile,
         sender: WebhookSender,
         *,
@@ -89,21 +107,19 @@ class CallbackQueue:
         clock: Any,
         random: Callable[[int], bytes],
         time: Callable[[], float],
+        bounds: DeliveryBounds | None = None,
     ) -> None:
-        self._settings = settings
+        self._bounds = bounds = bounds or DeliveryBounds()
         self._secrets = secrets
         self._sender = sender
-        per_caller = 0 if has_one_caller else (settings.max_concurrent_attempts + 1) // 2
-        self._slots = FairQueue(settings.max_concurrent_attempts, UNLIMITED_WAITERS, per_caller)
-        self._backoff = Backoff(
-            settings.max_attempts, settings.first_retry_delay, settings.max_retry_delay
-        )
+        per_caller = 0 if has_one_caller else (bounds.concurrent_attempts + 1) // 2
+        self._slots = FairQueue(bounds.concurrent_attempts, UNLIMITED_WAITERS, per_caller)
         self._clock = clock
         self._random = random
         self._time = time
         self._deliveries: dict[str, Delivery] = {}  # by event, the oldest first
         # Without deliveries given up.
-        self._share = Share(SharedResource.CALLBACKS, settings.max_pending_bytes)
+        self._share = Share(SharedResource.CALLBACKS, bounds.pending_bytes)
         self._pauses_end = Condition()
         self._has_pauses = True
         self._is_stopped = False
@@ -120,8 +136,8 @@ class CallbackQueue:
 
     def create_callback(self, url: str, caller: str) -> CallbackRecord:
         """Return the callback of a new evaluation, not sent yet. Raises: InvalidField."""
-        if not self._settings.enabled:
-            raise InvalidField(_FIELD, "callbacks are disabled (callbacks.enabled)")
+        if self._secrets.path is None:
+            raise InvalidField(_FIELD, "callbacks are disabled (callbacks.secrets)")
         if not self._secrets.current_secrets.has_secret(caller):
             raise InvalidField(
                 _FIELD,
@@ -178,11 +194,11 @@ class CallbackQueue:
             delivery.cancel_attempt()
 
     async def close(self) -> None:
-        """Wait for the last attempts, at most `callbacks.timeout` seconds; give up the rest."""
+        """Wait for the last attempts, at most `ATTEMPT_TIMEOUT` seconds; give up the rest."""
         self.start_last_attempts()
         with suppress(WaitedInVain):
             done = Deferred.fromCoroutine(self._wait_for_all())
-            await done.addTimeout(self._settings.attempt_timeout, self._clock)
+            await done.addTimeout(self._bounds.attempt_timeout, self._clock)
         self.give_up_all_deliveries()
 
     async def _wait_for_all(self) -> None:
@@ -199,7 +215,8 @@ class CallbackQueue:
                 for one in self._deliveries.values()
                 if one.callback.caller == caller and not one.give_up_reason
             )
-            self._give_up(oldest, "the caller's callbacks exceed the buffer (callbacks.buffer)")
+            most = format_size(self._bounds.pending_bytes)
+            self._give_up(oldest, f"the caller's pending callbacks exceed {most}")
             evicted.append(oldest)
         for delivery in evicted:
             delivery.cancel_attempt()
@@ -244,8 +261,8 @@ class CallbackQueue:
             if result.outcome is RequestOutcome.REFUSED:
                 return CallbackState.REFUSED
             chance = int.from_bytes(self._random(4), "big") / 2**32
-            retry_after = min(result.retry_after, self._backoff.max_delay_seconds)
-            delay = self._backoff.draw_delay(callback.attempt_count, chance, retry_after)
+            retry_after = min(result.retry_after, self._bounds.backoff.max_delay_seconds)
+            delay = self._bounds.backoff.draw_delay(callback.attempt_count, chance, retry_after)
             if delay is None:
                 break
             if not self._has_pauses:
@@ -307,14 +324,11 @@ def make_callback_queue(
     Parameters without a note are those of `CallbackQueue`.
 
     `environment` is that of the daemon, for the credentials of systemd. Raises: ConfigurationError,
-    if callbacks are enabled and the secrets cannot be read.
+    if the secrets cannot be read.
     """
-    secrets = SigningSecretsFile(
-        find_secrets_file(settings.secrets, environment) if settings.enabled else None
-    )
+    secrets = SigningSecretsFile(find_secrets_file(settings.secrets, environment))
     tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
     return CallbackQueue(
-        settings,
         secrets,
         make_webhook_sender(settings, tls_policy, resolver, reactor, time),
         has_one_caller=has_one_caller,

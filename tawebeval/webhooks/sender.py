@@ -33,6 +33,11 @@ from tawebeval.pinned_agent import (
 from tawebeval.resolver import CheckedResolver, LookupUnanswered, Resolver, UnknownHost
 from tawebeval.webhooks.callback import parse_callback_url
 
+ATTEMPT_TIMEOUT = 15
+"""Seconds for one attempt, from the DNS look-up to the end of the answer.
+
+At the stop of the daemon, all pending callbacks together have them for a last attempt.
+"""
 _HEADERS = {"Content-Type": "application/json", "User-Agent": f"tawebeval/{__version__}"}
 
 
@@ -75,7 +80,7 @@ class WebhookSender:
         try:
             return await attempt.addTimeout(self._timeout, self._clock)
         except TookTooLong:
-            reason = f"no answer within {self._timeout:g} seconds (callbacks.timeout)"
+            reason = f"no answer within {self._timeout:g} seconds"
             return AttemptResult(RequestOutcome.RETRY, reason)
 
     async def _attempt(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
@@ -127,13 +132,11 @@ def make_webhook_sender(
 
     `tls_policy` is the TLS policy, `time` as in `WebhookSender`.
     """
-    policy = HostPolicy(
-        settings.allow_hosts, settings.deny_hosts, settings.private_networks, "callbacks"
-    )
+    policy = HostPolicy(settings.allow_hosts, (), settings.private_networks, "callbacks")
     return WebhookSender(
         CheckedResolver(policy, resolver, reactor),
-        partial(PinnedAgent, reactor, tls_policy, settings.attempt_timeout),
+        partial(PinnedAgent, reactor, tls_policy, ATTEMPT_TIMEOUT),
         reactor,
         time,
-        settings.attempt_timeout,
+        ATTEMPT_TIMEOUT,
     )

@@ -118,15 +118,9 @@ def read_signing_secrets(path: Path) -> SigningSecrets:
     return found
 
 
-def find_secrets_file(configured: str, environment: Mapping[str, str]) -> Path:
+def find_secrets_file(configured: str, environment: Mapping[str, str]) -> Path | None:
     """Return the path of the secrets file: `configured`, or if that is empty systemd's credential.
 
-    `environment` is that of the daemon. Raises: ConfigurationError, if there is neither.
+    None if there is neither. `environment` is that of the daemon.
     """
-    found = find_secret_file(configured, _CREDENTIAL, environment)
-    if found is not None:
-        return found
-    raise ConfigurationError(
-        f"{_SETTING}: callbacks need a file of secrets; set {_SETTING}, or"
-        f" LoadCredential={_CREDENTIAL}:FILE in the unit"
-    )
+    return find_secret_file(configured, _CREDENTIAL, environment)

@@ -396,7 +396,8 @@ class SubmissionTests(ArchiveTestCase):
         self.assertEqual(path.read_bytes(), bytes(100_000))
 
     def test_large_or_missing_submission_is_not_archived(self) -> None:
-        self.open(max_submission_bytes=1000)
+        self.open()
+        self.archive.max_submission_bytes = 1000
         self.assertTrue(self.store(workspace=self.workspace))
         self.assertIsNone(self.extract())
         self.open()

@@ -17,6 +17,7 @@ from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.form import pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import EventPage
+from tawebeval.core.segi import MAX_FILE_BYTES, MAX_VALUE_BYTES
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure, RequestError
 from tawebeval.evaluations.details import EvaluationDetails
@@ -24,7 +25,7 @@ from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import EvaluationEvents, Subscription
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.run import Run
+from tawebeval.evaluations.run import KILL_GRACE, Run
 from tawebeval.evaluations.starting import enter_queue
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.base import EvaluatorExit
@@ -48,11 +49,11 @@ from tests.fakes.world import (
 )
 
 CANCELLED = EvaluationFailure("cancelled", "the evaluation was cancelled")
-GRACE = 2.0
+GRACE = KILL_GRACE
 KEY = b"k" * 32
 END = "end"
 PATIENT = Configuration(
-    evaluations=EvaluationSettings(abandon_after_seconds=900, retain=600),
+    evaluations=EvaluationSettings(retain=900),
     limits=LimitSettings(wall_clock=100_000),
 )
 """Under these settings evaluations are abandoned long before they are over their time."""
@@ -183,13 +184,12 @@ class RunTestCase(SynchronousTestCase):
     """
 
     limits = LimitSettings(wall_clock=10, output=100_000)
+    max_value, max_file = MAX_VALUE_BYTES, MAX_FILE_BYTES
 
     def setUp(self) -> None:
         self.clock = TurnClock()
         self.world = World(
-            configuration=Configuration(
-                evaluations=EvaluationSettings(kill_grace_seconds=GRACE), limits=self.limits
-            ),
+            configuration=Configuration(limits=self.limits),
             clock=self.clock,
         )
         self.orphans = Gate()
@@ -200,8 +200,8 @@ class RunTestCase(SynchronousTestCase):
             self.files,  # type: ignore[arg-type]
             MARKERS,
             self.clock.seconds,
-            max_value=self.limits.data_value,
-            max_file=self.limits.file,
+            max_value=self.max_value,
+            max_file=self.max_file,
         )
         self.sandboxed = FakeSandboxedRun(
             self.limits,
@@ -268,7 +268,7 @@ class RegistryTestCase(SynchronousTestCase):
     """A registry in a world without a disk."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after_seconds=900),
+        evaluations=EvaluationSettings(retain=900),
         buffers=EventBufferSettings(max_page_bytes=1024),
     )
     running, queued = 2, 2

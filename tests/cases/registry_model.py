@@ -30,7 +30,7 @@ from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.children import FakeChild
 from tests.fakes.world import IdleThreads, World, straw
 
-RUNNING, QUEUED, KEPT, ABANDON, RETAIN = 2, 2, 4, 100, 70
+RUNNING, QUEUED, KEPT, RETAIN = 2, 2, 4, 100
 DISK, MEMORY, PAGE = 700, 1800, 512
 NEXT_PAGE = 30  # seconds for which the reader of a page is expected to ask for the next one
 
@@ -186,7 +186,6 @@ class Comparison(RuleBasedStateMachine):
         super().__init__()
         configuration = Configuration(
             evaluations=EvaluationSettings(
-                abandon_after_seconds=ABANDON,
                 retain=RETAIN,
                 kept=KEPT,
             ),

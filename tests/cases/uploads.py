@@ -21,7 +21,7 @@ from tests.fakes.clients import MULTIPART, Part, parts
 from tests.fakes.uploads import FakeSource
 from tests.fakes.world import InlineThreads
 
-CONFIGURATION = Configuration(limits=LimitSettings(request_body=20_000, fields=10, field=1024))
+CONFIGURATION = Configuration(limits=LimitSettings(request_body=20_000))
 
 
 def chunkings(body: bytes) -> Iterator[list[bytes]]:

@@ -20,7 +20,6 @@ from tawebeval.config import (
     HttpSettings,
     LimitSettings,
     LongPollSettings,
-    StreamSettings,
 )
 from tawebeval.core.tokens import generate_token
 from tawebeval.web import streams
@@ -204,7 +203,6 @@ class StreamTestCase(WebTestCase):
         buffers=EventBufferSettings(max_page_bytes=4096),
         http=HttpSettings(rate_window_seconds=20, min_bytes_per_second=1024),
         limits=LimitSettings(wall_clock=100_000),
-        streams=StreamSettings(heartbeat_seconds=15),
     )
 
     def setUp(self) -> None:

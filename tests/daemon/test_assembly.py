@@ -33,8 +33,8 @@ from tawebeval.config import (
     Configuration,
     CredentialSettings,
     EvaluationSettings,
-    HealthSettings,
     HttpSettings,
+    LimitSettings,
     LogSettings,
     MetricsSettings,
     RepositoryFetchSettings,
@@ -390,7 +390,7 @@ class ServiceTests(SynchronousTestCase):
         calls = self.note_calls_from_thread()
         secrets = self.file_with(f"* {format_secret(OLD)}")
         opened = self.note_calls("make_callback_queue")
-        daemon = self.start(callbacks=CallbackSettings(True, str(secrets)))
+        daemon = self.start(callbacks=CallbackSettings(str(secrets)))
         evaluations = self.evaluations(daemon)
         callbacks = evaluations.callbacks
         self.assertIs(opened[0][-1], True, "without tokens all requests belong to one caller")
@@ -562,7 +562,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_disk_not_ready(self) -> None:
         """As much of the disk has to be free as is configured."""
-        self.start(health=HealthSettings(min_free_disk_bytes=2**50))
+        self.start(limits=LimitSettings(free_disk=2**50))
         problem = self.request("GET /health/ready")
         self.assertEqual((problem.status, len(problem.json()["reasons"])), (503, 2))
         self.assertIn(b"tawebeval_ready 0.0", self.request("GET /metrics").body)
@@ -581,7 +581,7 @@ class ServiceTests(SynchronousTestCase):
         """SIGHUP has the tokens of the metrics read again."""
         calls = self.note_calls_from_thread()
         tokens = self.write_token("old")
-        self.start(metrics=MetricsSettings("tokens", tokens))
+        self.start(metrics=MetricsSettings(tokens))
         token, line = generate_token("new", straw(1))
         for status in (401, 200):
             self.assertEqual(self.request("GET /metrics", token).status, status)
@@ -698,9 +698,7 @@ class ServiceTests(SynchronousTestCase):
     def test_half_a_reload(self) -> None:
         """Good tokens of callers do not count where those of the metrics are broken."""
         tokens, readers = self.write_token(), self.write_token()
-        daemon = self.start(
-            callers=CallerSettings(tokens=tokens), metrics=MetricsSettings("tokens", readers)
-        )
+        daemon = self.start(callers=CallerSettings(tokens=tokens), metrics=MetricsSettings(readers))
         bob, line = generate_token("bob", straw(1))
         Path(tokens).write_text(line)
         Path(readers).write_text("nonsense")
@@ -794,7 +792,7 @@ class ServiceTests(SynchronousTestCase):
         entry = CredentialSettings("example.org", "judge", password_file=str(password))
         daemon = self.make(
             callers=CallerSettings(tokens=str(tokens)),
-            callbacks=CallbackSettings(enabled=True, secrets=str(secrets)),
+            callbacks=CallbackSettings(secrets=str(secrets)),
             repositories=RepositoryFetchSettings(credentials=(entry,)),
         )
         self.patch(os, "access", lambda path, mode, **_: path not in unreadable)

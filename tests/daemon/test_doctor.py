@@ -35,11 +35,11 @@ OPEN = "[callers]\nopen = true"
 PROXIES = "[http]\ntrusted_proxies = "
 TOKEN = f"alice sha256:{'0' * 64}\n"
 TOKENS = "[callers]\ntokens = '{0}/tokens'\n"
-METRICS = "[metrics]\nreaders = 'tokens'\ntokens = '{0}/tokens'"
+METRICS = "[metrics]\ntokens = '{0}/tokens'"
 CREDENTIAL = "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\n"
 PASSWORD = f"{CREDENTIAL}password_file = '{{0}}/pass'"
 SSH = f"{CREDENTIAL}key_file = '{{0}}/ssh'\nknown_hosts_file = '{{0}}/hosts'\n"
-CALLBACKS = "[callbacks]\nenabled = true\nsecrets = '{0}/secrets'"
+CALLBACKS = "[callbacks]\nsecrets = '{0}/secrets'"
 SECRET = f"* {format_secret(OLD)}\n"
 FILES = "[limits]\nopen_files = 5000"
 CONNECTIONS = "[http]\nconnections = 4000"
@@ -213,8 +213,6 @@ SETTING_FAULTS = (
     Fault(WEAKER, "proxies: no tokens…-> run `tawebeval token", f"{PROXIES}['127.0.0.1']"),
     Fault(WEAKER, "proxies: every host…-> list", f"{TOKENS}{PROXIES}['0.0.0.0/0']", WITH_TOKENS),
     Fault(WEAKER, "proxies: without a UNIX…-> set", f"{TOKENS}{PROXIES}['unix']", WITH_TOKENS),
-    Fault(BROKEN, "metrics: metrics.readers…LoadCredential", "metrics.readers = 'tokens'"),
-    Fault(BROKEN, "callbacks: callbacks.secrets…LoadCredential", "callbacks.enabled = true"),
     Fault(BROKEN, "archive: {0}/some/archive…-> as root: install -d", ARCHIVE),
 )
 MACHINE_FAULTS = (

@@ -13,7 +13,6 @@ from tawebeval.config import (
     Configuration,
     EvaluationSettings,
     EventBufferSettings,
-    HealthSettings,
     LimitSettings,
     RepositoryFetchSettings,
 )
@@ -24,10 +23,10 @@ from tawebeval.sandbox.disk_usage import DiskUsage
 
 GIB = 2**30
 RUNNING = 3
-SPARE = 5 * GIB
+SPARE = 6 * GIB
 CONFIGURATION = Configuration(
     evaluations=EvaluationSettings(running=RUNNING),
-    limits=LimitSettings(uploads=7 * GIB, disk=11 * GIB, output=2 * GIB),
+    limits=LimitSettings(uploads=7 * GIB, disk=11 * GIB, output=2 * GIB, free_disk=SPARE // 2),
     buffers=EventBufferSettings(disk=23 * GIB),
     repositories=RepositoryFetchSettings(
         cache=13 * GIB,
@@ -35,7 +34,6 @@ CONFIGURATION = Configuration(
         max_fetch_bytes=17 * GIB,
         tree_bytes=19 * GIB,
     ),
-    health=HealthSettings(min_free_disk_bytes=SPARE),
 )
 STATE = (7 + 23 + RUNNING * (11 + 2 + 19)) * GIB
 CACHE = (13 + (RUNNING + 2) * (17 + 19)) * GIB

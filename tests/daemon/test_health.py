@@ -32,7 +32,7 @@ from tests.fakes.clients import MULTIPART, Service, form, parts
 from tests.fakes.world import InlineThreads, SlowThreads
 
 FREE = 1000  # bytes that have to be
-FULL = "has less than 1000 bytes free (health.free_disk), or no free inode"
+FULL = "has less than 1000 bytes free (twice limits.free_disk), or no free inode"
 
 
 def file_system(**changes: int) -> SimpleNamespace:

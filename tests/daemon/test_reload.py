@@ -21,7 +21,6 @@ from tawebeval.config import (
     MAX_STATEMENT_BYTES,
     Configuration,
     CredentialSettings,
-    MetricsSettings,
     ProblemSettings,
     ServiceSettings,
 )
@@ -252,8 +251,10 @@ class ConfigurationReloadTests(SynchronousTestCase):
             (True, "restart the daemon; its evaluations go on"),
         ):
             self.begin("", lasting)
-            self.file.write_text("[log]\nlevel = 'warn'\n[callbacks]\nenabled = true\nat_once = 11")
-            notes = [f"callbacks.{name}: changed; {remedy}" for name in ("enabled", "at_once")]
+            self.file.write_text(
+                "[log]\nlevel = 'warn'\n[http]\nconnections = 99\nbase_path = '/x'"
+            )
+            notes = [f"http.{name}: changed; {remedy}" for name in ("connections", "base_path")]
             for _ in range(2):
                 self.assertEqual(
                     self.reloader.reload_files(), ReloadResult(operator_notes=tuple(notes))
@@ -266,9 +267,9 @@ class ConfigurationReloadTests(SynchronousTestCase):
     def test_broken(self) -> None:
         """A mistake is named by its key, and nothing of the file counts."""
         self.begin("")
-        self.file.write_text("[log]\nlevel = 'warn'\n[callbacks]\nattempts = 0")
+        self.file.write_text("[log]\nlevel = 'warn'\n[http]\nconnections = 0")
         problem = self.refused()
-        self.assertTrue(problem.startswith(f"{self.file}: callbacks.attempts: "), problem)
+        self.assertTrue(problem.startswith(f"{self.file}: http.connections: "), problem)
 
     def test_environments(self) -> None:
         """Roots are checked; without a sandbox environments need a restart first."""
@@ -358,7 +359,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
 CONFIGURE = Path(__file__).resolve().parents[2] / "docs" / "configure.md"
 
 SETTINGS = tuple(list_settings(Configuration))
-BEFORE = Configuration(metrics=MetricsSettings("tokens"), service=ServiceSettings(name="a"))
+BEFORE = Configuration(service=ServiceSettings(name="a"))
 
 # Where not any value of the same type will do.
 OTHERS: dict[str, Any] = {
@@ -367,7 +368,6 @@ OTHERS: dict[str, Any] = {
     "callbacks.private_networks": ("10.0.0.0/8",),
     "http.base_path": "/judge",
     "http.trusted_proxies": ("10.0.0.1",),
-    "metrics.readers": "nobody",
     "evaluations.environment": {"A": "b"},
     "service.peers": {"b": "http://10.0.0.2:8080"},
     "problems": {"p": ProblemSettings("https://example.org/p.git", "./run", commit="c" * 40)},

@@ -299,7 +299,7 @@ class PrivateTestCase(SynchronousTestCase):
             sandbox=SandboxSettings(kind, readable=readable),
             callers=CallerSettings(tokens=f"{self.root}/tokens/file"),
             callbacks=CallbackSettings(secrets=f"{self.root}/hooks/secrets"),
-            metrics=MetricsSettings("tokens", f"{self.root}/readers/file"),
+            metrics=MetricsSettings(f"{self.root}/readers/file"),
             repositories=RepositoryFetchSettings(credentials=entries),
             environments={"x": EnvironmentSettings(root)} if root else {},
         )

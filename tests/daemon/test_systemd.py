@@ -15,9 +15,7 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import (
-    CallbackSettings,
     Configuration,
-    EvaluationSettings,
     RunnerSettings,
     ServiceSettings,
 )
@@ -278,19 +276,11 @@ class LongestStopTests(SynchronousTestCase):
         """All that is waited for by configuration, and some seconds for readers."""
         settings = Configuration(
             service=ServiceSettings(drain=100),
-            evaluations=EvaluationSettings(kill_grace_seconds=7),
-            callbacks=CallbackSettings(attempt_timeout=20),
         )
-        self.assertEqual(compute_stop_timeout(settings), 118)
+        self.assertEqual(compute_stop_timeout(settings), 128)
 
     def test_cluster(self) -> None:
         """Nodes that do not answer are waited for."""
         without = compute_stop_timeout(Configuration())
-        settings = RunnerSettings(kind="slurm", shared_directory="/shared")
+        settings = RunnerSettings(kind="slurm", shared="/shared")
         self.assertEqual(compute_stop_timeout(Configuration(runner=settings)), without + 20)
-
-    def test_callbacks(self) -> None:
-        """Their last attempts are waited for, where there are any."""
-        without = compute_stop_timeout(Configuration())
-        settings = CallbackSettings(enabled=True, attempt_timeout=20)
-        self.assertEqual(compute_stop_timeout(Configuration(callbacks=settings)), without + 20)

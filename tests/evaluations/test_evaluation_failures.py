@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
-from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
+from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.segi import SegiParser
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure
@@ -192,10 +192,6 @@ class SlowTestCase(EvaluationTestCase):
 
 class StopTests(SlowTestCase):
     """Ended from outside, in each state."""
-
-    configuration = Configuration(
-        evaluations=EvaluationSettings(kill_grace_seconds=2),
-    )
 
     def stop(self, reason: EvaluationFailure = CANCELLED) -> None:
         """End it."""

@@ -13,6 +13,7 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration
 from tawebeval.core.form import (
+    MAX_FIELDS,
     MAX_TRUNCATED_COMMAND_BYTES,
     TEXT_FIELD_SIZE_LIMITS,
     Repository,
@@ -37,13 +38,13 @@ _OTHERS = (type, ModuleType, CodeType, TracebackType, TestCase, TestResult, Logg
 
 def largest(name: str, before: str = "") -> str:
     """Return a text as large as that field may have it, which as a `str` takes far more."""
-    limit = TEXT_FIELD_SIZE_LIMITS[name] or Configuration().limits.field
+    limit = TEXT_FIELD_SIZE_LIMITS[name]
     return before + "😀" + "x" * (limit - 4 - len(before))
 
 
 def files() -> tuple[SubmissionFile, ...]:
     """Return as many files as a form can have beside its fields, with the longest names."""
-    count = Configuration().limits.fields - len(TEXT_FIELD_SIZE_LIMITS)
+    count = MAX_FIELDS - len(TEXT_FIELD_SIZE_LIMITS)
     return tuple(
         SubmissionFile("a" * 240 + f"{number:03}".translate(LETTERS), "😀" + "x" * 251)
         for number in range(count)
@@ -100,7 +101,7 @@ class MemoryTests(EvaluationTestCase):
         """A form that waits takes as many bytes as it has, not four times as many."""
         self.slot.shut = True
         self.begin()
-        sent = sum(filter(None, TEXT_FIELD_SIZE_LIMITS.values())) + Configuration().limits.field
+        sent = sum(TEXT_FIELD_SIZE_LIMITS.values())
         names = sum(len(file.field) + len(file.filename.encode()) for file in files())
         self.assertLess(self.texts(), sent + names + USUAL)
 

@@ -182,7 +182,7 @@ class DiskTests(RegistryTestCase):
     """The events of all evaluations together take 20 KB of the disk at most, and one more run."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after_seconds=900),
+        evaluations=EvaluationSettings(retain=900),
         buffers=EventBufferSettings(disk=20_000, max_page_bytes=4096),
         limits=LimitSettings(wall_clock=10**6),
     )

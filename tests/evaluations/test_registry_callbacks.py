@@ -18,7 +18,7 @@ class CallbackTests(RegistryTestCase):
     """A registry with callbacks, and with more time to run than to be asked for."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after_seconds=900),
+        evaluations=EvaluationSettings(retain=900),
         limits=LimitSettings(wall_clock=10**6),
     )
 

@@ -28,7 +28,7 @@ class ExpireTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         self.world.clock.advance(899)
         self.finish(child)
-        self.expire(599.999)
+        self.expire(899.999)
         self.assertEqual(self.list_all()[0]["state"], "finished")
         self.expire(0.001)
         self.assert_refused(EvaluationExpired, identifier)
@@ -56,14 +56,14 @@ class ExpireTests(RegistryTestCase):
             ask()
         self.finish(child)
         for _ in range(3):
-            self.expire(599)
+            self.expire(899)
             self.page(identifier)
 
     def test_requests_that_do_not_read(self) -> None:
         """After the end neither the status nor a DELETE does."""
         identifier, child = self.start(b"a\n")
         self.finish(child)
-        self.expire(599)
+        self.expire(899)
         self.registry.get_status(identifier)
         self.successResultOf(Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier)))
         self.expire(1)
@@ -73,9 +73,9 @@ class ExpireTests(RegistryTestCase):
         """So does one whose cursor is refused: it is a client all the same."""
         identifier, child = self.start()
         self.finish(child)
-        self.expire(599)
+        self.expire(899)
         self.assert_refused(InvalidCursor, identifier, "99")
-        self.expire(599)
+        self.expire(899)
         self.page(identifier)
 
     def test_who_waits(self) -> None:

@@ -22,7 +22,6 @@ from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.web import events
 from tawebeval.web.streams import StreamFlowControl
 from tests.cases.registry_model import (
-    ABANDON,
     FRAMINGS,
     KEPT,
     NEXT_PAGE,
@@ -151,7 +150,7 @@ class Reading(Comparison):
         self.settle()
         self.registry.expire_evaluations()
         for identifier, model in self.models.items():
-            patience = RETAIN if model.closed else ABANDON
+            patience = RETAIN
             if (
                 not model.forgotten
                 and model.asked <= self.now - patience

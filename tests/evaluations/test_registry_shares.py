@@ -37,7 +37,7 @@ class UnreadEventTests(ShareTestCase):
     """The disk has 20 KB for unread events, 10 KB of it for one caller."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after_seconds=900),
+        evaluations=EvaluationSettings(retain=900),
         buffers=EventBufferSettings(disk=20_000, max_page_bytes=4096),
         limits=LimitSettings(wall_clock=10**6),
     )

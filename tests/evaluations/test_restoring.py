@@ -51,7 +51,7 @@ class RestoringTestCase(RegistryTestCase):
     """A registry whose process ends; another one goes on with its rows and files."""
 
     configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after_seconds=5, retain=600),
+        evaluations=EvaluationSettings(retain=5),
         limits=LimitSettings(wall_clock=10),
     )
 
@@ -549,9 +549,9 @@ class EndedTests(RestoringTestCase):
     def test_ended_evaluation_expires_after_the_restart(self) -> None:
         identifier, child = self.start(b"one\n")
         self.finish(child)
-        self.world.clock.advance(500)
+        self.world.clock.advance(3)
         self.restart()
-        self.expire(599)
+        self.expire(4)
         self.assertIn(identifier, self.registry.records)
         self.expire(1)
         self.assertEqual((self.world.store.rows, self.world.disk.used), ({}, 0))

@@ -271,7 +271,8 @@ class LostOutputTests(RunTestCase):
 class PropertyTests(RunTestCase):
     """Whatever is printed."""
 
-    limits = LimitSettings(wall_clock=10**6, data_value=MAX_VALUE, file=MAX_FILE)
+    limits = LimitSettings(wall_clock=10**6)
+    max_value, max_file = MAX_VALUE, MAX_FILE
 
     def setUp(self) -> None:
         super().setUp()

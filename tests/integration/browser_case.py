@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import shutil
 from pathlib import Path
-from typing import ClassVar
 
 from tests.integration.browser import MISSING, Browser
 from tests.integration.harness import DaemonTestCase
@@ -16,6 +17,14 @@ WITHOUT = f"there is no {', no '.join(MISSING)}" if MISSING else None
 """Why tests with a browser are skipped; None where they are not."""
 
 
+@functools.cache
+def start_browser(*switches: str, handshakes: bool = False) -> Browser:
+    """Return the browser with these switches that all tests of a process share."""
+    browser = Browser(*switches, handshakes=handshakes)
+    atexit.register(browser.quit)
+    return browser
+
+
 class BrowserTestCase(DaemonTestCase):
     """Tests that share a daemon and a browser; after each the console must be without errors.
 
@@ -23,22 +32,15 @@ class BrowserTestCase(DaemonTestCase):
     """
 
     skip = WITHOUT
-    _browser: ClassVar[Browser | None] = None
 
     async def setUp(self) -> None:
-        cls = type(self)
-        self.addCleanup(self._quit_after_the_last)
         await super().setUp()
-        if cls._browser is None:
-            cls._browser = cls.new_browser()
-        self.browser = cls._browser
+        self.browser = self.get_browser()
         self.expected: tuple[str, ...] = ()
         self.addCleanup(self._check_console)
 
-    @classmethod
-    def new_browser(cls) -> Browser:
-        """Return the browser that is shared."""
-        return Browser()
+    def get_browser(self) -> Browser:
+        return start_browser()
 
     async def _check_console(self) -> None:
         found = await self.browser.complaints()
@@ -46,19 +48,12 @@ class BrowserTestCase(DaemonTestCase):
         unexpected = [one for one in found if not any(word in one for word in self.expected)]
         self.assertEqual(unexpected, [])
 
-    def _quit_after_the_last(self) -> None:
-        cls = type(self)
-        if cls._to_run <= {self._testMethodName} and cls._browser is not None:
-            cls._browser.quit()
-            cls._browser = None
-
 
 class PageTestCase(BrowserTestCase):
     """Tests of the page, as somebody uses it who has a repository and a file."""
 
     @property
     def page_url(self) -> str:
-        """Where the page is."""
         return f"{self.daemon.url}/"
 
     async def visit(self) -> None:
@@ -67,7 +62,6 @@ class PageTestCase(BrowserTestCase):
         await self.browser.until("document.querySelector('#fields .content')?.checkVisibility()")
 
     async def fill(self, command: str, directory: str = "", field: str = "source") -> None:
-        """Fill in the form, with a file."""
         values = {
             "[name='repository[url]']": self.repository.url,
             "[name='commit_oid']": self.commit,

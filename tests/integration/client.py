@@ -50,7 +50,6 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body as JSON."""
         return json.loads(self.body)
 
     def problem(self, code: int) -> dict[str, Any]:
@@ -100,7 +99,6 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._pool.closeCachedConnections()
 
     async def request(self, method: str, path: str, **arguments: Any) -> Answer:
@@ -112,7 +110,6 @@ class Client:
         return Answer(response.code, response.headers, await response.content())
 
     async def get(self, path: str, **arguments: Any) -> Answer:
-        """Return the answer to a GET."""
         return await self.request("GET", path, **arguments)
 
     async def stream(
@@ -153,13 +150,11 @@ class Client:
         return answer
 
     async def evaluate(self, repository: str, commit: str, command: str, **more: Any) -> str:
-        """Begin an evaluation; return its identifier."""
         answer = await self.post(repository, commit, command, **more)
         assert answer.code == 200, answer.body
         return str(answer.json["evaluation_id"])
 
     async def status(self, identifier: str) -> dict[str, Any]:
-        """Return the status document."""
         answer = await self.get(f"/evaluation/{identifier}")
         assert answer.code == 200, answer.body
         document: dict[str, Any] = answer.json
@@ -174,7 +169,6 @@ class Client:
             await deferLater(reactor, 0.05)
 
     async def cancel(self, identifier: str) -> None:
-        """End an evaluation."""
         answer = await self.request("DELETE", f"/evaluation/{identifier}")
         assert answer.code == 204, answer.body
 
@@ -195,7 +189,6 @@ class Client:
     # Events
 
     async def ask(self, identifier: str, after: str | None = None, wait: int = 0) -> Answer:
-        """Return the answer to a request for events."""
         query = {"after": after} if after is not None else {}
         return await self.get(
             f"/evaluation/{identifier}/events",

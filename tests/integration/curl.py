@@ -71,16 +71,13 @@ class Curl(ProcessProtocol):
 
     @property
     def pid(self) -> int:
-        """Its process."""
         pid: int = self.transport.pid  # type: ignore[union-attr]
         return pid
 
     def write(self, data: bytes) -> None:
-        """Give it something to send."""
         self.transport.write(data)  # type: ignore[union-attr]
 
     def finish(self) -> None:
-        """Let this be all that it is to send."""
         self.transport.closeStdin()  # type: ignore[union-attr]
 
     async def kill(self) -> None:
@@ -90,15 +87,12 @@ class Curl(ProcessProtocol):
         await self.done
 
     def outReceived(self, data: bytes) -> None:
-        """Take a part of an answer."""
         self._received(data)
 
     def errReceived(self, data: bytes) -> None:
-        """Take what it says."""
         self._told += data
 
     def processEnded(self, reason: Failure) -> None:
-        """Tell what has come of it."""
         told = self._told.decode()
         status = reason.value.exitCode  # type: ignore[union-attr]
         if status == 0:
@@ -140,7 +134,6 @@ class Http2Client(Client):
     def begin(
         self, received: Callable[[bytes], object], path: str, *options: str, **headers: str
     ) -> Curl:
-        """Return a curl that asks for a path."""
         lines = (f"{name.replace('_', '-')}: {value}" for name, value in headers.items())
         given = (word for line in lines for word in ("--header", line))
         return Curl.begin(received, *self._options, *options, *given, self.url + path)

@@ -102,11 +102,9 @@ class CuttingProxy(ProxyFactory):
             await self._closed
 
     def opened(self, connection: _Near | _Far) -> None:
-        """Note one more."""
         self._open.add(connection)
 
     def closed(self, connection: _Near | _Far) -> None:
-        """Note one less."""
         self._open.discard(connection)
         if self._closed is not None and not self._open:
             self._closed.callback(None)
@@ -172,7 +170,6 @@ class _Near(ProxyServer):
             self.peer.transport.write(data)
 
     def responds(self, data: bytes) -> None:
-        """Take some of a response."""
         if self._cut:
             return
         self._responded = True
@@ -188,7 +185,6 @@ class _Near(ProxyServer):
             self._end()
 
     def _end(self) -> None:
-        """Cut both sides."""
         self._cut = True
         self.proxy.cuts[self._place] += 1
         if self.peer is not None:

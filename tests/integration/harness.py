@@ -41,7 +41,6 @@ private_networks = ["127.0.0.0/8"]
 
 [evaluations]
 running = 4
-grace = 0.3
 """
 
 
@@ -143,7 +142,6 @@ class Daemon:
 
     @property
     def log(self) -> str:
-        """All that it has logged."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     @property
@@ -163,7 +161,6 @@ class Daemon:
         return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 
     def interrupt(self) -> None:
-        """Ask it to stop."""
         if self.running:
             os.kill(self.pid, signal.SIGTERM)
 
@@ -217,8 +214,12 @@ class Daemon:
 
     @property
     def starter_socket(self) -> Path:
-        """The socket of its own starter."""
         return self.state / "starter" / "socket"
+
+    def find_in_homes(self, name: str) -> list[Path]:
+        """Return the files of a name in the homes of evaluators, on this machine or on nodes."""
+        homes = ("evaluations/*/home", "evaluations/*/job-*/home")
+        return [path for home in homes for path in self.state.glob(f"{home}/{name}")]
 
     def find_starter(self) -> int | None:
         """Return the process of its own starter; None without."""
@@ -237,7 +238,6 @@ class Daemon:
         return found + [str(path) for path in self.used_groups()]
 
     def used_groups(self) -> list[Path]:
-        """Return the control groups of evaluations."""
         return [path for path in self.cgroups() if path.name.startswith("evaluation-")]
 
     async def nothing_left(self, dead: bool = True) -> None:
@@ -297,7 +297,7 @@ class RepositoryTestCase(TestCase):
         gate = f"gate-{uuid4().hex}"
         command = f"mkfifo ~/{gate}; printf ready; read line < ~/{gate}; {rest}"
         identifier = await self.begin_and_wait(command)
-        (path,) = self.daemon.state.glob(f"evaluations/*/home/{gate}")
+        (path,) = self.daemon.find_in_homes(gate)
         return identifier, path
 
 
@@ -336,11 +336,9 @@ class DaemonTestCase(RepositoryTestCase):
         self.addCleanup(self._settle)
 
     def make_daemon(self) -> Daemon:
-        """Return the daemon that is shared."""
         return Daemon(self.configuration, self.drain, self.daemon_name, **self.environment)
 
     async def start_daemon(self) -> None:
-        """Start the daemon that is shared."""
         self.daemon.start(*self.options())
 
     def options(self) -> tuple[str, ...]:

@@ -98,7 +98,6 @@ class Namespaces:
         return [pid for pid in everybody() if _namespace(pid) in self._held]
 
     def close(self) -> None:
-        """Forget them."""
         while self._held:
             os.close(self._held.popitem()[1])
 

@@ -79,7 +79,6 @@ class Proxy:
         return shutil.which(cls.program, path=_PATH)
 
     def configuration(self, text: str, upstream: str, below: bool) -> str:
-        """Return the shipped configuration as it holds here."""
         raise NotImplementedError
 
     def command(self) -> list[str]:
@@ -112,18 +111,15 @@ class Proxy:
 
     @property
     def log(self) -> str:
-        """What it has said."""
         return self._log.read_text(errors="replace")
 
     async def stop(self) -> None:
-        """End it, with all of its connections."""
         process = self._process
         if process is not None:
             process.terminate()
             await until(lambda: process.poll() is not None, f"{self.program} ends")
 
     def remove(self) -> None:
-        """See to it that nothing is left of it."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             self._process.wait()
@@ -138,7 +134,6 @@ class Nginx(Proxy):
     file = "nginx.conf"
 
     def configuration(self, text: str, upstream: str, below: bool) -> str:
-        """Return the shipped configuration as it holds here."""
         if below:
             text = variant(text, "location /judge/ {", "location / {")
         if upstream.startswith("unix:"):
@@ -168,7 +163,6 @@ class Nginx(Proxy):
         )
 
     def command(self) -> list[str]:
-        """Return what runs it in the foreground."""
         return ["-p", str(self.folder), "-c", self.file, "-e", "stderr"]
 
 
@@ -198,14 +192,12 @@ class HAProxy(Proxy):
     file = "haproxy.cfg"
 
     def configuration(self, text: str, upstream: str, below: bool) -> str:
-        """Return the shipped configuration as it holds here."""
         if below:
             use = "use_backend tawebeval if { path /judge } || { path_beg /judge/ }"
             text = variant(text, use, "default_backend tawebeval")
         return self.with_places(changed(text, {"127.0.0.1:8080": upstream}))
 
     def with_places(self, text: str) -> str:
-        """Return a configuration with its places to listen here."""
         return changed(
             text,
             {
@@ -216,7 +208,6 @@ class HAProxy(Proxy):
         )
 
     def command(self) -> list[str]:
-        """Return what runs it in the foreground."""
         return ["-db", "-f", self.file]
 
 
@@ -224,7 +215,6 @@ class ImpatientHAProxy(HAProxy):
     """HAProxy that waits for the daemon only as long as a test does."""
 
     def configuration(self, text: str, upstream: str, below: bool) -> str:
-        """Return the shipped configuration, but for that time."""
         own = super().configuration(text, upstream, below)
         return changed(own, {"timeout server 1h": "timeout server 300ms"})
 
@@ -264,7 +254,6 @@ class Caddy(Proxy):
     file = "Caddyfile"
 
     def configuration(self, text: str, upstream: str, below: bool) -> str:
-        """Return the shipped configuration as it holds here."""
         if below:
             text = variant(text, "@tawebeval path /judge /judge/*", "@tawebeval path *")
         text = changed(text, {"127.0.0.1:8080": upstream})
@@ -286,5 +275,4 @@ class Caddy(Proxy):
         return f"{head}{plain}\nhttps://127.0.0.1 {{\n{changed(site, secure)}"
 
     def command(self) -> list[str]:
-        """Return what runs it in the foreground."""
         return ["run", "--config", self.file, "--adapter", "caddyfile"]

@@ -9,7 +9,6 @@ import attrs
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.ssl import Certificate, trustRootFromCertificates
-from twisted.internet.task import deferLater
 from twisted.web.client import BrowserLikePolicyForHTTPS
 from twisted.web.websocket import WebSocketClientEndpoint
 
@@ -17,28 +16,98 @@ from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.event_source import EventSource
 from tests.cases.web import LINK
 from tests.integration.client import Client, Event, SocketReader, failure, python, text
-from tests.integration.curl import Http2Client
+from tests.integration.curl import CurlFailed, Http2Client
 from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
 from tests.integration.proxies import BELOW, Proxy
-from tests.integration.raw import Connection, body_of, head_of, part
+from tests.integration.raw import BOUNDARY, Connection, body_of, head_of, part
 from tests.integration.uploads import DESCRIBE, MIB, described
+
+FORM = f"multipart/form-data; boundary={BOUNDARY}"
+
+
+class Http2Tests:
+    """HTTP/2 as curl speaks it; for a `ProxyTestCase` with `StreamTests` and `SurfaceTests`."""
+
+    async def test_one_connection_has_as_many_streams_as_a_client_may_have(self: Any) -> None:
+        identifier = await self.begin_by(self.http2, WAITING)
+        path = f"/evaluation/{identifier}/events"
+        options = ("--parallel", "--header", "Accept: application/jsonl")
+        reading = Deferred.fromCoroutine(
+            self.http2.together(self.folder, path, PER_CLIENT, *options)
+        )
+        files = [self.folder / f"answer-{number + 1}" for number in range(PER_CLIENT)]
+        await until(
+            lambda: all(file.exists() and b'"one"' in file.read_bytes() for file in files),
+            "each stream has begun",
+        )
+        answer = await self.http2.get("/health")
+        self.assertIn("too many requests of this client", answer.problem(503)["detail"])
+        self.assertEqual(answer.header("Retry-After"), "5")
+        url, certificate = self.proxy.tls_url, self.proxy.certificate
+        async with Http2Client(url, certificate, source="127.0.0.2") as another:
+            self.assertEqual((await another.get("/health")).code, 200)
+        await self.client.cancel(identifier)
+        answers, connections = await reading
+        self.assertEqual((len(answers), connections), (PER_CLIENT, 1))
+        for answer in answers:
+            self.assertEqual(answer.code, 200)
+            failure(map(json.loads, answer.body.splitlines()), "cancelled")
+
+    async def test_form_refused_while_it_is_sent_leaves_the_connection_usable(self: Any) -> None:
+        source = part("submission[a]", b"x" * 300_000, "a")
+        for kind, body, path, code in (
+            (FORM, body_of([part("submission[Not]", b"x"), source]), "/evaluate", 400),
+            ("text/plain", source, "/evaluate", 415),
+            (FORM, body_of([source]), "/nowhere", 413),
+        ):
+            sent = self.folder / "sent"
+            sent.write_bytes(body)
+            options = ("--header", f"Content-Type: {kind}", "--data-binary", f"@{sent}")
+            answers, connections = await self.http2.together(self.folder, path, 2, *options)
+            self.assertEqual((len(answers), connections), (2, 1))
+            for answer in answers:
+                answer.problem(code)
+
+    async def test_form_without_a_length_passes_while_it_is_sent(self: Any) -> None:
+        content = bytes(range(256)) * (4 * MIB // 256)
+        body = self.describing(content)
+        answer: list[bytes] = []
+        options = ("--request", "POST", "--upload-file", "-")
+        curl = self.http2.begin(answer.append, "/evaluate", *options, Content_Type=FORM)
+        half = len(body) // 2
+        curl.write(body[:half])
+        await until(lambda: self.arrived() > half - MIB, "half of it is there")
+        curl.write(body[half:])
+        curl.finish()
+        (transfer,) = await curl.done
+        self.assertEqual((transfer.code, transfer.version), (200, "2"))
+        await self.check_described(self.http2, b"".join(answer), content)
+
+    async def test_daemon_learns_that_a_connection_with_streams_has_gone(self: Any) -> None:
+        identifier = await self.begin_by(self.http2, WAITING)
+        pieces: list[bytes] = []
+        path = f"/evaluation/{identifier}/events?n=[1-3]"
+        options = ("--parallel", "--header", "Accept: application/jsonl")
+        curl = self.http2.begin(pieces.append, path, *options)
+        await until(lambda: b"".join(pieces).count(b'"one"') == 3, "each has it")
+        self.assertEqual(answered(self.daemon, identifier), [])
+        await curl.kill()
+        await until(lambda: len(answered(self.daemon, identifier)) == 3, "all streams end")
+
+
+class Http2RefusalTests:
+    async def test_too_large_head_leaves_the_next_request_alone(self: Any) -> None:
+        for path, headers in ((f"/{'x' * 40_000}", {}), ("/health", {"X-Long": "x" * 40_000})):
+            asking = Deferred.fromCoroutine(self.http2.get(path, headers=headers))
+            await self.assertFailure(asking, CurlFailed)
+        self.assertEqual((await self.http2.get("/health")).code, 200)
+
 
 WAITING = "printf one; exec sleep 600"
 COUNT = 20_000
 # Each line in one write: what is written in parts may become several events.
 LINES = python(f"for number in range({COUNT}): print(f'line {{number}}')")
 FEWER_LINES = LINES.replace(str(COUNT), "5000")
-LONG_LINE = "line {:<1000}"
-"""Lines of an endless evaluator, which soon fill all that holds them on their way."""
-ENDLESS = python(
-    f"""
-import itertools, time
-for number in itertools.count():
-    print({LONG_LINE!r}.format(number))
-    if number % 100 == 0:
-        time.sleep(0.01)  # so that limits.output is far
-"""
-)
 PRINTED = "".join(f"line {number}\n" for number in range(COUNT))
 FEWER_PRINTED = PRINTED.partition("line 5000\n")[0]
 PER_CLIENT = 100
@@ -56,7 +125,7 @@ def settings(
         f"{CONFIGURATION}\n[http]\nbase_path = '{base_path}'\n"
         f"trusted_proxies = ['{trusted}']\nclient_header = '{header}'\n"
         f"connections_per_address = {PER_CLIENT}\n"
-        f"[streams]\nheartbeat = 0.3\n[log]\nformat = 'json'\naccess = true\n{more}"
+        f"[log]\nformat = 'json'\naccess = true\n{more}"
     )
 
 
@@ -85,18 +154,15 @@ class Reading:
 
     @classmethod
     def begin(cls, client: Client, path: str, **headers: str) -> Reading:
-        """Ask for a stream."""
         reading = cls()
         reading.ended = Deferred.fromCoroutine(client.stream(path, reading.pieces.append, headers))
         return reading
 
     @property
     def received(self) -> bytes:
-        """All that has come."""
         return b"".join(self.pieces)
 
     def lines(self) -> list[Event]:
-        """Return the events of JSON Lines."""
         return [json.loads(line) for line in self.received.splitlines()]
 
     def server_sent(self) -> list[Event]:
@@ -156,10 +222,7 @@ class ProxyTestCase(DaemonTestCase):
 
 
 class FollowingTests:
-    """Every way of following, over HTTP, TLS and HTTP/2; for a `ProxyTestCase`."""
-
-    async def test_as_they_come(self: Any) -> None:
-        """Each reader has an event before the evaluator goes on, which it never does."""
+    async def test_each_event_passes_before_the_next_is_printed(self: Any) -> None:
         for client in self.clients:
             await self.read_along(client)
 
@@ -190,8 +253,9 @@ class FollowingTests:
         for events in (sent.server_sent(), lines.lines(), messages, (await poll)["data"]):
             failure(events, "cancelled")
 
-    async def test_all_events(self: Any) -> None:
-        """Each gets all there is, in order."""
+
+class StreamTests(FollowingTests):
+    async def test_all_events_pass_in_order(self: Any) -> None:
         for client in self.clients:
             identifier = await self.begin_by(client, FEWER_LINES)
             sent, lines, socket = await self.follow_by_all(client, identifier)
@@ -202,8 +266,7 @@ class FollowingTests:
             pages = await client.follow(await self.begin_by(client, FEWER_LINES))
             self.assertTrue(text(pages) == FEWER_PRINTED, "not what was printed")
 
-    async def test_resume(self: Any) -> None:
-        """A stream that the proxy's end cuts off goes on behind it, and no event is lost."""
+    async def test_stream_resumes_after_the_proxy_restarts(self: Any) -> None:
         command = (
             f"{LINES.removeprefix('exec ')}; until [ -e ~/gate ]; do sleep 0.1; done; {WAITING}"
         )
@@ -230,27 +293,7 @@ class FollowingTests:
         events = first + rest.server_sent()
         self.assertTrue(text(events) == PRINTED + "one", "not what was printed")
 
-    async def test_slow_reader(self: Any) -> None:
-        """Of what a slow reader has not got when its line breaks, nothing is lost in the proxy."""
-        identifier = await self.begin_by(self.plain, ENDLESS)
-        path = f"/evaluation/{identifier}/events"
-        with Connection(self.proxy.port, receives=16 * 1024) as connection:
-            connection.send(asking(self.base_path + path, "application/jsonl"))
-            connection.read_until(b'"line 0 ')
-            await self.printed_much(identifier)
-        again = Reading.begin(self.plain, f"{path}?after=0&skip=1", Accept="application/jsonl")
-        await until(lambda: b'"line 1 ' in again.received, "it goes on")
-        await self.plain.cancel(identifier)
-        await again.ended
-        failure(again.lines(), "cancelled")
-
-    async def printed_much(self: Any, identifier: str) -> None:
-        """Wait until an endless evaluator has printed more than all on the way can hold."""
-        while sum((await self.plain.status(identifier))["events"].values()) < 60_000:
-            await deferLater(reactor, 0.1)
-
-    async def test_gone(self: Any) -> None:
-        """The daemon learns that readers have gone, although nothing is printed."""
+    async def test_daemon_learns_that_quiet_readers_have_left(self: Any) -> None:
         identifier = await self.begin_by(self.plain, WAITING)
         path = f"{self.base_path}/evaluation/{identifier}/events"
         connections = [Connection(self.proxy.port) for _ in range(2)]
@@ -266,10 +309,7 @@ class FollowingTests:
 
 
 class AddressTests:
-    """Whom the daemon thinks to have before it; for a `ProxyTestCase`."""
-
-    async def test_address(self: Any) -> None:
-        """The access log has the client's own address, whatever it claims."""
+    async def test_log_has_the_address_of_the_client_whatever_it_claims(self: Any) -> None:
         secure, certificate = self.proxy.tls_url, self.proxy.certificate
         for source, client in {
             "127.0.0.2": Client(self.proxy.url, source="127.0.0.2"),
@@ -292,11 +332,8 @@ class AddressTests:
         return found
 
 
-class SurfaceTests(AddressTests):
-    """The rest of what clients meet; for a `ProxyTestCase`."""
-
-    async def test_links(self: Any) -> None:
-        """What the daemon writes leads back to it through the proxy."""
+class PathTests:
+    async def test_links_lead_back_through_the_proxy(self: Any) -> None:
         base = BELOW if self.below else ""
         answer = await self.plain.post(self.repository.url, self.commit, WAITING)
         location = answer.header("Location")
@@ -307,8 +344,7 @@ class SurfaceTests(AddressTests):
         following = await self.plain.get(link.removeprefix(base))
         self.assertEqual(following.json["begin"], page.json["end"])
 
-    async def test_page(self: Any) -> None:
-        """The page and all that it is made of come as they are."""
+    async def test_page_and_its_files_pass_unchanged(self: Any) -> None:
         for client in self.clients:
             page = await client.get("/")
             for link in ["", *LINK.findall(page.body.decode())]:
@@ -319,8 +355,9 @@ class SurfaceTests(AddressTests):
                     kinds = {answer.header("Content-Type") for answer in answers}
                     self.assertEqual(len(kinds), 1)
 
-    async def test_problems(self: Any) -> None:
-        """Errors are documents, as they are without a proxy; preflights are answered."""
+
+class SurfaceTests(AddressTests, PathTests):
+    async def test_errors_and_preflights_pass_unchanged(self: Any) -> None:
         for client in self.clients:
             for method, path, code in (
                 ("GET", "/nowhere", 404),
@@ -333,14 +370,11 @@ class SurfaceTests(AddressTests):
             answer = await client.request("OPTIONS", "/evaluate")
             self.assertEqual(answer.code, 204)
             self.assertIn("POST", answer.header("Access-Control-Allow-Methods"))
-
-    async def test_doubled_slashes(self: Any) -> None:
-        """Paths that clients of 2018 join carelessly lead where they did."""
+        # As clients of 2018 join paths.
         answer = await self.plain.get("//evaluation//x")
         self.assertIn("no such evaluation", answer.problem(404)["detail"])
 
-    async def test_upload(self: Any) -> None:
-        """A large form reaches the daemon while it is sent, and arrives whole."""
+    async def test_large_form_passes_while_it_is_sent(self: Any) -> None:
         content = bytes(range(256)) * (12 * MIB // 256)
         body = self.describing(content)
         with Connection(self.proxy.port) as connection:
@@ -375,15 +409,13 @@ class SurfaceTests(AddressTests):
         files = (self.daemon.state / "uploads").rglob("*")
         return sum(path.stat().st_size for path in files if path.is_file())
 
-    async def test_too_large(self: Any) -> None:
-        """A form over the limit is refused by the daemon, and not sent to its end."""
+    async def test_form_over_the_limit_is_refused_before_its_end(self: Any) -> None:
         with Connection(self.proxy.port) as connection:
             connection.send(head_of(200 * MIB, target=f"{self.base_path}/evaluate"))
             connection.send_until_answered(b"x" * (100 * MIB))
             self.assertEqual(connection.answer().problem(413)["limit"], 64 * MIB)
 
-    async def test_away(self: Any) -> None:
-        """While the daemon is away there is a document that says so, and then all is well."""
+    async def test_stopped_daemon_is_answered_with_a_503_document(self: Any) -> None:
         await self.daemon.kill()
         for client in self.clients:
             answer = await client.get("/health")

@@ -54,12 +54,10 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close it."""
         self._file.close()
         self._socket.close()
 
     def send(self, data: bytes) -> None:
-        """Send all of it."""
         self._socket.sendall(data)
 
     def send_until_answered(self, data: bytes) -> None:
@@ -81,7 +79,6 @@ class Connection:
         return self.answer(head=head)
 
     def answer(self, *, head: bool = False) -> RawAnswer:
-        """Return the next answer."""
         _, code, _ = self._file.readline().split(b" ", 2)
         headers = {}
         while line := self._file.readline().strip():
@@ -94,7 +91,6 @@ class Connection:
         return RawAnswer(int(code), headers, body)
 
     def read_until(self, word: bytes) -> None:
-        """Read lines up to one with this word in it."""
         while word not in (line := self._file.readline()):
             assert line, f"{word!r} has not come"
 

@@ -44,7 +44,6 @@ class Receiver(Resource):
         self.url = f"{scheme}://127.0.0.1:{self.port}/hook?key=s3cret"
 
     def render(self, request: Any) -> Any:
-        """Note the request, and answer."""
         headers = {
             name.decode().lower(): values[0].decode()
             for name, values in request.requestHeaders.getAllRawHeaders()
@@ -55,6 +54,5 @@ class Receiver(Resource):
         return b"thank you"
 
     def stop(self) -> Deferred[None]:
-        """Listen no more."""
         stopped: Deferred[None] = self._port.stopListening()
         return stopped

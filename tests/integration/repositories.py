@@ -53,11 +53,9 @@ class GitRepository:
 
     @property
     def url(self) -> str:
-        """Its URL on this machine."""
         return f"file://{self.folder}"
 
     def write(self, path: str, content: str | bytes, mode: int = 0o644) -> None:
-        """Write a file for the next commit."""
         file = self.folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -74,7 +72,6 @@ class GitRepository:
         return git(self.folder, "rev-parse", "HEAD")
 
     def branch(self, name: str, start: str = "HEAD") -> None:
-        """Go on in a new branch."""
         git(self.folder, "checkout", "--quiet", "-b", name, start)
 
     def tag(self, name: str) -> str:
@@ -113,7 +110,6 @@ class GitDaemon:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Stop it."""
         self._process.terminate()
         self._process.wait()
 
@@ -151,7 +147,6 @@ class HttpServer:
         self._rest.clear()
 
     def release(self) -> None:
-        """Send everything again."""
         self._rest.set()
 
     def send_half(self) -> None:
@@ -190,7 +185,6 @@ class ScriptedServer(HttpServer):
         self._answers = answers
 
     def answer(self, handler: BaseHTTPRequestHandler, path: str, body: bytes) -> bool:
-        """Answer if the path has one of the beginnings."""
         for beginning, status, text in self._answers:
             if path.startswith(beginning):
                 is_redirect = 300 <= status < 400

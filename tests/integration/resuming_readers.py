@@ -77,7 +77,6 @@ class ResumingReader(ABC):
     status: dict[str, Any] | None = None
 
     async def read(self) -> ResumingReader:
-        """Read to the end, and acknowledge that."""
         await self.read_events()
         await self.take_status()
         answer = await insist_on_answer(lambda: self.client.ask(self.identifier, LAST))
@@ -89,7 +88,6 @@ class ResumingReader(ABC):
         """Read to the end."""
 
     async def take_status(self) -> None:
-        """Ask for the status, the first time."""
         path = f"/evaluation/{self.identifier}"
         answer = await insist_on_answer(lambda: self.client.get(path))
         if self.status is None and answer.code == 200:
@@ -111,7 +109,6 @@ class PageReader(ResumingReader):
     pause = 0.0
 
     async def read_events(self) -> None:
-        """Read to the end."""
         after: str | None = None
         while after != LAST:
             answer = await insist_on_answer(
@@ -135,7 +132,6 @@ class StreamReader(ResumingReader):
     """Reader of streams; `read_stream` reads one, from where the last one was cut."""
 
     async def read_events(self) -> None:
-        """Read to the end."""
         while True:
             with contextlib.suppress(*CUTS):
                 await self.read_stream()
@@ -206,7 +202,6 @@ class LibraryReader(ResumingReader):
     """Reader by the project's own client."""
 
     async def read_events(self) -> None:
-        """Read to the end."""
         async with TwistedClient(self.client.url, events_backoff=_BACKOFF) as client:
             async for event in client.events(self.identifier):
                 if isinstance(event, library.Text):

@@ -33,7 +33,6 @@ protocols = ["file"]
 
 [evaluations]
 running = 1
-grace = 0.3
 
 [service]
 drain = 0
@@ -89,15 +88,12 @@ class ServiceTestCase(SynchronousTestCase):
         return self.machine.run("systemctl", *words)
 
     def show(self, what: str, unit: str = SERVICE) -> str:
-        """Return a property of a unit."""
         return self.control("show", "--value", "--property", what, unit)
 
     def write(self, path: str, text: str) -> None:
-        """Write a file on the machine."""
         self.machine.write(path, text)
 
     def configure(self, text: str) -> None:
-        """Have the next daemon configured by this."""
         self.write("/etc/tawebeval/tawebeval.toml", text)
 
     def override(self, *lines: str) -> None:
@@ -106,7 +102,6 @@ class ServiceTestCase(SynchronousTestCase):
         self.control("daemon-reload")
 
     def start(self) -> int:
-        """Start the service; return its process."""
         self.control("start", SERVICE)
         return int(self.show("MainPID"))
 
@@ -131,12 +126,10 @@ class ServiceTestCase(SynchronousTestCase):
         return self.machine.connection().ask(method, path, body, **{**bearer, **headers})
 
     def healthy(self) -> None:
-        """Hold that the daemon answers."""
         status, document = self.ask("GET", "/health").answer()
         self.assertEqual((status, document["status"]), (200, "ok"))
 
     def post(self, command: str, solution: bytes = b"42\n") -> tuple[int, Any]:
-        """Send a form; return the answer."""
         fields = {
             "repository[url]": b"file:///srv/problem",
             "commit_oid": self.commit.encode(),
@@ -148,7 +141,6 @@ class ServiceTestCase(SynchronousTestCase):
         return self.ask("POST", "/evaluate", body, **form).answer()
 
     def begin(self, command: str) -> str:
-        """Begin an evaluation, and return its identifier."""
         status, document = self.post(command)
         self.assertEqual(status, 200, document)
         identifier: str = document["evaluation_id"]
@@ -164,7 +156,6 @@ class ServiceTestCase(SynchronousTestCase):
         return self.ask("GET", f"/evaluation/{identifier}/events?wait=25{cursor}")
 
     def follow(self, identifier: str, after: str | None = None) -> list[dict[str, Any]]:
-        """Return all events after a cursor."""
         events: list[dict[str, Any]] = []
         while True:
             status, page = self.wait_for_events(identifier, after).answer()

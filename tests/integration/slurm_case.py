@@ -7,22 +7,18 @@ import contextlib
 import os
 import shutil
 import signal
-import site
 import socket
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import ClassVar
 
 from twisted.trial.unittest import SkipTest, TestCase
 
-import tawebeval
 from tests.cases.patience import PATIENCE
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.ports import free_port
 from tests.integration.processes import descriptors, everybody
-from tests.integration.unprivileged import PYTHON, USER
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun")
 NODES = ("one", "two")
@@ -63,7 +59,6 @@ PreemptMode=CANCEL
 PartitionName=main Nodes=one,two Default=YES State=UP PriorityTier=2
 PartitionName=low Nodes=one,two State=UP PreemptMode=CANCEL PriorityTier=1
 """
-_HIDE = 'mount -t tmpfs none "$1" && shift && exec "$@"'
 _CGROUP_CONF = "CgroupAutomount=no\nCgroupPlugin=cgroup/v1\nConstrainRAMSpace={limits_memory}\n"
 
 
@@ -76,11 +71,7 @@ def find_missing() -> str | None:
 
 
 class Cluster:
-    """A running cluster: munged, slurmctld and a slurmd for each node, all of them its own.
-
-    The nodes do not see what is in `hidden`. `scratch` is the directory of both nodes for what they
-    receive.
-    """
+    """A running cluster: munged, slurmctld and a slurmd for each node, all of them its own."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-slurm-")).resolve()
@@ -107,11 +98,6 @@ class Cluster:
         limits_memory = "yes" if self.limits_memory else "no"
         (self.folder / "cgroup.conf").write_text(_CGROUP_CONF.format(limits_memory=limits_memory))
         (self.folder / "state").mkdir()
-        self.hidden, self.scratch = self.folder / "hidden", self.folder / "scratch"
-        for directory in (self.hidden, self.scratch):
-            directory.mkdir()
-            directory.chmod(0o1777)
-        self.python = provide_python(self.folder)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         atexit.register(self.stop)
 
@@ -145,11 +131,7 @@ class Cluster:
 
     def start_node(self, node: str) -> None:
         """Start a node's slurmd."""
-        self._spawn(
-            node,
-            *("unshare", "--mount", "/bin/sh", "-c", _HIDE, "sh", str(self.hidden)),
-            *("slurmd", "-D", "-N", node, "-f", str(self.configuration)),
-        )
+        self._spawn(node, "slurmd", "-D", "-N", node, "-f", str(self.configuration))
 
     def kill_controller(self) -> None:
         """End slurmctld as a loss of power would."""
@@ -241,41 +223,10 @@ class Cluster:
         atexit.unregister(self.stop)
 
 
-def provide_python(folder: Path) -> str:
-    """Return a Python with tawebeval that the daemons' user can run, as nodes have one."""
-    if USER is None or can_run(sys.executable):
-        return sys.executable
-    # The interpreter of the tests lies in a private home: let the machine's own do its work.
-    wrapper = folder / "python"
-    paths = ":".join((str(Path(tawebeval.__file__).parents[1]), *site.getsitepackages()))
-    wrapper.write_text(f'#!/bin/sh\nshift\nPYTHONPATH={paths} exec {PYTHON} "$@"\n')
-    wrapper.chmod(0o755)
-    return str(wrapper)
-
-
-def can_run(program: str) -> bool:
-    """Tell whether the daemons' user can run a program."""
-    assert USER is not None, "the tests are root's"
-    try:
-        done = subprocess.run(
-            [program, "-c", ""],
-            user=USER.pw_uid,
-            group=USER.pw_gid,
-            extra_groups=(),
-            cwd="/",
-            check=False,
-            capture_output=True,
-        )
-    except PermissionError:
-        return False
-    return done.returncode == 0
-
-
 RUNNER = f"""
 [runner]
 kind = "slurm"
 shared = "{tempfile.gettempdir()}"
-python = "{{python}}"
 cpus = 1
 """
 
@@ -318,39 +269,6 @@ class SlurmTestCase(ClusterCase, DaemonTestCase):
     async def setUp(self) -> None:
         await self.start_cluster()
         cls = type(self)
-        cls.configuration = cls.template.format(
-            python=self.cluster.python, scratch=self.cluster.scratch
-        )
+        cls.configuration = cls.template
         cls.environment = {**cls.environment, "SLURM_CONF": str(self.cluster.configuration)}
         await super().setUp()
-
-
-STREAM_RUNNER = """
-[runner]
-kind = "slurm"
-node_directory = "{scratch}"
-node_cache = 1_000_000
-python = "{python}"
-cpus = 1
-"""
-
-
-class ApartCase(ClusterCase):
-    """Tests whose nodes see no directory of the daemon."""
-
-    async def start_cluster(self) -> None:
-        """Start the cluster; make all directories of the tests where no node sees them."""
-        await super().start_cluster()
-        self.patch(tempfile, "tempdir", str(self.cluster.hidden))
-
-    async def nothing_left_on_nodes(self) -> None:
-        """Wait until nothing is left of any evaluation."""
-        await until(lambda: not self.cluster.list_jobs(), "no job is left")
-        left = "tawebeval-node-*"
-        await until(lambda: not list(self.cluster.scratch.glob(left)), "no directory is left")
-
-
-class StreamTestCase(ApartCase, SlurmTestCase):
-    """Tests with a daemon that sends all files."""
-
-    template: ClassVar[str] = CONFIGURATION + STREAM_RUNNER

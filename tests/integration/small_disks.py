@@ -47,12 +47,10 @@ class SmallDisks(Daemon):
         super().__init__(configuration, TEST_OPTIONS=",".join(options))
 
     def seen(self, place: Path) -> Path:
-        """Return where one of its directories is from outside."""
         return Path(f"/proc/{self.pid}/root{place}")
 
     @property
     def starter_socket(self) -> Path:
-        """The socket of its own starter, from outside."""
         return self.seen(super().starter_socket)
 
     def remains(self) -> list[str]:
@@ -75,7 +73,6 @@ class SmallDisks(Daemon):
         assert room.f_bavail == 0, room
 
     def empty(self, place: Path) -> None:
-        """Give the room back."""
         (self.seen(place) / "filler").unlink(missing_ok=True)
 
     def close(self, place: Path) -> None:
@@ -85,7 +82,6 @@ class SmallDisks(Daemon):
         self._inside("mount", "-o", "remount,bind,ro", str(place))
 
     def open(self, place: Path) -> None:
-        """Let it be written to again."""
         self._inside("umount", "--lazy", str(place))
 
     def _inside(self, *command: str) -> None:
@@ -120,10 +116,7 @@ class SmallDisksTestCase(DaemonTestCase):
         cache = 8388608
         [evaluations]
         running = 4
-        grace = 0.3
         [limits]
-        free_disk = 1048576
-        [health]
         free_disk = 1048576
         """
 

@@ -54,7 +54,6 @@ class KeptDaemon(Daemon):
         await self.ready()
 
     async def end(self, number: int = signal.SIGKILL) -> None:
-        """End the daemon alone by a signal."""
         os.kill(self.pid, number)
         await until(lambda: not self.running, "the daemon has ended")
 
@@ -76,12 +75,10 @@ class KeptDaemon(Daemon):
 
     @property
     def starter_pid(self) -> int:
-        """The process of the starter."""
         assert self._starter is not None, "it was started"
         return self._starter.pid
 
     def kill_starter(self) -> None:
-        """End the starter, and all evaluators with it."""
         assert self._starter is not None, "it was started"
         self._starter.kill()
         self._starter.wait(PATIENCE)
@@ -113,7 +110,6 @@ class SharedKeptDaemonTestCase(DaemonTestCase):
     daemon: KeptDaemon
 
     def make_daemon(self) -> KeptDaemon:
-        """Return the daemon that is shared."""
         return KeptDaemon(self.configuration)
 
     async def start_daemon(self) -> None:
@@ -140,16 +136,12 @@ class KeptDaemonTestCase(RepositoryTestCase):
         self.addCleanup(self.client.close)
 
     def configure(self) -> str:
-        """Return the configuration."""
         return self.configuration
 
-    def configure_callbacks(self, first_delay: float) -> str:
-        """Return settings for callbacks; `first_delay` in seconds."""
+    def configure_callbacks(self) -> str:
+        """Return settings for callbacks."""
         secrets = self.folder / "secrets"
         secrets.write_text(f"* whsec_{b64encode(os.urandom(24)).decode()}\n")
         secrets.chmod(0o600)
         give(secrets)
-        return (
-            f"[callbacks]\nenabled = true\nsecrets = '{secrets}'\n"
-            f"private_networks = ['127.0.0.0/8']\nfirst_delay = {first_delay}\n"
-        )
+        return f"[callbacks]\nsecrets = '{secrets}'\nprivate_networks = ['127.0.0.0/8']\n"

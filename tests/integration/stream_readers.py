@@ -37,7 +37,6 @@ class StreamReader:
 
     @property
     def text(self) -> str:
-        """What was printed."""
         return "".join(json.loads(event)["payload"] for event in self._events)
 
     async def read(self) -> None:

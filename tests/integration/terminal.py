@@ -80,7 +80,6 @@ class Terminal:
         return self._process.wait()
 
     def type(self, text: str) -> None:
-        """Type text."""
         os.write(self._master, text.encode())
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
@@ -89,7 +88,6 @@ class Terminal:
 
     @property
     def pid(self) -> int:
-        """The command's process."""
         return self._process.pid
 
     async def end(self) -> int:

@@ -49,10 +49,7 @@ def make_resolver(addresses: Sequence[str]) -> CheckedResolver:
 
 
 class WebhookTests(TestCase):
-    """Callbacks, of which each arrives once."""
-
     async def post(self, addresses: Sequence[str], port: int, timeout: float) -> RequestOutcome:
-        """Return the outcome of one attempt."""
         agent = partial(PinnedAgent, reactor, BrowserLikePolicyForHTTPS(), timeout)
         sender = WebhookSender(make_resolver(addresses), agent, reactor, lambda: 0.0, timeout)
         result = await sender.post_document(f"http://receiver.example:{port}/", {}, b"{}")
@@ -88,8 +85,6 @@ class WebhookTests(TestCase):
 
 
 class PeerTests(TestCase):
-    """Lists of other daemons."""
-
     async def test_next_address_after_a_refused_one(self) -> None:
         receiver = Receiver(500)
         self.addCleanup(receiver.stop)
@@ -100,8 +95,6 @@ class PeerTests(TestCase):
 
 
 class GitTests(BareRepositoryCase):
-    """Fetches by a real git."""
-
     def setUp(self) -> None:
         self.make()
         self.bare._remotes = RemoteResolver(make_resolver(BOTH), (), ("http",))

@@ -11,16 +11,13 @@ from tests.integration.repositories import git
 
 
 class BlankTests(SynchronousTestCase):
-    """A repository that no git has made."""
-
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).resolve()
         self.folder.mkdir()
         self.path = self.folder / "blank.git"
         create_repository(self.path)
 
-    def test_same(self) -> None:
-        """It has what a repository of git's own has, and is configured as that is."""
+    def test_created_repository_equals_that_of_git(self) -> None:
         made = self.folder / "made.git"
         init = ("init", "--quiet", "--bare", "--template=", "--initial-branch=main")
         git(self.folder, *init, str(made))
@@ -30,8 +27,7 @@ class BlankTests(SynchronousTestCase):
             if path.is_file():
                 self.assertEqual(same.read_text(), path.read_text(), same)
 
-    def test_there_already(self) -> None:
-        """What is there is left alone."""
+    def test_existing_repository_is_left_alone(self) -> None:
         (self.path / "HEAD").write_text("mine")
         self.assertRaises(FileExistsError, create_repository, self.path)
         self.assertEqual((self.path / "HEAD").read_text(), "mine")

@@ -23,17 +23,14 @@ class BranchTests(BareRepositoryCase):
         git(self.source.folder, "checkout", "--quiet", "main")
 
     async def resolve(self, url: str, branch: str = "main") -> str:
-        """Return the commit of a branch."""
         return await self.bare.resolve_branch(Repository(url, branch))
 
     def serve(self, *, login: str | None = None, v2: bool = True, dumb: bool = False) -> HttpServer:
-        """Start a server."""
         server = HttpServer(self.folder, login=login, v2=v2, dumb=dumb)
         self.addCleanup(server.stop)
         return server
 
-    async def test_each_server(self) -> None:
-        """A branch is its newest commit, also right after a push, and can then be fetched."""
+    async def test_branch_is_its_newest_commit_on_each_server(self) -> None:
         daemon = GitDaemon(self.folder)
         self.addCleanup(daemon.stop)
         servers = self.serve(), self.serve(v2=False), self.serve(dumb=True)
@@ -48,8 +45,7 @@ class BranchTests(BareRepositoryCase):
             self.assertEqual(fetched.oid, commit)
             remove_tree(self.path)  # a repository has one URL
 
-    async def test_missing(self) -> None:
-        """A branch that is not there is refused by its name, also in an empty repository."""
+    async def test_missing_branch_is_refused_by_its_name(self) -> None:
         git(self.source.folder, "tag", "v1")
         git(self.folder, "init", "--quiet", "--bare", "empty.git")
         for url, branch in (
@@ -61,8 +57,7 @@ class BranchTests(BareRepositoryCase):
                 await self.resolve(url, branch)
             self.assertIn(f"no branch {branch!r}", caught.exception.message)
 
-    async def test_credential(self) -> None:
-        """A private repository gets its credential, and refuses those without one."""
+    async def test_private_repository_gets_its_credential_alone(self) -> None:
         server = self.serve(login="me:secret")
         repository = Repository(f"{server.url}/source/.git", "main")
         port = int(server.url.rpartition(":")[2])

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from tests.integration.attacks import budgets, calls
+from tests.integration.attacks import budgets
 from tests.integration.attacks.case import HONEST, HONEST_OUTPUT, MEMORY, AttackCase
 from tests.integration.client import failure, joined, python, text
 from tests.integration.harness import Daemon, DaemonTestCase
@@ -15,20 +15,7 @@ PIPE_PAGES = int(Path("/proc/sys/fs/pipe-user-pages-soft").read_text())
 
 
 class RefusedAttacks(AttackCase):
-    """What the filter of system calls refuses."""
-
-    async def test_filters(self) -> None:
-        """No memory for BPF goes to filters of sockets or processes."""
-        attacked = await self.attack(budgets.FILTERS, str(calls.number_of("seccomp")))
-        self.assertEqual(attacked.text, "sockets 0\nprocess 0\nprocess 0\n")
-
-    async def test_spies(self) -> None:
-        """What the honest evaluation executes in /usr/bin is told to nobody."""
-        attacked = await self.attack(budgets.SPY)
-        self.assertEqual(attacked.text, "ready\n0\n")
-
-    async def test_held_stdout(self) -> None:
-        """No call keeps stdout locked while it waits: the daemon would hang in its read."""
+    async def test_no_call_holds_stdout_while_it_waits(self) -> None:
         for call in ("splice", "sendfile"):
             identifier = await self.begin(python(budgets.HOLD_STDOUT, call))
             self.assertEqual(joined(await self.run_command(python(HONEST))), [HONEST_OUTPUT])
@@ -50,32 +37,26 @@ class SharedAttacks(AttackCase):
         await self.client.cancel(identifier)
         return int(printed.split()[1])
 
-    async def test_pipes(self) -> None:
-        """With all pages for pipes taken those of others are small, and work."""
+    async def test_pipe_pages_taken_by_one_leave_others_working(self) -> None:
         self.assertGreater(await self.taken(budgets.PIPES), PIPE_PAGES)
 
-    async def test_descriptors_in_flight(self) -> None:
-        """Descriptors that nobody receives keep no evaluation from beginning."""
+    async def test_descriptors_in_flight_keep_no_evaluation_from_starting(self) -> None:
         self.assertEqual(await self.taken(budgets.IN_FLIGHT), 3)  # processes that were refused
 
     async def test_programs_of_submissions_run_beside_descriptors_in_flight(self) -> None:
-        """Descriptors that nobody receives keep no other evaluation from running programs."""
         identifier = await self.begin_and_wait(python(budgets.IN_FLIGHT))
         printed = await self.run_command("echo given | tawebeval-run -- cat; echo $?")
         self.assertEqual(text(printed), "given\n0\n")
         await self.client.cancel(identifier)
 
-    async def test_timers(self) -> None:
-        """Signals that are pending count for the evaluation, timers among them."""
+    async def test_pending_timers_count_for_their_evaluation(self) -> None:
         self.assertLessEqual(await self.taken(budgets.TIMERS), 1024)
 
-    async def test_watches(self) -> None:
-        """What epoll watches counts as memory of the evaluation."""
+    async def test_epoll_watches_count_as_memory_of_the_evaluation(self) -> None:
         self.need_groups()
         self.stopped(await self.attack(budgets.WATCHES), "memory", "memory", MEMORY)
 
-    async def test_watched_stdout(self) -> None:
-        """Who makes the reads of stdout slow for the reactor is stopped."""
+    async def test_evaluator_that_slows_reads_of_its_stdout_is_stopped(self) -> None:
         attacked = await self.attack(budgets.WATCHED_STDOUT)
         self.assertEqual(failure(attacked.events, "output")["value"], 0.25)
         self.assertNotIn("unlimited", attacked.text)
@@ -92,8 +73,7 @@ class WithoutWatchesTests(DaemonTestCase):
             cls._shared.program = (sys.executable, str(twistd))
         await super().setUp()
 
-    async def test_evaluations(self) -> None:
-        """Evaluations are taken, begin, print and end, several at a time."""
+    async def test_evaluations_run_while_epoll_is_exhausted(self) -> None:
         many = [await self.begin("printf 'a part'; seq 20000; echo late >&2") for _ in range(4)]
         for identifier in many:
             printed = text(await self.client.follow(identifier))

@@ -30,7 +30,6 @@ class CacheTests(DaemonTestCase):
         self.url = f"{self.server.url}/repository/.git"
 
     async def begin_here(self, commit: str | None = None, command: str = COMMAND) -> str:
-        """Begin an evaluation with a commit that the server has."""
         return await self.client.evaluate(self.url, commit or self.commit, command)
 
     async def check(self) -> None:
@@ -50,7 +49,6 @@ class CacheTests(DaemonTestCase):
         return found
 
     async def test_cancelling_one_leaves_the_shared_fetch_to_the_others(self) -> None:
-        """Who began the fetch may go; who waits with it still gets what it brings."""
         self.server.hold()
         first, second = await self.begin_here(), await self.begin_here()
         await until(self.server.half_sent.is_set, "a pack is half sent")
@@ -61,7 +59,6 @@ class CacheTests(DaemonTestCase):
         self.assertEqual(self.server.fetches, 1)
 
     async def test_a_cancelled_fetch_leaves_the_cache_sound(self) -> None:
-        """Cancelled with half a pack on the disk: git is gone, and the next one works."""
         self.server.hold()
         identifier = await self.begin_here()
         await until(self.server.half_sent.is_set, "a pack is half sent")
@@ -75,7 +72,6 @@ class CacheTests(DaemonTestCase):
         git(self.cached, "fsck", "--strict")
 
     async def test_git_that_is_killed_is_not_blamed_on_the_repository(self) -> None:
-        """The kernel kills what takes too much memory: `lost`, and the next one works."""
         for words in (
             rb"\S*/git\0.*\0index-pack\0",
             rb"\S*/git-remote-http\0",
@@ -106,7 +102,6 @@ class CacheTests(DaemonTestCase):
         await self.check()
 
     async def test_objects_are_not_reached_through_another_url(self) -> None:
-        """A commit of one repository is none of another one's, also when both are cached."""
         await self.check()
         other = GitRepository(self.folder / "other")
         other.write("README", "nothing to see\n")

@@ -9,8 +9,6 @@ import platform
 import resource
 from typing import Any
 
-from twisted.trial.unittest import SkipTest
-
 from tawebeval.sandbox.seccomp import make_seccomp_filters
 from tests.cases.bpf_interpreter import ALLOW, ERRNO, FilterStack
 from tests.integration.attacks import calls
@@ -19,30 +17,20 @@ from tests.integration.client import python
 
 
 class CallAttacks(AttackCase):
-    """Against the filter."""
-
     async def outcomes(self, *tables: dict[str, tuple[object, ...]]) -> Any:
         """Return the error number of each call."""
         attacked = await self.attack(calls.CALLS, calls.calls_argument(*tables))
         self.assertEqual(attacked.status["state"], "finished", attacked.events)
         return json.loads(attacked.text)
 
-    async def test_refused(self) -> None:
-        """Mounts, namespaces, others' memory, keys, handles, the kernel's inside: EPERM."""
+    async def test_dangerous_calls_fail_with_eperm(self) -> None:
         found = await self.outcomes(calls.REFUSED)
         self.assertEqual(found, dict.fromkeys(calls.REFUSED, errno.EPERM))
 
-    async def test_missing(self) -> None:
-        """What programs can do without is not there: they fall back to what they know."""
-        found = await self.outcomes(calls.MISSING)
-        self.assertEqual(found, dict.fromkeys(calls.MISSING, errno.ENOSYS))
-
-    async def test_arguments(self) -> None:
-        """What an allowed call would take from everybody is refused by its arguments."""
+    async def test_allowed_calls_with_harmful_arguments_are_refused(self) -> None:
         self.assertEqual(await self.outcomes(calls.BY_ARGUMENT), calls.ANSWERS)
 
-    async def test_numbers(self) -> None:
-        """No number that the list does not name reaches the kernel, known today or not."""
+    async def test_no_unlisted_call_number_reaches_the_kernel(self) -> None:
         filters = self.filters()
         expected = {}
         # The kernel passes uretprobe and uprobe, its own calls, by all filters, and sends SIGILL.
@@ -56,43 +44,29 @@ class CallAttacks(AttackCase):
         self.assertEqual(json.loads(attacked.text), expected)
 
     def filters(self) -> FilterStack:
-        """Return the filters that evaluators have."""
         descriptors = make_seccomp_filters(internet=False)
         for descriptor in descriptors:
             self.addCleanup(os.close, descriptor)
         return FilterStack.read(descriptors)
 
-    async def test_families(self) -> None:
-        """The Internet, netlink, packets, virtual machines' sockets: no such family."""
+    async def test_unlisted_socket_families_do_not_exist(self) -> None:
         tables = (calls.FAMILIES, calls.INTERNET, calls.RAW)
         found = await self.outcomes(*tables)
         self.assertEqual(found, dict.fromkeys(found, errno.EAFNOSUPPORT))
         self.assertEqual(len(found), sum(map(len, tables)))
 
-    async def test_allowed(self) -> None:
-        """What ordinary programs need works: the test above would tell if it did not."""
+    async def test_ordinary_calls_work(self) -> None:
         found = await self.outcomes(calls.ALLOWED)
         self.assertEqual(found, dict.fromkeys(calls.ALLOWED, 0))
 
-    async def test_other_architectures(self) -> None:
-        """Calls by the numbers of 32 bits, which the filter does not know, get nowhere."""
-        if platform.machine() != "x86_64":
-            raise SkipTest("this machine has no calls of another architecture")
-        attacked = await self.attack(calls.OTHER_ARCHITECTURES)
-        self.assertEqual(attacked.text, "int80 refused\nx32 refused\n")
-
-    async def test_terminal(self) -> None:
-        """There is no terminal, and nothing can be typed into one, whatever the upper bits say."""
+    async def test_no_terminal_can_be_typed_into(self) -> None:
         attacked = await self.attack(calls.TERMINAL)
         refused = [2 * f"{name} EPERM\n" for name in ("TIOCSTI", "TIOCLINUX", "TIOCSETD")]
         self.assertEqual(attacked.text, "".join(["no terminal\n", *refused]))
 
 
 class PrivilegeAttacks(AttackCase):
-    """Against the rights that a process has."""
-
-    async def test_rights(self) -> None:
-        """No capability of any kind, none to be had, the filter on, and an ordinary user."""
+    async def test_evaluator_has_no_capability_and_an_ordinary_user(self) -> None:
         found = await self.run_status()
         for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
             self.assertEqual(int(found[name], 16), 0, name)
@@ -101,8 +75,7 @@ class PrivilegeAttacks(AttackCase):
         self.assertEqual(found["Gid"].split(), ["1000"] * 4)
         self.assertNotIn("0", found["Groups"].split())
 
-    async def test_limits(self) -> None:
-        """A crash starts no handler of the machine's, and no priority is above others'."""
+    async def test_crash_starts_no_handler_and_priority_is_ordinary(self) -> None:
         script = """
 import resource
 for name in ("CORE", "NICE", "RTPRIO", "MSGQUEUE"):
@@ -121,8 +94,7 @@ for name in ("CORE", "NICE", "RTPRIO", "MSGQUEUE"):
             for name, _, value in (line.partition(":") for line in attacked.text.splitlines())
         }
 
-    async def test_setuid_programs(self) -> None:
-        """Programs that make others root make nobody anything, nor do those that are copied."""
+    async def test_setuid_programs_grant_nothing(self) -> None:
         script = """
 import os, subprocess
 found = subprocess.run(["find", "/usr", "-type", "f", "-perm", "/6000", "-print", "-quit"],
@@ -137,8 +109,7 @@ print(subprocess.run(["su", "-c", "id -u"], capture_output=True, stdin=-3).stdou
         attacked = await self.attack(script)
         self.assertEqual(attacked.text.splitlines()[1:], [str(["0" * 16, "1"]), "b''"])
 
-    async def test_kill(self) -> None:
-        """Nobody outside can be signalled: nobody is even seen."""
+    async def test_no_process_outside_can_be_signalled(self) -> None:
         script = """
 import os, signal, sys
 me = os.getpid()

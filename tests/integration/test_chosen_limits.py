@@ -44,7 +44,6 @@ class ChosenLimitTests(DaemonTestCase):
         return await self.client.follow(identifier), status["limits"]
 
     async def check_stopped(self, command: str, reason: str, limit: str, value: str) -> None:
-        """Hold that a command is stopped by a limit that its request has chosen."""
         events, held = await self.run_with(command, **{limit: value})
         error = failure(events, reason)
         self.assertEqual(error["limit"], f"limits.{limit}")
@@ -64,40 +63,33 @@ class ChosenLimitTests(DaemonTestCase):
         if reason is not None:
             raise SkipTest(reason)
 
-    async def test_wall_clock(self) -> None:
-        """A lower wall clock stops the run."""
+    async def test_lower_wall_clock_stops_the_run(self) -> None:
         await self.check_stopped("exec sleep 60", "timeout", "wall_clock", "0.5")
 
-    async def test_cpu(self) -> None:
-        """Less processor time stops the run."""
+    async def test_lower_processor_time_stops_the_run(self) -> None:
         await self.check_stopped(python("while True: pass"), "cpu", "cpu", "1")
 
-    async def test_output(self) -> None:
-        """Output is counted up to the request's limit, below the default and above it."""
+    async def test_output_limit_of_the_request_holds_below_and_above_the_default(self) -> None:
         await self.check_stopped("seq 1000", "output", "output", "2K")
         await self.check_free("yes | head -n 1000", "y\n" * 1000, "output", "1024", "3K")
 
-    async def test_file_size(self) -> None:
-        """A lower limit of files holds inside the sandbox."""
+    async def test_lower_file_size_holds_in_the_sandbox(self) -> None:
         events, _ = await self.run_with("head -c 2M /dev/zero > file", file_size="1M")
         self.assertEqual(failure(events, "file_size")["value"], MIB)
 
-    async def test_memory(self) -> None:
-        """The memory of the whole evaluation has the request's limit."""
+    async def test_memory_of_the_evaluation_has_the_limit_of_the_request(self) -> None:
         self.need_groups()
         await self.check_stopped(python(bombs.HEAP), "memory", "memory", "32M")
         await self.check_free(
             python(HEAP % (100 * MIB)), "all there\n", "memory", str(64 * MIB), "160MiB"
         )
 
-    async def test_processes(self) -> None:
-        """The number of processes has the request's limit."""
+    async def test_number_of_processes_has_the_limit_of_the_request(self) -> None:
         self.need_groups()
         await self.check_stopped(python(bombs.FORKS), "processes", "processes", "12")
         await self.check_free(SLEEPERS, "all run\n", "processes", "16", "40")
 
-    async def test_least(self) -> None:
-        """The lowest limits that a request may choose let the sandbox start."""
+    async def test_sandbox_starts_with_the_lowest_limits(self) -> None:
         events, held = await self.run_with(
             "echo hello", memory="16M", processes="8", open_files="16", file_size="1K", disk="1K",
             disk_files="1", output="1K", stderr="1K", cpu="1",
@@ -105,8 +97,7 @@ class ChosenLimitTests(DaemonTestCase):
         self.assertEqual(text(events), "hello\n")
         self.assertEqual((held["memory"], held["disk"]), (16 * MIB, 1024))
 
-    async def test_submission(self) -> None:
-        """Programs of the submission have no more memory than the request's limit."""
+    async def test_submission_has_no_more_memory_than_the_request(self) -> None:
         self.need_groups()
         program = python(HEAP % (100 * MIB)).removeprefix("exec ")
         command = f"tawebeval-run -- {program}; echo $?"

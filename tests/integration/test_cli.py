@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 from typing import Any
@@ -35,8 +34,6 @@ class _Busy(Resource):
 
 
 class CommandTests(DaemonTestCase):
-    """One command after the other."""
-
     async def setUp(self) -> None:
         await super().setUp()
         (self.folder / "solution.py").write_text("print(1)\n")
@@ -47,11 +44,9 @@ class CommandTests(DaemonTestCase):
         return ("evaluate", *place, "--evaluator", command, *more)
 
     def source(self) -> str:
-        """Return a file."""
         return str(self.folder / "solution.py")
 
-    async def test_pipes(self) -> None:
-        """Exactly what was printed comes out of a pipe; the status tells of a bad end."""
+    async def test_pipe_gets_exactly_what_was_printed_and_the_status(self) -> None:
         output = "a\\r\\n\\033[31mred\\303\\274 half"
         done = await piped(
             self.daemon.url, *self.arguments(f"printf '{output}'; exit 5", self.source())
@@ -60,8 +55,7 @@ class CommandTests(DaemonTestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("failed: the evaluator exited with status 5", done.stderr)
 
-    async def test_detached(self) -> None:
-        """Begin, look, list, cancel and follow, each by a command of its own."""
+    async def test_commands_begin_show_list_cancel_and_follow_an_evaluation(self) -> None:
         done = await piped(self.daemon.url, *self.arguments(PARTIAL, "--detach", "x=1"))
         identifier = done.stdout.strip()
         self.client.evaluations.append(identifier)
@@ -76,8 +70,7 @@ class CommandTests(DaemonTestCase):
         last = json.loads(done.stdout.splitlines()[-1])
         self.assertEqual(last["payload"]["reason"], "cancelled")
 
-    async def test_terminal(self) -> None:
-        """A partial line is seen while the evaluator runs; Ctrl-C cancels, and it ends with 1."""
+    async def test_terminal_shows_partial_lines_and_ctrl_c_cancels(self) -> None:
         terminal = Terminal(self.daemon.url, *self.arguments(PARTIAL, "x=1"))
         self.addCleanup(terminal.close)
         await until(lambda: "half" in terminal.shown, "the partial line is there")
@@ -86,40 +79,7 @@ class CommandTests(DaemonTestCase):
         self.assertIn("cancelling", terminal.shown)
         self.assertIn("\x1b[31mfailed: ", terminal.shown)
 
-    async def test_escapes(self) -> None:
-        """What an evaluator prints cannot do anything to a terminal, nor can what it complains."""
-        attack = r"printf '\033]0;title\007\033[2J\302\233[31mx'; printf '\033[8m' >&2; exit 1"
-        terminal = Terminal(self.daemon.url, *self.arguments(attack, "x=1"), NO_COLOR="1")
-        self.addCleanup(terminal.close)
-        self.assertEqual(await terminal.end(), 1)
-        # Without what the command writes: to clear a line, and below a partial line.
-        shown = re.sub(r"\x1b\[(K|J|A\r\x1b\[\d+C)", "", terminal.shown)
-        for character in "\x1b\x07\x9b":
-            self.assertNotIn(character, shown)
-        self.assertIn("\\u001b]0;title\\u0007\\u001b[2J\\u009b[31mx", shown)
-        self.assertIn("\\u001b[8m", shown)
-
-    async def test_live(self) -> None:
-        """A terminal shows what is going on in its last line, and cases in a table."""
-        case = '{"type":"case","case":"sample","verdict":"wrong_answer","time":1}'
-        program = python(
-            "import os, time; e = os.environ; print('\\n%s\\n%s\\n%s' % ("
-            f"e['EVALUATION_DATA_BEGIN'], '{case}', e['EVALUATION_DATA_END']), flush=True);"
-            "time.sleep(600)"
-        )
-        terminal = Terminal(self.daemon.url, *self.arguments(program, "x=1"), NO_COLOR="1")
-        self.addCleanup(terminal.close)
-        status = re.compile(r"\r\x1b\[Krunning, \d+ s, 0/1 cases \(1 wrong answer\)")
-        await until(lambda: status.search(terminal.shown) is not None, "the last line is there")
-        self.assertRegex(
-            terminal.shown, r"CASE +VERDICT +TIME .*\r\nsample +wrong answer +1\.000 s"
-        )
-        terminal.interrupt()
-        self.assertEqual(await terminal.end(), 1)
-        self.assertNotIn("running", terminal.shown.rpartition("\r\x1b[K")[2])
-
-    async def test_login(self) -> None:
-        """A token that is typed is not shown, and stays where only its owner can read it."""
+    async def test_typed_token_is_hidden_and_stored_for_its_owner_alone(self) -> None:
         folder = self.folder / "configuration"
         more = {"XDG_CONFIG_HOME": str(folder), "PYTHON_KEYRING_BACKEND": "keyring.backends.fail"}
         arguments = ("login", "--name", "one", "--storage", "file", self.daemon.url)
@@ -138,8 +98,7 @@ class CommandTests(DaemonTestCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn(f"chmod 600 {file}", done.stderr)
 
-    async def test_second_interrupt(self) -> None:
-        """A second Ctrl-C leaves the evaluation alone with its end."""
+    async def test_second_ctrl_c_leaves_the_evaluation_alone(self) -> None:
         stubborn = python(
             "import signal, time; signal.signal(15, signal.SIG_IGN);"
             "print('ready', flush=True); time.sleep(600)"
@@ -159,8 +118,7 @@ class CommandTests(DaemonTestCase):
         listed = (await self.client.get("/evaluations")).json["data"]
         self.client.evaluations += (one["evaluation_id"] for one in listed)
 
-    async def test_terminated(self) -> None:
-        """SIGTERM and SIGHUP end the evaluation, too, and are no good end."""
+    async def test_sigterm_and_sighup_cancel_the_evaluation(self) -> None:
         for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129)):
             terminal = Terminal(self.daemon.url, *self.arguments(PARTIAL, "x=1"))
             self.addCleanup(terminal.close)
@@ -170,8 +128,7 @@ class CommandTests(DaemonTestCase):
             self.assertIn("failed: the evaluation was cancelled", terminal.shown)
             await self.daemon.nothing_left()
 
-    async def test_terminated_early(self) -> None:
-        """Before there is an evaluation, too."""
+    async def test_sigterm_ends_a_command_that_waits_to_submit(self) -> None:
         port: Any = reactor.listenTCP(0, Site(_Busy()), interface="127.0.0.1")
         self.addCleanup(port.stopListening)
         server = f"http://127.0.0.1:{port.getHost().port}"
@@ -181,8 +138,7 @@ class CommandTests(DaemonTestCase):
         terminal.interrupt(signal.SIGTERM)
         self.assertEqual(await terminal.end(), 143)
 
-    async def test_full(self) -> None:
-        """Where the disk is full that is said, and the evaluation does not go on."""
+    async def test_full_disk_cancels_the_evaluation_with_a_message(self) -> None:
         with open("/dev/full", "w") as full:
             done = await deferToThread(
                 subprocess.run,
@@ -199,12 +155,8 @@ class CommandTests(DaemonTestCase):
         )
         await self.daemon.nothing_left()
 
-    async def test_full_lists(self) -> None:
-        """No command fails with a traceback because the disk is full."""
-        for arguments in (
-            *(("servers",), ("servers", "--json", "all"), ("open", "--print", "x")),
-            *(("list",), ("problems",), ("token", "new", "alice")),
-        ):
+    async def test_full_disk_causes_no_traceback(self) -> None:
+        for arguments in (("servers",), ("list",), ("token", "new", "alice")):
             with open("/dev/full", "w") as full:
                 done = await deferToThread(
                     subprocess.run,
@@ -219,8 +171,7 @@ class CommandTests(DaemonTestCase):
             self.assertIn("stdout: No space left on device\n", done.stderr)
             self.assertNotIn("Traceback", done.stderr)
 
-    async def test_closed(self) -> None:
-        """Where stdout or stderr is closed nothing falls over."""
+    async def test_closed_stdout_and_stderr_cause_no_traceback(self) -> None:
         for redirection, status in ((">&-", 2), ("2>&-", 0)):
             done = await deferToThread(
                 subprocess.run,
@@ -233,8 +184,7 @@ class CommandTests(DaemonTestCase):
             self.assertEqual(done.returncode, status, done.stderr)
             self.assertNotIn("Traceback", done.stderr)
 
-    async def test_head(self) -> None:
-        """Where nobody reads on, the evaluation does not go on either."""
+    async def test_closed_pipe_cancels_the_evaluation(self) -> None:
         flood = self.arguments("yes", "x=1")
         program = subprocess.Popen(
             [*COMMAND, *flood, "--seed", "1", "--server", self.daemon.url],
@@ -249,16 +199,3 @@ class CommandTests(DaemonTestCase):
         program.stderr.close()
         self.assertEqual(program.returncode, 141)
         await self.daemon.nothing_left()
-
-
-class ServeTests(DaemonTestCase):
-    """`tawebeval serve`."""
-
-    async def test_wrong(self) -> None:
-        """What is wrong with its settings is told as by the daemon."""
-        path = self.folder / "wrong.toml"
-        path.write_text("nonsense = 1\n")
-        done = await piped(self.daemon.url, "serve", "--config", str(path))
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("nonsense: unknown setting", done.stderr + done.stdout)
-        self.assertNotIn("Traceback", done.stderr + done.stdout)

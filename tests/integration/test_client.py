@@ -28,8 +28,6 @@ def wire(event: Event) -> dict[str, Any]:
 
 
 class ClientTests(DaemonTestCase):
-    """With real connections and a real evaluator."""
-
     configuration = CONFIGURATION + "\n[buffers]\ntotal = 1_048_576\npage = 32_768\n"
 
     def fields(self, command: str) -> dict[str, str]:
@@ -51,8 +49,7 @@ class ClientTests(DaemonTestCase):
         self.addCleanup(client.close)
         return client, proxy
 
-    async def test_cut(self) -> None:
-        """The form begins one evaluation, and of its events none is missing or twice."""
+    async def test_cut_connections_lose_and_repeat_no_event(self) -> None:
         source = self.folder / "large.txt"
         source.write_bytes(b"x" * 200_000)
         client, proxy = await self.through(seed=3, longest=100_000)
@@ -63,8 +60,7 @@ class ClientTests(DaemonTestCase):
         self.assertEqual(joined(found), printed())
         self.assertGreater(proxy.cuts.total(), 20)
 
-    async def test_resume(self) -> None:
-        """A program that has stored a cursor goes on there, with another client."""
+    async def test_another_client_resumes_at_a_stored_cursor(self) -> None:
         client, _ = await self.through(seed=4, longest=30_000)
         identifier = await client.evaluate({"source": "x"}, **self.fields(EVALUATOR))
         found: list[Event] = []
@@ -78,8 +74,7 @@ class ClientTests(DaemonTestCase):
                 break
         self.assertEqual(joined(map(wire, found)), printed())
 
-    async def test_nesting(self) -> None:
-        """A value that is nested as deeply as the daemon takes it is read, where others are not."""
+    async def test_client_reads_what_the_daemon_accepts_as_nested(self) -> None:
         depths = [*range(850, 1050, 3), 100_000]  # Python 3.13 goes deeper than 3.11
         program = f"""
             import os
@@ -98,8 +93,7 @@ class ClientTests(DaemonTestCase):
         self.assertEqual(read, depths[: len(read)])
         self.assertEqual(len(read) + len(refused), len(depths))
 
-    async def test_too_large(self) -> None:
-        """A large form that is refused in its middle is known to be."""
+    async def test_form_refused_within_its_body_is_reported(self) -> None:
         source = self.folder / "huge"
         with source.open("wb") as file:
             file.truncate(100 * 2**20)

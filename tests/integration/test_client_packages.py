@@ -97,8 +97,6 @@ def find_requirements(requirements: list[str]) -> set[str]:
 
 
 class WheelTests(SynchronousTestCase):
-    """`make wheel`."""
-
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()
         self.folder.mkdir()
@@ -106,15 +104,13 @@ class WheelTests(SynchronousTestCase):
         (self.wheel,) = self.folder.glob("*.whl")
 
     def run_command(self, *command: str | Path) -> str:
-        """Return what a command prints."""
         done = subprocess.run(
             command, cwd=self.folder, capture_output=True, text=True, timeout=LONG_PATIENCE
         )
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
-    def test_alone(self) -> None:
-        """It works beside nothing but what it names as needed, which is no Twisted."""
+    def test_wheel_works_with_its_requirements_alone(self) -> None:
         self.run_command(sys.executable, "-m", "venv", "--without-pip", self.folder / "venv")
         (site,) = (self.folder / "venv" / "lib").glob("python*/site-packages")
         with zipfile.ZipFile(self.wheel) as wheel:
@@ -145,8 +141,7 @@ class WheelTests(SynchronousTestCase):
             ],
         )
 
-    def test_metadata(self) -> None:
-        """The version is the daemon's; needed versions are those that the daemon needs."""
+    def test_wheel_has_the_version_and_requirements_of_the_daemon(self) -> None:
         self.assertEqual(self.wheel.name, f"tawebeval_client-{__version__}-py3-none-any.whl")
         with zipfile.ZipFile(self.wheel) as wheel:
             self.assertIn("tawebeval/py.typed", wheel.namelist())
@@ -161,7 +156,7 @@ class WheelTests(SynchronousTestCase):
 
 
 class NodeTests(DaemonTestCase):
-    """`make npm`, in Node.js."""
+    skip = WITHOUT_NODE
 
     async def setUp(self) -> None:
         await super().setUp()
@@ -174,7 +169,6 @@ class NodeTests(DaemonTestCase):
         (self.folder / "unpacked" / "package").rename(self.module)
 
     async def run_node(self, program: str, *arguments: str) -> object:
-        """Return the JSON that a program prints."""
         script = self.folder / "program.mjs"
         script.write_text(program)
         output, errors, status = await getProcessOutputAndValue(
@@ -187,8 +181,7 @@ class NodeTests(DaemonTestCase):
         self.assertEqual(status, 0, errors.decode())
         return json.loads(output)
 
-    async def test_types(self) -> None:
-        """The types name all that the module exports, and all methods, and no more."""
+    async def test_types_name_exactly_what_the_module_exports(self) -> None:
         types = (self.module / "client.d.ts").read_text()
         exports, methods, refused = await self.run_node(NAMES)  # type: ignore[misc]
         declared = re.findall(r"^export (?:class|function) (\w+)", types, re.MULTILINE)
@@ -201,8 +194,7 @@ class NodeTests(DaemonTestCase):
         for name in description["files"]:
             self.assertTrue((self.module / name).exists(), name)
 
-    async def test_follow(self) -> None:
-        """Over cut connections no event is lost; an evaluation is cancelled."""
+    async def test_client_follows_over_cut_connections_and_cancels(self) -> None:
         proxy = CuttingProxy(self.daemon.port, 5, (Place.WITHIN_RESPONSES,), 40_000, 20_000, rude=0)
         self.addCleanup(proxy.stop)
         cut = f"http://127.0.0.1:{await proxy.listen()}/"
@@ -213,6 +205,3 @@ class NodeTests(DaemonTestCase):
         self.assertEqual(result["printed"], "".join(f"{n}\n" for n in range(1, 20_001)))
         self.assertEqual((result["last"], result["status"]), (["cancelled"], 404))
         self.assertGreater(proxy.cuts.total(), 2)
-
-    for test in (test_types, test_follow):
-        test.skip = WITHOUT_NODE  # type: ignore[attr-defined]

@@ -32,8 +32,6 @@ class Cutter(Protocol):
 
 
 class CurlTests(UploadTestCase):
-    """Each with a curl of its own."""
-
     async def curl(self, *arguments: str) -> tuple[int, int, bytes]:
         """Return the status of the answer, how many bytes were sent for it, and its body."""
         self.assertIsNotNone(CURL, "these tests need curl: it is not installed")
@@ -64,13 +62,11 @@ class CurlTests(UploadTestCase):
         ]
 
     def write(self, name: str, content: bytes) -> str:
-        """Write a file and return its path."""
         path = self.folder / name
         path.write_bytes(content)
         return str(path)
 
     async def test_files_arrive_exactly(self) -> None:
-        """Binary bytes, nothing at all, line ends of each kind; names beyond ASCII, with spaces."""
         files = (
             ("source", "solución ñ.cpp", b"int main() {}\r\n"),
             ("input", "a b.bin", bytes(range(256)) * 100),
@@ -84,15 +80,7 @@ class CurlTests(UploadTestCase):
         identifier = json.loads(body)["evaluation_id"]
         self.assertEqual(await self.describe(identifier), described(*files))
 
-    async def test_a_large_file_arrives_exactly(self) -> None:
-        """30 MB, for which curl first asks with `Expect: 100-continue`."""
-        content = os.urandom(MIB) * 30
-        _, _, body = await self.curl(*self.form(("s", self.write("large", content))))
-        found = await self.describe(json.loads(body)["evaluation_id"])
-        self.assertEqual(found, described(("s", "large", content)))
-
     async def test_a_chunked_form_arrives_exactly(self) -> None:
-        """A form whose length curl does not announce."""
         content = os.urandom(3 * MIB)
         form = self.form(("s", self.write("some", content)))
         _, _, body = await self.curl("--header", "Transfer-Encoding: chunked", *form)
@@ -100,7 +88,6 @@ class CurlTests(UploadTestCase):
         self.assertEqual(found, described(("s", "some", content)))
 
     async def test_over_the_limit_is_read_by_curl_before_it_has_sent_all(self) -> None:
-        """413 comes through, with its message, whether curl waits for leave or not."""
         form = self.form(("s", self.write("large", b"x" * 60 * MIB)))
         for headers in ((), ("--header", "Expect:")):
             code, sent, body = await self.curl(*headers, *form)
@@ -109,7 +96,6 @@ class CurlTests(UploadTestCase):
             self.assertLess(sent, 40 * MIB)
 
     async def test_a_broken_field_is_read_by_curl(self) -> None:
-        """400 comes through although a large file follows the broken field."""
         large = self.write("large", b"x" * 30 * MIB)
         code, _, body = await self.curl(
             "--form-string", "submission[Not]=x", *self.form(("s", large))
@@ -119,14 +105,9 @@ class CurlTests(UploadTestCase):
 
 
 class CutHeadTests(DaemonTestCase):
-    """Answers that are cut off in their heads."""
-
     async def test_curl_reports_a_head_that_is_cut_off(self) -> None:
-        """From the first header on it knows that a body was to come, and does not report success.
-
-        (Before that curl takes the status line for a whole answer, whatever is sent, and curl 8.14
-        takes any part of the head of a stream for one.)
-        """
+        # Before the first header curl takes the status line for a whole answer, whatever is sent;
+        # curl 8.14 takes any part of the head of a stream for one.
         self.assertIsNotNone(CURL, "these tests need curl: it is not installed")
         identifier = await self.begin("echo hello")
         await self.client.follow(identifier)

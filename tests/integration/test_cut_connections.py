@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar
 
+from tests.integration import resuming_readers
 from tests.integration.client import Client, joined
 from tests.integration.cutting_proxy import CuttingProxy, Place
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
@@ -40,7 +41,6 @@ class CutConnectionTests(DaemonTestCase):
     async def through(
         self, seed: int, longest: int, places: tuple[Place, ...] = tuple(Place)
     ) -> Client:
-        """Return a client of a proxy."""
         self.proxy = CuttingProxy(self.daemon.port, seed, places, longest)
         self.addCleanup(self.proxy.stop)
         client = Client(f"http://127.0.0.1:{await self.proxy.listen()}")
@@ -54,34 +54,29 @@ class CutConnectionTests(DaemonTestCase):
 
     async def check(self, kind: type[ResumingReader], seed: int, *places: Place) -> None:
         """Hold that a reader has everything, though there were cuts at all these places."""
-        client = await self.through(seed, 1_000_000, places)
+        self.patch(resuming_readers, "_PAUSE", 0.02)
+        client = await self.through(seed, 3_000_000, places)
         reader = kind(client, await self.begin(EVALUATOR))
         await reader.read()
         self.assertTrue(joined(reader.events) == printed(), "not what was printed")
         self.check_cuts(places)
 
-    async def test_pages(self) -> None:
-        """Pages, asked for again and again."""
+    async def test_pages_lose_and_repeat_nothing(self) -> None:
         await self.check(PageReader, 1, *Place)
 
-    async def test_long_polls(self) -> None:
-        """Pages that are waited for."""
+    async def test_long_polls_lose_and_repeat_nothing(self) -> None:
         await self.check(PollReader, 2, *Place)
 
-    async def test_server_sent_events(self) -> None:
-        """What a stream has taken last is there for the next, also when as much waits."""
+    async def test_server_sent_events_lose_and_repeat_nothing(self) -> None:
         await self.check(ServerSentReader, 7, *_UNFINISHED)
 
-    async def test_json_lines(self) -> None:
-        """The same with JSON Lines, of which more get lost: nothing is between them."""
+    async def test_json_lines_lose_and_repeat_nothing(self) -> None:
         await self.check(LineReader, 8, *_UNFINISHED)
 
-    async def test_web_sockets(self) -> None:
-        """The same with messages."""
+    async def test_web_sockets_lose_and_repeat_nothing(self) -> None:
         await self.check(WebSocketReader, 5, *_UNFINISHED)
 
-    async def test_evaluate(self) -> None:
-        """A form that is sent until it is answered begins one evaluation, by its key."""
+    async def test_form_repeated_with_its_key_begins_one_evaluation(self) -> None:
         client = await self.through(6, 50_000)
         known = await self.listed()
         begun = set()

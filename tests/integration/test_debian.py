@@ -44,10 +44,7 @@ def package() -> Path:
 
 
 class ChangelogTests(SynchronousTestCase):
-    """What the package says of itself."""
-
-    def test_version(self) -> None:
-        """Its version is that of tawebeval."""
+    def test_changelog_has_the_version(self) -> None:
         first = (ROOT / "debian" / "changelog").read_text().splitlines()[0]
         found = re.fullmatch(r"tawebeval \((.*)\) unstable; urgency=medium", first)
         assert found is not None, first
@@ -55,10 +52,7 @@ class ChangelogTests(SynchronousTestCase):
 
 
 class PolicyTests(SynchronousTestCase):
-    """What Debian expects of packages, and what is not to become of that."""
-
-    def test_documents(self) -> None:
-        """No document is packed away from those that lead to it."""
+    def test_no_document_links_to_a_missing_one(self) -> None:
         if missing():
             raise SkipTest(missing())
         folder = Path(self.mktemp())
@@ -67,8 +61,7 @@ class PolicyTests(SynchronousTestCase):
         self.assertGreater(len(list(links(documents))), 50)
         self.assertEqual(leading_nowhere(documents), [])
 
-    def test_lintian(self) -> None:
-        """Debian's own look at packages finds no error; what is overridden has a reason."""
+    def test_lintian_finds_no_error(self) -> None:
         if missing() or shutil.which("lintian") is None:
             raise SkipTest("this needs root, and lintian (Debian package lintian)")
         done = subprocess.run(
@@ -81,8 +74,6 @@ class PolicyTests(SynchronousTestCase):
 
 
 class PackageTests(SynchronousTestCase):
-    """One machine, over the life of a package."""
-
     def setUp(self) -> None:
         if missing():
             raise SkipTest(missing())
@@ -112,7 +103,6 @@ class PackageTests(SynchronousTestCase):
         return [line for line in done.stderr.splitlines() if line.startswith("tawebeval: ")]
 
     def show(self, what: str, unit: str = SERVICE) -> str:
-        """Return a property of a unit."""
         return self.machine.run("systemctl", "show", "--value", "--property", what, unit)
 
     def call(self, token: str, *words: str) -> str:
@@ -142,8 +132,7 @@ class PackageTests(SynchronousTestCase):
         look = ("find", "/etc", "/usr", "/var", "-xdev", "-name", "*tawebeval*")
         return set(self.machine.run(*look).splitlines())
 
-    def test_life(self) -> None:
-        """It serves when it is installed, and over upgrades; a purge leaves nothing."""
+    def test_package_serves_over_upgrades_and_a_purge_leaves_nothing(self) -> None:
         before = self.find_files()  # images of containers on this machine may have some
         self.assertEqual(self.install(), [])
         for unit in (SOCKET, SERVICE):
@@ -196,21 +185,7 @@ class PackageTests(SynchronousTestCase):
             self.assertEqual(self.find_files() - before, set())
             self.assertEqual(self.machine.attempt("getent", "passwd", "tawebeval").returncode, 2)
 
-    def test_failure(self) -> None:
-        """An installation after which the service does not start says so, and why."""
-        # As `systemctl edit` makes it, before the installation.
-        self.machine.write(
-            f"/etc/systemd/system/{STARTER}.d/override.conf",
-            "[Service]\nProtectKernelTunables=yes\n",
-        )
-        complaints = self.install()
-        self.assertEqual(len(complaints), 3)
-        self.assertIn("tawebeval.service does not start", complaints[0])
-        self.assertIn("no ProtectKernelTunables=yes", complaints[1])
-        self.assertIn("journalctl -u tawebeval", complaints[2])
-
-    def test_policy(self) -> None:
-        """Where the operator's policy is to start nothing, nothing is missed."""
+    def test_policy_to_start_nothing_is_obeyed(self) -> None:
         self.machine.write("/usr/sbin/policy-rc.d", "#!/bin/sh\nexit 101\n")
         self.machine.run("chmod", "755", "/usr/sbin/policy-rc.d")
         self.assertEqual(self.install(), [])

@@ -40,8 +40,6 @@ def get(url: str) -> Any:
 
 
 class DemoTests(SynchronousTestCase):
-    """The demo in the checkout."""
-
     timeout = LONG_PATIENCE
 
     def setUp(self) -> None:
@@ -50,7 +48,6 @@ class DemoTests(SynchronousTestCase):
         self.environment = {**os.environ, "TMPDIR": str(self.folder)}
 
     def start(self, *options: str, **more: Any) -> subprocess.Popen[str]:
-        """Start the demo, with its output in a pipe."""
         given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **more}
         demo = subprocess.Popen(
             [sys.executable, "-c", KNIGHT, *options],
@@ -76,7 +73,6 @@ class DemoTests(SynchronousTestCase):
         raise AssertionError(shown)
 
     def find_commands(self, shown: str) -> list[str]:
-        """Return the commands that the demo proposes."""
         return re.findall(r"^\d\. .*:\n\n    ((?:.*\\\n)*.*)$", shown, re.MULTILINE)
 
     def run_command(self, command: str) -> subprocess.CompletedProcess[str]:
@@ -85,8 +81,7 @@ class DemoTests(SynchronousTestCase):
             ["sh", "-c", command], cwd=ROOT, env=self.environment, capture_output=True, text=True
         )
 
-    def test_without_terminal(self) -> None:
-        """It ends by itself; its next steps work, and its output names no temporary file."""
+    def test_demo_ends_by_itself_without_a_terminal(self) -> None:
         demo = self.start()
         shown, _ = demo.communicate(timeout=LONG_PATIENCE)
         self.assertEqual(demo.returncode, 0, shown)
@@ -108,8 +103,7 @@ class DemoTests(SynchronousTestCase):
         self.assertEqual((demo.returncode, rest), (0, "\nStopping the daemon ... stopped.\n"))
         self.assertEqual(list(self.folder.iterdir()), [])
 
-    def test_kept_page(self) -> None:
-        """With `--keep` each evaluation can be read, again and again, until Ctrl-C."""
+    def test_kept_demo_is_readable_again_and_again_until_ctrl_c(self) -> None:
         demo, shown = self.start_and_keep()
         (base,) = re.findall(r"^    (http://.*)/#evaluations$", shown, re.MULTILINE)
         for _ in range(2):
@@ -122,8 +116,7 @@ class DemoTests(SynchronousTestCase):
         self.end(demo, signal.SIGINT)
         self.assertFalse(listens(int(base.rpartition(":")[2])))
 
-    def test_next_commands(self) -> None:
-        """The commands that it proposes work as they are printed; SIGTERM ends it."""
+    def test_proposed_commands_work_until_sigterm(self) -> None:
         demo, shown = self.start_and_keep()
         submit, judge = map(self.run_command, self.find_commands(shown))
         self.assertEqual(submit.returncode, 0, submit.stderr)
@@ -136,8 +129,7 @@ class DemoTests(SynchronousTestCase):
             self.assertRegex(shown, rf": read \S*docs/{guide}\.md\n")
         self.end(demo, signal.SIGTERM)
 
-    def test_terminal(self) -> None:
-        """On a terminal it asks whether to keep the page, and ends if not."""
+    def test_demo_on_a_terminal_asks_whether_to_keep_the_page(self) -> None:
         terminal, other = pty.openpty()
         self.addCleanup(os.close, terminal)
         demo = self.start(stdin=other, stdout=other)

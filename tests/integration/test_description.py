@@ -41,8 +41,7 @@ class DescriptionTests(DaemonTestCase):
         + '[sandbox]\nkind = "none"\n[polls]\nwait = 1\nolder = 1\n'
     )
 
-    async def test_schemathesis(self) -> None:
-        """Every answer is as it is described, and none is a defect."""
+    async def test_answers_to_generated_requests_match_the_description(self) -> None:
         answers = self.folder / "answers"
         settings = {
             "url": self.daemon.url,
@@ -84,8 +83,7 @@ class DescriptionTests(DaemonTestCase):
         for more in ("POST /evaluate 400", "GET /evaluation/{id}/events 400"):
             self.assertIn(more, answers)
 
-    async def test_streams(self) -> None:
-        """An evaluation is followed in each way, to its end and after it, as it is described."""
+    async def test_each_way_of_following_matches_the_description(self) -> None:
         identifier = await self.begin("echo one; echo two")
         await self.client.ended(identifier)
         path = f"/evaluation/{identifier}/events"
@@ -99,8 +97,7 @@ class DescriptionTests(DaemonTestCase):
         await self.ask(410, f"{path}?after=2", "text/event-stream")
         await self.ask(410, f"/evaluation/{identifier}", "*/*")
 
-    async def test_rerun(self) -> None:
-        """An evaluation is run again once it has ended, as long as it is not discarded."""
+    async def test_reruns_match_the_description(self) -> None:
         running = await self.begin("exec sleep 300")
         ended = await self.begin("echo one")
         await self.client.ended(ended)

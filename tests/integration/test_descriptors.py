@@ -67,8 +67,7 @@ class DescriptorsTests(DaemonTestCase):
         await until(settled, "it opens and closes nothing")
         self.allow(seen[-1] + count)
 
-    async def test_evaluations(self) -> None:
-        """Those that cannot be run are `lost`, and say why; what runs already comes to its end."""
+    async def test_evaluations_without_descriptors_are_lost_with_the_reason(self) -> None:
         running, gate = await self.begin_and_hold("echo")
         for more in range(1, 4):  # its tree, stdout, stderr and events need four
             await self.allow_more(more)
@@ -82,8 +81,7 @@ class DescriptorsTests(DaemonTestCase):
         await self.daemon.logged(": lost: ", 3)
         self.assertEqual(self.daemon.log.count(": lost: "), 3)
 
-    async def test_connections(self) -> None:
-        """Those beyond are closed, those that are there are answered, and the log says it once."""
+    async def test_connections_beyond_the_limit_are_closed(self) -> None:
         with Connection(self.daemon.port) as there, contextlib.ExitStack() as others:
             self.assertEqual(there.ask(HEALTH).code, 200)
             await self.allow_more(5)

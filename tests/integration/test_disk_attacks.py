@@ -22,69 +22,56 @@ def filling(program: str, place: str = "$TEMPORARY_DIRECTORY") -> str:
 
 
 class DiskAttacks(AttackCase):
-    """All places are on one disk, and one limit is for all."""
-
-    async def test_many_files(self) -> None:
-        """Files of a size that is allowed, but too many, in each of the places."""
+    async def test_many_files_are_stopped_in_each_place(self) -> None:
         for place in PLACES:
             attacked = await self.attack_by(filling(fillers.MANY_FILES, place))
             self.stopped(attacked, "disk", "disk", DISK)
 
-    async def test_one_file(self) -> None:
-        """One file that is too large, by a program that asks, and by one that does not."""
+    async def test_one_large_file_is_stopped(self) -> None:
         attacked = await self.attack_by(filling(fillers.ONE_FILE))
         self.stopped(attacked, "file_size", "file_size", FILE_SIZE)
         attacked = await self.attack_by("head -c 20000000 /dev/zero > $HOME/{word}; exit 1")
         self.stopped(attacked, "file_size", "file_size", FILE_SIZE)
 
-    async def test_inodes(self) -> None:
-        """Files with nothing in them, in each of the places."""
+    async def test_empty_files_are_stopped_in_each_place(self) -> None:
         for place in PLACES:
             attacked = await self.attack_by(filling(fillers.INODES, place))
             self.stopped(attacked, "disk", "disk_files", DISK_FILES)
 
-    async def test_nameless_files(self) -> None:
-        """Files that were removed and are open still."""
+    async def test_removed_open_files_are_counted(self) -> None:
         for place in MOUNTED:
             attacked = await self.attack_by(filling(fillers.NAMELESS, place))
             self.stopped(attacked, "disk", "disk", DISK)
 
-    async def test_nameless_files_of_a_thread(self) -> None:
-        """Such that are open in another thread than the first, which has ended."""
+    async def test_open_files_of_another_thread_are_counted(self) -> None:
         attacked = await self.attack_by(filling(fillers.OF_A_THREAD))
         self.stopped(attacked, "disk", "disk", DISK)
 
-    async def test_closed_directories(self) -> None:
-        """Files in a directory into which its owner may not look."""
+    async def test_files_in_unreadable_directories_are_counted(self) -> None:
         for place in MOUNTED:
             attacked = await self.attack_by(filling(fillers.CLOSED, place))
             self.stopped(attacked, "disk", "disk", DISK)
 
-    async def test_deep_directories(self) -> None:
-        """Directories in directories, deeper than any path is long: stopped, and removed."""
+    async def test_deep_directories_are_stopped_and_removed(self) -> None:
         attacked = await self.attack_by(filling(fillers.DEEP))
         self.stopped(attacked, "disk", "disk_files", DISK_FILES)
 
-    async def test_deep_directories_at_the_end(self) -> None:
-        """Such that are left behind are removed with all the rest."""
+    async def test_deep_directories_left_behind_are_removed(self) -> None:
         script = "import os\nfor _ in range(90):\n    os.mkdir('d' * 200)\n    os.chdir('d' * 200)"
         attacked = await self.attack_by(python(script))
         self.assertEqual(attacked.status["state"], "finished", attacked.events)
 
-    async def test_sparse_files(self) -> None:
-        """What takes no room does no harm."""
+    async def test_sparse_files_count_for_nothing(self) -> None:
         attacked = await self.attack_by(filling(fillers.SPARSE))
         self.assertEqual(attacked.text, "True\n")
         self.assertEqual(attacked.status["state"], "finished")
 
-    async def test_allocation(self) -> None:
-        """Nothing is allocated without a write; programs that ask for it write."""
+    async def test_allocation_without_a_write_is_refused(self) -> None:
         for place in MOUNTED:
             attacked = await self.attack_by(filling(fillers.ALLOCATED, place))
             self.assertEqual(attacked.text, f"{2 * UNSUPPORTED}True\nTrue\n")
 
-    async def test_read_only_places(self) -> None:
-        """Nowhere else is anything to be filled."""
+    async def test_no_other_place_can_be_written(self) -> None:
         script = (
             "for place in / /usr /usr/local /etc /dev /proc /evaluation /evaluation/submission"
             ' "$(dirname "$SUBMISSION_FILE_SOLUTION")" /var /run /opt; do'
@@ -92,8 +79,7 @@ class DiskAttacks(AttackCase):
         )
         self.assertEqual((await self.attack_by(script)).text, "")
 
-    async def test_submission(self) -> None:
-        """The submitted files are not to be changed, removed or replaced."""
+    async def test_submitted_files_cannot_be_changed(self) -> None:
         attacked = await self.attack_by(
             'f="$SUBMISSION_FILE_SOLUTION"; (echo x > "$f") 2>/dev/null && echo written;'
             ' rm -f "$f" 2>/dev/null && echo removed; mv README "$f" 2>/dev/null && echo moved;'
@@ -102,8 +88,7 @@ class DiskAttacks(AttackCase):
         )
         self.assertEqual(attacked.text, "42\n")
 
-    async def test_it_is_said_also_by_a_run_that_fails_of_it(self) -> None:
-        """A run that fails before anybody has looked is told why."""
+    async def test_run_that_fails_of_a_full_disk_is_told_so(self) -> None:
         script = fillers.MANY_FILES.replace(fillers.WAIT, "raise SystemExit(1)")
         attacked = await self.attack_by(filling(script))
         failure(attacked.events, "disk")

@@ -36,8 +36,6 @@ mount -t overlay -o "lowerdir=$PLACES,upperdir=/mnt/changes,workdir=/mnt/work" o
 
 
 class DoctorTests(SynchronousTestCase):
-    """The command as a process, which leaves everything as it was."""
-
     def setUp(self) -> None:
         self.folder = temporary_folder()
         self.addCleanup(shutil.rmtree, self.folder)
@@ -102,8 +100,7 @@ class DoctorTests(SynchronousTestCase):
         self.assertEqual(finding["health"], "broken")
         return finding
 
-    def test_as_it_is(self) -> None:
-        """Here the daemon would start, as all other tests show."""
+    def test_doctor_finds_this_machine_well(self) -> None:
         status, found = self.run_command()
         self.assertLess(status, 2, found)
         self.assertEqual(found["sandbox"][0]["health"], "ok")
@@ -123,8 +120,7 @@ class DoctorTests(SynchronousTestCase):
             place.mkdir(mode=0o700, parents=True)
             give(place)
 
-    def test_overlays(self) -> None:
-        """Over an overlay there is none for an evaluation: trees are copied, and why."""
+    def test_overlay_below_the_state_makes_trees_copies(self) -> None:
         self.make_places()
         found = self.mounted(OVERLAID)
         self.assertEqual([each["health"] for each in found["sandbox"]], ["ok"])
@@ -132,8 +128,7 @@ class DoctorTests(SynchronousTestCase):
         self.assertEqual(trees["health"], "weaker")
         self.assertIn("an overlay cannot be mounted: Invalid argument", trees["what"])
 
-    def test_overlays_before_and_after_the_first_start(self) -> None:
-        """The sandbox is tried where the daemon's directories will be."""
+    def test_findings_are_the_same_before_the_first_start(self) -> None:
         self.variables = {"TMPDIR": "/tmp"}  # where the starter mounts, too
         before = self.run_command()[1]
         self.make_places()
@@ -141,19 +136,16 @@ class DoctorTests(SynchronousTestCase):
         self.assertEqual(before["trees"], after["trees"])
         self.assertNotIn("No such file", before["trees"][0]["what"])
 
-    def test_chroot(self) -> None:
-        """In a chroot the kernel permits no user namespaces; the remedy names the chroot."""
+    def test_chroot_is_named_in_the_remedy(self) -> None:
         found = self.mounted('mount --rbind / /mnt\nexec chroot /mnt "$@"\n')["sandbox"]
         self.assertEqual([each["health"] for each in found], ["broken"])
         self.assertIn("outside of a chroot", found[0]["remedy"])
 
-    def test_no_bubblewrap(self) -> None:
-        """It is not installed."""
+    def test_missing_bubblewrap_is_named_in_the_remedy(self) -> None:
         self.path = str(self.programs)
         self.assertIn("apt-get install bubblewrap", self.broken()["remedy"])
 
-    def test_no_libseccomp(self) -> None:
-        """The library is not installed that writes the filter."""
+    def test_missing_libseccomp_is_named_in_the_remedy(self) -> None:
         self.assertIn("apt-get install libseccomp2", self.broken(NO_LIBRARY)["remedy"])
 
     def test_root_without_service_user_is_told_what_to_do(self) -> None:
@@ -165,8 +157,7 @@ class DoctorTests(SynchronousTestCase):
         self.assertIn("systemd-run command", user["remedy"])
         self.assertEqual(list(found), ["configuration", "user"])
 
-    def test_ordinary_user(self) -> None:
-        """Nobody gives cgroups to an ordinary user here: weaker, with the remedy."""
+    def test_ordinary_user_without_cgroups_is_weaker(self) -> None:
         if USER is None:
             raise SkipTest("only root can become another user: run the tests as root")
         self.variables = {"HOME": str(self.folder), "STATE_DIRECTORY": "", "CACHE_DIRECTORY": ""}

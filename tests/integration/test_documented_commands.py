@@ -138,8 +138,7 @@ class SessionTestCase(DaemonTestCase):
 class EvaluatorTests(SessionTestCase):
     """docs/evaluators.md, followed from its beginning to its end in one directory."""
 
-    async def test_session(self) -> None:
-        """Each command prints the lines below it."""
+    async def test_documented_evaluators_print_the_documented_lines(self) -> None:
         for block in blocks(EVALUATORS):
             # Without cgroups the limit of memory is that of each process, as the page says.
             if block.language == "console" and not ("bytearray" in block.text and reason_to_skip()):
@@ -147,8 +146,7 @@ class EvaluatorTests(SessionTestCase):
                 commands, expected = parse_session(block.text)
                 self.check(await self.run_script(commands), expected)
 
-    async def test_events(self) -> None:
-        """The events of a file and of a broken block are those that the reference shows."""
+    async def test_documented_events_are_those_of_the_evaluators(self) -> None:
         self.write_programs(patient=True)
         block = r'printf "\n%s\nnot json\n%s\n" $EVALUATION_DATA_BEGIN $EVALUATION_DATA_END'
         shown = await self.run_script(
@@ -164,8 +162,7 @@ class EvaluatorTests(SessionTestCase):
 class CommandTests(SessionTestCase):
     """docs/cli.md, in a checkout of the evaluator that docs/evaluators.md pushes."""
 
-    async def test_session(self) -> None:
-        """Each command prints the lines below it; scripts print nothing."""
+    async def test_documented_commands_print_the_documented_lines(self) -> None:
         self.write_programs(patient=True)
         (begin,) = (block.text for block in blocks(EVALUATORS) if "git init" in block.text)
         commands, _ = parse_session(begin)
@@ -177,8 +174,7 @@ class CommandTests(SessionTestCase):
                 commands, expected = parse_session(block.text)
             self.check(await self.run_script(commands), expected)
 
-    async def test_examples(self) -> None:
-        """An example problem judges as examples/README.md shows."""
+    async def test_documented_examples_print_the_documented_lines(self) -> None:
         ignored = shutil.ignore_patterns("__pycache__")  # where others may be writing
         shutil.copytree(EXAMPLES, self.place / "examples", ignore=ignored)
         (block,) = (one for one in blocks(EXAMPLES / "README.md") if one.language == "console")

@@ -38,7 +38,6 @@ class DrainTestCase(DaemonTestCase):
         return identifier
 
     def interrupt(self) -> None:
-        """Send SIGTERM."""
         os.kill(self.daemon.pid, signal.SIGTERM)
 
     async def stopping(self, since: int = 0) -> None:
@@ -73,12 +72,9 @@ class DrainTestCase(DaemonTestCase):
 
 
 class DrainTests(DrainTestCase):
-    """There is time enough: more than the tests wait for the end."""
-
     drain = 2 * PATIENCE
 
     async def test_what_runs_ends_by_itself_and_everybody_reads_it(self) -> None:
-        """A poll, a stream and a new form while the daemon drains: the end, all, and 503."""
         identifier = await self.run_to_the_gate()
         stream = self.stream(identifier, "application/jsonl")
         polled = Deferred.fromCoroutine(self.client.follow(identifier))
@@ -96,7 +92,6 @@ class DrainTests(DrainTestCase):
         (await self.client.get(f"/evaluation/{identifier}")).problem(410)
 
     async def test_what_is_queued_ends_at_once(self) -> None:
-        """Those that wait are told, while those that run go on."""
         first = await self.run_to_the_gate()
         await self.begin("exec sleep 600")
         queued = await self.begin("true")
@@ -108,8 +103,7 @@ class DrainTests(DrainTestCase):
         self.interrupt()
         await self.begin_again()
 
-    async def test_two_signals_in_a_row(self) -> None:
-        """The second is heeded though it comes before the stop has begun."""
+    async def test_second_signal_before_the_stop_ends_the_drain(self) -> None:
         identifier = await self.run_to_the_gate()
         polled = Deferred.fromCoroutine(self.client.follow(identifier))
         await self.client.status(identifier)
@@ -118,8 +112,7 @@ class DrainTests(DrainTestCase):
         failure(await polled, "shutdown")
         await self.begin_again()
 
-    async def test_many_signals_in_a_row(self) -> None:
-        """However many come, at whatever moment of the stop, nothing is logged as a defect."""
+    async def test_many_signals_in_a_row_log_no_defect(self) -> None:
         while self.daemon.running:
             for number in (signal.SIGTERM, signal.SIGINT):
                 os.kill(self.daemon.pid, number)
@@ -128,12 +121,9 @@ class DrainTests(DrainTestCase):
 
 
 class ShortDrainTests(DrainTestCase):
-    """There is not."""
-
     drain = 1
 
-    async def test_the_time_is_over(self) -> None:
-        """What has not ended by then ends with `shutdown`, and not before."""
+    async def test_evaluations_beyond_the_drain_end_with_shutdown(self) -> None:
         whole_line = await self.begin_and_wait("echo ready; exec sleep 600")
         identifiers = [await self.run_to_the_gate(), whole_line]
         reading = [Deferred.fromCoroutine(self.client.follow(one)) for one in identifiers]
@@ -159,8 +149,7 @@ class ShortDrainTests(DrainTestCase):
         self.assertGreater(int(answer.headers["retry-after"]), 0)
         self.assertEqual(answer.headers["connection"], "close")
 
-    async def test_requests_that_have_not_arrived(self) -> None:
-        """At the end an upload that stalls, one that goes on and half a head get 503."""
+    async def test_unfinished_requests_get_503(self) -> None:
         await self.run_to_the_gate()
         form = body_of([part("submission[s]", b"x" * 2_000_000, "s")])
         half = head_of(len(form)) + form[:1_000_000]  # so much that it is on its way to the disk
@@ -184,8 +173,7 @@ class ShortDrainTests(DrainTestCase):
             one.close()
         await self.begin_again()
 
-    async def test_a_websocket_that_is_behind(self) -> None:
-        """A client too slow to get all in time is told so by the close code."""
+    async def test_slow_websocket_is_closed_with_1001(self) -> None:
         identifier = await self.begin("seq 1000000")
         request = f"GET /evaluation/{identifier}/events HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\n"
         slow = self.connect(request.encode())

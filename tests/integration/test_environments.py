@@ -73,7 +73,6 @@ class EnvironmentTests(DaemonTestCase):
 
     @property
     def file(self) -> Path:
-        """The daemon's configuration."""
         return self.daemon.folder / "tawebeval.toml"
 
     async def reload(self, words: str = "the configuration: reloaded from") -> None:
@@ -83,12 +82,10 @@ class EnvironmentTests(DaemonTestCase):
         await self.daemon.logged(words, times + 1)
 
     async def run_in_debian(self, command: str, **fields: str) -> str:
-        """Return what a command prints in the environment."""
         events = await self.run_command(command, environment="debian", **fields)
         return text(events)
 
-    async def test_python(self) -> None:
-        """The evaluator and the submission run the environment's Python, not the machine's."""
+    async def test_python_is_that_of_the_environment(self) -> None:
         show = f"python3 -c '{_VERSION}'"
         printed = await self.run_in_debian(f"{show}; tawebeval-run -- {show}; echo $FLAVOUR")
         one, two, flavour = printed.splitlines()
@@ -97,8 +94,7 @@ class EnvironmentTests(DaemonTestCase):
         events = await self.run_command(show, environment="default")
         self.assertEqual(text(events), MACHINE_VERSION)
 
-    async def test_java(self) -> None:
-        """A JDK that the machine lacks compiles and runs a submission."""
+    async def test_missing_jdk_comes_from_the_environment(self) -> None:
         self.repository.write("Sum.java", JAVA)
         self.commit = self.repository.commit()
         printed = await self.run_in_debian(
@@ -106,8 +102,7 @@ class EnvironmentTests(DaemonTestCase):
         )
         self.assertRegex(printed, r"\Ajava \d+\n\Z")
 
-    async def test_machine_hidden(self) -> None:
-        """Nothing of the machine's own system is there; the users are the sandbox's."""
+    async def test_nothing_of_the_machine_is_seen(self) -> None:
         printed = await self.run_in_debian(
             "cut -d: -f1 /etc/passwd; cat /etc/debian_version; ls -d /usr/bin/git /etc/ssh /root"
             " 2>/dev/null; echo x 2>/dev/null >/usr/x || echo read-only; "
@@ -118,8 +113,7 @@ class EnvironmentTests(DaemonTestCase):
         self.assertRegex(version, r"\A\d+\.\d+\Z")
         self.assertEqual(rest, ["read-only", "unreadable"])
 
-    async def test_status(self) -> None:
-        """The status names the environment and the digest, in the end too; so does the list."""
+    async def test_status_and_list_name_the_environment(self) -> None:
         identifier = await self.begin("true", environment="debian")
         status = await self.client.ended(identifier)
         digest = next(part for part in self._table.split('"') if "sha256-" in part).split("/")[-1]
@@ -130,8 +124,7 @@ class EnvironmentTests(DaemonTestCase):
         )
         self.assertEqual((listed[0]["name"], listed[0]["digest"]), ("default", None))
 
-    async def test_reload(self) -> None:
-        """A reload checks a root, and adds and removes one; what waits for it then fails."""
+    async def test_reload_adds_and_removes_environments(self) -> None:
         before = self.file.read_text()
         self.addCleanup(self.file.write_text, before)
         self.file.write_text(f'{before}[environments.none]\nroot = "/srv/none"\n')
@@ -147,8 +140,7 @@ class EnvironmentTests(DaemonTestCase):
         self.assertIn("'debian' was removed", error["message"])
         self.assertEqual((await self.client.get("/health/ready")).code, 200)
 
-    async def test_used(self) -> None:
-        """A root is kept while the daemon names it, or an evaluation runs in it."""
+    async def test_used_root_is_kept(self) -> None:
         command = f"mkfifo ~/gate; printf ready; read line < ~/gate; python3 -c '{_VERSION}'"
         identifier = await self.begin(command, environment="debian")
         await self.client.printed(identifier, "ready")

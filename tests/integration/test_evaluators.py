@@ -37,8 +37,6 @@ print(sum(entry.stat().st_size for entry in os.scandir() if "core" in entry.name
 
 
 class DriverTests(DaemonTestCase):
-    """Limits that programs set for those that they start."""
-
     async def unlimited(self, command: str) -> None:
         """Hold that a driver has set its limits, where a group measures the processor time."""
         reason = reason_to_skip()
@@ -46,12 +44,10 @@ class DriverTests(DaemonTestCase):
             raise SkipTest(reason)
         self.assertEqual(text(await self.run_command(command)), "(10, -1)\n0\n")
 
-    async def test_python(self) -> None:
-        """A hard limit of processor time or core dumps can be unlimited."""
+    async def test_hard_limits_can_be_unlimited(self) -> None:
         await self.unlimited(python(_DRIVER))
 
-    async def test_core_dump(self) -> None:
-        """Who wants one gets one with nothing of the memory in it."""
+    async def test_core_dump_has_nothing_of_the_memory(self) -> None:
         signal, size = map(int, text(await self.run_command(python(_CRASH))).split())
         self.assertEqual(signal, 11)
         self.assertLess(size, 2**20)

@@ -86,8 +86,6 @@ CHEATS: list[tuple[str, str, bytes, list[str]]] = [
 
 
 class ExampleTests(DaemonTestCase):
-    """The examples in a repository of the daemon."""
-
     configuration = CONFIGURATION + "[limits]\nwall_clock = 600\n"
 
     async def setUp(self) -> None:
@@ -127,29 +125,24 @@ class ExampleTests(DaemonTestCase):
             goals = await self.judge(name, solution, problem.evaluator_cmd)
             self.assertEqual(goals, [(goal, solution == right) for goal in problem.goals], name)
 
-    async def test_scripts(self) -> None:
-        """Problems that need no compiler."""
+    async def test_scripts_reach_their_goals_and_cheats_none(self) -> None:
         self.assertEqual({*load_problems()} - {*RUNS}, {"knights_tour"}, "which runs no program")
         for name in ("inversions", "max_subarray", "sort_by_questions", "word_count"):
             await self.check(name)
 
-    async def test_cpp(self) -> None:
-        """The evaluator in C++."""
+    async def test_cpp_evaluator_judges(self) -> None:
         await self.check("guess_number")
 
-    async def test_java(self) -> None:
-        """The solutions in Java."""
+    async def test_java_solutions_are_judged(self) -> None:
         await self.check("ring_buffer")
 
-    async def test_cheats(self) -> None:
-        """Each cheat reaches the goals that it has earned, and the evaluator judges all of them."""
+    async def test_cheats_reach_only_what_they_earned(self) -> None:
         for name, file, content, reached in CHEATS:
             problem = load_problems()[name]
             goals = await self.judge(name, file, problem.evaluator_cmd, content)
             self.assertEqual(goals, [(goal, goal in reached) for goal in problem.goals], file)
 
-    async def test_undefended(self) -> None:
-        """The same cheats, run by the evaluator itself, reach all goals."""
+    async def test_undefended_evaluator_is_cheated(self) -> None:
         for name, problem in load_problems().items():
             for cheat in problem.solutions:
                 runner = RUNNERS.get(cheat.rpartition(".")[2], "")

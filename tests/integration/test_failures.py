@@ -8,8 +8,6 @@ from tests.integration.wire import reasons
 
 
 class FailureTests(reasons.ReasonCase):
-    """Evaluators on this machine, and evaluations that do not come to run."""
-
     environment = {"CANARY": "the-daemons-own-secret"}  # noqa: RUF012
 
     async def run_from(self, url: str, commit: str | None = None) -> dict[str, object]:
@@ -21,8 +19,7 @@ class FailureTests(reasons.ReasonCase):
         self.assertEqual(len(events), 1, events)
         return events[0]["payload"]
 
-    async def test_unreachable_repositories(self) -> None:
-        """Nobody listens, nothing is there: `repository`, with what git said and no secret."""
+    async def test_unreachable_repository_is_reported_without_secrets(self) -> None:
         git_daemon, server = GitDaemon(self.folder), HttpServer(self.folder)
         self.addCleanup(git_daemon.stop)
         self.addCleanup(server.stop)
@@ -39,8 +36,7 @@ class FailureTests(reasons.ReasonCase):
             self.assertIn("fatal", str(error["stderr"]))
             self.assertNotIn("secret", str(error))
 
-    async def test_no_such_commit(self) -> None:
-        """A server of any kind that has no such commit: `commit`, which names it."""
+    async def test_missing_commit_is_named(self) -> None:
         missing = "0123456789" * 4
         for v2 in (True, False):
             server = HttpServer(self.folder, v2=v2)
@@ -52,7 +48,6 @@ class FailureTests(reasons.ReasonCase):
         self.assertEqual(error["reason"], "commit", error)
 
     async def test_files_of_the_commit_explain_what_the_shell_does_not_find(self) -> None:
-        """A file with Windows line ends, and one that the author has not added."""
         self.repository.write("judge.sh", "#!/bin/sh\r\necho ok\r\n", 0o755)
         commit = self.repository.commit()
         for command, words in (
@@ -64,7 +59,6 @@ class FailureTests(reasons.ReasonCase):
             self.assertIn(words, failure(events, "exit")["message"])
 
     async def test_credentials_in_a_url_are_refused_and_told_nobody(self) -> None:
-        """A password in a URL is refused, and stands neither in the answer nor in the log."""
         url = "http://teacher:hunter2@127.0.0.1:1/repository"
         answer = await self.client.post(url, self.commit, "true")
         self.assertEqual(answer.problem(400)["field"], "repository[url]")

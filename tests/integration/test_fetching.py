@@ -64,29 +64,24 @@ class FetchingTests(DaemonTestCase):
         await self.judge(url, self.beside[2], repository_branch="beside", repository_depth="2")
 
     async def test_a_repository_of_this_machine_is_judged_with(self) -> None:
-        """Over `file`: tips, old commits, branches, depths."""
         await self.judge_each(self.repository.url)
 
     async def test_git_daemon_is_fetched_from(self) -> None:
-        """Over git's own protocol, from a real `git daemon`."""
         server = GitDaemon(self.folder)
         self.addCleanup(server.stop)
         await self.judge_each(f"{server.url}/repository")
 
     async def test_smart_http_is_fetched_from_by_commit(self) -> None:
-        """Over smart HTTP, from a real `git http-backend`, each commit with one fetch."""
         server, url = self.http()
         await self.judge_each(url)
         self.assertEqual(server.fetches, 5)
 
     async def test_dumb_http_is_fetched_from(self) -> None:
-        """A server of plain files, which knows no depth, is asked for everything."""
         git(self.repository.folder, "update-server-info")
         _, url = self.http(dumb=True)
         await self.judge_each(url)
 
     async def test_v0_server_gives_an_old_commit_by_its_branch_alone(self) -> None:
-        """What is not advertised comes with its branch, and no other branch comes with it."""
         server, url = self.http(v2=False)
         await self.judge(url, self.beside[0], repository_branch="beside")
         asked = server.fetches
@@ -96,7 +91,6 @@ class FetchingTests(DaemonTestCase):
         self.assertGreater(server.fetches, asked, "the other branch was not")
 
     async def test_v0_server_gives_everything_where_no_branch_helps(self) -> None:
-        """No branch, a wrong one, one that is not there, or too small a depth: all is fetched."""
         for fields in (
             {},
             {"repository_branch": "main"},
@@ -107,13 +101,11 @@ class FetchingTests(DaemonTestCase):
             await self.judge(url, self.beside[0], **fields)
 
     async def test_v0_server_gives_an_advertised_commit_at_once(self) -> None:
-        """A tip is had by its OID over any version of the protocol."""
         server, url = self.http(v2=False)
         await self.judge(url, self.tips[-1])
         self.assertEqual(server.fetches, 1)
 
     async def test_v0_server_deepens_what_was_fetched_shallow(self) -> None:
-        """After a tip with depth 1, an old commit of the same repository can still be had."""
         _, url = self.http(v2=False)
         await self.judge(url, self.tips[-1])
         await self.judge(url, self.old)

@@ -31,8 +31,7 @@ class FewProcessesTests(DaemonTestCase):
         await self.daemon.nothing_left()
         self.most.write_text(str(count))
 
-    async def test_lost(self) -> None:
-        """An evaluation is lost where its sandbox cannot begin it, and is well where it can."""
+    async def test_evaluation_without_processes_for_its_sandbox_is_lost(self) -> None:
         await self.need_limit()
         for count, words in (
             (1, "the sandbox could not be started"),
@@ -44,14 +43,12 @@ class FewProcessesTests(DaemonTestCase):
         await self.allow(3)
         self.assertEqual(text(await self.run_command("exec cat README")), "an evaluator\n")
 
-    async def test_not_its_own_limit(self) -> None:
-        """What an evaluator cannot start by that is not told as the limit that it has itself."""
+    async def test_lack_of_processes_is_not_blamed_on_the_evaluator(self) -> None:
         await self.need_limit()
         await self.allow(3)
         error = failure(await self.run_command("cat README"), "exit")
         self.assertIn("fork", error["stderr"])
 
-    async def test_no_notes(self) -> None:
-        """The evaluator has none of the descriptors by which its sandbox notes how it began."""
+    async def test_evaluator_has_no_descriptor_of_its_sandbox(self) -> None:
         listed = text(await self.run_command("ls /proc/self/fd; ls /proc/1/fd 2>/dev/null"))
         self.assertEqual(listed.split(), ["0", "1", "2", "3"])  # the last one is of `ls` itself

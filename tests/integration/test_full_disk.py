@@ -17,12 +17,10 @@ from tests.integration.small_disks import CLOSED, MIB, LoggedThere, SmallDisksTe
 # It takes some time, in which somebody looks.
 HIDDEN = fillers.MAPPED.replace("(file.name)", "(file.name)\n        __import__('time').sleep(0.1)")
 FULL = "No space left on device"
-NO_ROOM = "has less than 1 MiB free (health.free_disk), or no free inode"
+NO_ROOM = "has less than 2 MiB free (twice limits.free_disk), or no free inode"
 
 
 class DiskTests(SmallDisksTestCase):
-    """Evaluations and forms."""
-
     async def lost(self, command: str = "true") -> dict[str, Any]:
         """Return the end of an evaluation that is accepted and cannot be run."""
         return failure(await self.run_command(command), "lost")
@@ -32,8 +30,7 @@ class DiskTests(SmallDisksTestCase):
         self.repository.write("new", os.urandom(MIB))
         self.commit = self.repository.commit()
 
-    async def test_upload(self) -> None:
-        """A form for which there is no room, whether its files are large or small: 503."""
+    async def test_form_on_a_full_disk_gets_503(self) -> None:
         self.disks.fill(self.disks.state)
         for content in (b"x", bytes(3 * MIB)):
             answer = await self.client.post(
@@ -49,15 +46,13 @@ class DiskTests(SmallDisksTestCase):
         self.disks.empty(self.disks.state)
         await self.check_mended()
 
-    async def test_upload_that_fills_it(self) -> None:
-        """So it is where the form itself is what does not fit; of it nothing stays."""
+    async def test_form_that_fills_the_disk_gets_503_and_leaves_nothing(self) -> None:
         files = [("solution", "solution.txt", bytes(25 * MIB))]
         answer = await self.client.post(self.repository.url, self.commit, "true", files=files)
         answer.problem(503)
         await self.check_mended()
 
-    async def test_upload_given_up(self) -> None:
-        """Of a client that hangs up while there is no room nothing is left, and nothing counts."""
+    async def test_abandoned_upload_on_a_full_disk_leaves_nothing(self) -> None:
         self.disks.fill(self.disks.state)
         for size in (1000, 2 * MIB):
             with Connection(self.daemon.port) as connection:
@@ -68,14 +63,12 @@ class DiskTests(SmallDisksTestCase):
         await self.uploads_are_gone()
         await self.check_mended()
 
-    async def test_evaluator(self) -> None:
-        """An evaluator that fills the disk is told so, and ends by that, however it ends."""
+    async def test_evaluator_that_fills_the_disk_is_stopped(self) -> None:
         error = failure(await self.run_command("cat /dev/zero >file"), "disk")
         self.assertEqual((error["limit"], error["value"]), ("limits.free_disk", MIB))
         await self.check_mended()
 
-    async def test_running(self) -> None:
-        """Who prints while the disk is full is lost, and its reader is told why."""
+    async def test_evaluation_that_prints_to_a_full_disk_is_lost(self) -> None:
         command = "cd $TEMPORARY_DIRECTORY; touch gate; echo ready"
         command += "; while test -e gate; do sleep 0.01; done; seq 1000"
         identifier = await self.begin_and_wait(command)
@@ -88,8 +81,7 @@ class DiskTests(SmallDisksTestCase):
         self.disks.empty(self.disks.state)
         await self.check_mended()
 
-    async def test_fetch(self) -> None:
-        """A commit that does not fit into the cache: `lost`, in words that name the cache."""
+    async def test_commit_without_room_in_the_cache_is_lost(self) -> None:
         await self.run_command("true")
         self.other_commit()
         self.disks.fill(self.disks.cache)
@@ -99,8 +91,7 @@ class DiskTests(SmallDisksTestCase):
         self.disks.empty(self.disks.cache)
         await self.check_mended()
 
-    async def test_fetch_that_fills_it(self) -> None:
-        """So it is where it is the pack that fills it; the repository is not taken for damaged."""
+    async def test_pack_that_fills_the_cache_is_no_damage(self) -> None:
         self.repository.write("huge", os.urandom(25 * MIB))
         self.commit = self.repository.commit()
         error = await self.lost()
@@ -111,8 +102,7 @@ class DiskTests(SmallDisksTestCase):
         await self.check_mended()
         self.assertNotIn("is damaged", self.daemon.log)
 
-    async def test_closed(self) -> None:
-        """File systems that become read-only, as Linux makes them when a disk fails."""
+    async def test_read_only_file_system_is_reported(self) -> None:
         for place, name in ((self.disks.state, "state"), (self.disks.cache, "cache")):
             self.other_commit()
             self.disks.close(place)
@@ -138,8 +128,7 @@ class DiskTests(SmallDisksTestCase):
         await self.check_mended()
         await self.daemon.logged(f"{place / name} was removed; the daemon created it again")
 
-    async def test_gone(self) -> None:
-        """Directories that somebody removes while the daemon runs are made anew."""
+    async def test_removed_directories_are_made_again(self) -> None:
         await self.run_command("true")
         for name in ("uploads", "evaluations", "accounts"):
             await self.remove(self.disks.state, name)
@@ -163,27 +152,22 @@ class NearlyFullTests(SmallDisksTestCase):
         self.assertEqual(text(await self.client.follow(identifier)), "ready\ngoes on\n")
         await self.check_mended()
 
-    async def test_who_has_most(self) -> None:
-        """The run that has most there is stopped, which the log tells."""
+    async def test_evaluation_with_most_on_the_disk_is_stopped(self) -> None:
         await self.stopped(f"head -c {18 * MIB} /dev/zero >file; sleep 600")
         await self.daemon.logged("limits.free_disk")
         self.assertRegex(
             self.daemon.log, r"under 8 MiB \(limits.free_disk\) of the disk is free: .* is stopped"
         )
 
-    async def test_who_hides_it(self) -> None:
-        """So is one of whose files nothing is seen, where no other has written much."""
+    async def test_evaluation_with_hidden_files_is_stopped(self) -> None:
         word = f'"$TEMPORARY_DIRECTORY" {new_word()}'
         await self.stopped(f"{python(HIDDEN)} {word}")
 
 
 class LogTests(SmallDisksTestCase):
-    """The log on a full disk."""
-
     kind = LoggedThere
 
-    async def test_log(self) -> None:
-        """All goes on without a log, and afterwards it tells that something is missing."""
+    async def test_daemon_goes_on_without_a_log(self) -> None:
         await self.check_mended()
         self.disks.fill(self.disks.cache)
         identifiers = [await self.begin("cat README") for _ in range(50)]

@@ -16,12 +16,9 @@ GALLERY = ROOT / "docs" / "gallery.md"
 
 
 class GalleryTests(SynchronousTestCase):
-    """The page, recorded again."""
-
     maxDiff = None
 
-    def test_recordings(self) -> None:
-        """Each recording is what the command shows; `scripts/recordings` renews them."""
+    def test_gallery_shows_what_the_commands_print(self) -> None:
         copy = Path(self.mktemp())
         shutil.copy(GALLERY, copy)
         script = [sys.executable, str(ROOT / "scripts" / "recordings"), str(copy)]

@@ -66,8 +66,6 @@ else:
 
 
 class HardeningTests(ServiceTestCase):
-    """What it can get at: its directories, and what everybody may read."""
-
     def setUp(self) -> None:
         super().setUp()
         for path in SECRETS:
@@ -75,11 +73,9 @@ class HardeningTests(ServiceTestCase):
                 self.write(path, "secret")
 
     def probe(self, read: tuple[str, ...], write: tuple[str, ...]) -> str:
-        """Return the assignments that a probe wants, and the probe."""
         return f"READ='{' '.join(read)}'; WRITE='{' '.join(write)}'\n{PROBE}"
 
-    def test_daemon(self) -> None:
-        """The daemon's place writes to its own directories alone, and reads no secrets."""
+    def test_daemon_reads_no_secrets_and_writes_its_own_directories_alone(self) -> None:
         own = (
             *("/var/lib/tawebeval", "/var/cache/tawebeval", "/run/tawebeval"),
             *("/tmp", "/var/tmp", "/dev/shm"),
@@ -95,8 +91,7 @@ class HardeningTests(ServiceTestCase):
         self.assertEqual(found, allowed)
         self.assertIn("probed", self.journal())
 
-    def test_evaluator(self) -> None:
-        """An evaluator has its own directories, and sees nothing of the daemon's."""
+    def test_evaluator_sees_nothing_of_the_daemon(self) -> None:
         own = ("/tmp", "/dev/shm", "$HOME", "$TEMPORARY_DIRECTORY", ".")
         hidden = (
             *("/etc/tawebeval/tawebeval.toml", "/var/lib/tawebeval/key", "/proc/1/environ"),
@@ -111,8 +106,6 @@ class HardeningTests(ServiceTestCase):
 
 
 class LineTests(ServiceTestCase):
-    """Each line of the unit that hardens is there for something."""
-
     def setUp(self) -> None:
         super().setUp()
         self.machine.run(
@@ -132,16 +125,14 @@ class LineTests(ServiceTestCase):
             *("/usr/bin/python3", "-c", TRIAL, attempt),
         )
 
-    def test_lines(self) -> None:
-        """What is possible without a line is forbidden by that line alone."""
+    def test_each_line_of_the_unit_forbids_something(self) -> None:
         unit = read_unit("tawebeval.service")["Service"]
         errors = {"SystemCallErrorNumber": unit["SystemCallErrorNumber"]}
         for key, attempt in ATTEMPTS.items():
             found = [self.attempt(attempt, {**lines, **errors}) for lines in ({}, {key: unit[key]})]
             self.assertEqual(found, ["possible", "forbidden"], key)
 
-    def test_limits(self) -> None:
-        """The limits of the whole service are those of the unit; its files are nobody else's."""
+    def test_service_has_the_limits_of_its_unit(self) -> None:
         unit = read_unit("tawebeval.service")["Service"]
         self.start()
         for key in ("LimitNOFILE", "TasksMax", "OOMPolicy", "OOMScoreAdjust", "UMask"):
@@ -155,8 +146,7 @@ class LineTests(ServiceTestCase):
         self.assertAlmostEqual(int(self.show("MemoryMax")) / memory, 0.3, places=2)
         self.assertAlmostEqual(int(self.show("MemoryMax", STARTER)) / memory, 0.6, places=2)
 
-    def test_groups(self) -> None:
-        """Each evaluation has a group of its own below that of the starter, and is killed first."""
+    def test_evaluation_has_a_cgroup_below_the_starter(self) -> None:
         self.printed(self.begin("echo ready; exec sleep 23456"), "ready")
         (process, *_) = self.machine.run("pgrep", "--full", "sleep 23456").split()
         its, daemons = (

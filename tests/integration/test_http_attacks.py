@@ -28,8 +28,6 @@ def peers(port: int) -> set[int]:
 
 
 class HoldingTestCase(DaemonTestCase):
-    """Clients that hold connections."""
-
     def connect(self) -> Connection:
         """Return a connection that is closed after the test."""
         connection = Connection(self.daemon.port)
@@ -43,8 +41,6 @@ class HoldingTestCase(DaemonTestCase):
 
 
 class SlowTests(HoldingTestCase):
-    """Each for longer than it may."""
-
     configuration = f"""
         [repositories]
         protocols = ["file"]
@@ -58,7 +54,6 @@ class SlowTests(HoldingTestCase):
         """
 
     async def test_a_body_that_trickles_is_cut_off(self) -> None:
-        """A byte now and then: 408, and nothing is left of the form."""
         began = time.monotonic()
         connection = self.connect()
         connection.send(head_of(MIB) + part("submission[s]", b"x", "s")[:-5])
@@ -72,7 +67,6 @@ class SlowTests(HoldingTestCase):
         self.assertGreater(time.monotonic() - began, SECONDS + LINGER_SECONDS)
 
     async def test_answers_that_nobody_reads_are_given_up(self) -> None:
-        """Whoever asks and never reads is cut off, and takes no more memory than an answer."""
         line = "0123456789012345678901234567890123456789"
         identifier = await self.begin(f"yes {line} | head -c 2500000; sleep 600")
         url = f"/evaluation/{identifier}/events"
@@ -97,7 +91,6 @@ class SlowTests(HoldingTestCase):
             await until(lambda deaf=deaf: not deaf & peers(self.daemon.port), "they are given up")
 
     async def test_a_long_head_can_read_its_answer(self) -> None:
-        """However much is sent, the answer arrives, and not a reset in its place."""
         for start, code in ((b"GET /", 414), (b"GET / HTTP/1.1\r\nX: ", 431)):
             connection = self.connect()
             connection.send(start + b"x" * 3 * MIB)
@@ -106,8 +99,6 @@ class SlowTests(HoldingTestCase):
 
 
 class ManyTests(HoldingTestCase):
-    """Too many of them; they may do nothing for as long as they like."""
-
     configuration = """
         [repositories]
         protocols = ["file"]
@@ -118,7 +109,6 @@ class ManyTests(HoldingTestCase):
         """
 
     async def test_an_address_has_so_many_connections(self) -> None:
-        """Those over its share are told so; another address is served, and so is this one later."""
         held = [self.connect() for _ in range(20)]
         answer = self.connect().ask(HEALTH)
         answer.problem(503)
@@ -134,7 +124,6 @@ class ManyTests(HoldingTestCase):
         await until(lambda: self.ask_health() == 200, "they are given back")
 
     async def test_connections_have_an_end_in_all(self) -> None:
-        """A flood of connections is answered, or ended, and does not outlive itself."""
         flood = [socket.socket() for _ in range(300)]
         for one in flood:
             self.addCleanup(one.close)
@@ -148,8 +137,6 @@ class ManyTests(HoldingTestCase):
 
 
 class MultipartTests(UploadTestCase):
-    """Forms that are bombs."""
-
     async def setUp(self) -> None:
         await super().setUp()
         self.post([part("x", b"")])  # what is imported and allocated once is there
@@ -163,7 +150,6 @@ class MultipartTests(UploadTestCase):
         self.assertEqual(len(await self.run_command("echo well")), 2)
 
     def bomb(self, code: int, body: bytes, *, content_type: str = "") -> None:
-        """Hold that a body is refused, with a length and in chunks."""
         for in_chunks in (False, True):
             head = head_of(None if in_chunks else len(body))
             if in_chunks:
@@ -179,16 +165,14 @@ class MultipartTests(UploadTestCase):
                     self.fail("refused without an answer")
                 connection.answer().problem(code)
 
-    async def test_parts_without_number(self) -> None:
-        """100,000 parts, empty or not, files or not."""
+    async def test_parts_without_number_are_refused(self) -> None:
         for one in (part("x", b""), part("submission[s]", b"x", "s"), part("x", b"", "x")):
             self.bomb(413 if b"[" not in one else 400, body_of([one] * 100_000))
         names = [part(f"submission[s{number}]", b"x", "s") for number in range(10_000)]
         self.bomb(413, body_of(names))
         await self.check()
 
-    async def test_headers_without_end(self) -> None:
-        """A part whose headers do not end, in number or in length."""
+    async def test_headers_without_end_are_refused(self) -> None:
         start = f"--{BOUNDARY}\r\n".encode()
         self.bomb(413, start + b"X: y\r\n" * MIB)
         self.bomb(413, start + b"X: " + b"y" * 8 * MIB)
@@ -198,8 +182,7 @@ class MultipartTests(UploadTestCase):
         self.bomb(413, start + name + b'x"' + b';a="b"' * 600 + b"\r\n\r\n")
         await self.check()
 
-    async def test_boundaries(self) -> None:
-        """No boundary, an empty one, one that never comes, one of 900 to 10,000 bytes."""
+    async def test_wrong_boundaries_are_refused(self) -> None:
         body = body_of([part("x", b"y")])
         for content_type in (
             "multipart/form-data",
@@ -217,8 +200,7 @@ class MultipartTests(UploadTestCase):
         self.bomb(400, f"--{BOUNDARY}".encode() * MIB)
         await self.check()
 
-    async def test_a_part_without_an_end(self) -> None:
-        """A part that goes on until the form's limit, of a file or of a field."""
+    async def test_part_without_an_end_is_refused(self) -> None:
         self.bomb(413, part("submission[s]", b"x" * 35 * MIB, "s"))
         self.bomb(413, part("evaluator_cmd", b"x" * 8 * MIB))
         self.bomb(400, part("x", b"x" * 8 * MIB))

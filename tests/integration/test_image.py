@@ -88,12 +88,10 @@ class ImageTests(RepositoryTestCase):
 
     @property
     def podman(self) -> Podman:
-        """The store with the image."""
         assert self._podman is not None, "set up"
         return self._podman
 
     def mount(self) -> list[str]:
-        """Return the options for configuration and repository."""
         given = f"--volume={self.configuration}:/etc/tawebeval/tawebeval.toml:ro"
         return [given, f"--volume={self.folder}/repository:{self.folder}/repository:ro"]
 
@@ -107,8 +105,7 @@ class ImageTests(RepositoryTestCase):
             found.setdefault(finding["part"], []).append(finding)
         return found
 
-    async def test_doctor(self) -> None:
-        """With the options of the compose file the sandbox works, and nothing is broken."""
+    async def test_documented_options_let_the_sandbox_work(self) -> None:
         found = await self.examine(*OPTIONS)
         self.assertEqual(found["user"][0]["what"], "the daemon runs as tawebeval")
         self.assertEqual(found["sandbox"][0]["what"], "/usr/bin/bwrap works", found)
@@ -119,8 +116,7 @@ class ImageTests(RepositoryTestCase):
             if limit["health"] != "ok":
                 self.assertIn("start the container with ", limit["remedy"])
 
-    async def test_doctor_without_options(self) -> None:
-        """For lack of an option the doctor says what is broken, and names the option."""
+    async def test_doctor_names_the_missing_option(self) -> None:
         (finding,) = (await self.examine(*OPTIONS[:-1]))["sandbox"]
         self.assertEqual(finding["health"], "broken")
         self.assertIn("Can't mount proc", finding["what"])
@@ -139,8 +135,7 @@ class ImageTests(RepositoryTestCase):
         self.assertEqual(finding["health"], "broken")
         self.assertIn("--security-opt seccomp=seccomp.json", finding["remedy"], finding)
 
-    async def test_evaluation(self) -> None:
-        """The daemon answers, and runs evaluators in the sandbox of the container."""
+    async def test_daemon_in_a_container_runs_evaluators(self) -> None:
         port = free_port()
         words = ("run", "--rm", "--network=host", *list_resource_options(), *OPTIONS, *self.mount())
         served = ("serve", "--config", "/etc/tawebeval/tawebeval.toml")
@@ -175,8 +170,7 @@ class ImageTests(RepositoryTestCase):
         await stop()
         self.assertNotIn("Traceback", log.read_text())
 
-    async def test_contents(self) -> None:
-        """The image has no token, no log and no files that others can change."""
+    async def test_image_has_no_secret_and_no_writable_file(self) -> None:
         script = (
             "ls /etc/tawebeval; find /var/log /tmp -type f -size +0; id -u; cat /etc/machine-id;"
             " find / -xdev -perm -0002 ! -type l ! -type c ! -perm -1000; /usr/bin/tawebeval token"

@@ -14,10 +14,10 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from benchmarks.booted import missing
 from tawebeval import __version__
 from tests.cases.documented import INSTALL as PAGE
-from tests.cases.documented import doctors, scripts
+from tests.cases.documented import scripts
 from tests.cases.links import leading_nowhere, links
 from tests.cases.patience import PATIENCE
-from tests.integration.service_case import SERVICE, STATE, TOKEN, TOKENS, ServiceTestCase
+from tests.integration.service_case import SERVICE, TOKEN, TOKENS, ServiceTestCase
 from tests.run import ROOT
 
 VENV = "/usr/local/lib/tawebeval"
@@ -36,15 +36,11 @@ INSTALL = str(ROOT / "scripts" / "install")
 
 
 class InstalledTests(ServiceTestCase):
-    """What stands on a machine on which it was installed."""
-
-    def test_command(self) -> None:
-        """The command is there for everybody, and knows itself."""
+    def test_command_works_for_everybody(self) -> None:
         version = self.machine.run("setpriv", "--reuid=65534", "tawebeval", "--version")
         self.assertEqual(version, f"tawebeval {__version__}")
 
-    def test_completion(self) -> None:
-        """Each shell that there is finds what completes the command, and is told its words."""
+    def test_each_shell_completes_the_command(self) -> None:
         for shell, program, completed in (
             ("bash", _BASH, "evaluate"),
             ("zsh", "autoload -U compinit; compinit -u -D; print $_comps[tawebeval]", "_tawebeval"),
@@ -53,22 +49,7 @@ class InstalledTests(ServiceTestCase):
             if shutil.which(shell):
                 self.assertEqual(self.machine.run(shell, "-c", program).split()[0], completed)
 
-    def test_doctor(self) -> None:
-        """The documented doctor finds nothing broken beside the service, and changes nothing."""
-        self.start()
-        cache = STATE.replace("lib", "cache")
-        look = ("stat", "--format=%n %a %U", STATE, cache, "/run/tawebeval")
-        before = self.machine.run(*look)
-        for example in doctors():
-            done = self.machine.attempt(*example.command)
-            self.assertNotIn("broken", done.stdout, done.stderr)
-            self.assertIn("the daemon runs as tawebeval\n", done.stdout)
-            self.assertIn("works", done.stdout)
-        self.assertEqual(self.machine.run(*look), before)
-        self.healthy()
-
-    def test_examples(self) -> None:
-        """Both configurations run under the unit, with what they name beside them."""
+    def test_example_configurations_run_under_the_unit(self) -> None:
         folder = "/usr/local/share/doc/tawebeval/etc/examples"
         self.write("/etc/tawebeval/git-password", "secret\n")
         self.machine.run("chmod", "600", "/etc/tawebeval/git-password")
@@ -84,11 +65,9 @@ class InstalledTests(ServiceTestCase):
             self.control("stop", SERVICE)
 
     def files(self) -> str:
-        """Return the files of the virtualenv."""
         return self.machine.run("find", VENV, "-type", "f")
 
-    def test_nothing_is_missing(self) -> None:
-        """All that Python and Twisted would cache is there, so that root leaves nothing either."""
+    def test_nothing_is_compiled_after_the_installation(self) -> None:
         before = self.files()
         self.machine.run("tawebeval", "--help")
         self.machine.run(f"{VENV}/bin/twistd", "tawebeval", "--help")
@@ -100,25 +79,7 @@ class InstalledTests(ServiceTestCase):
         self.machine.run(f"{VENV}/bin/python", "-c", modules)
         self.assertEqual(self.files(), before)
 
-    def test_nothing_is_written(self) -> None:
-        """What was missing the daemon could not write, even where everybody may."""
-        self.machine.run("cp", "--archive", VENV, f"{VENV}.whole")
-        self.addCleanup(self.machine.run, "mv", f"{VENV}.whole", VENV)
-        self.addCleanup(self.machine.run, "rm", "-r", VENV)
-        caches = f"{VENV}/lib/python3*/site-packages/tawebeval/__pycache__"
-        self.machine.run("sh", "-c", f"rm -r {caches} && chmod -R a+rwX {VENV}")
-        before = self.files()
-        self.start()
-        self.assertEqual(self.files(), before)
-
-    def test_place(self) -> None:
-        """What is installed knows where it is, and not where it was built."""
-        paths = "from tawebeval.daemon.tap import makeService as m; print(m.__code__.co_filename)"
-        named = self.machine.run(f"{VENV}/bin/python", "-c", paths)
-        self.assertTrue(named.startswith(f"{VENV}/lib/python3"), named)
-
-    def test_first_token(self) -> None:
-        """An operator who installs anew has one caller, and again what stood there before."""
+    def test_new_installation_has_one_caller(self) -> None:
         self.machine.run("rm", "-rf", "/etc/tawebeval")
         self.machine.run("mkdir", "/etc/tawebeval")
         # By its text: the machine does not see a checkout that is in /tmp.
@@ -140,8 +101,7 @@ class InstalledTests(ServiceTestCase):
             self.ask("GET", "/evaluations", Authorization=f"Bearer {token}").answer()[0], 200
         )
 
-    def test_public_address(self) -> None:
-        """The documented commands lead from the installation to a caller behind nginx, with TLS."""
+    def test_documented_commands_lead_to_a_caller_behind_nginx(self) -> None:
         if not Path("/usr/sbin/nginx").exists():
             raise SkipTest("there is no nginx here (Debian package nginx)")
         self.configure((ROOT / "etc" / "tawebeval.toml").read_text())
@@ -163,28 +123,22 @@ class InstalledTests(ServiceTestCase):
 
 
 class PlacesTests(SynchronousTestCase):
-    """What the places that are asked for make of units and documents."""
-
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()
         self.install = runpy.run_path(INSTALL)
 
     def places(self, prefix: str, sysconfdir: str) -> Any:
-        """Return the places of an installation in the folder of the test."""
         return self.install["Places"](str(self.folder), Path(prefix), Path(sysconfdir))
 
     def unit(self, prefix: str, sysconfdir: str) -> str:
-        """Return the service as it is installed."""
         self.install["write_units"](self.places(prefix, sysconfdir))
         return Path(f"{self.folder}{prefix}/lib/systemd/system/tawebeval.service").read_text()
 
-    def test_usual_places(self) -> None:
-        """By default the unit is the one of the checkout."""
+    def test_usual_places_leave_the_unit_unchanged(self) -> None:
         shipped = (ROOT / "systemd" / "tawebeval.service").read_text()
         self.assertEqual(self.unit("/usr/local", "/etc"), shipped)
 
-    def test_other_places(self) -> None:
-        """Elsewhere the unit finds its program, its configuration and its tokens there."""
+    def test_other_places_are_written_into_the_unit(self) -> None:
         for prefix, sysconfdir in (("/usr", "/usr/local/etc"), ("/opt/x", "/opt/etc")):
             unit = self.unit(prefix, sysconfdir)
             self.assertIn(f"ExecStart={prefix}/lib/tawebeval/bin/twistd ", unit)
@@ -195,8 +149,7 @@ class PlacesTests(SynchronousTestCase):
             # systemd has that below /etc, wherever the configuration is.
             self.assertNotIn("ConfigurationDirectory", unit)
 
-    def test_documents(self) -> None:
-        """Wherever a document leads there is something, and nothing is left of an earlier one."""
+    def test_installed_documents_have_no_dead_links(self) -> None:
         places = self.places("/usr/local", "/etc")
         documents = self.folder / "usr" / "local" / "share" / "doc" / "tawebeval"
         documents.mkdir(parents=True)
@@ -208,15 +161,11 @@ class PlacesTests(SynchronousTestCase):
 
 
 class RemovalTests(SynchronousTestCase):
-    """The way back, and what cannot be."""
-
     def attempt(self, python: str, *options: str) -> subprocess.CompletedProcess[str]:
-        """Return how the script has ended."""
         command = [python, INSTALL, *options]
         return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
-    def test_removed(self) -> None:
-        """All goes that was installed; configuration, and what others have there, stays."""
+    def test_removal_keeps_configuration_and_foreign_files(self) -> None:
         folder = Path(self.mktemp()).absolute()
         ours = (
             "bin/tawebeval",
@@ -249,8 +198,7 @@ class RemovalTests(SynchronousTestCase):
         self.assertTrue(settings.exists())
         self.assertFalse(profile.exists())
 
-    def test_private_python(self) -> None:
-        """A Python that daemons could not read is refused before anything is made."""
+    def test_unreadable_python_is_refused(self) -> None:
         if missing():
             raise SkipTest(missing())
         folder = Path(self.mktemp()).absolute()
@@ -262,10 +210,3 @@ class RemovalTests(SynchronousTestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("the daemon cannot read", done.stderr)
         self.assertFalse((folder / "root").exists())
-
-    def test_relative(self) -> None:
-        """A prefix is absolute."""
-        done = self.attempt(sys.executable, "--prefix", "here")
-        self.assertEqual(
-            (done.returncode, done.stderr), (1, "[install] --prefix here is not an absolute path\n")
-        )

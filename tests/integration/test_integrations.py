@@ -108,7 +108,7 @@ class IntegrationTests(RepositoryTestCase):
         self.daemon = Daemon(
             f"{CONFIGURATION}\n[problems.judged]\nrepository = '{self.repository.url}'\n"
             f"commit = '{self.commit}'\ncommand = '''{JUDGE}'''\nfields = ['source']\n"
-            f"[callbacks]\nenabled = true\nsecrets = '{secrets}'\n"
+            f"[callbacks]\nsecrets = '{secrets}'\n"
             "private_networks = ['127.0.0.0/8']\n"
         )
         self.addCleanup(self.daemon.remove)
@@ -122,7 +122,6 @@ class IntegrationTests(RepositoryTestCase):
         }
 
     async def run_program(self, *arguments: str) -> tuple[str, int]:
-        """Return what a program prints, and its status."""
         output, errors, status = await getProcessOutputAndValue(
             sys.executable, arguments, self.environment, str(self.folder), reactor
         )
@@ -130,7 +129,6 @@ class IntegrationTests(RepositoryTestCase):
         return output.decode(), status
 
     def start_server(self, *arguments: str) -> None:
-        """Start a server that is ended with the test."""
         server = subprocess.Popen(
             [sys.executable, *arguments],
             env=self.environment,
@@ -141,24 +139,21 @@ class IntegrationTests(RepositoryTestCase):
         self.addCleanup(server.wait)
         self.addCleanup(server.terminate)
 
-    async def test_django(self) -> None:
-        """A view stores an attempt; a forked worker reads its events into the database."""
+    async def test_django_view_stores_events_read_by_a_forked_worker(self) -> None:
         output, status = await self.run_program("-c", DJANGO, self.daemon.url, str(self.folder))
         self.assertEqual(
             (output.splitlines(), status),
             (["400 400", "201 {'state': 'finished', 'output': 'good'}", "failed", "failed"], 0),
         )
 
-    async def test_fastapi(self) -> None:
-        """Fifty viewers get all events of one evaluation."""
+    async def test_fifty_viewers_get_all_events(self) -> None:
         port = free_port()
         self.start_server("-m", "uvicorn", "fastapi_events:app", "--port", str(port))
         await until(lambda: listens(port), "the site listens")
         output, status = await self.run_program("-c", VIEWERS, f"http://127.0.0.1:{port}")
         self.assertEqual((output.splitlines(), status), (["50 {9} 502", "413 404"], 0))
 
-    async def test_class(self) -> None:
-        """A folder for each student is judged, and one that fails makes the job fail."""
+    async def test_class_script_fails_when_a_student_fails(self) -> None:
         for name, content in (("ann", "good\n"), ("bob", "bad\n")):
             folder = self.folder / "class" / name
             folder.mkdir(parents=True)
@@ -194,8 +189,7 @@ class IntegrationTests(RepositoryTestCase):
             text = (EXAMPLES / name).read_text()
             self.assertIn("python judge_class.py word_count submissions", text)
 
-    async def test_webhooks(self) -> None:
-        """A signed callback is printed once; one without a valid signature is refused."""
+    async def test_webhook_receiver_accepts_signed_callbacks_alone(self) -> None:
         port = free_port()
         self.start_server(str(EXAMPLES / "webhook_receiver.py"), str(port))
         await until(lambda: listens(port), "the receiver listens")

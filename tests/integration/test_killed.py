@@ -72,8 +72,6 @@ def everywhere() -> list[int]:
 
 
 class KilledTests(DaemonTestCase):
-    """In the sandbox."""
-
     configuration = CONFIGURATION
 
     async def setUp(self) -> None:
@@ -97,7 +95,6 @@ class KilledTests(DaemonTestCase):
         """Do nothing: all is dead, or in cgroups."""
 
     async def test_files_left_are_removed_while_the_next_daemon_serves(self) -> None:
-        """Also by the third daemon, if the second is killed meanwhile."""
         for _ in range(2):
             await self.daemon.kill()
             left = self.daemon.state / "evaluations" / "left"
@@ -111,8 +108,7 @@ class KilledTests(DaemonTestCase):
         trash = self.daemon.state / "trash"
         await until(lambda: not list(trash.iterdir()), "the trash is empty")
 
-    async def test_processes(self) -> None:
-        """Evaluators and who ran away from them are dead; those beside go on to their end."""
+    async def test_next_daemon_ends_runaways_of_the_killed_one_alone(self) -> None:
         words = {shed: new_word() for shed in SHED}
         beside = new_word()
         kept = await self.begin_beside(beside)
@@ -141,8 +137,7 @@ class KilledTests(DaemonTestCase):
                 os.kill(pid, signal.SIGUSR1)
         self.assertEqual(text(await self.others.follow(kept)), "ready\nto its end\n")
 
-    async def test_fetch(self) -> None:
-        """A fetch that was under way is over, and what was half made is gone: it begins again."""
+    async def test_fetch_of_a_killed_daemon_begins_again(self) -> None:
         server = HttpServer(self.folder)
         self.addCleanup(server.stop)
         self.addCleanup(server.release)

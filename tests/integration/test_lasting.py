@@ -10,14 +10,11 @@ from tests.integration.starters import SharedKeptDaemonTestCase
 
 
 class LastingTests(SharedKeptDaemonTestCase):
-    """The daemon is killed, and started again beside the same starter."""
-
     async def follow(self, identifier: str) -> str:
         """Read all events; return what was printed as text."""
         return text(await self.client.follow(identifier))
 
-    async def test_running(self) -> None:
-        """An evaluator runs on, and its output is complete: what it prints while nobody reads."""
+    async def test_running_evaluation_outlives_the_daemon(self) -> None:
         identifier, gate = await self.begin_and_hold("echo late; echo no >&2; exit 3")
         before = await self.client.status(identifier)
         await self.daemon.restart()
@@ -31,8 +28,7 @@ class LastingTests(SharedKeptDaemonTestCase):
         error = failure(events, "exit")
         self.assertEqual((error["status"], error["stderr"]), (3, "no\n"))
 
-    async def test_ended_meanwhile(self) -> None:
-        """An evaluator that ends while there is no daemon has its exit and its output."""
+    async def test_evaluation_that_ends_meanwhile_has_its_exit_and_output(self) -> None:
         identifier = await self.begin_and_wait("echo ready; sleep 0.5; seq 1000")
         await self.daemon.end()
         await deferLater(reactor, 1)
@@ -43,8 +39,7 @@ class LastingTests(SharedKeptDaemonTestCase):
         printed = "".join(f"{n}\n" for n in range(1, 1001))
         self.assertEqual(await self.follow(identifier), f"ready\n{printed}")
 
-    async def test_queued(self) -> None:
-        """Queued evaluations keep their order, and run when there is a slot."""
+    async def test_queued_evaluations_keep_their_order(self) -> None:
         holding = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(4)]
         waiting = [await self.begin(f"echo {n}; cat $SUBMISSION_FILE_SOLUTION") for n in range(6)]
         await self.daemon.restart()
@@ -55,16 +50,14 @@ class LastingTests(SharedKeptDaemonTestCase):
         texts = [await self.follow(one) for one in waiting]
         self.assertEqual(texts, [f"{n}\n42\n" for n in range(6)])
 
-    async def test_first_submission(self) -> None:
-        """The first run of a submission comes after the restart."""
+    async def test_submission_runs_after_the_restart(self) -> None:
         run = "tawebeval-run --report report.json -- sh -c 'echo yes; exit 5'; cat report.json"
         identifier, gate = await self.begin_and_hold(run)
         await self.daemon.restart()
         gate.write_text("\n")
         self.assertIn('"exit_status": 5', await self.follow(identifier))
 
-    async def test_rerun(self) -> None:
-        """The submission of an ended evaluation is kept, and run again."""
+    async def test_ended_evaluation_runs_again_after_the_restart(self) -> None:
         first = await self.begin("cat $SUBMISSION_FILE_SOLUTION")
         await self.client.ended(first)
         await self.daemon.restart()

@@ -11,8 +11,5 @@ from tests.integration.rounds_case import EVALUATIONS, ROUNDS, RoundsCase
 
 
 class RestartTests(RoundsCase):
-    """Orderly restarts."""
-
-    async def test_restarted(self) -> None:
-        """No event is lost and none comes twice, each status is right, and nothing is left."""
+    async def test_random_restarts_lose_and_repeat_nothing(self) -> None:
         await self.run_rounds(EVALUATIONS // 2, ROUNDS // 2, signal.SIGTERM)

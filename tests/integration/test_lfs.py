@@ -379,17 +379,3 @@ class DownloadTests(BareRepositoryCase):
             await self.fetch(server)
         self.assertIn("the answer is cut", caught.exception.message)
         self.assertEqual(list((self.path / "lfs").iterdir()), [])
-
-
-@skipIf(shutil.which("git-lfs") is None, "needs git-lfs")
-class DisabledTests(LfsCase):
-    """A daemon with repositories.lfs = false."""
-
-    configuration: ClassVar[str] = CONFIGURATION.replace(
-        "[evaluations]", "lfs = false\n[evaluations]"
-    )
-
-    async def test_refused(self) -> None:
-        """The pointer fails the evaluation, and nobody is asked for the file."""
-        self.assertIn("repositories.lfs", (await self.refuse())["message"])
-        self.assertNotIn("objects/batch", " ".join(self.server.requests))

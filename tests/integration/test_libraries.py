@@ -421,7 +421,6 @@ class LibraryCase(DaemonTestCase):
     """Runs an evaluator on two submissions in Python, one of them broken."""
 
     async def judge(self, command: str, prints: str) -> list[Any]:
-        """Hold that an evaluator prints a text; return its data."""
         files = [
             ("source", "source.py", SUBMISSION.encode()),
             ("broken", "broken.py", BROKEN.encode()),
@@ -441,16 +440,12 @@ class LibraryCase(DaemonTestCase):
         self.assertEqual(case, {"type": "case", "case": "sum", "verdict": "accepted", "points": 2})
 
     async def check_python(self) -> None:
-        """Hold that the library for Python works."""
         (case,) = await self.judge(python(PYTHON), PYTHON_PRINTS)
         self.check_case(case)
 
 
 class LibraryTests(LibraryCase):
-    """Each library, in the sandbox."""
-
-    async def test_python(self) -> None:
-        """Runs with limits and files, conversations, checkers and compilers."""
+    async def test_python_library_works(self) -> None:
         await self.check_python()
 
     async def check(self, command: str, prints: str) -> None:
@@ -467,8 +462,7 @@ class LibraryTests(LibraryCase):
             ],
         )
 
-    async def test_shell(self) -> None:
-        """The same by dash and by bash."""
+    async def test_shell_library_works_in_dash_and_bash(self) -> None:
         self.repository.write("evaluator.sh", SHELL)
         self.commit = self.repository.commit()
         for shell in ("dash", "bash"):
@@ -476,8 +470,7 @@ class LibraryTests(LibraryCase):
             prints = SHELL_PRINTS.replace("source\n", "source.py\n") + need
             await self.check(f"{shell} evaluator.sh || :", prints)
 
-    async def test_cpp(self) -> None:
-        """The same in C++, without warnings of the compiler."""
+    async def test_cpp_library_works_without_warnings(self) -> None:
         if shutil.which("g++", path="/usr/bin:/bin") is None:
             raise SkipTest("there is no C++ compiler here (Debian package g++)")
         self.repository.write("evaluator.cpp", CPP)
@@ -491,15 +484,13 @@ class LibraryTests(LibraryCase):
         self.assertEqual(len(cases), 20, cases)
         self.assertEqual([case["case"] for case in cases], [case["verdict"] for case in cases])
 
-    async def test_shell_runs_at_the_same_time(self) -> None:
-        """Subshells share no file."""
+    async def test_shell_runs_at_the_same_time_share_no_file(self) -> None:
         self.repository.write("together.sh", SHELL_TOGETHER)
         self.commit = self.repository.commit()
         for shell in ("dash", "bash"):
             await self.check_together(f"{shell} together.sh")
 
-    async def test_cpp_runs_at_the_same_time(self) -> None:
-        """Processes share no file."""
+    async def test_cpp_runs_at_the_same_time_share_no_file(self) -> None:
         if shutil.which("g++", path="/usr/bin:/bin") is None:
             raise SkipTest("there is no C++ compiler here (Debian package g++)")
         self.repository.write("together.cpp", CPP_TOGETHER)
@@ -543,10 +534,7 @@ for name, text in sources.items():
 
 
 class JavaTests(LibraryCase):
-    """The library for Python with solutions in Java."""
-
-    async def test_java(self) -> None:
-        """Names of classes do not matter, nor does the memory of the host."""
+    async def test_java_class_names_and_host_memory_do_not_matter(self) -> None:
         if shutil.which("javac", path="/usr/bin:/bin") is None:
             raise SkipTest("there is no javac here (Debian package default-jdk-headless)")
         names = ("solution", "Bom", "Pack", "other", "Garbage")
@@ -554,10 +542,7 @@ class JavaTests(LibraryCase):
 
 
 class JavaMemoryTests(SynchronousTestCase):
-    """The memory that a Java virtual machine may take."""
-
-    def test_limits_of_the_run(self) -> None:
-        """It is that of the stack's limit in the sandbox; of the data's without cgroups."""
+    def test_java_memory_follows_the_limits_of_the_run(self) -> None:
         directory = Path(self.mktemp()).absolute()
         directory.mkdir()
         for name in ("java", "javac"):
@@ -582,10 +567,7 @@ class JavaMemoryTests(SynchronousTestCase):
 
 
 class UnsandboxedLibraryTests(LibraryCase):
-    """Where evaluators have no sandbox."""
-
     configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n'
 
-    async def test_python(self) -> None:
-        """The library does the same."""
+    async def test_python_library_works_without_a_sandbox(self) -> None:
         await self.check_python()

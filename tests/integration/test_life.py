@@ -15,12 +15,9 @@ from tests.integration.processes import new_word, processes
 
 
 class StatusTests(DaemonTestCase):
-    """One place to run, one to queue."""
-
     configuration = CONFIGURATION.replace("running = 4", "running = 1\nqueued = 1")
 
     async def test_status_through_a_life(self) -> None:
-        """Queued, running, finished: with times in order, OIDs, exit, use, and what is buffered."""
         first = await self.begin_and_wait("printf ready; exec sleep 600")
         second = await self.begin("echo out; echo err >&2", seed="5")
         queued = await self.client.status(second)
@@ -46,7 +43,6 @@ class StatusTests(DaemonTestCase):
         self.assertEqual(times, sorted(times))
 
     async def test_delete_kills_the_whole_tree_and_is_repeatable(self) -> None:
-        """204 when all of it is dead; 204 again, at once, after its end, and when it is freed."""
         word = new_word()
         command = "(trap '' TERM; sleep 600; sleep 600) & (sleep 600) & echo ready; wait"
         identifier = await self.begin_and_wait(f"export WORD={word}; {command}")
@@ -62,12 +58,7 @@ class StatusTests(DaemonTestCase):
 
 
 class StoppedAtOnceTests(DaemonTestCase):
-    """Evaluations that are cancelled as they begin, where the time of grace is long."""
-
-    configuration = CONFIGURATION.replace("grace = 0.3", "grace = 100")
-
-    async def test_nothing_runs_on(self) -> None:
-        """Whatever has been started at that moment, it ends, and not only after the grace time."""
+    async def test_evaluation_cancelled_while_it_starts_ends_at_once(self) -> None:
         await self.run_command("true")  # from here on the commit is there
         for delay in range(0, 40, 2):
             identifier = await self.begin("sleep 600; echo too late; exec sleep 600")
@@ -77,8 +68,7 @@ class StoppedAtOnceTests(DaemonTestCase):
             failure(events, "cancelled")
             self.assertEqual(text(events), "", f"after {delay} ms")
 
-    async def test_grace(self) -> None:
-        """One that has begun is asked to end, and may take its time."""
+    async def test_cancelled_evaluation_may_take_its_grace_time(self) -> None:
         identifier = await self.begin_and_wait(
             "trap 'sleep 0.1; echo done; exit' TERM; echo ready; while :; do sleep 0.1; done"
         )
@@ -87,12 +77,9 @@ class StoppedAtOnceTests(DaemonTestCase):
 
 
 class AbandonedTests(DaemonTestCase):
-    """Evaluations that nobody asks for are given up after three seconds."""
+    configuration = CONFIGURATION + "retain = 3\n"
 
-    configuration = CONFIGURATION + "abandon_after = 3\n"
-
-    async def test_another_reader_does_not_keep_it(self) -> None:
-        """One that nobody asks for is killed and freed: requests for another count for nothing."""
+    async def test_abandoned_evaluation_is_killed_whoever_reads_others(self) -> None:
         runs = self.daemon.state / "evaluations"
         abandoned = await self.begin_and_wait("trap '' TERM; echo ready; sleep 600; sleep 600")
         kept, gate = await self.begin_and_hold("echo; echo done")

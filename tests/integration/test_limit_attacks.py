@@ -11,65 +11,39 @@ from tests.integration.wire import floods
 
 
 class ProcessAttacks(AttackCase):
-    """Too many of them, and those that do not want to end."""
-
-    async def test_fork_bomb(self) -> None:
-        """A bomb that forks in all of its processes is over as soon as it meets the limit."""
+    async def test_fork_bomb_is_stopped(self) -> None:
         self.need_groups()
         self.stopped(await self.attack(bombs.FORK_BOMB), "processes", "processes", PROCESSES)
 
-    async def test_threads(self) -> None:
-        """Threads count as processes do."""
+    async def test_threads_count_as_processes(self) -> None:
         self.need_groups()
         self.stopped(await self.attack(bombs.THREADS), "processes", "processes", PROCESSES)
 
-    async def test_stubborn_ones_end_with_the_evaluator(self) -> None:
-        """Double forks in sessions of their own, deaf to all signals, holding stdout: gone."""
+    async def test_stubborn_processes_end_with_the_evaluator(self) -> None:
         attacked = await self.attack(bombs.STUBBORN, "go")
         self.assertEqual(attacked.status["state"], "finished")
         self.assertEqual(attacked.text, "ready\n")
 
-    async def test_stubborn_ones_are_cancelled(self) -> None:
-        """Whoever is told that it is cancelled can rely on it: not one of them lives."""
+    async def test_stubborn_processes_end_when_cancelled(self) -> None:
         await self.cancelled(python(bombs.STUBBORN, "stay"))
 
 
 class MemoryAttacks(AttackCase):
-    """Memory of every kind counts, wherever in the evaluation it is."""
-
-    async def too_much(self, program: str) -> None:
-        """Check that a program is stopped because of its memory, and what its status says."""
+    async def test_memory_of_each_kind_is_limited(self) -> None:
         self.need_groups()
-        attacked = await self.attack(program)
-        self.stopped(attacked, "memory", "memory", MEMORY)
-        self.assertLessEqual(attacked.status["usage"]["peak_memory_bytes"], MEMORY)
-        self.assertGreater(attacked.status["usage"]["peak_memory_bytes"], MEMORY - MIB)
+        for program in (
+            bombs.HEAP,
+            bombs.HEAP_OF_CHILDREN,
+            bombs.MEMFD,
+            bombs.SHARED_SEGMENTS,
+            bombs.SHARED_MAPPINGS,
+        ):
+            attacked = await self.attack(program)
+            self.stopped(attacked, "memory", "memory", MEMORY)
+            self.assertLessEqual(attacked.status["usage"]["peak_memory_bytes"], MEMORY)
+            self.assertGreater(attacked.status["usage"]["peak_memory_bytes"], MEMORY - MIB)
 
-    async def test_heap(self) -> None:
-        """One process with too large a heap."""
-        await self.too_much(bombs.HEAP)
-
-    async def test_heap_of_children(self) -> None:
-        """Several processes, each within the limit."""
-        await self.too_much(bombs.HEAP_OF_CHILDREN)
-
-    async def test_files_in_memory(self) -> None:
-        """Files without a place in any file system (memfd_create)."""
-        await self.too_much(bombs.MEMFD)
-
-    async def test_shared_segments(self) -> None:
-        """System V's shared memory, attached to by nobody."""
-        await self.too_much(bombs.SHARED_SEGMENTS)
-
-    async def test_shared_mappings(self) -> None:
-        """Anonymous mappings that are shared."""
-        await self.too_much(bombs.SHARED_MAPPINGS)
-
-    async def test_out_of_memory_killer(self) -> None:
-        """Where the machine has no memory left the evaluators end before the daemon, always.
-
-        Nothing of what it takes from `/proc` to be spared can be written.
-        """
+    async def test_evaluators_are_killed_before_the_daemon(self) -> None:
         attacked = await self.attack_by(
             "cat /proc/self/oom_score_adj;"
             ' for score in -1000 0 499; do (echo $score >"/proc/$$/oom_score_adj") 2>&1; done;'
@@ -83,7 +57,6 @@ class MemoryAttacks(AttackCase):
             self.assertIn("Read-only file system", line)
 
     async def test_no_file_system_in_memory_can_be_written(self) -> None:
-        """There is none, so nothing can be hidden there: /dev and / are read-only."""
         attacked = await self.attack(
             """
 import os
@@ -100,14 +73,10 @@ for line in open("/proc/self/mountinfo"):
 
 
 class TimeAttacks(AttackCase):
-    """Processor time."""
-
-    async def test_one_process(self) -> None:
-        """A loop without an end."""
+    async def test_processor_time_is_limited(self) -> None:
         self.stopped(await self.attack(bombs.BURN), "cpu", "cpu", CPU)
 
-    async def test_several_processes(self) -> None:
-        """The time of all processes together counts."""
+    async def test_processor_time_of_all_processes_counts(self) -> None:
         self.need_groups()
         self.stopped(await self.attack(bombs.BURN_TOGETHER), "cpu", "cpu", CPU)
 

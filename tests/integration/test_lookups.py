@@ -2,15 +2,90 @@
 
 from __future__ import annotations
 
+import random
+import socket
+import threading
 from typing import Any
 
 from twisted.trial.unittest import SkipTest
 
 from tests.integration.client import Client, failure, text
-from tests.integration.harness import CONFIGURATION, RepositoryTestCase, until
-from tests.integration.nameserver import AskingDaemon, NameServer
+from tests.integration.harness import CONFIGURATION, TWISTD, Daemon, RepositoryTestCase, until
 from tests.integration.repositories import HttpServer
-from tests.integration.unprivileged import USER
+from tests.integration.unprivileged import USER, temporary_folder
+
+_MOUNT = 'mount --bind "$TEST_RESOLV_CONF" /etc/resolv.conf || exit 1; exec "$@"'
+_TYPE_A = 1
+CODES = {"NOERROR": 0, "FORMERR": 1, "SERVFAIL": 2, "NXDOMAIN": 3, "REFUSED": 5}
+
+
+class NameServer:
+    """Answers each question as `answer` says: a code, an address of IPv4, or "" for silence.
+
+    It listens on a loopback address that no other test has. `asked` counts questions.
+    """
+
+    def __init__(self) -> None:
+        self.answer = "NXDOMAIN"
+        self.asked = 0
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        while True:
+            self.address = f"127.{random.randint(2, 254)}.{random.randint(2, 254)}.53"
+            try:
+                self._socket.bind((self.address, 53))
+                break
+            except OSError:
+                continue
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def stop(self) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as last:
+            last.sendto(b"", (self.address, 53))
+        self._thread.join()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while True:
+            question, peer = self._socket.recvfrom(4096)
+            if not question:
+                return
+            self.asked += 1
+            if self.answer:
+                self._socket.sendto(self._reply(question), peer)
+
+    def _reply(self, question: bytes) -> bytes:
+        """Return the reply to a question (RFC 1035, section 4)."""
+        end = question.index(b"\0", 12) + 5
+        code, records = CODES.get(self.answer, 0), b""
+        if self.answer not in CODES and question[end - 3] == _TYPE_A:
+            records = b"\xc0\x0c\0\1\0\1\0\0\0\0\0\4" + socket.inet_aton(self.answer)
+        counts = b"\0\1" + (b"\0\1" if records else b"\0\0") + b"\0\0\0\0"
+        flags = (0x8180 | code).to_bytes(2, "big")
+        return question[:2] + flags + counts + question[12:end] + records
+
+
+class AskingDaemon(Daemon):
+    """A daemon whose /etc/resolv.conf is a file of the tests', in a mount namespace of its own."""
+
+    program = (
+        *("unshare", "--mount", "--propagation", "private", "sh", "-c", _MOUNT, "sh"),
+        str(TWISTD),
+    )
+
+    def __init__(self, configuration: str, address: str, options: str) -> None:
+        """Let it ask the name server at an address, with `options` of resolv.conf(5)."""
+        folder = temporary_folder()
+        self._resolv_conf = folder / "resolv.conf"
+        self._resolv_conf.write_text(f"nameserver {address}\noptions {options}\n")
+        super().__init__(configuration, TEST_RESOLV_CONF=str(self._resolv_conf))
+
+    def remove(self) -> None:
+        super().remove()
+        self._resolv_conf.unlink(missing_ok=True)
+        if self._resolv_conf.parent.exists():
+            self._resolv_conf.parent.rmdir()
+
 
 ONE_PLACE = CONFIGURATION.replace("running = 4", "running = 1")
 PATIENT = "timeout:30 attempts:5"
@@ -41,19 +116,14 @@ class LookupTestCase(RepositoryTestCase):
         self.addCleanup(self.client.close)
 
     async def evaluate(self, url: str = "") -> str:
-        """Begin an evaluation; return its identifier."""
         return await self.client.evaluate(url or self.url, self.commit, "cat README")
 
     async def events(self, url: str = "") -> list[dict[str, Any]]:
-        """Return the events of an evaluation."""
         return await self.client.follow(await self.evaluate(url))
 
 
 class AnswerTests(LookupTestCase):
-    """What name servers say, and what becomes of it."""
-
-    async def test_answers(self) -> None:
-        """A name that does not exist is the repository's fault; that nobody knows is not."""
+    async def test_missing_name_is_blamed_on_the_repository_alone(self) -> None:
         for answer in ("NXDOMAIN", "NOERROR"):
             self.names.answer = answer
             error = failure(await self.events(), "repository")
@@ -70,8 +140,6 @@ class AnswerTests(LookupTestCase):
 
 
 class SilenceTests(LookupTestCase):
-    """A name server that says nothing, and one place to run."""
-
     configuration = ONE_PLACE
     options = PATIENT
 
@@ -79,8 +147,7 @@ class SilenceTests(LookupTestCase):
         await super().setUp()
         self.names.answer = ""
 
-    async def test_others_run(self) -> None:
-        """Whose name is not found yet holds no place that others could run in."""
+    async def test_unanswered_lookup_holds_no_slot(self) -> None:
         slow = await self.evaluate()
         await until(lambda: self.names.asked, "the name is asked for")
         self.assertEqual((await self.client.status(slow))["state"], "fetching")
@@ -90,8 +157,7 @@ class SilenceTests(LookupTestCase):
         await self.client.cancel(slow)
         failure(await self.client.follow(slow), "cancelled")
 
-    async def test_stop(self) -> None:
-        """The daemon stops without waiting for the answer."""
+    async def test_daemon_stops_without_the_answer(self) -> None:
         slow = await self.evaluate()
         await until(lambda: self.names.asked, "the name is asked for")
         self.assertEqual((await self.client.status(slow))["state"], "fetching")

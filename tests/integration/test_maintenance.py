@@ -29,11 +29,9 @@ class MaintenanceTests(BareRepositoryCase):
             await self.fetch(commit)
 
     async def fetch(self, commit: str, url: str = "", depth: int | None = None) -> None:
-        """Fetch a commit."""
         await self.bare.fetch_commit(Repository(url or self.source.url, None, depth), commit)
 
     async def check_out(self, commit: str) -> None:
-        """Hold that a commit's tree can be checked out."""
         known = self.bare.find_fetched_commit(commit)
         assert known is not None
         place = Path(tempfile.mkdtemp(dir=self.folder))
@@ -62,8 +60,7 @@ class MaintenanceTests(BareRepositoryCase):
         refs = len(git(self.path, "for-each-ref").splitlines())
         return packs, refs, len((self.path / "shallow").read_text().splitlines())
 
-    async def test_growth(self) -> None:
-        """Of packs, refs and lines of `shallow` there are few afterwards, and all commits."""
+    async def test_maintenance_leaves_few_packs_and_all_commits(self) -> None:
         self.assertEqual(self.counts(), (COMMITS, 8, COMMITS))
         for _ in range(2):
             await self.bare.maintain(MOST)
@@ -71,8 +68,7 @@ class MaintenanceTests(BareRepositoryCase):
             self.assertEqual(self.counts(), (2, 8, 8))
         await self.check_whole()
 
-    async def test_fetch_afterwards(self) -> None:
-        """What is fetched later builds on what is there: more commits, history, everything."""
+    async def test_later_fetches_build_on_the_repacked_repository(self) -> None:
         await self.bare.maintain(MOST)
         before = self.bare.measure_disk_bytes()
         self.commits += self.source.history("step", 2)
@@ -90,21 +86,18 @@ class MaintenanceTests(BareRepositoryCase):
         await self.bare.maintain(MOST)
         await self.check_whole()
 
-    async def test_markers_lost(self) -> None:
-        """A commit without a ref is found where its marker was lost, though its server is gone."""
+    async def test_commit_with_a_lost_marker_is_found(self) -> None:
         await self.bare.maintain(MOST)
         (self.path / "commits" / self.commits[0]).unlink()
         await self.fetch(self.commits[0], "file:///nowhere")
         await self.check_out(self.commits[0])
 
-    async def test_check_outs_meanwhile(self) -> None:
-        """What is checked out while packs are replaced is whole."""
+    async def test_checkouts_during_maintenance_are_whole(self) -> None:
         maintenance = Deferred.fromCoroutine(self.bare.maintain(MOST))
         checking = [Deferred.fromCoroutine(self.check_out(one)) for one in self.commits]
         await gatherResults([maintenance, *checking])
 
-    async def test_killed(self) -> None:
-        """Wherever it is killed nothing is lost, and nothing half done is left."""
+    async def test_killed_maintenance_loses_nothing(self) -> None:
         for delay in range(0, 90, 15):
             maintenance = Deferred.fromCoroutine(self.bare.maintain(MOST))
             await deferLater(reactor, delay / 1000)
@@ -116,8 +109,7 @@ class MaintenanceTests(BareRepositoryCase):
             self.commits += self.source.history("step", 1)
             await self.fetch(self.commits[-1])
 
-    async def test_room(self) -> None:
-        """It writes no more than it may; what is refused leaves all as it was."""
+    async def test_maintenance_without_room_changes_nothing(self) -> None:
         before = self.counts()
         with self.assertRaises(EvaluationFailure):
             await self.bare.maintain(1024)

@@ -28,8 +28,6 @@ def scribble(path: Path) -> None:
 
 
 class MendingTests(DaemonTestCase):
-    """A commit that is in the cache, where something happens to it."""
-
     async def setUp(self) -> None:
         await super().setUp()
         with open("/dev/urandom", "rb") as random:
@@ -45,7 +43,6 @@ class MendingTests(DaemonTestCase):
         return text(await self.client.follow(identifier))
 
     def cached(self) -> Path:
-        """Return where the cache has it."""
         (found,) = (
             file.parent
             for file in self.daemon.cache.glob("repositories/*/url")
@@ -71,8 +68,6 @@ class MendingTests(DaemonTestCase):
         shutil.rmtree(checkout)
 
     def each(self, pattern: str, harm: Callable[[Path], object]) -> Callable[[Path], None]:
-        """Return what harms all files of a pattern."""
-
         def all_of(repository: Path) -> None:
             files = list(repository.glob(pattern))
             self.assertTrue(files)
@@ -81,27 +76,21 @@ class MendingTests(DaemonTestCase):
 
         return all_of
 
-    async def test_packs(self) -> None:
-        """A pack that is gone, cut off, emptied, or has other bytes in it; and its index."""
+    async def test_damaged_packs_are_fetched_again(self) -> None:
         for pattern in ("objects/pack/*.pack", "objects/pack/*.idx"):
             await self.check(self.each(pattern, Path.unlink))
             await self.check(self.each(pattern, lambda file: truncate(file, 1000)))
             await self.check(self.each(pattern, lambda file: truncate(file, 0)))
         await self.check(self.each("objects/pack/*.pack", scribble))
 
-    async def test_repository(self) -> None:
-        """The files without which it is no repository, or not one that git reads."""
+    async def test_damaged_repository_is_fetched_again(self) -> None:
         for name in ("objects", "refs"):
             await self.check(lambda repository, name=name: shutil.rmtree(repository / name))
         await self.check(lambda repository: (repository / "HEAD").unlink())
         await self.check(lambda repository: (repository / "config").write_text("[x"))
-
-    async def test_everything(self) -> None:
-        """All of it, removed while the daemon runs."""
         await self.check(shutil.rmtree)
 
-    async def test_server_is_gone(self) -> None:
-        """Where it cannot be fetched anew that is what is said, and later it can."""
+    async def test_damage_without_a_server_is_reported(self) -> None:
         await self.evaluate()
         self.lose_tree()
         self.each("objects/pack/*.pack", Path.unlink)(self.cached())

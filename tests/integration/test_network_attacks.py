@@ -41,16 +41,12 @@ class NetworkCase(AttackCase):
         )
 
     def check_unvisited(self) -> None:
-        """Check that nobody has connected to the server."""
         self.server.setblocking(False)
         self.assertRaises(BlockingIOError, self.server.accept)
 
 
 class WithoutNetworkAttacks(NetworkCase):
-    """As it is by default."""
-
-    async def test_connections(self) -> None:
-        """Neither this machine, nor the daemon, nor a net, nor a name server is to be had."""
+    async def test_nothing_is_reached_without_a_network(self) -> None:
         attacked = await self.attack(views.CONNECT, *self.addresses())
         lines = attacked.text.splitlines()
         self.assertEqual(lines[-1], "no names")
@@ -59,19 +55,15 @@ class WithoutNetworkAttacks(NetworkCase):
         self.assertIn("EAFNOSUPPORT", outcomes)
         self.check_unvisited()
 
-    async def test_interfaces(self) -> None:
-        """There is a loopback interface, and no other."""
+    async def test_loopback_is_the_only_interface(self) -> None:
         attacked = await self.attack_by("exec cat /proc/net/dev")
         self.assertEqual([line.split()[0] for line in attacked.text.splitlines()[2:]], ["lo:"])
 
 
 class WithLoopbackAttacks(NetworkCase):
-    """With `sandbox.loopback`."""
-
     configuration = CONFIGURATION + LIMITS + "[sandbox]\nloopback = true\n"
 
-    async def test_connections(self) -> None:
-        """The loopback interface is one of its own: there is nobody of this machine."""
+    async def test_loopback_is_private(self) -> None:
         attacked = await self.attack(views.CONNECT, *self.addresses())
         lines = attacked.text.splitlines()
         self.assertEqual(lines[-1], "no names")
@@ -87,21 +79,17 @@ class WithLoopbackAttacks(NetworkCase):
         )
         self.check_unvisited()
 
-    async def test_servers(self) -> None:
-        """Programs of one evaluation reach each other."""
+    async def test_programs_reach_each_other_over_loopback(self) -> None:
         attacked = await self.attack(views.SERVE)
         self.assertEqual(attacked.text, "hello\nhello\n")
 
 
 class WithNetworkAttacks(NetworkCase):
-    """With `sandbox.network`, and something more to be read."""
-
     configuration = (
         CONFIGURATION + LIMITS + '[sandbox]\nnetwork = true\nreadable = ["/var/lib", "/srv"]\n'
     )
 
-    async def test_connections(self) -> None:
-        """This machine is to be had, also abstract sockets; those in a path are not shown."""
+    async def test_network_reaches_the_machine_but_no_hidden_socket(self) -> None:
         attacked = await self.attack(
             views.CONNECT, f"127.0.0.1 {self.port}", str(self.path), f"@{self.abstract}"
         )
@@ -109,8 +97,7 @@ class WithNetworkAttacks(NetworkCase):
         self.assertEqual(lines[0], f"127.0.0.1 {self.port} SOCK_STREAM connected")
         self.assertEqual(lines[2:4], [f"{self.path} ENOENT", f"@{self.abstract} connected"])
 
-    async def test_families(self) -> None:
-        """Netlink, packets, raw sockets and rare protocols are refused all the same."""
+    async def test_rare_families_are_refused_with_a_network(self) -> None:
         refused = (calls.FAMILIES, calls.RAW, calls.PROTOCOLS)
         allowed = (calls.INTERNET, calls.ALLOWED)
         attacked = await self.attack(calls.CALLS, calls.calls_argument(*refused, *allowed))
@@ -120,8 +107,7 @@ class WithNetworkAttacks(NetworkCase):
         for table in allowed:
             self.assertEqual({found[name] for name in table}, {0})
 
-    async def test_readable(self) -> None:
-        """What the operator lets in is there, cannot be written, and nothing beside it is."""
+    async def test_readable_paths_are_seen_and_cannot_be_written(self) -> None:
         before = {*os.listdir("/var/lib")}
         attacked = await self.attack_by(
             "ls -d /var /var/* /srv /home /opt 2>/dev/null; echo; ls /var/lib; echo;"
@@ -134,7 +120,6 @@ class WithNetworkAttacks(NetworkCase):
         now = {*os.listdir("/var/lib")}  # which others may change meanwhile
         self.assertLessEqual(before & now, {*names.splitlines()})
 
-    async def test_names(self) -> None:
-        """The files by which programs find hosts and trust them are there, and no other."""
+    async def test_files_for_names_and_certificates_are_there(self) -> None:
         attacked = await self.attack_by("cat /etc/resolv.conf >/dev/null && ls -d /etc/ssl/*")
         self.assertNotIn("private", attacked.text)

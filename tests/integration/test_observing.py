@@ -15,8 +15,6 @@ from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 
 
 class ObservingTests(DaemonTestCase):
-    """A daemon that logs JSON, requests as well."""
-
     configuration = CONFIGURATION + '[log]\nformat = "json"\naccess = true\n'
 
     def logged(self) -> list[dict[str, Any]]:
@@ -34,8 +32,7 @@ class ObservingTests(DaemonTestCase):
             for sample in family.samples
         }
 
-    async def test_story(self) -> None:
-        """By the name in the status the whole story is found, and no identifier is in the log."""
+    async def test_log_tells_the_story_without_identifiers(self) -> None:
         identifier = await self.begin("echo one; echo '{state} %s' >&2; exit 3")
         name = derive_log_pseudonym(identifier)
         await self.client.follow(identifier)
@@ -59,8 +56,7 @@ class ObservingTests(DaemonTestCase):
         self.assertIn("/evaluate", paths)
         self.assertNotIn(identifier, self.daemon.log)
 
-    async def test_figures(self) -> None:
-        """Figures go up with what is done, and those of the process are there."""
+    async def test_metrics_count_what_was_done(self) -> None:
         before = await self.figures()
         events = await self.run_command("exit 3")
         self.assertEqual(events[-1]["payload"]["reason"], "exit")
@@ -75,8 +71,3 @@ class ObservingTests(DaemonTestCase):
             self.assertEqual(after[name], before.get(name, 0) + 1, name)
         self.assertGreater(after["process_open_fds"], 5)
         self.assertGreater(after["process_resident_memory_bytes"], 10e6)
-
-    async def test_ready(self) -> None:
-        """A daemon that has started would take work."""
-        answer = await self.client.get("/health/ready")
-        self.assertEqual((answer.code, answer.json["status"]), (200, "ready"))

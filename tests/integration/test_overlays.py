@@ -134,17 +134,13 @@ class OverlaysTests(SynchronousTestCase):
         self.trees.forget_program(self.workspace)
         self.assertGreaterEqual(use.disk_bytes, 2 * 1_000_000)
 
-    def test_one_file_system(self) -> None:
-        """All files of an overlay have one device, which is known."""
+    def test_files_of_an_overlay_have_known_devices(self) -> None:
         self.file = "folder/file"
         self.check_devices(1)
         self.check_nameless()
 
-    def test_file_systems(self) -> None:
-        """With a cache on another file system there are three devices, and all are known.
-
-        By these the disk look knows files without a name, which count for `limits.disk`.
-        """
+    def test_files_of_an_overlay_over_another_file_system_have_known_devices(self) -> None:
+        # By devices the disk look knows files without a name, which count for `limits.disk`.
         other = Path("/dev/shm")
         if other.stat().st_dev == self.checkout.stat().st_dev:
             raise SkipTest("there is no other file system")
@@ -156,8 +152,7 @@ class OverlaysTests(SynchronousTestCase):
         self.check_devices(3)
         self.check_nameless()
 
-    def test_kernel_log(self) -> None:
-        """A mount writes nothing into the kernel's log."""
+    def test_mount_writes_nothing_into_the_kernel_log(self) -> None:
         try:
             log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
         except (FileNotFoundError, PermissionError):

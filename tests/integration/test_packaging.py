@@ -76,7 +76,6 @@ class Environment:
         return run(self.python, *arguments, cwd=self.work)
 
     def install(self, *what: str | Path) -> None:
-        """Install tawebeval, and nothing else."""
         options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
         self.run("-m", "pip", "install", *options, "--ignore-installed", *map(str, what))
 
@@ -137,20 +136,13 @@ class PackagingTests(SynchronousTestCase):
         self.assertFalse((root / "twisted" / "__init__.py").exists())
         self.assertFalse((root / "twisted" / "plugins" / "__init__.py").exists())
 
-    def test_wheel(self) -> None:
-        """`pip install tawebeval-….whl`."""
+    def test_wheel_installs_package_and_plugin(self) -> None:
         self.check_installed(self.built.wheel)
 
-    def test_source_distribution(self) -> None:
-        """`pip install tawebeval-….tar.gz`."""
-        self.check_installed(self.built.sdist)
-
-    def test_editable(self) -> None:
-        """`pip install --editable .`: the plugin is found though it stands in the checkout."""
+    def test_editable_install_finds_the_plugin_in_the_checkout(self) -> None:
         self.check_installed("--editable", self.checkout, at=self.checkout)
 
-    def test_wheel_content(self) -> None:
-        """The package with what it serves, and the plugin: nothing of Twisted's own, no tests."""
+    def test_wheel_has_the_package_and_nothing_else(self) -> None:
         with zipfile.ZipFile(self.built.wheel) as wheel:
             names = {name for name in wheel.namelist() if ".dist-info/" not in name}
         package = self.checkout / "tawebeval"
@@ -167,8 +159,7 @@ class PackagingTests(SynchronousTestCase):
             names, {*modules, "tawebeval/py.typed", "twisted/plugins/tawebeval_plugin.py"}
         )
 
-    def test_source_distribution_content(self) -> None:
-        """All that a checkout has is there, to run the tests and the examples."""
+    def test_source_distribution_has_all_of_the_checkout(self) -> None:
         with tarfile.open(self.built.sdist) as sdist:
             names = {name.partition("/")[2] for name in sdist.getnames()}
         folders = "benchmarks debian docs etc examples packaging requirements scripts systemd tests"
@@ -181,8 +172,7 @@ class PackagingTests(SynchronousTestCase):
         self.assertEqual([name for name in names if name.endswith("dropin.cache")], [])
         self.assertNotIn("twisted/__init__.py", names)
 
-    def test_metadata(self) -> None:
-        """The licence is an expression of SPDX with its file; links work on any site."""
+    def test_metadata_has_the_licence_and_absolute_links(self) -> None:
         with zipfile.ZipFile(self.built.wheel) as wheel:
             (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
             metadata = message_from_bytes(wheel.read(name))
@@ -193,8 +183,7 @@ class PackagingTests(SynchronousTestCase):
         self.assertIn("A daemon that runs evaluators", description)
         self.assertEqual(re.findall(r"\]\((?!https?://)", description), [])
 
-    def test_oldest_setuptools(self) -> None:
-        """The oldest that pyproject.toml allows builds what the locked one has built."""
+    def test_oldest_setuptools_builds_the_same_wheel(self) -> None:
         folder = self.checkout.with_name(self._testMethodName)
         oldest = self.checkout / "requirements" / "oldest" / "build.txt"
         pip = (sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes")
@@ -205,6 +194,5 @@ class PackagingTests(SynchronousTestCase):
         self.assertEqual(self.names(wheel), self.names(self.built.wheel))
 
     def names(self, wheel: Path) -> list[str]:
-        """Return the names of what is in a wheel, sorted."""
         with zipfile.ZipFile(wheel) as file:
             return sorted(file.namelist())

@@ -51,8 +51,6 @@ COUNTING = "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.05; done"
 
 
 class PageTests(PageTestCase):
-    """The page, as somebody uses it who has a repository and a file."""
-
     async def setUp(self) -> None:
         await super().setUp()
         await self.browser.look(DESKTOP, "light")
@@ -61,8 +59,7 @@ class PageTests(PageTestCase):
 
     # An evaluation
 
-    async def test_example(self) -> None:
-        """A problem is judged: goals, text, and files that can be saved; the link reopens it."""
+    async def test_example_is_judged_and_its_files_can_be_saved(self) -> None:
         identifier = await self.tour()
         await self.check_tour()
         await self.browser.save_to(self.folder)
@@ -75,8 +72,7 @@ class PageTests(PageTestCase):
         await self.browser.shows("#state", "finished")
         await self.check_tour()
 
-    async def test_looks(self) -> None:
-        """Pictures of the page, on which nobody is shut out, wide and narrow, light and dark."""
+    async def test_page_is_accessible_in_each_look(self) -> None:
         await self.begin("sleep 600")
         await self.tour()
         await self.browser.click("#commands summary")
@@ -91,8 +87,7 @@ class PageTests(PageTestCase):
                 self.assertFalse(await self.browser.script(WIDE), f"{view}, {name}: too wide")
                 self.assertEqual(await self.browser.script(BROKEN), [], f"{view}, {name}: broken")
 
-    async def test_stream_and_cancel(self) -> None:
-        """Half a line is there before its rest; Cancel ends what would go on."""
+    async def test_partial_line_is_shown_and_cancel_ends_the_run(self) -> None:
         identifier = await self.submit("printf 'half of a line'; exec sleep 600")
         await self.browser.shows("#output", "half of a line")
         await self.browser.shows("#state", "running")
@@ -105,8 +100,7 @@ class PageTests(PageTestCase):
         await self.browser.photograph("cancelled")
         self.assertEqual(await self.browser.violations(), [])
 
-    async def test_queue(self) -> None:
-        """Where all places are taken it is said how many come before; Cancel leaves the queue."""
+    async def test_place_in_the_queue_is_shown(self) -> None:
         for _ in range(5):  # of which one waits
             await self.begin("exec sleep 600")
         identifier = await self.submit("echo never")
@@ -116,8 +110,7 @@ class PageTests(PageTestCase):
         await self.browser.shows("#state", "cancelled")
         self.assertEqual((await self.client.status(identifier))["running"], None)
 
-    async def test_reconnect(self) -> None:
-        """A connection that drops is shown, and what was missed is there when it is back."""
+    async def test_lost_connection_is_shown_and_resumed(self) -> None:
         line = CuttingProxy(self.daemon.port, 0, ())
         port = await line.listen()
         await self.browser.open(f"http://127.0.0.1:{port}/")
@@ -140,8 +133,7 @@ class PageTests(PageTestCase):
         self.assertEqual(lines, [f"line {number + 1}" for number in range(len(lines))])
         await self.browser.open("about:blank")  # before the line is cut for good
 
-    async def test_strange(self) -> None:
-        """What an evaluator says is text, whatever it says; numbers and names are as they are."""
+    async def test_output_is_shown_as_text_whatever_it_is(self) -> None:
         self.repository.write("strange.py", STRANGE)
         self.commit = self.repository.commit()
         await self.submit("python3 strange.py")
@@ -160,8 +152,7 @@ class PageTests(PageTestCase):
         self.assertEqual(await self.browser.violations(), [])
         await self.browser.photograph("strange")
 
-    async def test_all_that_is_said(self) -> None:
-        """What the table of goals has no place for is among the data; nothing is thrown away."""
+    async def test_data_without_a_place_in_tables_is_shown(self) -> None:
         name = "the_name_of_a_goal_which_is_longer_than_a_narrow_screen_is_wide"
         await self.send_data(
             f'{{"type":"goal_result","goal":"{name}","result":true,"score":1}}',
@@ -190,8 +181,7 @@ class PageTests(PageTestCase):
         self.assertEqual(await self.browser.script(BROKEN), [])
         self.assertEqual(await self.browser.violations(), [])
 
-    async def test_forged_failures(self) -> None:
-        """An error that an evaluator makes up is data, also at the end of a good run."""
+    async def test_forged_failures_are_data(self) -> None:
         forged = '{"type":"evaluation_error","reason":"exit","message":"made up"}'
         for after, wanted in (("echo on", 1), ("true", 1), ("exit 3", 1)):
             await self.visit()
@@ -212,8 +202,7 @@ class PageTests(PageTestCase):
             'echo; echo "$EVALUATION_DATA_BEGIN"; cat values; echo "$EVALUATION_DATA_END"; ' + after
         )
 
-    async def test_announcements(self) -> None:
-        """How it ended is said once, with the reason, and nothing comes in its place."""
+    async def test_end_is_announced_once_with_its_reason(self) -> None:
         await self.browser.script(
             """
             window.said = [];
@@ -228,8 +217,7 @@ class PageTests(PageTestCase):
         self.assertRegex(said[-1], "has failed, 1 of 1 goal reached: .*status 3")
         self.assertEqual([text for text in said[:-1] if "status 3" in text], [])
 
-    async def test_a_great_deal(self) -> None:
-        """Of very many lines the newest are there, and it is said that others were."""
+    async def test_newest_lines_of_a_flood_are_shown(self) -> None:
         identifier = await self.submit("seq 1 300000")
         await self.browser.shows("#state", "finished")
         shown, note, nodes = await self.browser.script(
@@ -248,8 +236,7 @@ class PageTests(PageTestCase):
         await self.browser.shows("#dropped", "The server has discarded a part")
         self.assertEqual(await self.browser.violations(), [])
 
-    async def test_below_a_path(self) -> None:
-        """Behind a proxy that has the daemon at a path the page finds all that it needs."""
+    async def test_page_works_below_a_path(self) -> None:
         root = Resource()
         root.putChild(b"judge", ReverseProxyResource("127.0.0.1", self.daemon.port, b""))
         site = Site(root)
@@ -270,25 +257,7 @@ class PageTests(PageTestCase):
 
     # The form
 
-    async def test_remembered(self) -> None:
-        """Another visit begins with the values of the last one, but for the file."""
-        await self.browser.click("#add-text")
-        await self.browser.write("#fields li:nth-child(2) .name", "language")
-        await self.browser.write("#fields li:nth-child(2) .content", "knightish")
-        await self.submit("echo well")
-        await self.browser.shows("#output", "well")
-        await self.visit()
-        fields = await self.browser.script(
-            "return [...document.querySelectorAll('#form [name], #form .name, #form .content')]"
-            ".map((input) => input.value).filter(Boolean)"
-        )
-        self.assertEqual(
-            fields,
-            ["source", "language", "knightish", self.repository.url, self.commit, "echo well"],
-        )
-
-    async def test_commands(self) -> None:
-        """The command of curl, as it is shown, sends the same form."""
+    async def test_shown_curl_command_sends_the_same_form(self) -> None:
         await self.fill("""echo "it's $SUBMISSION_FILE_SOURCE"; cat "$SUBMISSION_FILE_NOTE" """)
         await self.browser.click("#add-text")
         await self.browser.write("#fields li:nth-child(2) .name", "note")
@@ -309,8 +278,7 @@ class PageTests(PageTestCase):
         self.assertIn(f"source:{TOUR.name}", words)
         self.assertIn("note=a 'quoted'\nnote; $HOME", words)
 
-    async def test_dropped_files(self) -> None:
-        """Files that are dropped anywhere become fields, each of a name of its own."""
+    async def test_dropped_files_become_fields(self) -> None:
         await self.browser.script(
             """
             const dataTransfer = new DataTransfer();
@@ -329,8 +297,7 @@ class PageTests(PageTestCase):
         )
         self.assertEqual(fields, [["source", "first.py"], ["source_2", "second.py"]])
 
-    async def test_prefilled(self) -> None:
-        """A link fills in the form and empties its other fields; the page shows such a link."""
+    async def test_link_fills_in_the_form(self) -> None:
         await self.fill("old", "old_directory")
         await self.browser.script(
             "location.hash = '#evaluate?repository=http://h/&command=a+b&limits[cpu]=7'"
@@ -351,8 +318,7 @@ class PageTests(PageTestCase):
             await self.browser.script("return link.textContent"),
         )
 
-    async def test_a_file_that_has_changed(self) -> None:
-        """A browser does not read it any more; the page says so instead of trying again."""
+    async def test_changed_file_is_reported(self) -> None:
         file = self.folder / "solution.py"
         file.write_text("print(1)")
         await self.fill("true")
@@ -371,8 +337,7 @@ class PageTests(PageTestCase):
         )
         return dict(rows)
 
-    async def test_listing(self) -> None:
-        """All are there, the newest first; one is cancelled, and one opened, from there."""
+    async def test_list_opens_and_cancels_evaluations(self) -> None:
         first, second = [await self.begin("echo here; exec sleep 600") for _ in range(2)]
         await self.browser.click("#to-listing")
         await self.browser.shows("#listing", "running")
@@ -390,8 +355,7 @@ class PageTests(PageTestCase):
         await self.browser.shows("#output", "here")
         await self.browser.shows("#state", "running")
 
-    async def test_over_the_share(self) -> None:
-        """After 429 the list asks again, but no sooner than the server wants it to."""
+    async def test_list_waits_as_long_as_a_429_says(self) -> None:
         identifier = await self.begin("exec sleep 600")
         await self.browser.script(
             """

@@ -69,15 +69,13 @@ class ClassTests(BrowserTestCase):
         await self.browser.forget(self.daemon.url)
 
     async def enter(self, token: str, fragment: str) -> None:
-        """Open a view of the page with a token."""
         await self.browser.open(f"{self.daemon.url}/{fragment}")
         await self.browser.shows("#token-section", "A token is needed")
         await self.browser.write("#token", token)
         await self.browser.click("#token-submit")
         await self.browser.until("!token.checkVisibility()")
 
-    async def test_class(self) -> None:
-        """A ZIP becomes a table of verdicts, and the table CSV; one result is shared."""
+    async def test_zip_becomes_a_table_of_verdicts_and_csv(self) -> None:
         browser = self.browser
         await self.enter(self.teacher, "#class")
         buffer = BytesIO()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.integration.browser import DESKTOP, Browser
-from tests.integration.browser_case import WITHOUT, PageTestCase
+from tests.integration.browser_case import WITHOUT, PageTestCase, start_browser
 from tests.integration.client import failure
 from tests.integration.harness import until
 from tests.integration.proxies import Caddy, HAProxy, Nginx, Proxy
@@ -42,14 +42,11 @@ class PageHttp2Tests(PageTestCase):
     configuration = settings()
     proxy: Proxy
 
-    @classmethod
-    def new_browser(cls) -> Browser:
-        """Return one that takes any certificate."""
-        return Browser("--ignore-certificate-errors", handshakes=True)
+    def get_browser(self) -> Browser:
+        return start_browser("--ignore-certificate-errors", handshakes=True)
 
     @property
     def page_url(self) -> str:
-        """Where the page is: behind the proxy."""
         return f"{self.proxy.tls_url}/"
 
     async def put_before(self, proxy_type: type[Proxy]) -> None:
@@ -96,23 +93,20 @@ class PageHttp2Tests(PageTestCase):
         self.assertEqual((status, problem["status"]), (400, 400))
         self.assertEqual(problem["field"], "submission[Not]")
 
-    async def test_nginx(self) -> None:
-        """nginx: a WebSocket has a connection of HTTP/1.1 of its own."""
+    async def test_page_works_behind_nginx(self) -> None:
         await self.check(Nginx)
         self.assertEqual(await self.browser.handshakes(), [101])
 
-    test_nginx.skip = WITHOUT or lacking(Nginx)  # type: ignore[attr-defined]
+    test_page_works_behind_nginx.skip = WITHOUT or lacking(Nginx)  # type: ignore[attr-defined]
 
-    async def test_haproxy(self) -> None:
-        """HAProxy: a WebSocket is one of the streams (RFC 8441)."""
+    async def test_page_works_behind_haproxy(self) -> None:
         await self.check(HAProxy)
         self.assertEqual(await self.browser.handshakes(), [200])
 
-    test_haproxy.skip = WITHOUT or lacking(HAProxy)  # type: ignore[attr-defined]
+    test_page_works_behind_haproxy.skip = WITHOUT or lacking(HAProxy)  # type: ignore[attr-defined]
 
-    async def test_caddy(self) -> None:
-        """Caddy: as with nginx."""
+    async def test_page_works_behind_caddy(self) -> None:
         await self.check(Caddy)
         self.assertEqual(await self.browser.handshakes(), [101])
 
-    test_caddy.skip = WITHOUT or lacking(Caddy)  # type: ignore[attr-defined]
+    test_page_works_behind_caddy.skip = WITHOUT or lacking(Caddy)  # type: ignore[attr-defined]

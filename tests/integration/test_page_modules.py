@@ -31,7 +31,6 @@ class PageModuleTests(TestCase):
         (self.folder / "package.json").write_text('{"type": "module"}')
 
     async def run_tests(self, name: str) -> None:
-        """Run the tests of a file."""
         file = str(self.folder / name)
         output, errors, status = await getProcessOutputAndValue(str(NODE), ["--test", file], {})
         self.assertEqual(status, 0, (output + errors).decode())

@@ -101,7 +101,6 @@ class ProblemPageTestCase(PageTestCase):
         )
 
     async def open_problem(self, name: str) -> None:
-        """Open a problem by its link, and wait for its form."""
         await self.browser.script("location.hash = `#problem/${arguments[0]}`", name)
         await self.browser.until(
             "document.querySelector(`#problem-list a[href='#problem/${arguments[0]}']`) &&"
@@ -110,7 +109,6 @@ class ProblemPageTestCase(PageTestCase):
         )
 
     async def choices(self, selector: str) -> list[str]:
-        """Return the texts of a choice."""
         texts: list[str] = await self.browser.script(
             "return Array.from(document.querySelector(arguments[0]).options, (one) => one.text)",
             selector,
@@ -125,7 +123,6 @@ class ProblemPageTestCase(PageTestCase):
         return found
 
     async def send(self) -> str:
-        """Send the form as it is; return the identifier."""
         await self.browser.click("#submit")
         begun = "location.hash.startsWith('#evaluation/') && location.hash.slice(12)"
         identifier: str = await self.browser.until(begun)
@@ -142,17 +139,7 @@ class ProblemPageTestCase(PageTestCase):
 
 
 class ProblemPageTests(ProblemPageTestCase):
-    """A daemon without tokens."""
-
-    async def test_nothing_to_choose(self) -> None:
-        """Without problems, and with the default environment alone, nothing is to be chosen."""
-        await self.visit()
-        await self.browser.until("environment.options.length === 1")
-        for selector in ("#to-problems", "#environment", "#filters [name=problem]"):
-            self.assertFalse(await self.visible(selector), selector)
-
-    async def test_problem(self) -> None:
-        """Only the expected files are asked for; the list and the details name the problem."""
+    async def test_problem_asks_for_its_files_alone(self) -> None:
         await self.reload(
             self.problem("notes", JUDGE, "fields = ['source', 'note']", "title = 'Notes & <b>'")
         )
@@ -196,8 +183,7 @@ class ProblemPageTests(ProblemPageTestCase):
         await self.browser.until(f"{listed}.join() === arguments[0]", identifier)
         self.assertEqual(await self.browser.violations(), [])
 
-    async def test_statement(self) -> None:
-        """Markdown becomes elements, markup stays text; of late statements none is shown."""
+    async def test_statement_is_shown_without_markup_of_its_own(self) -> None:
         tables = ""
         for name in ("first", "second"):
             file = self.folder / f"{name}.md"
@@ -231,8 +217,7 @@ class ProblemPageTests(ProblemPageTestCase):
         self.assertEqual(shown["headings"], ["Input"])
         self.assertNotIn("second", shown["text"])
 
-    async def test_editor(self) -> None:
-        """A program is written in the editor and judged; on a phone the result is in view."""
+    async def test_program_is_written_in_the_editor_and_judged(self) -> None:
         await self.reload(self.problem("sums", JUDGE_SOURCE, "fields = ['source']"))
         await self.browser.look(PHONE, "light")
         await self.browser.open(f"{self.page_url}#problem/sums")
@@ -254,8 +239,7 @@ class ProblemPageTests(ProblemPageTestCase):
         self.assertLess(abs(top), 120, "the result is not in view")
         await self.browser.photograph("result-in-view")
 
-    async def test_drafts(self) -> None:
-        """Each problem keeps what was written for it, an own evaluator its rows and files."""
+    async def test_each_problem_keeps_its_draft(self) -> None:
         fixed = self.problem("fixed", "true", "fields = ['source']")
         tools = ("fields = ['source']", "extensions = ['sh', 'awk', 'bc']")
         await self.reload(
@@ -288,8 +272,7 @@ class ProblemPageTests(ProblemPageTestCase):
         await self.send()
         await self.browser.shows("#state", "finished")
 
-    async def test_environment(self) -> None:
-        """A chosen environment is sent, and named by the details and the commands."""
+    async def test_chosen_environment_is_sent_and_shown(self) -> None:
         root = self.folder / "root"
         for program in ("bin/sh", "usr/bin/prlimit"):
             (root / program).parent.mkdir(parents=True)
@@ -311,8 +294,7 @@ class ProblemPageTests(ProblemPageTestCase):
         await self.visit()
         await self.browser.until("environment.value === 'bare'")
 
-    async def test_rerun(self) -> None:
-        """Run again opens an evaluation with the same seed; what is gone is told at the button."""
+    async def test_rerun_opens_a_new_evaluation_with_the_same_seed(self) -> None:
         await self.visit()
         first = await self.submit('echo "seed $TURINGARENA_SEED"; sleep 1')
         await self.browser.shows("#output", "seed")
@@ -350,8 +332,7 @@ class ProblemTokenTests(ProblemPageTestCase):
         await self.browser.write("#token", token)
         await self.browser.click("#token-submit")
 
-    async def test_problems_alone(self) -> None:
-        """There is no own evaluator, and a list only of what this browser has submitted."""
+    async def test_restricted_token_sees_its_problem_alone(self) -> None:
         browser, fields = self.browser, "fields = ['source']"
         await self.reload(
             self.problem("slow", "echo begun; exec sleep 600", fields)

@@ -31,8 +31,6 @@ CASES = [
 
 
 class PageResultTests(PageTestCase):
-    """Cases, progress and score on the page, and the fields for limits and labels."""
-
     # An evaluation is on the page until its test has looked at all of it.
     configuration = f"{CONFIGURATION}[limits]\nwall_clock = 3_000\n"
 
@@ -49,8 +47,7 @@ class PageResultTests(PageTestCase):
         self.commit = self.repository.commit()
         return await self.submit("sh judge.sh")
 
-    async def test_cases(self) -> None:
-        """Verdict, score and cases are there while the evaluation runs; a row opens its texts."""
+    async def test_cases_are_shown_while_the_evaluation_runs(self) -> None:
         cases = [{"type": "case", **each} for each in CASES]
         progress = {"type": "progress", "done": 4, "total": 9}
         score = {"type": "score", "score": 10, "maximum": 90}
@@ -113,8 +110,7 @@ class PageResultTests(PageTestCase):
         await self.browser.shows("#details", "Running")
         self.assertEqual((await self.client.status(identifier))["state"], "cancelled")
 
-    async def test_very_many_cases(self) -> None:
-        """Of very many cases a part is rows, the others can be chosen, and all are counted."""
+    async def test_very_many_cases_are_counted_and_shown_in_parts(self) -> None:
         await self.browser.script(
             "const [body] = document.querySelector('#cases table').tBodies; window.most = 0;"
             "new MutationObserver(() => { most = Math.max(most, body.rows.length) })"
@@ -161,8 +157,7 @@ class PageResultTests(PageTestCase):
         self.assertEqual(await self.browser.script(opened), 0, "their texts are still kept")
         self.assertEqual(await self.browser.violations(), [])
 
-    async def test_strange_values(self) -> None:
-        """No value ends the view: what is like a result and is none is data; long texts are cut."""
+    async def test_strange_values_are_shown_as_data(self) -> None:
         deep: Any = []
         for _ in range(400):
             deep = [deep]
@@ -191,11 +186,7 @@ class PageResultTests(PageTestCase):
         self.assertEqual(await self.browser.script(data), len(values))
         self.assertNotIn("cannot be shown", await self.browser.text("#data"))
 
-    async def test_output(self) -> None:
-        """Output has colours and links to the source, and is searched while it grows.
-
-        Of two files of one name, the links lead to the one that is text.
-        """
+    async def test_output_has_colours_links_and_a_search(self) -> None:
         begin = "$EVALUATION_FILE_BEGIN"
         header = 'Content-Disposition: attachment; filename="notes.html"'
         self.repository.write(
@@ -256,8 +247,7 @@ class PageResultTests(PageTestCase):
 
     # What a request chooses
 
-    async def test_limits_and_labels(self) -> None:
-        """They are sent, shown in the details and the list, and remembered."""
+    async def test_limits_and_labels_are_sent_shown_and_remembered(self) -> None:
         names = "return Array.from(document.querySelectorAll('[name^=limits]'), (one) => one.name)"
         offered = await self.browser.script(names)
         self.assertEqual(sorted(offered), sorted(f"limits[{name}]" for name in LIMIT_UNITS))
@@ -301,8 +291,7 @@ class PageResultTests(PageTestCase):
         await self.browser.click("#labels li:first-child .remove")
         self.assertEqual(await self.browser.focused(), "add-label")
 
-    async def test_filters(self) -> None:
-        """The list has the evaluations of a state, a time and a label; the fields say which."""
+    async def test_list_is_filtered_by_state_time_and_label(self) -> None:
         options = "return Array.from(filters.elements.state.options, (one) => one.value)"
         self.assertEqual(await self.browser.script(options), ["", *CLIENT_VISIBLE_STATES])
         fields = {"metadata[contest]": "finals = 1"}
@@ -332,8 +321,7 @@ class PageResultTests(PageTestCase):
         self.assertEqual(await self.browser.violations(), [])
         await self.browser.photograph("filters")
 
-    async def test_refused_values(self) -> None:
-        """What the server says of a limit or a label is below its field, which has the focus."""
+    async def test_refused_value_is_reported_below_its_field(self) -> None:
         phrase = HTTPStatus(413).phrase  # which is another one in Python 3.13
         self.expected = ("400 (Bad Request)", f"413 ({phrase})")
         await self.fill("true")
@@ -365,13 +353,3 @@ class PageResultTests(PageTestCase):
             await self.browser.write(selector, "")
             if "labels" in selector:
                 await self.browser.click("#labels .remove")
-
-    async def test_incomplete_label(self) -> None:
-        """A label without a name is not sent: its part of the form opens, and it has the focus."""
-        await self.fill("true")
-        await self.browser.click(".more:has(#labels) > summary")
-        await self.browser.click("#add-label")
-        await self.browser.click(".more:has(#labels) > summary")
-        await self.browser.click("#submit")
-        await self.browser.until("document.activeElement.matches('.label-name')")
-        self.assertEqual(await self.browser.script("return location.hash"), "")

@@ -15,8 +15,6 @@ STORED = "return Object.values(localStorage).join()"
 
 
 class TokenTests(BrowserTestCase):
-    """One caller, who has a token."""
-
     async def setUp(self) -> None:
         self.token, line = new_token("alice")
         folder = temporary_folder()
@@ -29,8 +27,7 @@ class TokenTests(BrowserTestCase):
         self.expected = ("401 (Unauthorized)",)
         await self.browser.look(DESKTOP, "light")
 
-    async def test_asked_for(self) -> None:
-        """A token is asked for where one is needed, used, and kept only if that is wished."""
+    async def test_token_is_asked_for_used_and_kept_on_request(self) -> None:
         browser = self.browser
         await browser.open(f"{self.daemon.url}/")
         await browser.shows("#token-section", "A token is needed")

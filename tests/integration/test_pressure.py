@@ -20,8 +20,6 @@ for i in range({LINES}):
 
 
 class FloodTests(DaemonTestCase):
-    """Much more than the memory for events holds."""
-
     configuration = """
         [repositories]
         protocols = ["file"]
@@ -29,8 +27,7 @@ class FloodTests(DaemonTestCase):
         total = 8_388_608
         """
 
-    async def test_a_flood_that_nobody_reads_ends_and_arrives_exactly(self) -> None:
-        """100 MB stop neither the evaluator nor the daemon; then all is read."""
+    async def test_unread_flood_ends_and_arrives_exactly(self) -> None:
         small = self.daemon.memory
         identifier = await self.begin(python(FLOOD))
         status = await self.client.ended(identifier)
@@ -49,8 +46,7 @@ class FloodTests(DaemonTestCase):
         self.assertEqual(digest.hexdigest(), wanted.hexdigest())
         self.assertLess(most - small, 48 * MIB)
 
-    async def test_files_that_nobody_reads_arrive_exactly(self) -> None:
-        """They are read while the evaluator runs; few of them are in memory at a time."""
+    async def test_unread_files_arrive_exactly(self) -> None:
         small = self.daemon.memory
         identifier = await self.begin(python(SAME_FILE, "40"))
         self.assertEqual((await self.client.ended(identifier))["state"], "finished")

@@ -37,7 +37,6 @@ class PrivateTests(RepositoryTestCase):
         self.daemon = self.make()
 
     def write_password(self, password: str) -> None:
-        """Change the file of the password."""
         self.password.write_text(password + "\n")
         self.password.chmod(0o600)
         give(self.password)
@@ -90,8 +89,7 @@ class PrivateTests(RepositoryTestCase):
         """Check that an evaluation fails because of its repository; return the error."""
         return failure(await self.evaluate(client, url), "repository")
 
-    async def test_alice_and_bob(self) -> None:
-        """Alice has it evaluated; Bob gets nothing, before and after, and nor after a restart."""
+    async def test_callers_of_the_credential_alone_have_the_repository(self) -> None:
         alice, bob = await self.start()
         await self.refuse(bob)
         self.assertEqual(self.server.authorizations, [])
@@ -108,8 +106,7 @@ class PrivateTests(RepositoryTestCase):
         self.assertEqual(len(self.server.authorizations), shown)
         await self.finish()
 
-    async def test_removed(self) -> None:
-        """Without the credential what it had opened is out of reach for everybody."""
+    async def test_removed_credential_closes_the_cached_repository(self) -> None:
         alice, _ = await self.start()
         await self.evaluate(alice)
         await self.daemon.stop()
@@ -121,8 +118,7 @@ class PrivateTests(RepositoryTestCase):
         await self.refuse(alice)
         await self.finish()
 
-    async def test_seen_by_nobody(self) -> None:
-        """While git fetches slowly no process shows the secret, by its arguments or environment."""
+    async def test_secret_is_in_no_argument_and_no_environment(self) -> None:
         alice, _ = await self.start()
         self.server.hold()
         identifier = await alice.evaluate(self.url, self.commit, "cat README")
@@ -142,8 +138,7 @@ class PrivateTests(RepositoryTestCase):
         self.assertIn("an evaluator\n", text(await alice.follow(identifier)))
         await self.finish()
 
-    async def test_wrong(self) -> None:
-        """A wrong password is an error of the repository; the right one, after SIGHUP, counts."""
+    async def test_password_reloaded_by_sighup_counts(self) -> None:
         self.write_password(f"wrong {_WORD}")
         alice, _ = await self.start()
         self.assertIn("403", (await self.refuse(alice))["stderr"])
@@ -157,8 +152,7 @@ class PrivateTests(RepositoryTestCase):
         self.assertIn("an evaluator\n", text(await self.evaluate(alice)))
         await self.finish()
 
-    async def test_another_server(self) -> None:
-        """Another port of the same host is sent nothing, whatever it asks for."""
+    async def test_another_port_is_sent_no_password(self) -> None:
         other = HttpServer(self.folder, login="x:y")
         self.addCleanup(other.stop)
         alice, _ = await self.start()

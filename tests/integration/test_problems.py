@@ -33,7 +33,6 @@ class ProblemTests(RepositoryTestCase):
         self.addCleanup(self.client.close)
 
     def write_problem(self, name: str, commit: str) -> None:
-        """Write the file of problems."""
         self.problems.write_text(
             f"[{name}]\nrepository = '{self.repository.url}'\n{commit}\n"
             f"command = '''{JUDGE}'''\nfields = ['source']\n"
@@ -47,8 +46,7 @@ class ProblemTests(RepositoryTestCase):
             return "".join(each.text for each in page.events if isinstance(each, Text))
         return ""
 
-    async def test_submit_and_rerun(self) -> None:
-        """A branch is resolved for each submission; a rerun has the first commit, file and seed."""
+    async def test_branch_is_resolved_for_each_submission_but_not_for_reruns(self) -> None:
         first = await self.client.evaluate_problem("latest", {"source": "1\n"})
         status = await self.client.status(first)
         self.assertEqual(await self.follow(first), f"1\nan evaluator\n{status['seed']}\n")

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from tests.integration.harness import until
-from tests.integration.http2_case import Http2RefusalTests, Http2Tests
 from tests.integration.proxies import BELOW, HAProxy, HAProxyBeforeSeveral, ImpatientHAProxy
 from tests.integration.proxy_case import (
     AddressTests,
     FollowingTests,
+    Http2RefusalTests,
+    Http2Tests,
+    PathTests,
     ProxyTestCase,
+    StreamTests,
     SurfaceTests,
     lacking,
     settings,
@@ -20,10 +23,7 @@ from tests.integration.uploads import MIB
 
 
 class RefusalTests:
-    """Bodies that HAProxy itself refuses; for a `ProxyTestCase`."""
-
-    async def test_broken_body(self: Any) -> None:
-        """A form that breaks off with what is none is answered with a problem."""
+    async def test_broken_body_is_answered_with_a_problem(self: Any) -> None:
         head = head_of(None, "Transfer-Encoding: chunked", target=f"{self.base_path}/evaluate")
         with Connection(self.proxy.port) as connection:
             connection.send(
@@ -34,18 +34,14 @@ class RefusalTests:
 
 
 class HAProxyTests(
-    FollowingTests, SurfaceTests, Http2Tests, RefusalTests, Http2RefusalTests, ProxyTestCase
+    StreamTests, SurfaceTests, Http2Tests, RefusalTests, Http2RefusalTests, ProxyTestCase
 ):
-    """HAProxy."""
-
     skip = lacking(HAProxy)
     proxy_type = HAProxy
     configuration = settings()
 
 
-class HAProxyBelowTests(FollowingTests, SurfaceTests, ProxyTestCase):
-    """HAProxy, below a path."""
-
+class HAProxyBelowTests(PathTests, ProxyTestCase):
     skip = lacking(HAProxy)
     proxy_type = HAProxy
     below = True
@@ -53,14 +49,11 @@ class HAProxyBelowTests(FollowingTests, SurfaceTests, ProxyTestCase):
 
 
 class HAProxyImpatientTests(ProxyTestCase):
-    """HAProxy, behind which a daemon takes its time."""
-
     skip = lacking(ImpatientHAProxy)
     proxy_type = ImpatientHAProxy
     configuration = settings()
 
-    async def test_too_slow(self) -> None:
-        """Clients are told so by a problem."""
+    async def test_slow_daemon_is_answered_with_a_504_document(self) -> None:
         identifier = await self.begin_by(self.client, "exec sleep 600")
         answer = await self.plain.get(f"/evaluation/{identifier}/events?wait=20")
         answer.problem(504)
@@ -76,5 +69,4 @@ class HAProxyBeforeSeveralTests(FollowingTests, AddressTests, ProxyTestCase):
     daemon_name = "a"
 
     def upstream(self) -> str:
-        """Return the place of all."""
         return " ".join([super().upstream()] * 3)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from tests.integration.client import Client
-from tests.integration.http2_case import Http2RefusalTests, Http2Tests
 from tests.integration.proxies import BELOW, ForwardingNginx, Nginx, StrippingNginx
 from tests.integration.proxy_case import (
     AddressTests,
     FollowingTests,
+    Http2RefusalTests,
+    Http2Tests,
+    PathTests,
     ProxyTestCase,
+    StreamTests,
     SurfaceTests,
     lacking,
     settings,
@@ -20,10 +23,7 @@ from tests.integration.terminal import piped
 
 
 class RefusalTests:
-    """Heads that nginx itself refuses; for a `ProxyTestCase`."""
-
-    async def test_refused(self: Any) -> None:
-        """What is no request, or too large a head for one, is answered with a problem."""
+    async def test_broken_heads_are_answered_with_problems(self: Any) -> None:
         rest = b" HTTP/1.1\r\nHost: localhost\r\n"
         long = b"x" * 40_000
         for request, codes in (
@@ -40,39 +40,32 @@ class RefusalTests:
             self.assertIn(answer.code, codes, request[:80])
             answer.problem(answer.code)
 
-    async def test_plain_to_secure(self: Any) -> None:
-        """Who speaks plain HTTP where TLS is spoken is told so by a problem."""
+    async def test_plain_http_to_the_tls_port_is_answered_with_a_problem(self: Any) -> None:
         with Connection(self.proxy.tls_port) as connection:
             connection.ask(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").problem(400)
 
 
 class NginxTests(
-    FollowingTests, SurfaceTests, Http2Tests, RefusalTests, Http2RefusalTests, ProxyTestCase
+    StreamTests, SurfaceTests, Http2Tests, RefusalTests, Http2RefusalTests, ProxyTestCase
 ):
-    """nginx."""
-
     skip = lacking(Nginx)
     proxy_type = Nginx
     configuration = settings()
 
 
-class NginxBelowTests(FollowingTests, SurfaceTests, RefusalTests, ProxyTestCase):
-    """nginx, below a path."""
-
+class NginxBelowTests(PathTests, RefusalTests, ProxyTestCase):
     skip = lacking(Nginx)
     proxy_type = Nginx
     below = True
     configuration = settings(BELOW)
 
-    async def test_path_alone(self) -> None:
-        """Who leaves out the slash behind the path is sent to the page."""
+    async def test_path_without_a_slash_leads_to_the_page(self) -> None:
         for url in (self.proxy.url, self.proxy.tls_url):
             async with Client(url, trust=self.trust) as client:
                 answer = await client.get("")
             self.assertEqual(answer.body, (await self.client.get("/")).body)
 
-    async def test_command(self) -> None:
-        """The command works over TLS, with the path in its server's URL."""
+    async def test_command_works_over_tls_below_a_path(self) -> None:
         place = ("--repository", self.repository.url, "--commit", self.commit)
         done = await piped(
             self.proxy.tls_url,
@@ -83,14 +76,12 @@ class NginxBelowTests(FollowingTests, SurfaceTests, RefusalTests, ProxyTestCase)
 
 
 class NginxForwardedTests(AddressTests, ProxyTestCase):
-    """nginx, which tells who asks by the header of RFC 7239."""
-
     skip = lacking(Nginx)
     proxy_type = ForwardingNginx
     configuration = settings(header="Forwarded")
 
 
-class NginxStrippingTests(SurfaceTests, ProxyTestCase):
+class NginxStrippingTests(PathTests, ProxyTestCase):
     """nginx, which takes the path away; the daemon has the same settings."""
 
     skip = lacking(Nginx)
@@ -99,17 +90,13 @@ class NginxStrippingTests(SurfaceTests, ProxyTestCase):
     configuration = settings(BELOW)
 
 
-class NginxSocketTests(FollowingTests, SurfaceTests, ProxyTestCase):
-    """nginx, which finds the daemon at a UNIX socket."""
-
+class NginxSocketTests(FollowingTests, AddressTests, ProxyTestCase):
     skip = lacking(Nginx)
     proxy_type = Nginx
     configuration = settings(trusted="unix")
 
     def upstream(self) -> str:
-        """Return the socket."""
         return f"unix:{self.daemon.folder}/socket"
 
     def options(self) -> tuple[str, ...]:
-        """Listen there, too."""
         return ("--listen", f"{self.upstream()}:mode=660")

@@ -66,8 +66,7 @@ class ReadmeTests(TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return str(done.stdout)
 
-    async def test_try(self) -> None:
-        """After the line for PATH, `tawebeval try` prints the lines of the example."""
+    async def test_try_prints_the_lines_of_the_example(self) -> None:
         lines = block("console", "tawebeval try")
         commands, printed = re.split(r"\nrepeat this run with --seed [0-9]+\n", lines)
         script = commands.replace("$ ", "")
@@ -80,8 +79,7 @@ class ReadmeTests(TestCase):
         pattern = "(?s:.*)".join(map(re.escape, parts))
         self.assertRegex(found, pattern)
 
-    async def test_api(self) -> None:
-        """The example with curl has ten lines; it begins an evaluation and prints its events."""
+    async def test_curl_example_prints_its_events(self) -> None:
         script = block("sh", "curl -s")
         self.assertEqual(len(script.splitlines()), 10)
         git(self.checkout, "init", "--quiet")
@@ -101,9 +99,3 @@ class ReadmeTests(TestCase):
         shown = MEASURED.sub("", block("json", "case 1"))
         self.assertTrue(found.startswith(shown), found)
         self.assertIn('"goal": "ordered", "result": false', found)
-
-    def test_length(self) -> None:
-        """A newcomer reads at most 120 lines, with the commands for the demo and the tests."""
-        self.assertLessEqual(len(README.splitlines()), 120)
-        self.assertIn("`make demo`", README)
-        self.assertIn("`make test`", README)

@@ -94,7 +94,6 @@ class StreamReaders(ProcessProtocol):
         self._ended.callback(None)
 
     async def stop(self) -> None:
-        """End the process."""
         if not self._ended.called:
             assert self.transport is not None
             self.transport.signalProcess("KILL")
@@ -102,8 +101,6 @@ class StreamReaders(ProcessProtocol):
 
 
 class RollingRestartTests(RepositoryTestCase):
-    """Daemons whose evaluations outlive them."""
-
     skip = lacking(CheckingHAProxy)
 
     async def setUp(self) -> None:
@@ -130,8 +127,7 @@ class RollingRestartTests(RepositoryTestCase):
         self.lists = 0
         self.are_restarted = False
 
-    async def test_restarts(self) -> None:
-        """Each event comes once, each form is evaluated once, and no list lacks an evaluation."""
+    async def test_rolling_restart_loses_and_repeats_nothing(self) -> None:
         began = time.monotonic()
         readers = STREAMS // SUBMITTERS
         load = gatherResults(

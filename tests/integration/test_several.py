@@ -32,23 +32,19 @@ class SeveralCase(RepositoryTestCase):
         self.client = self.make_client(proxy.url)
 
     def make_client(self, url: str) -> Client:
-        """Return a client of an address."""
         client = Client(url)
         self.addCleanup(client.close)
         return client
 
     async def post(self, command: str = "echo hello", **headers: str) -> Answer:
-        """Return the answer to a form."""
         return await self.client.post(self.repository.url, self.commit, command, headers=headers)
 
     async def evaluate(self, command: str = "echo hello", **headers: str) -> str:
-        """Begin an evaluation; return its identifier."""
         answer = await self.post(command, **headers)
         self.assertEqual(answer.code, 200, answer.body)
         return str(answer.json["evaluation_id"])
 
     async def list_all(self) -> Any:
-        """Return the only part of the list."""
         answer = await self.client.get("/evaluations")
         self.assertEqual(answer.code, 200, answer.body)
         self.assertIsNone(answer.json["end"])
@@ -56,10 +52,7 @@ class SeveralCase(RepositoryTestCase):
 
 
 class SeveralTests(SeveralCase):
-    """Clients have one address, and each evaluation is asked of the daemon that has it."""
-
-    async def test_routing(self) -> None:
-        """All get some of the evaluations; all of what is asked of one reaches the right one."""
+    async def test_evaluations_are_spread_and_found_again(self) -> None:
         found = [await self.evaluate() for _ in range(6)]
         self.assertEqual({identifier.partition("-")[0] for identifier in found}, set(NAMES))
         for identifier in found:
@@ -81,8 +74,7 @@ class SeveralTests(SeveralCase):
             (await self.client.get(f"/evaluation/{identifier}")).problem(404)
         self.assertEqual((await self.client.get("/health")).code, 200)
 
-    async def test_away(self) -> None:
-        """The list has the evaluations of all daemons; one that is away is told by its name."""
+    async def test_list_names_the_daemon_that_is_away(self) -> None:
         made = [await self.evaluate() for _ in range(6)]
         for _ in NAMES:
             listing = await self.list_all()
@@ -105,8 +97,7 @@ class SeveralTests(SeveralCase):
                 status.problem(503)
                 self.assertEqual(status.header("Retry-After"), "5")
 
-    async def test_keys(self) -> None:
-        """A form that is sent again with its key gets the first answer, whoever is away."""
+    async def test_repeated_form_gets_the_first_answer_whoever_is_away(self) -> None:
         key = {"Idempotency-Key": "key"}
         first = await self.evaluate(**key)
         name = first.partition("-")[0]
@@ -123,13 +114,10 @@ class SeveralTests(SeveralCase):
 
 
 class DrainTests(SeveralCase):
-    """A daemon that stops, and has time for its running evaluations."""
-
     proxy_type = CheckingHAProxy
     drain = 600.0
 
-    async def test_drain(self) -> None:
-        """It gets no new forms, and its clients go on reading."""
+    async def test_draining_daemon_gets_no_forms_and_keeps_its_readers(self) -> None:
         self.daemon, proxied = self.daemons["a"], self.client
         self.client = self.make_client(self.daemon.url)
         identifier, gate = await self.begin_and_hold("echo late")

@@ -37,8 +37,6 @@ def used(pids: list[int]) -> float:
 
 
 class ShareTests(DaemonTestCase):
-    """Two evaluations that want all processors."""
-
     configuration = f"{CONFIGURATION}\n[limits]\nprocesses = 100\n"
 
     async def spin(self, count: int) -> tuple[str, list[int]]:
@@ -52,8 +50,7 @@ class ShareTests(DaemonTestCase):
 
         return identifier, await until(spinning, "all processes run", LONG_PATIENCE)
 
-    async def test_attack(self) -> None:
-        """Beside 60 processes of an attack an honest evaluation has at least 0.35 of the time."""
+    async def test_honest_evaluation_has_its_share_beside_60_processes(self) -> None:
         reason = reason_to_skip()
         if reason:
             raise SkipTest(reason)
@@ -70,8 +67,7 @@ class ShareTests(DaemonTestCase):
             await self.client.cancel(identifier)
         self.assertGreater(time / (time + taken), 0.35)
 
-    async def test_git(self) -> None:
-        """Git has a group beside those of evaluations, and is killed before the daemon."""
+    async def test_git_has_a_cgroup_and_is_killed_before_the_daemon(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             port = silent.getsockname()[1]
             url = f"git://127.0.0.1:{port}/x"

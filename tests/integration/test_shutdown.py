@@ -28,7 +28,6 @@ class ShutdownTests(DaemonTestCase):
         await self.daemon.ready()
 
     async def test_a_stubborn_evaluator_does_not_outlive_the_daemon(self) -> None:
-        """What ignores TERM is dead before the daemon is, and its directories are gone."""
         word = new_word()
         await self.begin_and_wait(python(STUBBORN, word), "there")
         self.assertNotEqual(processes(word), [])
@@ -37,8 +36,7 @@ class ShutdownTests(DaemonTestCase):
         self.assertEqual(processes(word), [])
         await self.begin_again()
 
-    async def test_who_cancels_while_the_daemon_stops_is_no_defect(self) -> None:
-        """A cancel that still waits when everything ends is dropped, or answered, in peace."""
+    async def test_cancel_during_the_stop_is_no_defect(self) -> None:
         identifier = await self.begin_and_wait(python(STUBBORN), "there")
         with Connection(self.daemon.port) as connection:
             health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -52,7 +50,6 @@ class ShutdownTests(DaemonTestCase):
         self.daemon.check_log()
 
     async def test_identifiers_outlive_a_restart(self) -> None:
-        """After a restart: 410 for what was lost, 200 for who had read to the end, else 404."""
         lost, read = await self.begin("exec sleep 600"), await self.begin("true")
         await self.client.cancel(lost)
         end = (await self.client.ended(read)) and (await self.client.page(read))["end"]

@@ -1,13 +1,14 @@
-"""The wire with evaluators on a cluster: the same tests as on this machine.
-
-Those of blocks run in `test_slurm_stream`.
-"""
+"""The wire with evaluators on a cluster: the same tests as on this machine."""
 
 from __future__ import annotations
 
 from tests.integration.attacks.strays import StrayTests
 from tests.integration.slurm_case import RUNNER, SlurmTestCase
-from tests.integration.wire import evaluators, floods, reasons, streams
+from tests.integration.wire import blocks, evaluators, floods, reasons, streams
+
+
+class SlurmBlockTests(SlurmTestCase, blocks.BlockCase):
+    """Data and files, and what becomes of broken blocks."""
 
 
 class SlurmEvaluatorTests(SlurmTestCase, evaluators.EvaluatorCase):

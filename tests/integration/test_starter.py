@@ -21,8 +21,6 @@ GATED = f"{GATE}; echo ready; {WAIT}; sleep 23456"
 
 
 class StarterTests(ServiceTestCase):
-    """An evaluator in the starter's unit."""
-
     def is_running(self) -> bool:
         """Tell whether the evaluator has gone on to its end."""
         return self.machine.attempt("pgrep", "--full", "^sleep 23456").returncode == 0
@@ -39,8 +37,7 @@ class StarterTests(ServiceTestCase):
         wait_until(lambda: int(self.show("NRestarts")) > 3, "it was tried again and again")
         self.override()
 
-    def test_restarts(self) -> None:
-        """It goes on when the daemon is killed, restarted, and fails to start; a stop ends it."""
+    def test_evaluator_outlives_restarts_of_the_daemon_until_a_stop(self) -> None:
         identifier, after = self.begin_and_wait(GATED)
         for end in (
             lambda: self.control("kill", "--signal=KILL", SERVICE),
@@ -62,8 +59,7 @@ class StarterTests(ServiceTestCase):
         wait_until(lambda: not self.is_running(), "the evaluator has ended")
         wait_until(lambda: self.show("ActiveState", STARTER) == "inactive", "the starter has ended")
 
-    def test_lost_starter(self) -> None:
-        """With the starter its evaluators end; another one is started, and the daemon with it."""
+    def test_lost_starter_is_started_again(self) -> None:
         identifier, _ = self.begin_and_wait(GATED)
         self.control("kill", "--kill-whom=main", "--signal=KILL", STARTER)
         wait_until(lambda: self.show("NRestarts", STARTER) == "1", "another starter is there")
@@ -73,8 +69,6 @@ class StarterTests(ServiceTestCase):
 
 
 class CommandTests(SynchronousTestCase):
-    """`tawebeval starter` without systemd."""
-
     def setUp(self) -> None:
         if reason := reason_to_skip():
             raise SkipTest(reason)
@@ -86,7 +80,6 @@ class CommandTests(SynchronousTestCase):
         shutil.chown(self.folder / "starter", "nobody")
 
     def start(self) -> StarterClient:
-        """Start a starter; return a client of it."""
         path = self.folder / "starter" / "socket"
         path.unlink(missing_ok=True)
         options = ["--config", str(self.folder / "toml"), "--socket", str(path)]
@@ -103,19 +96,16 @@ class CommandTests(SynchronousTestCase):
         return client
 
     def parents(self, client: StarterClient) -> list[Path]:
-        """Return the parent cgroups that a starter has made."""
         return [Path(json.loads(client.cgroups)["evaluations"])]
 
     def remove(self, client: StarterClient) -> None:
-        """Remove the cgroups that a starter leaves."""
         self.process.kill()
         self.process.wait()
         for parent in self.parents(client):
             for path, _, _ in reversed([*os.walk(parent)]):
                 os.rmdir(path)
 
-    def test_dead_starter(self) -> None:
-        """A starter removes the cgroups of one that was killed, and what runs in them."""
+    def test_starter_removes_cgroups_of_a_killed_one(self) -> None:
         first = self.start()
         parents = self.parents(first)
         self.assertTrue(parents)

@@ -20,8 +20,6 @@ from tests.integration.unprivileged import SERVICE, USER, temporary_folder
 
 
 class StartupTests(TestCase):
-    """Each starts a twistd of its own."""
-
     timeout = LONG_PATIENCE
 
     def setUp(self) -> None:
@@ -67,7 +65,6 @@ class StartupTests(TestCase):
         return done.stdout
 
     def test_twistd_lists_the_command(self) -> None:
-        """`twistd --help` tells of it, and it tells of its own options."""
         self.assertRegex(self.twistd("--help").stdout, r"(?m)^ *tawebeval +\S")
         options = self.twistd("tawebeval", "--help")
         self.assertEqual(options.returncode, 0)
@@ -75,7 +72,6 @@ class StartupTests(TestCase):
             self.assertIn(option, options.stdout)
 
     def test_a_taken_port_stops_the_start(self) -> None:
-        """Somebody listens there already: the message names the port."""
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
@@ -87,23 +83,19 @@ class StartupTests(TestCase):
         self.assertEqual(groups, [], "cgroups are made before, and removed")
 
     def test_a_configuration_that_cannot_be_read_stops_the_start(self) -> None:
-        """A missing file, or a directory, is named."""
         for path in (self.folder / "missing.toml", self.folder):
             self.assertIn(str(path), self.refused("--config", str(path)))
 
     async def test_nothing_configured_works(self) -> None:
-        """State and cache lie in the XDG folders, and `https` is all that is fetched over."""
         await self.serve(f"--listen=tcp:{(port := free_port())}:interface=127.0.0.1", port=port)
 
     async def test_the_default_endpoint_is_local(self) -> None:
-        """Without an endpoint it listens on port 8080, for this machine only."""
         if listens(8080):
             self.skipTest("somebody else has port 8080")
         await until(lambda: claim(8080), "no other test has port 8080")
         await self.serve(port=8080)
 
-    async def test_hangup(self) -> None:
-        """SIGHUP during the start ends nothing, and is heeded after it."""
+    async def test_hangup_during_the_start_is_heeded_after_it(self) -> None:
         daemon = Daemon()
         self.addCleanup(daemon.remove)
         daemon.start()

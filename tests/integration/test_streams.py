@@ -15,12 +15,9 @@ class StreamTests(streams.TransportCase):
 
 
 class DeafTests(streams.StreamCase):
-    """A daemon with little patience."""
-
     configuration = streams.StreamCase.configuration + "[http]\nwindow = 2\nrate = 65_536\n"
 
-    async def test_a_reader_who_takes_nothing_is_cut_off(self) -> None:
-        """Its connection ends; the evaluation goes on, and others read all of it."""
+    async def test_reader_that_takes_nothing_is_cut_off(self) -> None:
         identifier = await self.begin(python(streams.LINES))
         with Connection(self.daemon.port, receives=4096) as deaf:
             deaf.send(
@@ -33,10 +30,7 @@ class DeafTests(streams.StreamCase):
 
 
 class ShutdownTests(streams.StreamCase):
-    """The daemon's end."""
-
-    async def test_everybody_is_told(self) -> None:
-        """Readers on every transport get the final event and the end."""
+    async def test_readers_on_each_transport_are_told_of_the_shutdown(self) -> None:
         identifier = await self.begin_and_wait("printf ready; exec sleep 600")
         reading = self.read_by_all(identifier)
         await self.followed(len(reading))

@@ -106,8 +106,6 @@ for directory, _, names in os.walk("/usr/lib"):
 
 
 class SubmissionCase(AttackCase):
-    """Runs programs as submissions."""
-
     configuration = CONFIGURATION + LIMITS
 
     async def submit(self, program: str, command: str) -> str:
@@ -121,17 +119,13 @@ class SubmissionCase(AttackCase):
     async def run_apart(
         self, program: str, options: str = "", before: str = PREPARE, after: str = ""
     ) -> tuple[str, dict[str, Any]]:
-        """Return what is printed of a program that is run apart, and the report."""
         command = f"{before}{APART.format(options)}; echo status $?; {after} echo; cat ~/report"
         printed, _, report = (await self.submit(program, command)).rstrip("\n").rpartition("\n")
         return printed, json.loads(report)
 
 
 class SubmissionRuns(SubmissionCase):
-    """What a program gets, and what the evaluator learns."""
-
-    async def test_whole(self) -> None:
-        """stdin, arguments, environment, files, status and report."""
+    async def test_run_has_stdin_arguments_environment_files_status_and_report(self) -> None:
         self.repository.write("input", "one\n")
         self.commit = self.repository.commit()
         printed = await self.run_command(
@@ -148,8 +142,7 @@ class SubmissionRuns(SubmissionCase):
         self.assertEqual((found["exit_status"], found["signal"], found["reason"]), (3, None, None))
         self.assertGreater(found["wall_seconds"], 0)
 
-    async def test_statuses(self) -> None:
-        """The exit statuses are those of env(1) and timeout(1)."""
+    async def test_exit_statuses_are_those_of_env_and_timeout(self) -> None:
         commands = {
             "tawebeval-run -- true": 0,
             "tawebeval-run -- sh -c 'kill -9 $$'": 137,
@@ -165,8 +158,7 @@ class SubmissionRuns(SubmissionCase):
         printed = await self.run_command("; ".join(f"{each}; echo $?" for each in commands))
         self.assertEqual(text(printed).split(), [str(status) for status in commands.values()])
 
-    async def test_interactive(self) -> None:
-        """Pipes both ways: each answer arrives while the program runs."""
+    async def test_answers_arrive_while_the_program_runs(self) -> None:
         program = "import sys\nfor line in sys.stdin:\n    print(int(line) + 1, flush=True)"
         evaluator = """
 import os, subprocess
@@ -180,8 +172,7 @@ print("all right")
 """
         self.assertIn("all right", await self.submit(program, python(evaluator)))
 
-    async def test_many(self) -> None:
-        """100 runs, ten at a time, leave nothing. Twenty come near the evaluator's memory."""
+    async def test_hundred_runs_leave_nothing(self) -> None:
         printed = await self.run_command(
             "for i in 1 2 3 4 5 6 7 8 9 10; do for j in 1 2 3 4 5 6 7 8 9 10; do"
             ' tawebeval-run -- echo "done" 2>&1 & done; wait; done'
@@ -189,8 +180,7 @@ print("all right")
         self.assertEqual(joined(printed), ["done\n" * 100])
         await self.daemon.nothing_left()
 
-    async def test_abandoned(self) -> None:
-        """A run ends when its caller does."""
+    async def test_run_ends_with_its_caller(self) -> None:
         printed = await self.run_command(
             "mkdir ~/out; tawebeval-run --write ~/out -- sh -c 'while sleep 0.05; do date >>"
             " /evaluation/home/out/beat; done' & cd ~/out; until [ -s beat ]; do sleep 0.05; done;"
@@ -199,8 +189,7 @@ print("all right")
         )
         self.assertEqual(text(printed), "silent\n")
 
-    async def test_descriptors(self) -> None:
-        """A program has stdin, stdout and stderr, however many paths it was given."""
+    async def test_program_has_three_descriptors_however_many_paths_it_gets(self) -> None:
         printed = await self.run_command(
             "mkdir ~/d; cd ~/d; for i in $(seq 256); do echo $i >$i; done;"
             " for n in 1 2 100 200 235 $(seq 240 256); do set --; for i in $(seq $n); do"
@@ -211,8 +200,7 @@ print("all right")
         # The shell has opened the directory that it lists.
         self.assertEqual(set(text(printed).splitlines()), {"0 1 2 4"})
 
-    async def test_killed(self) -> None:
-        """With the daemon its brokers end, and what they run."""
+    async def test_runs_end_with_a_killed_daemon(self) -> None:
         await self.begin_and_wait("echo ready; tawebeval-run -- sleep 9876; sleep 600")
 
         def find() -> dict[int, bytes]:
@@ -232,18 +220,14 @@ print("all right")
 
 
 class SubmissionLimits(SubmissionCase):
-    """Limits of one run, which the evaluator survives."""
-
     async def limited(self, program: str, options: str, reason: str) -> dict[str, Any]:
-        """Hold that a program is stopped for a reason; return the report."""
         printed, report = await self.run_apart(program, options, after="echo alive;")
         self.assertEqual(report["reason"], reason, printed)
         self.assertIn("status 124", printed)
         self.assertIn("alive", printed)
         return report
 
-    async def test_time(self) -> None:
-        """Processor time of all processes together, and not that of sleeping."""
+    async def test_processor_time_and_wall_clock_are_limited(self) -> None:
         program = "import os, time\nos.fork()\nos.fork()\nwhile True: pass"
         report = await self.limited(program, "--time 0.5 --wall 300", "time")
         self.assertGreater(report["cpu_seconds"], 0.49)
@@ -251,13 +235,7 @@ class SubmissionLimits(SubmissionCase):
         report = await self.limited("import time; time.sleep(600)", "--time 0.1", "wall")
         self.assertGreater(report["wall_seconds"], 5.4)
 
-    async def test_deaf(self) -> None:
-        """A program that ignores signals."""
-        program = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(600)"
-        await self.limited(program, "--wall 0.5", "wall")
-
-    async def test_memory(self) -> None:
-        """A heap, heaps of children, and files in memory."""
+    async def test_memory_of_each_kind_is_limited(self) -> None:
         self.need_groups()
         heap = "x = bytearray(200 * 2**20)\nprint('had it')"
         children = (
@@ -272,34 +250,29 @@ class SubmissionLimits(SubmissionCase):
             report = await self.limited(program, "--memory 64M --wall 300", "memory")
             self.assertLess(report["peak_memory_bytes"], 65 * MIB)
 
-    async def test_hidden_memory(self) -> None:
-        """Memory of children, and afterwards as much in the page cache."""
+    async def test_peak_memory_counts_children(self) -> None:
         _, report = await self.run_apart(HIDE_MEMORY, "--time 60")
         if report["measured"]["peak_memory_bytes"] == "cgroup":
             self.assertGreater(report["peak_memory_bytes"], 80 * MIB)
 
-    async def test_defaults(self) -> None:
-        """Without limits of its own, a program leaves the evaluator memory and processes."""
+    async def test_default_limits_leave_room_for_the_evaluator(self) -> None:
         self.need_groups()
         await self.limited("x = bytearray(220 * 2**20)", "", "memory")
         forks = "import os, time\nfor n in range(350):\n    if not os.fork(): time.sleep(600)"
         await self.limited(forks, "", "processes")
 
-    async def test_processes(self) -> None:
-        """A fork bomb."""
+    async def test_fork_bomb_is_stopped(self) -> None:
         self.need_groups()
         await self.limited(
             "import os\nwhile True: os.fork()", "--processes 10 --wall 300", "processes"
         )
 
-    async def test_output(self) -> None:
-        """Endless output, of which the evaluator sees as much as was allowed."""
+    async def test_output_is_cut_at_its_limit(self) -> None:
         printed, report = await self.run_apart("while True: print('x' * 99)", "--output 1000")
         self.assertEqual(report["reason"], "output")
         self.assertEqual(len(printed.partition("status")[0].rstrip("\n")), 1000 - 1)
 
-    async def test_files(self) -> None:
-        """A large file, and a full /tmp: neither is the evaluator's disk."""
+    async def test_large_files_do_not_reach_the_disk_of_the_evaluator(self) -> None:
         write = (
             "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
             "with open('/tmp/x', 'wb') as f:\n    while True: f.write(bytes(2**20))"
@@ -320,8 +293,7 @@ class SubmissionLimits(SubmissionCase):
         self.assertEqual(last["reason"], "memory", last)
         return text(events)
 
-    async def test_below_its_own_memory(self) -> None:
-        """A program that the evaluation's limit ends was right: the evaluation fails."""
+    async def test_run_within_its_own_limit_gets_no_verdict_for_the_evaluation(self) -> None:
         evaluator = f"""
 import os, subprocess
 held = bytearray(100 * 2**20)
@@ -331,12 +303,10 @@ print(open(os.path.expanduser("~/report")).read(), flush=True)
         printed = await self.over_memory("x = bytearray(180 * 2**20)", python(evaluator))
         self.assertNotIn("reason", printed, "no verdict is reported")
 
-    async def test_plain_memory(self) -> None:
-        """A program that the evaluator runs itself: the evaluation fails, however it goes on."""
+    async def test_memory_of_a_plain_child_fails_the_evaluation(self) -> None:
         await self.over_memory("x = bytearray(300 * 2**20)", PLAINLY + "; echo wrong")
 
-    async def test_of_the_evaluation(self) -> None:
-        """All runs together are within the evaluation's own memory."""
+    async def test_runs_share_the_memory_of_the_evaluation(self) -> None:
         program = "import time\nx = bytearray(100 * 2**20)\ntime.sleep(600)"
         run = 'tawebeval-run --read "$SUBMISSION_FILE_S" --wall 20 --memory 200M --report ~/$i -- '
         command = f"for i in 1 2 3 4; do {run}{PLAINLY} & done; wait; cat ~/[1-4]"
@@ -344,49 +314,40 @@ print(open(os.path.expanduser("~/report")).read(), flush=True)
 
 
 class SubmissionAttacks(SubmissionCase):
-    """Programs that are after the evaluator."""
-
-    async def test_spying(self) -> None:
-        """The expected answer, the environment and the markers are not to be seen."""
+    async def test_program_sees_no_answer_and_no_marker(self) -> None:
         self.assertIn("SAW", await self.submit(SPY, PREPARE + PLAINLY))
         printed, _ = await self.run_apart(SPY)
         self.assertEqual(printed.split(), ["status", "0"])
 
-    async def test_forging(self) -> None:
-        """Nothing is printed in the evaluator's name."""
+    async def test_program_cannot_print_for_the_evaluator(self) -> None:
         self.assertIn("FORGED", await self.submit(FORGE, PLAINLY + ">/dev/null; sleep 0.1"))
         printed, _ = await self.run_apart(FORGE + "\nprint('own')")
         self.assertEqual(printed.split(), ["own", "status", "0"])
 
-    async def test_killing(self) -> None:
-        """The evaluator's processes get no signal."""
+    async def test_program_cannot_kill_the_evaluator(self) -> None:
         self.assertNotIn("alive", await self.submit(KILL, PLAINLY + "; echo alive"))
         printed, _ = await self.run_apart(KILL, after="echo alive;")
         self.assertIn("alive", printed)
 
-    async def test_spoiling(self) -> None:
-        """A file that is the program's input stays as it is."""
+    async def test_program_cannot_change_its_input_file(self) -> None:
         given = "echo given > ~/in; "
         after = "; cat ~/in"
         self.assertIn("SPOILT", await self.submit(SPOIL, given + PLAINLY + "<~/in" + after))
         command = given + APART.format("") + "<~/in" + after
         self.assertEqual(await self.submit(SPOIL, command), "given\n")
 
-    async def test_remaining(self) -> None:
-        """No process outlives its run, nor holds the evaluator up."""
+    async def test_no_process_outlives_its_run(self) -> None:
         look = "; cat /proc/[0-9]*/comm | grep -c sleep; true"
         self.assertEqual((await self.submit(REMAIN, PLAINLY + look)).split(), ["begun", "1"])
         printed = await self.submit(REMAIN, APART.format("--wall 20") + look)
         self.assertEqual(printed.split(), ["begun", "0"])
 
-    async def test_reaching(self) -> None:
-        """The socket of the runs and the evaluator's directories are not there."""
+    async def test_socket_and_directories_of_the_evaluator_are_hidden(self) -> None:
         self.assertIn("socket", (await self.submit(REACH, PLAINLY)).splitlines())
         printed, _ = await self.run_apart(REACH)
         self.assertEqual(printed.splitlines()[:2], ["no socket", "['submission']"])
 
-    async def test_report(self) -> None:
-        """A report is not written through a link."""
+    async def test_report_is_not_written_through_a_link(self) -> None:
         printed = await self.run_command(
             "echo kept > ~/file; ln -s file ~/link; tawebeval-run --report ~/link -- true;"
             " echo $?; cat ~/file"
@@ -395,10 +356,7 @@ class SubmissionAttacks(SubmissionCase):
 
 
 class RequestAttacks(SubmissionCase):
-    """Evaluators that are after the daemon, by requests."""
-
-    async def test_forged(self) -> None:
-        """Requests that no tool sends are refused, and the next one is served."""
+    async def test_forged_requests_are_refused(self) -> None:
         program = r"""
 import json, os, socket
 def ask(message, descriptors=(), start=b"start"):
@@ -444,8 +402,7 @@ print(ask(json.dumps(good).encode()))
         attacked = await self.attack(program)
         self.assertEqual(attacked.text, "served\n")
 
-    async def test_links(self) -> None:
-        """No link leads a run out of what the evaluator sees, whenever it is put there."""
+    async def test_no_link_leads_a_run_outside(self) -> None:
         # The evaluator knows where its directories lie on the machine.
         outside = self.daemon.state / "outside"
         outside.mkdir(exist_ok=True)

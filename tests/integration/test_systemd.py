@@ -26,18 +26,14 @@ from tests.integration.service_case import (
 
 
 class StartTests(ServiceTestCase):
-    """How it comes to serve."""
-
-    def test_activation(self) -> None:
-        """The first request starts the daemon, and is answered when it is ready."""
+    def test_first_request_starts_the_daemon(self) -> None:
         self.assertEqual(self.show("ActiveState"), "inactive")
         self.healthy()
         self.until("ActiveState", "active")
         self.until("StatusText", "0 running, 0 queued")
         self.assertEqual(text(self.follow(self.begin("cat $SUBMISSION_FILE_SOLUTION"))), "42\n")
 
-    def test_both(self) -> None:
-        """The service brings its socket, and goes with it."""
+    def test_service_and_socket_start_and_stop_together(self) -> None:
         self.control("stop", SOCKET)
         self.start()
         self.assertEqual(self.show("ActiveState", SOCKET), "active")
@@ -45,15 +41,13 @@ class StartTests(ServiceTestCase):
         self.control("stop", SOCKET)
         self.until("ActiveState", "inactive")
 
-    def test_quiet(self) -> None:
-        """Nothing is wrong with a start, but for what this machine's kernel does not limit."""
+    def test_start_logs_no_warning(self) -> None:
         self.healthy()
         words = ("warn", "error", "critical", "Unable", "Traceback")
         lines = [line for line in self.journal().splitlines() if any(w in line for w in words)]
         self.assertEqual([line for line in lines if "#warn] limits: " not in line], [])
 
-    def test_readiness(self) -> None:
-        """Who waits for the start waits until the sandbox was tried: a broken one is no start."""
+    def test_broken_sandbox_fails_the_start(self) -> None:
         drop_in = f"/run/systemd/system/{STARTER}.d/test.conf"
         # bubblewrap sets one, in its namespace
         self.write(drop_in, "[Service]\nProtectHostname=yes\n")
@@ -65,8 +59,7 @@ class StartTests(ServiceTestCase):
         self.assertIn("bubblewrap does not work here", self.journal())
         self.assertNotIn("Traceback", self.journal())
 
-    def test_tokens_are_needed(self) -> None:
-        """Without a file of tokens there is no start, and nobody may call without one."""
+    def test_missing_tokens_fail_the_start(self) -> None:
         self.assertEqual(self.machine.connection().ask("GET", "/evaluations").answer()[0], 401)
         self.control("stop", SERVICE)
         self.machine.run("rm", TOKENS)
@@ -74,8 +67,7 @@ class StartTests(ServiceTestCase):
         done = self.machine.attempt("systemctl", "start", SERVICE)
         self.assertEqual((done.returncode, self.show("ExecMainStatus")), (1, "243"))
 
-    def test_unix_socket(self) -> None:
-        """With the documented change of the unit the daemon also answers at a UNIX socket."""
+    def test_documented_override_adds_a_unix_socket(self) -> None:
         (unit,) = (unit for unit in drop_ins(CONFIGURE) if "--listen unix:" in unit)
         self.override(*unit.splitlines()[1:])
         self.configure(f'{CONFIGURATION}\n[http]\ntrusted_proxies = ["unix"]')
@@ -88,8 +80,7 @@ class StartTests(ServiceTestCase):
         self.assertIn("200 OK", self.machine.run(*proxy, "-c", asked))
         self.healthy()
 
-    def test_mended(self) -> None:
-        """A mistake keeps it from starting as long as it is there, however often it is tried."""
+    def test_mended_configuration_serves_the_waiting_request(self) -> None:
         self.configure("nonsense = 1")
         waiting = self.ask("GET", "/health")
         self.override("RestartSec=10ms")
@@ -103,10 +94,7 @@ class StartTests(ServiceTestCase):
 
 
 class LifeTests(ServiceTestCase):
-    """What happens to it while it serves."""
-
-    def test_status(self) -> None:
-        """`systemctl status` shows how many evaluations run and how many wait."""
+    def test_status_shows_running_and_queued_evaluations(self) -> None:
         running = self.begin("echo ready; exec sleep 600")
         self.printed(running, "ready")
         waiting = self.begin("true")
@@ -115,33 +103,7 @@ class LifeTests(ServiceTestCase):
             self.assertEqual(self.ask("DELETE", f"/evaluation/{identifier}").answer()[0], 204)
         self.until("StatusText", "0 running, 0 queued")
 
-    def test_watchdog(self) -> None:
-        """A reactor that hangs is noticed, where is logged, and clients are served by the next."""
-        self.configure(f'{CONFIGURATION}\n[callers]\ntokens = "{TOKENS}"')
-        self.machine.run("chmod", "644", TOKENS)
-        self.override("WatchdogSec=10", "LoadCredential=")
-        before = self.start()
-        pipe = f"{TOKENS}.pipe"
-        self.addCleanup(self.machine.run, "rm", "-f", pipe)
-        self.machine.run("sh", "-c", f"mkfifo -m 644 {pipe} && ln -f {pipe} {TOKENS}")
-        # It opens the file, and waits for somebody to write.
-        reload = self.machine.begin("systemctl", "reload", SERVICE)
-        self.addCleanup(reload.wait)
-        self.until("ActiveState", "reloading")
-        wait_until(lambda: "Watchdog timeout" in self.journal(), "it is noticed")
-        waiting = self.ask("GET", "/health")
-        self.machine.run("rm", TOKENS)
-        self.write(TOKENS, LINE)
-        self.machine.run("chmod", "644", TOKENS)
-        # The next daemon may have opened the pipe already.
-        self.machine.run("sh", "-c", f"echo '{LINE}' 1<>{pipe}")
-        self.assertEqual(waiting.answer()[0], 200)
-        self.assertNotEqual(int(self.show("MainPID")), before)
-        self.assertIn("Fatal Python error: Aborted", self.journal())
-        self.assertIn("in read_secret_file", self.journal())
-
-    def test_reload(self) -> None:
-        """A reload is over when the new tokens count, and ends nothing."""
+    def test_reload_adds_a_token_and_ends_nothing(self) -> None:
         self.configure(f'{CONFIGURATION}\n[callers]\ntokens = "{TOKENS}"')
         self.machine.run("chmod", "644", TOKENS)
         before = self.start()
@@ -158,8 +120,7 @@ class LifeTests(ServiceTestCase):
         status = self.ask("GET", f"/evaluation/{identifier}").answer()
         self.assertEqual(status[1]["state"], "running")
 
-    def test_reload_of_configuration(self) -> None:
-        """What is live counts, the rest is named, and a broken file changes nothing."""
+    def test_reload_of_a_broken_file_changes_nothing(self) -> None:
         before = self.start()
         problem = f"repository = 'file:///srv/p'\ncommit = '{'c' * 40}'\ncommand = 'x'"
         self.configure(f"{CONFIGURATION}\n[log]\nformat = 'json'\n[problems.known]\n{problem}\n")
@@ -176,8 +137,7 @@ class LifeTests(ServiceTestCase):
         self.assertEqual(int(self.show("MainPID")), before)
         self.healthy()
 
-    def test_documented_reloads(self) -> None:
-        """The operator sees what comes of a reload as the documentation shows it."""
+    def test_reloads_print_the_documented_lines(self) -> None:
         self.start()
         shown = [each for each in examples(CONFIGURE, "journalctl") if each.printed]
         for example, settings in zip(
@@ -193,8 +153,7 @@ class LifeTests(ServiceTestCase):
         printed = self.machine.run(*example.command).splitlines()[-len(example.printed) :]
         return [_drop_prefix(line) for line in printed] == list(map(_drop_prefix, example.printed))
 
-    def test_reload_of_what_is_handed_over(self) -> None:
-        """Tokens that have changed are not copied anew, so the reload is refused and says why."""
+    def test_reload_of_changed_credentials_is_refused(self) -> None:
         self.start()
         self.control("reload", SERVICE)
         self.assertNotIn("is a copy that systemd made at the start", self.journal())
@@ -206,8 +165,7 @@ class LifeTests(ServiceTestCase):
         self.control("restart", SERVICE)
         self.assertEqual(self.ask("GET", "/evaluations").answer()[0], 401)
 
-    def test_slow_reload(self) -> None:
-        """Who orders a reload waits for it, also where the files come slowly."""
+    def test_reload_waits_for_slow_files(self) -> None:
         self.configure(f'{CONFIGURATION}\n[callers]\ntokens = "{TOKENS}"')
         self.machine.run("chmod", "644", TOKENS)
         self.start()
@@ -219,8 +177,7 @@ class LifeTests(ServiceTestCase):
         self.machine.run("sh", "-c", f"echo '{LINE}' >{TOKENS}")
         self.assertEqual(reload.wait(PATIENCE), 0)
 
-    def test_restart(self) -> None:
-        """Who waits at a restart is answered, and who comes meanwhile by the next daemon."""
+    def test_restart_answers_all_clients(self) -> None:
         before = self.start()
         identifier = self.begin("echo ready; exec sleep 600")
         after = self.printed(identifier, "ready")
@@ -236,8 +193,7 @@ class LifeTests(ServiceTestCase):
         self.assertEqual(self.ask("DELETE", f"/evaluation/{identifier}").answer()[0], 204)
         self.assertEqual(reasons(self.follow(identifier, page["end"])), ["cancelled"])
 
-    def test_backup(self) -> None:
-        """The documented backup keeps callers, configuration, overrides and evaluations."""
+    def test_documented_backup_restores_the_service(self) -> None:
         drop_in = "/etc/systemd/system/tawebeval.service.d/local.conf"
         self.write(drop_in, "[Service]\nNice=3\n")
         self.addCleanup(self.machine.run, "rm", "-r", drop_in.rpartition("/")[0])
@@ -254,8 +210,6 @@ class LifeTests(ServiceTestCase):
 
 
 class EndTests(ServiceTestCase):
-    """How it ends, by order or by violence, where evaluations end with it."""
-
     def setUp(self) -> None:
         super().setUp()
         self.configure(f"{CONFIGURATION}lasting = false\n")
@@ -264,8 +218,7 @@ class EndTests(ServiceTestCase):
         """Let evaluations end by themselves."""
         self.configure(CONFIGURATION.replace("drain = 0", "drain = 300\nlasting = false"))
 
-    def test_drain(self) -> None:
-        """What runs may end by itself, also where the unit would have less patience."""
+    def test_drain_outlasts_the_timeout_of_the_unit(self) -> None:
         self.patience()
         self.override("TimeoutStopSec=100ms")
         self.start()
@@ -280,8 +233,7 @@ class EndTests(ServiceTestCase):
         self.assertEqual(stop.wait(PATIENCE), 0)
         self.assertEqual((self.show("Result"), self.show("ActiveState")), ("success", "inactive"))
 
-    def test_killed(self) -> None:
-        """It starts anew by itself; evaluators are dead, and their evaluations are lost."""
+    def test_killed_service_starts_again_and_loses_its_evaluations(self) -> None:
         before = self.start()
         identifier = self.begin("echo ready; exec sleep 12345")
         after = self.printed(identifier, "ready")
@@ -300,29 +252,9 @@ class EndTests(ServiceTestCase):
         self.assertEqual(reasons(self.follow(identifier, after)), ["lost"])
         self.assertEqual(text(self.follow(self.begin("echo again"))), "again\n")
 
-    def test_nothing_is_left(self) -> None:
-        """A stopped service has no process, and no group of them."""
-        self.patience()
-        identifier = self.begin("sleep 54321 & echo ready; exec sleep 54321")
-        self.printed(identifier, "ready")
-        group = self.machine.path(f"/sys/fs/cgroup{self.show('ControlGroup')}")
-        self.assertTrue(group.is_dir())
-        stop = self.machine.begin("systemctl", "stop", SERVICE)
-        self.addCleanup(stop.wait)
-        self.until("ActiveState", "deactivating")
-        # Who is in a hurry does not wait for the drain.
-        self.control("kill", "--kill-whom=main", "--signal=TERM", SERVICE)
-        self.assertEqual(reasons(self.follow(identifier)), ["shutdown"])
-        self.assertEqual(stop.wait(PATIENCE), 0)
-        self.assertFalse(group.exists())
-        self.assertEqual(self.machine.attempt("pgrep", "--full", "sleep 54321").stdout, "")
-
 
 class MendedTests(ServiceTestCase):
-    """A sandbox that fails while the daemon runs."""
-
-    def test_sandbox(self) -> None:
-        """The daemon is not ready while it does not work, and is by itself when it does."""
+    def test_readiness_follows_the_sandbox(self) -> None:
         self.start()
         program = self.machine.run("sh", "-c", "command -v bwrap")
         self.machine.run("mv", program, f"{program}.away")

@@ -47,28 +47,6 @@ int main(void) {
 }
 """
 
-CPP = r"""
-#include <atomic>
-#include <chrono>
-#include <filesystem>
-#include <future>
-#include <iostream>
-#include <random>
-#include <thread>
-int main() {
-    std::random_device random;
-    std::filesystem::create_directories("a/b/c");
-    std::atomic<int> answer{int(std::filesystem::remove_all("a")) * 7 + int(random() * 0)};
-    std::vector<std::future<void>> all;
-    for (int i = 0; i < 21; i++)
-        all.push_back(std::async(std::launch::async, [&] {
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-            answer++;
-        }));
-    for (auto &one : all) one.get();
-    std::cout << answer << std::endl;
-}
-"""
 
 PYTHON = r"""
 import asyncio, concurrent.futures, multiprocessing, os, signal, sqlite3, subprocess, tempfile
@@ -100,17 +78,6 @@ if __name__ == "__main__":
     print(sum(found))
 """
 
-SHELL = r"""
-set -euo pipefail
-coproc { while read -r line; do echo $((line + 1)); done; }
-echo 20 >&"${COPROC[1]}"; read -r first <&"${COPROC[0]}"
-mkfifo pipe; (echo 20 >pipe &) ; read -r second <pipe
-third=$(perl -e 'pipe R, W; if (!fork) { syswrite W, 1; exit } sysread R, $x, 1; print $x')
-for i in 1 2 3; do echo $i; done | xargs -P 3 -I {} touch made-{}
-: >log; (echo end >>log) & tail -n +1 -f --pid=$! log >tailed 2>/dev/null; grep -q end tailed
-find . -name 'made-*' | sort | tar -cf - -T - | gzip | tar -tzf - | wc -l | grep -qx 3
-echo "$first $second $third" | awk '{ ("echo " $3) | getline x; print $1 + $2 + x; fflush() }'
-"""
 
 JAVA = r"""
 import java.nio.file.*; import java.util.concurrent.*; import java.util.stream.*;
@@ -179,8 +146,6 @@ fn main() {
 
 
 class ToolchainTests(DaemonTestCase):
-    """One program in each language, built and run as an evaluator does."""
-
     async def check(self, name: str, source: str, command: str) -> None:
         """Check that a program prints what it is to print."""
         program = command.split()[0]
@@ -191,35 +156,21 @@ class ToolchainTests(DaemonTestCase):
         events = await self.run_command(command)
         self.assertEqual(text(events), "42\n", events)
 
-    async def test_c(self) -> None:
-        """gcc, and what it makes."""
+    async def test_c_runs_in_the_sandbox(self) -> None:
         await self.check("main.c", C, "gcc -O1 -pthread -o main main.c && ./main")
 
-    async def test_cpp(self) -> None:
-        """g++, and what it makes."""
-        await self.check("main.cpp", CPP, "g++ -std=c++17 -pthread -o main main.cpp && ./main")
-
-    async def test_python(self) -> None:
-        """Python with processes of every kind."""
+    async def test_python_runs_in_the_sandbox(self) -> None:
         await self.check("main.py", PYTHON, "python3 main.py")
 
-    async def test_shell(self) -> None:
-        """bash, awk, perl and the usual tools."""
-        await self.check("main.sh", SHELL, "bash main.sh")
-
-    async def test_java(self) -> None:
-        """The Java compiler and virtual machine, with threads and a child."""
+    async def test_java_runs_in_the_sandbox(self) -> None:
         command = "javac -J-Xmx200m Main.java && java -Xmx100m Main"
         await self.check("Main.java", JAVA, command)
 
-    async def test_node(self) -> None:
-        """Node.js with a worker, a child and files."""
+    async def test_node_runs_in_the_sandbox(self) -> None:
         await self.check("main.js", NODE, "node main.js")
 
-    async def test_go(self) -> None:
-        """The Go compiler, and goroutines."""
+    async def test_go_runs_in_the_sandbox(self) -> None:
         await self.check("main.go", GO, "go build -p 1 -o main main.go && ./main")
 
-    async def test_rust(self) -> None:
-        """The Rust compiler, and threads."""
+    async def test_rust_runs_in_the_sandbox(self) -> None:
         await self.check("main.rs", RUST, "rustc -O main.rs && ./main")

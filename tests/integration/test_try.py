@@ -44,8 +44,6 @@ def groups_of_trials(pids: Collection[int]) -> list[str]:
 
 
 class TryTests(TestCase):
-    """A directory, and what is tried there."""
-
     timeout = LONG_PATIENCE
 
     def setUp(self) -> None:
@@ -73,7 +71,6 @@ class TryTests(TestCase):
         cwd: Path | None = None,
         **variables: str,
     ) -> CompletedProcess[str]:
-        """Return how a trial ends."""
         source = str(self.root / "solution.py")
         return await piped(
             "http://127.0.0.1:9",
@@ -84,8 +81,7 @@ class TryTests(TestCase):
             **{"TMPDIR": str(self.scratch), **variables},
         )
 
-    async def test_good(self) -> None:
-        """Its events, its files, its seed; the directory stays as it is."""
+    async def test_files_and_seed_reach_the_evaluator_and_the_directory_is_unchanged(self) -> None:
         command = (
             'cat secret "$SUBMISSION_FILE_SOURCE"; echo x >secret; rm ../solution.py;'
             "echo $TURINGARENA_SEED; pwd"
@@ -96,15 +92,13 @@ class TryTests(TestCase):
         self.assertEqual((self.root / "inner" / "secret").read_text(), "42\n")
         self.assertTrue((self.root / "solution.py").exists())
 
-    async def test_sandbox(self) -> None:
-        """It runs in the daemon's sandbox, by another user than root."""
+    async def test_evaluator_runs_in_the_sandbox_as_an_ordinary_user(self) -> None:
         done = await self.attempt(f"id -un; ls {self.root} || ls /home /root")
         self.assertEqual(done.stdout, "evaluator\n")
         self.assertEqual(done.returncode, 1)
         self.assertIn("No such file", done.stderr)
 
-    async def test_failed(self) -> None:
-        """A bad end is 1, and what was said on stderr is shown, also after a good one."""
+    async def test_failure_exits_with_1_and_shows_stderr(self) -> None:
         done = await self.attempt("echo oops >&2; exit 3")
         self.assertEqual(done.returncode, 1)
         self.assertIn("failed: the evaluator exited with status 3\n  oops\n", done.stderr)
@@ -113,8 +107,7 @@ class TryTests(TestCase):
         self.assertEqual(done.returncode, 0)
         self.assertRegex(done.stderr, f"^{nothing}stderr:\n  hint\n{USED}$")
 
-    async def test_hints(self) -> None:
-        """The usual mistakes of authors are told with their remedies."""
+    async def test_usual_mistakes_get_hints(self) -> None:
         (self.root / "evaluate").write_text("#!/bin/sh\n")
         (self.root / "evaluate").chmod(0o644)
         network = python("import socket; socket.getaddrinfo('example.org', 80)")
@@ -131,10 +124,9 @@ class TryTests(TestCase):
             self.assertEqual(done.returncode, status, done.stderr)
             self.assertIn(words, done.stderr)
 
-    async def test_limits(self) -> None:
-        """The limits are those of the configuration."""
+    async def test_limits_are_those_of_the_configuration(self) -> None:
         settings = self.folder / "tawebeval.toml"
-        settings.write_text("[limits]\nwall_clock = 0.5\n[evaluations]\ngrace = 0.1\n")
+        settings.write_text("[limits]\nwall_clock = 0.5\n")
         done = await self.attempt("sleep 600", "--config", str(settings))
         self.assertEqual(done.returncode, 1)
         self.assertIn("it ran for over 0.5 seconds (limits.wall_clock)", done.stderr)
@@ -152,8 +144,7 @@ class TryTests(TestCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn(words, " ".join(done.stderr.split()))
 
-    async def test_raw(self) -> None:
-        """What was printed, byte by byte, with the blocks marked."""
+    async def test_raw_output_is_shown_byte_by_byte(self) -> None:
         done = await self.attempt(BLOCK, "--raw")
         self.assertEqual(
             done.stdout, 'text\n<<< data begins >>>\n{"n": 1.50}\n<<< data ends >>>\nmore\n'
@@ -178,26 +169,21 @@ class TryTests(TestCase):
         await until(lambda: "ready" in terminal.shown, "it runs")
         return terminal
 
-    async def test_terminated(self) -> None:
-        """Ctrl-C, SIGTERM and SIGHUP end it and all its processes, with a status of their own."""
+    async def test_signals_end_the_trial_with_their_status(self) -> None:
         for number, status in ((signal.SIGINT, 1), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
             terminal = await self.attempt_in_terminal("echo ready; sleep 600 & sleep 600")
             terminal.interrupt(number)
             self.assertEqual(await terminal.end(), status, terminal.shown)
             self.assertIn("the evaluation was cancelled", terminal.shown)
 
-    async def test_in_a_hurry(self) -> None:
-        """A second Ctrl-C leaves an evaluator no time, and cleans up all the same."""
-        settings = self.folder / "tawebeval.toml"
-        settings.write_text("[evaluations]\ngrace = 600\n")
-        terminal = await self.attempt_in_terminal(STUBBORN, "--config", str(settings))
+    async def test_second_ctrl_c_ends_the_trial_without_grace(self) -> None:
+        terminal = await self.attempt_in_terminal(STUBBORN)
         terminal.interrupt()
         await until(lambda: "TERM" in terminal.shown, "the first is heard")
         terminal.interrupt()
         self.assertEqual(await terminal.end(), 1, terminal.shown)
 
-    async def test_nobody_reads(self) -> None:
-        """Where stdout is closed, as by `head`, it ends, and cleans up."""
+    async def test_closed_stdout_ends_the_trial(self) -> None:
         for more in ([], ["--raw"]):
             program = subprocess.Popen(
                 [*COMMAND, "try", str(self.root), *BY, "--evaluator", "yes", "x=1", *more],
@@ -214,8 +200,7 @@ class TryTests(TestCase):
             self.assertEqual(await deferToThread(program.wait), 141)
             self.assertNotIn(b"Traceback", said)
 
-    async def test_wrong(self) -> None:
-        """What is wrong is 2, and said without a traceback."""
+    async def test_usage_errors_exit_with_2(self) -> None:
         settings = self.folder / "tawebeval.toml"
         settings.write_text("nonsense = 1\n")
         for arguments, variables, words in (
@@ -228,8 +213,7 @@ class TryTests(TestCase):
             self.assertIn(words, done.stderr)
             self.assertNotIn("Traceback", done.stderr)
 
-    async def test_root(self) -> None:
-        """Root has to say whom to become; what is tried may be readable by root alone."""
+    async def test_root_has_to_name_a_user_and_may_try_private_files(self) -> None:
         if USER is None:
             raise SkipTest("only root can be refused")
         done = await self.attempt("true", user=False)

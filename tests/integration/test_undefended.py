@@ -7,34 +7,292 @@ limit. What would do harm has a ceiling.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import json
 import os
+import resource
+import shutil
 import signal
 import socket
 import subprocess
 import time
+from base64 import b64decode
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
 
-from tawebeval.config import SandboxSettings
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import Configuration, LimitSettings, SandboxSettings
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.linux.cgroups import CgroupManager
+from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.reaper import OrphanReaper
+from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR
+from tawebeval.sandbox.bubblewrap import BROKER_SOCKET_NAME, write_sandbox_files
+from tawebeval.sandbox.probe import open_bubblewrap
+from tawebeval.sandbox.workspace import Workspace
 from tests.cases.patience import PATIENCE
+from tests.fakes.sandbox import FakeTrees
 from tests.integration.attacks import bombs, budgets, calls, fillers, views
-from tests.integration.attacks.case import MIB
-from tests.integration.attacks.cell import (
-    CellTestCase,
-    Change,
-    all_of,
-    as_it_is,
-    instead,
-    sharing,
-    showing,
-    without,
-    without_option,
-)
+from tests.integration.attacks.case import CPU, DISK, DISK_FILES, FILE_SIZE, MEMORY, MIB, PROCESSES
 from tests.integration.client import python
 from tests.integration.processes import new_word, processes
-from tests.integration.unprivileged import PYTHON, USER
+from tests.integration.unprivileged import PYTHON, USER, give, temporary_folder
+
+Change = Callable[[list[str]], list[str]]
+
+# All that `--unshare-all` stands for, as far as one of it can be left out.
+_ALL = ("user", "ipc", "pid", "net", "uts", "cgroup")
+
+UNSHARE = ("/usr/bin/unshare", "--user", "--map-current-user", "--")
+
+# What tells bwrap the numbers of its descriptors.
+_OPENED = ("--args", "--json-status-fd", "--add-seccomp-fd")
+
+
+def as_it_is(argv: list[str]) -> list[str]:
+    """Take nothing away."""
+    return argv
+
+
+def without(*arguments: str) -> Change:
+    """Take away arguments that follow one another, wherever they stand: first and only once."""
+
+    def change(argv: list[str]) -> list[str]:
+        for at in range(len(argv)):
+            if tuple(argv[at : at + len(arguments)]) == arguments:
+                return argv[:at] + argv[at + len(arguments) :]
+        raise AssertionError(f"{arguments} are not in {argv}")
+
+    return change
+
+
+def without_option(name: str) -> Change:
+    """Take away an option, with its value, either way of writing both."""
+
+    def change(argv: list[str]) -> list[str]:
+        for at, argument in enumerate(argv):
+            if argument.startswith(f"{name}="):
+                return argv[:at] + argv[at + 1 :]
+            if argument == name:
+                return argv[:at] + argv[at + 2 :]
+        raise AssertionError(f"{name} is not in {argv}")
+
+    return change
+
+
+def instead(old: str, *new: str) -> Change:
+    """Put others in the place of an argument."""
+
+    def change(argv: list[str]) -> list[str]:
+        at = argv.index(old)
+        return [*argv[:at], *new, *argv[at + 1 :]]
+
+    return change
+
+
+def sharing(namespace: str) -> Change:
+    """Take away one of the namespaces."""
+    kept = [f"--unshare-{name}" for name in _ALL if name not in (namespace, "user")]
+    return instead("--unshare-all", *kept)
+
+
+def showing(path: str, inside: str = "", how: str = "--ro-bind") -> Change:
+    """Show something more of the machine."""
+
+    def change(argv: list[str]) -> list[str]:
+        at = len(argv) - argv[::-1].index("--dev")  # after which come the workspace's places
+        return [*argv[: at + 1], how, path, inside or path, *argv[at + 1 :]]
+
+    return change
+
+
+def all_of(*changes: Change) -> Change:
+    """Take away several things."""
+
+    def change(argv: list[str]) -> list[str]:
+        for one in changes:
+            argv = one(argv)
+        return argv
+
+    return change
+
+
+class NoTrees:
+    """In place of a starter, which starts nothing here."""
+
+    pid = os.getpid()
+
+    @property
+    def starter(self) -> NoTrees:
+        return self
+
+    def forget_program(self, _: Workspace) -> None:
+        """Do nothing."""
+
+
+class CellTestCase(SynchronousTestCase):
+    """Runs programs in a cell of the product, with or without all of its defences.
+
+    There are no groups here, and no daemon that looks at limits.
+    """
+
+    settings: ClassVar[SandboxSettings] = SandboxSettings()
+
+    def setUp(self) -> None:
+        self.folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, self.folder)
+        accounts = self.folder / "accounts"
+        accounts.mkdir()
+        write_sandbox_files(accounts)
+        limits = LimitSettings(
+            cpu=CPU,
+            memory=MEMORY,
+            processes=PROCESSES,
+            file_size=FILE_SIZE,
+            disk=DISK,
+            disk_files=DISK_FILES,
+        )
+        orphans = OrphanReaper(Clock(), Spawner(Clock()))  # which nobody asks for here
+        self.trees: Any = FakeTrees()  # only says what would be started
+        self.sandbox = open_bubblewrap(
+            Configuration(limits=limits, sandbox=self.settings),
+            accounts,
+            CgroupManager({}),
+            orphans,
+            self.trees,
+        )
+        for descriptor in self.sandbox.filter_descriptors:
+            self.addCleanup(os.close, descriptor)
+        solution = self.folder / "upload" / "submission" / "solution" / "solution.txt"
+        solution.parent.mkdir(parents=True)
+        solution.write_text("42\n")
+        self.workspace = Workspace(self.folder / "evaluation")
+        self.workspace.create_directories(
+            self.folder / "upload", self.workspace.make_sandboxed_view(Path("/evaluation"))
+        )
+        self.workspace.output_directory.mkdir()  # as the client of a starter does
+        self.solution = self.workspace.submission_directory / "solution" / "solution.txt"
+        self.checkout = self.folder / "checkout"
+        self.checkout.mkdir()
+        for folder, folders, names in os.walk(self.folder):
+            for name in (*folders, *names):
+                give(Path(folder, name))
+        self.cell = self.sandbox.make_run(
+            self.workspace,
+            Checkout(Commit("", ""), self.checkout, lambda: None),
+            self.sandbox.limits,
+        )
+        self.addCleanup(self.cell.close)
+        limits_of_cell: Any = self.cell.run_limits
+        limits_of_cell.make_cgroup("cell")  # of which there is nothing here
+
+    def start(
+        self,
+        command: str,
+        change: Change = as_it_is,
+        environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> subprocess.Popen[str]:
+        """Start a command in the cell, less what `change` takes away."""
+        variables = {
+            "PATH": "/usr/bin:/bin",
+            "HOME": "/evaluation/home",
+            "TEMPORARY_DIRECTORY": "/evaluation/tmp",
+            "SUBMISSION_FILE_SOLUTION": "/evaluation/submission/solution/solution.txt",
+            "EVALUATION_DATA_BEGIN": "begin",
+            **(environment or {}),
+        }
+        (self.workspace.root / BROKER_SOCKET_NAME).touch()  # what the starter makes
+        self.cell.launch.start_evaluator(command, variables, self.workspace.tree_directory)
+        launch = self.trees.launched[-1]
+        with ExitStack() as opened:
+            given = [_open_descriptor(each, opened) for each in launch.descriptors]
+            argv = [*_limit(launch.rlimits), *_renumber(launch.argv, given)]
+            process = subprocess.Popen(
+                change(argv),
+                env=launch.environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                pass_fds=(*given, *descriptors),
+                start_new_session=True,
+                user=USER.pw_uid if USER else None,
+                group=USER.pw_gid if USER else None,
+                extra_groups=() if USER else None,
+            )
+        self.addCleanup(_end, process)
+        return process
+
+    def open(self, described: Mapping[str, str]) -> int:
+        if "append" in described:
+            self.workspace.output_directory.mkdir(exist_ok=True)
+            descriptor = os.open(described["append"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        else:
+            descriptor = os.memfd_create("given")
+            os.pwrite(descriptor, b64decode(described["base64"]), 0)
+        self.addCleanup(os.close, descriptor)
+        return descriptor
+
+    def say(self, command: str, change: Change = as_it_is, **more: object) -> str:
+        process = self.start(command, change, **more)  # type: ignore[arg-type]
+        return process.communicate(timeout=PATIENCE)[0]
+
+    def run_program(
+        self, program: str, *arguments: str, change: Change = as_it_is, **more: object
+    ) -> str:
+        """Return what a Python program prints in the cell."""
+        return self.say(python(program, *arguments), change, **more)
+
+
+def _open_descriptor(described: Mapping[str, str], opened: ExitStack) -> int:
+    """Return a descriptor of a `LaunchSpec`, as the starter opens it; `opened` closes it."""
+    if "append" in described:
+        descriptor = os.open(described["append"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    else:
+        descriptor = os.memfd_create("given")
+        os.pwrite(descriptor, base64.b64decode(described["base64"]), 0)
+    opened.callback(os.close, descriptor)
+    return descriptor
+
+
+def _renumber(argv: Sequence[str], given: Sequence[int]) -> list[str]:
+    """Return arguments with the numbers that descriptors have here.
+
+    The first process cannot note anything, for it has a number of its own for that.
+    """
+    return [
+        str(given[int(word) - FIRST_PASSED_DESCRIPTOR]) if before in _OPENED else word
+        for before, word in zip(["", *argv], argv, strict=False)
+    ]
+
+
+def _limit(rlimits: Mapping[int, tuple[int, int]]) -> list[str]:
+    """Return what sets limits as the starter does, where processes are counted apart."""
+    names = {number: name for name, number in vars(resource).items() if name[:7] == "RLIMIT_"}
+    options = (
+        f"--{names[number][7:].lower()}={soft}:{'unlimited' if hard < 0 else hard}"
+        for number, (soft, hard) in rlimits.items()
+    )
+    return [*UNSHARE, "/usr/bin/prlimit", *options, "--"]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End what may be left of a process group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
 
 # What the filter alone refuses: with it EPERM, without it the kernel has something else to say.
 ONLY_THE_FILTER = {
@@ -49,10 +307,7 @@ ALLOCATED = f'{python(fillers.ALLOCATED)} "$TEMPORARY_DIRECTORY" file'
 
 
 class FirstProcessTests(CellTestCase):
-    """Without a first process that is closed to its own user."""
-
-    def test_first_process(self) -> None:
-        """The one of bwrap can be written to, and its pipes are there."""
+    def test_first_process_of_bwrap_is_readable_by_its_user(self) -> None:
         self.assertEqual(self.run_program(views.SHELL_MOUNT_POINT), "")
         with_bwrap = all_of(without("--as-pid-1"), without("--remount-ro", "/proc"))
         found = self.run_program(views.SHELL_MOUNT_POINT, change=with_bwrap).split()
@@ -60,8 +315,6 @@ class FirstProcessTests(CellTestCase):
 
 
 class FilterTests(CellTestCase):
-    """Without `--add-seccomp-fd`."""
-
     change = staticmethod(all_of(*[without_option("--add-seccomp-fd")] * 2))
 
     def outcomes(self, change: Change, *tables: dict[str, tuple[object, ...]]) -> dict[str, int]:
@@ -70,8 +323,7 @@ class FilterTests(CellTestCase):
         found: dict[str, int] = json.loads(self.run_program(calls.CALLS, argument, change=change))
         return found
 
-    def test_calls(self) -> None:
-        """Tracing, others' memory, keys, handles and the rest are to be had."""
+    def test_filter_refuses_dangerous_calls(self) -> None:
         before = self.outcomes(as_it_is, calls.REFUSED)
         after = self.outcomes(self.change, calls.REFUSED)
         self.assertEqual({before[name] for name in ONLY_THE_FILTER}, {errno.EPERM})
@@ -80,25 +332,21 @@ class FilterTests(CellTestCase):
         for name in ("ptrace", "keyctl", "add_key", "userfaultfd", "personality"):
             self.assertEqual(after[name], 0, name)
 
-    def test_allocation(self) -> None:
-        """Blocks are to be had without a write, and beyond the limit of a file's size."""
+    def test_filter_refuses_allocation_without_a_write(self) -> None:
         told = self.say(ALLOCATED, self.change)
         self.assertEqual(told, "allocated\nallocated\nFalse\nTrue\n")
 
-    def test_missing(self) -> None:
-        """io_uring and clone3 are there."""
+    def test_filter_hides_io_uring_and_clone3(self) -> None:
         self.assertEqual(set(self.outcomes(as_it_is, calls.MISSING).values()), {errno.ENOSYS})
         self.assertNotIn(errno.ENOSYS, self.outcomes(self.change, calls.MISSING).values())
 
-    def test_filters(self) -> None:
-        """Sockets and processes take filters, whose memory is the machine's."""
+    def test_filter_refuses_filters_for_sockets_and_processes(self) -> None:
         attack = (budgets.FILTERS, str(calls.number_of("seccomp")))
         self.assertEqual(self.run_program(*attack), "sockets 0\nprocess 0\nprocess 0\n")
         said = self.run_program(*attack, change=self.change)
         self.assertEqual(said, "sockets 50\nprocess 1\nprocess 1\n")
 
-    def test_spies(self) -> None:
-        """Directories tell of what others open in them."""
+    def test_filter_refuses_watches_of_directories(self) -> None:
         for change, told in ((as_it_is, "0\n"), (self.change, "2\n")):
             spy = self.start(python(budgets.SPY), change)
             assert spy.stdout is not None
@@ -109,22 +357,19 @@ class FilterTests(CellTestCase):
                 time.sleep(0.01)
             self.assertEqual(spy.stdout.read(), told)
 
-    def test_families(self) -> None:
-        """Netlink sockets open in spite of the network's namespace."""
+    def test_filter_refuses_netlink(self) -> None:
         self.assertEqual(
             self.outcomes(as_it_is, calls.FAMILIES)["socket:netlink"], errno.EAFNOSUPPORT
         )
         self.assertEqual(self.outcomes(self.change, calls.FAMILIES)["socket:netlink"], 0)
 
-    def test_other_architectures(self) -> None:
-        """Calls of 32 bits are answered as outside, where not every kernel has them."""
+    def test_filter_refuses_32_bit_calls(self) -> None:
         self.assertNotIn("succeeded", self.run_program(calls.OTHER_ARCHITECTURES))
         said = self.run_program(calls.OTHER_ARCHITECTURES, change=self.change)
         outside = [PYTHON, "-S", "-c", calls.OTHER_ARCHITECTURES]
         self.assertEqual(said, subprocess.check_output(outside, text=True))
 
-    def test_user_namespaces(self) -> None:
-        """Two defences are against these; with both gone a user becomes root somewhere."""
+    def test_two_defences_refuse_user_namespaces(self) -> None:
         for change in (as_it_is, self.change, without("--disable-userns")):
             self.assertEqual(self.say(UNSHARE_USERS, change), "-1\n")
         both = all_of(self.change, without("--disable-userns"))
@@ -132,12 +377,9 @@ class FilterTests(CellTestCase):
 
 
 class NamespaceTests(CellTestCase):
-    """Without one of the namespaces."""
-
     settings = SandboxSettings(loopback=True)  # by which sockets of the Internet's families open
 
-    def test_network(self) -> None:
-        """With the machine's network its servers and abstract sockets are reached."""
+    def test_network_namespace_hides_servers_of_the_machine(self) -> None:
         word = new_word()
         with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as one:
             one.bind(f"\0{word}")
@@ -148,8 +390,7 @@ class NamespaceTests(CellTestCase):
             said = self.run_program(views.CONNECT, *addresses, change=sharing("net"))
             self.assertEqual(said.count("connected"), 3, said)
 
-    def test_processes(self) -> None:
-        """With the machine's processes those of the daemon's user are seen and signalled."""
+    def test_pid_namespace_hides_processes_of_the_machine(self) -> None:
         other = subprocess.Popen(["sleep", "600"], user=USER.pw_uid if USER else None)
         self.addCleanup(other.wait)
         self.addCleanup(other.kill)
@@ -165,8 +406,7 @@ class NamespaceTests(CellTestCase):
         )
         self.assertEqual(self.run_program(program, str(other.pid), change=shared), "True\ntold\n")
 
-    def test_ipc(self) -> None:
-        """With the machine's System V objects those of others are found."""
+    def test_ipc_namespace_hides_system_v_objects(self) -> None:
         made = subprocess.run(["ipcmk", "-Q", "-p", "0666"], capture_output=True, text=True)
         number = made.stdout.split()[-1]
         self.addCleanup(subprocess.run, ["ipcrm", "-q", number], check=True)
@@ -174,8 +414,7 @@ class NamespaceTests(CellTestCase):
         self.assertEqual(self.say(script), "0\n")
         self.assertEqual(self.say(script, sharing("ipc")), "1\n")
 
-    def test_parent(self) -> None:
-        """Without `--die-with-parent` an evaluator outlives a daemon that is killed."""
+    def test_die_with_parent_ends_the_evaluator_with_the_daemon(self) -> None:
         for change, lives in ((as_it_is, False), (without("--die-with-parent"), True)):
             word = new_word()
             process = self.start(
@@ -191,18 +430,14 @@ class NamespaceTests(CellTestCase):
                 time.sleep(0.01)
             self.assertEqual(bool(processes(word)), lives)
 
-    def test_session(self) -> None:
-        """Without `--new-session` it is in the session of who started it, whose terminal it has."""
+    def test_new_session_hides_the_terminal(self) -> None:
         script = python("import os; print(os.getsid(0) == 0)")
         self.assertEqual(self.say(script), "False\n")
         self.assertEqual(self.say(script, without("--new-session")), "True\n")
 
 
 class ViewTests(CellTestCase):
-    """With more to be seen or to be written."""
-
-    def test_files(self) -> None:
-        """What is shown is found."""
+    def test_shown_directory_would_be_found(self) -> None:
         (self.folder / "key").write_text("a-secret-key")
         (self.folder / "key").chmod(0o644)
         search = (views.SEARCH, "a-secret", "-key", str(self.folder / "key"), "/shown/key")
@@ -210,15 +445,13 @@ class ViewTests(CellTestCase):
         said = self.run_program(*search, change=showing(str(self.folder), "/shown"))
         self.assertEqual(said, "found in /shown/key\nreached /shown/key\n")
 
-    def test_environment(self) -> None:
-        """What is in the environment is found: it has to be made from nothing."""
+    def test_given_environment_would_be_found(self) -> None:
         search = (views.SEARCH, "a-secret", "-key")
         self.assertEqual(self.run_program(*search), "")
         said = self.run_program(*search, environment={"CANARY": "a-secret-key"})
         self.assertIn("environ", said)
 
-    def test_descriptors(self) -> None:
-        """What is open is inherited: it has to be closed."""
+    def test_open_descriptor_would_be_inherited(self) -> None:
         secret = self.folder / "key"
         secret.write_text("a secret")
         with secret.open() as file:
@@ -227,22 +460,19 @@ class ViewTests(CellTestCase):
             said = self.say(script, descriptors=(file.fileno(),))
         self.assertEqual(said, "a secret")
 
-    def test_root(self) -> None:
-        """Without `--remount-ro` directories in memory can be filled, which nobody counts."""
+    def test_read_only_root_cannot_be_filled(self) -> None:
         for place in ("/", "/dev"):
             script = f"(echo x > {place}/x) 2>/dev/null && echo written || echo no"
             self.assertEqual(self.say(script), "no\n")
             self.assertEqual(self.say(script, without("--remount-ro", place)), "written\n")
 
-    def test_kernel_figures(self) -> None:
-        """Without `--remount-ro` a process lowers its own `oom_score_adj` after it was raised."""
+    def test_read_only_proc_keeps_oom_score_adj(self) -> None:
         own = "/proc/self/oom_score_adj"
         script = f"for score in 700 10; do echo $score >{own}; done 2>/dev/null; cat {own}"
         self.assertEqual(self.say(script), "0\n")
         self.assertEqual(self.say(script, without("--remount-ro", "/proc")), "10\n")
 
-    def test_submission(self) -> None:
-        """Bound as the other places are, the submission can be changed."""
+    def test_read_only_submission_cannot_be_changed(self) -> None:
         script = 'echo 43 > "$SUBMISSION_FILE_SOLUTION"; cat "$SUBMISSION_FILE_SOLUTION"'
         self.assertTrue(self.say(script).endswith("\n42\n"))
         outside = str(self.workspace.submission_directory)
@@ -251,8 +481,7 @@ class ViewTests(CellTestCase):
         self.assertEqual(self.say(script, writable), "43\n")
         self.assertEqual(self.solution.read_text(), "43\n")
 
-    def test_temporary_files(self) -> None:
-        """With the machine's /tmp something can be left there for the next run."""
+    def test_private_tmp_keeps_files_from_the_next_run(self) -> None:
         name = f"/tmp/{new_word()}"
         self.addCleanup(lambda: os.path.exists(name) and os.remove(name))
         self.say(f"touch {name}")
@@ -261,8 +490,7 @@ class ViewTests(CellTestCase):
         self.say(f"touch {name}", instead(str(self.workspace.sandbox_tmp_directory), "/tmp"))
         self.assertTrue(os.path.exists(name))
 
-    def test_links(self) -> None:
-        """A link that leads out leads out for whoever follows it from outside."""
+    def test_link_that_leads_outside_leads_outside_for_others(self) -> None:
         secret = self.folder / "key"
         secret.write_text("a secret")
         self.say(f"ln -s {secret} link; cat link")
@@ -270,25 +498,20 @@ class ViewTests(CellTestCase):
 
 
 class LimitTests(CellTestCase):
-    """Without one of the limits of a process, and without what only groups can limit."""
-
-    def test_file_size(self) -> None:
-        """Without `--fsize` one file has any size."""
+    def test_fsize_limits_one_file(self) -> None:
         program = fillers.ONE_FILE.replace("range(100)", "range(20)")
         arguments = ("/evaluation/tmp", "x")
         self.assertIn("File too large", self.run_program(program, *arguments))
         said = self.run_program(program, *arguments, change=without_option("--fsize"))
         self.assertEqual(said, "unlimited\n")
 
-    def test_cpu(self) -> None:
-        """Without `--cpu` a loop goes on."""
+    def test_cpu_limits_a_loop(self) -> None:
         program = "import time\nwhile time.process_time() < 7: pass\nprint('unlimited')"
         self.assertNotIn("unlimited", self.run_program(program))
         said = self.run_program(program, change=without_option("--cpu"))
         self.assertEqual(said, "unlimited\n")
 
-    def test_open_files(self) -> None:
-        """Without `ulimit -n` there are as many open files as the daemon may have."""
+    def test_ulimit_limits_open_files(self) -> None:
         script = "ulimit -n"
 
         def change(argv: list[str]) -> list[str]:
@@ -297,8 +520,7 @@ class LimitTests(CellTestCase):
         self.assertEqual(self.say(script), "256\n")
         self.assertNotEqual(self.say(script, change), "256\n")
 
-    def test_processes(self) -> None:
-        """Without `--nproc` there is no end of forks; with it they are counted inside alone."""
+    def test_nproc_limits_forks(self) -> None:
         program = bombs.FORKS.replace("time.sleep(600)", "time.sleep(2)")
         program = program.replace("except OSError:", "except OSError:\n        break")
         program = program.replace('print("unlimited")', "print(_ == 299, flush=True)")
@@ -306,14 +528,12 @@ class LimitTests(CellTestCase):
         said = self.run_program(program, change=without_option("--nproc"))
         self.assertEqual(said, "True\n")
 
-    def test_heap(self) -> None:
-        """Without `--data` a heap is as large as the machine allows."""
+    def test_data_limits_the_heap(self) -> None:
         self.assertIn("MemoryError", self.run_program(bombs.HEAP))
         said = self.run_program(bombs.HEAP, change=without_option("--data"))
         self.assertEqual(said, "unlimited\n")
 
-    def test_memory_without_groups(self) -> None:
-        """Without a group nothing limits what is shared, in files, or in several processes."""
+    def test_memory_of_several_kinds_needs_a_cgroup(self) -> None:
         for program in (
             bombs.MEMFD,
             bombs.SHARED_SEGMENTS,
@@ -322,8 +542,7 @@ class LimitTests(CellTestCase):
         ):
             self.assertEqual(self.run_program(program), "unlimited\n")
 
-    def test_disk_without_a_watch(self) -> None:
-        """Without one who looks, the disk is filled in each of the ways."""
+    def test_disk_is_filled_where_nobody_looks(self) -> None:
         for program in (
             *(fillers.MANY_FILES, fillers.INODES, fillers.NAMELESS),
             *(fillers.MAPPED, fillers.CLOSED, fillers.DEEP),
@@ -340,8 +559,7 @@ class LimitTests(CellTestCase):
                     os.chown(self.workspace.root / place, USER.pw_uid, USER.pw_gid)
             os.chmod(self.workspace.root, 0o755)
 
-    def test_output_without_a_reader_that_counts(self) -> None:
-        """A flood goes on as long as somebody reads."""
+    def test_output_is_endless_where_nobody_counts(self) -> None:
         process = self.start(python(bombs.FLOOD, "1"))
         assert process.stdout is not None
         self.assertEqual(len(process.stdout.read(20 * MIB)), 20 * MIB)

@@ -22,8 +22,6 @@ class Unread(Daemon):
 
 
 class UnreadLogTests(DaemonTestCase):
-    """Access lines, which nobody reads."""
-
     configuration = """
         [log]
         access = true
@@ -34,15 +32,13 @@ class UnreadLogTests(DaemonTestCase):
         await super().setUp()
 
     def ask(self, times: int = _LINES) -> None:
-        """Ask for something, and have the answers."""
         with Connection(self.daemon.port) as connection:
             for _ in range(0, times, _AT_ONCE):
                 connection.send(_GET * _AT_ONCE)
                 for _ in range(_AT_ONCE):
                     connection.answer().problem(404)
 
-    async def test_unread(self) -> None:
-        """The daemon answers, says how much is missing when it is read again, and heeds SIGTERM."""
+    async def test_unread_log_stops_no_request_and_no_shutdown(self) -> None:
         self.ask()
         lost = await self.client.figure("log_events_lost_total")
         self.assertGreater(lost, 0)
@@ -60,9 +56,6 @@ class UnreadLogTests(DaemonTestCase):
 
 
 class EndTests(DaemonTestCase):
-    """The log of a daemon that ends in order."""
-
-    async def test_last_lines(self) -> None:
-        """What is logged last is in the log, too."""
+    async def test_last_lines_are_logged(self) -> None:
         await self.daemon.stop()
         self.assertIn("Server Shut Down.", self.daemon.lines[-1])

@@ -13,10 +13,7 @@ from tests.integration.uploads import DESCRIBE, MIB, UploadTestCase, described
 
 
 class UploadTests(UploadTestCase):
-    """By treq, and byte by byte."""
-
-    async def test_a_large_file_arrives_exactly(self) -> None:
-        """30 MB by treq, without the daemon holding them in memory."""
+    async def test_large_file_arrives_exactly_in_little_memory(self) -> None:
         content = os.urandom(MIB) * 30
         small = self.daemon.memory
         identifier = await self.client.evaluate(
@@ -26,7 +23,6 @@ class UploadTests(UploadTestCase):
         self.assertEqual(await self.describe(identifier), described(("s", "large", content)))
 
     async def test_over_the_limit_is_refused_before_it_is_read(self) -> None:
-        """An announced length over the limit: 413 at once; treq reads it while it still sends."""
         with Connection(self.daemon.port) as connection:
             problem = connection.ask(head_of(34 * MIB + 1)).problem(413)
             self.assertEqual(problem["limit"], 34 * MIB)
@@ -43,7 +39,6 @@ class UploadTests(UploadTestCase):
         )
 
     async def test_a_dropped_connection_leaves_nothing(self) -> None:
-        """What had arrived of a form is removed when its client goes, or sends nonsense."""
         uploads = self.daemon.state / "uploads"
         start = b"".join([*self.fields(), part("submission[s]", b"x" * MIB, "s")])
         for framing in (head_of(30 * MIB), head_of(30 * MIB, "Idempotency-Key: k")):

@@ -50,8 +50,6 @@ for _ in range(4):
 
 
 class MemoryTests(DaemonTestCase):
-    """`usage.peak_memory_bytes`, by evaluators that end before any look at them."""
-
     configuration = f"{CONFIGURATION}\n[limits]\nmemory = {MEMORY}\n"
 
     async def peak(self, program: str) -> int:
@@ -65,13 +63,11 @@ class MemoryTests(DaemonTestCase):
         peak: int = status["usage"]["peak_memory_bytes"]
         return peak
 
-    async def test_files(self) -> None:
-        """The page cache of files does not count: written, removed again, or mapped."""
+    async def test_peak_memory_counts_no_page_cache(self) -> None:
         for program in (WRITE, REMOVE, MAP):
             self.assertLess(await self.peak(program), PYTHON, program)
 
-    async def test_heap(self) -> None:
-        """All of a process's memory counts, however short its life."""
+    async def test_peak_memory_counts_all_of_a_short_life(self) -> None:
         for program in (HEAP, SHARED, TOGETHER):
             peak = await self.peak(program)
             self.assertTrue(100 * MIB <= peak < 100 * MIB + PYTHON, (peak, program))

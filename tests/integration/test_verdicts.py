@@ -56,7 +56,6 @@ class VerdictCase(DaemonTestCase):
         return InheritingDaemon(self.configuration)
 
     async def print_of(self, command: str) -> str:
-        """Return what a command prints as an evaluator."""
         return text(await self.run_command(command))
 
     async def run_program(self, options: str) -> dict[str, Any]:
@@ -153,8 +152,6 @@ class SignalVerdicts(VerdictCase):
 
 
 class LimitVerdicts(VerdictCase):
-    """Programs begin with the same limits, whatever the daemon's parent had."""
-
     async def test_soft_limits_of_memory_are_not_inherited(self) -> None:
         for number in (resource.RLIMIT_AS, resource.RLIMIT_STACK):
             if resource.getrlimit(number)[1] != resource.RLIM_INFINITY:
@@ -169,10 +166,9 @@ class TimeVerdicts(VerdictCase):
     """A time limit is what was measured, to the millisecond."""
 
     async def test_program_is_stopped_at_its_limit_and_not_before(self) -> None:
-        for _ in range(3):
-            report = await self.run_program(f"--time 1 --wall 100 -- sh -c '{BURN}'")
-            self.assertEqual(report["reason"], "time")
-            self.assertGreaterEqual(report["cpu_seconds"], 1)
+        report = await self.run_program(f"--time 1 --wall 100 -- sh -c '{BURN}'")
+        self.assertEqual(report["reason"], "time")
+        self.assertGreaterEqual(report["cpu_seconds"], 1)
 
     async def test_several_processes_are_stopped_together(self) -> None:
         both = f"({BURN}) & ({BURN}) & wait"
@@ -204,7 +200,7 @@ class TimeVerdicts(VerdictCase):
         failure(await self.run_command(f"tawebeval-run -- sh -c '{BURN}'"), "cpu")
 
     async def test_processor_time_may_be_unlimited(self) -> None:
-        """As TuringArena's drivers of 2018 set it for what they start."""
+        # TuringArena's drivers of 2018 set it for what they start.
         unlimited = (
             "import resource as r; r.setrlimit(r.RLIMIT_CPU, (1, r.RLIM_INFINITY)); print(1)"
         )
@@ -226,8 +222,6 @@ class TimeVerdicts(VerdictCase):
 
 
 class SystemFiles(VerdictCase):
-    """Files of the system that programs see."""
-
     async def test_readable_paths_are_the_same_for_programs(self) -> None:
         look = f"cksum /etc/profile /etc/skel/.[a-z]*; ls {READABLE[2]} | head -n 50"
         expected = await self.print_of(look)

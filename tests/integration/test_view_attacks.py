@@ -10,12 +10,9 @@ SECRET = ("the-daemons-", "own-secret")
 
 
 class ViewAttacks(AttackCase):
-    """What can be seen from within."""
-
     environment = {"CANARY": "".join(SECRET)}  # noqa: RUF012
 
-    async def test_search(self) -> None:
-        """Nothing of the daemon's or of others' is in any file, name, process or mount."""
+    async def test_search_finds_nothing_of_others(self) -> None:
         for folder in (self.daemon.state, self.daemon.cache, self.daemon.folder, self.folder):
             (folder / "".join(SECRET)).write_text("".join(SECRET))
             self.addCleanup((folder / "".join(SECRET)).unlink)
@@ -38,8 +35,7 @@ class ViewAttacks(AttackCase):
         self.assertEqual(events, [])
         await self.client.cancel(other)
 
-    async def test_an_identifier_is_not_to_be_seen(self) -> None:
-        """Nor does an evaluation find out its own identifier, with which it could be read."""
+    async def test_identifier_is_not_seen(self) -> None:
         identifier = await self.begin(
             "cat /proc/*/mountinfo /proc/*/cgroup /proc/*/environ 2>/dev/null; env; true"
         )
@@ -47,29 +43,23 @@ class ViewAttacks(AttackCase):
         self.assertIn("EVALUATION_DATA_BEGIN", text(events))
         self.assertNotIn(identifier, text(events))
 
-    async def test_accounts(self) -> None:
-        """The users that there are inside are not the machine's."""
+    async def test_users_are_those_of_the_sandbox(self) -> None:
         attacked = await self.attack_by("cut -d: -f1 /etc/passwd /etc/group; id -un; hostname")
         self.assertEqual(
             attacked.text.split(),
             ["evaluator", "nobody", "evaluator", "nogroup", "evaluator", "evaluation"],
         )
 
-    async def test_first_process(self) -> None:
-        """The first process cannot be changed, nor read: neither its memory nor its pipes.
-
-        Who has it could let the sandbox end and live on, or print in the evaluator's name.
-        """
+    async def test_first_process_cannot_be_read_or_changed(self) -> None:
+        # It could let the sandbox end and live on, or print in the name of the evaluator.
         attacked = await self.attack(views.SHELL_MOUNT_POINT)
         self.assertEqual(attacked.text, "")
 
-    async def test_processes(self) -> None:
-        """There are no processes but one's own."""
+    async def test_foreign_processes_are_not_seen(self) -> None:
         attacked = await self.attack_by("for p in /proc/[0-9]*; do cat $p/comm; done; true")
         self.assertEqual(sorted(set(attacked.text.split())), ["init", "sh"])
 
-    async def test_kernel_settings(self) -> None:
-        """Settings of the kernel may be read but not changed, and devices are the harmless ones."""
+    async def test_kernel_settings_cannot_be_changed_and_devices_are_harmless(self) -> None:
         attacked = await self.attack_by(
             "for f in kernel/core_pattern vm/drop_caches kernel/hostname; do"
             " (echo x > /proc/sys/$f) 2>/dev/null && echo $f; done;"
@@ -82,8 +72,7 @@ class ViewAttacks(AttackCase):
         harmless = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")}
         self.assertLessEqual(names, {*harmless, "/dev/pts/ptmx"})
 
-    async def test_what_is_left_for_the_next_run(self) -> None:
-        """The next run of the same commit finds nothing of what one has changed, anywhere."""
+    async def test_next_run_finds_nothing_of_the_one_before(self) -> None:
         for _ in range(3):
             attacked = await self.attack(views.LEAVE)
             self.assertEqual(attacked.status["state"], "finished")
@@ -91,10 +80,7 @@ class ViewAttacks(AttackCase):
 
 
 class PathAttacks(AttackCase):
-    """File events that name what is not the evaluator's to read."""
-
-    async def test_paths(self) -> None:
-        """Others' files, links, what /proc leads to, devices, what is no file: all refused."""
+    async def test_foreign_paths_are_refused(self) -> None:
         secret = self.folder / "secret"
         secret.write_text("a secret")
         attacked = await self.attack(views.PATHS, str(secret))
@@ -104,8 +90,7 @@ class PathAttacks(AttackCase):
         self.assertEqual(len(found), 26)
         self.assertNotIn("secret\n", str(found))
 
-    async def test_paths_that_change(self) -> None:
-        """A path that is exchanged for a link while it is read gives one's own file, or none."""
+    async def test_path_exchanged_for_a_link_gives_no_foreign_file(self) -> None:
         secret = self.folder / "secret"
         secret.write_text("a secret")
         attacked = await self.attack(views.SWAP, str(secret))
@@ -114,8 +99,7 @@ class PathAttacks(AttackCase):
         kinds = {one.get("content_base64", one.get("reason")) for one in found}
         self.assertLessEqual(kinds, {"b3du", "protocol"})  # the former is base64 of `own`
 
-    async def test_own_places(self) -> None:
-        """One's own files are read by the paths that they have inside, in each place."""
+    async def test_own_files_are_read_from_each_place(self) -> None:
         script = (
             'for place in "$PWD" "$TEMPORARY_DIRECTORY" "$HOME" /tmp /dev/shm; do'
             " printf own > $place/file; printf '\\n%s\\nX-SEGI-As: path\\n\\n%s\\n%s\\n'"

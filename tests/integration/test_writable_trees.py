@@ -96,27 +96,23 @@ class WritableTreeCase(_Base):
         return text(await self.run_command(python(LOOK)))
 
     def checkouts(self) -> list[Path]:
-        """Return the checkouts in the cache."""
         return list((self.daemon.cache / "repositories").glob("*.tree"))
 
-    async def test_the_way(self) -> None:
-        """These trees are made in the way that the tests are about."""
+    async def test_trees_are_overlaid_or_copied_as_the_case_says(self) -> None:
         mounts = text(await self.run_command("cat /proc/self/mountinfo"))
         self.assertEqual(
             " - overlay overlay " in mounts and "/evaluation/tree" in mounts, self.overlaid
         )
         self.assertNotIn(TREE_COPY_WARNING, self.daemon.log)
 
-    async def test_changes(self) -> None:
-        """Whatever a run does to its tree, the next one has it as it was committed."""
+    async def test_changes_of_a_run_do_not_reach_the_next_one(self) -> None:
         self.fill()
         before = await self.look()
         self.assertIn("./folder/program 100755 ", before)
         self.assertEqual(text(await self.run_command(python(CHANGE))), "changed\n")
         self.assertEqual(await self.look(), before)
 
-    async def test_at_once(self) -> None:
-        """Many who begin with one commit at once have one checkout, and a tree each."""
+    async def test_simultaneous_runs_share_a_checkout_and_no_tree(self) -> None:
         self.fill()
         before = len(self.checkouts())
         command = "cat README; echo $TURINGARENA_SEED >>README; tail -n 1 README"
@@ -128,8 +124,7 @@ class WritableTreeCase(_Base):
         )
         self.assertEqual(len(self.checkouts()), before + 1)
 
-    async def test_a_file_by_path(self) -> None:
-        """The daemon reads what an evaluator has written into its tree, and what it has not."""
+    async def test_files_of_the_tree_are_read_by_path(self) -> None:
         self.fill()
         events = await self.run_command(
             "echo mine >new; for name in new README; do"
@@ -141,26 +136,20 @@ class WritableTreeCase(_Base):
 
 
 class CopiedTests(WritableTreeCase, DaemonTestCase):
-    """Without a sandbox they are copies."""
-
     configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n[limits]\nprocesses = 2000\n'
     overlaid = False
 
 
 class OverlaidTests(WritableTreeCase, DaemonTestCase):
-    """With one they are overlays."""
-
     overlaid = True
 
-    async def test_attributes(self) -> None:
-        """The attributes of overlays have no effect, in this run or another."""
+    async def test_attributes_of_overlays_have_no_effect(self) -> None:
         self.fill()
         seen = "['file', 'link', 'program'] an evaluator\n"
         for _ in range(2):
             self.assertEqual(text(await self.run_command(python(ATTRIBUTES))), seen)
 
-    async def test_nothing_of_it_is_shown(self) -> None:
-        """Neither the cache nor what has changed is to be found from within, nor who mounts."""
+    async def test_cache_and_changes_are_not_seen_from_within(self) -> None:
         events = await self.run_command(
             "cat /proc/self/mountinfo; ls -l /proc/self/fd; ls /evaluation;"
             " cat /proc/[0-9]*/cmdline"
@@ -169,16 +158,14 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
         for hidden in (str(self.daemon.cache), "work\n", "mnt:[", PROCESS_NAME, ".tree"):
             self.assertNotIn(hidden, seen)
 
-    async def test_it_ends_with_the_run(self) -> None:
-        """When a run is over no process is left in its mounts, and nothing is mounted outside."""
+    async def test_overlay_ends_with_its_run(self) -> None:
         await self.look()
         self.assertNotIn(str(self.daemon.state), Path("/proc/self/mounts").read_text())
         for pid in (self.daemon.pid, self.daemon.find_starter()):
             mounts = Path(f"/proc/{pid}/mounts").read_text()
             self.assertNotIn(str(self.daemon.state), mounts)
 
-    async def test_many_do_not_add_up(self) -> None:
-        """The starter holds nothing of evaluations that have ended."""
+    async def test_starter_holds_nothing_of_ended_evaluations(self) -> None:
         if os.geteuid() != 0:
             raise SkipTest("descriptors of processes in user namespaces of their own are root's")
         starter = self.daemon.find_starter()
@@ -193,8 +180,6 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
 
 
 class RestartTests(DaemonTestCase):
-    """What outlives a daemon, or its starter."""
-
     async def test_daemon_ends_with_its_starter_and_all_evaluators(self) -> None:
         word = new_word()
         await self.begin_and_wait(python(SLEEP, word))

@@ -44,7 +44,6 @@ class UploadTestCase(DaemonTestCase):
         protocols = ["file"]
         [limits]
         request_body = {34 * MIB}
-        fields = 20
         """
 
     async def describe(self, identifier: str) -> Any:
@@ -61,7 +60,6 @@ class UploadTestCase(DaemonTestCase):
         ]
 
     def post(self, parts: list[bytes], *headers: str) -> RawAnswer:
-        """Return the answer to a form of these parts."""
         body = body_of(parts)
         with Connection(self.daemon.port) as connection:
             answer = connection.ask(head_of(len(body), *headers) + body)

@@ -10,7 +10,6 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import (
-    CallbackSettings,
     Configuration,
     EvaluationSettings,
     HttpSettings,
@@ -161,14 +160,12 @@ class DescriptorsTests(SynchronousTestCase):
         self.assertGreater(count_allowed_descriptors(), count_needed_descriptors(USUAL))
 
     def test_needed(self) -> None:
-        """Connections count once, evaluations besides, and callbacks, also before there are any."""
+        """Connections count once, evaluations besides."""
         before = count_needed_descriptors(USUAL)
         for settings, more in (
             ({"http": HttpSettings(connections=507)}, 7),
             ({"evaluations": EvaluationSettings(running=12)}, 20),
             ({"repositories": RepositoryFetchSettings(fetches=5)}, 6),
-            ({"callbacks": CallbackSettings(enabled=True, max_concurrent_attempts=15)}, 5),
-            ({"callbacks": CallbackSettings(enabled=False, max_concurrent_attempts=15)}, 5),
         ):
             kept = {"evaluations": USUAL.evaluations, "http": USUAL.http}
             changed = Configuration(**{**kept, **settings})
@@ -207,4 +204,4 @@ class DescriptorsTests(SynchronousTestCase):
         said = str(caught.exception)
         self.assertIn(f"{fewest - 1} allowed, and at least {fewest} are needed", said)
         self.assertIn(f"LimitNOFILE={count_needed_descriptors(USUAL)} in the unit", said)
-        self.assertTrue(said.endswith("lower evaluations.running or callbacks.at_once"), said)
+        self.assertTrue(said.endswith("lower evaluations.running"), said)

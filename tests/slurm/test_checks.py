@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -20,15 +19,7 @@ SCRIPTS = {
     "scancel": "",
 }
 
-JOB = """
-import json, sys
-told = json.load(sys.stdin)
-(name, root, _), = told["environments"]
-lacks = [[name + " in " + told["directory"], root]]
-print(json.dumps({"node": "one", "python": "3", "problem": None, "has_memory_cgroup": False,
-                  "token": told["token"], "environments": lacks,
-                  "cache_problem": "no cache of %d" % told["cache"]}))
-"""
+RUN_HERE = 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'
 
 
 class CheckTests(SynchronousTestCase):
@@ -45,10 +36,10 @@ class CheckTests(SynchronousTestCase):
         return folder
 
     def test_busy(self) -> None:
-        """A cluster without a free node is no fault of `runner.python`."""
+        """A cluster without a free node has no other fault."""
         folder = self.make_commands()
         self.patch(checks, "_JOB_SECONDS", 0.01)
-        runner = RunnerSettings(kind="slurm", shared_directory=str(folder))
+        runner = RunnerSettings(kind="slurm", shared=str(folder))
         checking = checks.check_cluster(
             Configuration(runner=runner), (folder,), None, nullcontext, os.environ
         )
@@ -57,16 +48,34 @@ class CheckTests(SynchronousTestCase):
         self.assertIn("no node was free within 0.01 seconds", str(error))
         self.assertIn("squeue", str(error))
 
-    def test_stream(self) -> None:
-        """Without a shared directory the job reads stdin; it names what its node lacks."""
-        self.make_commands(srun=f"exec {sys.executable} -IS -c '{JOB}'")
+    def test_job_tells_what_its_node_lacks(self) -> None:
+        folder = self.make_commands(srun=RUN_HERE)
         configuration = Configuration(
-            runner=RunnerSettings(kind="slurm", node_directory="/scratch"),
+            runner=RunnerSettings(kind="slurm", shared=str(folder)),
             environments={"gcc": EnvironmentSettings("/roots/gcc")},
         )
-        _, found, cache, missing = checks.check_cluster(
-            configuration, (Path("/var"),), None, nullcontext, os.environ
+        _, found, missing = checks.check_cluster(
+            configuration, (folder,), None, nullcontext, os.environ
         )
-        self.assertIn("on the node one bubblewrap works (Python 3), /scratch is there", str(found))
-        self.assertIn(f"no cache of {configuration.runner.node_cache_bytes}", str(cache))
-        self.assertEqual(missing, SetupProblem("on the node one gcc in /scratch", "/roots/gcc"))
+        self.assertIn("bubblewrap works (Python 3.", str(found))
+        self.assertIsInstance(missing, SetupProblem)
+        self.assertIn("/roots/gcc is missing", str(missing))
+        self.assertEqual(list(folder.glob("tawebeval-doctor-*")), [])
+
+    def test_node_without_bubblewrap_is_an_error(self) -> None:
+        folder = self.make_commands(srun=RUN_HERE)
+        self.patch(checks, "_TRIED", ("/bin/sh", "-c", "echo no namespaces >&2; exit 1"))
+        runner = RunnerSettings(kind="slurm", shared=str(folder))
+        checking = checks.check_cluster(
+            Configuration(runner=runner), (folder,), None, nullcontext, os.environ
+        )
+        next(checking)
+        error = self.assertRaises(ConfigurationError, next, checking)
+        self.assertIn("bubblewrap does not work: no namespaces", str(error))
+
+    def test_directories_outside_of_the_shared_one_are_refused(self) -> None:
+        configuration = Configuration(runner=RunnerSettings(kind="slurm", shared="/shared"))
+        error = self.assertRaises(
+            ConfigurationError, checks.check_shared_directories, configuration, [Path("/var")]
+        )
+        self.assertIn("/var is not in /shared", str(error))

@@ -205,23 +205,14 @@ class AccessTests(SynchronousTestCase):
         self.assertEqual(find_token_file(CallerSettings(tokens="x"), {}), Path.cwd() / "x")
 
     def test_find_for_metrics(self) -> None:
-        """Those who read the metrics have a file of their own, where it goes by tokens."""
+        """Those who read the metrics have a file of their own."""
         credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
         given = self.path.parent / "metrics-tokens"
-        by_tokens = MetricsSettings("tokens")
-        self.assertEqual(find_metrics_token_file(MetricsSettings("loopback"), credentials), None)
-        error = self.assertRaises(
-            ConfigurationError, find_metrics_token_file, by_tokens, credentials
-        )
-        self.assertIn("metrics.readers", str(error))
-        self.assertIn("LoadCredential=metrics-tokens", str(error))
+        self.assertEqual(find_metrics_token_file(MetricsSettings(), credentials), None)
         given.touch()
         self.addCleanup(given.unlink)
-        self.assertEqual(find_metrics_token_file(by_tokens, credentials), given)
-        self.assertEqual(find_metrics_token_file(MetricsSettings("nobody"), credentials), None)
-        self.assertEqual(
-            find_metrics_token_file(MetricsSettings("tokens", "/x"), credentials), Path("/x")
-        )
+        self.assertEqual(find_metrics_token_file(MetricsSettings(), credentials), given)
+        self.assertEqual(find_metrics_token_file(MetricsSettings("/x"), credentials), Path("/x"))
 
     def test_closed(self) -> None:
         """A file that the daemon's user cannot read has a remedy; systemd's copy another one."""

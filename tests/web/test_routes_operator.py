@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import Any
 
-import msgspec
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.interfaces import IAddress
 
 from tawebeval import __version__
-from tawebeval.config import Configuration, MetricsSettings
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.context import HealthAndMetrics
 from tawebeval.web.routes import METRICS_MEDIA_TYPE
@@ -25,31 +22,19 @@ TOKEN = "tawebeval_metrics"
 class OperationsTestCase(WebTestCase):
     """A service of which the operator is told what a test says."""
 
-    readers: Any = "loopback"
-
     def setUp(self) -> None:
         super().setUp()
-        tokens = self.root / "tokens"
-        tokens.write_text(f"prometheus sha256:{sha256(TOKEN.encode()).hexdigest()}\n")
         self.obstacles: list[str] = []
-        self.set(
-            "health_and_metrics",
-            HealthAndMetrics(
-                lambda: self.obstacles,
-                lambda: b"some 1\n",
-                Authentication(RateLimit(0, self.service.reactor.seconds), tokens),
-            ),
-        )
-        self.let("loopback")
+        self.let_read_metrics(None)
+
+    def let_read_metrics(self, authentication: Authentication | None) -> None:
+        """Let those read the metrics whom `authentication` knows; None: this machine."""
+        metrics = HealthAndMetrics(lambda: self.obstacles, lambda: b"some 1\n", authentication)
+        self.set("health_and_metrics", metrics)
 
     def set(self, name: str, value: object) -> None:
         """Give the web something else."""
         object.__setattr__(self.service.context, name, value)
-
-    def let(self, readers: Any) -> None:
-        """Configure who may read the metrics."""
-        metrics = MetricsSettings(allowed_readers=readers)
-        self.set("configuration", msgspec.structs.replace(self.configuration, metrics=metrics))
 
     def metrics(self, status: int, address: IAddress | None = None, **headers: str) -> Answer:
         """Ask for the metrics, from an address."""
@@ -153,18 +138,12 @@ class MetricsTests(OperationsTestCase):
 
     def test_tokens(self) -> None:
         """By tokens, from anywhere; without one nobody, not even this machine."""
-        self.let("tokens")
+        tokens = self.root / "tokens"
+        tokens.write_text(f"prometheus sha256:{sha256(TOKEN.encode()).hexdigest()}\n")
+        rate = RateLimit(0, self.service.reactor.seconds)
+        self.let_read_metrics(Authentication(rate, tokens))
         far = IPv4Address("TCP", "192.0.2.7", 1)
         self.metrics(200, far, Authorization=f"Bearer {TOKEN}", X_Forwarded_For="x")
         answer = self.metrics(401, far, Authorization="Bearer tawebeval_other")
         self.assertEqual(answer.headers["WWW-Authenticate"], "Bearer")
         self.metrics(401)
-
-    def test_nobody(self) -> None:
-        """There are none."""
-        self.let("nobody")
-        self.metrics(404, Authorization=f"Bearer {TOKEN}")
-
-    def test_default(self) -> None:
-        """If nothing is said they are for this machine."""
-        self.assertEqual(Configuration().metrics.allowed_readers, "loopback")

@@ -10,7 +10,6 @@ from twisted.internet.defer import Deferred
 from tawebeval.config import (
     CallerSettings,
     Configuration,
-    EvaluationSettings,
     LimitSettings,
     MaximumLimitSettings,
     ProblemSettings,
@@ -324,19 +323,6 @@ class RerunTests(RerunTestCase):
         self.assertEqual((self.kept, len(self.service.leftovers())), (1, 1))
         self.service.registry.submissions.share.total *= 2
         self.rerun(place)
-
-    def test_off(self) -> None:
-        """The operator can keep nothing."""
-        context = self.service.registry.context
-        context.configuration = Configuration(
-            evaluations=EvaluationSettings(should_keep_submissions=False)
-        )
-        place = self.begin()
-        self.finish()
-        self.assertEqual((self.kept, self.stored), (0, 0))
-        self.rerun(place, 410)
-        self.read_to_end(place)
-        self.assertEqual(self.service.leftovers(), [])
 
     def test_close(self) -> None:
         """The daemon leaves behind what the next one takes over, until it is read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tawebeval.config import ArchiveSettings, Configuration, EvaluationSettings
+from tawebeval.config import ArchiveSettings, Configuration
 from tests.cases.web import CallerTestCase, WebTestCase
 
 FILE = {"field": "source", "filename": "solution.py", "size": 8, "text": "print()\n"}
@@ -37,19 +37,6 @@ class SubmissionTests(WebTestCase):
         self.request("GET", f"/evaluation/{identifier}/events?after=end")
         self.assertIn("over", self.read(identifier, 410)["detail"])
         self.read("a" * 40, 404)
-
-
-class UnkeptTests(SubmissionTests):
-    """Where the operator keeps no files after the end."""
-
-    configuration = Configuration(evaluations=EvaluationSettings(should_keep_submissions=False))
-
-    def test_life(self) -> None:
-        """The files are there until the end."""
-        identifier = self.evaluate()
-        self.assertEqual(self.read(identifier), {"files": [FILE]})
-        self.finish()
-        self.read(identifier, 410)
 
 
 class ArchivedTests(SubmissionTests):

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import msgspec
+import attrs
 from hypothesis import given
 from hypothesis import settings as example_settings
 from hypothesis import strategies as st
@@ -20,10 +20,10 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CallbackSettings
-from tawebeval.core.backoff import RequestOutcome
+from tawebeval.core.backoff import Backoff, RequestOutcome
 from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
 from tawebeval.webhooks.callback import CallbackRecord, CallbackState
-from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
+from tawebeval.webhooks.deliveries import CallbackQueue, DeliveryBounds, make_callback_queue
 from tawebeval.webhooks.sender import AttemptResult
 from tawebeval.webhooks.signing import SigningSecretsFile, parse_secrets
 from tests.cases.secrets import NEW, OLD, format_secret
@@ -84,21 +84,14 @@ class FakeSender:
 class CallbacksTestCase(SynchronousTestCase):
     """Two callers with secrets; chance is always one half."""
 
-    settings = CallbackSettings(
-        enabled=True,
-        max_attempts=4,
-        first_retry_delay=10,
-        max_retry_delay=60,
-        attempt_timeout=15,
-        max_concurrent_attempts=4,
-        max_pending_bytes=10**6,
-    )
+    bounds = DeliveryBounds(Backoff(4, 10, 60), concurrent_attempts=4, pending_bytes=10**6)
     has_one_caller = False
 
     def setUp(self) -> None:
         self.clock = Clock()
         self.sender = FakeSender(self.clock)
         self.secrets = SigningSecretsFile()
+        self.secrets.path = Path("secrets")
         self.secrets.current_secrets = parse_secrets(
             f"alice {format_secret(OLD)}\nbob {format_secret(OLD)}"
         )
@@ -109,13 +102,13 @@ class CallbacksTestCase(SynchronousTestCase):
         """Return what sends callbacks by the fake; after the test nothing is under way."""
         sender: Any = self.sender
         callbacks = CallbackQueue(
-            self.settings,
             self.secrets,
             sender,
             has_one_caller=self.has_one_caller,
             clock=self.clock,
             random=self.draw,
             time=lambda: EPOCH + self.clock.seconds(),
+            bounds=self.bounds,
         )
         self.addCleanup(callbacks.give_up_all_deliveries)
         return callbacks
@@ -304,7 +297,7 @@ class DeliveryTests(CallbacksTestCase):
 class ManyTests(CallbacksTestCase):
     """Places to send."""
 
-    settings = msgspec.structs.replace(CallbacksTestCase.settings, max_pending_bytes=10**8)
+    bounds = attrs.evolve(CallbacksTestCase.bounds, pending_bytes=10**8)
 
     def test_at_once(self) -> None:
         """So many are sent at once; half of the places at most are one caller's."""
@@ -344,9 +337,7 @@ class ManyTests(CallbacksTestCase):
 class RoomTests(CallbacksTestCase):
     """Memory for four."""
 
-    settings = msgspec.structs.replace(
-        CallbacksTestCase.settings, max_pending_bytes=4 * (4096 + 100)
-    )
+    bounds = attrs.evolve(CallbacksTestCase.bounds, pending_bytes=4 * (4096 + 100))
 
     def test_room(self) -> None:
         """Over the bound the caller who has most loses what has waited longest."""
@@ -355,10 +346,7 @@ class RoomTests(CallbacksTestCase):
         alices = [self.send("alice", b"a" * 100) for _ in range(3)]
         self.assertEqual(self.callbacks.pending_count, 4)
         alices.append(self.send("alice", b"a" * 100))
-        why = (
-            "the caller's callbacks exceed the buffer (callbacks.buffer);"
-            " last error: the status 500"
-        )
+        why = "the caller's pending callbacks exceed 16.4 KiB; last error: the status 500"
         self.check(alices[0], CallbackState.GIVEN_UP, 1, why)
         self.assertEqual([one.state for one in alices[1:]], [CallbackState.PENDING] * 3)
         self.assertEqual(bob.state, CallbackState.PENDING)
@@ -378,7 +366,7 @@ class RoomTests(CallbacksTestCase):
         left: list[tuple[CallbackRecord, int]] = []
         for caller, length in drawn:
             left.append((self.send(caller, bytes(length)), 4096 + length))
-            while sum(size for _, size in left) > self.settings.max_pending_bytes:
+            while sum(size for _, size in left) > self.bounds.pending_bytes:
                 sizes: Counter[str] = Counter()
                 for callback, size in left:
                     sizes[callback.caller] += size
@@ -400,12 +388,12 @@ class RoomTests(CallbacksTestCase):
         """A document that is larger than all room is not sent, and takes no other's."""
         self.sender.results = [BAD]
         bob = self.send("bob", b"")
-        alice = self.send("alice", b"a" * self.settings.max_pending_bytes)
+        alice = self.send("alice", b"a" * self.bounds.pending_bytes)
         self.check(
             alice,
             CallbackState.GIVEN_UP,
             0,
-            "the caller's callbacks exceed the buffer (callbacks.buffer)",
+            "the caller's pending callbacks exceed 16.4 KiB",
         )
         self.assertEqual(len(self.sender.posted), 1)
         self.assertEqual(bob.state, CallbackState.PENDING)
@@ -420,7 +408,7 @@ class RoomTests(CallbacksTestCase):
             first,
             CallbackState.GIVEN_UP,
             1,
-            "the caller's callbacks exceed the buffer (callbacks.buffer)",
+            "the caller's pending callbacks exceed 16.4 KiB",
         )
         self.assertEqual(len(self.sender.posted), 3)
 
@@ -454,7 +442,7 @@ class AloneTests(CallbacksTestCase):
 class CloseTests(CallbacksTestCase):
     """The daemon's end."""
 
-    settings = msgspec.structs.replace(CallbacksTestCase.settings, max_concurrent_attempts=2)
+    bounds = attrs.evolve(CallbacksTestCase.bounds, concurrent_attempts=2)
 
     def test_nothing(self) -> None:
         """Where nothing waits nothing is waited for."""
@@ -538,17 +526,17 @@ class OpenTests(SynchronousTestCase):
         )
 
     def test_disabled(self) -> None:
-        """Without being enabled nobody can have one, whatever else is set, and nothing is read."""
-        callbacks = self.open(CallbackSettings(secrets="/nonexistent"))
+        """Without a file of secrets nobody can have one."""
+        callbacks = self.open(CallbackSettings())
         error = self.assertRaises(InvalidField, callbacks.create_callback, URL, "")
-        self.assertIn("callbacks are disabled (callbacks.enabled)", error.detail)
+        self.assertIn("callbacks are disabled (callbacks.secrets)", error.detail)
         self.assertEqual(list(callbacks.list_reloadable_files()), [])
 
     def test_secrets(self) -> None:
         """What stands in the file counts from the start, and again once it is reloaded."""
         secrets = Path(self.mktemp())
         secrets.write_text(f"* {format_secret(OLD)}")
-        callbacks = self.open(CallbackSettings(True, str(secrets)))
+        callbacks = self.open(CallbackSettings(str(secrets)))
         self.assertEqual(callbacks.create_callback(URL, "").url, URL)
         secrets.write_text(f"alice {format_secret(OLD)}")
         (reloadable,) = callbacks.list_reloadable_files()
@@ -557,6 +545,5 @@ class OpenTests(SynchronousTestCase):
 
     def test_without_secrets(self) -> None:
         """Callbacks that cannot be signed stop the start."""
-        for settings in (CallbackSettings(True), CallbackSettings(True, "/nonexistent")):
-            error = self.assertRaises(ConfigurationError, self.open, settings)
-            self.assertTrue(str(error).startswith("callbacks.secrets: "), str(error))
+        error = self.assertRaises(ConfigurationError, self.open, CallbackSettings("/nonexistent"))
+        self.assertTrue(str(error).startswith("callbacks.secrets: "), str(error))

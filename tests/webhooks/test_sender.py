@@ -233,9 +233,7 @@ class ExchangeTests(SenderTestCase):
         for status, expected in (
             (
                 500,
-                AttemptResult(
-                    RequestOutcome.RETRY, "no answer within 15 seconds (callbacks.timeout)"
-                ),
+                AttemptResult(RequestOutcome.RETRY, "no answer within 15 seconds"),
             ),
             (200, AttemptResult(RequestOutcome.ACCEPTED, "the receiver answered with status 200")),
         ):
@@ -489,14 +487,11 @@ class OpenTests(SynchronousTestCase):
         reactor: Any = MemoryReactorClock()
         settings = CallbackSettings(
             allow_hosts=("8.8.8.8", "10.0.0.1", "10.1.0.1"),
-            deny_hosts=("8.8.4.4",),
             private_networks=("10.0.0.0/24",),
-            attempt_timeout=7,
         )
         tls_policy: Any = None
         sender = make_webhook_sender(settings, tls_policy, FakeResolver(), reactor, lambda: EPOCH)
         for host, word in (
-            ("8.8.4.4", "callbacks.deny_hosts"),
             ("1.1.1.1", "callbacks.allow_hosts"),
             ("10.1.0.1", "callbacks.private_networks"),
         ):
@@ -505,7 +500,7 @@ class OpenTests(SynchronousTestCase):
         for number, host in enumerate(("8.8.8.8", "10.0.0.1"), 1):
             posted = Deferred.fromCoroutine(sender.post_document(f"http://{host}/", {}, b""))
             self.assertEqual([one[0] for one in reactor.tcpClients][number - 1 :], [host])
-            reactor.advance(6.9)
+            reactor.advance(14.9)
             self.assertNoResult(posted)
             reactor.advance(0.1)
-            self.assertIn("within 7 seconds", self.successResultOf(posted).reason)
+            self.assertIn("within 15 seconds", self.successResultOf(posted).reason)

@@ -48,7 +48,7 @@ def make_general_headers(
 
 
 def make_content_headers(body: bytes, content_type: bytes = JSON_MEDIA_TYPE) -> dict[bytes, bytes]:
-    """Return the headers that stand first in a response (`sort_content_headers_first`)."""
+    """Return the headers that stand first in a response (`encode_response_headers`)."""
     return {b"Content-Length": b"%d" % len(body), b"Content-Type": content_type}
 
 

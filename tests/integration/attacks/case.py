@@ -64,7 +64,6 @@ class Attacked:
 
     @property
     def text(self) -> str:
-        """What it has printed."""
         return text(self.events)
 
 
@@ -74,7 +73,6 @@ class AttackCase(DaemonTestCase):
     configuration = CONFIGURATION + LIMITS
 
     async def attack(self, program: str, *arguments: str, **fields: str) -> Attacked:
-        """Return what became of a Python program that attacks."""
         return await self.attack_by(python(program, *arguments), **fields)
 
     async def attack_by(self, command: str, **fields: str) -> Attacked:
@@ -125,7 +123,6 @@ class AttackCase(DaemonTestCase):
             raise SkipTest(reason)
 
     def stopped(self, attacked: Attacked, reason: str, limit: str, value: int) -> None:
-        """Check that a limit has stopped an attack."""
         error = failure(attacked.events, reason)
         self.assertEqual((error["limit"], error["value"]), (f"limits.{limit}", value))
         self.assertNotIn("unlimited", attacked.text)

@@ -46,16 +46,13 @@ class StrayTests:
         self.assertEqual(text(await self.client.follow(identifier)), "there\n")
 
     async def test_a_daemon_that_holds_stdout_is_dead_at_the_end(self: Any) -> None:
-        """One that ran away to a session of its own delays no end, and outlives none."""
         await self.left_behind(before="")
 
     async def test_a_daemon_that_has_closed_everything_is_dead_at_the_end(self: Any) -> None:
-        """So does one with which nothing is shared any more, and which ignores what it can."""
         ignore = "import signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 13, 15)]"
         await self.left_behind(before=f"{_CLOSE_EVERYTHING}; {ignore}")
 
     async def test_a_daemon_is_dead_after_a_cancel(self: Any) -> None:
-        """What ran away is found also where the evaluation is cancelled."""
         word = new_word()
         program = _LEFT_BEHIND.format(before=_CLOSE_EVERYTHING, after="time.sleep(600)")
         identifier = await self.begin(python(program, word))
@@ -67,8 +64,7 @@ class StrayTests:
         await self.client.cancel(identifier)
         self.assertEqual(processes(word), [])
 
-    async def test_a_very_deep_process_tree(self: Any) -> None:
-        """A tree deeper than Python recurses is killed whole."""
+    async def test_very_deep_process_tree_is_killed_whole(self: Any) -> None:
         word = new_word()
         command = f"cat > deep.sh <<'END'\n{_DEEP}\nEND\nexec sh deep.sh 1100 {word}"
         identifier = await self.begin_and_wait(command, "deep")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from typing import Any, ClassVar
+from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
@@ -17,7 +17,7 @@ from twisted.web.websocket import WebSocketClientEndpoint
 from tests.cases.event_source import EventSource
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import SocketReader, failure, python, text
-from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.harness import DaemonTestCase, until
 from tests.integration.raw import Connection
 
 CURL = shutil.which("curl")
@@ -39,18 +39,7 @@ PRINTED = "".join(
 
 
 class StreamCase(DaemonTestCase):
-    """Readers on every transport."""
-
-    configuration: ClassVar[str] = (
-        CONFIGURATION
-        + """
-[streams]
-heartbeat = 0.2
-"""
-    )
-
     def url(self, identifier: str, scheme: str = "http", query: str = "") -> str:
-        """Return where the events of an evaluation are."""
         return f"{scheme}://127.0.0.1:{self.daemon.port}/evaluation/{identifier}/events{query}"
 
     async def curl(self, identifier: str, accept: str, query: str = "") -> bytes:
@@ -109,14 +98,9 @@ heartbeat = 0.2
 
 
 class TransportCase(StreamCase):
-    """A daemon that goes on."""
-
-    async def test_all_transports_at_once(self) -> None:
-        """Each of several readers sees all that was printed: more than all buffers hold."""
+    async def test_readers_on_each_transport_get_everything(self) -> None:
         identifier = await self.begin(python(WAITING_LINES))
-        (gate,) = await until(
-            lambda: list(self.daemon.state.glob("evaluations/*/home/gate")), "it waits"
-        )
+        (gate,) = await until(lambda: self.daemon.find_in_homes("gate"), "it waits")
         reading = self.read_by_all(identifier)
         await self.followed(len(reading))
         gate.write_text("go")
@@ -126,22 +110,19 @@ class TransportCase(StreamCase):
             self.assertTrue(text(read) == PRINTED, "not what was printed")
         self.assertIsNone((await self.client.page(identifier, "end"))["end"])
 
-    async def test_cancel_and_signs_of_life(self) -> None:
-        """A quiet stream shows that it lives, and a cancel ends it with the final event."""
+    async def test_quiet_streams_have_heartbeats_and_a_final_event(self) -> None:
         identifier = await self.begin_and_wait("printf ready; exec sleep 600")
         readers = self.read_by_all(identifier)
         with Connection(self.daemon.port) as connection:
             head = f"GET /evaluation/{identifier}/events HTTP/1.0\r\nHost: localhost\r\n"
             connection.send(f"{head}Accept: text/event-stream\r\n\r\n".encode())
-            for _ in range(2):
-                connection.read_until(b":\n")
+            connection.read_until(b":\n")
         await self.client.cancel(identifier)
         received, lines, messages = await gatherResults(readers)
         for events in (self.server_sent(received), lines, messages):
             failure(events, "cancelled")
 
-    async def test_other_peoples_websockets(self) -> None:
-        """The client `websockets` reads it to the close of 1000, with pings and compression."""
+    async def test_foreign_websocket_client_reads_to_the_close(self) -> None:
         try:
             from websockets.asyncio.client import connect
         except ImportError:

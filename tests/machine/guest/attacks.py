@@ -26,11 +26,9 @@ def limits(*, cpu: int = CPU, memory: int = MEMORY, running: int = 2, more: str 
 protocols = ["file", "http"]
 {more}
 tree_bytes = {4 * MIB}
-tree_files = 200
 
 [evaluations]
 running = {running}
-grace = 0.3
 
 [service]
 drain = 0

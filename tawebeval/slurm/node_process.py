@@ -1,0 +1,556 @@
+"""The process of a run on a node: the `ProcessTransport` of an evaluator behind srun."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from resource import struct_rusage
+from typing import Any
+
+import attrs
+import msgspec
+from twisted.internet.defer import CancelledError
+from twisted.internet.error import ProcessTerminated
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from tawebeval.deferreds import OneShotEvent, WorkerThreads, run_in_background
+from tawebeval.errors import EvaluationFailure
+from tawebeval.linux.child import STDERR, STDOUT
+from tawebeval.linux.starter_client import (
+    ProgramListener,
+    ProgramState,
+    StartedProgram,
+    StarterClient,
+)
+from tawebeval.linux.tailed_process import ProgramFiles, TailedProcess
+from tawebeval.sandbox.base import RunnerStatus
+from tawebeval.slurm.attempts import Attempt, NodeState, make_start_failure
+from tawebeval.slurm.commands import SlurmCommands
+from tawebeval.slurm.jobs import ENDING_STATE, QueuedJob, explain_job_loss, find_job_identifier
+from tawebeval.slurm.polling_watcher import PollingWatcher
+
+KILL_ANSWER_TIMEOUT = 10.0
+"""Seconds after which a node that does not answer to SIGKILL is given up."""
+
+MAX_KILL_SECONDS = 2 * KILL_ANSWER_TIMEOUT
+"""The most seconds from SIGKILL to the end of a run: its srun has as many to end as the node."""
+
+SRUN_END_TIMEOUT = 60.0
+"""Seconds after the evaluator's end for srun to end; it waits for a controller that is away."""
+
+JOB_QUERY_TIMEOUT = 120.0
+"""Seconds in which a controller that is away may come back, and say why a job was lost."""
+
+_SHOW_PAUSE = 2.0  # seconds between two questions
+_KILLED = ProgramState(
+    status=signal.SIGKILL, rusage=(0,) * 16, is_output_complete=True
+)  # of a lost evaluator
+
+log = Logger()
+
+
+@attrs.frozen
+class ClusterAccess:
+    """What runs on nodes share: the starter of srun, and how files of nodes are read."""
+
+    reactor: Any
+    get_starter: Callable[[], StarterClient]
+    watcher: PollingWatcher
+    threads: WorkerThreads
+    commands: SlurmCommands
+
+
+RepeatJob = Callable[[Attempt, str | None], Awaitable[Attempt]]
+"""Start a job in place of a lost one, not on the node that is named. Raises: OSError."""
+
+
+class _SrunListener:
+    """What the starter tells of the srun of one attempt."""
+
+    def __init__(self, process: NodeProcess, attempt: Attempt) -> None:
+        self._process = process
+        self._attempt = attempt
+
+    def on_state(self, state: ProgramState) -> None:
+        if state.is_unknown:
+            self.on_starter_lost()
+        elif state.status is not None and state.is_output_complete:
+            self._process.on_srun_end(self._attempt)
+
+    def on_starter_lost(self) -> None:
+        self._process.on_srun_unknown(self._attempt)
+
+
+class _Forwarder(ProcessProtocol):
+    """Passes on what one attempt's process tells, but the connection."""
+
+    def __init__(self, run: ProcessProtocol) -> None:
+        self._run: Any = run
+
+    def childDataReceived(self, childFD: int, data: bytes) -> None:
+        self._run.childDataReceived(childFD, data)
+
+    def childConnectionLost(self, childFD: int) -> None:
+        self._run.childConnectionLost(childFD)
+
+    def processExited(self, reason: Failure) -> None:
+        self._run.processExited(reason)
+
+    def processEnded(self, reason: Failure) -> None:
+        self._run.processEnded(reason)
+
+
+@attrs.define(eq=False)
+class NodeProcess:
+    """The process of a run: a `ProcessTransport` over one job, or over two after a loss.
+
+    `start_event` has None once the evaluator runs, or the reason why it does not. Output and end
+    are read from files, which the node writes whether or not srun or the daemon live. A job is
+    begun again, by `repeat`, only if it was lost before the evaluator printed anything.
+
+    srun is a program of the starter. If the starter has ended, and srun with it, the job goes on,
+    and the queue tells its end.
+    """
+
+    _access: ClusterAccess
+    runner_status: RunnerStatus
+    _repeat: RepeatJob
+    _retries: int
+    attempt: Attempt
+    pid: int = 0
+    start_time: int = 0
+    start_event: OneShotEvent[EvaluationFailure | None] = attrs.field(factory=OneShotEvent)
+    on_broker_error: Callable[[str], object] = lambda reason: None
+    job_loss: EvaluationFailure | None = None
+    is_attached: bool = True  # for `TailedProcess`: `watch_program` tells the state
+    _run: Any = None  # the protocol
+    _process: TailedProcess | None = None  # of the present attempt, once that has begun
+    _listener: ProgramListener | None = None
+    _stdout_offset: int = 0
+    _first_loss: EvaluationFailure | None = None
+    _is_reading: bool = False
+    _must_read: bool = False
+    _is_paused: bool = False
+    _is_stopped: bool = False  # no job is started any more
+    _is_explaining: bool = False
+    _has_ended: bool = False
+    _kill: IDelayedCall | None = None  # None until the first SIGKILL
+
+    # The state of the process, for the run
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the evaluator runs, as far as the run was told."""
+        if self._process is None:
+            return not self._has_ended
+        return self._process.is_running
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the evaluator has ended."""
+        state = self.attempt.state
+        return not self.is_running or (state is not None and state.status is not None)
+
+    @property
+    def resource_usage(self) -> struct_rusage | None:
+        """The resource usage; None until the end, and for a lost job."""
+        if self._process is None or self.job_loss is not None:
+            return None
+        return self._process.resource_usage
+
+    @property
+    def pipe_read_cpu_seconds(self) -> float:
+        """The node's processor time of slow reads of stdout and stderr, in seconds."""
+        return 0.0 if self._process is None else self._process.pipe_read_cpu_seconds
+
+    @property
+    def lost_reason(self) -> str | None:
+        """Why a part of the output is unknown; None otherwise. `job_loss` is told as the exit."""
+        return None if self._process is None else self._process.lost_reason
+
+    # What the run wants
+
+    def follow(self, attempt: Attempt, *, is_resumed: bool = False) -> None:
+        """Follow a job that was started, now or by an earlier process of the daemon."""
+        access, name = self._access, attempt.job_name
+        self.attempt = attempt
+        access.commands.counters.record_job_state(name, is_running=False)
+        access.commands.watch_job(name, partial(self._on_queue, attempt), is_known=is_resumed)
+        access.watcher.watch(attempt.state_file, self._look)
+        starter, listener = access.get_starter(), _SrunListener(self, attempt)
+        if starter.is_attached:
+            starter.watch_program(attempt.directory, listener)
+        else:
+            access.reactor.callLater(0, listener.on_starter_lost)
+
+    def connect(self, run: Any) -> None:
+        """Let the process drive a protocol, after `start_event`. Raises: OSError.
+
+        It has `suspend_clock` and `restart_clock` of `Run` besides.
+        """
+        state = self.attempt.state
+        assert state is not None, "it has begun"
+        self.pid, self.start_time = state.pid, state.start_time
+        self._run = run
+        run.makeConnection(self)
+        self._connect_process()
+
+    def resume(self, run: Any, state: NodeState | None, stdout_offset: int) -> None:
+        """Go on with a job of an earlier process of the daemon. `state` is what the node has told.
+
+        Raises: OSError.
+        """
+        self._run, self._stdout_offset = run, stdout_offset
+        self.follow(self.attempt, is_resumed=True)
+        run.makeConnection(self)
+        if state is None:  # it waits to be begun again
+            run.suspend_clock()
+        self._on_state(self.attempt, state)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the evaluator; after SIGKILL do not wait for long."""
+        self._is_stopped = True
+        if not self.attempt.has_begun:  # it waits for another node
+            self._give_up(self.attempt)
+            return
+        run_in_background(
+            self._write_signal(number), log, "defect: a signal for a node is not written"
+        )
+        if number == signal.SIGKILL and self._kill is None:
+            self._kill = self._access.reactor.callLater(KILL_ANSWER_TIMEOUT, self._on_deaf_node)
+
+    async def _write_signal(self, number: int) -> None:
+        try:
+            await self._access.threads.run_in_thread(self.attempt.write_signal, number)
+        except OSError as error:  # such as a full disk; a node that does not answer is given up
+            log.error("a signal for a node is not written: {error}", error=error)  # noqa: TRY400
+
+    def signal_group(self, number: int) -> None:
+        """Signal the evaluator by the node."""
+        self.send_signal(number)
+
+    def pauseProducing(self) -> None:
+        """Deliver no stdout; the evaluator goes on."""
+        self._is_paused = True
+        if self._process is not None:
+            self._process.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        """Deliver stdout again."""
+        self._is_paused = False
+        if self._process is not None:
+            self._process.resumeProducing()
+
+    def read_remaining_output(self) -> None:
+        """Do nothing: the node closes the pipes."""
+
+    async def wait_for_start(self) -> None:
+        """Wait until the evaluator runs. Raises: EvaluationFailure.
+
+        A cancellation is raised after the end of srun.
+        """
+        try:
+            failure = await self.start_event.wait()
+        except CancelledError:
+            self._is_stopped = True
+            self._give_up(self.attempt)
+            await self.attempt.srun_ended.wait()
+            self.end_watch()
+            raise
+        if failure is not None:
+            raise failure
+
+    def end_watch(self) -> None:
+        """Watch the present job no more."""
+        self.attempt.is_over = True
+        self._access.watcher.unwatch(self.attempt.state_file)
+        self._access.commands.unwatch_job(self.attempt.job_name)
+
+    # What `TailedProcess` wants of a starter
+
+    def watch_program(self, directory: Path, listener: ProgramListener) -> None:
+        """Tell `listener` the state soon, and whenever it changes."""
+        self._listener = listener
+        self._access.reactor.callLater(0, self._deliver_state)
+
+    def unwatch_program(self, directory: Path) -> None:
+        """Tell nothing any more."""
+        self._listener = None
+
+    def signal_program(self, directory: Path, number: int) -> None:
+        """Signal the evaluator by the node."""
+        self.send_signal(number)
+
+    def close_output(self, directory: Path) -> None:
+        """Do nothing: the node closes the pipes."""
+
+    def _deliver_state(self) -> None:
+        state = self.attempt.state
+        if self._listener is not None and state is not None:
+            self._listener.on_state(state)
+
+    # What the node tells
+
+    def _look(self) -> None:
+        """Read what the node has told, in a thread."""
+        self._must_read = True
+        if not self._is_reading:
+            run_in_background(self._read(), log, "defect: the state of a job is unknown")
+
+    async def _read(self) -> None:
+        self._is_reading = True
+        try:
+            while self._must_read:
+                self._must_read, attempt = False, self.attempt
+                self._on_state(attempt, await self._read_state(attempt))
+        finally:
+            self._is_reading = False
+
+    async def _read_state(self, attempt: Attempt) -> NodeState | None:
+        try:
+            return await self._access.threads.run_in_thread(attempt.read_state)
+        except OSError as error:
+            log.error("the state of a job cannot be read: {error}", error=error)  # noqa: TRY400
+            return None
+
+    def _on_state(self, attempt: Attempt, state: NodeState | None) -> None:
+        if attempt.is_over or state is None or state == attempt.state:
+            return
+        had_begun, attempt.state = attempt.has_begun, state
+        attempt.node, attempt.job_identifier = state.node, state.job or attempt.job_identifier
+        if state.is_final:
+            attempt.is_over = True
+            self._release(attempt)
+        if state.error is not None:
+            run_in_background(
+                self._lose(attempt, make_start_failure(state)), log, "defect: a job is lost"
+            )
+            return
+        if not had_begun:
+            self._begin(attempt)
+        self._deliver_state()
+
+    def _begin(self, attempt: Attempt) -> None:
+        """Take the start of the evaluator on a node."""
+        status, commands = self.runner_status, self._access.commands
+        status.job_id, status.node = attempt.job_identifier, attempt.node
+        status.queue_reason = None
+        if attempt.has_srun:
+            commands.unwatch_job(attempt.job_name)
+        if not attempt.is_over:
+            commands.counters.record_job_state(attempt.job_name, is_running=True)
+        if self._run is not None and self._process is None:
+            try:
+                self._connect_process()
+            except OSError as error:
+                what = f"the output of the node cannot be read: {error.strerror}"
+                self._end_lost(EvaluationFailure("lost", what))
+                return
+            self._run.restart_clock()
+        self.start_event.set_value(None)
+
+    def _connect_process(self) -> None:
+        """Read the files of the present attempt. Raises: OSError."""
+        access, state = self._access, self.attempt.state
+        assert state is not None, "it has begun"
+        self.pid, self.start_time = state.pid, state.start_time
+        files = ProgramFiles(
+            access.reactor,
+            self,
+            access.watcher,
+            access.threads.run_in_thread,
+            reads_in_thread=True,
+        )
+        program = StartedProgram(
+            self.attempt.evaluation.output_directory, state.pid, state.start_time
+        )
+        self._process = TailedProcess(
+            files, _Forwarder(self._run), program, stdout_offset=self._stdout_offset
+        )
+        self._process.on_broker_error = lambda reason: self.on_broker_error(reason)
+        if self._is_paused:
+            self._process.pauseProducing()
+
+    def _release(self, attempt: Attempt) -> None:
+        """Let srun end, which ends the job; see that neither is left."""
+        access = self._access
+        access.watcher.unwatch(attempt.state_file)
+        if self._kill is not None and self._kill.active():
+            self._kill.cancel()
+        if attempt.has_srun:
+            late = access.reactor.callLater(SRUN_END_TIMEOUT, self._give_up, attempt)
+            attempt.srun_ended.add_callback(lambda _: late.active() and late.cancel())
+        else:
+            access.commands.unwatch_job(attempt.job_name)
+            access.commands.counters.record_job_end(attempt.job_name)
+            access.commands.cancel_job(attempt.job_name)  # Slurm keeps a job without its srun
+
+    # What Slurm tells
+
+    def _on_queue(self, attempt: Attempt, job: QueuedJob | None) -> None:
+        if job is None:
+            log.warn("the job {job} of Slurm is gone", job=attempt.job_identifier)
+            if attempt.has_srun:  # which waits for nothing
+                self._give_up(attempt)
+            else:
+                self._explain_loss(attempt)
+            return
+        self.runner_status.job_id = attempt.job_identifier = job.identifier
+        self.runner_status.queue_reason = job.reason if job.state == "PENDING" else None
+
+    def on_srun_end(self, attempt: Attempt) -> None:
+        """Take the end of srun: the job has ended."""
+        access = self._access
+        if not attempt.has_srun:
+            return
+        attempt.has_srun = False
+        access.commands.unwatch_job(attempt.job_name)
+        access.commands.counters.record_job_end(attempt.job_name)
+        access.get_starter().unwatch_program(attempt.directory)
+        access.get_starter().forget_program(attempt.directory)
+        self._explain_loss(attempt)
+        attempt.srun_ended.set_value(None)
+
+    def on_srun_unknown(self, attempt: Attempt) -> None:
+        """Go on without srun, which the starter does not know: the queue tells the job's end."""
+        attempt.has_srun = False
+        if attempt.is_over or self._is_stopped:
+            self._access.commands.cancel_job(attempt.job_name)
+        else:
+            self._access.commands.watch_job(
+                attempt.job_name, partial(self._on_queue, attempt), is_known=True
+            )
+        attempt.srun_ended.set_value(None)
+
+    def _on_deaf_node(self) -> None:
+        log.warn(
+            "a node does not answer; the job {job} of Slurm is given up",
+            job=self.attempt.job_identifier,
+        )
+        self._give_up(self.attempt)
+
+    def _give_up(self, attempt: Attempt) -> None:
+        """End srun and its job, whatever the node does."""
+        commands, starter = self._access.commands, self._access.get_starter()
+        # At SIGTERM srun would have a job cancelled by its number, which may be another's now.
+        is_missing = commands.is_job_missing(attempt.job_name)
+        commands.unwatch_job(attempt.job_name)
+        commands.cancel_job(attempt.job_name)
+        if not attempt.has_srun:
+            self._explain_loss(attempt)
+            return
+        starter.signal_program(attempt.directory, signal.SIGKILL if is_missing else signal.SIGTERM)
+        late = self._access.reactor.callLater(
+            KILL_ANSWER_TIMEOUT, starter.signal_program, attempt.directory, signal.SIGKILL
+        )
+        attempt.srun_ended.add_callback(lambda _: late.active() and late.cancel())
+
+    def _explain_loss(self, attempt: Attempt) -> None:
+        """Find out why a job has ended, unless the node has told how."""
+        if not (attempt.is_over or self._is_explaining):
+            self._is_explaining = True
+            run_in_background(self._explain(attempt), log, "defect: the end of a job is unknown")
+
+    async def _explain(self, attempt: Attempt) -> None:
+        try:
+            self._on_state(attempt, await self._read_state(attempt))
+            if attempt.is_over:
+                return
+            if self._run is not None:  # the evaluator does not run while Slurm is asked
+                self._run.suspend_clock()
+            loss = await self._find_loss(attempt)
+            # This machine may see only now what the node has told before.
+            self._on_state(attempt, await self._read_state(attempt))
+        finally:
+            self._is_explaining = False
+        if attempt.is_over:
+            return
+        attempt.is_over = True
+        self._release(attempt)
+        self._access.commands.cancel_job(attempt.job_name)
+        if not self._is_stopped:
+            self._access.commands.counters.lost_jobs_by_reason[loss.reason] += 1
+        await self._lose(attempt, loss)
+
+    async def _find_loss(self, attempt: Attempt) -> EvaluationFailure:
+        """Return why a job was lost.
+
+        Ask again, but not for long, while Slurm does not answer or the job is not ended yet.
+        """
+        access = self._access
+        stderr = await access.threads.run_in_thread(attempt.read_srun_stderr)
+        identifier = attempt.job_identifier or find_job_identifier(stderr)
+        loss = explain_job_loss({}, stderr)
+        deadline = access.reactor.seconds() + JOB_QUERY_TIMEOUT
+        while identifier and not self._is_stopped:
+            job = await access.commands.show_job(identifier)
+            if job is not None:
+                # A controller that has lost its state uses numbers again.
+                is_own = job.get("JobName", attempt.job_name) == attempt.job_name
+                loss = explain_job_loss(job if is_own else {}, stderr)
+                if loss.extra_members.get("slurm") != ENDING_STATE:
+                    break
+            if access.reactor.seconds() >= deadline:
+                break
+            await deferLater(access.reactor, _SHOW_PAUSE)
+        return loss
+
+    # The end of a lost job
+
+    async def _lose(self, attempt: Attempt, loss: EvaluationFailure) -> None:
+        """Begin a lost job again, or end."""
+        threads, commands = self._access.threads, self._access.commands
+        is_start_failure = attempt.state is not None and attempt.state.error is not None
+        may_repeat = self._retries > 0 and (
+            is_start_failure or loss.reason in ("node", "preempted")
+        )
+        if may_repeat and not self._is_stopped:
+            may_repeat = not await threads.run_in_thread(attempt.has_printed)
+        if not may_repeat or self._is_stopped:
+            self._end_lost(self._first_loss or loss)
+            return
+        log.warn("{why}; the evaluator is begun again", why=loss.message)
+        self._retries -= 1
+        self._first_loss = loss if is_start_failure else None
+        self.runner_status.retry_count += 1
+        self.runner_status.job_id = self.runner_status.node = None
+        if self._process is not None:
+            self._process.close()
+            self._process = self._listener = None
+        if self._run is not None:
+            self._run.suspend_clock()
+        self._stdout_offset = 0
+        try:
+            repeated = await self._repeat(attempt, attempt.node if is_start_failure else None)
+        except OSError as error:
+            self._end_lost(EvaluationFailure("lost", f"srun cannot be started: {error.strerror}"))
+            return
+        commands.counters.restarted_jobs += 1
+        self.follow(repeated)
+        if self._run is not None:
+            self._run.suspend_clock()  # stores the new job
+        if self._is_stopped:  # meanwhile
+            self._give_up(repeated)
+
+    def _end_lost(self, loss: EvaluationFailure) -> None:
+        """Tell the run that a job is lost, after all that was printed."""
+        self.job_loss = loss
+        if self._run is None:
+            self.start_event.set_value(loss)
+        elif self._listener is not None:
+            self._listener.on_state(
+                msgspec.structs.replace(_KILLED, pid=self.pid, start_time=self.start_time)
+            )
+        elif not self._has_ended:
+            self._has_ended = True
+            reason = Failure(ProcessTerminated(1))
+            self._run.processExited(reason)
+            for descriptor in (STDOUT, STDERR):
+                self._run.childConnectionLost(descriptor)
+            self._run.processEnded(reason)

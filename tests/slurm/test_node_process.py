@@ -1,0 +1,378 @@
+"""`slurm.node_process`: jobs whose files, srun and queue the test plays."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.errors import EvaluationFailure
+from tawebeval.linux.starter_client import ProgramState
+from tawebeval.sandbox.base import RunnerStatus
+from tawebeval.sandbox.workspace import Workspace
+from tawebeval.slurm.attempts import Attempt
+from tawebeval.slurm.commands import SQUEUE_PERIOD
+from tawebeval.slurm.job_counters import JobCounters
+from tawebeval.slurm.jobs import QueuedJob
+from tawebeval.slurm.node_process import KILL_ANSWER_TIMEOUT, ClusterAccess, NodeProcess
+from tawebeval.slurm.polling_watcher import MAX_POLL_SECONDS, MIN_POLL_SECONDS, PollingWatcher
+from tests.fakes.world import InlineThreads
+
+RUSAGE = [1.5, 0.5, *[0] * 14]
+
+
+class FakeStarter:
+    """The starter of sruns."""
+
+    is_attached = True
+
+    def __init__(self) -> None:
+        self.listeners: dict[Path, Any] = {}
+        self.signals: list[tuple[Path, int]] = []
+        self.forgotten: list[Path] = []
+
+    def watch_program(self, directory: Path, listener: Any) -> None:
+        self.listeners[directory] = listener
+
+    def unwatch_program(self, directory: Path) -> None:
+        del self.listeners[directory]
+
+    def signal_program(self, directory: Path, number: int) -> None:
+        self.signals.append((directory, number))
+
+    def forget_program(self, directory: Path) -> None:
+        self.forgotten.append(directory)
+
+
+class FakeCommands:
+    """Slurm's commands: what scontrol says is `fields`."""
+
+    def __init__(self) -> None:
+        self.counters = JobCounters()
+        self.watchers: dict[str, Any] = {}
+        self.cancelled: list[str] = []
+        self.fields: dict[str, str] | None = {}
+
+    def watch_job(self, name: str, on_state: Any, *, is_known: bool = False) -> None:
+        self.watchers[name] = on_state
+
+    def unwatch_job(self, name: str) -> None:
+        self.watchers.pop(name, None)
+
+    def cancel_job(self, name: str) -> None:
+        self.cancelled.append(name)
+
+    def is_job_missing(self, name: str) -> bool:
+        return False
+
+    async def show_job(self, identifier: str) -> dict[str, str] | None:
+        return self.fields
+
+
+class FakeRun(ProcessProtocol):
+    """A run, which notes what it is told."""
+
+    def __init__(self) -> None:
+        self.stdout = b""
+        self.told: list[Any] = []
+
+    def outReceived(self, data: bytes) -> None:
+        self.stdout += data
+
+    def processExited(self, reason: Failure) -> None:
+        self.told.append("exited")
+
+    def processEnded(self, reason: Failure) -> None:
+        self.told.append(reason.value)
+
+    def suspend_clock(self) -> None:
+        self.told.append("suspended")
+
+    def restart_clock(self) -> None:
+        self.told.append("restarted")
+
+
+class NodeProcessCase(SynchronousTestCase):
+    """A job that was started, and nobody has heard of."""
+
+    retries = 0
+
+    def setUp(self) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-"))
+        self.addCleanup(shutil.rmtree, folder)
+        self.evaluation = Workspace(folder / "evaluation")
+        self.evaluation.output_directory.mkdir(parents=True)
+        self.clock, self.starter, self.commands = Clock(), FakeStarter(), FakeCommands()
+        threads: Any = InlineThreads()
+        self.access = ClusterAccess(
+            self.clock,
+            lambda: self.starter,  # type: ignore[arg-type,return-value]
+            PollingWatcher(self.clock, threads),
+            threads,
+            self.commands,  # type: ignore[arg-type]
+        )
+        self.run_, self.status = FakeRun(), RunnerStatus("slurm")
+        self.repeated: list[str | None] = []
+        self.process = self.make_process(self.make_attempt())
+
+    def make_attempt(self) -> Attempt:
+        attempt = Attempt.create("tawebeval-x-", self.evaluation)
+        attempt.make_directories()
+        return attempt
+
+    def make_process(self, attempt: Attempt) -> NodeProcess:
+        return NodeProcess(self.access, self.status, self.repeat, self.retries, attempt)
+
+    async def repeat(self, lost: Attempt, avoided_node: str | None) -> Attempt:
+        self.repeated.append(avoided_node)
+        return self.make_attempt()
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.process.attempt
+
+    def follow(self) -> Deferred[None]:
+        self.process.follow(self.attempt)
+        return Deferred.fromCoroutine(self.process.wait_for_start())
+
+    def tell(self, **members: Any) -> None:
+        """Write what the node tells, and let the daemon see it."""
+        content = {"node": "one", "job": "7", "exceeded": None, "pid": 5, "start_time": 6}
+        self.attempt.state_file.write_text(json.dumps({**content, **members}))
+        self.pass_time()
+
+    def tell_end(self, status: int = 0) -> None:
+        self.tell(status=status, rusage=RUSAGE, is_output_complete=True)
+
+    def print_text(self, text: str) -> None:
+        own = self.attempt.workspace.output_directory
+        moved = self.evaluation.output_directory
+        for directory in (moved if (moved / "stdout").exists() else own,):
+            for name, content in (("stdout", text), ("stderr", "")):
+                with (directory / name).open("a") as file:
+                    file.write(content)
+
+    def pass_time(self, seconds: float = 3 * MAX_POLL_SECONDS) -> None:
+        self.clock.pump([MIN_POLL_SECONDS] * int(seconds / MIN_POLL_SECONDS))
+
+    def end_srun(self, stderr: str = "") -> None:
+        (self.attempt.directory / "stderr").write_text(stderr)
+        listener = self.starter.listeners[self.attempt.directory]
+        listener.on_state(ProgramState(status=0, is_output_complete=True))
+        self.pass_time()
+
+    def connect(self) -> None:
+        """Begin, and connect the run."""
+        started = self.follow()
+        self.print_text("")
+        self.tell()
+        self.successResultOf(started)
+        self.process.connect(self.run_)
+        self.pass_time()
+
+
+class NodeProcessTests(NodeProcessCase):
+    """One job, to its end."""
+
+    def test_wait_ends_when_the_node_has_begun(self) -> None:
+        started = self.follow()
+        watcher = self.commands.watchers[self.attempt.job_name]
+        watcher(QueuedJob("7", "PENDING", "Resources", ""))
+        self.assertEqual((self.status.job_id, self.status.queue_reason), ("7", "Resources"))
+        self.assertNoResult(started)
+        self.tell()
+        self.successResultOf(started)
+        self.assertEqual((self.status.node, self.status.queue_reason), ("one", None))
+        self.assertEqual(self.commands.watchers, {})
+
+    def test_output_and_exit_are_delivered(self) -> None:
+        self.connect()
+        self.print_text("one\n")
+        self.pass_time()
+        self.assertEqual(self.run_.stdout, b"one\n")
+        self.print_text("two\n")
+        self.tell_end(status=3 << 8)
+        self.assertEqual(self.run_.stdout, b"one\ntwo\n")
+        exited, ended = self.run_.told
+        self.assertEqual((exited, ended.exitCode), ("exited", 3))
+        usage = self.process.resource_usage
+        assert usage is not None
+        self.assertEqual(usage.ru_utime, 1.5)
+        self.end_srun()
+        self.assertEqual(self.starter.forgotten, [self.attempt.directory])
+        self.assertEqual(self.commands.cancelled, [])
+
+    def test_srun_that_ends_before_the_end_is_seen_costs_nothing(self) -> None:
+        self.connect()
+        state = {"node": "one", "job": "7", "pid": 5, "start_time": 6, "status": 0}
+        self.attempt.state_file.write_text(
+            json.dumps({**state, "rusage": RUSAGE, "is_output_complete": True})
+        )
+        self.end_srun()
+        self.assertEqual(len(self.run_.told), 2)
+        self.assertIsNone(self.process.job_loss)
+
+    def test_srun_that_does_not_end_is_ended_with_its_job(self) -> None:
+        self.connect()
+        self.tell_end()
+        self.clock.advance(60)
+        self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
+        self.assertEqual(self.starter.signals, [(self.attempt.directory, signal.SIGTERM)])
+        self.clock.advance(KILL_ANSWER_TIMEOUT)
+        self.assertEqual(self.starter.signals[-1][1], signal.SIGKILL)
+
+    def test_signals_are_written_and_a_deaf_node_is_given_up(self) -> None:
+        self.connect()
+        self.process.send_signal(signal.SIGTERM)
+        self.process.send_signal(signal.SIGKILL)
+        self.assertEqual((self.attempt.directory / "signal").read_text(), "15\n9\n")
+        self.clock.advance(KILL_ANSWER_TIMEOUT)
+        self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
+        self.end_srun()
+        self.assertEqual(len(self.run_.told), 3)  # the clock was stopped, too
+        assert self.process.job_loss is not None
+        self.assertEqual(self.process.job_loss.reason, "lost")
+
+    def test_lost_job_is_explained_after_its_output(self) -> None:
+        self.connect()
+        self.print_text("said\n")
+        self.commands.fields = {"JobId": "7", "JobState": "NODE_FAIL", "NodeList": "one"}
+        self.end_srun()
+        self.assertEqual(self.run_.stdout, b"said\n")
+        self.assertEqual(self.run_.told[:2], ["suspended", "exited"])
+        assert self.process.job_loss is not None
+        self.assertEqual(self.process.job_loss.reason, "node")
+        self.assertIsNone(self.process.resource_usage)
+        self.assertEqual(self.commands.counters.lost_jobs_by_reason["node"], 1)
+
+    def test_cancellation_ends_srun_first(self) -> None:
+        started = self.follow()
+        started.cancel()
+        self.assertNoResult(started)
+        self.assertEqual(self.starter.signals, [(self.attempt.directory, signal.SIGTERM)])
+        self.end_srun()
+        self.failureResultOf(started, CancelledError)
+
+    def test_job_that_never_begins_ends_with_the_words_of_srun(self) -> None:
+        started = self.follow()
+        self.end_srun("srun: error: invalid partition specified: none\n")
+        error = self.failureResultOf(started, EvaluationFailure).value
+        self.assertIn("invalid partition", error.message)
+
+    def test_node_that_cannot_start_the_evaluator_says_why(self) -> None:
+        started = self.follow()
+        self.tell(error="/roots/gcc: No such file or directory")
+        error = self.failureResultOf(started, EvaluationFailure).value
+        self.assertIn("the node one could not run the evaluator: /roots/gcc", error.message)
+
+
+class ResumeTests(NodeProcessCase):
+    """Jobs of an earlier process of the daemon, whose starter has ended."""
+
+    def resume(self) -> None:
+        self.process.pid, self.process.start_time = 5, 6
+        self.process.resume(self.run_, self.attempt.read_state(), 0)
+        self.starter.listeners[self.attempt.directory].on_state(ProgramState(is_unknown=True))
+        self.pass_time()
+
+    def begin(self) -> None:
+        self.print_text("one\n")
+        state = {"node": "one", "job": "7", "pid": 5, "start_time": 6}
+        self.attempt.state_file.write_text(json.dumps(state))
+
+    def test_job_goes_on_without_srun_and_is_cancelled_in_the_end(self) -> None:
+        self.begin()
+        self.resume()
+        self.assertEqual(self.run_.stdout, b"one\n")
+        self.assertIn(self.attempt.job_name, self.commands.watchers)
+        self.tell_end()
+        self.assertEqual(self.run_.told[0], "restarted")  # which does nothing to a running clock
+        self.assertEqual(self.run_.told[1], "exited")
+        self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
+
+    def test_job_that_has_ended_meanwhile_is_told(self) -> None:
+        self.begin()
+        self.attempt.read_state()
+        self.tell_end()
+        self.resume()
+        self.assertEqual(self.run_.stdout, b"one\n")
+        self.assertEqual(self.run_.told[1], "exited")
+
+    def test_job_that_has_left_the_queue_is_lost(self) -> None:
+        self.begin()
+        self.resume()
+        self.commands.fields = {"JobId": "7", "JobState": "CANCELLED"}
+        self.commands.watchers[self.attempt.job_name](None)
+        self.pass_time(SQUEUE_PERIOD)
+        assert self.process.job_loss is not None
+        self.assertEqual(self.process.job_loss.reason, "revoked")
+        self.assertEqual(self.run_.stdout, b"one\n")
+
+
+class RepeatTests(NodeProcessCase):
+    """Lost jobs that are begun again."""
+
+    retries = 1
+
+    def lose(self) -> None:
+        self.commands.fields = {"JobId": "7", "JobState": "NODE_FAIL"}
+        self.end_srun()
+
+    def test_silent_evaluator_is_begun_again_and_only_its_new_files_count(self) -> None:
+        self.connect()
+        first = self.attempt
+        self.lose()
+        self.assertEqual((self.repeated, self.status.retry_count), ([None], 1))
+        self.assertIsNot(self.attempt, first)
+        self.assertIn(first.job_name, self.commands.cancelled)
+        with (self.evaluation.output_directory / "stdout").open("a") as stale:
+            own = self.attempt.workspace.output_directory
+            for name in ("stdout", "stderr"):
+                (own / name).write_text("new\n" if name == "stdout" else "")
+            self.tell(node="two")
+            stale.write("old\n")
+        self.assertEqual(self.run_.told[-1], "restarted")
+        self.tell_end()
+        self.assertEqual(self.run_.stdout, b"new\n")
+        self.assertEqual((self.status.node, self.run_.told[-2]), ("two", "exited"))
+
+    def test_evaluator_that_has_printed_is_not_begun_again(self) -> None:
+        self.connect()
+        self.print_text("said\n")
+        self.lose()
+        self.assertEqual(self.repeated, [])
+        self.assertEqual(self.run_.told[1], "exited")
+
+    def test_stopped_evaluator_is_not_begun_again(self) -> None:
+        self.connect()
+        self.process.send_signal(signal.SIGTERM)
+        self.lose()
+        self.assertEqual(self.repeated, [])
+
+    def test_other_node_is_tried_after_one_that_cannot_start(self) -> None:
+        started = self.follow()
+        self.tell(error="No space left on device")
+        self.assertEqual(self.repeated, ["one"])
+        self.assertNoResult(started)
+        self.end_srun("srun: error: Requested node configuration is not available\n")
+        error = self.failureResultOf(started, EvaluationFailure).value
+        self.assertIn("No space left on device", error.message)
+
+    def test_second_loss_is_the_end(self) -> None:
+        self.connect()
+        self.lose()
+        self.commands.watchers[self.attempt.job_name](QueuedJob("8", "PENDING", "None", ""))
+        self.lose()
+        self.assertEqual(len(self.repeated), 1)
+        self.assertEqual(self.run_.told[-2], "exited")
+        assert self.process.job_loss is not None
+        self.assertEqual(self.process.job_loss.reason, "node")
