@@ -108,11 +108,6 @@ class EventFiles:
         """Return bytes of stdout; fewer if the file is shorter."""
         return os.pread(self._open("stdout"), end - begin, begin)
 
-    def write_stdout(self, chunk: bytes, offset: int) -> None:
-        """Write bytes at a place in stdout."""
-        if os.pwrite(self._open("stdout"), chunk, offset) < len(chunk):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     def has_room_to_free(self, stdout_bytes: int, file_count: int) -> bool:
         """Return whether `punch_stdout` or `remove_files` has something to do."""
         return stdout_bytes - self._punched >= _PUNCHED or file_count > self._removed_files
@@ -258,10 +253,6 @@ class RecordedStdout:
     def result_summary(self) -> ResultSummary:
         """The summary of results."""
         return self._parser.result_summary
-
-    def store(self, chunk: bytes) -> None:
-        """Append bytes to the file of stdout that nobody else has stored, before `feed`."""
-        self._files.write_stdout(chunk, self.stdout_bytes)
 
     def feed(self, chunk: bytes) -> None:
         """Parse bytes of stdout; no input may be pending, and no file wanted."""

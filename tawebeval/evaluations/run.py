@@ -271,8 +271,6 @@ class Run(ProcessProtocol):
             if running and not at_once:
                 self._kill = self._context.clock.callLater(KILL_GRACE, self.kill)
                 self._signal(signal.SIGTERM)
-            elif self._tree_ended.is_set:
-                self.sandboxed.end.abort_remote_reads()
         if at_once:
             self.kill()
 
@@ -296,12 +294,7 @@ class Run(ProcessProtocol):
         self._check_delay()
         within = data[: self._count_output_within_limit(len(data))]
         if within:
-            self._parse(self._feed, within)
-
-    def _feed(self, chunk: bytes) -> None:
-        if not self.sandboxed.stores_stdout:
-            self._stdout.store(chunk)
-        self._stdout.feed(chunk)
+            self._parse(self._stdout.feed, within)
 
     def _count_output_within_limit(self, size: int) -> int:
         """Count bytes of output; return those within the limit. Stop a run that is beyond it."""
@@ -421,12 +414,7 @@ class Run(ProcessProtocol):
     async def _read_referenced_file(self, path: str) -> bytes | str:
         """Return the content of a file that stdout names, or why it is refused."""
         try:
-            if self.sandboxed.read_remote_file is not None:
-                content = await self.sandboxed.read_remote_file(path)
-            else:
-                content = await self._context.worker_threads.run_in_thread(
-                    self._read_local_file, path
-                )
+            content = await self._read_evaluator_file(path)
         except FileRefused as error:
             return str(error)
         size = compute_base64_size(len(content))
@@ -434,14 +422,18 @@ class Run(ProcessProtocol):
             return f"{path!r} exceeds the rest of limits.output"
         return content
 
-    def _read_local_file(self, path: str) -> bytes:
+    async def _read_evaluator_file(self, path: str) -> bytes:
         sandboxed, directory = self.sandboxed, self._details.request.directory
-        return sandboxed.workspace.read_file(
-            path,
-            sandboxed.workspace.locate_working_directory(directory, self.checkout.path),
-            MAX_FILE_BYTES,
-            sandboxed.launch.workspace_view,
-        )
+
+        def read() -> bytes:
+            return sandboxed.workspace.read_file(
+                path,
+                sandboxed.workspace.locate_working_directory(directory, self.checkout.path),
+                MAX_FILE_BYTES,
+                sandboxed.launch.workspace_view,
+            )
+
+        return await self._context.worker_threads.run_in_thread(read)
 
     # The end
 
@@ -457,8 +449,6 @@ class Run(ProcessProtocol):
             await self._kill_remaining_processes()
         finally:
             self._tree_ended.set_value(None)
-            if self.failure is not None:
-                self.sandboxed.end.abort_remote_reads()
             self._process.read_remaining_output()
 
     async def _kill_remaining_processes(self) -> None:

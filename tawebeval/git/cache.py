@@ -23,7 +23,7 @@ from tawebeval.core.form import Repository
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import SingleFlight, WorkerThreads, run_in_background
 from tawebeval.errors import EvaluationFailure, format_size
-from tawebeval.git.checkouts import CHECKOUT_SUFFIX, CheckoutCache, detach
+from tawebeval.git.checkouts import CheckoutCache, detach
 from tawebeval.git.command import GitRunner
 from tawebeval.git.commits import TreeLimits
 from tawebeval.git.credentials import Credential
@@ -104,7 +104,8 @@ class RepositoryCache:
     _checkouts: CheckoutCache = attrs.field(init=False)
     # In the order of their last use.
     _entries: OrderedDict[str, _Entry] = attrs.field(factory=OrderedDict)
-    _maintenance_queue: dict[str, None] = attrs.field(factory=dict)  # names, the oldest first
+    _maintenance_queue: list[str] = attrs.field(factory=list)  # names, the oldest first
+    _leftovers: list[Path] = attrs.field(factory=list)  # to be removed
     _maintenance: Deferred[None] | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -119,30 +120,26 @@ class RepositoryCache:
     def load_existing(self, on_load: Callable[[], object] = lambda: None) -> None:
         """Take over the cache of an earlier daemon, as far as it fits. Blocks.
 
-        `on_load` is called before anything is evicted, and may resume checkouts.
+        `on_load` is called before anything is evicted, and may resume checkouts. What is evicted or
+        left over is removed later, by `start_maintenance`.
         """
-        found = []
-        for path in self._root.iterdir():
-            if path.suffix in (".git", CHECKOUT_SUFFIX) and not path.is_symlink():
-                found.append((path.stat().st_mtime, path))
-            else:
-                _remove_leftover(path)  # half made, or half removed
-        for _, path in sorted(found):
-            if path.suffix == CHECKOUT_SUFFIX:
-                self._checkouts.load_checkout(path)
-                continue
-            entry = self._add(path.name)
-            try:
-                entry.size = entry.bare.load_existing()
-            except OSError as error:
-                log.warn("{path} cannot be used: {error}", path=path, error=error)
-                _remove_leftover(self._detach(path.name))
+        for _, path in sorted((path.lstat().st_mtime, path) for path in self._root.iterdir()):
+            if path.suffix == ".git" and not path.is_symlink():
+                entry = self._add(path.name)
+                try:
+                    entry.size = entry.bare.load_existing()
+                except OSError as error:
+                    log.warn("{path} cannot be used: {error}", path=path, error=error)
+                    self._leftovers.append(self._detach(path.name))
+            elif not self._checkouts.load_checkout(path):
+                self._leftovers.append(path)  # half made, half removed, or of an earlier boot
         on_load()
-        for path in self._detach_excess():
-            _remove_leftover(path)
+        self._leftovers += self._detach_excess()
 
     def resume_checkout(self, commit: Commit, path: Path) -> Checkout:
         """Return a checkout that an evaluation of an earlier daemon uses, by its path."""
+        if path in self._leftovers:
+            self._leftovers.remove(path)
         return self._checkouts.resume_checkout(commit, path)
 
     def _add(self, name: str) -> _Entry:
@@ -338,27 +335,46 @@ class RepositoryCache:
             self.counters.fetch_counts[ended] += 1
             self.counters.fetch_durations.record_value(self._limits.clock.seconds() - begin)
             entry.size = await self._threads.run_in_thread(entry.bare.measure_disk_bytes)
-            if entry.bare.needs_maintenance:
-                self._maintenance_queue[entry.bare.path.name] = None
+            name = entry.bare.path.name
+            if entry.bare.needs_maintenance and name not in self._maintenance_queue:
+                self._maintenance_queue.append(name)
             await self._evict()
 
     def start_maintenance(self) -> None:
-        """Start maintenance of the repository that has waited longest, unless one is under way."""
-        if not self._maintenance_queue or self._maintenance is not None:
+        """Start maintenance of a repository that is due and not in use, unless one is under way.
+
+        What is left over from an earlier daemon is removed first.
+        """
+        if self._maintenance is not None:
             return
-        name = next(iter(self._maintenance_queue))
-        del self._maintenance_queue[name]
-        entry = self._entries.get(name)
-        if entry is not None and (1 + _MAINTENANCE_ROOM) * entry.size <= self._capacity:
-            self._maintenance = run_in_background(
-                self._maintain(entry), log, "defect: maintenance of the cache has failed"
-            )
-            self._maintenance.addBoth(self._on_maintenance_end)
+        due = [name for name in self._maintenance_queue if not self._entries[name].users]
+        if self._leftovers:
+            work = self._remove_leftovers()
+        elif due:
+            self._maintenance_queue.remove(due[0])
+            work = self._maintain(self._entries[due[0]])
+        else:
+            return
+        self._maintenance = run_in_background(
+            work, log, "defect: maintenance of the cache has failed"
+        )
+        self._maintenance.addBoth(self._on_maintenance_end)
 
     def _on_maintenance_end(self, _: object) -> None:
         self._maintenance = None
 
+    async def _remove_leftovers(self) -> None:
+        while self._leftovers:
+            path = self._leftovers.pop()
+            try:
+                await self._threads.run_in_thread(remove_tree, path)
+            except OSError as error:
+                log.warn("{path} in the cache cannot be removed: {error}", path=path, error=error)
+
     async def _maintain(self, entry: _Entry) -> None:
+        """Maintain a repository, unless it is too large for the cache to have it twice more."""
+        if (1 + _MAINTENANCE_ROOM) * entry.size > self._capacity:
+            return
         path, room = entry.bare.path, _MAINTENANCE_ROOM * entry.size
         entry.users += 1
         entry.size += room  # old and new packs are on the disk together
@@ -366,7 +382,7 @@ class RepositoryCache:
             await self._evict()
             await entry.bare.maintain(room)
         except CancelledError:
-            log.info("{path}: maintenance stopped, as a fetch began or the daemon stops", path=path)
+            log.info("{path}: maintenance stopped, as the daemon stops", path=path)
         except (EvaluationFailure, OSError) as error:
             members = error.extra_members if isinstance(error, EvaluationFailure) else {}
             log.warn(
@@ -381,6 +397,7 @@ class RepositoryCache:
 
     async def close(self) -> None:
         """Stop maintenance, and wait for its end."""
+        self._leftovers.clear()
         self._maintenance_queue.clear()
         if self._maintenance is not None:
             self._maintenance.cancel()
@@ -414,12 +431,6 @@ class RepositoryCache:
 
     def _detach(self, name: str) -> Path:
         """Rename a repository out of the cache; return the new path, for removal."""
+        if name in self._maintenance_queue:
+            self._maintenance_queue.remove(name)
         return detach(self._entries.pop(name).bare.path)
-
-
-def _remove_leftover(path: Path) -> None:
-    """Remove what an earlier daemon has left. Blocks."""
-    try:
-        remove_tree(path)
-    except OSError as error:
-        log.warn("{path} is not of the cache, and stays: {error}", path=path, error=error)

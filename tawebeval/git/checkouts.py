@@ -1,22 +1,19 @@
 """Checked-out trees of commits, one for each tree, which evaluations see below their own changes.
 
-A checkout is a directory of the cache, `<repository>-<tree>-<files>-<bytes>.tree`. It gets that
-name when it is complete, and never changes. A daemon that takes the cache over compares the numbers
-in the name with the tree at the first use of each checkout: for 10,000 small ones that takes 0.6 s
-of processor time.
+A checkout is a directory of the cache, `<repository>-<tree>-<files>-<bytes>-<boot>.tree`. It gets
+that name when it is complete, and never changes. After a power failure files may lack their
+content, so checkouts of an earlier boot of the machine are not used. The numbers in the name tell
+the size.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import os
 import re
 import stat
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -30,11 +27,8 @@ from tawebeval.linux.filetree import remove_tree, walk_tree
 from tawebeval.sandbox.disk_usage import BLOCK_BYTES
 
 CHECKOUT_SUFFIX = ".tree"
-_NAME = re.compile(
-    rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}-([0-9]+)-([0-9]+){re.escape(CHECKOUT_SUFFIX)}", re.ASCII
-)
-# Errors that say nothing of the tree.
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_NAME = re.compile(r"[0-9a-f]{40}-[0-9a-f]{40}-([0-9]+)-([0-9]+)-([0-9a-f]{8})\.tree", re.ASCII)
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 WriteTree = Callable[[Path, Path], Awaitable[None]]
 """Function that checks a tree out into the first directory, with git's index in the second."""
@@ -44,15 +38,10 @@ log = Logger()
 
 @attrs.define
 class _StoredCheckout:
-    """A checkout on the disk; `size` in bytes. One with users is not evicted.
-
-    `is_complete`: None until somebody looks at a checkout of an earlier daemon, whose size is
-    estimated until then; False for a damaged one.
-    """
+    """A checkout on the disk; `size` in bytes. One with users is not evicted."""
 
     path: Path
     size: int
-    is_complete: bool | None = True
     users: int = 0
     _checkout: Checkout | None = None  # of the commit that was requested last
 
@@ -69,31 +58,30 @@ class _StoredCheckout:
 
 @attrs.define(eq=False)
 class CheckoutCache:
-    """The checkouts in the directory `root`; `disk_bytes` is their bytes on the disk."""
+    """The checkouts in the directory `root`; `disk_bytes` is the most that they take on the disk.
+
+    `boot`: eight hexadecimal digits, which identify the boot of the machine.
+    """
 
     _root: Path
     _threads: WorkerThreads
     _tally: GitCacheCounters = attrs.field(factory=GitCacheCounters)
+    _boot: str = attrs.field(factory=lambda: _BOOT_ID.read_text()[:8])
     disk_bytes: int = 0
     # The least recently used first.
     _stored: OrderedDict[str, _StoredCheckout] = attrs.field(factory=OrderedDict)
     _creations: SingleFlight[str, None] = attrs.field(factory=SingleFlight)
-    _checks: SingleFlight[str, None] = attrs.field(factory=SingleFlight)
-    _count: int = 0  # of names for unfinished directories
 
-    def load_checkout(self, path: Path) -> None:
-        """Take over a checkout of an earlier daemon, to be looked at when it is requested. Blocks.
+    def load_checkout(self, path: Path) -> bool:
+        """Take over a checkout of an earlier daemon; return False for any other path.
 
         Call this for the least recently used checkout first.
         """
         described = _NAME.fullmatch(path.name)
-        if described is None:
-            log.warn("{path} is no checkout; removing it", path=path)
-            remove_tree(path)
-            return
-        count, size = map(int, described.groups())
-        # The most that it may take: a file rarely fills its last block.
-        self._add(_StoredCheckout(path, size + count * BLOCK_BYTES, is_complete=None))
+        if described is None or described[3] != self._boot:
+            return False
+        self._add(path.name)
+        return True
 
     async def get_or_create_checkout(
         self,
@@ -111,11 +99,8 @@ class CheckoutCache:
         of the evaluation, and so not counted. Raises: what `write` raises.
         """
         tree = content or commit.tree_oid
-        figures = f"{commit.file_count}-{commit.size}{CHECKOUT_SUFFIX}"
-        name = f"{repository}-{tree}-{figures}"
-        while not await self._check(name):  # the new one gets another name
-            tree = hashlib.sha256(tree.encode()).hexdigest()[:40]
-            name = f"{repository}-{tree}-{figures}"
+        figures = f"{commit.file_count}-{commit.size}"
+        name = f"{repository}-{tree}-{figures}-{self._boot}{CHECKOUT_SUFFIX}"
         stored = self._find(name)
         if not again:
             self._tally.record_lookup("checkouts", stored is not None)
@@ -125,39 +110,9 @@ class CheckoutCache:
         return stored.use(commit)
 
     def resume_checkout(self, commit: Commit, path: Path) -> Checkout:
-        """Return a checkout that is in use already. It may be damaged: then only its users see it.
-
-        It stays as long as they use it.
-        """
+        """Return a checkout that is in use already."""
         stored = self._stored.get(path.name)
         return Checkout(commit, path, lambda: None) if stored is None else stored.use(commit)
-
-    async def _check(self, name: str) -> bool:
-        """Look at a checkout of an earlier daemon, once; remove it if it is damaged.
-
-        Return False if it is damaged, but stays because it is in use. Raises: OSError.
-        """
-        while (stored := self._stored.get(name)) is not None and stored.is_complete is not True:
-            if stored.is_complete is None:
-                await self._checks.run_once(name, partial(self._inspect, stored))
-            elif stored.users:
-                return False
-            else:
-                log.warn("{path} is damaged; removing it", path=stored.path)
-                await self._threads.run_in_thread(remove_tree, self._detach(name))
-        return True
-
-    async def _inspect(self, stored: _StoredCheckout) -> None:
-        """Find out whether a checkout is complete, and its size."""
-        stored.users += 1  # an eviction would change it meanwhile
-        try:
-            size = await self._threads.run_in_thread(_measure_complete, stored.path)
-        finally:
-            stored.users -= 1
-        stored.is_complete = size is not None
-        if size is not None:
-            self.disk_bytes += size - stored.size
-            stored.size = size
 
     def _find(self, name: str) -> _StoredCheckout | None:
         stored = self._stored.get(name)
@@ -170,20 +125,19 @@ class CheckoutCache:
         return stored
 
     async def _create(self, name: str, write: WriteTree) -> None:
-        self._count += 1
-        unfinished = self._root / f"{name}.new{self._count}"
+        unfinished = self._root / f"{name}.new-{uuid4().hex}"
         tree, index = unfinished / "tree", unfinished / "index"
+        is_complete = False
 
         def begin() -> None:
             for directory in (unfinished, tree, index):
                 directory.mkdir()
 
         def finish() -> None:
-            stored = _StoredCheckout(self._root / name, measure_tree(tree)[2])
-            tree.rename(stored.path)
-            complete.append(stored)
+            nonlocal is_complete
+            tree.rename(self._root / name)
+            is_complete = True
 
-        complete: list[_StoredCheckout] = []
         try:
             await self._threads.run_in_thread(begin)
             await write(tree, index)
@@ -194,13 +148,16 @@ class CheckoutCache:
             finally:
                 # Also after a cancellation, as the checkout is on the disk. Not before, as it might
                 # be evicted before the request that waits for it uses it.
-                for stored in complete:
-                    self._add(stored)
+                if is_complete:
+                    self._add(name)
 
-    def _add(self, stored: _StoredCheckout) -> None:
-        if stored.path.name not in self._stored:
-            self._stored[stored.path.name] = stored
-            self.disk_bytes += stored.size
+    def _add(self, name: str) -> None:
+        described = _NAME.fullmatch(name)
+        assert described is not None, "the name of a checkout"
+        # A file rarely fills its last block.
+        size = int(described[2]) + (int(described[1]) + 1) * BLOCK_BYTES
+        self._stored[name] = _StoredCheckout(self._root / name, size)
+        self.disk_bytes += size
 
     def _forget(self, name: str) -> None:
         self.disk_bytes -= self._stored.pop(name).size
@@ -237,31 +194,13 @@ def detach(path: Path) -> Path:
     return detached
 
 
-def _measure_complete(path: Path) -> int | None:
-    """Return the bytes on the disk of a checkout, None if its tree is damaged. Blocks.
-
-    Raises: OSError.
-    """
-    described = _NAME.fullmatch(path.name)
-    assert described is not None, "the name of a checkout"
-    try:
-        *found, size = measure_tree(path)
-    except OSError as error:
-        if error.errno in _EXHAUSTED:
-            raise
-        return None
-    return size if found == [int(figure) for figure in described.groups()] else None
-
-
-def measure_tree(path: Path) -> tuple[int, int, int]:
-    """Return the files of a tree, their bytes, and the bytes on the disk. Blocks."""
-    count = size = use = 0
+def measure_tree(path: Path) -> int:
+    """Return the bytes of the files of a tree. Blocks."""
+    size = 0
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for _, status in walk_tree(top):
-            count += 1
             size += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
-            use += status.st_blocks * 512
     finally:
         os.close(top)
-    return count, size, use
+    return size

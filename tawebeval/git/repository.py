@@ -21,6 +21,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock
@@ -102,7 +103,7 @@ _DIRECTORIES_SIZE = 48 * 1024  # bytes on the disk, of a dozen directories
 _MARKER_SIZE = 4096  # bytes on the disk
 _REFS = 8  # newest commits that have a ref, on which a server can base a pack
 _MAINTENANCE_FILES = 100  # files added before maintenance is due; a fetch adds two or three
-_LOCK_TIMEOUT = 5.0  # seconds that a fetch waits for maintenance, and maintenance for fetches
+_MAINTENANCE_TIMEOUT = 30.0  # seconds, for which a fetch may wait
 # Its 3 is the format: in earlier ones, the bytes were those before git converted line ends.
 _MARKER = re.compile(r"3 ([0-9a-f]{40}) ([0-9]+) ([0-9]+) (\[.*\])", re.ASCII)
 _POLL_INTERVAL = 0.25  # seconds between two measurements of a fetch
@@ -188,10 +189,8 @@ class BareRepository:
     removals: int = 0
     is_empty: bool = True
     _lock: DeferredLock = attrs.field(factory=DeferredLock)
-    _maintenance: Deferred[None] | None = None
     _fetches: int = 0
     _files: int = 0  # without the markers
-    _maintenance_step: int = _MAINTENANCE_FILES
     _maintenance_due: int = _MAINTENANCE_FILES  # files
 
     def find_fetched_commit(self, oid: str) -> Commit | None:
@@ -264,45 +263,31 @@ class BareRepository:
     async def maintain(self, max_pack_size: int) -> None:
         """Combine the packs of fetches into packs of at most `max_pack_size` bytes.
 
-        Raises: CancelledError if a fetch has waited for 5 seconds, or this has waited as long for
-        fetches; EvaluationError if git fails.
+        Fetches wait, at most 30 seconds. Raises: EvaluationError if git fails or takes longer.
         """
-        await _cancel_late(self._lock.acquire(), self._limits.clock)
-        self._maintenance_step *= 2  # until it succeeds, so that failures are rarely repeated
+        await self._lock.acquire()
         try:
-            self._maintenance = Deferred.fromCoroutine(self._run_maintenance(max_pack_size))
-            if self._lock.waiting:
-                _cancel_late(self._maintenance, self._limits.clock)
-            await self._maintenance
-            self._maintenance_step = _MAINTENANCE_FILES
+            result = await self._git.run_command(
+                self.path,
+                *_MAINTENANCE,
+                timeout=_MAINTENANCE_TIMEOUT,
+                max_file_size=max_pack_size,
+                reach=SandboxAccess((self.path,)),
+            )
+            if result.is_timed_out:
+                raise _failed(f"git took over {_MAINTENANCE_TIMEOUT:g} seconds", result)
+            if result.status:
+                raise _failed("git could not pack the repository; see stderr", result)
         finally:
-            self._maintenance = None
             try:
                 await self._threads.run_in_thread(self._finish_maintenance)
             finally:
                 self._lock.release()
 
-    async def _run_maintenance(self, max_pack_size: int) -> None:
-        result = await self._git.run_command(
-            self.path,
-            *_MAINTENANCE,
-            timeout=self._limits.timeout,
-            max_file_size=max_pack_size,
-            reach=SandboxAccess((self.path,)),
-        )
-        if result.status:
-            raise _failed("git could not pack the repository; see stderr", result)
-
     def _finish_maintenance(self) -> None:
         self.remove_files_of_killed_git()
         self.measure_disk_bytes()
-        self._maintenance_due = self._files + self._maintenance_step
-
-    async def _acquire(self) -> None:
-        """Acquire the lock, and cancel maintenance that holds it for too long."""
-        if self._maintenance is not None:
-            _cancel_late(self._maintenance, self._limits.clock)
-        await self._lock.acquire()
+        self._maintenance_due = self._files + _MAINTENANCE_FILES
 
     async def check_out_commit(self, commit: Commit, tree: Path, index: Path) -> None:
         """Check a marked commit out into the directory `tree`; `index` is one for git's index.
@@ -340,7 +325,7 @@ class BareRepository:
 
         The next fetch creates it.
         """
-        await self._acquire()
+        await self._lock.acquire()
         try:
             if self.removals == removals:
                 self.removals += 1
@@ -461,7 +446,7 @@ class BareRepository:
     async def _fetch(
         self, repository: Repository, oid: str, credential: Credential | None, budget: FetchBudget
     ) -> Commit:
-        await self._acquire()
+        await self._lock.acquire()
         complete = False
         try:
             created = await self._threads.run_in_thread(self._create, repository.url)
@@ -486,8 +471,7 @@ class BareRepository:
         """Create the repository if it is missing; return whether it was. Blocks."""
         if self.path.exists():
             return False
-        unfinished = self.path.with_suffix(".new")
-        remove_tree(unfinished)
+        unfinished = self.path.with_name(f"{self.path.name}.new-{uuid4().hex}")
         create_repository(unfinished)
         (unfinished / _MARKERS).mkdir()
         (unfinished / "url").write_text(url + "\n")
@@ -566,7 +550,7 @@ class BareRepository:
         async def poll() -> None:
             nonlocal is_over
             with suppress(OSError):  # of a file that appears or disappears
-                _, size, _ = await self._threads.run_in_thread(measure_tree, tree)
+                size = await self._threads.run_in_thread(measure_tree, tree)
                 is_over |= size > limits.max_bytes
             if is_over:
                 reading.cancel()
@@ -584,7 +568,7 @@ class BareRepository:
                     raise
             finally:
                 polling.stop()
-            _, size, _ = await self._threads.run_in_thread(measure_tree, tree)
+            size = await self._threads.run_in_thread(measure_tree, tree)
             limits.check_tree(commit.file_count, size)
             return await self._threads.run_in_thread(find_lfs_pointers, tree), size
         finally:
@@ -647,11 +631,6 @@ class BareRepository:
         else:
             message = f"commit {oid}; push it, or name its branch in repository[branch]"
         raise EvaluationFailure("commit", f"the repository has no {message}")
-
-
-def _cancel_late(deferred: Deferred[_T], clock: Any) -> Deferred[_T]:
-    """Cancel a Deferred after `_LOCK_TIMEOUT` seconds."""
-    return deferred.addTimeout(_LOCK_TIMEOUT, clock, lambda failure, _: failure)
 
 
 def _fetch_arguments(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -145,9 +145,6 @@ class RunEnd(ABC):
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to all processes of the run; `child` is the first, and still runs."""
 
-    def abort_remote_reads(self) -> None:  # noqa: B027  (most kinds have none)
-        """End `read_remote_file` soon, whatever a node does: the stopped run has ended."""
-
     @abstractmethod
     async def kill_remaining_processes(self) -> None:
         """Kill the processes that the first one has left.
@@ -170,10 +167,7 @@ class SandboxedRun:
 
     - `has_network`: whether the evaluator reaches the network.
     - `has_external_queue`: whether the started program waits until something else lets it run.
-    - `stores_stdout`: whether stdout is in the file of the output directory.
     - `runner_status`: where the run is; None on this machine.
-    - `read_remote_file`: reads a file that the evaluator names; None if its files are on this
-      machine.
     """
 
     workspace: Workspace
@@ -182,9 +176,7 @@ class SandboxedRun:
     end: RunEnd
     has_network: bool = True
     has_external_queue: bool = False
-    stores_stdout: bool = True
     runner_status: RunnerStatus | None = None
-    read_remote_file: Callable[[str], Awaitable[bytes]] | None = None
 
     @property
     def limits(self) -> LimitSettings:

@@ -24,12 +24,18 @@ _X86_64, _X32 = 0xC000003E, 0x4000003E
 _LIBRARY = "libseccomp.so.2"
 
 
-class ArgumentTest(NamedTuple):
+class ArgumentTest(ctypes.Structure):
     """The condition that the argument of this index, from 0 to 5, has `value` under `mask`."""
 
-    argument_index: int
-    mask: int
-    value: int
+    _fields_ = (
+        ("argument_index", ctypes.c_uint),
+        ("operator", ctypes.c_int),
+        ("mask", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+    )
+
+    def __init__(self, argument_index: int, mask: int, value: int) -> None:
+        super().__init__(argument_index, _MASKED_EQUAL, mask, value)
 
 
 class FilterRule(NamedTuple):
@@ -38,15 +44,6 @@ class FilterRule(NamedTuple):
     call: str
     action: int
     conditions: tuple[ArgumentTest, ...] = ()
-
-
-class _Comparison(ctypes.Structure):
-    _fields_ = (
-        ("argument_index", ctypes.c_uint),
-        ("operator", ctypes.c_int),
-        ("mask", ctypes.c_uint64),
-        ("value", ctypes.c_uint64),
-    )
 
 
 def return_errno(number: int) -> int:
@@ -107,9 +104,9 @@ def compile_filter(default_action: int, rules: Iterable[FilterRule]) -> bytes:
         for rule in rules:
             number = resolve_call(rule.call)
             if number is not None:
-                tests = [_Comparison(test[0], _MASKED_EQUAL, *test[1:]) for test in rule.conditions]
-                array = (_Comparison * len(tests))(*tests)
-                _call("seccomp_rule_add_array", filter_, rule.action, number, len(tests), array)
+                count = len(rule.conditions)
+                tests = (ArgumentTest * count)(*rule.conditions)
+                _call("seccomp_rule_add_array", filter_, rule.action, number, count, tests)
         if get_architecture() == _X86_64:
             # Without rules of its own: its calls get the default action.
             _call("seccomp_arch_add", filter_, _X32)

@@ -210,16 +210,16 @@ class RunTestCase(SynchronousTestCase):
             self.orphans,
         )
         self.wanted: list[tuple[str, Deferred[bytes]]] = []
-        self.sandboxed.read_remote_file = self.read_file
         self.changes = self.batches = 0
         self.run_ = self.make_run()
         self.child = FakeChild(self.clock, self.run_)
+        self.child.stdout_file = self.files.stdout
         self.run_.makeConnection(self.child)
 
     def make_run(self, deadline: float | None = None) -> Run:
         """Return a run that is not connected."""
         details = EvaluationDetails("some", pack_request(make_request()), 7, None)
-        return Run(
+        run = Run(
             self.world.context(),
             details,
             Checkout(Commit(OID, TREE), Path("/"), lambda: None),
@@ -229,6 +229,8 @@ class RunTestCase(SynchronousTestCase):
             self.on_change,
             deadline,
         )
+        self.patch(run, "_read_evaluator_file", self.read_file)
+        return run
 
     def on_new_events(self) -> None:
         """Count."""

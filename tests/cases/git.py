@@ -129,6 +129,7 @@ class CacheTestCase(SynchronousTestCase):
 
     capacity = 10**9
     size = 10**9
+    tree_bytes = 1000
     most = 0  # submodules
     files = 3
 
@@ -157,7 +158,9 @@ class CacheTestCase(SynchronousTestCase):
             self.git,
             threads or InlineThreads(),
             RemoteResolver(CheckedResolver(HostPolicy(), self.resolver, self.clock), (self.root,)),
-            FetchLimits(self.clock, 60, self.size, TreeLimits(self.files, 1000, self.most)),
+            FetchLimits(
+                self.clock, 60, self.size, TreeLimits(self.files, self.tree_bytes, self.most)
+            ),
             self.keyring,
             capacity=self.capacity,
         )
@@ -166,6 +169,7 @@ class CacheTestCase(SynchronousTestCase):
         """Let another daemon take the cache over."""
         self.cache = self.make(threads)
         self.cache.load_existing()
+        self.cache.start_maintenance()
 
     def script(self, command: Command) -> GitResult | Awaitable[GitResult]:
         """Answer as git does."""

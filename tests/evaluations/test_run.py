@@ -10,7 +10,6 @@ from typing import get_args
 from tawebeval.errors import EvaluationFailure, FailureReason, build_limit_failure
 from tawebeval.evaluations.details import STDERR_TAIL_BYTES
 from tawebeval.linux.cgroups import ResourceUsage
-from tawebeval.sandbox.workspace import FileRefused
 from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase, make_file_block
 from tests.fakes.children import STDOUT
 
@@ -124,23 +123,6 @@ class EndTests(RunTestCase):
         self.wanted[0][1].callback(b"content")
         self.assert_over(status=0)
         self.assertEqual(self.log.end_cursor, 1)
-
-    def test_stopped_files(self) -> None:
-        """After a stop, before the exit or after it, files of a node are not waited for long."""
-        for has_exited in (True, False):
-            self.child.print(make_file_block(b"out.txt"))
-            self.turn()
-            if has_exited:
-                self.child.end()
-                self.turn()
-            self.assertEqual(self.sandboxed.hurried, 0)
-            self.run_.stop(CANCELLED)
-            if not has_exited:
-                self.child.end()
-            self.assertEqual(self.sandboxed.hurried, 1)
-            self.wanted[0][1].errback(FileRefused("the node is gone"))
-            self.assert_over(status=0)
-            self.setUp()
 
     def test_orphans_hold_up_the_end(self) -> None:
         """It has not ended before its orphans are gone, although its pipes are closed."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from resource import struct_rusage
+from typing import Any
 
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from tawebeval.evaluations.run import Run
 from tawebeval.linux.starter_client import LaunchSpec
 
 NO_PROCESS = 2**22 + 1
@@ -27,7 +29,8 @@ class FakeChild:
     """A child as `tawebeval.linux.child.ChildProcess` shows it, and the test drives it.
 
     `signals` are those sent while it ran, `group_signals` those sent to its group at
-    any time. Of the signals in `obeys` it dies, in the next turn of the clock.
+    any time. Of the signals in `obeys` it dies, in the next turn of the clock. `stdout_file` has
+    what was printed.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class FakeChild:
         self.paused = False
         self.rest_wanted = False
         self.delivered_bytes = 0
+        self.stdout_file = bytearray()
         self._clock = clock
         self._protocol = protocol
         self._pipe = b""
@@ -128,6 +132,7 @@ class FakeChild:
         while self._pipe and not self.paused:
             chunk, self._pipe = self._pipe[: 2**16], self._pipe[2**16 :]
             self.delivered_bytes += len(chunk)
+            self.stdout_file += chunk
             self._protocol.childDataReceived(STDOUT, chunk)
         if self.rest_wanted:
             self.lose(STDERR)
@@ -167,6 +172,9 @@ class FakeSpawner:
         """Return a new child, which was started so, or in a way that nobody asks for."""
         child = FakeChild(self._clock, protocol, started or NOTHING)
         child.obeys = self.obeys
+        if isinstance(protocol, Run):
+            files: Any = protocol._stdout._files
+            child.stdout_file = files.stdout
         self.children.append(child)
         protocol.makeConnection(child)
         return child

@@ -48,10 +48,6 @@ class MemoryEventFiles:
         """Return bytes of stdout."""
         return bytes(self.stdout[begin:end])
 
-    def write_stdout(self, chunk: bytes, offset: int) -> None:
-        """Write to stdout."""
-        self.stdout[offset:] = chunk
-
     def has_room_to_free(self, stdout_bytes: int, file_count: int) -> bool:
         """Return whether there is more to free than was freed."""
         return (stdout_bytes, file_count) != self.freed

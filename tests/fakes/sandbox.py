@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import signal as signals
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
@@ -80,18 +80,15 @@ class FakeSandboxedRun:
     orphans: Gate = attrs.field(factory=Gate)
     unstarted: EvaluationFailure | OSError | None = None
     unkillable: list[OSError] = attrs.field(factory=list)
-    read_remote_file: Callable[[str], Awaitable[bytes]] | None = None
     unable: OSError | None = None
     started_as: list[LaunchSpec] = attrs.field(factory=list)
     resumed_as: list[tuple[Mapping[str, Any], int, int, int]] = attrs.field(factory=list)
-    stores_stdout: bool = False  # the run writes the files in memory
     closed: int = 0
     has_network: bool = True
     has_external_queue: bool = False
     runner_status: RunnerStatus | None = None
     problem_name: str | None = None
     begin: Gate = attrs.field(factory=Gate)
-    hurried: int = 0
     workspace: Workspace = attrs.field(factory=lambda: Workspace(Path("/some")))
     run_limits: FakeRunLimits = attrs.field(init=False)
 
@@ -112,10 +109,6 @@ class FakeSandboxedRun:
     def child(self) -> Any:
         """The first process."""
         return self.run_limits.first_process
-
-    def abort_remote_reads(self) -> None:
-        """Count."""
-        self.hurried += 1
 
     async def wait_for_evaluator_start(self, started: LaunchSpec) -> None:
         """Wait until the gate `begin` is open."""

@@ -33,9 +33,11 @@ class CheckOutTests(CacheTestCase):
         command = self.git.commands[-1]
         self.assertEqual(command.repository, self.path())
         (checkout,) = self.checkouts
-        expected = self.path().with_name(f"{self.path().stem}-{TREE}-0-0.tree")
-        self.assertEqual(checkout.path, expected)
-        unfinished = Path(f"{checkout.path}.new1")
+        self.assertRegex(
+            checkout.path.name, rf"\A{self.path().stem}-{TREE}-0-0-[0-9a-f]{{8}}\.tree\Z"
+        )
+        unfinished = Path(command.environment["GIT_INDEX_FILE"]).parents[1]
+        self.assertRegex(unfinished.name, rf"\A{checkout.path.name}\.new-")
         self.assertEqual(
             command.arguments,
             (f"--work-tree={unfinished}/tree", "read-tree", "--reset", "-u", TREE),
@@ -179,7 +181,7 @@ class CheckOutTests(CacheTestCase):
         self.assertEqual((path / "url").read_text(), URL + "\n")
         self.assertEqual((path / "commits" / OID).read_text(), f"3 {TREE} 0 0 []")
         self.assertRegex(path.name, r"\A[0-9a-f]{40}\.git\Z")
-        self.assertFalse(path.with_suffix(".new").exists())
+        self.assertEqual(len(list(self.root.iterdir())), 2)
 
 
 class SharingTests(CacheTestCase):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tawebeval.git.command import GitResult
 from tests.cases.git import OTHER, CacheTestCase, Running
 
 
@@ -16,10 +17,15 @@ class EvictionTestCase(CacheTestCase):
     """A cache for three repositories with packs of 100 kB."""
 
     capacity = 600_000
+    tree_bytes = 600_000
 
     def setUp(self) -> None:
         super().setUp()
         self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 100_000)
+
+    def set_tree_size(self, size: int) -> None:
+        """Set the bytes of the trees of commits."""
+        self.broken["ls-tree"] = GitResult(0, f"100644 blob cc {size}\tfile\0", "")
 
     def fetch_all(self, names: str) -> None:
         """Request a commit of each of these repositories, and release it."""
@@ -82,7 +88,7 @@ class EvictionTests(EvictionTestCase):
     def test_checkouts_have_half(self) -> None:
         """The least recently used checkouts go when they take more than half; repositories stay."""
         self.grow = lambda repository: None
-        self.plant = lambda tree: (tree / "file").write_bytes(b"x" * 76_000)
+        self.set_tree_size(70_000)
         self.fetch_all("abcdae")
         self.assertEqual(len(list(self.root.glob("*.git"))), 5)
         self.check_trees("dae")
@@ -93,7 +99,7 @@ class EvictionTests(EvictionTestCase):
     def test_checkout_in_use(self) -> None:
         """The checkout of a running evaluation stays."""
         self.grow = lambda repository: None
-        self.plant = lambda tree: (tree / "file").write_bytes(b"x" * 150_000)
+        self.set_tree_size(150_000)
         self.get("/a")
         used = self.checkouts.pop()
         self.fetch_all("bc")
@@ -106,7 +112,7 @@ class EvictionTests(EvictionTestCase):
         """A repository in use that fills the cache leaves no room for unused checkouts."""
         self.trees = {OTHER: "5" * 40}
         self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 520_000)
-        self.plant = lambda tree: (tree / "file").write_bytes(b"x" * 20_000)
+        self.set_tree_size(20_000)
         self.fetch_all("a")
         self.get("/a", oid=OTHER)
         (left,) = self.root.glob("*.tree")

@@ -167,7 +167,8 @@ class ArgumentsTests(CacheTestCase):
         self.get(oid=OTHER)
         reaches = [(c.name, c.reach, c.follows) for c in self.git.commands]
         fetching = SandboxAccess((path,), has_network=True)
-        unfinished = Path(f"{self.checkouts[0].path}.new1")
+        index = next(c for c in self.git.commands if c.name == "read-tree").environment
+        unfinished = Path(index["GIT_INDEX_FILE"]).parents[1]
         self.assertEqual(
             reaches[:4],
             [

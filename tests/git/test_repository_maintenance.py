@@ -18,7 +18,6 @@ from tests.fakes.world import OID
 
 MAINTENANCE = "maintenance"
 BLOCK = 4096
-LOCK_TIMEOUT = 5  # seconds
 
 
 class MaintenanceTestCase(CacheTestCase):
@@ -112,7 +111,7 @@ class DueTests(MaintenanceTestCase):
         self.maintain()
         command = self.git.commands[-1]
         self.assertEqual(command.reach, SandboxAccess((self.path(),)))
-        self.assertEqual((command.timeout, command.max_file_size), (60, 2 * before))
+        self.assertEqual((command.timeout, command.max_file_size), (30, 2 * before))
         self.assertEqual(command.arguments[-4:], (MAINTENANCE, "run", "--quiet", "--task=gc"))
 
     def test_refs(self) -> None:
@@ -167,74 +166,27 @@ class LockTests(MaintenanceTestCase):
         self.maintain()
         self.check_maintained(MAINTENANCE)
 
-    def test_waits(self) -> None:
-        """A fetch waits for maintenance that ends in time."""
+    def test_fetch_waits_for_the_end_of_maintenance(self) -> None:
         requested = self.request()
-        self.clock.advance(LOCK_TIMEOUT - 1)
         self.assertNoResult(requested)
+        self.runs = []
         self.running.end()
         self.successResultOf(requested)
         self.assertEqual(self.running.killed, 0)
-        self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_killed(self) -> None:
-        """Maintenance for which a fetch has waited too long is killed, and leaves nothing."""
-        (self.path() / "objects/pack/.tmp-1-pack-x.pack").touch()
-        requested = self.request()
-        self.clock.advance(LOCK_TIMEOUT)
-        self.assertEqual(self.running.killed, 1)
-        self.assertNoResult(requested)
-        self.running.end(failed("", -1))
-        self.successResultOf(requested)
-        self.assertEqual(list(self.path().glob("objects/pack/.tmp*")), [])
-        self.assertEqual(self.count_packs(), 68)
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-
-    def test_retry(self) -> None:
-        """Killed maintenance is tried again after more fetches, not with the next one."""
-        self.request()
-        self.clock.advance(LOCK_TIMEOUT)
-        self.running.end(failed("", -1))
-        self.maintain()
-        self.check_maintained(MAINTENANCE)
-        self.fetch_again()
-        self.maintain()
-        self.check_maintained(MAINTENANCE, MAINTENANCE)
-
-    def test_fetch_that_waits_already(self) -> None:
-        """A fetch that waits when maintenance begins does not wait longer, either."""
-        self.running.end()
-        fetching, self.running = Running(), Running()
-        self.runs = [self.running]
-        self.fetch_again()
-        self.fetches = [fetching]
-        first = self.request()
-        self.maintain()
-        second = self.check_out(oid=OTHER)
-        fetching.end()
-        self.successResultOf(first)
-        self.check_maintained(MAINTENANCE, MAINTENANCE)
-        self.present.clear()
-        self.clock.advance(LOCK_TIMEOUT)
-        self.assertEqual(self.running.killed, 1)
-        self.running.end(failed("", -1))
-        self.successResultOf(second)
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-
-    def test_long_fetch(self) -> None:
-        """Maintenance does not wait for a long fetch, since other repositories are due."""
+    def test_repository_in_use_has_no_maintenance_but_another_one(self) -> None:
         self.running.end()
         fetching = Running()
         self.fetch_again(URL, "/b")
         self.fetches = [fetching]
         requested = self.request()
-        self.maintain(2)
-        self.check_maintained(MAINTENANCE)
-        self.clock.advance(LOCK_TIMEOUT)
         self.maintain()
         self.check_maintained(MAINTENANCE, MAINTENANCE)
+        self.assertEqual(self.maintained_urls()[1:], ["/b"])
         fetching.end()
         self.successResultOf(requested)
+        self.maintain()
+        self.assertEqual(self.maintained_urls()[2:], [URL])
 
     def test_check_out(self) -> None:
         """A marked commit is checked out during maintenance."""
@@ -276,6 +228,17 @@ class FailureTests(MaintenanceTestCase):
         self.assertIn("could not pack", warning)
         self.assertIn("fatal: no", warning)
         self.assertFalse((self.path() / "shallow.lock").exists())
+
+    def test_maintenance_that_takes_too_long_is_tried_after_more_fetches(self) -> None:
+        self.runs = [failed("", -9, timed_out=True)]
+        self.fetch_again()
+        with capturedLogs() as events:
+            self.maintain(2)
+        self.assertIn("git took over 30 seconds", "".join(map(formatEvent, events)))
+        self.check_maintained(MAINTENANCE)
+        self.fetch_again()
+        self.maintain()
+        self.check_maintained(MAINTENANCE, MAINTENANCE)
 
     def test_git_cannot_be_started(self) -> None:
         """Errors of the machine, and defects, are logged; requests go on."""
@@ -326,7 +289,5 @@ class SizeTests(MaintenanceTestCase):
         for url in ("/a", "/b", "/c", "/d"):
             self.fetch_again(url)
             self.release()
-        self.maintain()
-        self.check_maintained()
         self.maintain()
         self.assertEqual(self.maintained_urls(), ["/b"])

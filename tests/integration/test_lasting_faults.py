@@ -97,20 +97,6 @@ class CallbackTests(KeptDaemonTestCase):
         await self.daemon.logged(": delivered, attempts:")
 
 
-class CheckoutTests(KeptDaemonTestCase):
-    async def test_damaged_checkout_in_use_is_replaced_for_others(self) -> None:
-        identifier, gate = await self.begin_and_hold("cat README")
-        (checkout,) = (self.daemon.cache / "repositories").glob("*.tree")
-        await self.daemon.end()
-        (checkout / "added").write_text("")
-        self.daemon.start()
-        await self.daemon.ready()
-        self.assertEqual(text(await self.client.follow(await self.begin("ls"))), "README\n")
-        self.assertTrue((checkout / "added").exists())
-        gate.write_text("\n")
-        self.assertEqual(text(await self.client.follow(identifier)), "readyan evaluator\n")
-
-
 class RestartTests(SharedKeptDaemonTestCase):
     """Restarts after which the starter serves the next test."""
 

@@ -60,7 +60,7 @@ class MendingTests(DaemonTestCase):
         self.assertEqual(self.server.fetches, asked + 1)
         await self.evaluate()
         self.assertEqual(self.server.fetches, asked + 1)
-        self.assertEqual(list(self.daemon.cache.glob("repositories/*.damaged")), [])
+        self.assertEqual(list(self.daemon.cache.glob("repositories/*.old-*")), [])
 
     def lose_tree(self) -> None:
         """Remove what is checked out: without it git has to read the repository."""
