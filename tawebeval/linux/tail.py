@@ -67,7 +67,8 @@ class FileWatcher:
 
     def unwatch(self, path: Path) -> None:
         """Stop watching a file. Twisted closes all of inotify if a watched file is removed."""
-        del self._callbacks[path]
+        if self._callbacks.pop(path, None) is None:
+            return  # the watcher was closed, and then the last output read
         if not self._callbacks:
             self._poll.stop()
         if self._inotify is not None:

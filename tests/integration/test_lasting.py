@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from twisted.internet import reactor
-from twisted.internet.task import deferLater
-
 from tests.integration.client import failure, text
 from tests.integration.starters import SharedKeptDaemonTestCase
 
@@ -28,17 +25,6 @@ class LastingTests(SharedKeptDaemonTestCase):
         error = failure(events, "exit")
         self.assertEqual((error["status"], error["stderr"]), (3, "no\n"))
 
-    async def test_evaluation_that_ends_meanwhile_has_its_exit_and_output(self) -> None:
-        identifier = await self.begin_and_wait("echo ready; sleep 0.5; seq 1000")
-        await self.daemon.end()
-        await deferLater(reactor, 1)
-        self.daemon.start()
-        await self.daemon.ready()
-        status = await self.client.ended(identifier)
-        self.assertEqual(status["state"], "finished")
-        printed = "".join(f"{n}\n" for n in range(1, 1001))
-        self.assertEqual(await self.follow(identifier), f"ready\n{printed}")
-
     async def test_queued_evaluations_keep_their_order(self) -> None:
         holding = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(4)]
         waiting = [await self.begin(f"echo {n}; cat $SUBMISSION_FILE_SOLUTION") for n in range(6)]
@@ -49,13 +35,6 @@ class LastingTests(SharedKeptDaemonTestCase):
             await self.client.cancel(identifier)
         texts = [await self.follow(one) for one in waiting]
         self.assertEqual(texts, [f"{n}\n42\n" for n in range(6)])
-
-    async def test_submission_runs_after_the_restart(self) -> None:
-        run = "tawebeval-run --report report.json -- sh -c 'echo yes; exit 5'; cat report.json"
-        identifier, gate = await self.begin_and_hold(run)
-        await self.daemon.restart()
-        gate.write_text("\n")
-        self.assertIn('"exit_status": 5', await self.follow(identifier))
 
     async def test_ended_evaluation_runs_again_after_the_restart(self) -> None:
         first = await self.begin("cat $SUBMISSION_FILE_SOLUTION")

@@ -223,6 +223,14 @@ class WatcherTests(TestCase):
         watcher.watch(path, lambda: None if changed.called else changed.callback(None))
         return changed
 
+    def test_file_can_be_unwatched_after_the_close(self) -> None:
+        path = Path(self.mktemp())
+        path.touch()
+        watcher = FileWatcher(reactor)
+        self.watch(path, watcher)
+        watcher.close()
+        watcher.unwatch(path)
+
     async def test_growth_is_told_before_any_poll(self) -> None:
         clock = Clock()
         watcher = FileWatcher(reactor)
