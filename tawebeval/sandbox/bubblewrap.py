@@ -29,7 +29,6 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
-from typing import Protocol
 
 import attrs
 from twisted.logger import Logger
@@ -39,7 +38,7 @@ from tawebeval.core.checkout import Checkout
 from tawebeval.core.evaluator_environment import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import ProcessTransport
+from tawebeval.linux.child import ChildProcess, ProcessTransport
 from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
 from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR
@@ -101,16 +100,7 @@ def reopen_seccomp_filters(filters: Iterable[int], opened: contextlib.ExitStack)
     return tuple(descriptors)
 
 
-class SignalledProcess(Protocol):
-    """A process that can be sent signals."""
-
-    pid: int
-
-    def signal_group(self, number: int) -> None:
-        """Send a signal to the process group."""
-
-
-def signal_sandbox(child: SignalledProcess, number: int) -> None:
+def signal_sandbox(child: ProcessTransport | ChildProcess, number: int) -> None:
     """Send a signal to the processes in a sandbox, of which `child` is bwrap.
 
     bwrap itself gets none: it ends after the processes inside. If nothing is inside but the first
