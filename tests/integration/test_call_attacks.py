@@ -61,7 +61,8 @@ class CallAttacks(AttackCase):
 
     async def test_no_terminal_can_be_typed_into(self) -> None:
         attacked = await self.attack(calls.TERMINAL)
-        refused = [2 * f"{name} EPERM\n" for name in ("TIOCSTI", "TIOCLINUX", "TIOCSETD")]
+        names = ("TIOCSTI", "TIOCLINUX", "TIOCSETD", "SIOCGIFBR", "SIOCSIFVLAN")
+        refused = [2 * f"{name} EPERM\n" for name in names]
         self.assertEqual(attacked.text, "".join(["no terminal\n", *refused]))
 
 

@@ -232,7 +232,7 @@ for name, code in (
 """
 
 # Puts a character into the input of the terminal that controls it, or of any that it can make; and
-# has the kernel load a module for the lines of one.
+# has the kernel load modules, for the lines of one, for bridges and for VLANs.
 TERMINAL = r"""
 import errno, fcntl, os, pty, termios
 try:
@@ -240,7 +240,10 @@ try:
     print("there is a terminal")
 except OSError as error:
     print("no terminal")
-for name, request in (("TIOCSTI", 0x5412), ("TIOCLINUX", 0x541C), ("TIOCSETD", 0x5423)):
+for name, request in (
+    ("TIOCSTI", 0x5412), ("TIOCLINUX", 0x541C), ("TIOCSETD", 0x5423), ("SIOCGIFBR", 0x8940),
+    ("SIOCSIFVLAN", 0x8983),
+):
     for extra in (0, 1 << 32):
         try:
             leader, follower = pty.openpty()
