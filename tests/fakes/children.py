@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from resource import struct_rusage
 from typing import Any
@@ -11,6 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from tawebeval.evaluations.eventlog import EventFiles
 from tawebeval.evaluations.run import Run
 from tawebeval.linux.starter_client import LaunchSpec
 
@@ -23,6 +25,18 @@ NOTHING = LaunchSpec([], {}, "")
 STDOUT, STDERR = 1, 2
 
 _USAGE = struct_rusage((0.25, 0.125, *[0] * 14))  # as of wait4(2)
+
+
+class _StdoutFile:
+    """The file of stdout on a disk, to which a child appends."""
+
+    def __init__(self, files: EventFiles) -> None:
+        self._files = files
+
+    def extend(self, chunk: bytes) -> None:
+        """Append bytes."""
+        descriptor = self._files._open("stdout")
+        os.pwrite(descriptor, chunk, os.fstat(descriptor).st_size)
 
 
 class FakeChild:
@@ -54,7 +68,7 @@ class FakeChild:
         self.paused = False
         self.rest_wanted = False
         self.delivered_bytes = 0
-        self.stdout_file = bytearray()
+        self.stdout_file: bytearray | _StdoutFile = bytearray()
         self._clock = clock
         self._protocol = protocol
         self._pipe = b""
@@ -132,7 +146,7 @@ class FakeChild:
         while self._pipe and not self.paused:
             chunk, self._pipe = self._pipe[: 2**16], self._pipe[2**16 :]
             self.delivered_bytes += len(chunk)
-            self.stdout_file += chunk
+            self.stdout_file.extend(chunk)
             self._protocol.childDataReceived(STDOUT, chunk)
         if self.rest_wanted:
             self.lose(STDERR)
@@ -174,7 +188,9 @@ class FakeSpawner:
         child.obeys = self.obeys
         if isinstance(protocol, Run):
             files: Any = protocol._stdout._files
-            child.stdout_file = files.stdout
+            child.stdout_file = (
+                _StdoutFile(files) if isinstance(files, EventFiles) else files.stdout
+            )
         self.children.append(child)
         protocol.makeConnection(child)
         return child
