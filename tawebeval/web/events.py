@@ -22,12 +22,11 @@ from tawebeval.evaluations.archive_reader import EventSubscription, read_archive
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import (
-    get_preferred_wait,
     get_query_argument,
     get_query_number,
+    parse_prefer_wait,
     prepare_response,
 )
-from tawebeval.web.server.headers import set_headers
 from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.server.request_headers import (
     get_header_values,
@@ -58,98 +57,109 @@ _COMPLETE = ", ".join(
 _POLL_AGAIN = b"1"  # seconds; Retry-After of an empty page if the client does not wait
 
 
+@attrs.frozen
+class EventQuery:
+    """The query of a request for events.
+
+    `max_bytes` is the maximum of bytes of events on a page, None = the daemon's. `wait_seconds` is
+    None if the query has none. If `with_times`, each event has its time.
+    """
+
+    after_cursor: str | None
+    skip_count: int
+    wait_seconds: int | None
+    max_bytes: int | None
+    with_times: bool
+
+    @classmethod
+    def parse(cls, request: ApiRequest) -> EventQuery:
+        """Return the query of a request. Raises: MalformedRequest, also for unused parameters."""
+        limit, times = get_query_number(request, "limit"), get_query_number(request, "times")
+        if limit == 0:
+            raise MalformedRequest(
+                "limit: 0 is too small; the minimum is 1 byte, which gives pages of one event"
+            )
+        if times not in (None, 0, 1):
+            raise MalformedRequest(f"times: {times} is neither 0 nor 1")
+        return cls(
+            get_query_argument(request, "after"),
+            get_query_number(request, "skip") or 0,
+            get_query_number(request, "wait"),
+            limit,
+            times == 1,
+        )
+
+
 async def send_events(context: WebContext, request: ApiRequest, identifier: str) -> bytes:
     """Answer GET /evaluation/{id}/events by a page, a stream or a WebSocket."""
     request.responseHeaders.addRawHeader(b"Vary", b"Accept")
-    # A malformed parameter is refused even if this kind of response does not use it.
-    skip, _, _, with_times = (
-        get_query_number(request, "skip") or 0,
-        get_query_number(request, "wait"),
-        _page_limit(request),
-        _wants_times(request),
-    )
+    query = EventQuery.parse(request)
     if is_websocket_request(request):
         await context.stream_turns.wait(request.caller)  # a handshake takes 1 ms
         context.check_websocket_origin(request.requestHeaders)
         prepare_handshake(request)
-        after = get_query_argument(request, "after")
-        subscription = await _subscribe(context, request, identifier, after, skip)
-        if subscription is not None:
-            subscription.with_times = with_times
+        subscription = await _subscribe(context, request, identifier, query)
         request.waits_for_evaluation = True
         await send_websocket_messages(
             request, subscription, context.stream_turns, HEARTBEAT_SECONDS
         )
         return b""
     media_type = negotiate_media_type(request.requestHeaders, OFFERED_MEDIA_TYPES)
-    if media_type == PAGE_MEDIA_TYPE:
-        poll, page = await read_page(context, request, identifier)
-        set_headers(request, poll.make_link_header(page, context.configuration.http.base_path))
-        return prepare_response(request, page.encode_json())
-    await context.stream_turns.wait(request.caller)
-    await _send_stream(context, request, identifier, media_type, skip, with_times)
-    return b""
+    if media_type != PAGE_MEDIA_TYPE:
+        await context.stream_turns.wait(request.caller)
+        await _send_stream(context, request, identifier, media_type, query)
+        return b""
+    page = await read_page(context, request, identifier, query)
+    if page.end_cursor is not None:
+        path = f"{context.configuration.http.base_path}/evaluation/{identifier}/events"
+        limit = "" if query.max_bytes is None else f"&limit={query.max_bytes}"
+        times = "&times=1" if query.with_times else ""
+        link = f'<{path}?after={page.end_cursor}{limit}{times}>; rel="next"'
+        request.setHeader(b"Link", link.encode())
+    return prepare_response(request, page.encode_json())
 
 
 async def read_page(
-    context: WebContext, request: ApiRequest, identifier: str, default_wait_seconds: int = 0
-) -> tuple[EventPoll, EventPage]:
-    """Return the poll of a request and its page; set the headers that say when to poll again.
-
-    `default_wait_seconds` is the wait in seconds if the client names none.
-    """
-    after, preferred_wait = get_query_argument(request, "after"), get_preferred_wait(request)
-    max_wait = context.configuration.polls.wait
-    limit, with_times = _page_limit(request), _wants_times(request)
-    poll = EventPoll.create(
-        request.caller,
-        identifier,
-        after,
-        preferred_wait,
-        max_wait,
-        default_wait_seconds,
-        limit,
-        with_times,
-        is_observer=request.is_read_only,
-    )
-    if request.method == b"HEAD":  # acknowledges nothing
-        peek = attrs.evolve(poll, wait_seconds=0, is_observer=True)
-        page = await peek.read_page(context.registry)
-    else:
-        now = poll.read_page_now(context.registry)
-        request.waits_for_evaluation = now is None
-        page = now or await poll.read_page(context.registry)
-    set_headers(request, poll.make_polling_headers(page))
-    return poll, page
-
-
-def _page_limit(request: ApiRequest) -> int | None:
-    """Return `?limit=N`, the maximum of bytes of events on a page. Raises: MalformedRequest."""
-    limit = get_query_number(request, "limit")
-    if limit == 0:
-        raise MalformedRequest(
-            "limit: 0 is too small; the minimum is 1 byte, which gives pages of one event"
-        )
-    return limit
-
-
-def _wants_times(request: ApiRequest) -> bool:
-    """Return whether `?times=1` asks for the times of events. Raises: MalformedRequest."""
-    times = get_query_number(request, "times")
-    if times not in (None, 0, 1):
-        raise MalformedRequest(f"times: {times} is neither 0 nor 1")
-    return times == 1
-
-
-async def _send_stream(
     context: WebContext,
     request: ApiRequest,
     identifier: str,
-    media_type: str,
-    skip: int,
-    with_times: bool,
+    query: EventQuery,
+    default_wait_seconds: int = 0,
+) -> EventPage:
+    """Return the page of a request; set the header that says when to poll again.
+
+    The response waits for `default_wait_seconds` seconds if the client names no wait.
+    """
+    preferred = query.wait_seconds
+    if preferred is None:
+        preferred = parse_prefer_wait(request.requestHeaders)
+    wait = default_wait_seconds if preferred is None else preferred
+    wait = min(wait, context.configuration.polls.wait)
+    is_head = request.method == b"HEAD"  # which acknowledges nothing
+    poll = EventPoll(
+        request.caller,
+        identifier,
+        query.after_cursor,
+        0 if is_head else wait,
+        query.max_bytes,
+        query.with_times,
+        is_head or request.is_read_only,
+    )
+    page = poll.read_page_now(context.registry)
+    if page is None:
+        request.waits_for_evaluation = not is_head
+        page = await poll.read_page(context.registry)
+    if wait and preferred:
+        request.setHeader(b"Preference-Applied", b"wait=%d" % wait)
+    elif not (wait or page.has_events_or_is_last):
+        request.setHeader(b"Retry-After", _POLL_AGAIN)
+    return page
+
+
+async def _send_stream(
+    context: WebContext, request: ApiRequest, identifier: str, media_type: str, query: EventQuery
 ) -> None:
-    framing, after = STREAM_FRAMINGS[media_type], get_query_argument(request, "after")
+    framing = STREAM_FRAMINGS[media_type]
     if not framing.last_bytes and request.clientproto == b"HTTP/1.0":
         # There the end of the connection ends the response, complete or not.
         raise HTTPVersionNotSupported(
@@ -160,12 +170,12 @@ async def _send_stream(
         # A browser that reconnects repeats the URL with its first cursor.
         last = _get_last_event_id(request)
         if last:
-            after, skip = last, 0
+            query = attrs.evolve(query, after_cursor=last, skip_count=0)
     subscription = None
     if request.method == b"HEAD":
-        ended = not await _can_subscribe(context, request, identifier, after, skip)
+        ended = not await _can_subscribe(context, request, identifier, query)
     else:
-        subscription = await _subscribe(context, request, identifier, after, skip)
+        subscription = await _subscribe(context, request, identifier, query)
         ended = subscription is None
     if ended and media_type == "text/event-stream":
         request.setResponseCode(NO_CONTENT)  # an EventSource does not reconnect after it
@@ -174,36 +184,37 @@ async def _send_stream(
     request.setHeader(b"Cache-Control", b"no-store")
     request.setHeader(b"X-Accel-Buffering", b"no")  # or nginx would buffer them
     if subscription is not None:
-        subscription.with_times = with_times
         request.waits_for_evaluation = True
         await send_stream(request, subscription, framing, context.stream_turns, HEARTBEAT_SECONDS)
 
 
 async def _subscribe(
-    context: WebContext, request: ApiRequest, identifier: str, after: str | None, skip: int
+    context: WebContext, request: ApiRequest, identifier: str, query: EventQuery
 ) -> EventSubscription | None:
     """Return a subscription, from the archive if the evaluation is gone from memory."""
-    registry, caller = context.registry, request.caller
+    registry, place = context.registry, (query.after_cursor, request.caller, query.skip_count)
+    subscription: EventSubscription | None
     try:
-        return registry.events.subscribe(
-            identifier, after, caller, skip, is_observer=request.is_read_only
+        subscription = registry.events.subscribe(
+            identifier, *place, is_observer=request.is_read_only
         )
     except EvaluationExpired as error:
-        archived = registry.archived.subscribe(identifier, after, caller, skip)
-        return await read_archived_or_raise(archived, error)
+        archived = registry.archived.subscribe(identifier, *place)
+        subscription = await read_archived_or_raise(archived, error)
+    if subscription is not None:
+        subscription.with_times = query.with_times
+    return subscription
 
 
 async def _can_subscribe(
-    context: WebContext, request: ApiRequest, identifier: str, after: str | None, skip: int
+    context: WebContext, request: ApiRequest, identifier: str, query: EventQuery
 ) -> bool:
     """Return whether `_subscribe` would return a subscription, without an acknowledgement."""
-    registry, caller = context.registry, request.caller
+    registry, place = context.registry, (query.after_cursor, request.caller, query.skip_count)
     try:
-        return registry.events.can_subscribe(identifier, after, caller, skip)
+        return registry.events.can_subscribe(identifier, *place)
     except EvaluationExpired as error:
-        await read_archived_or_raise(
-            registry.archived.subscribe(identifier, after, caller, skip), error
-        )
+        await read_archived_or_raise(registry.archived.subscribe(identifier, *place), error)
         return True
 
 
@@ -249,9 +260,7 @@ def _find_preferred(accept: bytes, offered: Sequence[str]) -> str:
 class EventPoll:
     """A request of `caller` for the events of `identifier` after the cursor `after_cursor`.
 
-    If there are none, the response waits up to `wait_seconds` seconds. `is_wait_requested` is
-    whether the client asked for that. `max_bytes` is the maximum of bytes of events on the page;
-    None = the daemon's. If `with_times`, each event on it has its time. If `is_observer`, it
+    If there are none, the response waits up to `wait_seconds` seconds. If `is_observer`, it
     acknowledges nothing.
     """
 
@@ -259,41 +268,9 @@ class EventPoll:
     identifier: str
     after_cursor: str | None
     wait_seconds: int = 0
-    is_wait_requested: bool = False
     max_bytes: int | None = None
     with_times: bool = False
     is_observer: bool = False
-
-    @classmethod
-    def create(
-        cls,
-        caller: str,
-        identifier: str,
-        after_cursor: str | None,
-        preferred_wait: int | None,
-        max_wait: int,
-        default_wait: int = 0,
-        max_bytes: int | None = None,
-        with_times: bool = False,
-        *,
-        is_observer: bool = False,
-    ) -> EventPoll:
-        """Return the poll of a client that would wait for `preferred_wait` seconds.
-
-        None stands for `default_wait`. The poll waits for `max_wait` seconds at most.
-        """
-        wait = min(default_wait if preferred_wait is None else preferred_wait, max_wait)
-        is_wait_requested = bool(wait and preferred_wait)
-        return cls(
-            caller,
-            identifier,
-            after_cursor,
-            wait,
-            is_wait_requested,
-            max_bytes,
-            with_times,
-            is_observer,
-        )
 
     def read_page_now(self, registry: EvaluationRegistry) -> EventPage | None:
         """Return the page; None if the poll has to wait for it. Raises: RequestError."""
@@ -338,23 +315,3 @@ class EventPoll:
                 with_times=self.with_times,
             )
             return await read_archived_or_raise(archived, error)
-
-    def make_polling_headers(self, page: EventPage) -> dict[bytes, bytes]:
-        """Return the headers that say when to poll again."""
-        if self.is_wait_requested:
-            return {b"Preference-Applied": b"wait=%d" % self.wait_seconds}
-        if self.wait_seconds or page.has_events_or_is_last:
-            return {}
-        return {b"Retry-After": _POLL_AGAIN}
-
-    def make_link_header(self, page: EventPage, base_path: str) -> dict[bytes, bytes]:
-        """Return the header `Link` with the next page's target; empty after the last page."""
-        if page.end_cursor is None:
-            return {}
-        limit = "" if self.max_bytes is None else f"&limit={self.max_bytes}"
-        times = "&times=1" if self.with_times else ""
-        target = (
-            f"{base_path}/evaluation/{self.identifier}/events?after={page.end_cursor}{limit}{times}"
-        )
-        link = f'<{target}>; rel="next"'
-        return {b"Link": link.encode()}

@@ -79,14 +79,6 @@ def get_query_number(request: ApiRequest, name: str) -> int | None:
     return None if text is None else int(text)
 
 
-def get_preferred_wait(request: ApiRequest) -> int | None:
-    """Return the wait in seconds of `?wait=N` or `Prefer: wait=N`; None without either."""
-    wait = get_query_number(request, "wait")
-    if wait is not None:
-        return wait
-    return parse_prefer_wait(request.requestHeaders)
-
-
 def parse_prefer_wait(headers: Headers) -> int | None:
     """Return the seconds of `Prefer: wait=N` (RFC 7240); None if absent.
 

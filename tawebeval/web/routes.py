@@ -48,7 +48,7 @@ from tawebeval.web.auth import (
 )
 from tawebeval.web.context import WebContext
 from tawebeval.web.evaluation_list import list_evaluations
-from tawebeval.web.events import read_page, send_events
+from tawebeval.web.events import EventQuery, read_page, send_events
 from tawebeval.web.links import find_link, parse_link_lifetime
 from tawebeval.web.problem_list import describe_problem, list_problems
 from tawebeval.web.responses import (
@@ -407,7 +407,7 @@ def add_legacy_routes(app: Klein, context: WebContext) -> None:
         if not identifier:
             raise InvalidField("evaluation", "is required")
         wait = min(_OLDER_CLIENT_WAIT, context.configuration.polls.wait)
-        _, page = await read_page(context, request, identifier, wait)
+        page = await read_page(context, request, identifier, EventQuery.parse(request), wait)
         return prepare_response(request, page.encode_json())
 
 
