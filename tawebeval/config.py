@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from ipaddress import ip_network
 from math import inf
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -370,28 +370,18 @@ class SandboxSettings(Section, frozen=True):
     readable: tuple[_AbsolutePath, ...] = ()
 
 
-_SlurmWord = Annotated[
-    str,
-    _matching(
-        r"[A-Za-z0-9_.:,=@&|*()\[\]-]*",
-        "a word of the characters A-Z a-z 0-9 _ . : , = @ & | * ( ) [ ] -",
-    ),
-]
 _SLURM_OPTIONS = (
-    *("comment", "contiguous", "exclude", "exclusive", "extra-node-info", "gpus", "gpus-per-node"),
-    *("hint", "licenses", "mincpus", "nice", "nodelist", "oversubscribe", "priority", "qos"),
-    *("reservation", "tmp", "wckey"),
+    *("account", "comment", "constraint", "contiguous", "cpus-per-task", "exclude", "exclusive"),
+    *("extra-node-info", "gpus", "gpus-per-node", "gres", "hint", "licenses", "mincpus", "nice"),
+    *("nodelist", "oversubscribe", "partition", "priority", "qos", "reservation", "tmp", "wckey"),
 )
 _SlurmArgument = Annotated[
     str,
     _matching(
-        rf"--({'|'.join(_SLURM_OPTIONS)})(=[A-Za-z0-9_.:,=@\[\]/+-]+)?",
+        rf"--({'|'.join(_SLURM_OPTIONS)})(=[A-Za-z0-9_.:,=@&|*()\[\]/+-]+)?",
         f"one of the options of srun --{', --'.join(_SLURM_OPTIONS)}, with =VALUE",
     ),
 ]
-
-
-_SlurmCount = Annotated[int, Meta(ge=0, le=10_000)]
 _SlurmArguments = Annotated[tuple[_SlurmArgument, ...], Meta(max_length=20)]
 _OptionalPath = Annotated[str, _matching(r"(/[^\0]+)?", "an absolute path, or empty")]
 
@@ -399,14 +389,9 @@ _OptionalPath = Annotated[str, _matching(r"(/[^\0]+)?", "an absolute path, or em
 class SlurmJobSettings(Section, frozen=True):
     """`[environments.NAME.runner]`, `[problems.NAME.runner]`: options of Slurm's jobs.
 
-    What is empty, or 0, is as in `[runner]`.
+    They follow those in `[runner]`.
     """
 
-    partition: _SlurmWord = ""
-    account: _SlurmWord = ""
-    constraint: _SlurmWord = ""
-    gres: _SlurmWord = ""
-    cpus: _SlurmCount = 0
     arguments: _SlurmArguments = ()
 
 
@@ -415,11 +400,6 @@ class RunnerSettings(Section, frozen=True):
 
     kind: Literal["local", "slurm"] = "local"
     shared: _OptionalPath = ""
-    partition: _SlurmWord = ""
-    account: _SlurmWord = ""
-    constraint: _SlurmWord = ""
-    gres: _SlurmWord = ""
-    cpus: _SlurmCount = 0
     arguments: _SlurmArguments = ()
     retries: Annotated[int, Meta(ge=0, le=1)] = 0
 
@@ -510,18 +490,12 @@ def _read_least(name: str) -> float:
 _LEAST: Mapping[str, float] = {name: _read_least(name) for name in LIMIT_UNITS}
 
 
-class EventBufferSettings(
-    Section,
-    frozen=True,
-    rename={
-        "max_page_bytes": "page",
-    },
-):
+class EventBufferSettings(Section, frozen=True):
     """`[buffers]`: memory and disk space for events."""
 
+    max_page_bytes: ClassVar[int] = 256 * KIB  # of events on one page
     total: _Bytes = 256 * MIB
-    disk: _Bytes = 16 * 1024 * MIB
-    max_page_bytes: _Bytes = 256 * KIB
+    disk: _Bytes = 16 * GIB
 
 
 class LongPollSettings(Section, frozen=True):
@@ -550,30 +524,19 @@ class CallbackSettings(Section, frozen=True):
         _check_networks(self.private_networks)
 
 
-class HttpSettings(
-    Section,
-    frozen=True,
-    rename={
-        "max_line_bytes": "line",
-        "max_headers": "headers",
-        "min_bytes_per_second": "rate",
-        "rate_window_seconds": "window",
-        "idle_timeout": "idle",
-        "max_header_bytes": "header_bytes",
-        "head_timeout": "head_deadline",
-    },
-):
-    """`[http]`: limits and time-outs of connections and requests."""
+class HttpSettings(Section, frozen=True):
+    """`[http]`: limits of connections, and proxies. The bounds of requests are constants."""
 
+    max_line_bytes: ClassVar[int] = 8 * KIB  # the request line, and each header
+    max_headers: ClassVar[int] = 100  # headers; browsers behind proxies send about 40
+    max_header_bytes: ClassVar[int] = 32 * KIB
+    head_timeout: ClassVar[float] = 20
+    # A client sends that many bytes of a body in each window, and takes them after the first one.
+    rate_window_seconds: ClassVar[float] = 30
+    min_bytes_per_second: ClassVar[int] = 4 * KIB
+    idle_timeout: ClassVar[float] = 60
     connections: _Count = 1500
     connections_per_address: Annotated[int, Meta(ge=0, le=10**9)] = 200
-    max_line_bytes: _Bytes = 8 * KIB
-    max_headers: _Count = 100
-    max_header_bytes: _Bytes = 32 * KIB
-    head_timeout: _Seconds = 20
-    rate_window_seconds: _Seconds = 30
-    min_bytes_per_second: _Bytes = 4 * KIB
-    idle_timeout: _Seconds = 60
     base_path: str = ""
     trusted_proxies: tuple[str, ...] = ()
     client_header: Literal["X-Forwarded-For", "Forwarded"] = "X-Forwarded-For"

@@ -142,7 +142,7 @@ class RunnerTests(SynchronousTestCase):
             (shared + '[sandbox]\nkind = "none"\n', "runner.kind"),
             (shared + 'arguments = ["--uid=0"]\n', "runner.arguments[0]"),
             (shared + 'arguments = ["--qos=low;x"]\n', "runner.arguments[0]"),
-            (shared + 'partition = "a b"\n', "runner.partition"),
+            (shared + 'arguments = ["--partition=a b"]\n', "runner.arguments[0]"),
             (shared + "retries = 2\n", "runner.retries"),
         ):
             error = self.assertRaises(ConfigurationError, parse_configuration, text)
@@ -621,7 +621,6 @@ class ErrorTests(SynchronousTestCase):
             ("[limits]\nopen_files = 3", "limits.open_files: "),
             ("[limits]\nfile_size = 1", "limits.file_size: "),
             ("[limits]\nstderr = 1", "limits.stderr: "),
-            ("[buffers]\npage = 1", "buffers.page: "),
             ("[polls]\nwait = -1", "polls.wait: -1 is not allowed; write a whole number >= 0"),
             (
                 "[polls]\nwait = 3601",

@@ -47,7 +47,7 @@ from tawebeval.webhooks.deliveries import CallbackQueue
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  (compared only)
 _TIMER_PERIOD = 1.0  # seconds
 _MIN_USER_TIMEOUT = 120.0  # seconds for which a client may be unreachable
-_LARGE_RESPONSE = 256 * 1024  # bytes, which a client may read at `http.rate`
+_LARGE_RESPONSE = 256 * 1024  # bytes, which a client may read slowly
 _LOG_TIMEOUT = 2.0  # seconds for which the shutdown waits for the log
 _LASTING_PATIENCE = 0.5  # seconds for responses, if evaluations go on: streams do not end
 _STARTER_END = 0.5  # seconds from the end of the starter's connection to that of its process

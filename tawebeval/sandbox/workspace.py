@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -184,13 +184,7 @@ class Workspace:
         return self.tree_directory / path.relative_to(checkout)
 
     def read_file(self, path: str, directory: Path, limit: int, view: WorkspaceView) -> bytes:
-        """Return the content of a file as `read_file_parts` yields it. Raises: FileRefused."""
-        return b"".join(self.read_file_parts(path, directory, limit, view, limit + 1))
-
-    def read_file_parts(
-        self, path: str, directory: Path, limit: int, view: WorkspaceView, part_bytes: int
-    ) -> Iterator[bytes]:
-        """Yield the content of a file that the evaluator, working in `directory`, names.
+        """Return the content of a file that the evaluator, working in `directory`, names.
 
         The file must be a regular one of at most `limit` bytes, in a directory that `view` lets be
         written, and reached without a symbolic link. Raises: FileRefused.
@@ -202,7 +196,7 @@ class Workspace:
             if absolute.is_relative_to(inside):
                 top = view.path_descriptors.get(ours)
                 parts = absolute.relative_to(inside).parts
-                return _read_beneath(ours, top, parts, path, limit, part_bytes)
+                return _read_beneath(ours, top, parts, path, limit)
         raise FileRefused(f"{path!r} is outside the directories that the evaluator can write to")
 
     def remove_evaluator_content(self, *, keep_submission: bool) -> None:
@@ -230,9 +224,9 @@ def derive_log_pseudonym(identifier: str) -> str:
 
 
 def _read_beneath(
-    root: Path, opened: int | None, parts: Iterable[str], path: str, limit: int, part_bytes: int
-) -> Iterator[bytes]:
-    """Yield a file below `root` by one component at a time: the evaluator may change the path.
+    root: Path, opened: int | None, parts: Iterable[str], path: str, limit: int
+) -> bytes:
+    """Return a file below `root` by one component at a time: the evaluator may change the path.
 
     `opened` is a descriptor of `root`, if there is one.
     """
@@ -248,14 +242,12 @@ def _read_beneath(
         if not stat.S_ISREG(status.st_mode):
             raise FileRefused(f"{path!r} is not a regular file")
         with open(descriptor, "rb", closefd=False) as file:
-            size = 0  # beside that of now: the evaluator may write to the file
-            while max(size, status.st_size) <= limit and (content := file.read(part_bytes)):
-                size += len(content)
-                yield content
+            content = file.read(limit + 1) if status.st_size <= limit else b""
     except OSError as error:
         raise FileRefused(f"{path!r} cannot be read: {error.strerror}") from None
     finally:
         if descriptor >= 0:
             os.close(descriptor)
-    if max(size, status.st_size) > limit:
+    if max(len(content), status.st_size) > limit:  # the evaluator may write to the file
         raise FileRefused(f"{path!r} is over {format_size(limit)}")
+    return content

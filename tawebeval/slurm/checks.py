@@ -19,7 +19,7 @@ from tawebeval.linux.privileges import User
 from tawebeval.sandbox.bubblewrap import build_isolation_options
 from tawebeval.slurm.attempts import NODE_PYTHON, build_node_command, write_node_program
 from tawebeval.slurm.commands import COMMAND_TIMEOUT, build_command_environment
-from tawebeval.slurm.jobs import build_srun_options, merge_job_settings
+from tawebeval.slurm.jobs import build_srun_options
 
 SLURM_COMMANDS = ("srun", "squeue", "scontrol", "scancel")
 """The commands of Slurm that the daemon runs."""
@@ -69,18 +69,21 @@ def check_cluster(
     for place, partition in _list_partitions(configuration):
         if f"PartitionName={partition}" not in run("scontrol", "show", "partition", partition):
             raise ConfigurationError(
-                f"{place}.partition: the cluster has no partition {partition!r}",
+                f"{place}.arguments: the cluster has no partition {partition!r}",
                 "choose one that `sinfo` lists",
             )
     yield from _check_by_job(configuration, act_as_user, run)
 
 
 def _list_partitions(configuration: Configuration) -> Iterator[tuple[str, str]]:
-    partitions = {"runner": configuration.runner.partition}
+    arguments = {"runner": configuration.runner.arguments}
     for kind in ("environments", "problems"):
         for name, one in sorted(getattr(configuration, kind).items()):
-            partitions[f"{kind}.{name}.runner"] = one.runner.partition
-    return ((place, partition) for place, partition in partitions.items() if partition)
+            arguments[f"{kind}.{name}.runner"] = one.runner.arguments
+    for place, options in arguments.items():
+        for option in options:
+            if option.startswith("--partition="):
+                yield place, option.partition("=")[2]
 
 
 class _CommandRunner:
@@ -120,7 +123,7 @@ def _check_by_job(
     runner, token = configuration.runner, secrets.token_hex(16)
     name = f"tawebeval-doctor-{token[:8]}"
     content = json.dumps({"token": token, "argv": _TRIED, "paths": _list_paths(configuration)})
-    options = build_srun_options(merge_job_settings(runner), configuration.limits, name)
+    options = build_srun_options(configuration.limits, name, runner)
     with _make_shared_directory(Path(runner.shared) / name, act_as_user) as directory:
         with act_as_user():
             program = write_node_program(directory)

@@ -46,7 +46,7 @@ from tawebeval.sandbox.run_limits import LocalRunLimits, build_cpu_limit_failure
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tawebeval.slurm.attempts import Attempt, build_node_command, write_node_program
 from tawebeval.slurm.commands import SlurmCommands, build_command_environment
-from tawebeval.slurm.jobs import build_srun_options, merge_job_settings
+from tawebeval.slurm.jobs import build_srun_options
 from tawebeval.slurm.node_process import ClusterAccess, NodeProcess
 from tawebeval.slurm.polling_watcher import PollingWatcher
 
@@ -257,11 +257,9 @@ class SlurmRun(Launch, RunEnd):
         configuration, environment = self._configuration, self._environment
         problem = configuration.problems.get(self.problem_name or "")
         named = None if environment is None else configuration.environments.get(environment.name)
-        settings = merge_job_settings(
-            configuration.runner, *(one.runner for one in (named, problem) if one is not None)
-        )
+        own = (one.runner for one in (named, problem) if one is not None)
         limits = self.run_limits.settings
-        options = list(build_srun_options(settings, limits, attempt.job_name))
+        options = list(build_srun_options(limits, attempt.job_name, configuration.runner, *own))
         if avoided_node is not None:
             options.append(f"--exclude={avoided_node}")
         variables = build_command_environment()

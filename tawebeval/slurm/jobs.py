@@ -61,26 +61,16 @@ def find_job_identifier(srun_stderr: str) -> str | None:
     return None if told is None else told[1] or told[2]
 
 
-def merge_job_settings(settings: RunnerSettings, *overrides: SlurmJobSettings) -> SlurmJobSettings:
-    """Return the settings of a job; the last one that is not empty counts."""
-    names = SlurmJobSettings.__struct_fields__
-    merged = {name: getattr(settings, name) for name in names}
-    for one in overrides:
-        for name in names:
-            merged[name] = getattr(one, name) or merged[name]
-    return SlurmJobSettings(**merged)
-
-
 def build_srun_options(
-    settings: SlurmJobSettings, limits: LimitSettings, name: str
+    limits: LimitSettings, name: str, *settings: RunnerSettings | SlurmJobSettings
 ) -> Iterator[str]:
-    """Yield the options of srun for one evaluator."""
+    """Yield the options of srun for one evaluator; of a repeated option the last one counts."""
     seconds = limits.wall_clock + JOB_TIME_MARGIN_SECONDS
     yield from (
         f"--job-name={name}",
         "--nodes=1",
         "--ntasks=1",
-        f"--cpus-per-task={settings.cpus or 1}",
+        "--cpus-per-task=1",
         f"--mem={math.ceil((limits.memory + NODE_PROGRAM_MEMORY_BYTES) / _MIB)}M",
         f"--time={min(math.ceil(seconds / 60), 525_600)}",
         "--chdir=/",
@@ -89,10 +79,8 @@ def build_srun_options(
         "--mpi=none",
         "--kill-on-bad-exit=1",
     )
-    for option in ("partition", "account", "constraint", "gres"):
-        if value := getattr(settings, option):
-            yield f"--{option}={value}"
-    yield from settings.arguments
+    for one in settings:
+        yield from one.arguments
 
 
 def explain_job_loss(job: Mapping[str, str], srun_stderr: str) -> EvaluationFailure:

@@ -23,6 +23,7 @@ from tawebeval.config import (
     ServiceSettings,
 )
 from tests.cases.agents import BreakingAgent, Fate
+from tests.cases.settings import with_constants
 from tests.fakes.children import FakeChild
 from tests.fakes.clients import Service
 from tests.fakes.world import OID
@@ -161,7 +162,7 @@ class ClientTestCase(SynchronousTestCase):
 
     settings = Configuration(
         limits=LimitSettings(request_body=1_000_000),
-        buffers=EventBufferSettings(max_page_bytes=1024),
+        buffers=with_constants(EventBufferSettings, max_page_bytes=1024)(),
         polls=LongPollSettings(wait=20),
     )
 

@@ -31,6 +31,7 @@ from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.base import EvaluatorExit
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.web.events import EventPoll
+from tests.cases.settings import with_constants
 from tests.cases.strategies import MARKERS, Event, classify, decode
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.children import FakeChild
@@ -271,7 +272,7 @@ class RegistryTestCase(SynchronousTestCase):
 
     configuration = Configuration(
         evaluations=EvaluationSettings(retain=900),
-        buffers=EventBufferSettings(max_page_bytes=1024),
+        buffers=with_constants(EventBufferSettings, max_page_bytes=1024)(),
     )
     running, queued = 2, 2
     own = (0, 0)  # of each caller, that run and that wait

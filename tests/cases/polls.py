@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tawebeval.config import CallerSettings, Configuration, HttpSettings, LogSettings
 from tawebeval.config import ServiceSettings as Process
 from tawebeval.core.tokens import ANONYMOUS_CALLER
+from tests.cases.settings import with_constants
 from tests.cases.web import END
 from tests.fakes.clients import MULTIPART, Connection, Service, form, parts
 
@@ -30,7 +31,7 @@ CONFIGURATIONS = {
     "usual": Configuration(),
     "origins": Configuration(callers=CallerSettings(origins=("https://judge.example.org",))),
     "little": Configuration(
-        http=HttpSettings(max_headers=4, max_line_bytes=150, max_header_bytes=250)
+        http=with_constants(HttpSettings, max_headers=4, max_line_bytes=150, max_header_bytes=250)()
     ),
     "tokens": Configuration(callers=CallerSettings(requests_per_minute=3)),
     "named": Configuration(service=Process(name="a")),

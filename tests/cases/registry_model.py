@@ -26,6 +26,7 @@ from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.web.streams import StreamFlowControl, write_events
 from tests.cases.event_source import EventSource
+from tests.cases.settings import with_constants
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.children import FakeChild
 from tests.fakes.world import IdleThreads, World, straw
@@ -190,7 +191,9 @@ class Comparison(RuleBasedStateMachine):
                 kept=KEPT,
             ),
             limits=LimitSettings(wall_clock=10**6),
-            buffers=EventBufferSettings(total=MEMORY, disk=DISK, max_page_bytes=PAGE),
+            buffers=with_constants(EventBufferSettings, max_page_bytes=PAGE)(
+                total=MEMORY, disk=DISK
+            ),
         )
         self.world = World(configuration=configuration, threads=IdleThreads())
         self.world.spawn.obeys = (SIGTERM,)

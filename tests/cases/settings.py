@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from types import new_class
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -11,6 +12,8 @@ from tawebeval.config import Section
 from tests.run import ROOT
 
 EXAMPLE = ROOT / "etc" / "tawebeval.toml"
+
+Table = TypeVar("Table", bound=Section)
 
 CREDENTIAL = "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\npassword_file = '/p'\n"
 
@@ -22,6 +25,13 @@ def list_settings(section: type[Section], prefix: str = "") -> Iterator[str]:
             yield from list_settings(field.type, f"{prefix}{field.encode_name}.")
         else:
             yield prefix + field.encode_name
+
+
+def with_constants(section: type[Table], **constants: Any) -> type[Table]:
+    """Return a section of the configuration with other values of its constants."""
+    return new_class(
+        section.__name__, (section,), {"frozen": True}, lambda names: names.update(constants)
+    )
 
 
 def find_attribute(section: Section, key: str) -> str:

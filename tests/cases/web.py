@@ -24,6 +24,7 @@ from tawebeval.config import (
 from tawebeval.core.tokens import generate_token
 from tawebeval.web import streams
 from tests.cases import described
+from tests.cases.settings import with_constants
 from tests.fakes.children import FakeChild
 from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, parts
 from tests.fakes.streams import Follower
@@ -37,7 +38,7 @@ class WebTestCase(SynchronousTestCase):
 
     configuration = Configuration(
         limits=LimitSettings(request_body=100_000),
-        buffers=EventBufferSettings(max_page_bytes=1024),
+        buffers=with_constants(EventBufferSettings, max_page_bytes=1024)(),
         polls=LongPollSettings(wait=30),
     )
 
@@ -200,8 +201,8 @@ class StreamTestCase(WebTestCase):
     """A service with deadlines, and a ring of a few pieces."""
 
     configuration = Configuration(
-        buffers=EventBufferSettings(max_page_bytes=4096),
-        http=HttpSettings(rate_window_seconds=20, min_bytes_per_second=1024),
+        buffers=with_constants(EventBufferSettings, max_page_bytes=4096)(),
+        http=with_constants(HttpSettings, rate_window_seconds=20, min_bytes_per_second=1024)(),
         limits=LimitSettings(wall_clock=100_000),
     )
 

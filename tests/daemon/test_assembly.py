@@ -71,6 +71,7 @@ from tawebeval.web.context import WebContext
 from tawebeval.web.server.site import ApiSite
 from tests.cases.databases import close_databases_at_end
 from tests.cases.secrets import OLD, format_secret
+from tests.cases.settings import with_constants
 from tests.fakes.clients import Answer, Connection
 from tests.fakes.process import PORTS, FakeProcess
 from tests.fakes.sandbox import NO_CGROUPS
@@ -919,7 +920,10 @@ class ListenTests(TestCase):
         """A client may be silent for two minutes, or for as long as one that is slow may take."""
         for settings, seconds in (
             (HttpSettings(), 120),
-            (HttpSettings(rate_window_seconds=10, min_bytes_per_second=1024), 266),
+            (
+                with_constants(HttpSettings, rate_window_seconds=10, min_bytes_per_second=1024)(),
+                266,
+            ),
         ):
             port = await self.listen("tcp:0:interface=127.0.0.1", settings)
             timeout = port.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)

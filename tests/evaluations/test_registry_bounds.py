@@ -13,6 +13,7 @@ from tawebeval.config import Configuration, EvaluationSettings, EventBufferSetti
 from tawebeval.errors import EvaluationExpired, ServerBusy
 from tawebeval.evaluations.uploads import ReceivedForm
 from tests.cases.evaluations import END, RegistryTestCase
+from tests.cases.settings import with_constants
 from tests.fakes.world import UntidyThreads, make_request
 
 
@@ -183,7 +184,7 @@ class DiskTests(RegistryTestCase):
 
     configuration = Configuration(
         evaluations=EvaluationSettings(retain=900),
-        buffers=EventBufferSettings(disk=20_000, max_page_bytes=4096),
+        buffers=with_constants(EventBufferSettings, max_page_bytes=4096)(disk=20_000),
         limits=LimitSettings(wall_clock=10**6),
     )
 

@@ -12,6 +12,7 @@ from tawebeval.config import (
 )
 from tawebeval.errors import CallerQuotaExceeded
 from tests.cases.evaluations import END, RegistryTestCase
+from tests.cases.settings import with_constants
 
 
 class ShareTestCase(RegistryTestCase):
@@ -38,7 +39,7 @@ class UnreadEventTests(ShareTestCase):
 
     configuration = Configuration(
         evaluations=EvaluationSettings(retain=900),
-        buffers=EventBufferSettings(disk=20_000, max_page_bytes=4096),
+        buffers=with_constants(EventBufferSettings, max_page_bytes=4096)(disk=20_000),
         limits=LimitSettings(wall_clock=10**6),
     )
 

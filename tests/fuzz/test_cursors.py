@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, EventBufferSettings, LongPollSettings
+from tests.cases.settings import with_constants
 from tests.cases.web import END, payload
 from tests.fakes.clients import MULTIPART, Answer, Service, form, parts
 from tests.fakes.streams import Follower, LineFollower, SocketFollower, SourceFollower
 
 CONFIGURATION = Configuration(
-    buffers=EventBufferSettings(max_page_bytes=1024),
+    buffers=with_constants(EventBufferSettings, max_page_bytes=1024)(),
     polls=LongPollSettings(wait=0),
 )
 

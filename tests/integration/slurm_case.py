@@ -227,7 +227,7 @@ RUNNER = f"""
 [runner]
 kind = "slurm"
 shared = "{tempfile.gettempdir()}"
-cpus = 1
+arguments = ["--cpus-per-task=1"]
 """
 
 

@@ -28,7 +28,7 @@ def wire(event: Event) -> dict[str, Any]:
 
 
 class ClientTests(DaemonTestCase):
-    configuration = CONFIGURATION + "\n[buffers]\ntotal = 1_048_576\npage = 32_768\n"
+    configuration = CONFIGURATION + "\n[buffers]\ntotal = 1_048_576\n"
 
     def fields(self, command: str) -> dict[str, str]:
         """Return what a client has to know of an evaluation in the test's repository."""

@@ -23,7 +23,6 @@ from tests.integration.resuming_readers import (
 _LITTLE_MEMORY = """
 [buffers]
 total = 1_048_576
-page = 32_768
 """
 
 # A stream that came to an end is not cut any more, so it has to be cut before.

@@ -107,8 +107,6 @@ class FaultyDiskTestCase(SmallDisksTestCase):
         protocols = ["file"]
         [evaluations]
         running = 4
-        [http]
-        window = 1
         [limits]
         free_disk = 1048576
         """

@@ -254,10 +254,17 @@ class DoctorTests(SlurmTestCase):
     async def test_faults(self) -> None:
         """Each fault is named by its setting."""
         well = (self.daemon.folder / "tawebeval.toml").read_text()
-        reserved = 'arguments = ["--reservation=none"]'
         for old, new, what in (
-            ("cpus = 1", 'partition = "none"', "runner.partition: the cluster has no partition"),
-            ("cpus = 1", reserved, "runner.kind: a job does not run on a node: srun: error"),
+            (
+                "--cpus-per-task=1",
+                "--partition=none",
+                "runner.arguments: the cluster has no partition",
+            ),
+            (
+                "--cpus-per-task=1",
+                "--reservation=none",
+                "runner.kind: a job does not run on a node: srun: error",
+            ),
             (f'"{gettempdir()}"', '"/usr"', "is not in /usr, so the nodes would not see it"),
         ):
             configuration = parse_configuration(well.replace(old, new))
@@ -279,7 +286,7 @@ class DoctorTests(SlurmTestCase):
 class QueueTests(SlurmTestCase):
     """A cluster without a free node."""
 
-    template = SlurmTestCase.template.replace("cpus = 1", f"cpus = {CPUS}")
+    template = SlurmTestCase.template.replace("task=1", f"task={CPUS}")
 
     async def test_queue(self) -> None:
         """The wait is shown as queued, with Slurm's reason, and a cancel ends it."""
@@ -352,7 +359,7 @@ class LongQueueTests(SlurmTestCase):
 class PreemptionTests(SlurmTestCase):
     """A partition whose jobs give way to others."""
 
-    template = SlurmTestCase.template + 'partition = "low"\n'
+    template = SlurmTestCase.template.replace('["--', '["--partition=low", "--')
 
     async def test_preempted(self) -> None:
         """A job that gives way ends its evaluation with a reason of its own."""

@@ -31,7 +31,6 @@ class TotalTests(DaemonTestCase):
         retain = 10
         [buffers]
         total = 4194304
-        page = 65536
         """
 
     async def begin_patiently(self, command: str) -> str:

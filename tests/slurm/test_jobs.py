@@ -10,7 +10,6 @@ from tawebeval.slurm.jobs import (
     build_srun_options,
     explain_job_loss,
     find_job_identifier,
-    merge_job_settings,
     parse_scontrol_job,
     parse_squeue,
 )
@@ -29,24 +28,15 @@ JOB = (
 class OptionTests(SynchronousTestCase):
     """The options of srun."""
 
-    def test_merged(self) -> None:
-        """A problem's settings count more than an environment's, and these than the runner's."""
-        runner = RunnerSettings(partition="main", account="group", cpus=2, arguments=("--qos=low",))
-        environment = SlurmJobSettings(partition="gpu", gres="gpu:1")
-        problem = SlurmJobSettings(partition="large", arguments=("--exclusive",))
-        self.assertEqual(
-            merge_job_settings(runner, environment, problem),
-            SlurmJobSettings("large", "group", "", "gpu:1", 2, ("--exclusive",)),
-        )
-
     def test_options(self) -> None:
-        """Memory and time come from the limits; what is empty is left out."""
+        """Memory and time come from the limits; a problem's options come last, so they count."""
         limits = LimitSettings(wall_clock=61, memory=2**20 * 100)
-        settings = SlurmJobSettings(partition="main", arguments=("--qos=low",))
-        options = list(build_srun_options(settings, limits, "name"))
+        runner = RunnerSettings(arguments=("--partition=main", "--qos=low"))
+        problem = SlurmJobSettings(("--cpus-per-task=4",))
+        options = list(build_srun_options(limits, "name", runner, problem))
         for option in ("--job-name=name", "--mem=196M", "--time=4", "--cpus-per-task=1"):
             self.assertIn(option, options)
-        self.assertEqual(options[-2:], ["--partition=main", "--qos=low"])
+        self.assertEqual(options[-3:], ["--partition=main", "--qos=low", "--cpus-per-task=4"])
 
 
 class QueueTests(SynchronousTestCase):

@@ -13,6 +13,7 @@ from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.access_log import UNKNOWN_ROUTE, RouteTable
 from tawebeval.web.auth import EVENTS_ROUTE
 from tawebeval.web.server.interface import CLIENT_GONE_STATUS
+from tests.cases.settings import with_constants
 from tests.cases.web import WebTestCase
 from tests.fakes.clients import MULTIPART, Connection, form, parts
 
@@ -22,7 +23,7 @@ STATUS = "/evaluation/<identifier>"
 class TrafficTestCase(WebTestCase):
     """A service with one evaluation, and what is counted from then on."""
 
-    configuration = Configuration(http=HttpSettings(max_line_bytes=1024))
+    configuration = Configuration(http=with_constants(HttpSettings, max_line_bytes=1024)())
 
     def setUp(self) -> None:
         super().setUp()

@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 from tawebeval.archive import evaluation_files
 from tawebeval.config import ArchiveSettings, CallerSettings, Configuration, EventBufferSettings
 from tawebeval.errors import DiscardedCursor
+from tests.cases.settings import with_constants
 from tests.cases.web import END, CallerTestCase, WebTestCase, payload
 from tests.fakes.clients import MULTIPART, Service, form, parts
 from tests.fakes.streams import Follower, LineFollower, SocketFollower, SourceFollower
@@ -23,7 +24,8 @@ class ArchiveTestCase(WebTestCase):
     """A service with an archive, and an evaluation that was read to its end."""
 
     configuration = Configuration(
-        archive=ArchiveSettings(enabled=True), buffers=EventBufferSettings(max_page_bytes=1024)
+        archive=ArchiveSettings(enabled=True),
+        buffers=with_constants(EventBufferSettings, max_page_bytes=1024)(),
     )
 
     def settle(self) -> None:

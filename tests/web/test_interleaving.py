@@ -28,6 +28,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration, EventBufferSettings, HttpSettings, LimitSettings
 from tawebeval.core import ring
 from tawebeval.web import streams
+from tests.cases.settings import with_constants
 from tests.cases.web import payload
 from tests.fakes.clients import MULTIPART, Service, form, parts
 from tests.fakes.streams import FOLLOWERS, Follower
@@ -50,9 +51,9 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
         configuration = Configuration(
-            buffers=EventBufferSettings(max_page_bytes=1024),
+            buffers=with_constants(EventBufferSettings, max_page_bytes=1024)(),
             limits=LimitSettings(wall_clock=10**6),
-            http=HttpSettings(rate_window_seconds=20, min_bytes_per_second=1024),
+            http=with_constants(HttpSettings, rate_window_seconds=20, min_bytes_per_second=1024)(),
         )
         self.service = Service(self.root, configuration)
         asked = self.ask("POST /evaluate", form(parts()), Content_Type=MULTIPART)

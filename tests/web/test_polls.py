@@ -7,6 +7,7 @@ import re
 from tawebeval.config import Configuration, EventBufferSettings, HttpSettings
 from tawebeval.evaluations.reading import EvaluationEvents
 from tests.cases.polls import asking
+from tests.cases.settings import with_constants
 from tests.cases.web import RawTestCase
 
 
@@ -14,8 +15,10 @@ class PollTests(RawTestCase):
     """Polls over connections of which every byte is our own."""
 
     configuration = Configuration(
-        buffers=EventBufferSettings(max_page_bytes=1024),
-        http=HttpSettings(idle_timeout=40, rate_window_seconds=20, min_bytes_per_second=1024),
+        buffers=with_constants(EventBufferSettings, max_page_bytes=1024)(),
+        http=with_constants(
+            HttpSettings, idle_timeout=40, rate_window_seconds=20, min_bytes_per_second=1024
+        )(),
     )
 
     def setUp(self) -> None:

@@ -9,6 +9,7 @@ from twisted.logger import capturedLogs
 
 from tawebeval.config import Configuration, HttpSettings, LimitSettings
 from tawebeval.evaluations.uploads import WRITE_BATCH_BYTES
+from tests.cases.settings import with_constants
 from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, Service, form, head, parts
 from tests.fakes.world import SlowThreads
@@ -24,9 +25,13 @@ class SlowDiskTests(RawTestCase):
 
     configuration = Configuration(
         limits=LimitSettings(request_body=len(BODY)),
-        http=HttpSettings(
-            head_timeout=10, rate_window_seconds=WINDOW, min_bytes_per_second=1024, idle_timeout=40
-        ),
+        http=with_constants(
+            HttpSettings,
+            head_timeout=10,
+            rate_window_seconds=WINDOW,
+            min_bytes_per_second=1024,
+            idle_timeout=40,
+        )(),
     )
 
     def setUp(self) -> None:

@@ -203,7 +203,7 @@ class ApiChannel(HTTPChannel):
         self._head_size += len(line) + 2
         if self._head_size > self.http_settings.max_header_bytes:
             limit = format_size(self.http_settings.max_header_bytes)
-            self._refuse(_TOO_LARGE, f"the request's headers are over {limit} (http.header_bytes)")
+            self._refuse(_TOO_LARGE, f"the request's headers are over {limit}")
         elif line[:1] in (b" ", b"\t"):
             self._refuse(_BAD_REQUEST, "a header begins with a space (RFC 9112, section 5.2)")
         else:
@@ -218,7 +218,7 @@ class ApiChannel(HTTPChannel):
         if self._receivedHeaderCount >= self.http_settings.max_headers:
             self._refuse(
                 _TOO_LARGE,
-                f"the request has over {self.http_settings.max_headers} headers (http.headers)",
+                f"the request has over {self.http_settings.max_headers} headers",
             )
         elif name == b"content-length" and len(value) > _DIGITS:
             self._refuse(_BAD_REQUEST, "Content-Length: not a length")
@@ -441,8 +441,8 @@ class ApiChannel(HTTPChannel):
         self.requests[-1].refuse_request(
             RequestTooSlow(
                 "the request body arrives too slowly; the minimum is"
-                f" {format_size(settings.min_bytes_per_second)} per second (http.rate), measured"
-                f" over {settings.rate_window_seconds:g} s (http.window)"
+                f" {format_size(settings.min_bytes_per_second)} per second, measured"
+                f" over {settings.rate_window_seconds:g} s"
             )
         )
 
@@ -454,7 +454,7 @@ class ApiChannel(HTTPChannel):
         seconds = self.http_settings.head_timeout
         self._refuse(
             HTTPStatus.REQUEST_TIMEOUT,
-            f"the request's headers took over {seconds:g} s (http.head_deadline)",
+            f"the request's headers took over {seconds:g} s",
         )
 
     # Refusals
@@ -463,11 +463,11 @@ class ApiChannel(HTTPChannel):
         """Refuse a request with too long a line, which Twisted would drop silently."""
         limit = format_size(self.http_settings.max_line_bytes)
         if hasattr(self, "_command"):  # which Twisted has while headers come
-            self._refuse(_TOO_LARGE, f"a header is over {limit} (http.line)")
+            self._refuse(_TOO_LARGE, f"a header is over {limit}")
         elif self.phase is not ConnectionPhase.CLOSED:
             self._refuse(
                 HTTPStatus.REQUEST_URI_TOO_LONG,
-                f"the request line is over {limit} (http.line)",
+                f"the request line is over {limit}",
             )
 
     def _respondToBadRequestAndDisconnect(self) -> None:

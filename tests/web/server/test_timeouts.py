@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tawebeval.config import Configuration, EventBufferSettings, HttpSettings
+from tests.cases.settings import with_constants
 from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, form, head, parts
 
@@ -13,10 +14,14 @@ class SlowTestCase(RawTestCase):
     """A service with deadlines that are easy to reckon with."""
 
     configuration = Configuration(
-        buffers=EventBufferSettings(max_page_bytes=1024),
-        http=HttpSettings(
-            head_timeout=10, rate_window_seconds=20, min_bytes_per_second=1024, idle_timeout=40
-        ),
+        buffers=with_constants(EventBufferSettings, max_page_bytes=1024)(),
+        http=with_constants(
+            HttpSettings,
+            head_timeout=10,
+            rate_window_seconds=20,
+            min_bytes_per_second=1024,
+            idle_timeout=40,
+        )(),
     )
 
     def advance(self, seconds: float) -> None:
