@@ -49,10 +49,10 @@ from tawebeval.evaluations.timestamps import format_rfc3339_time
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitRunner
 from tawebeval.git.commits import TreeLimits
+from tawebeval.git.fetch_limits import FetchLimits
 from tawebeval.git.keyring import GitKeyring
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
-from tawebeval.git.repository import FetchLimits
 from tawebeval.linux.cgroups import CgroupManager, open_starter_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.privileges import Privileges

@@ -6,10 +6,11 @@ Commits are fetched at most once, concurrent requests share one fetch, and the l
 repositories and checkouts are evicted.
 
 `cache.RepositoryCache`: all repositories and checkouts, within a size on the disk.
-`repository.BareRepository`: one bare repository: fetches, markers of commits, maintenance.
-`checkouts.CheckoutCache`: the checked-out trees, one for each tree. `commits`: the size of a
-commit's tree, from the output of git, before it is checked out; `submodules`: the URLs of its
-submodules; `lfs`: files in Git LFS. `command.GitRunner`: one git
+`repository.BareRepository`: one bare repository: fetches, markers of commits, maintenance;
+`fetch_limits`: the time and the bytes of fetches. `servers.GitServers`: branches of repositories,
+and reasons of failed fetches. `checkouts.CheckoutCache`: the checked-out trees, one for each tree.
+`commits`: the size of a commit's tree, from the output of git, before it is checked out;
+`submodules`: the URLs of its submodules; `lfs`: files in Git LFS. `command.GitRunner`: one git
 command, hardened, bounded and in a sandbox; `stderr_patterns` classifies its failure.
 `remotes.RemoteResolver`: the route from a URL to the one permitted address.
 `credentials.Credential`: a secret of private repositories; `keyring.GitKeyring` reads their files.

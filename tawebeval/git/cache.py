@@ -27,10 +27,12 @@ from tawebeval.git.checkouts import CheckoutCache, detach
 from tawebeval.git.command import GitRunner
 from tawebeval.git.commits import TreeLimits
 from tawebeval.git.credentials import Credential
+from tawebeval.git.fetch_limits import FetchBudget, FetchLimits
 from tawebeval.git.keyring import GitKeyring
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
-from tawebeval.git.repository import BareRepository, FetchBudget, FetchLimits
+from tawebeval.git.repository import BareRepository
+from tawebeval.git.servers import GitServers
 from tawebeval.git.stderr_patterns import is_repository_corrupt
 from tawebeval.linux.filetree import copy_tree, remove_tree
 
@@ -101,6 +103,7 @@ class RepositoryCache:
     _capacity: int = attrs.field(kw_only=True)
     _lfs: LfsClient | None = None
     counters: GitCacheCounters = attrs.field(factory=GitCacheCounters)
+    _servers: GitServers = attrs.field(init=False)
     _checkouts: CheckoutCache = attrs.field(init=False)
     # In the order of their last use.
     _entries: OrderedDict[str, _Entry] = attrs.field(factory=OrderedDict)
@@ -109,6 +112,7 @@ class RepositoryCache:
     _maintenance: Deferred[None] | None = None
 
     def __attrs_post_init__(self) -> None:
+        self._servers = GitServers(self._git, self._threads, self._remotes, self._limits)
         self._checkouts = CheckoutCache(self._root, self._threads, self.counters)
 
     @property
@@ -144,7 +148,7 @@ class RepositoryCache:
 
     def _add(self, name: str) -> _Entry:
         bare = BareRepository(
-            self._root / name, self._git, self._threads, self._remotes, self._limits, self._lfs
+            self._root / name, self._git, self._threads, self._servers, self._limits, self._lfs
         )
         entry = self._entries[name] = _Entry(bare)
         return entry
@@ -171,8 +175,7 @@ class RepositoryCache:
         """
         self._remotes.check_url(repository.url)
         credential = self._keyring.choose_credential(repository.url, caller)
-        async with self._use(repository.url, credential) as entry:
-            return await entry.bare.resolve_branch(repository, credential)
+        return await self._servers.resolve_branch(repository, credential)
 
     async def check_out_commit(
         self,

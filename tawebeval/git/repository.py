@@ -16,32 +16,37 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 from uuid import uuid4
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock
-from twisted.internet.defer import TimeoutError as DeadlineExceeded
 from twisted.internet.task import LoopingCall
 
 from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import ResolvedGitRemote
-from tawebeval.core.url_slips import guess_repository_url
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.errors import EvaluationFailure, format_size
+from tawebeval.errors import EvaluationFailure
 from tawebeval.git.checkouts import detach, measure_tree
 from tawebeval.git.command import GitResult, GitRunner
 from tawebeval.git.commits import (
     CommitInspectionParser,
-    TreeLimits,
     build_commit_inspection_commands,
 )
-from tawebeval.git.credentials import Credential, Login
+from tawebeval.git.credentials import Credential
+from tawebeval.git.fetch_limits import (
+    MARKERS_DIRECTORY,
+    POLL_INTERVAL,
+    FetchBudget,
+    FetchLimits,
+    fetch_within_byte_budget,
+    list_files,
+    sum_disk_usage,
+)
 from tawebeval.git.lfs import (
     LfsClient,
     LfsPointer,
@@ -51,21 +56,15 @@ from tawebeval.git.lfs import (
     find_missing_lfs_objects,
     replace_lfs_pointers,
 )
-from tawebeval.git.remotes import RemoteResolver
+from tawebeval.git.servers import GitServers, get_serve_arguments, make_git_failure
 from tawebeval.git.stderr_patterns import (
-    explain_fetch_failure,
-    explain_redirect,
     is_commit_missing,
     is_commit_unadvertised,
-    is_redirect,
     is_server_of_files,
 )
 from tawebeval.git.submodules import SubmoduleUrlParser, build_submodule_list_command
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.resolver import LOOKUP_TIMEOUT
 from tawebeval.sandbox.helper_sandbox import SandboxAccess
-
-_T = TypeVar("_T")
 
 _FETCH = (
     "fetch",
@@ -76,9 +75,6 @@ _FETCH = (
     "--no-write-fetch-head",
     "--no-auto-maintenance",
 )
-# An operator who allows `file` means repositories of other users, too. git-upload-pack(1) is safe
-# for these: it runs nothing that their configuration names. Only that command gets the option.
-_SERVE_OTHER_USERS = "--upload-pack=git -c safe.directory='*' upload-pack"
 _LEFTOVERS = (
     *("*.lock", "refs/**/*.lock", "gc.pid", "objects/*.lock", "objects/tmp_*"),
     *("objects/pack/tmp_*", "objects/pack/.tmp-*", "objects/pack/*.keep"),
@@ -106,7 +102,6 @@ _MAINTENANCE_FILES = 100  # files added before maintenance is due; a fetch adds 
 _MAINTENANCE_TIMEOUT = 30.0  # seconds, for which a fetch may wait
 # Its 3 is the format: in earlier ones, the bytes were those before git converted line ends.
 _MARKER = re.compile(r"3 ([0-9a-f]{40}) ([0-9]+) ([0-9]+) (\[.*\])", re.ASCII)
-_POLL_INTERVAL = 0.25  # seconds between two measurements of a fetch
 _INITIAL_DIRECTORIES = (
     *("objects", "objects/info", "objects/pack"),
     *("refs", "refs/heads", "refs/tags", "info"),
@@ -121,54 +116,6 @@ _CONFIG = """\
 # Line ends, encodings and $Id$ are as in every checkout on Linux. No filter is configured either.
 _ATTRIBUTES = "* -filter\n"
 _LARGE = "lfs"  # the directory with the contents of files in Git LFS
-_MARKERS = "commits"  # the directory with the markers
-
-_Files = Mapping[str, os.stat_result]
-
-
-@attrs.frozen
-class FetchLimits:
-    """Limits of fetches and trees.
-
-    `timeout`: seconds for a fetch with all its attempts, and as many for checking out.
-    `max_bytes`: bytes that all fetches of one commit may add, those of its submodules among them.
-    `tree_limits`: limits of the commit's tree.
-    """
-
-    clock: Any
-    timeout: float
-    max_bytes: int
-    tree_limits: TreeLimits
-
-    def make_timeout_failure(self, words: str, more: str = "", **members: str) -> EvaluationFailure:
-        """Return the error of what took longer than the timeout; `words` name it."""
-        return EvaluationFailure(
-            "repository",
-            f"{words} took over {self.timeout:g} seconds (repositories.fetch_timeout){more}",
-            {**members, "limit": "repositories.fetch_timeout", "value": self.timeout},
-        )
-
-
-@attrs.define
-class FetchBudget:
-    """The bytes that the fetches of one commit may add, and those that they have added."""
-
-    max_bytes: int
-    spent_bytes: int = 0
-
-    @property
-    def remaining_bytes(self) -> int:
-        """Bytes that a fetch may add."""
-        return max(self.max_bytes - self.spent_bytes, 0)
-
-    def make_failure(self) -> EvaluationFailure:
-        """Return the error of a fetch that would add more."""
-        words = "the repositories of the commit are" if self.spent_bytes else "the repository is"
-        return EvaluationFailure(
-            "repository",
-            f"{words} over {format_size(self.max_bytes)} (repositories.fetch_bytes)",
-            {"limit": "repositories.fetch_bytes", "value": self.max_bytes},
-        )
 
 
 @attrs.define
@@ -183,7 +130,7 @@ class BareRepository:
     path: Path
     _git: GitRunner
     _threads: WorkerThreads
-    _remotes: RemoteResolver
+    _servers: GitServers
     _limits: FetchLimits
     _lfs: LfsClient | None = None
     removals: int = 0
@@ -206,7 +153,7 @@ class BareRepository:
         return Commit(path.name, marker[1], int(marker[2]), int(marker[3]), submodules)
 
     def _marker(self, oid: str) -> Path:
-        return self.path / _MARKERS / oid
+        return self.path / MARKERS_DIRECTORY / oid
 
     def _mark(self, commit: Commit, oid: str) -> None:
         """Write the marker of a commit, also for the tag `oid` of the commit. Blocks."""
@@ -223,7 +170,7 @@ class BareRepository:
     def has_commits(self) -> bool:
         """Whether a commit was ever fetched. Blocks briefly."""
         try:
-            with os.scandir(self.path / _MARKERS) as markers:
+            with os.scandir(self.path / MARKERS_DIRECTORY) as markers:
                 return any(markers)
         except OSError:
             return False
@@ -237,14 +184,14 @@ class BareRepository:
 
     def measure_disk_bytes(self) -> int:
         """Return the bytes of the repository on the disk. Blocks."""
-        found = _list_files(self.path)
+        found = list_files(self.path)
         markers = 0
         # Counted one at a time: a list of the status of 100,000 markers takes 140 MB.
-        with suppress(OSError), os.scandir(self.path / _MARKERS) as entries:
+        with suppress(OSError), os.scandir(self.path / MARKERS_DIRECTORY) as entries:
             markers = sum(1 for _ in entries)
         self._files = sum(not name.startswith(_LARGE) for name in found)
         self.is_empty = not markers and not any(name.startswith("objects") for name in found)
-        return _disk_usage(found) + markers * _MARKER_SIZE + _DIRECTORIES_SIZE
+        return sum_disk_usage(found) + markers * _MARKER_SIZE + _DIRECTORIES_SIZE
 
     def remove_files_of_killed_git(self) -> None:
         """Remove what a killed git leaves: locks and unfinished packs. Blocks."""
@@ -265,24 +212,21 @@ class BareRepository:
 
         Fetches wait, at most 30 seconds. Raises: EvaluationError if git fails or takes longer.
         """
-        await self._lock.acquire()
-        try:
-            result = await self._git.run_command(
-                self.path,
-                *_MAINTENANCE,
-                timeout=_MAINTENANCE_TIMEOUT,
-                max_file_size=max_pack_size,
-                reach=SandboxAccess((self.path,)),
-            )
-            if result.is_timed_out:
-                raise _failed(f"git took over {_MAINTENANCE_TIMEOUT:g} seconds", result)
-            if result.status:
-                raise _failed("git could not pack the repository; see stderr", result)
-        finally:
+        async with self._lock:
             try:
-                await self._threads.run_in_thread(self._finish_maintenance)
+                result = await self._git.run_command(
+                    self.path,
+                    *_MAINTENANCE,
+                    timeout=_MAINTENANCE_TIMEOUT,
+                    max_file_size=max_pack_size,
+                    reach=SandboxAccess((self.path,)),
+                )
             finally:
-                self._lock.release()
+                await self._threads.run_in_thread(self._finish_maintenance)
+        if result.is_timed_out:
+            raise make_git_failure(f"git took over {_MAINTENANCE_TIMEOUT:g} seconds", result)
+        if result.status:
+            raise make_git_failure("git could not pack the repository; see stderr", result)
 
     def _finish_maintenance(self) -> None:
         self.remove_files_of_killed_git()
@@ -318,20 +262,17 @@ class BareRepository:
                 "the checkout of the commit", stderr=result.stderr
             )
         if result.status:
-            raise _failed("git could not check out the commit; see stderr", result)
+            raise make_git_failure("git could not check out the commit; see stderr", result)
 
     async def remove_damaged(self, removals: int) -> None:
         """Remove the repository, unless that happened since `removals` was read.
 
         The next fetch creates it.
         """
-        await self._lock.acquire()
-        try:
+        async with self._lock:
             if self.removals == removals:
                 self.removals += 1
                 await self._threads.run_in_thread(remove_tree, detach(self.path))
-        finally:
-            self._lock.release()
 
     async def fetch_commit(
         self,
@@ -345,127 +286,30 @@ class BareRepository:
         `budget`: None for a new one. The timeout of the limits includes the wait for another fetch.
         Raises: EvaluationError.
         """
-        return await self._finish_in_time(
+        return await self._limits.finish_in_time(
             self._fetch(repository, oid, credential, budget or FetchBudget(self._limits.max_bytes)),
             "the fetch of the repository",
             ", with all attempts and the wait for other fetches",
         )
 
-    async def resolve_branch(
-        self, repository: Repository, credential: Credential | None = None
-    ) -> str:
-        """Return the OID of the newest commit of the repository's branch.
-
-        The same limits hold as for a fetch. Raises: EvaluationError.
-        """
-        branch = repository.branch
-        words = f"the question for the branch {branch!r} of the repository"
-        found = await self._finish_in_time(self._list_branch(repository, credential), words)
-        if found is None:
-            raise EvaluationFailure(
-                "repository",
-                f"the repository has no branch {branch!r}; push it, or name another branch",
-            )
-        return found
-
-    async def _finish_in_time(
-        self, working: Coroutine[Deferred[Any], Any, _T], words: str, more: str = ""
-    ) -> _T:
-        """Return the result of `working`, within the timeout. Raises: EvaluationError."""
-        limits = self._limits
-        try:
-            return await Deferred.fromCoroutine(working).addTimeout(limits.timeout, limits.clock)
-        except DeadlineExceeded:
-            raise limits.make_timeout_failure(words, more) from None
-
-    async def _list_branch(
-        self, repository: Repository, credential: Credential | None
-    ) -> str | None:
-        """Return the OID of the branch, None without one. Raises: EvaluationError."""
-        ref = f"refs/heads/{repository.branch}"
-        printed = await self._list_refs(repository.url, credential, "--heads", ref)
-        # git also lists other refs that end in this name.
-        found = re.search(rf"^([0-9a-f]{{40}})\t{re.escape(ref)}$", printed, re.MULTILINE)
-        return found and found[1]
-
-    async def _list_refs(self, url: str, credential: Credential | None, *which: str) -> str:
-        """Return the output of `git ls-remote`; `which` is an option and a name, or nothing.
-
-        Raises: EvaluationError.
-        """
-        route, login = await self._find_route(url, credential)
-        result = await self._run_ls_remote(route, login, which)
-        if result.status:
-            raise await self._explain_failure(route, login, result)
-        return result.stdout
-
-    async def _run_ls_remote(
-        self,
-        route: ResolvedGitRemote,
-        login: Login | None,
-        which: Sequence[str] = (),
-        **environment: str,
-    ) -> GitResult:
-        # Without the repository, which may be fetched into, evicted or removed meanwhile.
-        return await self._git.run_command(
-            None,
-            *("ls-remote", *which[:1], *_serve_arguments(route)),
-            *("--end-of-options", route.url, *which[1:]),
-            environment={**route.environment, **environment},
-            login=login,
-            source=route.local_path,
-            reach=SandboxAccess(
-                readable_paths=route.readable_paths, has_network=route.local_path is None
-            ),
-        )
-
-    async def _explain_failure(
-        self, route: ResolvedGitRemote, login: Login | None, result: GitResult
-    ) -> EvaluationFailure:
-        """Return the error of a fetch. Where a redirect leads git says only if it is asked to."""
-        if not is_redirect(result.stderr):
-            message = explain_fetch_failure(result.stderr)
-            guess = guess_repository_url(route.url, ("https", "http"))
-            return _failed(f"{message}; try {guess}" if guess else message, result)
-        traced = await self._run_ls_remote(route, login, GIT_CURL_VERBOSE="1")
-        return _failed(explain_redirect(route.url, traced.stderr), result)
-
-    async def _find_route(
-        self, url: str, credential: Credential | None
-    ) -> tuple[ResolvedGitRemote, Login | None]:
-        """Return the route to the repository, and the login. Raises: EvaluationError."""
-        # Before the timeout of the fetch: a silent name server is not the repository's fault.
-        lookup = min(LOOKUP_TIMEOUT, self._limits.timeout / 2)
-        route, login = await self._remotes.resolve_remote(url, credential, lookup)
-        if route.local_path is not None:
-            await self._threads.run_in_thread(
-                self._remotes.check_local_repository, route.local_path
-            )
-        return route, login
-
     async def _fetch(
         self, repository: Repository, oid: str, credential: Credential | None, budget: FetchBudget
     ) -> Commit:
-        await self._lock.acquire()
-        complete = False
-        try:
-            created = await self._threads.run_in_thread(self._create, repository.url)
-            commit = None if created else await self._inspect_commit(oid)
-            if commit is None:
-                commit = await self._fetch_commit(repository, oid, credential, budget)
-            if commit.submodules:
-                commit = await self._find_submodule_urls(commit)
-            if commit.has_gitattributes:
-                commit = await self._convert_files(commit, repository.url, credential, budget)
-            await self._threads.run_in_thread(self._mark, commit, oid)
-            complete = True
-            return commit
-        finally:
+        async with self._lock:
             try:
-                if not complete:
-                    await self._threads.run_in_thread(self.remove_files_of_killed_git)
-            finally:
-                self._lock.release()
+                created = await self._threads.run_in_thread(self._create, repository.url)
+                commit = None if created else await self._inspect_commit(oid)
+                if commit is None:
+                    commit = await self._fetch_commit(repository, oid, credential, budget)
+                if commit.submodules:
+                    commit = await self._find_submodule_urls(commit)
+                if commit.has_gitattributes:
+                    commit = await self._convert_files(commit, repository.url, credential, budget)
+                await self._threads.run_in_thread(self._mark, commit, oid)
+            except BaseException:
+                await self._threads.run_in_thread(self.remove_files_of_killed_git)
+                raise
+        return commit
 
     def _create(self, url: str) -> bool:
         """Create the repository if it is missing; return whether it was. Blocks."""
@@ -473,7 +317,7 @@ class BareRepository:
             return False
         unfinished = self.path.with_name(f"{self.path.name}.new-{uuid4().hex}")
         create_repository(unfinished)
-        (unfinished / _MARKERS).mkdir()
+        (unfinished / MARKERS_DIRECTORY).mkdir()
         (unfinished / "url").write_text(url + "\n")
         unfinished.rename(self.path)
         return True
@@ -511,7 +355,7 @@ class BareRepository:
         if result.status == 1:
             return commit
         if result.status:
-            raise _failed("git could not read .gitattributes; see stderr", result)
+            raise make_git_failure("git could not read .gitattributes; see stderr", result)
         pointers, size = await self._inspect_checkout(commit)
         commit = attrs.evolve(commit, size=size)
         if not pointers:
@@ -560,7 +404,7 @@ class BareRepository:
             reading = Deferred.fromCoroutine(self._read_tree(commit, tree, index))
             polling = LoopingCall(lambda: Deferred.fromCoroutine(poll()))
             polling.clock = self._limits.clock
-            polling.start(_POLL_INTERVAL, now=False)
+            polling.start(POLL_INTERVAL, now=False)
             try:
                 await reading
             except CancelledError:
@@ -578,7 +422,7 @@ class BareRepository:
         self, repository: Repository, oid: str, credential: Credential | None, budget: FetchBudget
     ) -> Commit:
         """Fetch a commit from its URL, by the cheapest refspec that the server allows."""
-        route, login = await self._find_route(repository.url, credential)
+        route, login = await self._servers.find_route(repository.url, credential)
         reach = SandboxAccess(
             (self.path,), route.readable_paths, has_network=route.local_path is None
         )
@@ -595,7 +439,7 @@ class BareRepository:
             fetch = partial(
                 self._git.run_command,
                 self.path,
-                *(*_FETCH, *_serve_arguments(route), *deepen, *arguments),
+                *(*_FETCH, *get_serve_arguments(route), *deepen, *arguments),
                 # In the sandbox of the fetch, which saves the start of another one.
                 next_commands=build_commit_inspection_commands(oid),
                 on_stdout=inspection.feed,
@@ -615,16 +459,16 @@ class BareRepository:
             elif is_commit_missing(result.stderr):
                 break
             elif not is_commit_unadvertised(result.stderr):
-                raise await self._explain_failure(route, login, result)
+                raise await self._servers.explain_failure(route, login, result)
             is_plain |= is_server_of_files(result.stderr)
-        if is_plain and not await self._list_refs(repository.url, credential):
+        if is_plain and not await self._servers.list_refs(repository.url, credential):
             raise EvaluationFailure(
                 "repository",
                 "repository[url] leads to a web page, or to a repository without a branch; use the"
                 " URL for `git clone`",
             )
         branch = repository.branch
-        if branch and await self._list_branch(repository, credential) is None:
+        if branch and await self._servers.find_branch(repository, credential) is None:
             message = f"branch {branch!r} and no commit {oid}; push them, or correct the form"
         elif branch:
             message = f"commit {oid}, neither on branch {branch!r} nor elsewhere; push it"
@@ -652,11 +496,6 @@ def _fetch_arguments(
     yield "--prune", *source, "refs/*:refs/origin/*"
 
 
-def _serve_arguments(route: ResolvedGitRemote) -> tuple[str, ...]:
-    """Return the option for a repository of this machine, which git serves to itself."""
-    return () if route.local_path is None else (_SERVE_OTHER_USERS,)
-
-
 def _inspected(oid: str, inspection: CommitInspectionParser, result: GitResult) -> Commit | None:
     """Return the commit, None without one.
 
@@ -669,12 +508,8 @@ def _inspected(oid: str, inspection: CommitInspectionParser, result: GitResult) 
             " clone prints the last commit",
         )
     if inspection.commit is not None and result.status:
-        raise _failed("git could not list the commit's files; see stderr", result)
+        raise make_git_failure("git could not list the commit's files; see stderr", result)
     return inspection.commit
-
-
-def _failed(message: str, result: GitResult) -> EvaluationFailure:
-    return EvaluationFailure("repository", message, {"stderr": result.stderr})
 
 
 def create_repository(path: Path) -> None:
@@ -689,101 +524,3 @@ def create_repository(path: Path) -> None:
     (path / "HEAD").write_text(_HEAD)
     (path / "config").write_text(_CONFIG)
     (path / "info" / "attributes").write_text(_ATTRIBUTES)
-
-
-def _list_files(directory: Path) -> _Files:
-    """Return the files below a directory, without markers, by their relative paths. Blocks."""
-    found = {}
-    for parent, directories, names in os.walk(directory):
-        inside = parent[len(str(directory)) + 1 :]
-        if not inside:
-            directories[:] = [name for name in directories if name != _MARKERS]
-        for name in names:
-            with suppress(OSError):
-                found[os.path.join(inside, name)] = os.lstat(os.path.join(parent, name))
-    return found
-
-
-def _disk_usage(found: _Files) -> int:
-    """Return the bytes of files on the disk."""
-    return sum(status.st_blocks * 512 for status in found.values())
-
-
-async def fetch_within_byte_budget(
-    clock: Any,
-    budget: FetchBudget,
-    threads: WorkerThreads,
-    fetch: Callable[[], Coroutine[Deferred[Any], Any, GitResult]],
-    repository: Path,
-    is_complete: Callable[[], bool],
-) -> GitResult:
-    """Return the result of `fetch`, which may add the rest of `budget` to `repository`.
-
-    `is_complete` tells whether the fetch is done, whatever becomes of the commands after it. Of a
-    fetch that raises EvaluationError before, nothing stays.
-
-    `fetch` has the kernel limit each file, and so the one pack that a usual server sends. A server
-    of static files sends many files; their sum is measured again and again.
-
-    Raises: EvaluationError, of `fetch` or for too many bytes.
-    """
-    before = await threads.run_in_thread(_list_files, repository)
-    limit = budget.remaining_bytes
-    over = False
-    fetching = Deferred.fromCoroutine(fetch())
-
-    async def measure() -> None:
-        nonlocal over
-        now = await threads.run_in_thread(_list_files, repository)
-        if not over and _disk_usage(now) - _disk_usage(before) > limit:
-            over = True
-            fetching.cancel()
-
-    polling = LoopingCall(lambda: Deferred.fromCoroutine(measure()))
-    polling.clock = clock
-    polling.start(_POLL_INTERVAL, now=False)
-    try:
-        result = await fetching
-    except CancelledError:
-        if not over:
-            raise
-    except EvaluationFailure:
-        after = await threads.run_in_thread(_list_files, repository)
-        if not _is_over(after, before, limit, is_complete()):
-            await threads.run_in_thread(_undo, repository, before)
-            raise
-    else:
-        after = await threads.run_in_thread(_list_files, repository)
-        if not _is_over(after, before, limit, is_complete()):
-            budget.spent_bytes += max(_disk_usage(after) - _disk_usage(before), 0)
-            return result
-    finally:
-        polling.stop()
-    if is_complete() or not await threads.run_in_thread(_undo, repository, before):
-        # The fetch ended before it was measured, and refs name its objects: remove all.
-        await threads.run_in_thread(remove_tree, repository)
-    raise budget.make_failure()
-
-
-def _is_over(after: _Files, before: _Files, limit: int, is_complete: bool) -> bool:
-    """Tell whether a fetch has added too many bytes, or a file at the kernel's limit."""
-    if is_complete:
-        return _disk_usage(after) - _disk_usage(before) > limit
-    return any(after[name].st_size >= limit for name in after.keys() - before)
-
-
-def _undo(repository: Path, before: _Files) -> bool:
-    """Remove the objects that an incomplete fetch has added. Blocks.
-
-    Return False, and remove nothing, if refs have changed, which may name the objects.
-    """
-    after = _list_files(repository)
-    for name, status in after.items():
-        if name.startswith(("refs", "packed-refs")) and (
-            name not in before or before[name].st_mtime_ns != status.st_mtime_ns
-        ):
-            return False
-    for name in after.keys() - before:
-        if name.startswith("objects"):
-            (repository / name).unlink(missing_ok=True)
-    return True

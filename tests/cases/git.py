@@ -20,9 +20,9 @@ from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitResult
 from tawebeval.git.commits import TreeLimits
 from tawebeval.git.credentials import Login
+from tawebeval.git.fetch_limits import FetchLimits
 from tawebeval.git.keyring import GitKeyring
 from tawebeval.git.remotes import RemoteResolver
-from tawebeval.git.repository import FetchLimits
 from tawebeval.resolver import CheckedResolver
 from tawebeval.sandbox.helper_sandbox import READ_ONLY_ACCESS, SandboxAccess
 from tests.fakes.resolver import FakeResolver

@@ -12,7 +12,7 @@ from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
-from tawebeval.git.repository import FetchBudget, fetch_within_byte_budget
+from tawebeval.git.fetch_limits import FetchBudget, fetch_within_byte_budget
 from tawebeval.sandbox.helper_sandbox import READ_ONLY_ACCESS, SandboxAccess
 from tests.cases.git import DONE, NOWHERE, OTHER, URL, CacheTestCase, Running, failed
 from tests.fakes.world import OID, TREE, InlineThreads

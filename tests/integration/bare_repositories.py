@@ -15,9 +15,11 @@ from tawebeval.core.hosts import HostPolicy
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.git.command import GitRunner
 from tawebeval.git.commits import TreeLimits
+from tawebeval.git.fetch_limits import FetchLimits
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
-from tawebeval.git.repository import BareRepository, FetchLimits
+from tawebeval.git.repository import BareRepository
+from tawebeval.git.servers import GitServers
 from tawebeval.linux.child import Spawner
 from tawebeval.resolver import CheckedResolver
 from tawebeval.sandbox.bubblewrap import (
@@ -36,12 +38,15 @@ MOST = 2**30
 
 
 class BareRepositoryCase(TestCase):
-    """`bare` is the repository in `path`, `source` the one to fetch from, in `folder`."""
+    """`bare` is the repository in `path`, `source` the one to fetch from, in `folder`.
+
+    `servers` answers questions without a repository.
+    """
 
     timeout = LONG_PATIENCE
 
-    def make(self) -> None:
-        """Make both repositories, which are empty."""
+    def make(self, resolver: CheckedResolver | None = None) -> None:
+        """Make both repositories, which are empty; `resolver` looks up hosts for a test."""
         self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
         self.addCleanup(shutil.rmtree, self.folder)
         self.source = GitRepository(self.folder / "source")
@@ -59,13 +64,16 @@ class BareRepositoryCase(TestCase):
         self.path = self.folder / "cached.git"
         protocols = ("file", "git", "http", "https")
         policy = HostPolicy(allowed_private_networks=("127.0.0.0/8",))
-        resolver = CheckedResolver(policy, FakeResolver(), reactor)
+        resolver = resolver or CheckedResolver(policy, FakeResolver(), reactor)
         remotes = RemoteResolver(resolver, (), protocols)
+        git = GitRunner(reactor, Spawner(reactor), protocols, box=box)
+        limits = FetchLimits(reactor, PATIENCE, MOST, TreeLimits(100, 2**23))
+        self.servers = GitServers(git, self.threads, remotes, limits)
         self.bare = BareRepository(
             self.path,
-            GitRunner(reactor, Spawner(reactor), protocols, box=box),
+            git,
             self.threads,
-            remotes,
-            FetchLimits(reactor, PATIENCE, MOST, TreeLimits(100, 2**23)),
+            self.servers,
+            limits,
             LfsClient(reactor, BrowserLikePolicyForHTTPS(), self.threads, remotes, PATIENCE),
         )

@@ -14,7 +14,6 @@ from twisted.web.client import BrowserLikePolicyForHTTPS
 from tawebeval.core.backoff import RequestOutcome
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import HostPolicy
-from tawebeval.git.remotes import RemoteResolver
 from tawebeval.pinned_agent import PinnedAgent
 from tawebeval.resolver import CheckedResolver
 from tawebeval.web.peers import PeerListRequest, make_peer_evaluation_lists
@@ -96,8 +95,7 @@ class PeerTests(TestCase):
 
 class GitTests(BareRepositoryCase):
     def setUp(self) -> None:
-        self.make()
-        self.bare._remotes = RemoteResolver(make_resolver(BOTH), (), ("http",))
+        self.make(make_resolver(BOTH))
         self.source.write("file", "content")
         self.commit = self.source.commit()
 

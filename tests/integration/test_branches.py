@@ -23,7 +23,7 @@ class BranchTests(BareRepositoryCase):
         git(self.source.folder, "checkout", "--quiet", "main")
 
     async def resolve(self, url: str, branch: str = "main") -> str:
-        return await self.bare.resolve_branch(Repository(url, branch))
+        return await self.servers.resolve_branch(Repository(url, branch))
 
     def serve(self, *, login: str | None = None, v2: bool = True, dumb: bool = False) -> HttpServer:
         server = HttpServer(self.folder, login=login, v2=v2, dumb=dumb)
@@ -62,8 +62,8 @@ class BranchTests(BareRepositoryCase):
         repository = Repository(f"{server.url}/source/.git", "main")
         port = int(server.url.rpartition(":")[2])
         credential = Credential("127.0.0.1", port, "me", (), b"", "secret")
-        found = await self.bare.resolve_branch(repository, credential)
+        found = await self.servers.resolve_branch(repository, credential)
         self.assertEqual(found, git(self.source.folder, "rev-parse", "main"))
         with self.assertRaises(EvaluationFailure) as caught:
-            await self.bare.resolve_branch(repository)
+            await self.servers.resolve_branch(repository)
         self.assertIn("needs credentials", caught.exception.message)

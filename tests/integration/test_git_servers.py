@@ -54,7 +54,7 @@ class ServerTests(BareRepositoryCase):
             ):
                 self.assertIn(words, await self.explain(url + path), path)
             with self.assertRaises(EvaluationFailure) as caught:
-                await self.bare.resolve_branch(Repository(f"{url}/old", "main"))
+                await self.servers.resolve_branch(Repository(f"{url}/old", "main"))
             self.assertIn("has moved to", caught.exception.message)
 
     async def test_web_page_is_no_missing_commit(self) -> None:

@@ -1,0 +1,180 @@
+"""Limits of fetches, and the bytes that they add to a repository on the disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import TimeoutError as DeadlineExceeded
+from twisted.internet.task import LoopingCall
+
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.errors import EvaluationFailure, format_size
+from tawebeval.git.command import GitResult
+from tawebeval.git.commits import TreeLimits
+from tawebeval.linux.filetree import remove_tree
+
+POLL_INTERVAL = 0.25
+"""Seconds between two measurements of what git writes."""
+MARKERS_DIRECTORY = "commits"
+"""The directory of a repository with the markers, of which there may be many."""
+
+_T = TypeVar("_T")
+_Files = Mapping[str, os.stat_result]
+
+
+@attrs.frozen
+class FetchLimits:
+    """Limits of fetches and trees.
+
+    `timeout`: seconds for a fetch with all its attempts, and as many for checking out.
+    `max_bytes`: bytes that all fetches of one commit may add, those of its submodules among them.
+    `tree_limits`: limits of the commit's tree.
+    """
+
+    clock: Any
+    timeout: float
+    max_bytes: int
+    tree_limits: TreeLimits
+
+    def make_timeout_failure(self, words: str, more: str = "", **members: str) -> EvaluationFailure:
+        """Return the error of what took longer than the timeout; `words` name it."""
+        return EvaluationFailure(
+            "repository",
+            f"{words} took over {self.timeout:g} seconds (repositories.fetch_timeout){more}",
+            {**members, "limit": "repositories.fetch_timeout", "value": self.timeout},
+        )
+
+    async def finish_in_time(
+        self, working: Coroutine[Deferred[Any], Any, _T], words: str, more: str = ""
+    ) -> _T:
+        """Return the result of `working`, within the timeout. Raises: EvaluationError."""
+        try:
+            return await Deferred.fromCoroutine(working).addTimeout(self.timeout, self.clock)
+        except DeadlineExceeded:
+            raise self.make_timeout_failure(words, more) from None
+
+
+@attrs.define
+class FetchBudget:
+    """The bytes that the fetches of one commit may add, and those that they have added."""
+
+    max_bytes: int
+    spent_bytes: int = 0
+
+    @property
+    def remaining_bytes(self) -> int:
+        """Bytes that a fetch may add."""
+        return max(self.max_bytes - self.spent_bytes, 0)
+
+    def make_failure(self) -> EvaluationFailure:
+        """Return the error of a fetch that would add more."""
+        words = "the repositories of the commit are" if self.spent_bytes else "the repository is"
+        return EvaluationFailure(
+            "repository",
+            f"{words} over {format_size(self.max_bytes)} (repositories.fetch_bytes)",
+            {"limit": "repositories.fetch_bytes", "value": self.max_bytes},
+        )
+
+
+def list_files(directory: Path) -> Mapping[str, os.stat_result]:
+    """Return the files below a directory, without markers, by their relative paths. Blocks."""
+    found = {}
+    for parent, directories, names in os.walk(directory):
+        inside = parent[len(str(directory)) + 1 :]
+        if not inside:
+            directories[:] = [name for name in directories if name != MARKERS_DIRECTORY]
+        for name in names:
+            with suppress(OSError):
+                found[os.path.join(inside, name)] = os.lstat(os.path.join(parent, name))
+    return found
+
+
+def sum_disk_usage(found: Mapping[str, os.stat_result]) -> int:
+    """Return the bytes of files on the disk."""
+    return sum(status.st_blocks * 512 for status in found.values())
+
+
+async def fetch_within_byte_budget(
+    clock: Any,
+    budget: FetchBudget,
+    threads: WorkerThreads,
+    fetch: Callable[[], Coroutine[Deferred[Any], Any, GitResult]],
+    repository: Path,
+    is_complete: Callable[[], bool],
+) -> GitResult:
+    """Return the result of `fetch`, which may add the rest of `budget` to `repository`.
+
+    `is_complete` tells whether the fetch is done, whatever becomes of the commands after it. Of a
+    fetch that raises EvaluationError before, nothing stays.
+
+    `fetch` has the kernel limit each file, and so the one pack that a usual server sends. A server
+    of static files sends many files; their sum is measured again and again.
+
+    Raises: EvaluationError, of `fetch` or for too many bytes.
+    """
+    before = await threads.run_in_thread(list_files, repository)
+    limit = budget.remaining_bytes
+    over = False
+    fetching = Deferred.fromCoroutine(fetch())
+
+    async def measure() -> None:
+        nonlocal over
+        now = await threads.run_in_thread(list_files, repository)
+        if not over and sum_disk_usage(now) - sum_disk_usage(before) > limit:
+            over = True
+            fetching.cancel()
+
+    polling = LoopingCall(lambda: Deferred.fromCoroutine(measure()))
+    polling.clock = clock
+    polling.start(POLL_INTERVAL, now=False)
+    try:
+        result = await fetching
+    except CancelledError:
+        if not over:
+            raise
+    except EvaluationFailure:
+        after = await threads.run_in_thread(list_files, repository)
+        if not _is_over(after, before, limit, is_complete()):
+            await threads.run_in_thread(_undo, repository, before)
+            raise
+    else:
+        after = await threads.run_in_thread(list_files, repository)
+        if not _is_over(after, before, limit, is_complete()):
+            budget.spent_bytes += max(sum_disk_usage(after) - sum_disk_usage(before), 0)
+            return result
+    finally:
+        polling.stop()
+    if is_complete() or not await threads.run_in_thread(_undo, repository, before):
+        # The fetch ended before it was measured, and refs name its objects: remove all.
+        await threads.run_in_thread(remove_tree, repository)
+    raise budget.make_failure()
+
+
+def _is_over(after: _Files, before: _Files, limit: int, is_complete: bool) -> bool:
+    """Tell whether a fetch has added too many bytes, or a file at the kernel's limit."""
+    if is_complete:
+        return sum_disk_usage(after) - sum_disk_usage(before) > limit
+    return any(after[name].st_size >= limit for name in after.keys() - before)
+
+
+def _undo(repository: Path, before: _Files) -> bool:
+    """Remove the objects that an incomplete fetch has added. Blocks.
+
+    Return False, and remove nothing, if refs have changed, which may name the objects.
+    """
+    after = list_files(repository)
+    for name, status in after.items():
+        if name.startswith(("refs", "packed-refs")) and (
+            name not in before or before[name].st_mtime_ns != status.st_mtime_ns
+        ):
+            return False
+    for name in after.keys() - before:
+        if name.startswith("objects"):
+            (repository / name).unlink(missing_ok=True)
+    return True
