@@ -10,8 +10,7 @@ A request goes to one of these modules:
 - `upload`: `FormReceiver` parses the form of POST /evaluate while it arrives.
 - `events`: pages of events (`EventPoll`), and the choice between a page, a stream (`streams`) and a
   WebSocket (`websockets`).
-- `evaluation_list`: the list of evaluations of this daemon or, by `peers`, of all at its address.
-- `problem_list`: the problems, and the document of one.
+- `lists`: the evaluations of this daemon or, by `peers`, of all at its address; the problems.
 - `links`: `EvaluationLinks`, the links that only read one evaluation, and their requests.
 - `static_files`: the page for browsers and the OpenAPI description.
 

@@ -47,10 +47,9 @@ from tawebeval.web.auth import (
     is_trusted_origin,
 )
 from tawebeval.web.context import WebContext
-from tawebeval.web.evaluation_list import list_evaluations
 from tawebeval.web.events import EventQuery, read_page, send_events
 from tawebeval.web.links import find_link, parse_link_lifetime
-from tawebeval.web.problem_list import describe_problem, list_problems
+from tawebeval.web.lists import describe_problem, list_evaluations, list_problems
 from tawebeval.web.responses import (
     get_header,
     get_query_argument,
@@ -59,11 +58,11 @@ from tawebeval.web.responses import (
     prepare_response,
 )
 from tawebeval.web.server import error_responses
-from tawebeval.web.server.base_path import collapse_slashes
 from tawebeval.web.server.headers import set_headers
 from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.server.request_headers import get_header_values
 from tawebeval.web.server.site import ApiSite
+from tawebeval.web.server.targets import collapse_slashes
 from tawebeval.web.upload import FormReceiver, make_form_receiver
 
 EVALUATE_ROUTE = "/evaluate"

@@ -181,7 +181,7 @@ class ProblemTests(WebTestCase):
 
     def test_pages(self) -> None:
         """So many at a time; `end` and `Link` lead on."""
-        with mock.patch("tawebeval.web.problem_list.PROBLEMS_PER_PAGE", 1):
+        with mock.patch("tawebeval.web.lists.PROBLEMS_PER_PAGE", 1):
             answer = self.request("GET", "/problems")
             self.assertEqual(answer.json()["end"], "one")
             self.assertEqual(answer.headers["link"], '</problems?after=one>; rel="next"')

@@ -6,10 +6,11 @@ answer malformed input in HTML, or have no deadline for a slow client:
 - `channel`: `ApiChannel`, malformed input, WebSockets, and draining. `deadlines` has the phases and
   deadlines of a connection, `websocket_input` the limit for what a WebSocket receives.
 - `request`: `ApiRequest`, which is refused as early as possible; `site`: `ApiSite`.
-- `targets`: paths, queries and hosts. `request_headers`: headers of a request, each within 1 KiB.
+- `targets`: paths, queries, hosts, and the path prefix behind a proxy.
+- `request_headers`: headers of a request, each within 1 KiB.
 - `limits`: the client's address, connection limits, and the connections to drain.
-- `headers`, `base_path`, `error_responses`: headers of every response, the path prefix behind a
-  proxy, and the one table from exceptions to responses.
+- `headers`, `error_responses`: headers of every response, and the one table from exceptions to
+  responses.
 
 No module here imports the rest of `web`. `interface` has the Protocols for it: `web.routes`
 implements `Application`, `web.upload` `BodyReceiver`.

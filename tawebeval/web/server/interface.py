@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from twisted.internet.interfaces import IReactorTime
 from twisted.web.resource import IResource
 
-from tawebeval.web.server.base_path import BasePath
 from tawebeval.web.server.limits import ClientAddressResolver, ConnectionLimits, OpenConnections
+from tawebeval.web.server.targets import BasePath
 
 CLIENT_GONE_STATUS = 499
 """Status for the log where the client disconnected before the response (as nginx has it)."""

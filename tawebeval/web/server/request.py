@@ -22,7 +22,6 @@ from werkzeug.exceptions import HTTPException
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import RequestError, RequestTooLarge, format_size
 from tawebeval.web.server import error_responses
-from tawebeval.web.server.base_path import collapse_slashes
 from tawebeval.web.server.channel import LINGER_SECONDS, ApiChannel
 from tawebeval.web.server.headers import PREFLIGHT_HEADERS, set_headers
 from tawebeval.web.server.interface import CLIENT_GONE_STATUS, BodyReceiver
@@ -32,6 +31,7 @@ from tawebeval.web.server.targets import (
     MAX_PATH_BYTES,
     check_hosts,
     check_method_and_path,
+    collapse_slashes,
     parse_query,
     strip_scheme_and_host,
 )

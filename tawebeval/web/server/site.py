@@ -8,11 +8,11 @@ from twisted.web.resource import IResource
 from twisted.web.server import Site
 
 from tawebeval.config import HttpSettings
-from tawebeval.web.server.base_path import BasePath
 from tawebeval.web.server.channel import ApiChannel
 from tawebeval.web.server.interface import Application
 from tawebeval.web.server.limits import ClientAddressResolver, ConnectionLimits, OpenConnections
 from tawebeval.web.server.request import ApiRequest
+from tawebeval.web.server.targets import BasePath
 
 
 class ApiSite(Site):

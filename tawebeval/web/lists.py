@@ -1,12 +1,16 @@
-"""`GET /evaluations`: the caller's evaluations, on this daemon or on all that share its address."""
+"""Lists: the caller's evaluations, on this daemon or on all at its address, and the problems."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
+from tawebeval.config import Configuration
 from tawebeval.core.evaluation_lists import DaemonListPage, MergedListCursor, merge_list_pages
-from tawebeval.errors import MalformedRequest, ServerBusy
+from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME
+from tawebeval.core.limits import LIMIT_UNITS, LimitRange, parse_limits
+from tawebeval.errors import MalformedRequest, ProblemNotFound, ServerBusy
 from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
 from tawebeval.evaluations.lister import MAX_LISTED_EVALUATIONS
 from tawebeval.web.context import WebContext
@@ -19,6 +23,9 @@ from tawebeval.web.responses import (
 )
 from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.server.request_headers import get_header_values
+
+PROBLEMS_PER_PAGE = 100
+"""Problems in one answer, at most."""
 
 
 async def list_evaluations(context: WebContext, request: ApiRequest) -> dict[str, Any]:
@@ -82,3 +89,51 @@ def _parse_own_limit(request: ApiRequest) -> int | None:
             f" {MAX_LISTED_EVALUATIONS}"
         )
     return int(text)
+
+
+def list_problems(
+    configuration: Configuration, after: str | None, permitted: Collection[str] | None
+) -> dict[str, Any]:
+    """Return the problems whose names follow `after`, in the order of their names.
+
+    Only `permitted` ones, None for all. `end` is the last name if others follow, else None.
+    """
+    names = sorted(
+        name
+        for name in configuration.problems
+        if (permitted is None or name in permitted) and name > (after or "")
+    )
+    listed = names[:PROBLEMS_PER_PAGE]
+    ranges = configuration.limits.requestable_ranges
+    return {
+        "begin": after or None,
+        "end": listed[-1] if len(names) > len(listed) else None,
+        "data": [_describe_problem(configuration, name, ranges) for name in listed],
+    }
+
+
+def describe_problem(configuration: Configuration, name: str) -> dict[str, Any]:
+    """Return the document of a problem, with its statement. Raises: ProblemNotFound."""
+    if name not in configuration.problems:
+        raise ProblemNotFound(name)
+    return {
+        **_describe_problem(configuration, name, configuration.limits.requestable_ranges),
+        "statement": configuration.problems[name].statement,
+    }
+
+
+def _describe_problem(
+    configuration: Configuration, name: str, ranges: Mapping[str, LimitRange]
+) -> dict[str, Any]:
+    problem, limits = configuration.problems[name], configuration.limits
+    chosen = parse_limits({name: str(value) for name, value in problem.limits.items()}, ranges)
+    held = limits.choose_limits(chosen)
+    return {
+        "name": name,
+        "title": problem.title,
+        "description": problem.description,
+        "fields": problem.fields,
+        "extensions": problem.extensions,
+        "environment": problem.environment or DEFAULT_ENVIRONMENT_NAME,
+        "limits": {name: getattr(held, name) for name in LIMIT_UNITS},
+    }
