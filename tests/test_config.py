@@ -862,9 +862,7 @@ class ExamplesTests(SynchronousTestCase):
             running, limits = found.evaluations.running, found.limits
             waiting = running + found.evaluations.queued
             used = running * limits.memory + found.buffers.total
-            used += (
-                running * 2 * found.repositories.git_memory_bytes / 4
-            )  # seldom all fetch at once
+            used += running * 2 * found.repositories.memory / 4  # seldom all fetch at once
             self.assertLess(used, memory)
             disk = running * (limits.disk + found.repositories.tree_bytes)
             disk += waiting * limits.request_body + found.repositories.cache

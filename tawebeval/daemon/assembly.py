@@ -351,7 +351,7 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
         base.reactor,
         base.spawner,
         settings.protocols,
-        settings.git_memory_bytes,
+        settings.memory,
         open_helper_sandbox(base.sandbox, directories.sandbox_files_directory),
         base.cgroups.git_procs_files,
         base.cgroups.evaluator_niceness,
@@ -359,7 +359,7 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
     limits = FetchLimits(
         base.reactor,
         timeout=settings.fetch_timeout,
-        max_bytes=settings.max_fetch_bytes,
+        max_bytes=settings.fetch_bytes,
         tree_limits=TreeLimits(MAX_TREE_FILES, settings.tree_bytes, MAX_SUBMODULES),
     )
     return RepositoryCache(

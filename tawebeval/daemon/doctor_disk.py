@@ -198,7 +198,7 @@ class _Space:
 def _list_spaces(configuration: Configuration, state: Path, cache: Path) -> Iterator[_Space]:
     limits, repositories = configuration.limits.largest_requestable, configuration.repositories
     running = resolve_run_slot_count(configuration.evaluations.running)
-    fetched = repositories.max_fetch_bytes + repositories.tree_bytes
+    fetched = repositories.fetch_bytes + repositories.tree_bytes
     yield _Space(
         state,
         limits.uploads

@@ -35,7 +35,7 @@ def open_starter(
     answer, is of another version or may have too little for evaluators, or if evaluations must last
     and cannot (`service.lasting`).
     """
-    setting = configuration.service.evaluations_outlive_daemon
+    setting = configuration.service.lasting
     path = environment.get(STARTER_SOCKET_VARIABLE, "")
     has_sandbox = configuration.sandbox.kind != "none"
     if setting is True and not path:
@@ -69,7 +69,7 @@ def open_starter(
 
 def do_jobs_outlive_daemon(configuration: Configuration) -> bool:
     """Return whether evaluators are jobs of a cluster, which need neither starter nor srun."""
-    setting = configuration.service.evaluations_outlive_daemon
+    setting = configuration.service.lasting
     return configuration.runner.kind == "slurm" and setting is not False
 
 

@@ -850,7 +850,7 @@ class ServiceTests(SynchronousTestCase):
             raise ConfigurationError("git version 1 is too old")
 
         calls = self.note_calls("GitRunner")
-        daemon = self.make(repositories=RepositoryFetchSettings(git_memory_bytes=77_777_777))
+        daemon = self.make(repositories=RepositoryFetchSettings(memory=77_777_777))
         memory, sandbox = calls[0][3:5]
         self.assertEqual(memory, 77_777_777)
         self.assertIsInstance(sandbox, BubblewrapHelperSandbox)

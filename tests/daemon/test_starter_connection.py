@@ -28,9 +28,7 @@ from tests.cases.starters import StarterProcess
 
 def configured(lasting: Any, kind: Any = "bubblewrap") -> Configuration:
     """Return a configuration."""
-    return Configuration(
-        service=ServiceSettings(evaluations_outlive_daemon=lasting), sandbox=SandboxSettings(kind)
-    )
+    return Configuration(service=ServiceSettings(lasting=lasting), sandbox=SandboxSettings(kind))
 
 
 SMALL = Configuration(

@@ -108,7 +108,7 @@ class ConfigurationFileTests(SynchronousTestCase):
         self.refuse(None)
         self.refuse(b"\xff")
         self.refuse(b"[")
-        self.assertIn("limits.fields", self.refuse(b"[limits]\nfields = 0"))
+        self.assertIn("limits.disk_files", self.refuse(b"[limits]\ndisk_files = 0"))
         self.assertIn("limits.colour", self.refuse(b"[limits]\ncolour = 0"))
 
 
@@ -172,9 +172,9 @@ class MakeServiceTests(SynchronousTestCase):
         self.root.mkdir()
         close_databases = close_databases_at_end(self)
         broken = self.mktemp()
-        Path(broken).write_text("[limits]\nfields = 0")
+        Path(broken).write_text("[limits]\ndisk_files = 0")
         for arguments, words in (
-            (("-c", broken), (broken, "limits.fields")),
+            (("-c", broken), (broken, "limits.disk_files")),
             (("-c", "/nonexistent"), ("/nonexistent",)),
             (("-l", "nonsense:1"), ("nonsense:1",)),
             (("-l", "tcp:port"), ("tcp:port",)),
