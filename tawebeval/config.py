@@ -246,12 +246,7 @@ def _check_peer(name: str, url: str) -> None:
 class ServiceSettings(Section, frozen=True):
     """`[service]`: the daemon's process."""
 
-    user: Annotated[
-        str,
-        _matching(r"([a-z_][a-z0-9_-]*\$?)?", "a user name (a-z, 0-9, _ and -), or empty"),
-    ] = ""
     drain: Annotated[float, Meta(ge=0, le=10**9)] = 20
-    lasting: Literal["auto"] | bool = "auto"
     name: Annotated[
         str, _matching(f"({DAEMON_NAME})?", "up to 16 of the characters a-z and 0-9, or empty")
     ] = ""
