@@ -50,8 +50,9 @@ if os.geteuid() == 0:
 
 _PATIENCE = 20.0  # seconds, for the starter
 
-# What root has to say besides; repositories and directories have to be that user's, too.
-_UNPRIVILEGED = 'user = "nobody"\n'
+# Runs a program as nobody; repositories and directories have to be that user's, too.
+_AS_NOBODY = str(Path(__file__).parent.parent / "examples" / "demonstration" / "as_nobody.py")
+_UNPRIVILEGED = [_AS_NOBODY] if os.geteuid() == 0 else []
 
 
 class Daemon(Server):
@@ -125,16 +126,22 @@ def daemon(
         root = Path(name)
         port = free_port()
         configuration = _CONFIGURATION.format(port=port, sandbox=sandbox, more=more)
-        if os.geteuid() == 0:
-            configuration += _UNPRIVILEGED
         give(root)
         (root / "tawebeval.toml").write_text(configuration)
         twistd = os.path.join(os.path.dirname(sys.executable), "twistd")
         program = [twistd]
         if counted:
-            program = ["-m", "benchmarks.programs.counted", str(root / "objects")]
+            counting = Path(__file__).parent / "programs" / "counted.py"
+            program = [str(counting), str(root / "objects")]
         command = [
-            *(sys.executable, *program, "--nodaemon", "--pidfile=", f"--logfile={root}/log"),
+            *(
+                sys.executable,
+                *_UNPRIVILEGED,
+                *program,
+                "--nodaemon",
+                "--pidfile=",
+                f"--logfile={root}/log",
+            ),
             *("tawebeval", f"--config={root}/tawebeval.toml"),
         ]
         environ = {
@@ -172,8 +179,7 @@ def _starter(root: Path, variables: Mapping[str, str]) -> Iterator[str]:
     give(folder)
     path = folder / "socket"
     tawebeval = os.path.join(os.path.dirname(sys.executable), "tawebeval")
-    command = [tawebeval, "starter", "--socket", str(path)]
-    command += ["--config", str(root / "tawebeval.toml")]
+    command = [sys.executable, *_UNPRIVILEGED, tawebeval, "starter", "--socket", str(path)]
     with running(command, env=dict(variables)) as process:
         deadline = time.monotonic() + _PATIENCE
         while not path.exists():

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from tawebeval.core.fileblock import MAX_HEADER_BYTES, MAX_PATH_BYTES
 from tawebeval.core.segi import Markers
 
-VALUE = 2**20  # limits.data_value
-FILE = 2**21  # limits.file
+VALUE = 2**20  # segi.MAX_VALUE_BYTES
+FILE = 2**21  # segi.MAX_FILE_BYTES
 
 _STAND_INS = "\x7f" + "".join(map(chr, range(0xFDD0, 0xFDF0)))
 _RARE = "".join(map(chr, range(0x10000, 0x10000 + 4000)))

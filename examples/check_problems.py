@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from demonstration.problems import Problem, load_problems
+from demonstration.unprivileged import build_command
 
-TAWEBEVAL = Path(sys.executable).with_name("tawebeval")
 DEADLINE_SECONDS = 120
 
 
 def judge(problem: Problem, solution: str, seed: int) -> tuple[int, dict[str, bool]]:
     """Run the evaluator on a solution: the exit status and the goals."""
-    command = [str(TAWEBEVAL), "try", str(problem.directory), "--evaluator", problem.evaluator_cmd]
+    command = [*build_command("tawebeval"), "try", str(problem.directory)]
+    command += ["--evaluator", problem.evaluator_cmd]
     command += ["--seed", str(seed), "--events", f"{problem.field}:{problem.solution(solution)}"]
-    if os.geteuid() == 0:
-        command += ["--user", "nobody"]
     finished = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_SECONDS, check=False
     )

@@ -199,10 +199,7 @@ Table = TypeVar("Table", bound=Struct)
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
-    """Table of the configuration file; unknown keys are errors.
-
-    `rename` has the keys of the attributes that are not called as in the file.
-    """
+    """Table of the configuration file; unknown keys are errors."""
 
 
 def _check_variables(key: str, variables: Mapping[str, str]) -> None:
@@ -246,21 +243,10 @@ def _check_peer(name: str, url: str) -> None:
         raise ValueError(f".peers.{name}: {shown} {error}") from None
 
 
-class ServiceSettings(
-    Section,
-    frozen=True,
-    rename={
-        "evaluations_outlive_daemon": "lasting",
-    },
-):
+class ServiceSettings(Section, frozen=True):
     """`[service]`: the daemon's process."""
 
-    user: Annotated[
-        str,
-        _matching(r"([a-z_][a-z0-9_-]*\$?)?", "a user name (a-z, 0-9, _ and -), or empty"),
-    ] = ""
     drain: Annotated[float, Meta(ge=0, le=10**9)] = 20
-    evaluations_outlive_daemon: Literal["auto"] | bool = "auto"
     name: Annotated[
         str, _matching(f"({DAEMON_NAME})?", "up to 16 of the characters a-z and 0-9, or empty")
     ] = ""
@@ -321,14 +307,7 @@ class CredentialSettings(Section, frozen=True):
             )
 
 
-class RepositoryFetchSettings(
-    Section,
-    frozen=True,
-    rename={
-        "git_memory_bytes": "memory",
-        "max_fetch_bytes": "fetch_bytes",
-    },
-):
+class RepositoryFetchSettings(Section, frozen=True):
     """`[repositories]`: allowed sources of evaluators, and the cache."""
 
     protocols: tuple[Literal["https", "http", "git", "ssh", "file"], ...] = ("https",)
@@ -339,8 +318,8 @@ class RepositoryFetchSettings(
     cache: _Bytes = 10 * GIB
     fetches: Annotated[int, Meta(ge=1, le=1000)] = 4
     fetch_timeout: _Seconds = 300
-    max_fetch_bytes: _Bytes = GIB
-    git_memory_bytes: Annotated[int, Meta(ge=64 * MIB, le=2**50, extra=_SIZE)] = GIB
+    fetch_bytes: _Bytes = GIB
+    memory: Annotated[int, Meta(ge=64 * MIB, le=2**50, extra=_SIZE)] = GIB
     tree_bytes: _Bytes = GIB
 
     def __post_init__(self) -> None:
@@ -838,7 +817,7 @@ def _check_table_name(table: str, name: str) -> str:
 def _convert(settings: Any, kind: type[Table], place: str = "") -> Table:
     """Return the settings of the table at the path `place`. Raises ConfigurationError."""
     for name in settings if isinstance(settings, dict) else ():
-        if name not in kind.__struct_encode_fields__:
+        if name not in kind.__struct_fields__:
             raise ConfigurationError(_escape(_describe_unknown(name, place)))
     try:
         return msgspec.convert(_read_sizes(settings, kind, place), kind)
@@ -856,12 +835,12 @@ def _read_sizes(settings: Any, kind: type[Struct], place: str) -> Any:
         return settings
     read = dict(settings)
     for field in structs.fields(kind):
-        path, value = f"{place}.{field.encode_name}".lstrip("."), settings.get(field.encode_name)
+        path, value = f"{place}.{field.name}".lstrip("."), settings.get(field.name)
         if isinstance(field.type, type) and issubclass(field.type, Section):
             if value is not None:
-                read[field.encode_name] = _read_sizes(value, field.type, path)
+                read[field.name] = _read_sizes(value, field.type, path)
         elif _is_size(field.type) and value is not None and type(value) is not int:
-            read[field.encode_name] = size = parse_size(value) if isinstance(value, str) else None
+            read[field.name] = size = parse_size(value) if isinstance(value, str) else None
             if size is None:
                 raise ConfigurationError(
                     _escape(f"{path}: {_format_value(value)} is not a size"),
@@ -897,14 +876,14 @@ def _describe_unknown(name: str, table: str) -> str:
 
 def _list_settings(table: type[Struct], path: str = "") -> Iterator[str]:
     """Yield the path of each table and setting of `table`."""
-    for field in msgspec.structs.fields(table):
-        yield path + field.encode_name
-        inner = CredentialSettings if field.encode_name == "credentials" else field.type
-        named = NAMED_TABLES.get(path + field.encode_name)
+    for field in structs.fields(table):
+        yield path + field.name
+        inner = CredentialSettings if field.name == "credentials" else field.type
+        named = NAMED_TABLES.get(path + field.name)
         if named is not None:
-            yield from _list_settings(named, f"{path}{field.encode_name}.NAME.")
+            yield from _list_settings(named, f"{path}{field.name}.NAME.")
         elif isinstance(inner, type) and issubclass(inner, Section):
-            yield from _list_settings(inner, f"{path}{field.encode_name}.")
+            yield from _list_settings(inner, f"{path}{field.name}.")
 
 
 def _escape(text: str) -> str:
@@ -946,9 +925,7 @@ def _split(path: str) -> list[str]:
 def _list_choices(kind: Any, path: str) -> Sequence[str]:
     """Return the allowed values of the setting at `path` of the table `kind`."""
     for name in filter(str.isidentifier, _split(path)):
-        kind = next(
-            field.type for field in msgspec.structs.fields(kind) if field.encode_name == name
-        )
+        kind = next(field.type for field in structs.fields(kind) if field.name == name)
     return _list_values(kind)
 
 

@@ -173,7 +173,7 @@ class MessageTests(SynchronousTestCase):
 
     def test_named_settings_exist(self) -> None:
         sections = {
-            field.encode_name: field.type.__struct_encode_fields__
+            field.name: field.type.__struct_fields__
             for field in structs.fields(Configuration)
             if isinstance(field.type, type) and issubclass(field.type, Section)
         }

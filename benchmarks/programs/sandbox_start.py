@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import pwd
 import sys
 import tempfile
 import time
@@ -23,7 +24,6 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.privileges import CurrentProcess, find_privileges
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter import enter_user_namespace
 from tawebeval.sandbox.base import SandboxedRun
@@ -41,7 +41,11 @@ _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 @contextmanager
 def _runs() -> Iterator[tuple[Callable[[], SandboxedRun], WritableTrees]]:
     """Become who evaluators are, and let runs be made for the command; close them yourself."""
-    find_privileges("nobody" if os.geteuid() == 0 else "", CurrentProcess()).become_user()
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        os.setgroups([])
+        os.setresgid(*[nobody.pw_gid] * 3)
+        os.setresuid(*[nobody.pw_uid] * 3)
     with tempfile.TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
         accounts, upload = Path(name, "accounts"), Path(name, "upload")
         accounts.mkdir()

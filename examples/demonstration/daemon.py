@@ -15,7 +15,7 @@ from twisted.internet.error import ConnectError
 from twisted.internet.task import deferLater
 
 from demonstration.sandbox import NONE, settings_for_python, why_none
-from demonstration.unprivileged import SERVICE, give, is_root
+from demonstration.unprivileged import build_command, give
 
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
@@ -63,17 +63,16 @@ class Daemon:
                 f"{twistd} does not exist. Run `make demo`, which installs tawebeval in .venv."
             )
         environment = {**os.environ, **self._places()}
-        text = CONFIGURATION + (SERVICE if is_root() else "")
-        self.configuration.write_text(text + settings_for_python(True), encoding="utf-8")
-        doctor = twistd.with_name("tawebeval")
+        self.configuration.write_text(CONFIGURATION + settings_for_python(True), encoding="utf-8")
+        doctor = build_command("tawebeval")
         self.without_sandbox = why_none(doctor, self.configuration, environment)
         if self.without_sandbox is not None:
-            text += NONE + settings_for_python(False)
+            text = CONFIGURATION + NONE + settings_for_python(False)
             self.configuration.write_text(text, encoding="utf-8")
         port = free_port()
         self.base_url = f"http://127.0.0.1:{port}"
         command = [
-            str(twistd),
+            *build_command("twistd"),
             "-n",
             "--pidfile=",
             "tawebeval",

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from demonstration.as_nobody import USER
 from demonstration.daemon import Daemon
 from demonstration.problems import EXAMPLES, PROBLEMS
 from demonstration.show import say
-from demonstration.unprivileged import USER, is_root
+from demonstration.unprivileged import is_root
 
 EVALUATOR = ("-d", "word_count", "--evaluator", "bash evaluator.sh")
 SOLUTION = Path("word_count", "solutions", "wrong_order.awk")

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -30,10 +30,12 @@ readable = [{prefix}]
 """
 
 
-def why_none(tawebeval: Path, configuration: Path, environment: Mapping[str, str]) -> str | None:
+def why_none(
+    tawebeval: Sequence[str], configuration: Path, environment: Mapping[str, str]
+) -> str | None:
     """Return why the sandbox does not work, by ``tawebeval doctor``; None if it works."""
     asked = subprocess.run(
-        [str(tawebeval), "doctor", "--json", "--config", str(configuration)],
+        [*tawebeval, "doctor", "--json", "--config", str(configuration)],
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,

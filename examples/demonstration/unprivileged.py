@@ -1,23 +1,25 @@
-"""The user that the daemon becomes if root starts the demo."""
+"""The user of the daemon if root starts the demo."""
 
 from __future__ import annotations
 
 import os
 import pwd
+import sys
 from pathlib import Path
 
-USER = "nobody"
-
-SERVICE = f"""
-# Neither git nor evaluators run as root.
-[service]
-user = "{USER}"
-"""
+from demonstration.as_nobody import USER
 
 
 def is_root() -> bool:
     """Return whether root runs the demo."""
     return os.geteuid() == 0
+
+
+def build_command(name: str) -> list[str]:
+    """Return the command of a program beside this Python, as an unprivileged user."""
+    program = str(Path(sys.executable).with_name(name))
+    script = str(Path(__file__).with_name("as_nobody.py"))
+    return [sys.executable, script, program] if is_root() else [program]
 
 
 def give(*paths: Path) -> None:

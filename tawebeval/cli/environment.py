@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import pwd
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,10 +106,10 @@ def _open_store(config: Path | None) -> Iterator[tuple[Configuration, Environmen
     """Yield configuration and store, as the daemon's user; errors end the command."""
     # Imported late: they import much of the daemon.
     from tawebeval.daemon.directories import locate_directories
-    from tawebeval.daemon.process_setup import preload_modules
     from tawebeval.daemon.reload import read_configuration
     from tawebeval.linux.filetree import describe_disk_error
-    from tawebeval.linux.privileges import CurrentProcess, find_privileges
+    from tawebeval.linux.ownership import get_user_name
+    from tawebeval.linux.privileges import become_user, drop_privileges
     from tawebeval.sandbox.environment_store import EnvironmentStore, locate_store
 
     try:
@@ -121,12 +120,9 @@ def _open_store(config: Path | None) -> Iterator[tuple[Configuration, Environmen
                 f"{state}, the state directory, does not exist",
                 "start the daemon once, or set the STATE_DIRECTORY of the daemon",
             )
-        user = configuration.service.user or _find_owner(state)
-        privileges = find_privileges(user, CurrentProcess())
-        if privileges.user is not None:
-            preload_modules()
-            privileges.become_user()
-        privileges.drop_privileges()
+        if os.geteuid() == 0:
+            become_user(get_user_name(state.stat().st_uid))
+        drop_privileges()
         yield (
             configuration,
             EnvironmentStore(locate_store(state), configuration.limits.free_disk_for_readiness),
@@ -137,12 +133,3 @@ def _open_store(config: Path | None) -> Iterator[tuple[Configuration, Environmen
     except OSError as error:
         click.echo(f"tawebeval: {describe_disk_error(error)}", err=True)
         raise SystemExit(2) from None
-
-
-def _find_owner(state: Path) -> str:
-    """Return the user that owns the state directory, for root; "" if it is root or unknown."""
-    uid = state.stat().st_uid
-    if os.geteuid() == 0 and uid != 0:
-        with suppress(KeyError):
-            return pwd.getpwuid(uid).pw_name
-    return ""

@@ -31,8 +31,30 @@ CONFIG_OPTION = click.option(
 )
 
 
+def _become_user(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
+    # Imported late: the client commands do without.
+    from tawebeval.linux.privileges import become_user
+
+    if name is not None and not context.resilient_parsing:
+        try:
+            become_user(name)
+        except ConfigurationError as error:
+            raise click.UsageError(str(error)) from None
+
+
+USER_OPTION = click.option(
+    "--user",
+    metavar="NAME",
+    is_eager=True,
+    expose_value=False,
+    callback=_become_user,
+    help="As root: run as this user.",
+)
+
+
 @click.command()
 @CONFIG_OPTION
+@USER_OPTION
 @click.option(
     "--listen",
     "-l",
@@ -45,7 +67,7 @@ def serve(config: Path | None, listen: tuple[str, ...]) -> None:
 
     The command is the same as `twistd --nodaemon tawebeval`. It logs to stdout. Without --config
     it listens on http://127.0.0.1:8080 and fetches evaluators over https only. Run it as an
-    ordinary user; as root, set service.user in the configuration first.
+    ordinary user; as root, with --user.
 
     \b
       tawebeval serve
@@ -71,19 +93,19 @@ def serve(config: Path | None, listen: tuple[str, ...]) -> None:
 
 
 @click.command()
-@CONFIG_OPTION
+@USER_OPTION
 @click.option(
     "--socket",
     type=click.Path(path_type=Path),
     help="Listen at this path, in a directory that only the user may enter; by default at"
     " $RUNTIME_DIRECTORY/socket or /run/tawebeval-starter/socket.",
 )
-def starter(config: Path | None, socket: Path | None) -> None:
+def starter(socket: Path | None) -> None:
     """Start evaluators, which go on while the daemon restarts.
 
     The systemd unit tawebeval-starter.service runs this command, and the daemon uses the starter at
     the path TAWEBEVAL_STARTER of its environment. When the starter ends, so do running evaluations.
-    Run it as the user of the daemon; as root, set service.user in the configuration first.
+    Run it as the user of the daemon; as root, with --user.
 
     \b
       mkdir -m 700 ~/starter
@@ -91,19 +113,16 @@ def starter(config: Path | None, socket: Path | None) -> None:
       TAWEBEVAL_STARTER=~/starter/socket tawebeval serve
     """  # noqa: D301
     # Imported late: they import much of the daemon.
-    from tawebeval.daemon.reload import read_configuration
     from tawebeval.linux.cgroups import open_cgroups
-    from tawebeval.linux.privileges import CurrentProcess, find_privileges
+    from tawebeval.linux.privileges import drop_privileges, refuse_root
     from tawebeval.linux.starter_client import execute_starter
 
     folder = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
     path = socket or Path(folder or _STARTER_DIRECTORY, "socket")
     try:
-        name = read_configuration(config).service.user
-        privileges = find_privileges(name, CurrentProcess())
+        refuse_root("tawebeval starter")
         cgroups = open_cgroups(f"starter-{os.getpid()}")
-        privileges.become_user()
-        privileges.drop_privileges()
+        drop_privileges()
         execute_starter(path, cgroups.describe_parent(), os.environ)
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
@@ -112,14 +131,15 @@ def starter(config: Path | None, socket: Path | None) -> None:
 
 @click.command()
 @CONFIG_OPTION
+@USER_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def doctor(config: Path | None, as_json: bool) -> None:
     """Check that the daemon can run here and is protected.
 
-    Start doctor as you start the daemon: as the same user (root if root starts the daemon), with
-    the same --config, STATE_DIRECTORY and CACHE_DIRECTORY. Doctor changes nothing. It checks the
-    limits of this shell, and those of the starter; a systemd service logs its own limits when it
-    starts. To check the systemd service, use the systemd-run command in docs/install.md.
+    Start doctor as you start the daemon: as the same user, with the same --config, STATE_DIRECTORY
+    and CACHE_DIRECTORY. Doctor changes nothing. It checks the limits of this shell, and those of
+    the starter; a systemd service logs its own limits when it starts. To check the systemd
+    service, use the systemd-run command in docs/install.md.
 
     \b
     Each part is

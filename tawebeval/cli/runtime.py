@@ -138,15 +138,18 @@ class UploadProgressBar:
 
 @attrs.define
 class RetryMessages:
-    """Messages about the retries of a client; only a terminal shows them."""
+    """Messages about the retries of a client: each on a terminal, else the first of an outage."""
 
     _screen: Screen
     _waiting: bool = False
 
     def on_retry(self, why: str, seconds: float) -> None:
         """Show why a request has failed, and the seconds until the next attempt."""
+        if self._screen.shows_progress:
+            self._screen.show_progress(f"{why}; retrying in {seconds:.0f} s")
+        elif not self._waiting:
+            self._screen.show_message(f"{why}; retrying")
         self._waiting = True
-        self._screen.show_progress(f"{why}; retrying in {seconds:.0f} s")
 
     def on_recovery(self) -> None:
         """Show that the server has answered again."""

@@ -17,7 +17,7 @@ from tawebeval.cli.evaluate import (
     SEED_OPTION,
     TIMES_OPTION,
 )
-from tawebeval.cli.operator_commands import CONFIG_OPTION
+from tawebeval.cli.operator_commands import CONFIG_OPTION, USER_OPTION
 from tawebeval.cli.runtime import UTF8_ARGUMENT, make_screen
 
 _STDERR_LINES = 40  # shown without --raw
@@ -41,7 +41,7 @@ _STDERR_LINES = 40  # shown without --raw
 )
 @LIMIT_OPTION
 @CONFIG_OPTION
-@click.option("--user", metavar="NAME", help="As root: run as this user, instead of service.user.")
+@USER_OPTION
 @click.option(
     "--raw",
     is_flag=True,
@@ -63,8 +63,7 @@ def try_(raw: bool, lines: bool, times: bool, **options: Any) -> None:
     Show what the evaluator prints, before it is parsed:
       tawebeval try . --raw --evaluator ./evaluate solution.py
 
-    Root has to name another user by --user or service.user. The evaluator runs as this user, who
-    needs no permission to read DIRECTORY and the files.
+    Root has to name another user by --user, who needs permission to read DIRECTORY and the files.
     """  # noqa: D301
     if raw and lines:
         raise click.UsageError("--raw and --events exclude each other; give one of them")

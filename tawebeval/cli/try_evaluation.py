@@ -37,7 +37,6 @@ from tawebeval.evaluations.reading import EvaluationEvents, SegmentLoader
 from tawebeval.git.commits import TreeLimits
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import Spawner
-from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.limit_monitor import LimitMonitor
@@ -76,14 +75,12 @@ class LocalRequest:
 class WorkingTreeSource:
     """A working directory in place of a repository: `root` is copied, and never changed.
 
-    The copy lies in `excluded_path`, which is left out if it is below `root`, and belongs to the
-    user of `privileges`. Root reads `root`, which this user may not.
+    The copy lies in `excluded_path`, which is left out if it is below `root`.
     """
 
     root: Path
     excluded_path: Path
     _limits: TreeLimits
-    _privileges: Privileges
     _copied: Checkout | EvaluationFailure | None = None
 
     def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
@@ -104,7 +101,7 @@ class WorkingTreeSource:
         return self._copied
 
     def copy_tree(self) -> None:
-        """Copy the directory without `.git`, before privileges are dropped. Blocks."""
+        """Copy the directory without `.git`. Blocks."""
         tree = self.excluded_path / CHECKOUT_NAME
         try:
             files, size = self._copy(tree)
@@ -115,8 +112,7 @@ class WorkingTreeSource:
     def _copy(self, target: Path) -> tuple[int, int]:
         files = size = 0
         try:
-            with self._privileges.act_as_user():
-                target.mkdir(parents=True)
+            target.mkdir(parents=True)
             for folder, directories, names, descriptor in os.fwalk(self.root, onerror=_raise):
                 place = Path(folder)
                 directories[:] = [
@@ -144,21 +140,18 @@ class WorkingTreeSource:
     def _copy_entry(self, name: str, directory: int, target: Path) -> int:
         """Copy a file, a symbolic link or an empty directory; return its size in bytes.
 
-        `directory` is a descriptor, so that no link that is made meanwhile leads root elsewhere.
+        `directory` is a descriptor, so that no link that is made meanwhile leads elsewhere.
         """
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
             link = os.readlink(name, dir_fd=directory)
-            with self._privileges.act_as_user():
-                target.symlink_to(link)
+            target.symlink_to(link)
         elif stat.S_ISDIR(status.st_mode):
-            with self._privileges.act_as_user():
-                target.mkdir()
+            target.mkdir()
         elif stat.S_ISREG(status.st_mode):
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             with (
                 open(os.open(name, flags, dir_fd=directory), "rb") as source,
-                self._privileges.act_as_user(),
                 target.open("xb") as copy,
             ):
                 shutil.copyfileobj(source, copy)
@@ -191,9 +184,8 @@ class LocalEnvironment:
         cgroups: CgroupManager,
         trees: WritableTrees,
         reactor: Any,
-        privileges: Privileges,
     ) -> LocalEnvironment:
-        """Return the environment with a copy of `root`, before `privileges` are dropped. Blocks.
+        """Return the environment with a copy of `root`. Blocks.
 
         Raises ConfigurationError if the sandbox is not installed.
         """
@@ -202,7 +194,7 @@ class LocalEnvironment:
         threads = WorkerThreads.create(reactor, _THREADS, "work")
         limits, buffers = configuration.repositories, configuration.buffers
         tree_limits = TreeLimits(MAX_TREE_FILES, limits.tree_bytes)
-        tree = WorkingTreeSource(root, place, tree_limits, privileges)
+        tree = WorkingTreeSource(root, place, tree_limits)
         surroundings = EvaluationContext(
             configuration=configuration,
             clock=reactor,
@@ -221,7 +213,7 @@ class LocalEnvironment:
 
     @contextmanager
     def run_services(self) -> Iterator[None]:
-        """Start threads and sandbox, after privileges are dropped; stop them at the end. Blocks.
+        """Start threads and sandbox; stop them at the end. Blocks.
 
         Raises SystemExit if the sandbox does not work.
         """
@@ -267,12 +259,10 @@ class LocalEnvironment:
         return Evaluation(details, workspace, context, events)
 
 
-def write_upload(
-    submission: Submission, folder: Path, privileges: Privileges
-) -> tuple[SubmissionFile, ...]:
+def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:
     """Write the files of a submission as an upload would lie in `folder`. Blocks.
 
-    They belong to the user of `privileges`; root reads what this user may not. Raises OSError.
+    Raises OSError.
     """
     files = []
     for field, content in submission.items():
@@ -282,9 +272,8 @@ def write_upload(
         path = folder / "submission" / file.field / file.filename
         if isinstance(content, Path):
             content = content.read_bytes()
-        with privileges.act_as_user():
-            path.parent.mkdir(parents=True)
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
         files.append(file)
     return tuple(files)
 

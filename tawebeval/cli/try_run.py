@@ -38,7 +38,6 @@ from tawebeval.core.form import draw_seed, parse_environment_name
 from tawebeval.core.limits import parse_limits
 from tawebeval.core.segi import Markers
 from tawebeval.core.states import EvaluationState
-from tawebeval.daemon.process_setup import preload_modules
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.startup import check_environments, check_sandbox_readable_paths
 from tawebeval.deferreds import FairQueue
@@ -47,7 +46,7 @@ from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.starting import enter_queue
 from tawebeval.linux.cgroups import open_cgroups
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.privileges import CurrentProcess, Privileges, find_privileges
+from tawebeval.linux.privileges import drop_privileges, refuse_root
 from tawebeval.linux.starter_client import StartedProgram
 from tawebeval.linux.tailed_process import TailedProcess
 from tawebeval.sandbox.overlay import WritableTrees
@@ -71,7 +70,6 @@ def run_try(
     environment: str | None,
     limits: Mapping[str, str],
     config: Path | None,
-    user: str | None,
     raw: bool,
     folder: DownloadDirectory | None,
     times: bool,
@@ -83,6 +81,7 @@ def run_try(
     drawn = draw_seed(os.urandom) if seed is None else seed
     directory = directory or ""
     with _usage_errors():
+        refuse_root("tawebeval try")
         configuration = read_configuration(config)
         chosen = parse_limits(
             limits,
@@ -90,29 +89,22 @@ def run_try(
             ", which the file of --config can raise",
         )
         environment = parse_environment_name(environment or "", configuration.environments)
-        privileges = _find_privileges(user or "", configuration.service.user)
-        variables = privileges.build_user_environment(os.environ)
-        check_sandbox_readable_paths(configuration, config, variables)
-        with privileges.act_as_user():
-            check_environments(configuration, config, variables)
-        if privileges.user is not None:
-            preload_modules()
+        check_sandbox_readable_paths(configuration, config, os.environ)
+        check_environments(configuration, config, os.environ)
 
     async def work(reactor: Any) -> int:
         with ExitStack() as made:
             cgroups = open_cgroups(f"try-{os.getpid()}")
             made.callback(cgroups.remove_all_cgroups)
-            with privileges.act_as_user():
-                place = made.enter_context(make_temporary_directory())
+            place = made.enter_context(make_temporary_directory())
             with _usage_errors():
-                files = write_upload(fields, place / UPLOAD_NAME, privileges)
+                files = write_upload(fields, place / UPLOAD_NAME)
                 socket = place / "starter" / "socket"
                 trees = RawOutputTrees(socket, screen) if raw else WritableTrees(socket)
                 surroundings = LocalEnvironment.open(
-                    configuration, root, place, cgroups, trees, reactor, privileges
+                    configuration, root, place, cgroups, trees, reactor
                 )
-                privileges.become_user()
-                privileges.drop_privileges()
+                drop_privileges()
             if configuration.sandbox.kind == "none":
                 screen.show_message(
                     "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"
@@ -228,20 +220,6 @@ class LocalEvaluation:
             seconds = times["ended"] - times[EvaluationState.RUNNING.value]
             memory = evaluation.limits.memory
             self._screen.show_message(describe_usage(result.usage, seconds, memory))
-
-
-def _find_privileges(user: str, configured: str) -> Privileges:
-    process = CurrentProcess()
-    if not (user or configured) and 0 in process.get_user_ids():
-        raise ConfigurationError("evaluators do not run as root; as root add --user nobody")
-    try:
-        return find_privileges(user or configured, process)
-    except ConfigurationError as error:
-        if user and process.get_user_ids()[0] != 0:
-            raise ConfigurationError(
-                f"--user: only root can change to {user!r}; run `try` as root, or without --user"
-            ) from None
-        raise ConfigurationError(str(error) if user else f"{error}; or give --user") from None
 
 
 @contextmanager

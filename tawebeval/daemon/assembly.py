@@ -55,7 +55,6 @@ from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.linux.cgroups import CgroupManager, open_starter_cgroups
 from tawebeval.linux.child import Spawner
-from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.pinned_agent import CachedPolicyForHTTPS
 from tawebeval.resolver import CheckedResolver, SystemResolver
@@ -182,12 +181,11 @@ def build_daemon(
     configuration: Configuration,
     directories: DaemonDirectories,
     reactor: Any,
-    privileges: Privileges,
     cgroups: CgroupManager,
     file: ConfigurationFile | None = None,
     log_writer: LogWriter | None = None,
 ) -> Daemon:
-    """Build the daemon, which drops `privileges` before it starts any program.
+    """Build the daemon, which drops its privileges before it starts any program.
 
     `file` is the configuration file for a reload, `log_writer` as for `Daemon`. Raises:
     ConfigurationError, for an invalid endpoint, unreadable tokens or secrets, an exposed endpoint
@@ -197,13 +195,12 @@ def build_daemon(
     spawn = Spawner(reactor)
     access = open_authentication(configuration, reactor)
     orphans = OrphanReaper(reactor, spawn)
-    with privileges.act_as_user():
-        store = EvaluationStore.open(
-            directories.state / STORE_NAME,
-            pools.store_threads,
-            pools.store_reader_threads,
-            reactor,
-        )
+    store = EvaluationStore.open(
+        directories.state / STORE_NAME,
+        pools.store_threads,
+        pools.store_reader_threads,
+        reactor,
+    )
     left = LeftEvaluations(store.load_live())
     trees, is_lasting = open_starter(configuration, os.environ, directories.state)
     if is_lasting:
@@ -260,7 +257,7 @@ def build_daemon(
         sandbox.writable_trees,
         is_lasting=is_lasting,
     )
-    daemon = Daemon(startup, evaluations, parts.site, privileges, reactor, log_writer)
+    daemon = Daemon(startup, evaluations, parts.site, reactor, log_writer)
     lines = log_writer.line_writer if log_writer else None
     monitoring.metrics.register(parts.make_metrics(lines))
     notifier = find_notifier(os.environ)
@@ -351,7 +348,7 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
         base.reactor,
         base.spawner,
         settings.protocols,
-        settings.git_memory_bytes,
+        settings.memory,
         open_helper_sandbox(base.sandbox, directories.sandbox_files_directory),
         base.cgroups.git_procs_files,
         base.cgroups.evaluator_niceness,
@@ -359,7 +356,7 @@ def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> Rep
     limits = FetchLimits(
         base.reactor,
         timeout=settings.fetch_timeout,
-        max_bytes=settings.max_fetch_bytes,
+        max_bytes=settings.fetch_bytes,
         tree_limits=TreeLimits(MAX_TREE_FILES, settings.tree_bytes, MAX_SUBMODULES),
     )
     return RepositoryCache(

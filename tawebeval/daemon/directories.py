@@ -32,8 +32,7 @@ from tawebeval.linux.filetree import (
     is_disk_full,
     remove_tree,
 )
-from tawebeval.linux.ownership import change_directory_owner, check_owner, get_home
-from tawebeval.linux.privileges import Privileges
+from tawebeval.linux.ownership import check_owner, get_home
 
 STORE_NAME = "evaluations.sqlite"
 """The name of the database of evaluations in the state directory."""
@@ -127,9 +126,9 @@ class DaemonDirectories:
 
 
 def open_directories(
-    environment: Mapping[str, str], random: Callable[[int], bytes], privileges: Privileges
+    environment: Mapping[str, str], random: Callable[[int], bytes]
 ) -> DaemonDirectories:
-    """Create missing directories as the daemon's user, and lock them.
+    """Create missing directories, and lock them.
 
     STATE_DIRECTORY and CACHE_DIRECTORY (systemd) name them, or else the variables of the XDG Base
     Directory Specification. `random` returns so many random bytes. Raises: ConfigurationError.
@@ -137,32 +136,30 @@ def open_directories(
     state, cache = locate_directories(environment)
     try:
         for directory in (state, cache):
-            _make_directory(directory, privileges)
-        with privileges.act_as_user():
-            check_owner(state, STATE_DIRECTORY_ENTRIES)
-            check_owner(cache, CACHE_DIRECTORY_ENTRIES)
-            locks = _lock_directory(state), _lock_directory(cache)
-            for part in (
-                *(state / name for name in ("accounts", "trash", *_EVALUATION_ENTRIES)),
-                cache / "repositories",
-            ):
-                part.mkdir(mode=0o700, exist_ok=True)
-            key = _read_key(state / "key", random)
-            return DaemonDirectories(
-                derive_daemon_label(state),
-                state.resolve() / "uploads",
-                state.resolve() / "evaluations",
-                state.resolve() / "accounts",
-                (cache / "repositories").resolve(),
-                key,
-                state.resolve(),
-                locks,
-            )
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_owner(state, STATE_DIRECTORY_ENTRIES)
+        check_owner(cache, CACHE_DIRECTORY_ENTRIES)
+        locks = _lock_directory(state), _lock_directory(cache)
+        for part in (
+            *(state / name for name in ("accounts", "trash", *_EVALUATION_ENTRIES)),
+            cache / "repositories",
+        ):
+            part.mkdir(mode=0o700, exist_ok=True)
+        key = _read_key(state / "key", random)
+        return DaemonDirectories(
+            derive_daemon_label(state),
+            state.resolve() / "uploads",
+            state.resolve() / "evaluations",
+            state.resolve() / "accounts",
+            (cache / "repositories").resolve(),
+            key,
+            state.resolve(),
+            locks,
+        )
     except OSError as error:
-        whose = f" (as the user {privileges.user.name})" if privileges.user else ""
         remedy = f"{DISK_FULL_REMEDY}, or " if is_disk_full(error) else ""
         raise ConfigurationError(
-            f"{error.filename}: {error.strerror}{whose}; {remedy}name other directories by"
+            f"{error.filename}: {error.strerror}; {remedy}name other directories by"
             " STATE_DIRECTORY and CACHE_DIRECTORY"
         ) from None
 
@@ -188,19 +185,6 @@ def find_existing_ancestor(path: Path) -> Path:
 def derive_daemon_label(state: Path) -> str:
     """Return the label of a daemon: 12 hexadecimal digits from its state directory."""
     return hashlib.sha256(bytes(state.resolve())).hexdigest()[:12]
-
-
-def _make_directory(directory: Path, privileges: Privileges) -> None:
-    """Create a directory as the user; if the user may not, create it as root and give it away."""
-    try:
-        with privileges.act_as_user():
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if privileges.user is None or directory.stat().st_uid == os.geteuid():
-                return
-    except PermissionError:
-        if privileges.user is None:
-            raise
-    change_directory_owner(directory, privileges.user)
 
 
 def _locate_directory(environment: Mapping[str, str], given: str, xdg: str, default: str) -> Path:

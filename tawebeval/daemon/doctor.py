@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from tawebeval.linux.cgroups import CgroupManager, Resource, open_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.ownership import find_readable_by_others_problem
-from tawebeval.linux.privileges import CurrentProcess, find_privileges
+from tawebeval.linux.privileges import refuse_root
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
 from tawebeval.sandbox.overlay import WritableTrees
@@ -89,13 +89,12 @@ class Check:
 
     `examine` yields strings (OK), `SetupProblem`s (WEAKER) and findings of other components. It
     raises ConfigurationError or OSError for a broken component. With a `remedy` the strings are
-    WEAKER: that helps. With `as_user` the check has the rights of the daemon's user.
+    WEAKER: that helps.
     """
 
     component: str
     examine: Callable[[ExaminedDaemon], Results]
     remedy: str = ""
-    as_user: bool = False
 
     def run(self, daemon: ExaminedDaemon) -> Iterator[Finding]:
         """Run the check and yield its findings. Blocks."""
@@ -119,14 +118,11 @@ class Check:
 def run_checks(daemon: ExaminedDaemon, checks: Iterable[Check]) -> Iterator[Finding]:
     """Run checks and yield their findings. Blocks."""
     for check in checks:
-        with daemon.privileges.act_as_user() if check.as_user else nullcontext():
-            found = list(check.run(daemon))
-        yield from found
+        yield from check.run(daemon)
 
 
 def _check_user(daemon: ExaminedDaemon) -> Iterator[str]:
-    setting = " (service.user)" if daemon.privileges.user else ""
-    yield f"the daemon runs as {daemon.user_name}{setting}"
+    yield f"the daemon runs as {daemon.user_name}"
 
 
 def _check_sandbox(daemon: ExaminedDaemon) -> Iterator[Finding]:
@@ -144,30 +140,27 @@ def _check_sandbox(daemon: ExaminedDaemon) -> Iterator[Finding]:
 
 
 def _try_sandbox(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
-    configuration, privileges = daemon.configuration, daemon.privileges
-    with privileges.act_as_user():
-        checkouts, workspaces = doctor_disk.make_probe_directories(daemon)
+    configuration = daemon.configuration
+    checkouts, workspaces = doctor_disk.make_probe_directories(daemon)
     try:
         check_sandbox_readable_paths(configuration, daemon.file, daemon.environment)
         # As in the state directory, which programs in the sandbox's mount namespace see whole.
         accounts = workspaces / "accounts"
-        with privileges.act_as_user():
-            accounts.mkdir()
-            write_sandbox_files(accounts)
+        accounts.mkdir()
+        write_sandbox_files(accounts)
         orphans = OrphanReaper(daemon.reactor, Spawner(daemon.reactor))
         trees = WritableTrees(workspaces / "starter" / "socket")
         sandbox = open_sandbox(configuration, accounts, cgroups, orphans, trees)
         try:
-            check_sandbox(sandbox, privileges, ProbeDirectories(checkouts, workspaces))
+            check_sandbox(sandbox, ProbeDirectories(checkouts, workspaces))
         finally:
             close_sandbox(sandbox)
             if isinstance(sandbox, BubblewrapSandbox):
                 for descriptor in sandbox.filter_descriptors:
                     os.close(descriptor)
     finally:
-        with privileges.act_as_user():
-            for place in (checkouts, workspaces):
-                remove_tree(place)
+        for place in (checkouts, workspaces):
+            remove_tree(place)
     problems = find_sandbox_problems(sandbox)
     if not isinstance(sandbox, BubblewrapSandbox):
         return list(problems)
@@ -213,8 +206,6 @@ def _check_cluster(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
         yield from check_cluster(
             daemon.configuration,
             (daemon.state, daemon.cache),
-            daemon.privileges.user,
-            daemon.privileges.act_as_user,
             daemon.environment,
         )
 
@@ -225,7 +216,7 @@ def _check_starter(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
         yield "evaluations outlive the daemon on their nodes"
         return
     if not is_lasting:
-        yield f"evaluations end with the daemon (service.lasting, {STARTER_SOCKET_VARIABLE})"
+        yield f"evaluations end with the daemon (no starter in {STARTER_SOCKET_VARIABLE})"
         return
     yield "evaluations outlive the daemon"
     try:
@@ -355,11 +346,11 @@ def _compare(
 
 CHECKS = (
     Check("user", _check_user),
-    Check("python", lambda _: find_unreadable_import_directories(), as_user=True),
+    Check("python", lambda _: find_unreadable_import_directories()),
     Check("sandbox", _check_sandbox),
     Check("sandbox", _find_network, "remove sandbox.network if evaluators need no network"),
     Check("sandbox", _find_loopback, "remove sandbox.loopback if evaluators need no 127.0.0.1"),
-    Check("environments", _check_environments, as_user=True),
+    Check("environments", _check_environments),
     Check("cluster", _check_cluster),
     Check("starter", _check_starter),
     Check("git", lambda _: [check_git_version()]),
@@ -370,7 +361,7 @@ CHECKS = (
     Check("metrics", _check_metrics_tokens),
     Check("credentials", _check_credentials),
     Check("callbacks", _check_callbacks),
-    *(Check(component, examine, as_user=True) for component, examine in doctor_disk.CHECKS),
+    *(Check(component, examine) for component, examine in doctor_disk.CHECKS),
     Check("limits", _check_hard_limits),
     Check("limits", lambda _: rlimits.find_lowered_hard_limits()),
     Check("descriptors", partial(_compare, rlimits.assess_descriptor_limit)),
@@ -382,15 +373,12 @@ CHECKS = (
 def examine_system(
     file: Path | None,
     environment: Mapping[str, str],
-    process: CurrentProcess | None = None,
     reactor: Any = None,
 ) -> Iterator[Finding]:
     """Yield all findings of a configuration file; stop after a broken configuration or user.
 
-    `environment` is that of the caller, `process` the process whose privileges count. Blocks, for
-    about a second.
+    `environment` is that of the caller. Blocks, for about a second.
     """
-    process = process or CurrentProcess()
     if reactor is None:
         from twisted.internet import reactor
     try:
@@ -400,12 +388,10 @@ def examine_system(
         return
     yield Finding("configuration", Severity.OK, str(file or "no file: defaults apply"))
     try:
-        privileges = find_privileges(configuration.service.user, process)
+        refuse_root("tawebeval doctor")
     except ConfigurationError as error:
         what, remedy = error.problem
-        remedy += "" if configuration.service.user else f"; {_UNIT_REMEDY}"
-        yield Finding("user", Severity.BROKEN, what, remedy)
+        yield Finding("user", Severity.BROKEN, what, f"{remedy}; {_UNIT_REMEDY}")
         return
-    environment = privileges.build_user_environment(environment)
-    daemon = ExaminedDaemon(configuration, file, environment, privileges, reactor)
+    daemon = ExaminedDaemon(configuration, file, environment, reactor)
     yield from run_checks(daemon, CHECKS)

@@ -36,9 +36,7 @@ from tawebeval.linux.ownership import (
     can_others_write,
     check_owner,
     get_user_name,
-    is_writable_only_by_root,
 )
-from tawebeval.linux.privileges import Privileges
 from tawebeval.sandbox.disk_usage import measure_disk_usage
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -53,7 +51,6 @@ class ExaminedDaemon:
     configuration: Configuration
     file: Path | None
     environment: Mapping[str, str]
-    privileges: Privileges
     reactor: Any
 
     @property
@@ -69,13 +66,11 @@ class ExaminedDaemon:
     @property
     def user_name(self) -> str:
         """The name of the daemon's user."""
-        user = self.privileges.user
-        return user.name if user else get_user_name(os.geteuid())
+        return get_user_name(os.geteuid())
 
     def can_access(self, path: Path, mode: int) -> bool:
         """Tell whether the daemon's user has these rights to a path."""
-        with self.privileges.act_as_user():
-            return os.access(path, mode, effective_ids=True)
+        return os.access(path, mode, effective_ids=True)
 
 
 def make_probe_directories(daemon: ExaminedDaemon) -> tuple[Path, Path]:
@@ -114,11 +109,7 @@ def _check_directory(name: str, entries: Sequence[str], daemon: ExaminedDaemon) 
         _check_missing(path, daemon)
         yield f"{path}: does not exist; the daemon creates it"
         return
-    owner = path.stat().st_uid
-    if owner == 0 and daemon.privileges.user and not os.listdir(path):
-        yield f"{path}: empty; the daemon gives it to {daemon.user_name} at its start"
-        return
-    if owner == os.geteuid():
+    if path.stat().st_uid == os.geteuid():
         _check_rights(path, daemon)
     check_owner(path, entries)
     for entry in entries:
@@ -130,12 +121,7 @@ def _check_directory(name: str, entries: Sequence[str], daemon: ExaminedDaemon) 
 
 def _check_missing(path: Path, daemon: ExaminedDaemon) -> None:
     above = find_existing_ancestor(path)
-    root_makes_it = (
-        daemon.privileges.user is not None
-        and above == path.absolute().parent
-        and all(is_writable_only_by_root(each.stat()) for each in (above, *above.parents))
-    )
-    if not root_makes_it and not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+    if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
         raise ConfigurationError(
             f"{path}: does not exist, and {daemon.user_name} cannot create it in {above}",
             "name another directory by STATE_DIRECTORY or CACHE_DIRECTORY, or as root: "
@@ -198,7 +184,7 @@ class _Space:
 def _list_spaces(configuration: Configuration, state: Path, cache: Path) -> Iterator[_Space]:
     limits, repositories = configuration.limits.largest_requestable, configuration.repositories
     running = resolve_run_slot_count(configuration.evaluations.running)
-    fetched = repositories.max_fetch_bytes + repositories.tree_bytes
+    fetched = repositories.fetch_bytes + repositories.tree_bytes
     yield _Space(
         state,
         limits.uploads
@@ -257,4 +243,4 @@ CHECKS = (
     ("archive", _check_archive),
     ("disk", check_free_space),
 )
-"""The components and their checks, for a process with the rights of the daemon's user."""
+"""The components and their checks."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
-import importlib
 import os
-import pkgutil
 import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 from twisted.application.service import Service
@@ -35,15 +33,6 @@ _LARGE = 1024 * 1024  # bytes from which an allocation has a mapping of its own
 # From malloc.h. Setting either ends glibc's own adjustment of both, so one without the other
 # makes it slower.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-LATE_IMPORTS = {
-    "encodings.ascii": "lock files, /proc",
-    "encodings.idna": "look-up of host names",
-}
-"""Modules that are imported inside functions, with their use."""
-
-NOT_PRELOADED_PACKAGES = ("tawebeval.cli", "tawebeval.client")
-"""Packages that the daemon does not use."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Ignored signals that stay so: those that Python ignores, and those that shells and nohup(1) do.
@@ -135,25 +124,6 @@ def use_monotonic_clock(reactor: Any) -> None:
         reactor.callLater(1.0, read_clock)
 
     read_clock()
-
-
-def preload_modules() -> None:
-    """Import all modules that the daemon may need, before it drops the rights of root.
-
-    The interpreter, the virtualenv or the checkout may be readable by root only; later imports
-    would fail.
-    """
-    _import_all(tawebeval)
-    for name in LATE_IMPORTS:
-        importlib.import_module(name)
-
-
-def _import_all(package: ModuleType) -> None:
-    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        if found.name not in NOT_PRELOADED_PACKAGES:
-            module = importlib.import_module(found.name)
-            if found.ispkg:
-                _import_all(module)
 
 
 def find_unreadable_import_directories() -> Iterator[SetupProblem]:

@@ -292,12 +292,12 @@ def find_changed_settings(old: Section, new: Section, path_prefix: str = "") -> 
 
     `path_prefix` is the path of both sections with a dot at its end, empty for the whole.
     """
-    for name, key in zip(old.__struct_fields__, old.__struct_encode_fields__, strict=True):
+    for name in old.__struct_fields__:
         before, after = getattr(old, name), getattr(new, name)
         if isinstance(before, Section):
-            yield from find_changed_settings(before, after, f"{path_prefix}{key}.")
+            yield from find_changed_settings(before, after, f"{path_prefix}{name}.")
         elif before != after:
-            yield path_prefix + key
+            yield path_prefix + name
 
 
 def merge_reloadable_settings(running: Configuration, wanted: Configuration) -> Configuration:

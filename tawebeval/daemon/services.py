@@ -36,7 +36,7 @@ from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.rows import EvaluationRow
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.ownership import get_user_name
-from tawebeval.linux.privileges import Privileges
+from tawebeval.linux.privileges import drop_privileges
 from tawebeval.linux.reaper import become_subreaper
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.overlay import WritableTrees
@@ -177,7 +177,7 @@ class EvaluationService(Service):
 
 
 class Daemon(MultiService):
-    """Parent service of all parts. The start fails as root, or if an endpoint cannot be opened.
+    """Parent service of all parts. The start fails if an endpoint cannot be opened.
 
     `log_writer` is the log observer for twistd, None to keep the observer of twistd.
     """
@@ -187,14 +187,12 @@ class Daemon(MultiService):
         startup: StartupChecks,
         evaluations: EvaluationService,
         site: ApiSite,
-        privileges: Privileges,
         reactor: Any,
         log_writer: LogWriter | None = None,
     ) -> None:
         super().__init__()
         self.log_writer = log_writer
         self._site = site
-        self._privileges = privileges
         self._evaluations = evaluations
         self._reactor = reactor
         for part in (
@@ -220,7 +218,7 @@ class Daemon(MultiService):
             self.log_writer.level = configuration.log.level
 
     def privilegedStartService(self) -> None:
-        """Become the service user, open the endpoints and drop all privileges.
+        """Open the endpoints and drop all privileges.
 
         Raises: SystemExit, with a message, if an endpoint cannot be opened.
         """
@@ -229,18 +227,16 @@ class Daemon(MultiService):
             version=__version__,
             python=platform.python_version(),
         )
-        self._privileges.become_user()
         for part in self:
             try:
                 part.privilegedStartService()
             except (CannotListenError, OSError, OverflowError, ValueError) as error:
                 why = explain_listen_error(part.name or "", error)
                 raise SystemExit(f"tawebeval: listen: {part.name}: {why}") from None
-        self._privileges.drop_privileges()
+        drop_privileges()
 
     def startService(self) -> None:
-        """Start all parts. Raises: SystemExit, with a message, as root."""
-        self._privileges.check_no_root_rights()
+        """Start all parts. Raises: SystemExit, with a message."""
         if self.log_writer is not None:
             self._start_log_thread(self.log_writer.line_writer)
         for problem in find_unreadable_import_directories():
@@ -394,7 +390,8 @@ def explain_listen_error(endpoint: str, error: Exception) -> str:
                 f"another program, or another tawebeval, listens there; stop it, or {_OTHER_PORT}"
             )
         case errno.EACCES:
-            return f"ports below 1024 need root with service.user, or a socket unit; {_OTHER_PORT}"
+            what = "a socket unit, or CAP_NET_BIND_SERVICE (AmbientCapabilities=)"
+            return f"ports below 1024 need {what}; {_OTHER_PORT}"
         case errno.EADDRNOTAVAIL:
             return f"not an address of this machine, as `ip address` shows; {_OTHER_ENDPOINT}"
     return f"{cause.strerror or cause}; {_OTHER_ENDPOINT}"

@@ -1,4 +1,4 @@
-"""The starter of evaluators (`linux.starter`), as the configuration and the environment say.
+"""The starter of evaluators (`linux.starter`), as the environment says.
 
 The unit of systemd, or whoever starts the daemon, names the socket of a starter in an environment
 variable. Its evaluators outlive the daemon. Without it the daemon starts one itself, which ends
@@ -31,31 +31,19 @@ def open_starter(
 ) -> tuple[WritableTrees, bool]:
     """Return what starts evaluators, and whether they outlive the daemon. Blocks.
 
-    `state` is the state directory. Raises: ConfigurationError, if the named starter does not
-    answer, is of another version or may have too little for evaluators, or if evaluations must last
-    and cannot (`service.lasting`).
+    `state` is the state directory. Without a sandbox evaluations never outlive the daemon. Raises:
+    ConfigurationError, if the named starter does not answer, is of another version or may have too
+    little for evaluators.
     """
-    setting = configuration.service.evaluations_outlive_daemon
     path = environment.get(STARTER_SOCKET_VARIABLE, "")
-    has_sandbox = configuration.sandbox.kind != "none"
-    if setting is True and not path:
-        raise ConfigurationError(
-            f"service.lasting: no starter is named ({STARTER_SOCKET_VARIABLE})",
-            "start the daemon by tawebeval.service, or set service.lasting = false",
-        )
-    if setting is True and not has_sandbox:
-        raise ConfigurationError(
-            'service.lasting: evaluations last in a sandbox only, and sandbox.kind is "none"',
-            "set service.lasting = false",
-        )
-    if not (setting and path and has_sandbox):
+    if not path or configuration.sandbox.kind == "none":
         return WritableTrees(state / "starter" / "socket"), False
     trees = WritableTrees(Path(path), is_own=False)
     try:
         client = trees.connect_starter()
     except OSError as error:
         raise ConfigurationError(
-            f"service.lasting: the starter does not answer: {error.strerror or error}",
+            f"{STARTER_SOCKET_VARIABLE}: the starter does not answer: {error.strerror or error}",
             "start tawebeval-starter.service",
         ) from None
     try:
@@ -69,8 +57,7 @@ def open_starter(
 
 def do_jobs_outlive_daemon(configuration: Configuration) -> bool:
     """Return whether evaluators are jobs of a cluster, which need neither starter nor srun."""
-    setting = configuration.service.evaluations_outlive_daemon
-    return configuration.runner.kind == "slurm" and setting is not False
+    return configuration.runner.kind == "slurm"
 
 
 def describe_starter_limits(

@@ -19,7 +19,6 @@ from tawebeval.daemon.process_setup import (
     add_poll_fallback,
     freeze_objects,
     keep_freed_memory,
-    preload_modules,
     reset_inherited_signals,
     use_monotonic_clock,
 )
@@ -28,7 +27,7 @@ from tawebeval.daemon.startup import check_environments, check_sandbox_readable_
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups import CgroupManager, open_cgroups
-from tawebeval.linux.privileges import CurrentProcess, find_privileges
+from tawebeval.linux.privileges import refuse_root
 
 log = Logger()
 
@@ -65,14 +64,12 @@ class Options(usage.Options):
 def makeService(
     options: Options,
     reactor: Any = None,
-    process: CurrentProcess | None = None,
     find_cgroups: Callable[..., CgroupManager] = open_cgroups,
 ) -> IService:
     """Build the daemon for twistd.
 
-    `reactor` None means the global reactor, `process` None the current process, whose privileges
-    are dropped. `find_cgroups` may move the process to another cgroup. Raises: SystemExit, with a
-    message, for an invalid configuration.
+    `reactor` None means the global reactor. `find_cgroups` may move the process to another cgroup.
+    Raises: SystemExit, with a message, as root and for an invalid configuration.
     """
     if reactor is None:
         from twisted.internet import reactor
@@ -87,16 +84,12 @@ def makeService(
     from tawebeval.daemon.logging import open_log
 
     try:
+        refuse_root()
         path, listen = options["config"] and Path(options["config"]), options["listen"]
         written = configuration = read_configuration(path, listen)
-        privileges = find_privileges(configuration.service.user, process or CurrentProcess())
-        if privileges.user is not None:
-            preload_modules()
-        environment = privileges.build_user_environment(os.environ)
-        check_sandbox_readable_paths(configuration, options["config"], environment)
-        with privileges.act_as_user():
-            check_environments(configuration, options["config"], environment)
-        directories = open_directories(environment, os.urandom, privileges)
+        check_sandbox_readable_paths(configuration, options["config"], os.environ)
+        check_environments(configuration, options["config"], os.environ)
+        directories = open_directories(os.environ, os.urandom)
         cgroups = find_cgroups(directories.daemon_label)
         keep_freed_memory()
         rlimits.check_hard_limits(configuration.limits)
@@ -108,9 +101,7 @@ def makeService(
         # Absolute: twistd may change the working directory.
         file = ConfigurationFile(path and path.absolute(), listen, written)
         log_writer = open_log(configuration.log, options.parent, os.environ, reactor)
-        daemon = build_daemon(
-            configuration, directories, reactor, privileges, cgroups, file, log_writer
-        )
+        daemon = build_daemon(configuration, directories, reactor, cgroups, file, log_writer)
     except ConfigurationError as error:
         # For a UsageError twistd would show a traceback at this point.
         raise SystemExit(f"tawebeval: {error}") from None

@@ -33,7 +33,7 @@ _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask
 class EventRequests:
     """Requests for the events of all evaluations in memory.
 
-    - `get_max_page_bytes()`: bytes of events that a page may have (`buffers.page`).
+    - `get_max_page_bytes()`: bytes of events that a page may have.
     - `started`: the time of the daemon's start, for the error EvaluationExpired.
     - `on_stream_left(record)`: called when a stream has ended.
     - `subscriptions`: those of the streams at work.
@@ -63,7 +63,7 @@ class EventRequests:
         """Return the page that begins at `after_cursor`; acknowledge the events before it.
 
         A request that `is_observer` acknowledges nothing, and keeps the evaluation as a look at the
-        status does. The page has at most `max_bytes` bytes of events, at most `buffers.page`, and
+        status does. The page has at most `max_bytes` bytes of events, at most those of a page, and
         at least one event if there are any. If `with_times`, each event has its time, on top of the
         limit.
 

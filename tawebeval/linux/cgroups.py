@@ -618,6 +618,7 @@ class CgroupManager:
             {
                 "evaluations": self.evaluations and self.evaluations.path,
                 "own": self._parent and self._parent.own.path,
+                "enabled": self._parent and self._parent.enabled,
                 "missing": dict(self.unenforced_resources),
             }
         )
@@ -638,7 +639,7 @@ def open_cgroups(name: str, own: CgroupDirectory | None = None) -> CgroupManager
     """
     remedy = _find_remedy()
     try:
-        if own is None and os.geteuid() and (path := find_own_cgroup()) is not None:
+        if own is None and (path := find_own_cgroup()) is not None:
             own = CgroupDirectory(path)
         if own is None:
             raise OSError(None, "the daemon is in no cgroup of version 2", "/proc/self/cgroup")

@@ -1,8 +1,4 @@
-"""Owners and modes of files: directories that root makes for the daemon's user; secret files.
-
-A user with write permission on a directory of a path decides what the path leads to. So root goes
-step by step from `/`, only through directories that are root's and that nobody else may write to,
-and follows no symbolic link. Everything else is left to the user itself, or to the operator.
+"""Owners and modes of files: the daemon's directories, and secret files.
 
 Secret files are tokens, credentials and signing keys. They are read here, and the operator is
 warned of a file that every user of the machine can read.
@@ -19,57 +15,9 @@ import shlex
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tawebeval.errors import ConfigurationError, SetupProblem
-
-if TYPE_CHECKING:
-    from tawebeval.linux.privileges import User
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def change_directory_owner(directory: Path, user: User) -> None:
-    """Make `directory` as root, or take an empty one of root's, and give it to `user`.
-
-    A directory that the user owns stays as it is. Raises: ConfigurationError, if another user owns
-    the directory or may write to one on the way there; OSError.
-    """
-    *parents, name = Path(os.path.abspath(directory)).parts
-    with contextlib.ExitStack() as opened:
-
-        def enter(part: str, parent: int | None = None) -> int:
-            descriptor = os.open(part, _DIRECTORY, dir_fd=parent)
-            opened.callback(os.close, descriptor)
-            return descriptor
-
-        try:
-            place = None
-            for part in parents:
-                place = enter(part, place)
-                _check_way(directory, part, os.fstat(place), user)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=place)
-            made = enter(name, place)
-        except OSError as error:  # which would name a part of the path only
-            raise ConfigurationError(
-                f"{directory}: cannot create it for {user.name}: {error.strerror}; "
-                f"{_by_hand(directory, user)}"
-            ) from None
-        owner = os.fstat(made).st_uid
-        if owner == user.uid:
-            return
-        if owner != 0 or os.listdir(made):
-            raise ConfigurationError(_foreign(directory, owner, user.name))
-        os.fchown(made, user.uid, user.gid)
-
-
-def _check_way(directory: Path, part: str, status: os.stat_result, user: User) -> None:
-    if not is_writable_only_by_root(status):
-        raise ConfigurationError(
-            f"{directory}: cannot create it for {user.name}, as other users may write to its parent"
-            f" {part!r}; {_by_hand(directory, user)}"
-        )
 
 
 def check_owner(directory: Path, names: Iterable[str]) -> None:
@@ -100,22 +48,9 @@ def _foreign(path: Path, owner: int, user: str, whole: Path | None = None) -> st
     )
 
 
-def _by_hand(directory: Path, user: User) -> str:
-    return (
-        "name another directory by STATE_DIRECTORY or CACHE_DIRECTORY, or create it: "
-        f"{build_directory_install_command(directory, user.name)}"
-    )
-
-
 def build_directory_install_command(directory: Path, user: str) -> str:
     """Return the shell command by which root makes a directory for a user."""
     return shlex.join(["install", "-d", "-m", "700", "-o", user, str(directory)])
-
-
-def is_writable_only_by_root(status: os.stat_result) -> bool:
-    """Tell whether only root can put something into a directory, or take others' out of it."""
-    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return status.st_uid == 0 and (not others or bool(status.st_mode & stat.S_ISVTX))
 
 
 def can_others_write(status: os.stat_result) -> bool:

@@ -58,7 +58,8 @@ Bounds, so that neither a client nor a program harms others:
 Arguments: the name for process lists; the path of the socket, in a directory that only this user
 may enter; optionally the process whose end ends the starter, which has to be its parent. The
 environment variable `CGROUP_DESCRIPTION_VARIABLE` has a text for clients, which describes the
-cgroups of programs. SIGTERM kills all programs and ends the starter, once they are gone.
+cgroups of programs and which the starter removes at its end. SIGTERM kills all programs and ends
+the starter, once they are gone.
 """
 
 from __future__ import annotations
@@ -454,6 +455,7 @@ class Starter:
                 program.send_signal(signal.SIGKILL)
                 self._kill_broker(program)
             _wait_for_children()
+            _leave_cgroup(os.environ.get(CGROUP_DESCRIPTION_VARIABLE) or "{}")
 
     def _watch(
         self, number: int, handler: Callable[[int], None], events: int = select.POLLIN
@@ -1303,6 +1305,28 @@ def _wait_for_children() -> None:
         while time.monotonic() < deadline:
             if not os.waitpid(-1, os.WNOHANG)[0]:
                 time.sleep(_END_PAUSE)
+
+
+def _leave_cgroup(description: str) -> None:
+    """Move this process back to the cgroup that it was started in, and remove those below."""
+    told = json.loads(description)
+    parent, own = told.get("evaluations"), told.get("own")
+    with contextlib.suppress(OSError):
+        if parent is None or own is None:
+            return
+        with open(f"{parent}/cgroup.subtree_control", encoding="ascii") as file:
+            enabled = file.read().split()
+        for group, controllers in ((parent, enabled), (own, told["enabled"])):
+            for controller in controllers:
+                _write(f"{group}/cgroup.subtree_control", f"-{controller}")
+        _write(f"{own}/cgroup.procs", "0")
+        for path, _, _ in os.walk(parent, topdown=False):
+            os.rmdir(path)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "wb", buffering=0) as file:
+        file.write(text.encode())
 
 
 def _last_error() -> OSError:

@@ -34,7 +34,6 @@ from zope.interface import implementer
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import starter
 from tawebeval.linux.child import has_process_ended
-from tawebeval.linux.privileges import User
 
 ANSWER_TIMEOUT = 10  # seconds for an answer
 MAX_QUEUED_REQUESTS = 4096  # requests: with more the starter is taken for dead
@@ -199,19 +198,17 @@ def execute_starter(path: Path, cgroups: str, environment: Mapping[str, str]) ->
     raise ConfigurationError("no Python that the user can execute", "install /usr/bin/python3")
 
 
-def spawn_starter(path: Path, user: User | None = None) -> None:
-    """Start a starter, as `user` if one is given. Blocks.
+def spawn_starter(path: Path) -> None:
+    """Start a starter. Blocks.
 
     It ends with the calling thread, whatever ends that (PR_SET_PDEATHSIG). Its directory is made,
     and has what it says in the file `log`. Raises: OSError.
     """
     errors = list[str]()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if user is not None:
-        os.chown(path.parent, user.uid, user.gid)
     for python in _list_pythons():
         try:
-            _spawn(python, path, user)
+            _spawn(python, path)
         except TimeoutError:
             raise
         except OSError as error:
@@ -222,7 +219,7 @@ def spawn_starter(path: Path, user: User | None = None) -> None:
     raise OSError(None, f"{what}: {'; '.join(dict.fromkeys(errors))}")
 
 
-def _spawn(python: str, path: Path, user: User | None) -> None:
+def _spawn(python: str, path: Path) -> None:
     source, options = _make_source_file(), [python, "-I", "-S"]
     said = os.open(path.parent / "log", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -234,9 +231,6 @@ def _spawn(python: str, path: Path, user: User | None) -> None:
             stdout=subprocess.DEVNULL,
             stderr=said,
             start_new_session=True,  # a key on the terminal shall not end it before the daemon
-            user=user.uid if user else None,
-            group=user.gid if user else None,
-            extra_groups=() if user else None,
         )
         deadline = time.monotonic() + ANSWER_TIMEOUT
         while process.poll() is None:

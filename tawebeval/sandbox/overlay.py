@@ -20,7 +20,6 @@ from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import copy_tree
-from tawebeval.linux.privileges import User
 from tawebeval.linux.starter_client import (
     LaunchSpec,
     MountedOverlay,
@@ -53,8 +52,8 @@ class WritableTrees:
         self._files: ProgramFiles | None = None
         self._watcher: FileWatcher | None = None
 
-    def connect_starter(self, user: User | None = None) -> StarterClient:
-        """Return the connection to the starter, which runs as `user`, if it is started. Blocks.
+    def connect_starter(self) -> StarterClient:
+        """Return the connection to the starter, which is started if it is the daemon's own. Blocks.
 
         Raises: OSError; ConfigurationError, if it is of another version.
         """
@@ -63,7 +62,7 @@ class WritableTrees:
                 # One of a killed daemon, which may not have ended yet.
                 with suppress(OSError, ConfigurationError):
                     StarterClient.connect(self._socket).kill_starter()
-                spawn_starter(self._socket, user)
+                spawn_starter(self._socket)
             self._client = StarterClient.connect(self._socket)
         return self._client
 
@@ -73,16 +72,16 @@ class WritableTrees:
         assert self._client is not None, "connected by the check of the sandbox"
         return self._client
 
-    def use_overlays(self, user: User | None = None) -> None:
+    def use_overlays(self) -> None:
         """Make overlays from now on, or copies if overlays do not work. Blocks.
 
-        `user` runs the starter; None is the present user. Raises: OSError, ConfigurationError.
+        Raises: OSError, ConfigurationError.
         """
-        self.overlay_problem = self.connect_starter(user).mount_problem
+        self.overlay_problem = self.connect_starter().mount_problem
 
-    def use_copies(self, problem: str, user: User | None = None) -> None:
+    def use_copies(self, problem: str) -> None:
         """Make copies from now on; `problem` is the reason. Blocks. Raises as `use_overlays`."""
-        self.connect_starter(user)
+        self.connect_starter()
         self.overlay_problem = problem
 
     def attach(

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from tawebeval.linux.filetree import (
     mentions_disk_full,
     remove_tree,
 )
-from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter_client import OverlayMountError
 from tawebeval.sandbox.base import NoSandbox, Sandbox
@@ -163,21 +162,20 @@ def open_sandbox(
 
 def check_sandbox(
     sandbox: Sandbox,
-    privileges: Privileges | None = None,
     places: ProbeDirectories = DEFAULT_PROBE_DIRECTORIES,
 ) -> None:
     """Check that evaluators can be started in a sandbox. Blocks.
 
-    `privileges`: probe as their user. Raises: ConfigurationError, with the remedy.
+    Raises: ConfigurationError, with the remedy.
     """
     if isinstance(sandbox, BubblewrapSandbox):
-        problem = probe_overlays_or_copies(sandbox, privileges, places)
+        problem = probe_overlays_or_copies(sandbox, places)
         if problem is not None:
             what, remedy = problem
             raise ConfigurationError(f"sandbox.kind: bubblewrap does not work here: {what}", remedy)
     else:
         try:
-            sandbox.writable_trees.use_copies("no sandbox", privileges.user if privileges else None)
+            sandbox.writable_trees.use_copies("no sandbox")
         except OSError as error:
             raise ConfigurationError(
                 f"no evaluator can be started: {error.strerror}", _find_start_remedy()
@@ -203,7 +201,7 @@ def check_sandbox_and_log_problems(
 ) -> None:
     """Check a sandbox, and log its problems. Blocks. Raises: SystemExit, with a message."""
     try:
-        check_sandbox(sandbox, places=places)
+        check_sandbox(sandbox, places)
     except ConfigurationError as error:
         raise SystemExit(f"tawebeval: {error}") from None
     for problem in find_sandbox_problems(sandbox):
@@ -265,20 +263,18 @@ def open_bubblewrap(
 
 def probe_overlays_or_copies(
     sandbox: BubblewrapSandbox,
-    privileges: Privileges | None = None,
     places: ProbeDirectories = DEFAULT_PROBE_DIRECTORIES,
 ) -> SetupProblem | None:
     """Probe the sandbox with overlays, or else with copies. Blocks.
 
     `sandbox.trees.problem` is why overlays do not work; None if they do.
     """
-    user = privileges.user if privileges else None
     try:
-        sandbox.writable_trees.use_overlays(user)
-        problem = probe_bubblewrap(sandbox, privileges, places)
+        sandbox.writable_trees.use_overlays()
+        problem = probe_bubblewrap(sandbox, places)
         if problem is not None and sandbox.writable_trees.overlay_problem is None:
-            sandbox.writable_trees.use_copies(problem[0], user)
-            problem = probe_bubblewrap(sandbox, privileges, places)
+            sandbox.writable_trees.use_copies(problem[0])
+            problem = probe_bubblewrap(sandbox, places)
     except OSError as error:
         return SetupProblem(f"no process can be started: {error.strerror}", _find_start_remedy())
     return problem
@@ -290,44 +286,34 @@ def _find_start_remedy() -> str:
 
 def probe_bubblewrap(
     sandbox: BubblewrapSandbox,
-    privileges: Privileges | None = None,
     places: ProbeDirectories = DEFAULT_PROBE_DIRECTORIES,
 ) -> SetupProblem | None:
     """Return why the sandbox does not work, with a remedy; None if it works. Blocks.
 
     The probe starts a command as evaluators are started. The command has to end, to have changed
-    its tree, and to have left the checkout unchanged. `privileges`: probe as their user.
+    its tree, and to have left the checkout unchanged.
     """
-    acting = privileges.act_as_user if privileges else contextlib.nullcontext
-
-    def act(call: Callable[..., object], *arguments: object) -> None:
-        with acting():
-            call(*arguments)
-
     with contextlib.ExitStack() as made:
         try:
-            with acting():
-                folders = []
-                for place in (places.checkouts, places.workspaces):
-                    folders.append(Path(tempfile.mkdtemp(prefix="tawebeval-", dir=place)))
-                    made.callback(act, remove_tree, folders[-1])
-                checkout, folder = folders
-                whole = checkout / _DIRECTORY / "file"
-                whole.parent.mkdir()
-                with add_path_to_errors(whole):
-                    whole.write_text(_WHOLE)
-                upload = folder / "upload"
-                (upload / "submission").mkdir(parents=True)
-                workspace = Workspace(folder.resolve() / "probe")
-                tree = Checkout(Commit("", ""), checkout.resolve(), lambda: None)
-                run = sandbox.make_run(workspace, tree, sandbox.limits)
-                workspace.create_directories(upload, run.launch.workspace_view)
-                # A cgroup that stays now is removed at the daemon's end.
-                made.enter_context(contextlib.suppress(OSError))
-                made.callback(act, run.close)
-                run.launch.start_evaluator(
-                    _PROBE, {"PATH": "/usr/bin:/bin"}, workspace.tree_directory
-                )
+            folders = []
+            for place in (places.checkouts, places.workspaces):
+                folders.append(Path(tempfile.mkdtemp(prefix="tawebeval-", dir=place)))
+                made.callback(remove_tree, folders[-1])
+            checkout, folder = folders
+            whole = checkout / _DIRECTORY / "file"
+            whole.parent.mkdir()
+            with add_path_to_errors(whole):
+                whole.write_text(_WHOLE)
+            upload = folder / "upload"
+            (upload / "submission").mkdir(parents=True)
+            workspace = Workspace(folder.resolve() / "probe")
+            tree = Checkout(Commit("", ""), checkout.resolve(), lambda: None)
+            run = sandbox.make_run(workspace, tree, sandbox.limits)
+            workspace.create_directories(upload, run.launch.workspace_view)
+            # A cgroup that stays now is removed at the daemon's end.
+            made.enter_context(contextlib.suppress(OSError))
+            made.callback(run.close)
+            run.launch.start_evaluator(_PROBE, {"PATH": "/usr/bin:/bin"}, workspace.tree_directory)
             trees = sandbox.writable_trees
             ended = trees.starter.wait_for_program(workspace.output_directory, PROBE_TIMEOUT)
             problem = _judge(*ended)
@@ -345,9 +331,7 @@ def probe_bubblewrap(
 
 def reprobe_sandbox(sandbox: Sandbox, places: ProbeDirectories) -> SetupProblem | None:
     """Probe a sandbox that has worked before; None without a sandbox. Blocks."""
-    return (
-        probe_bubblewrap(sandbox, places=places) if isinstance(sandbox, BubblewrapSandbox) else None
-    )
+    return probe_bubblewrap(sandbox, places) if isinstance(sandbox, BubblewrapSandbox) else None
 
 
 def _judge(status: int, output: bytes) -> SetupProblem | None:

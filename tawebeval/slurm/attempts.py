@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
+from threading import Lock
 from typing import Any
 
 import attrs
@@ -59,6 +60,8 @@ _SOURCES: Mapping[str, bytes] = {
 }
 _DIGEST = hashlib.sha256(b"\0".join(_SOURCES.values())).hexdigest()[:16]
 
+_writing = Lock()  # several threads may start jobs at once
+
 
 def write_node_program(parent: Path) -> Path:
     """Write the program of the nodes below a shared directory; return its path. Blocks.
@@ -66,15 +69,15 @@ def write_node_program(parent: Path) -> Path:
     Those of other versions are removed. Raises: OSError.
     """
     target = parent / f"{_PROGRAMS}{_DIGEST}"
-    if not target.is_dir():
-        for old in parent.glob(f"{_PROGRAMS}*"):
-            remove_tree(old)
-        new = parent / f"{_PROGRAMS}{token_hex(4)}.new"
-        for name, content in _SOURCES.items():
-            path = new / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        with suppress(FileExistsError):  # another thread was faster
+    with _writing:
+        if not target.is_dir():
+            for old in parent.glob(f"{_PROGRAMS}*"):
+                remove_tree(old)
+            new = parent / f"{_PROGRAMS}new"
+            for name, content in _SOURCES.items():
+                path = new / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
             new.rename(target)
     return target / "start.py"
 

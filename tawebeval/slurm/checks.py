@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.privileges import User
 from tawebeval.sandbox.bubblewrap import build_isolation_options
 from tawebeval.slurm.attempts import NODE_PYTHON, build_node_command, write_node_program
 from tawebeval.slurm.commands import COMMAND_TIMEOUT, build_command_environment
@@ -44,8 +41,6 @@ def check_shared_directories(configuration: Configuration, directories: Sequence
 def check_cluster(
     configuration: Configuration,
     directories: Sequence[Path],
-    user: User | None,
-    act_as_user: Callable[[], AbstractContextManager[None]],
     environment: Mapping[str, str],
 ) -> Iterator[str | SetupProblem]:
     """Yield what works of a cluster, from this machine and by a job on a node. Blocks.
@@ -58,7 +53,7 @@ def check_cluster(
             f"runner.kind: {', '.join(missing)} of Slurm is not installed", _INSTALL
         )
     check_shared_directories(configuration, directories)
-    run = _CommandRunner(user, build_command_environment(environment))
+    run = _CommandRunner(build_command_environment(environment))
     pinged = run("scontrol", "ping")
     if " UP" not in pinged:
         raise ConfigurationError(
@@ -72,7 +67,7 @@ def check_cluster(
                 f"{place}.arguments: the cluster has no partition {partition!r}",
                 "choose one that `sinfo` lists",
             )
-    yield from _check_by_job(configuration, act_as_user, run)
+    yield from _check_by_job(configuration, run)
 
 
 def _list_partitions(configuration: Configuration) -> Iterator[tuple[str, str]]:
@@ -89,14 +84,10 @@ def _list_partitions(configuration: Configuration) -> Iterator[tuple[str, str]]:
 class _CommandRunner:
     """Runs commands of Slurm as the daemon's user, and returns what they print. Blocks."""
 
-    def __init__(self, user: User | None, environment: Mapping[str, str]) -> None:
-        self._user = user
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
 
     def __call__(self, *argv: str, timeout: float = COMMAND_TIMEOUT) -> str:
-        user, identity = self._user, dict[str, Any]()
-        if user is not None and os.geteuid() == 0:
-            identity = {"user": user.uid, "group": user.gid, "extra_groups": ()}
         try:
             done: subprocess.CompletedProcess[bytes] = subprocess.run(
                 argv,
@@ -107,7 +98,6 @@ class _CommandRunner:
                 stderr=subprocess.STDOUT,
                 timeout=timeout,
                 check=False,
-                **identity,
             )
         except subprocess.TimeoutExpired:
             return _LATE.format(timeout)
@@ -116,7 +106,6 @@ class _CommandRunner:
 
 def _check_by_job(
     configuration: Configuration,
-    act_as_user: Callable[[], AbstractContextManager[None]],
     run: _CommandRunner,
 ) -> Iterator[str | SetupProblem]:
     """Yield what a job finds on its node."""
@@ -124,10 +113,9 @@ def _check_by_job(
     name = f"tawebeval-doctor-{token[:8]}"
     content = json.dumps({"token": token, "argv": _TRIED, "paths": _list_paths(configuration)})
     options = build_srun_options(configuration.limits, name, runner)
-    with _make_shared_directory(Path(runner.shared) / name, act_as_user) as directory:
-        with act_as_user():
-            program = write_node_program(directory)
-            (directory / "check").write_text(content)
+    with _make_shared_directory(Path(runner.shared) / name) as directory:
+        program = write_node_program(directory)
+        (directory / "check").write_text(content)
         command = build_node_command(program, ("--check", str(directory / "check")))
         try:
             printed = run("srun", "--quiet", *options, "--", *command, timeout=_JOB_SECONDS)
@@ -143,12 +131,9 @@ def _list_paths(configuration: Configuration) -> Sequence[str]:
 
 
 @contextmanager
-def _make_shared_directory(
-    path: Path, act_as_user: Callable[[], AbstractContextManager[None]]
-) -> Iterator[Path]:
+def _make_shared_directory(path: Path) -> Iterator[Path]:
     try:
-        with act_as_user():
-            path.mkdir(mode=0o700)
+        path.mkdir(mode=0o700)
     except OSError as error:
         raise ConfigurationError(
             f"runner.shared: {path.parent}: {error.strerror}", "let the daemon's user write there"
@@ -156,8 +141,7 @@ def _make_shared_directory(
     try:
         yield path
     finally:
-        with act_as_user():
-            remove_tree(path)
+        remove_tree(path)
 
 
 def _judge_report(printed: str, token: str) -> Iterator[str | SetupProblem]:

@@ -194,6 +194,8 @@ class NodeJob:
             exceeded = "cpu"
         elif measure_unlinked_bytes(mains, self._device) > self._disk_bytes:
             exceeded = "disk"
+        elif count_oom_kills() > self._oom_kills:  # what is left may wait for the killed process
+            exceeded = "memory"
         else:
             return
         self._state["exceeded"] = exceeded

@@ -1,7 +1,7 @@
 """Static resources: the page for browsers and the OpenAPI description.
 
 Both stay the same until the daemon restarts. They are read at import and kept in memory: a request
-needs no access to the disk, and the service user needs no access to the installed files.
+needs no access to the disk, and the daemon's user needs no access to the installed files.
 Clients may cache them and revalidate by entity tag. A resource is compressed when a client first
 accepts gzip, and the daemon keeps the compressed content.
 """

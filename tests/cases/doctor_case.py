@@ -22,7 +22,6 @@ from tawebeval.sandbox import probe
 from tawebeval.sandbox.base import NoSandbox
 from tawebeval.sandbox.bubblewrap import TOOLS_NAME, BubblewrapSandbox
 from tawebeval.sandbox.probe import ProbeDirectories
-from tests.fakes.process import FakeProcess
 from tests.fakes.sandbox import FakeTrees
 
 OK, WEAKER, BROKEN = Severity
@@ -53,6 +52,7 @@ class DoctorTestCase(SynchronousTestCase):
         self.free = 2**50
         usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=self.free))
         for module, name, fake in (
+            (doctor, "refuse_root", lambda command: None),
             (doctor, "open_cgroups", self.open_cgroups),
             (doctor, "open_sandbox", self.open_sandbox),
             (doctor, "find_unreadable_import_directories", lambda: ()),
@@ -96,19 +96,14 @@ class DoctorTestCase(SynchronousTestCase):
         found = "/usr/bin/bwrap", accounts, (filter_,), (), (), network, self.trees
         return BubblewrapSandbox(*found, configuration.limits, cgroups, orphans)
 
-    def probe_with_overlays(
-        self, sandbox: object, _: object, places: ProbeDirectories
-    ) -> SetupProblem | None:
+    def probe_with_overlays(self, sandbox: object, places: ProbeDirectories) -> SetupProblem | None:
         self.places.append(places)
         return None
 
-    def examine(self, settings: str = "", uid: int | None = None) -> list[Finding]:
+    def examine(self, settings: str = "") -> list[Finding]:
         """Return all findings."""
         self.file.write_text(settings)
-        process = FakeProcess(os.geteuid() or 1000 if uid is None else uid)
-        return list(
-            doctor.examine_system(self.file, self.environment, process, MemoryReactorClock())
-        )
+        return list(doctor.examine_system(self.file, self.environment, MemoryReactorClock()))
 
     def check_ok(self, settings: str = "") -> list[Finding]:
         """Check that all components are ok."""

@@ -22,9 +22,9 @@ def list_settings(section: type[Section], prefix: str = "") -> Iterator[str]:
     """Yield the path of every setting, those of a table after the table's own name."""
     for field in msgspec.structs.fields(section):
         if isinstance(field.type, type) and issubclass(field.type, Section):
-            yield from list_settings(field.type, f"{prefix}{field.encode_name}.")
+            yield from list_settings(field.type, f"{prefix}{field.name}.")
         else:
-            yield prefix + field.encode_name
+            yield prefix + field.name
 
 
 def with_constants(section: type[Table], **constants: Any) -> type[Table]:
@@ -34,15 +34,9 @@ def with_constants(section: type[Table], **constants: Any) -> type[Table]:
     )
 
 
-def find_attribute(section: Section, key: str) -> str:
-    """Return the name of the attribute for a key of the file."""
-    keys = zip(section.__struct_encode_fields__, section.__struct_fields__, strict=True)
-    return dict(keys)[key]
-
-
 def read_setting(section: Section, path: str) -> Any:
     """Return the value of the setting at a path."""
     found: Any = section
     for key in path.split("."):
-        found = getattr(found, find_attribute(found, key))
+        found = getattr(found, key)
     return found

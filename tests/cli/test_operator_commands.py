@@ -38,18 +38,6 @@ class ServeTests(SynchronousTestCase):
         self.assertEqual((chosen["config"], [*chosen["listen"]]), ("a.toml", [listen]))
 
 
-class StarterTests(SynchronousTestCase):
-    """`tawebeval starter`; `tests.integration.test_starter` starts one."""
-
-    def test_refused(self) -> None:
-        """A configuration with which the daemon does not start is refused."""
-        path = Path(self.mktemp())
-        path.write_text('[service]\nuser = "nobody-of-this-name"\n')
-        result = CliRunner().invoke(main, ["starter", "--config", str(path)])
-        self.assertEqual(result.exit_code, 2)
-        self.assertIn("no user 'nobody-of-this-name' on this machine", result.output)
-
-
 class TokenTests(SynchronousTestCase):
     """`tawebeval token new`."""
 

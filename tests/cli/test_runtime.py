@@ -129,13 +129,14 @@ class RetryNotesTests(SynchronousTestCase):
             f"{CLEAR}no connection; retrying in 6 s{CLEAR}the server answers again\n",
         )
 
-    def test_pipe(self) -> None:
-        """A program that reads stderr gets nothing of it."""
+    def test_pipe_gets_one_line_for_each_outage(self) -> None:
         shown = Shown()
         notes = RetryMessages(shown.screen)
-        notes.on_retry("no connection", 6.0)
-        notes.on_recovery()
-        self.assertEqual(shown.notes.getvalue(), "")
+        for _ in range(2):
+            notes.on_retry("the server answered 429", 6.0)
+            notes.on_retry("no connection", 6.0)
+            notes.on_recovery()
+        self.assertEqual(shown.notes.getvalue(), "the server answered 429; retrying\n" * 2)
 
 
 class UploadBarTests(SynchronousTestCase):

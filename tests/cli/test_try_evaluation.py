@@ -27,11 +27,8 @@ from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import EvaluationEvents
 from tawebeval.evaluations.starting import enter_queue
 from tawebeval.git.commits import TreeLimits
-from tawebeval.linux.privileges import CurrentProcess, Privileges
 from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.world import World, make_request
-
-PRIVILEGES = Privileges(CurrentProcess())  # of no other user
 
 
 class WorkingTreeTests(SynchronousTestCase):
@@ -50,7 +47,7 @@ class WorkingTreeTests(SynchronousTestCase):
     def copy(self, files: int = 100, size: int = 10_000, without: Path | None = None) -> Path:
         """Return the copy; `files` and `size` are the limits."""
         without = without or self.base / "copy"
-        tree = WorkingTreeSource(self.root, without, TreeLimits(files, size), PRIVILEGES)
+        tree = WorkingTreeSource(self.root, without, TreeLimits(files, size))
         tree.copy_tree()
         checked_out = tree.check_out_commit(Repository("u"), NO_COMMIT, "")
         results: list[Any] = []
@@ -125,7 +122,7 @@ class UploadTests(SynchronousTestCase):
         (folder / "a b.py").write_bytes(b"\xff")
         fields = {"source": folder / "a b.py", "language": "ü", "stdin": b"\r\n"}
         self.assertEqual(
-            write_upload(fields, folder / "upload", PRIVILEGES),
+            write_upload(fields, folder / "upload"),
             (
                 SubmissionFile("source", "a b.py"),
                 SubmissionFile("language", "language.txt"),
@@ -137,9 +134,9 @@ class UploadTests(SynchronousTestCase):
         self.assertEqual((submission / "language" / "language.txt").read_text(), "ü")
         self.assertEqual((submission / "stdin" / "stdin.txt").read_bytes(), b"\r\n")
         with self.assertRaises(OSError):
-            write_upload({"source": folder / "none"}, folder / "other", PRIVILEGES)
+            write_upload({"source": folder / "none"}, folder / "other")
         with self.assertRaises(InvalidField):
-            write_upload({"source": folder / ".."}, folder / "other", PRIVILEGES)
+            write_upload({"source": folder / ".."}, folder / "other")
 
 
 class PagesTests(SynchronousTestCase):

@@ -15,13 +15,10 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli import try_run
 from tawebeval.cli.output import OutputError
 from tawebeval.cli.try_run import OutputMarkerReplacer, OutputTeeProtocol, make_temporary_directory
 from tawebeval.core.segi import Markers
-from tawebeval.errors import ConfigurationError
 from tests.cases.screen import Shown
-from tests.fakes.process import FakeProcess
 from tests.fakes.world import straw
 
 MARKERS = Markers.generate(straw())
@@ -161,13 +158,3 @@ class ScratchTests(SynchronousTestCase):
             (place / "a").mkdir()
             self.assertEqual(list(self.around.iterdir()), [place])
         self.assertEqual(list(self.around.iterdir()), [])
-
-
-class UserTests(SynchronousTestCase):
-    """The user that --user names."""
-
-    def test_only_root_can_name_another_user(self) -> None:
-        """An ordinary user is told of the option, not of the daemon's setting."""
-        self.patch(try_run, "CurrentProcess", FakeProcess)
-        error = self.assertRaises(ConfigurationError, try_run._find_privileges, "nobody", "")
-        self.assertIn("--user: only root can change to 'nobody'; run `try` as root", str(error))

@@ -64,7 +64,6 @@ from tawebeval.errors import (
     ServerBusy,
     SetupProblem,
 )
-from tawebeval.linux.privileges import Privileges, User
 from tawebeval.reloadable import ReloadableFiles, ReloadResult
 from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox
 from tawebeval.web.context import WebContext
@@ -73,7 +72,6 @@ from tests.cases.databases import close_databases_at_end
 from tests.cases.secrets import OLD, format_secret
 from tests.cases.settings import with_constants
 from tests.fakes.clients import Answer, Connection
-from tests.fakes.process import PORTS, FakeProcess
 from tests.fakes.sandbox import NO_CGROUPS
 from tests.fakes.world import FakeNotifier, InlineThreads, straw
 
@@ -82,13 +80,11 @@ class ServiceTests(SynchronousTestCase):
     """The daemon's services."""
 
     def setUp(self) -> None:
-        self.process = FakeProcess()
-        self.privileges = Privileges(self.process)
+        self.dropped = 0
+        self.patch(services, "drop_privileges", self.drop_privileges)
         root = Path(self.mktemp()).resolve()
         environment = {"STATE_DIRECTORY": f"{root}/s", "CACHE_DIRECTORY": f"{root}/c"}
-        self.directories: DaemonDirectories = open_directories(
-            environment, straw(), self.privileges
-        )
+        self.directories: DaemonDirectories = open_directories(environment, straw())
         for lock in self.directories.lock_files:
             self.addCleanup(lock.close)
         self.reactor: Any = MemoryReactorClock()
@@ -99,6 +95,10 @@ class ServiceTests(SynchronousTestCase):
         self.subreaper = 0
         self.patch(services, "become_subreaper", self.become_subreaper)
         self.close_databases = close_databases_at_end(self)
+
+    def drop_privileges(self) -> None:
+        """Count, for the tests' own process keeps its rights."""
+        self.dropped += 1
 
     def become_subreaper(self) -> None:
         """Count, for the tests' own process shall not become one."""
@@ -127,7 +127,6 @@ class ServiceTests(SynchronousTestCase):
             file.initial_configuration if file else Configuration(**settings),
             self.directories,
             self.reactor,
-            self.privileges,
             NO_CGROUPS,
             file,
             log_writer,
@@ -425,7 +424,6 @@ class ServiceTests(SynchronousTestCase):
         """A thread writes the log, from when root's rights are gone; the end waits for it."""
         writer = LogWriter(StringIO(), format_text, "info")
         done: list[object] = []
-        self.patch(Privileges, "check_no_root_rights", lambda _: done.append("check"))
         self.patch(writer.line_writer, "start", lambda: done.append("start"))
         self.patch(atexit, "register", lambda *call: done.append(call))
         daemon = self.make(log_writer=writer)
@@ -433,7 +431,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertNotIn("start", done)
         done.clear()
         daemon.startService()
-        self.assertEqual(done, ["check", "start", (writer.line_writer.flush, 2)])
+        self.assertEqual(done, ["start", (writer.line_writer.flush, 2)])
         (last,) = self.reactor.triggers["after"]["shutdown"]
         self.assertEqual(last, (writer.line_writer.flush, (2,), {}))
         writer.line_writer.lost_lines = 3
@@ -741,34 +739,18 @@ class ServiceTests(SynchronousTestCase):
             call(*args, **kwargs)
         self.assertEqual(told, ["READY=1", "STATUS=3 running, 8 queued"])
 
-    def test_rights(self) -> None:
-        """It listens as the user, with low ports still to be had, and then gives up all."""
-        seen: list[object] = []
-        self.process = FakeProcess(0)
-        user = User("taweb", 1000, 1000, frozenset({1000}), "/srv/taweb")
-        self.privileges = Privileges(self.process, user)
+    def test_rights_are_dropped_once_it_listens(self) -> None:
+        seen: list[int] = []
         daemon = self.make()
-        self.assertEqual(self.process.users, (0, 0, 0))
         listen_tcp = self.reactor.listenTCP
 
         def listen(*args: Any, **kwargs: Any) -> Any:
-            seen.append((self.process.users, self.process.permitted))
+            seen.append(self.dropped)
             return listen_tcp(*args, **kwargs)
 
         self.reactor.listenTCP = listen
         daemon.privilegedStartService()
-        self.assertEqual(seen, [((1000, 1000, 1000), PORTS)])
-        self.assertEqual(self.process.permitted, 0)
-        daemon.startService()
-        self.addCleanup(daemon.stopService)
-
-    def test_never_as_root(self) -> None:
-        """Nothing is started as root, by whatever way the daemon has got there."""
-        daemon = self.make()
-        daemon.privilegedStartService()
-        self.process.users = (0, 1000, 1000)
-        self.assertIn("service.user", self.fail_to_start(daemon))
-        self.assertEqual(self.subreaper, 0)
+        self.assertEqual((seen, self.dropped), ([0], 1))
 
     def test_leftovers_that_stay(self) -> None:
         """What an earlier daemon has left, and cannot be removed, is named."""
@@ -850,7 +832,7 @@ class ServiceTests(SynchronousTestCase):
             raise ConfigurationError("git version 1 is too old")
 
         calls = self.note_calls("GitRunner")
-        daemon = self.make(repositories=RepositoryFetchSettings(git_memory_bytes=77_777_777))
+        daemon = self.make(repositories=RepositoryFetchSettings(memory=77_777_777))
         memory, sandbox = calls[0][3:5]
         self.assertEqual(memory, 77_777_777)
         self.assertIsInstance(sandbox, BubblewrapHelperSandbox)
@@ -890,7 +872,7 @@ class ServiceTests(SynchronousTestCase):
                 OSError(errno.EADDRINUSE, "x"),
                 "another program, or another tawebeval, listens there",
             ),
-            (OSError(errno.EACCES, "x"), "ports below 1024 need root with service.user"),
+            (OSError(errno.EACCES, "x"), "ports below 1024 need a socket unit"),
             (OSError(errno.EADDRNOTAVAIL, "x"), "not an address of this machine"),
             (OSError("no such host"), "no such host; choose another endpoint by --listen"),
             ("Cannot acquire lock", "Cannot acquire lock"),

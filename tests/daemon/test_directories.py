@@ -18,8 +18,6 @@ from tawebeval.daemon.directories import (
     open_directories,
 )
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.privileges import Privileges
-from tests.fakes.process import FakeProcess
 from tests.fakes.world import straw
 
 
@@ -35,8 +33,7 @@ class DirectoriesTests(SynchronousTestCase):
 
     def open(self, seed: int = 0, **environment: str) -> DaemonDirectories:
         """Open the directories until the test ends."""
-        privileges = Privileges(FakeProcess())
-        directories = open_directories(environment or self.environment, straw(seed), privileges)
+        directories = open_directories(environment or self.environment, straw(seed))
         for lock in directories.lock_files:
             self.addCleanup(lock.close)
         return directories

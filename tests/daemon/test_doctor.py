@@ -26,7 +26,6 @@ from tawebeval.sandbox import probe
 from tests.cases.doctor_case import BROKEN, OK, RESOURCES, WEAKER, DoctorTestCase
 from tests.cases.roots import make_root
 from tests.cases.secrets import OLD, format_secret
-from tests.fakes.process import FakeProcess
 
 SYSTEMD = "listen = ['systemd:domain=INET:index=0']"
 RUNNING = "[evaluations]\nrunning = 4\n[limits]\nprocesses = 100\n"
@@ -338,25 +337,24 @@ class CheckTests(DoctorTestCase):
         self.assertEqual((found.component, found.severity), ("configuration", BROKEN))
         self.assertIn("limits.wall", found.description)
         for path in (self.folder / "missing", self.folder):
-            (found,) = doctor.examine_system(path, {}, FakeProcess(), MemoryReactorClock())
+            (found,) = doctor.examine_system(path, {}, MemoryReactorClock())
             self.assertEqual(found.severity, BROKEN)
             self.assertIn(str(path), found.description)
 
     def test_daemon_needs_no_configuration_file(self) -> None:
-        process, reactor = FakeProcess(os.geteuid() or 1000), MemoryReactorClock()
-        first, *others = doctor.examine_system(None, self.environment, process, reactor)
+        first, *others = doctor.examine_system(None, self.environment, MemoryReactorClock())
         self.assertEqual(first, Finding("configuration", OK, "no file: defaults apply"))
         self.assertEqual({each.severity for each in others}, {OK}, others)
 
-    def test_wrong_user_ends_the_checks(self) -> None:
-        for settings, uid, remedy, names_unit in (
-            ("", 0, "adduser --system", True),
-            ('[service]\nuser = "nobody"', 1000, "start the daemon as root", False),
-        ):
-            _, found = self.examine(settings, uid)
-            self.assertEqual((found.component, found.severity), ("user", BROKEN))
-            self.assertIn(remedy, found.remedy)
-            self.assertEqual("systemd-run" in found.remedy, names_unit)
+    def test_root_ends_the_checks(self) -> None:
+        def refuse(command: str) -> None:
+            raise ConfigurationError("not as root", f"as root: {command} --user NAME")
+
+        self.replace(doctor, "refuse_root", refuse)
+        _, found = self.examine()
+        self.assertEqual((found.component, found.severity), ("user", BROKEN))
+        for words in ("as root: tawebeval doctor --user NAME", "systemd-run"):
+            self.assertIn(words, found.remedy)
 
     def test_sandbox_is_tried_where_the_directories_are_or_will_be(self) -> None:
         self.examine()

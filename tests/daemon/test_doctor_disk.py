@@ -31,7 +31,7 @@ CONFIGURATION = Configuration(
     repositories=RepositoryFetchSettings(
         cache=13 * GIB,
         fetches=2,
-        max_fetch_bytes=17 * GIB,
+        fetch_bytes=17 * GIB,
         tree_bytes=19 * GIB,
     ),
 )

@@ -371,7 +371,7 @@ class OptionTests(SynchronousTestCase):
         for writer in (open_stream_log(LogSettings(), io.StringIO(), {}), None):
             evaluations = EvaluationService(*[None] * 7, is_lasting=False)  # type: ignore[arg-type]
             none: Any = None
-            daemon = Daemon(Service(), evaluations, none, none, none, writer)
+            daemon = Daemon(Service(), evaluations, none, none, writer)
             application = Application("tawebeval")
             daemon.setServiceParent(application)
             self.assertIs(application.getComponent(ILogObserver, None), writer)

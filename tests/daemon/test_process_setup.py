@@ -20,9 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 import tawebeval
 from tawebeval.daemon.process_setup import (
-    LATE_IMPORTS,
     MALLOC_TRIM_THRESHOLD,
-    NOT_PRELOADED_PACKAGES,
     ShutdownSignals,
     find_unreadable_import_directories,
     freeze_objects,
@@ -248,23 +246,8 @@ class MonotonicTests(SynchronousTestCase):
         self.check("timer")
 
 
-LOOK = "import sys; from tawebeval.daemon.process_setup import preload_modules;"
-LOOK += " preload_modules(); print(*sys.modules)"
-
-
-class PreloadTests(SynchronousTestCase):
-    """Imports before the drop."""
-
-    def test_all(self) -> None:
-        """Every module that the daemon may need is loaded, and what others load late."""
-        package = Path(tawebeval.__file__).parent
-        loaded = printed_by(LOOK).split()
-        for file in package.rglob("*.py"):
-            name = ".".join(file.relative_to(package.parent).with_suffix("").parts)
-            known = loaded.count(name.removesuffix(".__init__"))
-            unused = (*NOT_PRELOADED_PACKAGES, "tawebeval.sandbox.tools")  # the last is evaluators'
-            self.assertEqual(known, not name.startswith(unused), name)
-        self.assertEqual(set(LATE_IMPORTS) - set(loaded), set())
+class UnreadableTests(SynchronousTestCase):
+    """Directories of Python and packages."""
 
     def test_readable(self) -> None:
         """Where all can be read there is nothing to tell."""

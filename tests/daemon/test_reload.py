@@ -38,7 +38,7 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.linux.ownership import digest_file
 from tawebeval.reloadable import ReloadableFiles, ReloadableFilesOwner, ReloadResult
 from tests.cases.roots import make_root
-from tests.cases.settings import find_attribute, list_settings, read_setting
+from tests.cases.settings import list_settings, read_setting
 from tests.fakes.world import FakeNotifier
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -385,8 +385,7 @@ def changed(path: str) -> Configuration:
     else:
         other = ("other",) if isinstance(before, tuple) else "other"
     section, _, key = path.rpartition(".")
-    table = read_setting(BEFORE, section) if section else BEFORE
-    change = {find_attribute(table, key): OTHERS.get(path, other)}
+    change = {key: OTHERS.get(path, other)}
     while section:
         table = msgspec.structs.replace(read_setting(BEFORE, section), **change)
         section, _, key = section.rpartition(".")

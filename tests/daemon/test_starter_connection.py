@@ -1,4 +1,4 @@
-"""Whether evaluations outlive the daemon: the setting, the starter and what the doctor says."""
+"""Whether evaluations outlive the daemon: the starter and what the doctor says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tawebeval.config import (
     EvaluationSettings,
     LimitSettings,
     SandboxSettings,
-    ServiceSettings,
 )
 from tawebeval.daemon.starter_connection import (
     STARTER_SOCKET_VARIABLE,
@@ -26,11 +25,9 @@ from tests.cases.doctor_case import BROKEN, WEAKER, DoctorTestCase
 from tests.cases.starters import StarterProcess
 
 
-def configured(lasting: Any, kind: Any = "bubblewrap") -> Configuration:
+def configured(kind: Any = "bubblewrap") -> Configuration:
     """Return a configuration."""
-    return Configuration(
-        service=ServiceSettings(evaluations_outlive_daemon=lasting), sandbox=SandboxSettings(kind)
-    )
+    return Configuration(sandbox=SandboxSettings(kind))
 
 
 SMALL = Configuration(
@@ -39,44 +36,32 @@ SMALL = Configuration(
 
 
 class SettingTests(SynchronousTestCase):
-    """`service.lasting`, and a starter with a unit of its own."""
+    """A starter with a unit of its own."""
 
     def setUp(self) -> None:
         self.starter = StarterProcess()
         self.addCleanup(self.starter.stop)
         self.environment = {STARTER_SOCKET_VARIABLE: str(self.starter.path)}
 
-    def test_evaluations_last_with_a_named_starter_unless_the_operator_forbids_it(self) -> None:
-        for lasting, kind, expected in (
-            ("auto", "bubblewrap", True),
-            (True, "bubblewrap", True),
-            (False, "bubblewrap", False),
-            ("auto", "none", False),
-        ):
-            trees, is_lasting = open_starter(
-                configured(lasting, kind), self.environment, Path("/state")
-            )
+    def test_evaluations_last_with_a_named_starter_and_a_sandbox(self) -> None:
+        for kind, expected in (("bubblewrap", True), ("none", False)):
+            trees, is_lasting = open_starter(configured(kind), self.environment, Path("/state"))
             self.assertIs(is_lasting, expected)
             trees.close()
         self.assertIsNone(self.starter.process.poll(), "the daemon does not end it")
-        self.assertIs(open_starter(configured("auto"), {}, Path("/state"))[1], False)
+        self.assertIs(open_starter(configured(), {}, Path("/state"))[1], False)
 
-    def test_start_is_refused_if_evaluations_must_last_and_cannot(self) -> None:
+    def test_start_is_refused_if_the_named_starter_does_not_answer(self) -> None:
         silent = {STARTER_SOCKET_VARIABLE: "/nowhere/socket"}
-        for lasting, environment, kind, words in (
-            (True, {}, "bubblewrap", "service.lasting: no starter is named (TAWEBEVAL_STARTER)"),
-            (True, self.environment, "none", "service.lasting: evaluations last in a sandbox"),
-            (True, silent, "bubblewrap", "No such file or directory; start tawebeval-starter"),
-            ("auto", silent, "bubblewrap", "No such file or directory; start tawebeval-starter"),
-        ):
-            with self.assertRaises(ConfigurationError) as caught:
-                open_starter(configured(lasting, kind), environment, Path("/state"))
-            self.assertIn(words, str(caught.exception))
+        with self.assertRaises(ConfigurationError) as caught:
+            open_starter(configured(), silent, Path("/state"))
+        said = "No such file or directory; start tawebeval-starter"
+        self.assertIn(said, str(caught.exception))
 
     def test_start_is_refused_if_evaluators_may_have_more_than_the_starter(self) -> None:
         resource.prlimit(self.starter.pid, resource.RLIMIT_NOFILE, (200, 200))
         with self.assertRaises(ConfigurationError) as caught:
-            open_starter(configured("auto"), self.environment, Path("/state"))
+            open_starter(configured(), self.environment, Path("/state"))
         self.assertEqual(
             str(caught.exception),
             "limits.open_files: 256 is over the starter's hard limit, 200; set LimitNOFILE=256 in"

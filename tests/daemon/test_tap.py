@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import gc
 import os
-import pwd
 import resource
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,14 @@ from zope.interface.verify import verifyObject
 
 from tawebeval import __version__
 from tawebeval.config import Configuration
-from tawebeval.daemon import tap
+from tawebeval.daemon import services, tap
 from tawebeval.daemon.reload import ConfigurationFile, ReloadService, read_configuration
 from tawebeval.daemon.tap import Options, makeService
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
+from tawebeval.linux.privileges import refuse_root
 from tests.cases.databases import close_databases_at_end
 from tests.cases.own_python import printed_by
-from tests.fakes.process import FakeProcess
 from tests.fakes.sandbox import NO_CGROUPS
 
 
@@ -108,7 +107,7 @@ class ConfigurationFileTests(SynchronousTestCase):
         self.refuse(None)
         self.refuse(b"\xff")
         self.refuse(b"[")
-        self.assertIn("limits.fields", self.refuse(b"[limits]\nfields = 0"))
+        self.assertIn("limits.disk_files", self.refuse(b"[limits]\ndisk_files = 0"))
         self.assertIn("limits.colour", self.refuse(b"[limits]\ncolour = 0"))
 
 
@@ -117,7 +116,8 @@ class MakeServiceTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
-        self.process = FakeProcess()
+        self.patch(tap, "refuse_root", lambda: None)
+        self.patch(services, "drop_privileges", lambda: None)
         self.reactor = MemoryReactorClock()
         environment = {"STATE_DIRECTORY": f"{self.root}/s", "CACHE_DIRECTORY": f"{self.root}/c"}
         self.patch(os, "environ", environment)
@@ -126,7 +126,7 @@ class MakeServiceTests(SynchronousTestCase):
         """Make the service of a command line."""
         options = Options()
         options.parseOptions(arguments)
-        return makeService(options, self.reactor, self.process, lambda *owner: NO_CGROUPS)
+        return makeService(options, self.reactor, lambda label: NO_CGROUPS)
 
     def listeners(self, *arguments: str) -> list[int]:
         """Return the ports on which the service of a command line listens."""
@@ -172,9 +172,9 @@ class MakeServiceTests(SynchronousTestCase):
         self.root.mkdir()
         close_databases = close_databases_at_end(self)
         broken = self.mktemp()
-        Path(broken).write_text("[limits]\nfields = 0")
+        Path(broken).write_text("[limits]\ndisk_files = 0")
         for arguments, words in (
-            (("-c", broken), (broken, "limits.fields")),
+            (("-c", broken), (broken, "limits.disk_files")),
             (("-c", "/nonexistent"), ("/nonexistent",)),
             (("-l", "nonsense:1"), ("nonsense:1",)),
             (("-l", "tcp:port"), ("tcp:port",)),
@@ -222,24 +222,13 @@ class MakeServiceTests(SynchronousTestCase):
             self.assertTrue(str(caught.exception.code).startswith(start), caught.exception.code)
         self.assertFalse(self.root.exists())
 
-    def test_root(self) -> None:
-        """Root needs a user to become, and makes nothing before that is clear."""
-        self.process = FakeProcess(0)
+    def test_root_is_refused_before_anything_is_made(self) -> None:
+        self.patch(tap, "refuse_root", refuse_root)
+        self.patch(os, "getresuid", lambda: (0, 1000, 1000))
         with self.assertRaises(SystemExit) as caught:
             self.make()
-        self.assertIn("service.user", str(caught.exception.code))
+        self.assertIn("as root: tawebeval serve --user NAME", str(caught.exception.code))
         self.assertFalse(self.root.exists())
-
-    def test_user(self) -> None:
-        """The file names that user; what that may need later is loaded while it can be."""
-        self.process = FakeProcess(0)
-        loaded: list[bool] = []
-        self.patch(tap, "preload_modules", lambda: loaded.append(True))
-        path = self.mktemp()
-        Path(path).write_text("[service]\nuser = 'nobody'")
-        self.make("-c", path).privilegedStartService()
-        self.assertEqual(self.process.users, (pwd.getpwnam("nobody").pw_uid,) * 3)
-        self.assertEqual(loaded, [True])
 
     def test_memory(self) -> None:
         """The daemon keeps the memory that events pass through."""

@@ -18,7 +18,6 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups import CgroupDirectory, CgroupManager, ResourceUsage
-from tawebeval.linux.privileges import User
 from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
 from tawebeval.sandbox.base import EvaluatorExit, LeftProcess, RunnerStatus
 from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
@@ -166,7 +165,7 @@ class FakeTrees:
 
     `launched` is what was to be started, `error` raised instead, `overlay` everybody's.
     `overlay_problem` is why there are no overlays, from the start or since somebody wanted copies;
-    `asked` are the users who were to make trees. `ended` is what `starter` says of each program:
+    `asked` counts who asked for trees. `ended` is what `starter` says of each program:
     status and output. `forgotten` are the workspaces whose programs were forgotten.
     """
 
@@ -177,7 +176,7 @@ class FakeTrees:
     pid: int = 77
     made: list[Path] = attrs.field(factory=list)
     launched: list[LaunchSpec] = attrs.field(factory=list)
-    asked: list[User | None] = attrs.field(factory=list)
+    asked: int = 0
     forgotten: list[Workspace] = attrs.field(factory=list)
     connected: list[tuple[StartedProgram, int]] = attrs.field(factory=list)
     closed: int = 0
@@ -187,7 +186,7 @@ class FakeTrees:
         """The starter, which is this."""
         return self
 
-    def connect_starter(self, user: User | None = None) -> FakeTrees:
+    def connect_starter(self) -> FakeTrees:
         """Return the starter."""
         return self
 
@@ -195,15 +194,15 @@ class FakeTrees:
         """Return none."""
         return {}
 
-    def use_overlays(self, user: User | None = None) -> None:
-        """Note the user."""
-        self.asked.append(user)
+    def use_overlays(self) -> None:
+        """Count."""
+        self.asked += 1
         if self.error is not None:
             raise self.error
 
-    def use_copies(self, problem: str, user: User | None = None) -> None:
-        """Note the user, and take the problem."""
-        self.use_overlays(user)
+    def use_copies(self, problem: str) -> None:
+        """Count, and take the problem."""
+        self.use_overlays()
         self.overlay_problem = problem
 
     def start_program(

@@ -27,8 +27,7 @@ NO_ROUTE = failed("fatal: no route to host")
 class CheckOutTests(CacheTestCase):
     """Checkouts of commits that are new, or in the cache."""
 
-    def test_check_out(self) -> None:
-        """The commit's tree is checked out in the cache, with an index that lies there too."""
+    def test_commits_tree_is_checked_out_in_cache(self) -> None:
         self.get()
         command = self.git.commands[-1]
         self.assertEqual(command.repository, self.path())
@@ -45,16 +44,14 @@ class CheckOutTests(CacheTestCase):
         self.assertEqual(command.environment, {"GIT_INDEX_FILE": f"{unfinished}/index/index"})
         self.assertEqual(command.reach, SandboxAccess((unfinished / "tree", unfinished / "index")))
 
-    def test_known_commit(self) -> None:
-        """A marked commit is not requested again, neither over the network nor from git."""
+    def test_marked_commit_is_not_requested_again(self) -> None:
         self.get()
         self.git.commands.clear()
         for branch in (None, "main"):
             self.assertEqual(self.get(branch=branch), Commit(OID, TREE))
         self.assertEqual(self.names(), [])
 
-    def test_found_commit(self) -> None:
-        """A commit that came with another one is found without the network."""
+    def test_commit_that_came_with_another_one_is_found_without_network(self) -> None:
         self.get()
         self.git.commands.clear()
         for _ in range(2):
@@ -62,9 +59,7 @@ class CheckOutTests(CacheTestCase):
             # It has the same tree, which is checked out.
             self.assertEqual(self.names(), ["log", "ls-tree"])
 
-    def test_needs_network(self) -> None:
-        """A marked commit needs no network, nor does a repository of this machine."""
-
+    def test_marked_commit_needs_no_network(self) -> None:
         def needs(url: str = URL, oid: str = OID) -> bool:
             return self.cache.checkout_needs_network(Repository(url), oid)
 
@@ -78,8 +73,7 @@ class CheckOutTests(CacheTestCase):
         self.assertFalse(needs("file:///srv/x"))
         self.assertRaises(EvaluationFailure, needs, "https://127.0.0.1/x")
 
-    def test_counts(self) -> None:
-        """Hits, misses and fetches are counted, but not twice for a request made `is_retry`."""
+    def test_hits_misses_and_fetches_are_counted(self) -> None:
         self.get()
         self.get()
         self.fetches = [NO_ROUTE]
@@ -92,16 +86,14 @@ class CheckOutTests(CacheTestCase):
         self.assertEqual(tally.lookup_counts, looked)
         self.assertEqual(tally.fetch_counts, {"fetched": 1, "failed": 1, "cancelled": 0})
 
-    def test_other_url(self) -> None:
-        """A commit that was fetched from one URL is fetched again from another."""
+    def test_commit_that_was_fetched_from_one_url_is_fetched_again_from_another(self) -> None:
         self.get()
         self.fetches = [failed("fatal: authentication failed")]
         self.assertEqual(self.refuse(URL + "x").reason, "repository")
         self.assertEqual(len(self.fetch_commands()), 2)
         self.assertEqual(len(list(self.root.glob("*.tree"))), 1)
 
-    def test_broken_marker(self) -> None:
-        """A marker without an OID, or of an earlier format, is ignored, and written again."""
+    def test_malformed_marker_is_ignored_and_written_again(self) -> None:
         self.get()
         marker = self.path() / "commits" / OID
         before = self.cache.disk_sizes
@@ -113,8 +105,7 @@ class CheckOutTests(CacheTestCase):
             self.assertEqual(marker.read_text(), f"3 {TREE} 0 0 []")
             self.assertEqual(self.cache.disk_sizes, before)
 
-    def test_failure_is_not_remembered(self) -> None:
-        """A request after a failed one fetches again."""
+    def test_request_after_failed_one_fetches_again(self) -> None:
         self.fetches = [NO_ROUTE]
         self.refuse()
         self.get()
@@ -136,8 +127,7 @@ class CheckOutTests(CacheTestCase):
         self.assertEqual([o for o in bare if o.path.parent == self.root], [])
         self.assertEqual(self.cache.counters.eviction_count, 0)
 
-    def test_failure_leaves_what_was_there(self) -> None:
-        """Objects of earlier fetches stay, also without a whole commit."""
+    def test_objects_of_earlier_fetches_stay(self) -> None:
         self.grow = lambda repository: (repository / "objects" / "pack" / "x").touch()
         self.gained = 0
         self.fetches = [DONE, NO_ROUTE]
@@ -146,24 +136,20 @@ class CheckOutTests(CacheTestCase):
         self.refuse()
         self.assertTrue(self.path().exists())
 
-    def test_directories_count(self) -> None:
-        """The size of a repository includes its directories."""
+    def test_size_of_repository_includes_its_directories(self) -> None:
         self.get()
         directories = [path for path in self.path().rglob("*") if path.is_dir()]
         self.assertGreaterEqual(
             self.cache.disk_sizes["repositories"], 4096 * (len(directories) + 1)
         )
 
-    def test_cannot_be_checked_out(self) -> None:
-        """A tree that git cannot check out is an error of the repository."""
+    def test_tree_that_git_cannot_check_out_is_error_of_repository(self) -> None:
         self.broken["read-tree"] = failed("fatal: unable to read tree")
         error = self.refuse()
         self.assertEqual(error.reason, "repository")
         self.assertEqual(error.extra_members, {"stderr": "fatal: unable to read tree"})
 
-    def test_cannot_be_created(self) -> None:
-        """On a full disk no half of a repository looks complete."""
-
+    def test_on_full_disk_no_half_of_repository_looks_complete(self) -> None:
         def fill(path: Path) -> None:
             path.mkdir()
             raise OSError(errno.ENOSPC, "disk full")
@@ -174,8 +160,7 @@ class CheckOutTests(CacheTestCase):
         self.assertEqual(list(self.root.glob("*.git")), [])
         self.get()
 
-    def test_entry(self) -> None:
-        """A cached repository has its URL in a file, and a name that depends on the URL alone."""
+    def test_cached_repository_has_its_url_in_file(self) -> None:
         self.get()
         path = self.path()
         self.assertEqual((path / "url").read_text(), URL + "\n")
@@ -200,8 +185,7 @@ class SharingTests(CacheTestCase):
         self.running = Running()
         self.fetches = [self.running]
 
-    def test_shared(self) -> None:
-        """Requests for one commit wait for one fetch and one check-out."""
+    def test_requests_for_one_commit_wait_for_one_fetch_and_one_check_out(self) -> None:
         requested = [self.check_out() for _ in range(3)]
         for each in requested:
             self.assertNoResult(each)
@@ -210,8 +194,7 @@ class SharingTests(CacheTestCase):
             self.assertEqual(self.successResultOf(each).oid, OID)
         self.assertEqual(self.names(), ["fetch", "log", "ls-tree", "read-tree"])
 
-    def test_failure(self) -> None:
-        """A failed fetch fails for all, each with an error of its own; the next one is new."""
+    def test_failed_fetch_fails_for_all(self) -> None:
         requested = [self.check_out() for _ in range(3)]
         self.running.end(failed("fatal: no"))
         errors = [self.error(each) for each in requested]
@@ -221,8 +204,7 @@ class SharingTests(CacheTestCase):
         self.get()
         self.assertEqual(len(self.fetch_commands()), 2)
 
-    def test_one_at_a_time(self) -> None:
-        """Two commits of one repository are fetched one after the other."""
+    def test_two_commits_of_one_repository_are_fetched_one_after_other(self) -> None:
         first, second = self.check_out(), self.check_out(oid=OTHER)
         self.assertEqual(len(self.fetch_commands()), 1)
         self.running.end()
@@ -231,16 +213,14 @@ class SharingTests(CacheTestCase):
         # It came with the first one.
         self.assertEqual(len(self.fetch_commands()), 1)
 
-    def test_repositories_do_not_wait(self) -> None:
-        """Repositories do not wait for each other."""
+    def test_repositories_do_not_wait_for_each_other(self) -> None:
         first = self.check_out()
         self.get(URL + "x")
         self.assertNoResult(first)
         self.running.end()
         self.successResultOf(first)
 
-    def test_one_cancels(self) -> None:
-        """A cancelled request leaves the fetch to the others."""
+    def test_cancelled_request_leaves_fetch_to_others(self) -> None:
         first, second = self.check_out(), self.check_out()
         first.cancel()
         self.failureResultOf(first, CancelledError)
@@ -249,8 +229,7 @@ class SharingTests(CacheTestCase):
         self.running.end()
         self.successResultOf(second)
 
-    def test_all_cancel(self) -> None:
-        """The last cancelled request kills the fetch, and ends when git has ended."""
+    def test_last_cancelled_request_kills_fetch(self) -> None:
         first, second = self.check_out(), self.check_out()
         first.cancel()
         second.cancel()
@@ -263,8 +242,7 @@ class SharingTests(CacheTestCase):
         self.assertEqual(self.cache.counters.lookup_counts["commits", "miss"], 2)
         self.assertEqual(self.cache.counters.fetch_counts["cancelled"], 1)
 
-    def test_cancelled_while_waiting(self) -> None:
-        """A request that waits for another fetch is cancelled at once."""
+    def test_request_that_waits_for_another_fetch_is_cancelled_at_once(self) -> None:
         first, second = self.check_out(), self.check_out(oid=OTHER)
         second.cancel()
         self.failureResultOf(second, CancelledError)
@@ -272,8 +250,7 @@ class SharingTests(CacheTestCase):
         self.running.end()
         self.successResultOf(first)
 
-    def test_request_during_a_kill(self) -> None:
-        """A request while a fetch is being killed gets a fetch of its own, after that."""
+    def test_request_while_fetch_is_being_killed_gets_fetch_of_its_own(self) -> None:
         first = self.check_out()
         first.cancel()
         again = Running()
@@ -287,8 +264,7 @@ class SharingTests(CacheTestCase):
         self.successResultOf(second)
         self.assertEqual(again.killed, 0)
 
-    def test_git_cannot_be_started(self) -> None:
-        """The OSError of a git that cannot be started is passed on."""
+    def test_oserror_of_git_that_cannot_be_started_is_passed_on(self) -> None:
         self.git.script = lambda command: (_ for _ in ()).throw(OSError(2, "no git"))
         self.failureResultOf(self.check_out(), OSError)
         gc.collect()
@@ -321,8 +297,7 @@ class DamageTests(CacheTestCase):
         self.assertFalse((self.path() / "damaged").exists())
         self.assertEqual(sorted(path.suffix for path in self.root.iterdir()), [".git", ".tree"])
 
-    def test_check_out(self) -> None:
-        """Damage is found when the tree of a marked commit cannot be checked out."""
+    def test_damage_is_found_when_tree_of_marked_commit_cannot_be_checked_out(self) -> None:
         for printed in (
             CORRUPT.stderr,
             "fatal: failed to unpack tree object 77",
@@ -336,16 +311,14 @@ class DamageTests(CacheTestCase):
             self.broken_once = {"read-tree"}
             self.check_mended()
 
-    def test_fetch(self) -> None:
-        """Damage is found when another commit cannot be fetched, or its tree be listed."""
+    def test_damage_is_found_when_another_commit_cannot_be_fetched(self) -> None:
         for name in ("fetch", "ls-tree"):
             self.setUp()
             self.present.clear()
             self.broken_once = {name}
             self.check_mended(OTHER)
 
-    def test_once(self) -> None:
-        """A repository that is fetched anew, and no better, is an error."""
+    def test_repository_that_is_no_better_when_fetched_anew_is_an_error(self) -> None:
         self.broken["read-tree"] = CORRUPT
         error = self.refuse()
         self.assertEqual(
@@ -353,8 +326,7 @@ class DamageTests(CacheTestCase):
         )
         self.assertEqual(len(self.fetch_commands()), 1)
 
-    def test_other_failures(self) -> None:
-        """A failure for another reason, or in the words of a server, leaves the repository."""
+    def test_failure_for_another_reason_leaves_the_repository(self) -> None:
         for printed in (
             "error: unable to create file x: No space left on device",
             "remote: corrupt",
@@ -365,8 +337,7 @@ class DamageTests(CacheTestCase):
             self.assertEqual(self.names(), ["read-tree"])
             self.git.commands.clear()
 
-    def test_full_disk(self) -> None:
-        """The damage that a full disk causes is no reason to remove what was whole."""
+    def test_damage_that_full_disk_causes_is_no_reason_to_remove_what_was_whole(self) -> None:
         printed = "error: No space left on device\nfatal: packed object cc is corrupt"
         full = EvaluationFailure("lost", "the disk is full", {"stderr": printed})
         self.git.script = lambda command: fail(full)
@@ -387,14 +358,12 @@ class DamageTests(CacheTestCase):
         self.assertEqual(self.get().oid, OID)
         self.assertFalse((self.path() / "damaged").exists())
 
-    def test_never_whole(self) -> None:
-        """A repository that was never fetched is not tried twice: the server's is damaged."""
+    def test_repository_that_was_never_fetched_is_not_tried_twice(self) -> None:
         self.fetches = [CORRUPT]
         self.refuse("https://example.org/another")
         self.assertEqual(len(self.fetch_commands()), 1)
 
-    def test_together(self) -> None:
-        """Of concurrent requests that find the damage one removes it; all wait for the fetch."""
+    def test_of_concurrent_requests_that_find_damage_one_removes_it(self) -> None:
         fetching, reading = Running(), Running()
         self.fetches = [fetching]
         held = [reading]

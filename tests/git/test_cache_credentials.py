@@ -51,8 +51,7 @@ class CredentialTests(CacheTestCase):
             self.assertEqual(self.refuse(caller=caller).reason, "repository")
             self.assertEqual(self.logins(), [None])
 
-    def test_login(self) -> None:
-        """Callers of the credential share one repository; others get nothing of it."""
+    def test_callers_of_credential_share_one_repository(self) -> None:
         self.get(caller="alice")
         self.assertEqual(self.logins(), [LOGIN])
         self.git.commands.clear()
@@ -60,16 +59,14 @@ class CredentialTests(CacheTestCase):
         self.assertEqual(self.names(), [])
         self.check_private("bob", "")
 
-    def test_secrets(self) -> None:
-        """No file in the cache, and no name of one, has the secret."""
+    def test_no_file_in_the_cache_has_the_secret(self) -> None:
         self.get(caller="alice")
         for path in self.root.rglob("*"):
             self.assertNotIn("s3cret", str(path))
             if path.is_file():
                 self.assertNotIn("s3cret", path.read_text())
 
-    def test_concurrent_fetch(self) -> None:
-        """A fetch with a credential is not shared with callers who may not use it."""
+    def test_fetch_with_credential_is_not_shared_with_callers_who_may_not_use_it(self) -> None:
         running = Running()
         self.fetches = [running, PRIVATE]
         requested = self.check_out(caller="alice")
@@ -78,8 +75,7 @@ class CredentialTests(CacheTestCase):
         running.end()
         self.assertEqual(self.successResultOf(requested).oid, OID)
 
-    def test_restart(self) -> None:
-        """A new daemon keeps the repository for its callers, and from others."""
+    def test_new_daemon_keeps_repository_for_its_callers(self) -> None:
         self.get(caller="alice")
         self.restart()
         self.git.commands.clear()
@@ -87,15 +83,13 @@ class CredentialTests(CacheTestCase):
         self.assertEqual(self.names(), [])
         self.check_private("bob", "")
 
-    def test_removed(self) -> None:
-        """Nobody reaches what a credential has fetched that is removed."""
+    def test_nobody_reaches_what_credential_has_fetched_that_is_removed(self) -> None:
         self.get(caller="alice")
         self.entries = ()
         self.restart()
         self.check_private("alice", "bob", "")
 
-    def test_changed(self) -> None:
-        """A new secret, which may open less, fetches anew."""
+    def test_new_secret_fetches_anew(self) -> None:
         self.get(caller="alice")
         self.file.write_text("another")
         read_again(self.keyring)
@@ -104,15 +98,13 @@ class CredentialTests(CacheTestCase):
         self.refuse(caller="alice")
         self.assertEqual(self.logins()[1], Login("https://example.org", "judge", "another"))
 
-    def test_public_before(self) -> None:
-        """Fetches with and without a credential have a repository each."""
+    def test_fetches_with_and_without_credential_have_repository_each(self) -> None:
         self.get(caller="bob")
         self.get(caller="alice")
         self.assertEqual(self.logins(), [None, LOGIN])
         self.assertEqual(len(list(self.root.glob("*.git"))), 2)
 
-    def test_unencrypted(self) -> None:
-        """Over http to a public address no password is sent."""
+    def test_over_http_to_public_address_no_password_is_sent(self) -> None:
         error = self.refuse(URL.replace("https", "http"), caller="alice")
         self.assertIn("https only", error.message)
         self.assertEqual(self.logins(), [])

@@ -56,14 +56,12 @@ class EvictionTestCase(CacheTestCase):
 class EvictionTests(EvictionTestCase):
     """The least recently used is evicted."""
 
-    def test_least_recently_used(self) -> None:
-        """The least recently used goes when there is no room, and no more than that."""
+    def test_least_recently_used_goes_when_there_is_no_room(self) -> None:
         for fetched, cached in (("abc", "abc"), ("ad", "acd"), ("e", "ade")):
             self.fetch_all(fetched)
             self.check_cached(cached)
 
-    def test_comes_back(self) -> None:
-        """An evicted repository is fetched again when it is requested."""
+    def test_evicted_repository_is_fetched_again_when_it_is_requested(self) -> None:
         self.fetch_all("abcd")
         self.present = {(name, oid) for name, oid in self.present if (self.root / name).exists()}
         before = self.fetched
@@ -71,8 +69,7 @@ class EvictionTests(EvictionTestCase):
         self.assertEqual(self.fetched, before + 1)
         self.check_cached("acd")
 
-    def test_in_use(self) -> None:
-        """A repository in use stays, although it is the oldest; the next oldest goes."""
+    def test_repository_in_use_stays(self) -> None:
         self.fetch_all("abc")
         running = Running()
         self.fetches = [running]
@@ -85,8 +82,7 @@ class EvictionTests(EvictionTestCase):
         running.end()
         self.successResultOf(requested)
 
-    def test_checkouts_have_half(self) -> None:
-        """The least recently used checkouts go when they take more than half; repositories stay."""
+    def test_least_recently_used_checkouts_go_when_they_take_more_than_half(self) -> None:
         self.grow = lambda repository: None
         self.set_tree_size(70_000)
         self.fetch_all("abcdae")
@@ -96,8 +92,7 @@ class EvictionTests(EvictionTestCase):
         self.fetch_all("b")
         self.assertEqual(self.names(), ["read-tree"])
 
-    def test_checkout_in_use(self) -> None:
-        """The checkout of a running evaluation stays."""
+    def test_checkout_of_running_evaluation_stays(self) -> None:
         self.grow = lambda repository: None
         self.set_tree_size(150_000)
         self.get("/a")
@@ -108,8 +103,7 @@ class EvictionTests(EvictionTestCase):
         self.fetch_all("d")
         self.assertFalse(used.path.exists())
 
-    def test_no_room_for_other_checkouts(self) -> None:
-        """A repository in use that fills the cache leaves no room for unused checkouts."""
+    def test_repository_in_use_that_fills_cache_leaves_no_room_for_unused_checkouts(self) -> None:
         self.trees = {OTHER: "5" * 40}
         self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 520_000)
         self.set_tree_size(20_000)
@@ -118,8 +112,7 @@ class EvictionTests(EvictionTestCase):
         (left,) = self.root.glob("*.tree")
         self.assertIn("5" * 40, left.name)
 
-    def test_larger_than_the_cache(self) -> None:
-        """A repository that is larger than the cache stays until the next one comes."""
+    def test_repository_that_is_larger_than_cache_stays_until_next_one_comes(self) -> None:
         self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 700_000)
         for name in "ab":
             self.fetch_all(name)
@@ -136,8 +129,7 @@ class EvictionTests(EvictionTestCase):
 class RestartTests(EvictionTestCase):
     """The cache of an earlier daemon."""
 
-    def test_restart(self) -> None:
-        """A new daemon knows what is in the cache, its size, and its last uses."""
+    def test_new_daemon_knows_what_is_in_cache(self) -> None:
         self.fetch_all("abca")
         for age, name in enumerate("acb"):
             _set_time(self.find(name), 1_700_000_000 - age)
@@ -148,8 +140,7 @@ class RestartTests(EvictionTestCase):
         self.fetch_all("d")
         self.check_cached("acd")
 
-    def test_less_room(self) -> None:
-        """A new daemon with less room evicts at once; the last used stays."""
+    def test_new_daemon_with_less_room_evicts_at_once(self) -> None:
         self.fetch_all("abc")
         for age, name in enumerate("bca"):
             _set_time(self.find(name), 1_700_000_000 - age)

@@ -66,8 +66,7 @@ class CheckoutsTestCase(SynchronousTestCase):
 class ProvideTests(CheckoutsTestCase):
     """Checkouts that are made or shared."""
 
-    def test_made_once(self) -> None:
-        """A tree is written at the first request, is complete before it has its name, and stays."""
+    def test_tree_is_written_at_first_request(self) -> None:
         checkout = self.get()
         self.assertEqual(checkout.commit, Commit(OID, ONE, FILES, SIZE))
         self.assertEqual(os.readlink(checkout.path / "link"), "gone")
@@ -77,8 +76,7 @@ class ProvideTests(CheckoutsTestCase):
         self.assertNotEqual(self.written, [checkout.path])
         self.assertEqual(len(self.written), 1)
 
-    def test_each_its_own(self) -> None:
-        """The same tree of another repository is another one, as is another tree."""
+    def test_same_tree_of_another_repository_is_another_one(self) -> None:
         paths = {
             self.get(tree, repository).path
             for tree in (ONE, OTHER)
@@ -86,8 +84,7 @@ class ProvideTests(CheckoutsTestCase):
         }
         self.assertEqual(len(paths), 4)
 
-    def test_commits_of_one_tree(self) -> None:
-        """Commits of one tree share it; each use of a checkout is released by itself."""
+    def test_commits_of_one_tree_share_it(self) -> None:
         one, two = self.get(), self.get(oid="d" * 40)
         self.assertEqual((one.commit.oid, two.commit.oid), (OID, "d" * 40))
         self.assertEqual((one.path, len(self.written)), (two.path, 1))
@@ -100,8 +97,7 @@ class ProvideTests(CheckoutsTestCase):
         again.release()
         self.assertEqual(self.detach(), "1")
 
-    def test_together(self) -> None:
-        """Concurrent requests share one writing, and each of them uses the checkout."""
+    def test_concurrent_requests_share_one_writing(self) -> None:
         self.gate.shut = True
         requested = [self.check_out() for _ in range(3)]
         self.gate.open()
@@ -111,8 +107,7 @@ class ProvideTests(CheckoutsTestCase):
             checkout.release()
         self.assertEqual(self.detach(), "1")
 
-    def test_failure(self) -> None:
-        """A failed writing fails for all requests, and leaves nothing."""
+    def test_failed_writing_fails_for_all_requests(self) -> None:
         self.gate.shut = True
         requested = [self.check_out() for _ in range(2)]
         self.gate.error = EvaluationFailure("repository", "damaged")
@@ -124,8 +119,7 @@ class ProvideTests(CheckoutsTestCase):
         self.gate.error = None
         self.get()
 
-    def test_cancelled(self) -> None:
-        """A writing is cancelled with the last request for it, and leaves nothing."""
+    def test_writing_is_cancelled_with_last_request_for_it(self) -> None:
         self.gate.shut = True
         first, second = self.check_out(), self.check_out()
         first.cancel()
@@ -144,8 +138,7 @@ class ProvideTests(CheckoutsTestCase):
             self.assertEqual(self.detach(), "")
         self.assertTrue(self.successResultOf(requested).path.exists())
 
-    def test_cancelled_at_the_end(self) -> None:
-        """A checkout that is cancelled while it gets its name is complete, counted and used."""
+    def test_checkout_that_is_cancelled_while_it_gets_its_name_is_complete(self) -> None:
         threads = SlowThreads()
         self.checkouts = CheckoutCache(self.root, threads)
         cancelled = self.check_out()
@@ -157,8 +150,7 @@ class ProvideTests(CheckoutsTestCase):
         self.assertGreaterEqual(self.checkouts.disk_bytes, SIZE)
         self.assertEqual([self.get().path], list(self.root.iterdir()))
 
-    def test_gone(self) -> None:
-        """A checkout that somebody has removed is made again, and its size is counted once."""
+    def test_checkout_that_somebody_has_removed_is_made_again(self) -> None:
         checkout = self.get()
         size = self.checkouts.disk_bytes
         checkout.path.rename(self.mktemp())
@@ -177,8 +169,7 @@ class EvictionTests(CheckoutsTestCase):
         self.assertGreaterEqual(self.checkouts.disk_bytes, used)
         self.assertEqual(self.checkouts.disk_bytes, SIZE + (FILES + 1) * 4096)
 
-    def test_least_recently_used(self) -> None:
-        """The least recently used goes, and no more than there is no room for."""
+    def test_least_recently_used_goes(self) -> None:
         for tree in "123":
             self.get(tree * 40).release()
         self.get("1" * 40).release()
@@ -189,16 +180,14 @@ class EvictionTests(CheckoutsTestCase):
         self.assertEqual(self.detach(0), "31")
         self.assertEqual(self.checkouts.disk_bytes, 0)
 
-    def test_in_use(self) -> None:
-        """A checkout in use stays until its last user releases it."""
+    def test_checkout_in_use_stays_until_its_last_user_releases_it(self) -> None:
         first, second = self.get(), self.get()
         first.release()
         self.assertEqual(self.detach(0), "")
         second.release()
         self.assertEqual(self.detach(0), "1")
 
-    def test_renamed(self) -> None:
-        """An evicted checkout loses its name at once: a request in the meantime makes a new one."""
+    def test_evicted_checkout_loses_its_name_at_once(self) -> None:
         self.get().release()
         (detached,) = self.checkouts.evict_excess_checkouts(0)
         self.assertEqual(list(self.root.iterdir()), [detached])
@@ -206,8 +195,7 @@ class EvictionTests(CheckoutsTestCase):
         self.assertNotEqual(self.get().path, detached)
         self.assertEqual(len(self.written), 2)
 
-    def test_of_a_repository(self) -> None:
-        """The checkouts of a repository are evicted together, but for those in use."""
+    def test_checkouts_of_repository_are_evicted_together(self) -> None:
         used = self.get(ONE, "a" * 40)
         self.get(OTHER, "a" * 40).release()
         other = self.get(ONE, "b" * 40)
@@ -216,8 +204,7 @@ class EvictionTests(CheckoutsTestCase):
         self.assertIn(OTHER, detached.name)
         self.assertTrue(used.path.exists() and other.path.exists())
 
-    def test_gone(self) -> None:
-        """A checkout that somebody has removed is evicted without an error."""
+    def test_checkout_that_somebody_has_removed_is_evicted_without_error(self) -> None:
         checkout = self.get()
         checkout.release()
         checkout.path.rename(self.mktemp())
@@ -228,8 +215,7 @@ class EvictionTests(CheckoutsTestCase):
 class RestartTests(CheckoutsTestCase):
     """Checkouts of an earlier daemon."""
 
-    def test_whole(self) -> None:
-        """Complete checkouts are taken over, with their last uses."""
+    def test_complete_checkouts_are_taken_over(self) -> None:
         for tree in (ONE, OTHER):
             self.get(tree)
         os.utime(self.get(OTHER).path, (1, 1))

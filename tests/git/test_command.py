@@ -55,8 +55,7 @@ class CommandTests(GitTestCase):
         self.addCleanup(self.end)
         return self.spawn.child
 
-    def test_environment(self) -> None:
-        """The environment hardens git, has what the command needs, and nothing of the daemon's."""
+    def test_environment_hardens_git_and_has_nothing_of_the_daemon(self) -> None:
         self.assertEqual(
             self.start("status", environment={"GIT_INDEX_FILE": "/x"}).environment,
             {
@@ -77,16 +76,14 @@ class CommandTests(GitTestCase):
             },
         )
 
-    def test_arguments(self) -> None:
-        """The repository and settings come first, then the command, word for word."""
+    def test_repository_and_settings_come_first(self) -> None:
         arguments = ("fetch", "--quiet", "--end-of-options", "https://example.org/a b", "$(x)")
         argv = list(self.start(*arguments).argv)
         self.assertEqual(argv[BEFORE : BEFORE + 2], ["git", f"--git-dir={REPOSITORY}"])
         self.assertEqual(tuple(argv[-len(arguments) :]), arguments)
         self.assertEqual(self.spawn.child.directory, "/")
 
-    def test_next_commands(self) -> None:
-        """The next commands are in a shell's script; the first, with a client's words, is not."""
+    def test_next_commands_are_in_shells_script(self) -> None:
         child = self.start("fetch", "$(x)", next_commands=(("log", "a'b"), ("ls-tree",)))
         argv = list(child.argv)[BEFORE:]
         script = argv[argv.index("-c") + 1]
@@ -101,8 +98,7 @@ class CommandTests(GitTestCase):
             ['"$@"', r"printf '\0'", f"""{git} log 'a'"'"'b'""", r"printf '\0'", f"{git} ls-tree"],
         )
 
-    def test_login_of_next_commands(self) -> None:
-        """Only the first command asks for a password."""
+    def test_only_first_command_asks_for_password(self) -> None:
         login = Login("https://git.example.org", "judge", "s3cr:t@")
         argv = list(self.start("fetch", next_commands=(("log",),), login=login).argv)[BEFORE:]
         self.assertNotIn("git.example.org", argv[2])
@@ -118,20 +114,17 @@ class CommandTests(GitTestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         return done.stdout.splitlines()
 
-    def test_limits(self) -> None:
-        """Memory, core dumps and, on request, the size of files are limited."""
+    def test_memory_core_dumps_and_file_sizes_are_limited(self) -> None:
         command = "ulimit -d; ulimit -H -d; ulimit -H -c; ulimit -H -f"
         kib = str(77777777 // 1024)
         self.assertEqual(self.run_shell(command, max_file_size=5000), [kib, kib, "0", "10"])
         self.assertEqual(self.run_shell(command)[:3], [kib, kib, "0"])
 
-    def test_killed_before_the_daemon(self) -> None:
-        """Without memory the kernel kills git before the daemon."""
+    def test_without_memory_kernel_kills_git_before_daemon(self) -> None:
         own = int(Path("/proc/self/oom_score_adj").read_text())
         self.assertEqual(self.run_shell("cat /proc/self/oom_score_adj"), [str(max(own, 500))])
 
-    def test_cgroup(self) -> None:
-        """A command enters its cgroup, and gets its nice value; a missing cgroup is no error."""
+    def test_command_enters_its_cgroup(self) -> None:
         group = Path(self.mktemp()).absolute() / "a b"
         group.parent.mkdir()
         self.git = GitRunner(self.clock, self.spawn, (), entry=[str(group)], niceness=10)
@@ -142,8 +135,7 @@ class CommandTests(GitTestCase):
         group.mkdir()
         self.assertEqual(self.run_shell("echo began"), ["began"])
 
-    def test_cannot_be_executed(self) -> None:
-        """An error of the first shell is no fault of the repository."""
+    def test_error_of_first_shell_is_no_fault_of_repository(self) -> None:
         requested = self.run_git("fetch")
         before = [*self.spawn.child.argv[:BEFORE], "/nonexistent/git"]
         done = subprocess.run(before, capture_output=True, env={"PATH": "/usr/bin:/bin"})
@@ -151,8 +143,7 @@ class CommandTests(GitTestCase):
         self.end(done.returncode)
         self.assertEqual(self.failureResultOf(requested, EvaluationFailure).value.reason, "lost")
 
-    def test_settings(self) -> None:
-        """Settings exclude hooks, helpers, redirects and background work, and check objects."""
+    def test_settings_exclude_hooks_helpers_redirects_and_background_work(self) -> None:
         argv = list(self.start("status").argv)
         between = argv[BEFORE + 2 : -1]
         self.assertEqual(set(between[::2]), {"-c"})
@@ -195,8 +186,7 @@ class LoginTests(GitTestCase):
         git = GitRunner(self.clock, spawn, ("https",))
         return Deferred.fromCoroutine(git.run_command(REPOSITORY, "fetch", "url", login=self.login))
 
-    def test_pipe(self) -> None:
-        """Git reads the login from a pipe, which is closed; argv and environment do not have it."""
+    def test_git_reads_login_from_pipe(self) -> None:
         self.assertEqual(self.answers, [b"username=judge\npassword=s3cr:t@\n"])
         child = self.spawn.child
         self.assertNotIn("s3cr", str((child.argv, child.environment)))
@@ -205,8 +195,7 @@ class LoginTests(GitTestCase):
             os.fstat(descriptor)
         self.end()
 
-    def test_origin(self) -> None:
-        """The helper is for the one server, and comes after others were cleared."""
+    def test_helper_is_for_one_server(self) -> None:
         argv = list(self.spawn.child.argv)
         (helper,) = (one for one in argv if "/proc/self/fd/" in one)
         self.assertTrue(helper.startswith("credential.https://git.example.org.helper=!"))
@@ -214,23 +203,20 @@ class LoginTests(GitTestCase):
         self.assertLess(argv.index(helper), argv.index("fetch"))
         self.end()
 
-    def test_cannot_be_started(self) -> None:
-        """The pipe is closed if git cannot be started."""
+    def test_pipe_is_closed_if_git_cannot_be_started(self) -> None:
         self.end()
         self.spawn.error = FileNotFoundError(2, "no git")
         before = len(os.listdir("/proc/self/fd"))
         self.failureResultOf(self.fetch(), FileNotFoundError)
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
 
-    def test_echoed(self) -> None:
-        """A password that the server repeats is removed from stderr."""
+    def test_password_that_server_repeats_is_removed_from_stderr(self) -> None:
         self.spawn.child.complain(b"remote: you said s3cr:t@ and anVkZ2U6czNjcjp0QA==\n")
         self.end(128)
         stderr = self.successResultOf(self.requested).stderr
         self.assertEqual(stderr, "remote: you said *** and ***")
 
-    def test_echoed_at_the_cut(self) -> None:
-        """No part of a password is left where the beginning of much is cut off."""
+    def test_no_part_of_password_is_left_where_beginning_of_much_is_cut_off(self) -> None:
         for before in range(8150, 8250):
             requested = self.fetch()
             self.spawn.child.complain(b"s3cr:t@" * 20 + b"." * before)
@@ -262,8 +248,7 @@ class BoxTests(GitTestCase):
         """Note the kill."""
         self.killed.append(child)
 
-    def test_command(self) -> None:
-        """The sandbox is inside the limits, around git, and gets its descriptors."""
+    def test_sandbox_is_inside_limits(self) -> None:
         reach = SandboxAccess(has_network=True)
         self.run_git("fetch", reach=reach)
         self.run_git("log")
@@ -274,8 +259,7 @@ class BoxTests(GitTestCase):
             child.end()
         self.assertEqual(self.entered, [(REPOSITORY, reach), (REPOSITORY, READ_ONLY_ACCESS)])
 
-    def test_killed(self) -> None:
-        """Commands are killed by the sandbox: after a timeout, a refusal or a cancellation."""
+    def test_commands_are_killed_by_sandbox(self) -> None:
         self.run_git("fetch", timeout=60)
         self.clock.advance(60)
         self.end(137)
@@ -291,8 +275,7 @@ class BoxTests(GitTestCase):
         self.failureResultOf(requested, EvaluationFailure)
         self.assertEqual(self.killed, self.spawn.children)
 
-    def test_not_started(self) -> None:
-        """A sandbox that cannot be made is no fault of the repository."""
+    def test_sandbox_that_cannot_be_made_is_no_fault_of_repository(self) -> None:
         requested = self.run_git("fetch")
         self.spawn.child.complain(b"bwrap: No permissions to create new namespace\n")
         self.end(1)
@@ -323,8 +306,7 @@ class ResultTests(GitTestCase):
         self.end(status, number)
         return self.failureResultOf(requested, EvaluationFailure).value
 
-    def test_status(self) -> None:
-        """The result has the status, or the signal; stdout as it is, and stderr stripped."""
+    def test_result_has_status_or_signal_and_the_output(self) -> None:
         for ended, status in (((0, None), 0), ((128, None), 128), ((0, signal.SIGSEGV), -11)):
             requested = self.run_git("status")
             self.spawn.child.print(b"on stdout\n")
@@ -333,8 +315,7 @@ class ResultTests(GitTestCase):
             expected = GitResult(status, "on stdout\n", "on stderr")
             self.assertEqual(self.successResultOf(requested), expected)
 
-    def test_the_end_of_much(self) -> None:
-        """Of much output the end is kept: 64 KiB of stdout, 8 KiB of stderr."""
+    def test_of_much_output_end_is_kept(self) -> None:
         requested = self.run_git("status")
         for number in range(100):
             self.spawn.child.print(b"%01000d" % number)
@@ -345,8 +326,7 @@ class ResultTests(GitTestCase):
         for printed in (result.stdout, result.stderr):
             self.assertTrue(printed.endswith("99"))
 
-    def test_stderr(self) -> None:
-        """Stderr is whole characters of UTF-8, without credentials and the path of the cache."""
+    def test_stderr_is_whole_characters_of_utf_8(self) -> None:
         for printed, expected in (
             ("😀".encode() * 3000 + b"a", "😀" * 2047 + "a"),
             (b"\xff", "\ufffd"),
@@ -363,8 +343,7 @@ class ResultTests(GitTestCase):
         ):
             self.assertEqual(self.get(printed, 128).stderr, expected)
 
-    def test_memory(self) -> None:
-        """Too little memory is an error of the repository, also if git serves it to itself."""
+    def test_too_little_memory_is_error_of_repository(self) -> None:
         for printed, source in (
             (b"fatal: Out of memory, malloc failed (tried to allocate 9 bytes)", None),
             (b"x\nfatal: packfile x cannot be mapped: Cannot allocate memory", None),
@@ -376,24 +355,21 @@ class ResultTests(GitTestCase):
             self.assertEqual(error.reason, "repository")
             self.assertEqual(error.extra_members, {**limit, "stderr": printed.decode()})
 
-    def test_memory_of_others(self) -> None:
-        """A server without memory, and a warning, are no such error."""
+    def test_server_without_memory_is_no_such_error(self) -> None:
         for printed, status in (
             (b"remote: fatal: Out of memory, malloc failed\nfatal: the end hung up", 128),
             (b"warning: Out of memory", 0),
         ):
             self.assertEqual(self.get(printed, status).status, status)
 
-    def test_disk(self) -> None:
-        """A cache that git cannot write to is this machine's fault, not the repository's."""
+    def test_cache_that_git_cannot_write_to_is_this_machines_fault(self) -> None:
         printed = b"fatal: write error: No space left on device\nfatal: index-pack failed"
         error = self.refuse(printed)
         self.assertEqual(error.reason, "lost")
         self.assertEqual(error.message, "git cannot use the disk: No space left on device")
         self.assertEqual(error.extra_members["stderr"], printed.decode())
 
-    def test_alarming(self) -> None:
-        """Messages that a server or a path can make git print leave the daemon ready."""
+    def test_messages_that_server_or_path_can_make_git_print_leave_daemon_ready(self) -> None:
         sandbox = b"bwrap: No permissions to create new namespace"
         for printed, source, is_alarming in (
             (sandbox, None, True),
@@ -404,14 +380,12 @@ class ResultTests(GitTestCase):
             self.assertEqual((error.reason, error.is_daemon_fault), ("lost", is_alarming))
             self.assertEqual(error.extra_members["stderr"], printed.decode())
 
-    def test_cut_before_a_complaint(self) -> None:
-        """A server can choose where the kept end of much begins: not the sandbox has failed."""
+    def test_server_can_choose_where_kept_end_of_much_begins(self) -> None:
         for before in (b"remote: ", b"x" * 8192):
             result = self.get(before + b"bwrap: " + b"y" * (8192 - len(b"bwrap: ")), 128)
             self.assertTrue(result.stderr.startswith("bwrap: "))
 
-    def test_killed(self) -> None:
-        """Git that the kernel has killed alarms nobody: the needs of a repository can cause it."""
+    def test_git_that_kernel_has_killed_alarms_nobody(self) -> None:
         reader = b"fatal: fetch-pack: invalid index-pack output"
         for printed, *ended in ((b"", 137), (b"", 0, signal.SIGKILL), (reader, 128)):
             error = self.refuse(printed, *ended, timeout=60)
@@ -419,16 +393,14 @@ class ResultTests(GitTestCase):
             self.assertIn("git was killed", error.message)
             self.assertEqual(error.extra_members["stderr"], printed.decode())
 
-    def test_descendants(self) -> None:
-        """Descendants that git has left are killed, and not waited for."""
+    def test_descendants_that_git_has_left_are_killed(self) -> None:
         requested = self.run_git("fetch")
         self.spawn.child.exit(0)
         self.assertEqual(self.spawn.child.group_signals, [signal.SIGKILL])
         self.clock.pump([0] * 3)
         self.assertEqual(self.successResultOf(requested).status, 0)
 
-    def test_cannot_be_started(self) -> None:
-        """Without a shell its OSError is raised, and no timer is left."""
+    def test_without_shell_its_oserror_is_raised(self) -> None:
         self.spawn.error = FileNotFoundError(2, "no git")
         self.failureResultOf(self.run_git("status", timeout=5), FileNotFoundError)
         self.assertEqual(self.clock.getDelayedCalls(), [])
@@ -444,8 +416,7 @@ class KillTests(GitTestCase):
         self.end(number=signal.SIGKILL)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_endless_messages(self) -> None:
-        """A server that sends messages without end is the repository's fault."""
+    def test_server_that_sends_messages_without_end_is_repositorys_fault(self) -> None:
         requested = self.run_git("fetch")
         for _ in range(4):
             self.spawn.child.complain(b"x" * 2**20)
@@ -457,8 +428,7 @@ class KillTests(GitTestCase):
         self.assertEqual(error.reason, "repository")
         self.assertIn("4 MiB of messages", error.message)
 
-    def test_refused(self) -> None:
-        """The reader of stdout can refuse it; its error is raised when git has ended."""
+    def test_reader_of_stdout_can_refuse_it(self) -> None:
         chunks = []
 
         def read(chunk: bytes) -> None:
@@ -475,8 +445,7 @@ class KillTests(GitTestCase):
             self.failureResultOf(requested, EvaluationFailure).value.message, "too much"
         )
 
-    def test_timeout(self) -> None:
-        """After the timeout git is killed, and the result tells so."""
+    def test_after_timeout_git_is_killed(self) -> None:
         requested = self.run_git("fetch", timeout=60)
         self.clock.advance(59.9)
         self.assertEqual(self.spawn.child.group_signals, [])
@@ -485,8 +454,7 @@ class KillTests(GitTestCase):
         result = self.successResultOf(requested)
         self.assertEqual((result.is_timed_out, result.status), (True, -signal.SIGKILL))
 
-    def test_in_time(self) -> None:
-        """A command that ends in time, or has no timeout, has not timed out."""
+    def test_command_that_ends_in_time_has_not_timed_out(self) -> None:
         for timeout in (60, None):
             requested = self.run_git("fetch", timeout=timeout)
             self.assertEqual(len(self.clock.getDelayedCalls()), timeout is not None)
@@ -495,8 +463,7 @@ class KillTests(GitTestCase):
             self.assertFalse(self.successResultOf(requested).is_timed_out)
             self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_cancel(self) -> None:
-        """A cancelled command is killed, and the cancellation ends when git has ended."""
+    def test_cancelled_command_is_killed(self) -> None:
         requested = self.run_git("fetch", timeout=60)
         requested.cancel()
         self.check_killed(requested)
@@ -514,19 +481,16 @@ class VersionTests(SynchronousTestCase):
         (folder / "git").chmod(0o755)
         self.patch(command, "GIT_PATH_VARIABLE", str(folder))
 
-    def test_this_machine(self) -> None:
-        """The git of the tests is new enough, wherever PATH of the daemon leads."""
+    def test_git_of_tests_is_new_enough(self) -> None:
         self.patch(os, "environ", {"PATH": "/nonexistent"})
         self.assertTrue(command.check_git_version().startswith("git version 2."))
 
-    def test_new_enough(self) -> None:
-        """2.37 and later versions are accepted, with any suffix."""
+    def test_2_37_and_later_versions_are_accepted(self) -> None:
         for version in ("2.37.0", "2.37.0-rc1", "2.39.5 (Apple Git-154)", "2.100.1", "3.0"):
             self.install(f"echo 'git version {version}'")
             self.assertEqual(command.check_git_version(), f"git version {version}")
 
-    def test_refused(self) -> None:
-        """Older versions, other programs and no program are refused, with the remedy."""
+    def test_older_versions_other_programs_and_no_program_are_refused(self) -> None:
         for script, words in (
             *(
                 (f"echo 'git version {version}'", f"git version {version} is too old")

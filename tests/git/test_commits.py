@@ -36,25 +36,21 @@ class MeterTests(SynchronousTestCase):
         error = self.assertRaises(EvaluationFailure, TreeSizeMeter(limits).feed, content)
         self.assertEqual((error.reason, error.extra_members), ("repository", members))
 
-    def test_limits(self) -> None:
-        """A tree over a limit is refused, with the limit and its value."""
+    def test_tree_over_limit_is_refused(self) -> None:
         self.check(TreeLimits(3, 99, 1), LIST)
         self.check(TreeLimits(9, 14, 1), LIST, limit="repositories.tree_bytes", value=14)
 
-    def test_submodules(self) -> None:
-        """A submodule too many is refused, with its path, before more are read."""
+    def test_submodule_too_many_is_refused(self) -> None:
         self.check(TreeLimits(9, 99), LIST, path="sub")
         self.check(TreeLimits(9, 99, 1), LIST + LIST, path="sub")
 
-    def test_attributes(self) -> None:
-        """A file .gitattributes is found in any directory."""
+    def test_file_gitattributes_is_found_in_any_directory(self) -> None:
         for path, expected in (("a/.gitattributes", True), (".gitattributes", True), ("a", False)):
             meter = TreeSizeMeter(TreeLimits(9, 9))
             meter.feed(f"100644 blob 01 1\t{path}\0".encode())
             self.assertEqual(meter.has_gitattributes, expected)
 
-    def test_path(self) -> None:
-        """A path that no system call takes is refused, before it is read as a whole."""
+    def test_path_that_no_system_call_takes_is_refused(self) -> None:
         for end in (b"\0", b""):
             self.check(TreeLimits(9, 9), b"100644 blob 01 1\t" + b"x" * 4097 + end)
 
@@ -78,8 +74,7 @@ class InspectionTests(SynchronousTestCase):
         expected = Commit(OID, TREE, 4, 15, (Submodule("sub", "0123"),))
         self.assertEqual(self.feed(*chunks, before=before).commit, expected)
 
-    def test_has_begun(self) -> None:
-        """The inspection begins when the commands before it have succeeded."""
+    def test_inspection_begins_when_commands_before_it_have_succeeded(self) -> None:
         for chunks, before, expected in (
             ((), 0, True),
             ((), 1, False),
@@ -89,8 +84,7 @@ class InspectionTests(SynchronousTestCase):
         ):
             self.assertEqual(self.feed(*chunks, before=before).has_begun(), expected)
 
-    def test_no_commit(self) -> None:
-        """Without a list, or with another line, there is no commit."""
+    def test_no_commit_without_a_list_or_with_another_line(self) -> None:
         for chunks, before in (((), 0), ((LINE,), 0), ((b"\0", LINE), 1), ((b"\0",), 0)):
             self.assertIsNone(self.feed(*chunks, before=before).commit)
         for line in (
@@ -111,13 +105,11 @@ class InspectionTests(SynchronousTestCase):
         for chunks, expected in (((), False), ((LINE, b"\0"), False), ((b"\0",), True)):
             self.assertEqual(self.feed(*chunks).is_other_object(), expected)
 
-    def test_too_large(self) -> None:
-        """A tree over the limits is refused while it is listed."""
+    def test_tree_over_limits_is_refused_while_it_is_listed(self) -> None:
         inspection = self.feed(LINE + b"\0", LIST)
         self.assertRaises(EvaluationFailure, inspection.feed, b"040000 tree 0123 -\tb\0")
 
-    def test_endless_line(self) -> None:
-        """Of a line that does not end little is kept, and it names no commit."""
+    def test_of_line_that_does_not_end_little_is_kept(self) -> None:
         tracemalloc.start()
         self.addCleanup(tracemalloc.stop)
         inspection = self.feed(*[b"x" * 1000] * 1000)
@@ -125,8 +117,7 @@ class InspectionTests(SynchronousTestCase):
         inspection.feed(b"\0")
         self.assertIsNone(inspection.commit)
 
-    def test_commands(self) -> None:
-        """Both commands are about the commit, which git takes for no path and no option."""
+    def test_both_commands_are_about_commit(self) -> None:
         log, ls_tree = build_commit_inspection_commands(OID)
         self.assertEqual(log[-2:], (OID, "--"))
         self.assertEqual(ls_tree[-1], OID)

@@ -29,8 +29,7 @@ def parse(url: str) -> ServerAddress:
 class BasicTests(SynchronousTestCase):
     """The header of HTTP."""
 
-    def test_header(self) -> None:
-        """Name and password are encoded together (RFC 7617)."""
+    def test_name_and_password_are_encoded_together(self) -> None:
         login = Login("https://host", "Aladdin", "open sesame")
         self.assertEqual(login.basic_authorization, "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==")
 
@@ -43,8 +42,7 @@ class TargetTests(SynchronousTestCase):
         for url in urls:
             self.assertEqual(credential.is_usable_for(parse(url), "bob"), expected, url)
 
-    def test_host(self) -> None:
-        """A credential is for its host, in any case, at the protocol's own port."""
+    def test_credential_is_for_its_host(self) -> None:
         self.check(
             PASSWORD,
             True,
@@ -60,33 +58,28 @@ class TargetTests(SynchronousTestCase):
             *("git://git.example.org/x", "ssh://git.example.org/x"),
         )
 
-    def test_pattern(self) -> None:
-        """A pattern is for all hosts below a domain, not for the domain."""
+    def test_pattern_is_for_all_hosts_below_domain(self) -> None:
         credential = attrs.evolve(PASSWORD, host="*.example.org")
         self.check(credential, True, "https://git.example.org/x", "https://a.b.example.org/x")
         self.check(credential, False, "https://example.org/x", "https://evilexample.org/x")
 
-    def test_port(self) -> None:
-        """A credential with a port is for that port."""
+    def test_credential_with_port_is_for_that_port(self) -> None:
         credential = attrs.evolve(PASSWORD, port=8443)
         self.check(credential, True, "https://git.example.org:8443/x")
         self.check(credential, False, "https://git.example.org/x", "https://git.example.org:8444/")
 
-    def test_key(self) -> None:
-        """A key is for ssh."""
+    def test_key_is_for_ssh(self) -> None:
         self.check(KEY, True, "ssh://git@git.example.org/x", "git@git.example.org:x")
         self.check(KEY, False, "https://git.example.org/x", "ssh://git@git.example.org:2222/x")
 
-    def test_callers(self) -> None:
-        """Without callers everybody may use a credential; with callers only these."""
+    def test_without_callers_everybody_may_use_credential(self) -> None:
         target = parse("https://git.example.org/x")
         for callers, allowed in (((), ["alice", "bob", ""]), (("alice", "carol"), ["alice"])):
             credential = attrs.evolve(PASSWORD, callers=callers)
             found = [one for one in ("alice", "bob", "") if credential.is_usable_for(target, one)]
             self.assertEqual(found, allowed)
 
-    def test_identity(self) -> None:
-        """Each part but the callers changes the identity, and so does the daemon's key."""
+    def test_each_part_but_callers_changes_identity(self) -> None:
         changes = (
             {"host": "*.example.org"},
             {"port": 443},
@@ -111,8 +104,7 @@ class LoginTests(SynchronousTestCase):
         assert found is not None
         return found
 
-    def test_origin(self) -> None:
-        """The origin is protocol, host and port as git's settings name them."""
+    def test_origin_is_protocol_host_and_port(self) -> None:
         for url, origin in (
             ("https://git.Example.org/a/b", "https://git.example.org"),
             ("https://git.example.org:443/a", "https://git.example.org"),
@@ -121,12 +113,10 @@ class LoginTests(SynchronousTestCase):
         ):
             self.assertEqual(self.login(url).origin, origin)
 
-    def test_answer(self) -> None:
-        """Git gets a name and a password, a line each (git-credential(1))."""
+    def test_git_gets_name_and_password(self) -> None:
         self.assertEqual(self.login().git_credential_output, b"username=judge\npassword=s3cr:t@\n")
 
-    def test_unencrypted(self) -> None:
-        """A password goes over http to addresses that are not public, and nowhere else."""
+    def test_password_goes_over_http_to_addresses_that_are_not_public(self) -> None:
         target = parse("http://git.example.org/x")
         error = self.assertRaises(EvaluationFailure, PASSWORD.make_login, target, PUBLIC)
         self.assertEqual(error.reason, "repository")
@@ -134,8 +124,7 @@ class LoginTests(SynchronousTestCase):
         self.assertIsNotNone(PASSWORD.make_login(target, PRIVATE))
         self.assertIsNotNone(PASSWORD.make_login(parse("https://git.example.org/x"), PUBLIC))
 
-    def test_key(self) -> None:
-        """A key makes options of ssh: no other key, no other name, no unknown server."""
+    def test_key_makes_options_of_ssh(self) -> None:
         self.assertIsNone(KEY.make_login(parse("git@git.example.org:x"), PUBLIC))
         self.assertEqual((PASSWORD.ssh_options, PASSWORD.ssh_files), ((), ()))
         self.assertEqual(KEY.ssh_files, ("/k/id", "/k/hosts"))
@@ -143,16 +132,14 @@ class LoginTests(SynchronousTestCase):
         expected |= {"-oUserKnownHostsFile=/k/hosts", "-oStrictHostKeyChecking=yes"}
         self.assertLessEqual(expected, set(KEY.ssh_options))
 
-    def test_scrub(self) -> None:
-        """The password is removed from a text, plain and as HTTP encodes it."""
+    def test_password_is_removed_from_text(self) -> None:
         login = self.login(password="pä ss/w?rd")
         basic = b64encode("judge:pä ss/w?rd".encode()).decode()
         text = f"a pä ss/w?rd b p%C3%A4%20ss%2Fw%3Frd c {basic} d {basic.rstrip('=')} e"
         self.assertEqual(login.scrub_password(text), "a *** b *** c *** d *** e")
         self.assertGreaterEqual(login.max_encoded_password_bytes, len(basic))
 
-    def test_repr(self) -> None:
-        """No secret is in what a traceback or a log might show."""
+    def test_no_secret_is_in_what_traceback_or_log_might_show(self) -> None:
         for secret in ("s3cr", "KEY"):
             self.assertNotIn(secret, repr((PASSWORD, KEY, self.login())))
 
@@ -160,13 +147,11 @@ class LoginTests(SynchronousTestCase):
 class PasswordTests(SynchronousTestCase):
     """The password in a file."""
 
-    def test_line(self) -> None:
-        """The line end does not belong to the password, other space does."""
+    def test_line_end_does_not_belong_to_password(self) -> None:
         for content in (b" a b", b" a b\n", b" a b\r\n"):
             self.assertEqual(parse_password(content), " a b")
 
-    def test_refused(self) -> None:
-        """Other content is refused, in words that do not show it."""
+    def test_other_content_is_refused_in_words_that_do_not_show_it(self) -> None:
         for content, reason in (
             (b"", "empty"),
             (b" \n", "empty"),

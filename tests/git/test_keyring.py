@@ -53,22 +53,19 @@ class KeyringTests(SynchronousTestCase):
         found = keyring.choose_credential(url, caller)
         return found and found.password
 
-    def test_password(self) -> None:
-        """A password is read without its line end, for a host in any case."""
+    def test_password_is_read_without_its_line_end(self) -> None:
         self.write("password", "s3cret\n")
         for host in ("git.example.org", "GIT.example.ORG"):
             self.assertEqual(self.find_password(self.keyring(self.entry(host=host))), "s3cret")
 
-    def test_systemd(self) -> None:
-        """A file name without a directory is one of systemd's credentials."""
+    def test_file_name_without_directory_is_one_of_systemds_credentials(self) -> None:
         self.write("judge", "s3cret\n")
         entry = self.entry(password_file="judge")
         keyring = self.keyring(entry, directory=str(self.folder))
         self.assertEqual(self.find_password(keyring), "s3cret")
         self.check_refused(entry, words="LoadCredential", setting="[0].password_file")
 
-    def test_key(self) -> None:
-        """A key stays in its file, whose path ssh gets; both files of ssh are read."""
+    def test_key_stays_in_its_file(self) -> None:
         key, hosts = self.write("id", "KEY"), self.write("hosts", "example ssh-ed25519 A")
         entry = self.entry(key_file=key, known_hosts_file=hosts)
         found = self.keyring(entry).choose_credential("git@git.example.org:x", "")
@@ -80,8 +77,7 @@ class KeyringTests(SynchronousTestCase):
         Path(hosts).unlink()
         self.check_refused(entry, words="No such file", setting="[0].known_hosts_file")
 
-    def test_unusable(self) -> None:
-        """A missing, unreadable, empty or malformed file is refused, with the setting."""
+    def test_missing_unreadable_empty_or_malformed_file_is_refused(self) -> None:
         other = self.entry(password_file=self.write("other", "x"))
         for content, words in ((None, "No such file"), ("", "empty"), ("s3cret\nx", "one line")):
             if content is not None:
@@ -94,8 +90,7 @@ class KeyringTests(SynchronousTestCase):
         entry = self.entry(password_file=str(self.folder))
         self.check_refused(entry, words="directory", setting="[0].password_file")
 
-    def test_files(self) -> None:
-        """The keyring names its files, so that others can check their modes."""
+    def test_keyring_names_its_files(self) -> None:
         self.write("password", "s3cret")
         key, hosts = self.write("id", "KEY"), self.write("hosts", "example A")
         keyring = self.keyring(
@@ -106,8 +101,7 @@ class KeyringTests(SynchronousTestCase):
         expected = [self.folder / name for name in ("password", "id", "hosts")]
         self.assertEqual(list(keyring.secret_files), expected)
 
-    def test_readable_by_others(self) -> None:
-        """A file that every user can read is warned of, without its content."""
+    def test_file_that_every_user_can_read_is_warned_of(self) -> None:
         path = Path(self.write("password", "s3cret"))
         for mode, expected in ((0o600, 0), (0o644, 1)):
             path.chmod(mode)
@@ -117,8 +111,7 @@ class KeyringTests(SynchronousTestCase):
         self.assertIn(str(path), repr(events))
         self.assertNotIn("s3cret", repr(events))
 
-    def test_choice(self) -> None:
-        """The first credential for the URL and the caller is chosen."""
+    def test_first_credential_for_url_and_caller_is_chosen(self) -> None:
         mine = self.entry(password_file=self.write("a", "alice's"), callers=("alice",))
         shared = self.entry(password_file=self.write("b", "everybody's"), host="*.example.org")
         for entries, caller, url, expected in (
@@ -131,8 +124,7 @@ class KeyringTests(SynchronousTestCase):
             found = self.find_password(self.keyring(*entries), caller, url)
             self.assertEqual(found, expected)
 
-    def test_reload(self) -> None:
-        """A reload reads a new secret, which changes the identity; so does another key."""
+    def test_reload_reads_new_secret(self) -> None:
         self.write("password", "old")
         keyring = self.keyring()
         old = keyring.choose_credential(URL, "")
@@ -150,8 +142,7 @@ class KeyringTests(SynchronousTestCase):
         identities = {keyring.derive_credential_id(old), keyring.derive_credential_id(new)}
         self.assertEqual(len(identities | {other.derive_credential_id(new)}), 3)
 
-    def test_broken_reload(self) -> None:
-        """A reload with any mistake changes no credential."""
+    def test_reload_with_any_mistake_changes_no_credential(self) -> None:
         first, second = self.write("first", "old"), self.write("second", "old")
         keyring = self.keyring(
             self.entry(password_file=first), self.entry(password_file=second, host="b")
@@ -162,6 +153,5 @@ class KeyringTests(SynchronousTestCase):
         self.assertIn("credentials[1].password_file", str(error))
         self.assertEqual(self.find_password(keyring), "old")
 
-    def test_none(self) -> None:
-        """Without credentials there is nothing to reload."""
+    def test_without_credentials_there_is_nothing_to_reload(self) -> None:
         self.assertEqual(list(GitKeyring((), "", b"key").list_reloadable_files()), [])

@@ -29,15 +29,13 @@ class PointerTests(SynchronousTestCase):
         os.symlink("deep/run", self.tree / "link")
         (self.objects / OID).write_text("content")
 
-    def test_found(self) -> None:
-        """Pointers are found; links, large files and other texts are none."""
+    def test_pointers_are_found_among_links_large_files_and_texts(self) -> None:
         (self.tree / "large").write_text(POINTER + "x" * 2000)
         (self.tree / "text").write_text("version https://example.org/spec/v1\n" * 3)
         expected = [LfsPointer("deep/run", OID, 7, len(POINTER))]
         self.assertEqual(find_lfs_pointers(self.tree), expected)
 
-    def test_malformed(self) -> None:
-        """What only begins like a pointer is refused, with its path."""
+    def test_what_only_begins_like_pointer_is_refused(self) -> None:
         for rest in (
             f"oid sha256:{OID}\nsize -7\n",
             f"oid sha256:{OID}\nsize {'9' * 16}\n",
@@ -51,16 +49,14 @@ class PointerTests(SynchronousTestCase):
                 (error.reason, error.extra_members["path"]), ("repository", "deep/run")
             )
 
-    def test_two_sizes(self) -> None:
-        """Pointers that claim two sizes of one content are refused, with the path of one."""
+    def test_pointers_that_claim_two_sizes_of_one_content_are_refused(self) -> None:
         (self.tree / "deep/same").write_text(POINTER)
         self.assertEqual(len(find_lfs_pointers(self.tree)), 2)
         (self.tree / "deep/same").write_text(POINTER.replace("size 7", "size 1"))
         error = self.assertRaises(EvaluationFailure, find_lfs_pointers, self.tree)
         self.assertIn(error.extra_members["path"], ("deep/run", "deep/same"))
 
-    def test_filled(self) -> None:
-        """The content takes the place of the pointer, with the pointer's mode."""
+    def test_content_takes_place_of_pointer(self) -> None:
         self.assertIs(
             replace_lfs_pointers(self.tree, self.objects, 7 + 200 + len("deep/run")), None
         )
@@ -68,15 +64,13 @@ class PointerTests(SynchronousTestCase):
         self.assertEqual((self.tree / "deep/run").stat().st_mode & 0o777, 0o755)
         self.assertEqual(find_lfs_pointers(self.tree), [])
 
-    def test_not_filled(self) -> None:
-        """Nothing is replaced if a file is missing, or the tree would have another size."""
+    def test_nothing_is_replaced_if_file_is_missing(self) -> None:
         for size, oid in ((7 + 200 + 8, "5" * 64), (7 + 200 + 7, OID)):
             (self.tree / "deep/run").write_text(POINTER.replace(OID, oid))
             self.assertEqual(replace_lfs_pointers(self.tree, self.objects, size), "deep/run")
             self.assertEqual(len(find_lfs_pointers(self.tree)), 1)
 
-    def test_other_size(self) -> None:
-        """A file that has not the size in its pointer, such as a cut one, replaces nothing."""
+    def test_file_of_another_size_than_in_its_pointer_replaces_nothing(self) -> None:
         for content in ("cut", "much more content"):
             (self.objects / OID).write_text(content)
             self.assertEqual(replace_lfs_pointers(self.tree, self.objects, 7 + 200 + 8), "deep/run")

@@ -35,22 +35,19 @@ class RouteTests(SynchronousTestCase):
         """Return the error of a look-up."""
         return self.failureResultOf(self.find(resolver, url), EvaluationFailure).value
 
-    def test_pinned(self) -> None:
-        """The addresses are pinned; a later, other answer is not asked for."""
+    def test_addresses_are_pinned_later(self) -> None:
         resolver = FakeResolver(["8.8.8.8", "2606:4700::1"], ["127.0.0.1"])
         route = self.successResultOf(self.find(resolver))
         self.assertEqual(route.environment["GIT_CONFIG_VALUE_0"], "h:443:8.8.8.8,[2606:4700::1]")
         self.assertEqual(resolver.asked, ["h"])
 
-    def test_forbidden(self) -> None:
-        """One forbidden address among others refuses the host."""
+    def test_one_forbidden_address_among_others_refuses_host(self) -> None:
         for forbidden in ("127.0.0.1", "169.254.169.254", "::1", "fe80::1%eth0"):
             error = self.refuse(FakeResolver(["8.8.8.8", forbidden]))
             self.assertEqual(error.reason, "repository")
             self.assertIn("private_networks", error.message)
 
-    def test_not_looked_up(self) -> None:
-        """Addresses and paths need no look-up; an invalid host is refused."""
+    def test_addresses_and_paths_need_no_look_up(self) -> None:
         resolver = FakeResolver()
         local = {"local_path": "/srv/x", "readable_paths": ("/srv/x", "/srv/x.git")}
         for url, expected in (
@@ -65,8 +62,7 @@ class RouteTests(SynchronousTestCase):
             self.refuse(resolver, url)
         self.assertEqual(resolver.asked, [])
 
-    def test_key(self) -> None:
-        """A route has the options of ssh for a key, and the files to read."""
+    def test_route_has_options_of_ssh_for_key(self) -> None:
         key = Credential("h", 0, "git", (), b"KEY", None, "/k/id", "/k/hosts")
         remotes = RemoteResolver(
             CheckedResolver(HostPolicy(), FakeResolver(["8.8.8.8"]), self.clock)
@@ -77,8 +73,7 @@ class RouteTests(SynchronousTestCase):
         self.assertIn("-i/k/id", route.environment["GIT_SSH_COMMAND"])
         self.assertEqual(route.readable_paths, ("/k/id", "/k/hosts"))
 
-    def test_failures(self) -> None:
-        """A missing name is the repository's fault; silent name servers are not, nor an alarm."""
+    def test_missing_name_is_repositorys_fault(self) -> None:
         silent = gaierror(EAI_AGAIN, "Temporary failure in name resolution")
         for answer, reason, words in (
             ([], "repository", "the host h does not exist or has no address; check its spelling"),
@@ -90,8 +85,7 @@ class RouteTests(SynchronousTestCase):
             self.assertIn(words, error.message)
         self.assertFalse(error.is_daemon_fault)
 
-    def test_timeout(self) -> None:
-        """A look-up ends after 30 seconds."""
+    def test_look_up_ends_after_30_seconds(self) -> None:
         resolver = FakeResolver()
         resolver.silent = True
         found = self.find(resolver)
@@ -113,8 +107,7 @@ class SourceTests(SynchronousTestCase):
         self.assertEqual(error.reason, "repository")
         self.assertIn(f"{path} {words}", error.message)
 
-    def test_own(self) -> None:
-        """The daemon's own directories, what is in them or contains them, are refused."""
+    def test_directories_of_the_daemon_are_refused(self) -> None:
         folder = Path(self.mktemp()).resolve()
         own = folder / "cache"
         own.mkdir(parents=True)
@@ -137,8 +130,7 @@ class SourceTests(SynchronousTestCase):
         said = [formatEvent(event) for event in events]
         self.assertIn(f"refused the repository {folder}: it contains {own}", said)
 
-    def test_unreadable(self) -> None:
-        """A path that the kernel refuses would look like a broken sandbox, and is refused."""
+    def test_path_that_the_kernel_refuses_is_refused(self) -> None:
         loop = Path(self.mktemp()).absolute()
         loop.symlink_to(loop)
         remotes = RemoteResolver(CheckedResolver(HostPolicy(), FakeResolver(), Clock()))

@@ -38,8 +38,7 @@ class ArgumentsTests(CacheTestCase):
             found.append([a for a in arguments[7:] if a not in ("--end-of-options", URL)])
         self.assertEqual(found, list(expected))
 
-    def test_cheapest_first(self) -> None:
-        """The commit by its OID comes first, then the branch, then all; not after a success."""
+    def test_commit_by_its_oid_comes_first(self) -> None:
         for branch, depth, gained, expected in (
             (None, None, 1, (["--depth=1", BY_OID],)),
             (None, 5, 1, (["--depth=5", BY_OID],)),
@@ -57,8 +56,7 @@ class ArgumentsTests(CacheTestCase):
         self.get()
         self.assertEqual(self.names(), ["fetch", "log", "ls-tree", "read-tree"])
 
-    def test_reasons_to_go_on(self) -> None:
-        """A missing ref and a server without shallow clones are no reason to give up."""
+    def test_missing_ref_and_server_without_shallow_clones_are_no_reason_to_give_up(self) -> None:
         for printed in (
             "fatal: couldn't find remote ref cccc",
             "fatal: dumb http transport does not support shallow capabilities",
@@ -83,8 +81,7 @@ class ArgumentsTests(CacheTestCase):
             ["--depth=1", f"{OTHER}:refs/commits/2"], [INFINITE, BRANCH], [INFINITE, *ALL]
         )
 
-    def test_no_such_commit(self) -> None:
-        """A server that would hand out any commit, but lacks this one, is asked once."""
+    def test_server_that_lacks_the_commit_is_asked_once(self) -> None:
         for printed in (
             f"fatal: remote error: upload-pack: not our ref {OID}",
             f"fatal: protocol error: want {OID} not valid",
@@ -97,8 +94,7 @@ class ArgumentsTests(CacheTestCase):
             self.assertIn(OID, error.message)
             self.assertEqual(len(self.fetch_commands()), 1)
 
-    def test_not_in_everything(self) -> None:
-        """A commit that no fetch brings is not one of the repository."""
+    def test_commit_that_no_fetch_brings_is_not_one_of_repository(self) -> None:
         self.gained = 99
         self.assertEqual(self.refuse(branch="main").reason, "commit")
         self.assertEqual(len(self.fetch_commands()), 3)
@@ -139,8 +135,7 @@ class ArgumentsTests(CacheTestCase):
         error = self.refuse("https://example.org/me/p/tree/main")
         self.assertTrue(error.message.endswith("; try https://example.org/me/p"), error.message)
 
-    def test_other_failures(self) -> None:
-        """Any other failure ends the fetch, with git's stderr."""
+    def test_any_other_failure_ends_fetch(self) -> None:
         self.fetches = [failed("fatal: could not resolve host: example.org")]
         error = self.refuse(branch="main")
         self.assertEqual(error.reason, "repository")
@@ -159,8 +154,7 @@ class ArgumentsTests(CacheTestCase):
         self.assertNotIn("safe.directory", str(remote))
         self.assertEqual((local.source, remote.source), ("/srv/x", None))
 
-    def test_reach(self) -> None:
-        """Commands write where they have to, and only fetches from URLs reach the network."""
+    def test_commands_write_where_they_have_to(self) -> None:
         self.get()
         path = self.path()
         self.get("/srv/x")
@@ -192,8 +186,7 @@ class BranchTests(CacheTestCase):
         """Ask for a branch."""
         return Deferred.fromCoroutine(self.cache.resolve_branch(Repository(url, branch), ""))
 
-    def test_found(self) -> None:
-        """The commit is that of the one ref, as the server says it at each question."""
+    def test_commit_is_that_of_one_ref(self) -> None:
         for oid in (OID, OTHER):
             printed = f"{TREE}\trefs/heads/a/refs/heads/main\n{oid}\trefs/heads/main\n"
             self.broken["ls-remote"] = GitResult(0, printed, "")
@@ -207,8 +200,7 @@ class BranchTests(CacheTestCase):
         self.assertEqual(command.repository, NOWHERE)  # the cached one may be removed meanwhile
         self.assertEqual(list(self.root.iterdir()), [])
 
-    def test_missing(self) -> None:
-        """A branch that the server does not have is an error that names the branch."""
+    def test_branch_that_server_does_not_have_is_error_that_names_branch(self) -> None:
         for printed in ("", f"{OID}\trefs/heads/a/refs/heads/main\n", "0\trefs/heads/main\n"):
             self.broken["ls-remote"] = GitResult(0, printed, "")
             error = self.failureResultOf(self.ask(), EvaluationFailure).value
@@ -220,8 +212,7 @@ class BranchTests(CacheTestCase):
                 ),
             )
 
-    def test_refused(self) -> None:
-        """The rules for URLs and addresses, and git's errors, are those of a fetch."""
+    def test_rules_for_urls_are_those_of_a_fetch(self) -> None:
         self.broken["ls-remote"] = failed("fatal: unable to access")
         for url, words in (
             ("https://127.0.0.1/x", "private address"),
@@ -240,8 +231,7 @@ class BranchTests(CacheTestCase):
         self.assertEqual(command.source, "/srv/x")
         self.assertEqual(command.reach, SandboxAccess(readable_paths=("/srv/x", "/srv/x.git")))
 
-    def test_while_fetching(self) -> None:
-        """A fetch does not hold a question back."""
+    def test_fetch_does_not_hold_question_back(self) -> None:
         fetching = Running()
         self.fetches = [fetching]
         self.addCleanup(fetching.end)
@@ -249,8 +239,7 @@ class BranchTests(CacheTestCase):
         self.broken["ls-remote"] = GitResult(0, f"{OID}\trefs/heads/main\n", "")
         self.assertEqual(self.successResultOf(self.ask()), OID)
 
-    def test_deadline(self) -> None:
-        """A server that does not answer is left after the timeout of a fetch."""
+    def test_server_that_does_not_answer_is_left_after_timeout_of_fetch(self) -> None:
         asking = Running()
         self.git.script = lambda command: asking.result()
         asked = self.ask()
@@ -266,8 +255,7 @@ class BranchTests(CacheTestCase):
 class DeadlineTests(CacheTestCase):
     """The timeout of a fetch, from the request to its end."""
 
-    def test_silent_resolver(self) -> None:
-        """A look-up ends before the fetch as a whole does, and is not the repository's fault."""
+    def test_look_up_ends_before_fetch_as_whole_does(self) -> None:
         self.resolver.silent = True
         requested = self.check_out()
         self.clock.advance(29)
@@ -289,8 +277,7 @@ class DeadlineTests(CacheTestCase):
         self.assertEqual(error.extra_members, {"limit": "repositories.fetch_timeout", "value": 60})
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_all_attempts(self) -> None:
-        """A second attempt has the time that the first has left."""
+    def test_second_attempt_has_time_that_first_has_left(self) -> None:
         first, second = Running(), Running()
         self.fetches = [first, second]
         requested = self.check_out(branch="main")
@@ -299,8 +286,7 @@ class DeadlineTests(CacheTestCase):
         self.clock.advance(19)
         self.check_over(requested, second)
 
-    def test_waiting(self) -> None:
-        """The wait for another fetch of the repository counts."""
+    def test_wait_for_another_fetch_of_repository_counts(self) -> None:
         first, second = Running(), Running()
         self.fetches = [first, second]
         self.gained = 99
@@ -312,8 +298,7 @@ class DeadlineTests(CacheTestCase):
         self.clock.advance(29)
         self.check_over(requested, second)
 
-    def test_never_begun(self) -> None:
-        """A fetch that never begins fails in time, and leaves the one under way alone."""
+    def test_fetch_that_never_begins_fails_in_time(self) -> None:
         running = Running()
         self.fetches = [running]
         first = self.check_out()
@@ -327,8 +312,7 @@ class DeadlineTests(CacheTestCase):
         running.end(failed("", -1))
         self.error(first)
 
-    def test_check_out(self) -> None:
-        """Checking out has a timeout of its own."""
+    def test_checking_out_has_timeout_of_its_own(self) -> None:
         self.broken["read-tree"] = failed("", -1, timed_out=True)
         error = self.refuse()
         self.assertIn("took over 60 seconds (repositories.fetch_timeout)", error.message)
@@ -338,8 +322,7 @@ class DeadlineTests(CacheTestCase):
 class LimitTests(CacheTestCase):
     """Limits of trees, hosts and bytes."""
 
-    def test_tree(self) -> None:
-        """A tree over a limit is not checked out; nor a cached one, under a limit set later."""
+    def test_tree_over_limit_is_not_checked_out(self) -> None:
         self.broken["ls-tree"] = GitResult(0, "100644 blob cc 1001\tx\0", "")
         members = self.refuse().extra_members
         self.assertEqual(members, {"limit": "repositories.tree_bytes", "value": 1000})
@@ -349,8 +332,7 @@ class LimitTests(CacheTestCase):
         (self.path() / "commits" / OID).write_text(f"3 {TREE} 4 1000 []")
         self.assertIn("the commit has over 3 files", self.refuse().message)
 
-    def test_lfs(self) -> None:
-        """A file in Git LFS fails with its path: an evaluator would take the pointer for it."""
+    def test_file_in_git_lfs_fails_with_its_path(self) -> None:
         pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n"
         for name, content, refused in (
             ("large", "x" * 2000 + pointer, False),
@@ -372,13 +354,11 @@ class LimitTests(CacheTestCase):
                 self.get()
         self.assertEqual(len(list(self.root.glob("*.tree*"))), 0)
 
-    def test_unlisted_tree(self) -> None:
-        """A commit whose tree git cannot list is not fetched."""
+    def test_commit_whose_tree_git_cannot_list_is_not_fetched(self) -> None:
         self.broken["ls-tree"] = failed("fatal: not a tree object")
         self.assertIn("could not list", self.refuse().message)
 
-    def test_host(self) -> None:
-        """Git does not connect to a forbidden host; a forbidden address costs no command at all."""
+    def test_git_does_not_connect_to_forbidden_host(self) -> None:
         self.resolver.answers = [["127.0.0.1"]]
         self.assertIn("private_networks", self.refuse().message)
         self.assertNotIn("fetch", self.names())
@@ -386,14 +366,12 @@ class LimitTests(CacheTestCase):
         self.assertIn("private_networks", self.refuse("http://127.0.0.1/").message)
         self.assertEqual(self.names(), [])
 
-    def test_own(self) -> None:
-        """The cache itself is no repository of this machine that can be fetched."""
+    def test_cache_itself_is_no_repository_of_this_machine_that_can_be_fetched(self) -> None:
         error = self.refuse(f"file://{self.root}/x.git")
         self.assertIn("is in a directory of the daemon", error.message)
         self.assertNotIn("fetch", self.names())
 
-    def test_bytes(self) -> None:
-        """Each fetch gets the limit of bytes, and the pinned address."""
+    def test_each_fetch_gets_limit_of_bytes(self) -> None:
         self.get()
         (fetch,) = self.fetch_commands()
         self.assertEqual(fetch.max_file_size, self.size)
@@ -436,8 +414,7 @@ class LeftoverTests(CacheTestCase):
         self.assertEqual([n for n in self.kept if not (path / n).exists()], [])
         self.assertEqual(list(path.glob("objects/tmp_*")), [])
 
-    def test_interrupted(self) -> None:
-        """Leftovers are removed after a fetch that failed, or was cancelled, once git has ended."""
+    def test_leftovers_are_removed_after_fetch_that_failed(self) -> None:
         for cancels in (False, True):
             self.setUp()
             running = Running()
@@ -451,8 +428,7 @@ class LeftoverTests(CacheTestCase):
             self.failureResultOf(requested, EvaluationFailure, CancelledError)
             self.check_tidy()
 
-    def test_restart(self) -> None:
-        """A daemon that takes over the cache of a killed one removes leftovers there."""
+    def test_daemon_that_takes_over_cache_of_killed_one_removes_leftovers_there(self) -> None:
         self.get()
         self.litter(self.path())
         attributes = self.path() / "info/attributes"
@@ -466,8 +442,7 @@ class LeftoverTests(CacheTestCase):
         self.assertEqual(attributes.read_text(), "* -filter\n")
         self.assertEqual(sorted(path.suffix for path in self.root.iterdir()), [".git", ".tree"])
 
-    def test_success(self) -> None:
-        """A fetch that succeeds searches for no leftovers."""
+    def test_fetch_that_succeeds_searches_for_no_leftovers(self) -> None:
         self.grow = self.litter
         self.get()
         self.assertTrue((self.path() / "shallow.lock").exists())
@@ -534,8 +509,7 @@ class FetchLimitTests(SynchronousTestCase):
         self.assertEqual(error.message, message)
         self.check(*objects)
 
-    def test_within(self) -> None:
-        """Objects within the limit stay, and the result is passed on, also that of a failure."""
+    def test_objects_within_limit_stay(self) -> None:
         for result, is_complete in ((DONE, True), (NO, False)):
             self.setUp()
             self.write("objects/new", LIMIT // 2)
@@ -548,14 +522,12 @@ class FetchLimitTests(SynchronousTestCase):
                 self.budget.spent_bytes, (self.path / "objects/new").stat().st_blocks * 512
             )
 
-    def test_other_limit(self) -> None:
-        """A fetch that is refused for another limit leaves nothing, either."""
+    def test_fetch_that_is_refused_for_another_limit_leaves_nothing(self) -> None:
         self.write("objects/new", 10)
         self.git.errback(MEMORY)
         self.check_failed("too much memory", "old")
 
-    def test_file(self) -> None:
-        """A file at the limit made git fail, though git may not name that, or was killed."""
+    def test_file_at_limit_made_git_fail(self) -> None:
         for end in (
             lambda: self.git.errback(EvaluationFailure("lost", "git was killed")),
             lambda: self.git.callback(GitResult(128, "", "died of signal 25")),
@@ -565,8 +537,7 @@ class FetchLimitTests(SynchronousTestCase):
             end()
             self.check_refused("old")
 
-    def test_failure_before_the_end(self) -> None:
-        """A fetch that fails by itself keeps its own error, if no single file is too large."""
+    def test_fetch_that_fails_by_itself_keeps_its_own_error(self) -> None:
         self.write_much()
         self.git.callback(NO)
         self.assertEqual(self.successResultOf(self.fetched), NO)
@@ -575,16 +546,14 @@ class FetchLimitTests(SynchronousTestCase):
         self.git.errback(MEMORY)
         self.check_failed("too much memory", "old")
 
-    def test_failure_after_the_fetch(self) -> None:
-        """A refusal after a complete fetch stays the error, if there is not too much."""
+    def test_refusal_after_complete_fetch_stays_error(self) -> None:
         self.write("objects/new", 10)
         self.write("refs/new", 41)
         self.is_complete = True
         self.git.errback(EvaluationFailure("repository", "too many files"))
         self.check_failed("too many files", "new", "old")
 
-    def test_too_much(self) -> None:
-        """A complete fetch that is too large removes the repository, however it ends."""
+    def test_complete_fetch_that_is_too_large_removes_repository(self) -> None:
         for end in (
             lambda: self.git.errback(EvaluationFailure("repository", "too many files")),
             lambda: self.git.callback(GitResult(128, "", "no such commit")),
@@ -598,14 +567,12 @@ class FetchLimitTests(SynchronousTestCase):
             end()
             self.check_refused()
 
-    def test_sum(self) -> None:
-        """Git is ended when many files are too large together."""
+    def test_git_is_ended_when_many_files_are_too_large_together(self) -> None:
         self.write_much()
         self.clock.advance(0.25)
         self.check_refused("old")
 
-    def test_changed_refs(self) -> None:
-        """Objects that refs name are not removed alone: if there is too much, all goes."""
+    def test_objects_that_refs_name_are_not_removed_alone(self) -> None:
         self.write("objects/new", 10)
         self.write("refs/new", 41)
         self.git.errback(MEMORY)
@@ -616,8 +583,7 @@ class FetchLimitTests(SynchronousTestCase):
         self.clock.advance(0.25)
         self.check_refused()
 
-    def test_cancelled(self) -> None:
-        """A cancelled fetch ends as cancelled, whatever it has added."""
+    def test_cancelled_fetch_ends_as_cancelled(self) -> None:
         self.fetched.cancel()
         self.failureResultOf(self.fetched, CancelledError)
         self.check("old")

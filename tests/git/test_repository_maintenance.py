@@ -84,8 +84,7 @@ class MaintenanceTestCase(CacheTestCase):
 class DueTests(MaintenanceTestCase):
     """When maintenance is due, and its commands."""
 
-    def test_due(self) -> None:
-        """Maintenance is due after about thirty fetches, and not before there are as many more."""
+    def test_maintenance_is_due_after_about_thirty_fetches(self) -> None:
         self.maintain()
         self.fetch_again()
         self.check_maintained()
@@ -97,15 +96,13 @@ class DueTests(MaintenanceTestCase):
         self.maintain()
         self.check_maintained(MAINTENANCE)
 
-    def test_few_fetches(self) -> None:
-        """A repository with few files has none."""
+    def test_repository_with_few_files_has_none(self) -> None:
         self.grow = lambda repository: None
         self.fetch_again()
         self.maintain()
         self.check_maintained()
 
-    def test_commands(self) -> None:
-        """Maintenance writes to the repository alone, in bounded time and size."""
+    def test_maintenance_writes_to_repository_alone(self) -> None:
         self.fetch_again()
         before = self.cache.disk_sizes["repositories"]
         self.maintain()
@@ -114,16 +111,14 @@ class DueTests(MaintenanceTestCase):
         self.assertEqual((command.timeout, command.max_file_size), (30, 2 * before))
         self.assertEqual(command.arguments[-4:], (MAINTENANCE, "run", "--quiet", "--task=gc"))
 
-    def test_refs(self) -> None:
-        """Only the eight newest commits have a ref of their own."""
+    def test_only_eight_newest_commits_have_ref_of_their_own(self) -> None:
         self.grow = lambda repository: None
         self.fetch_again(*[URL] * 20)
         refs = [command.arguments[-1] for command in self.fetch_commands()]
         self.assertEqual(refs[:2], [f"{OID}:refs/commits/1", f"{OID}:refs/commits/2"])
         self.assertEqual(len(set(refs)), 8)
 
-    def test_order(self) -> None:
-        """One repository at a time has maintenance, in the order in which it became due."""
+    def test_one_repository_at_time_has_maintenance(self) -> None:
         running = Running()
         self.runs = [running]
         self.fetch_again("/a", "/b")
@@ -133,8 +128,7 @@ class DueTests(MaintenanceTestCase):
         self.maintain(2)
         self.assertEqual(self.maintained_urls(), ["/a", "/b"])
 
-    def test_markers(self) -> None:
-        """Markers are measured as they are written, and again at the start of a daemon."""
+    def test_markers_are_measured_as_they_are_written(self) -> None:
         self.grow = lambda repository: None
         self.get()
         before = self.cache.disk_sizes["repositories"]
@@ -144,8 +138,7 @@ class DueTests(MaintenanceTestCase):
         self.restart()
         self.assertEqual(self.cache.disk_sizes["repositories"], before + BLOCK)
 
-    def test_many_markers(self) -> None:
-        """The start of a daemon takes no memory for each marker."""
+    def test_start_of_daemon_takes_no_memory_for_each_marker(self) -> None:
         self.get()
         for number in range(1000):
             (self.path() / "commits" / f"{number:040}").touch()
@@ -188,14 +181,12 @@ class LockTests(MaintenanceTestCase):
         self.maintain()
         self.assertEqual(self.maintained_urls()[2:], [URL])
 
-    def test_check_out(self) -> None:
-        """A marked commit is checked out during maintenance."""
+    def test_marked_commit_is_checked_out_during_maintenance(self) -> None:
         self.lose_trees()
         self.get()
         self.assertEqual(self.names()[-1], "read-tree")
 
-    def test_damage(self) -> None:
-        """A damaged repository is not removed during maintenance."""
+    def test_damaged_repository_is_not_removed_during_maintenance(self) -> None:
         self.lose_trees()
         self.broken["read-tree"] = failed("error: inflate: data stream error")
         requested = self.check_out()
@@ -204,8 +195,7 @@ class LockTests(MaintenanceTestCase):
         self.running.end()
         self.successResultOf(requested)
 
-    def test_close(self) -> None:
-        """The daemon's end kills maintenance, and waits for its end."""
+    def test_daemons_end_kills_maintenance(self) -> None:
         closed = Deferred.fromCoroutine(self.cache.close())
         self.assertEqual(self.running.killed, 1)
         self.assertNoResult(closed)
@@ -217,8 +207,7 @@ class LockTests(MaintenanceTestCase):
 class FailureTests(MaintenanceTestCase):
     """Maintenance that fails."""
 
-    def test_logged(self) -> None:
-        """A failure is logged with git's stderr; leftovers of git are removed."""
+    def test_failure_is_logged_with_gits_stderr(self) -> None:
         self.runs = [failed("fatal: no")]
         self.fetch_again()
         (self.path() / "shallow.lock").touch()
@@ -240,8 +229,7 @@ class FailureTests(MaintenanceTestCase):
         self.maintain()
         self.check_maintained(MAINTENANCE, MAINTENANCE)
 
-    def test_git_cannot_be_started(self) -> None:
-        """Errors of the machine, and defects, are logged; requests go on."""
+    def test_errors_of_the_machine_and_defects_are_logged(self) -> None:
         for error, words in ((OSError(2, "no git"), "no git"), (ZeroDivisionError(), "defect: ")):
             self.setUp()
             self.fetch_again()
@@ -263,8 +251,7 @@ class SizeTests(MaintenanceTestCase):
 
     capacity = 34 * 3 * BLOCK * 4
 
-    def test_new_packs_count(self) -> None:
-        """New packs count beside the old ones, so that others go; then the new size counts."""
+    def test_new_packs_count_beside_old_ones(self) -> None:
         running = Running()
         self.runs = [running]
         self.fetch_again("/a", "/b")
@@ -276,16 +263,14 @@ class SizeTests(MaintenanceTestCase):
         running.end()
         self.assertLess(self.cache.disk_sizes["repositories"], before / 4)
 
-    def test_too_large(self) -> None:
-        """A repository that takes more than a third of the cache is left as it is."""
+    def test_repository_that_takes_more_than_third_of_cache_is_left_as_it_is(self) -> None:
         self.capacity = 34 * 3 * BLOCK
         self.restart()
         self.fetch_again()
         self.maintain()
         self.check_maintained()
 
-    def test_evicted(self) -> None:
-        """A repository that was evicted in the meantime gets none."""
+    def test_repository_that_was_evicted_in_meantime_gets_none(self) -> None:
         for url in ("/a", "/b", "/c", "/d"):
             self.fetch_again(url)
             self.release()

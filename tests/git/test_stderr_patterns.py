@@ -81,8 +81,7 @@ OTHERS = (
 class ClassificationTests(SynchronousTestCase):
     """Messages, each of one class."""
 
-    def test_messages(self) -> None:
-        """A message is of its own class, and of no other."""
+    def test_message_is_of_its_own_class(self) -> None:
         classes = (
             UNADVERTISED,
             MISSING,
@@ -106,8 +105,7 @@ class ClassificationTests(SynchronousTestCase):
                         printed,
                     )
 
-    def test_explained(self) -> None:
-        """The message about a failed fetch has git's reason, or tells of credentials."""
+    def test_message_about_failed_fetch_has_gits_reason(self) -> None:
         for printed, words in (
             ("fatal: could not read Username for 'https://h': terminal", "needs credentials"),
             ("remote: x\nfatal: repository 'https://h/x/' not found\n", "does not exist"),
@@ -188,15 +186,13 @@ class ClassificationTests(SynchronousTestCase):
             [is_server_of_files(one) for one in UNADVERTISED], [False, False, True, False]
         )
 
-    def test_killed(self) -> None:
-        """The exit status tells that git itself was killed, in a sandbox and without one."""
+    def test_exit_status_tells_that_git_itself_was_killed(self) -> None:
         for status in (-9, 137, -7, 135):
             self.assertTrue(is_git_killed_by_kernel(status, "fatal: early EOF"))
         for status in (0, 1, 9, -11, 139, 153):
             self.assertFalse(is_git_killed_by_kernel(status, ""))
 
-    def test_remote(self) -> None:
-        """The memory that a server lacks is this machine's only if git serves itself."""
+    def test_memory_that_server_lacks_is_this_machines_only_if_git_serves_itself(self) -> None:
         printed = "remote: fatal: Out of memory, malloc failed"
         self.assertFalse(is_git_memory_exhausted(printed, serving=False))
         self.assertTrue(is_git_memory_exhausted(printed, serving=True))

@@ -53,8 +53,7 @@ class UrlsTests(SynchronousTestCase):
         )
 
     @given(st.lists(st.integers(0, 200)))
-    def test_found(self, cuts: list[int]) -> None:
-        """Each submodule has the URL of its path, whatever its name; other settings are ignored."""
+    def test_each_submodule_has_url_of_its_path(self, cuts: list[int]) -> None:
         printed = b"core.bare\0plain\0" + listed(
             {
                 "other": {"path": "gone", "url": "https://h/gone"},
@@ -66,26 +65,22 @@ class UrlsTests(SynchronousTestCase):
         found = self.complete(printed, "lib/x", "lib/y", cuts=cuts)
         self.assertEqual([each.url for each in found.submodules], ["../x", "https://h/y?\n"])
 
-    def test_missing(self) -> None:
-        """A submodule without a URL is an error that names its path."""
+    def test_submodule_without_url_is_error_that_names_its_path(self) -> None:
         for printed in (b"", listed({"x": {"path": "x"}}), listed({"x": {"url": "https://h/x"}})):
             error = self.assertRaises(EvaluationFailure, self.complete, printed, "x")
             self.assertEqual((error.reason, error.extra_members), ("repository", {"path": "x"}))
             self.assertIn("the submodule at 'x' has no URL in .gitmodules", error.message)
 
-    def test_size(self) -> None:
-        """A list over 64 KiB is refused while it is read."""
+    def test_list_over_64_kib_is_refused_while_it_is_read(self) -> None:
         self.complete(b"x" * 64 * 1024)
         error = self.assertRaises(EvaluationFailure, self.complete, b"x" * (64 * 1024 + 1))
         self.assertEqual(error.message, "the commit's .gitmodules is over 64 KiB")
 
     @given(st.binary(max_size=50))
-    def test_any(self, printed: bytes) -> None:
-        """Nothing that git prints is an error by itself."""
+    def test_nothing_that_git_prints_is_error_by_itself(self, printed: bytes) -> None:
         self.complete(printed)
 
-    def test_command(self) -> None:
-        """The file is read in the commit, and no other."""
+    def test_file_is_read_in_commit(self) -> None:
         command = build_submodule_list_command(OID)
         self.assertIn(f"--blob={OID}:.gitmodules", command)
         self.assertIn("--no-includes", command)
@@ -94,8 +89,7 @@ class UrlsTests(SynchronousTestCase):
 class ResolveTests(SynchronousTestCase):
     """URLs in `.gitmodules`, as git reads them."""
 
-    def test_relative(self) -> None:
-        """A relative URL leads from the URL of the parent."""
+    def test_relative_url_leads_from_url_of_parent(self) -> None:
         for parent, url, expected in (
             ("https://h/a/b.git", "../c.git", "https://h/a/c.git"),
             ("https://h/a/b/", "../c", "https://h/a/c"),
@@ -108,22 +102,21 @@ class ResolveTests(SynchronousTestCase):
         ):
             self.assertEqual(resolve_submodule_url(url, parent), expected)
 
-    def test_absolute(self) -> None:
-        """Another URL stays as it is."""
+    def test_another_url_stays_as_it_is(self) -> None:
         for url in ("https://other/x", "git@other:x", "ssh://u@other/x"):
             for parent in PARENTS:
                 self.assertEqual(resolve_submodule_url(url, parent), url)
         self.assertEqual(resolve_submodule_url("/srv/x", "/srv/a"), "/srv/x")
 
-    def test_path(self) -> None:
-        """A repository on a network has no submodule on this machine."""
+    def test_repository_on_network_has_no_submodule_on_this_machine(self) -> None:
         for url in ("/srv/x", "file:///srv/x"):
             for parent in PARENTS[:5]:
                 self.assertRaises(ValueError, resolve_submodule_url, url, parent)
 
     @given(st.sampled_from(PARENTS), st.lists(st.sampled_from([".", "..", "c", "@x:", ""])))
-    def test_same_server(self, parent: str, parts: list[str]) -> None:
-        """A relative URL never leads to another server."""
+    def test_relative_url_never_leads_to_another_server(
+        self, parent: str, parts: list[str]
+    ) -> None:
         try:
             found = resolve_submodule_url("/".join(["..", *parts]), parent)
         except ValueError:
@@ -156,8 +149,7 @@ class CheckoutTests(CacheTestCase):
                 (tree / "lib").mkdir()
         return super().script(command)
 
-    def test_together(self) -> None:
-        """The files of the submodule are in the checkout, which a restart keeps."""
+    def test_files_of_submodule_are_in_checkout(self) -> None:
         found = self.get()
         self.assertEqual((found.tree_oid, found.file_count, found.size), (TREE, 3, 11))
         for _ in range(2):
@@ -171,16 +163,14 @@ class CheckoutTests(CacheTestCase):
             self.assertEqual(self.names(), [])
             self.assertEqual(self.checkouts[-1].path, path)
 
-    def test_released(self) -> None:
-        """The submodule's own checkout is not in use by the whole one."""
+    def test_submodules_own_checkout_is_not_in_use_by_whole_one(self) -> None:
         self.get()
         self.release()
         self.capacity = 0
         self.restart()
         self.assertEqual(list(self.root.iterdir()), [])
 
-    def test_bytes(self) -> None:
-        """Each fetch has the bytes that those before it have left, and none begins without any."""
+    def test_each_fetch_has_bytes_that_those_before_it_have_left(self) -> None:
         self.grow = lambda repository: (repository / "objects/new").write_bytes(b"x" * 40_960)
         self.get()
         sizes = [command.max_file_size for command in self.fetch_commands()]
@@ -197,8 +187,7 @@ class CheckoutTests(CacheTestCase):
             " (repositories.fetch_bytes)",
         )
 
-    def test_failed(self) -> None:
-        """An error says which submodule it is about; that of the machine stays one."""
+    def test_error_says_which_submodule_it_is_about(self) -> None:
         self.fetches = [DONE, failed("fatal: repository not found")]
         self.resolver.answers = [["8.8.8.8"], ["8.8.8.8"], gaierror(EAI_AGAIN, "no answer")]
         for reason in ("repository", "lost"):
@@ -206,8 +195,7 @@ class CheckoutTests(CacheTestCase):
             self.assertEqual((error.reason, error.extra_members["path"]), (reason, "lib"))
             self.assertTrue(error.message.startswith("submodule 'lib': "))
 
-    def test_damaged(self) -> None:
-        """Damage in a submodule's repository costs that of its parent nothing."""
+    def test_damage_in_submodules_repository_costs_that_of_its_parent_nothing(self) -> None:
         self.get()
         self.release()
         cached = {path.name for path in self.root.glob("*.git")}
@@ -225,8 +213,7 @@ class CheckoutTests(CacheTestCase):
         self.assertTrue((self.root / parent / "commits" / OID).exists())
         self.assertEqual({one.repository.name for one in self.fetch_commands()}, {library.name})
 
-    def test_forbidden(self) -> None:
-        """The rules for URLs hold for those of submodules: nothing is asked there."""
+    def test_rules_for_urls_hold_for_those_of_submodules(self) -> None:
         for self.url, words in (
             ("file:///etc/x", "is a path"),
             ("http://example.org/lib.git", "this server does not fetch over http"),
@@ -243,26 +230,22 @@ class CheckoutTests(CacheTestCase):
             self.assertIn(words, error.message)
             self.assertEqual(len(self.fetch_commands()), before + 1)
 
-    def test_nested(self) -> None:
-        """Submodules of submodules count, and end an endless chain, with their path."""
+    def test_submodules_of_submodules_count_and_end_endless_chain(self) -> None:
         self.nested, self.url = True, "../problem.git"
         error = self.refuse()
         self.assertEqual(error.extra_members["path"], "lib/lib/lib")
 
-    def test_late(self) -> None:
-        """Fetches of all submodules together end in time."""
+    def test_fetches_of_all_submodules_together_end_in_time(self) -> None:
         self.grow = lambda repository: self.clock.advance(61)
         error = self.refuse()
         self.assertEqual(error.extra_members["limit"], "repositories.fetch_timeout")
 
-    def test_off(self) -> None:
-        """Without submodules allowed, the commit is refused with the path."""
+    def test_without_submodules_allowed_commit_is_refused_with_path(self) -> None:
         self.most = 0
         self.restart()
         error = self.refuse()
         self.assertEqual(error.extra_members["path"], "lib")
 
-    def test_network(self) -> None:
-        """A commit with submodules may need the network, also when it is known."""
+    def test_commit_with_submodules_may_need_network(self) -> None:
         self.get()
         self.assertTrue(self.cache.checkout_needs_network(Repository(URL), OID))

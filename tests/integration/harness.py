@@ -29,10 +29,9 @@ from tests.integration.client import Client
 from tests.integration.ports import free_port, listens
 from tests.integration.processes import alive, children
 from tests.integration.repositories import GitRepository
-from tests.integration.unprivileged import SERVICE, temporary_folder
+from tests.integration.unprivileged import find_program, temporary_folder
 
-TWISTD = Path(sys.executable).with_name("twistd")
-COMMAND = TWISTD.with_name("tawebeval")
+TWISTD, COMMAND = find_program("twistd"), find_program("tawebeval")
 
 CONFIGURATION = """
 [repositories]
@@ -88,7 +87,7 @@ class Daemon:
         self.cache = self.folder / "cache"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        service = (SERVICE or "\n[service]\n") + f"drain = {drain}\nname = '{name}'\n"
+        service = f"\n[service]\ndrain = {drain}\nname = '{name}'\n"
         (self.folder / "tawebeval.toml").write_text(configuration + service)
         self._log = self.folder / "log"
         self._checked = 0

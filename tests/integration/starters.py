@@ -41,7 +41,6 @@ class KeptDaemon(Daemon):
             [
                 *limited,
                 *(str(COMMAND), "starter", "--socket", str(self.socket)),
-                *("--config", str(self.folder / "tawebeval.toml")),
             ],
             stdin=subprocess.DEVNULL,
         )

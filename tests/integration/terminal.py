@@ -14,8 +14,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
 from tests.cases.patience import PATIENCE
+from tests.integration.unprivileged import PYTHON_AS_USER
 
-COMMAND = (sys.executable, "-c", "from tawebeval.cli import main; main(prog_name='tawebeval')")
+COMMAND = (*PYTHON_AS_USER, str(Path(sys.executable).with_name("tawebeval")))
 
 
 def environment(server: str, **more: str) -> dict[str, str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 from tests.integration.attacks import budgets
 from tests.integration.attacks.case import HONEST, HONEST_OUTPUT, MEMORY, AttackCase
 from tests.integration.client import failure, joined, python, text
 from tests.integration.harness import Daemon, DaemonTestCase
+from tests.integration.unprivileged import PYTHON_AS_USER
 
 PIPE_PAGES = int(Path("/proc/sys/fs/pipe-user-pages-soft").read_text())
 
@@ -70,7 +70,7 @@ class WithoutWatchesTests(DaemonTestCase):
         if cls._shared is None:
             cls._shared = Daemon(cls.configuration, cls.drain)
             twistd = Path(__file__).with_name("twistd_with_full_epoll.py")
-            cls._shared.program = (sys.executable, str(twistd))
+            cls._shared.program = (*PYTHON_AS_USER, str(twistd))
         await super().setUp()
 
     async def test_evaluations_run_while_epoll_is_exhausted(self) -> None:

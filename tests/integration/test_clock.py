@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from twisted.internet.task import deferLater
 
 from tests.integration.client import Client, text
 from tests.integration.harness import Daemon, DaemonTestCase
+from tests.integration.unprivileged import PYTHON_AS_USER
 
 DAY = 86400
 YEAR = 365 * DAY
@@ -45,7 +45,7 @@ class ClockTests(DaemonTestCase):
         if cls._shared is None:
             cls._shared = daemon = Daemon(cls.configuration, cls.drain)
             cls.clock = daemon.folder / "clock"
-            daemon.program = (sys.executable, str(_TWISTD), str(cls.clock))
+            daemon.program = (*PYTHON_AS_USER, str(_TWISTD), str(cls.clock))
         self.write_clock(0)
         await super().setUp()
         self.gate = self.folder / "gate"

@@ -1,4 +1,4 @@
-"""`sandbox.overlay` with overlays that are really mounted, by whoever the daemon would be."""
+"""`sandbox.overlay` with overlays that are really mounted, by the user of the tests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from pathlib import Path
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.privileges import CurrentProcess, Privileges
 from tawebeval.linux.starter_client import LaunchSpec, OverlayLayers, OverlayMountError
 from tawebeval.sandbox.disk_usage import measure_disk_usage
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.patience import PATIENCE
 from tests.cases.starters import eventually
-from tests.integration.unprivileged import WHO, give, temporary_folder
 
 _MOUNTS = 20  # the kernel's log is the machine's: others may mount overlays at the same time
 
@@ -36,7 +34,7 @@ class OverlaysTests(SynchronousTestCase):
     file = "file"
 
     def setUp(self) -> None:
-        folder = temporary_folder()
+        folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
         self.addCleanup(remove_tree, folder)  # the kernel closes directories of its own in it
         self.trees = WritableTrees(folder / "starter" / "socket")
         self.addCleanup(self.trees.close)
@@ -49,22 +47,16 @@ class OverlaysTests(SynchronousTestCase):
             self.workspace.output_directory,
         ):
             path.mkdir()
-            give(path)
-        self.trees.use_overlays(WHO)
+        self.trees.use_overlays()
         self.assertIsNone(self.trees.overlay_problem)
-        # The files are private: a daemon is that user when it starts a program.
-        self.act_as_user = Privileges(CurrentProcess(), WHO).act_as_user
 
     def run_it(self, command: str) -> list[str]:
         """Return the lines that a shell command prints in a tree, which is an overlay."""
         file = self.checkout / self.file
         file.parent.mkdir(exist_ok=True)
         file.write_text("from below\n")
-        for path in (file.parent, file):
-            give(path)
         launch = LaunchSpec(["/bin/sh", "-c", command], {}, str(self.workspace.tree_directory))
-        with self.act_as_user():
-            program = self.trees.start_program(self.checkout, self.workspace, launch)
+        program = self.trees.start_program(self.checkout, self.workspace, launch)
         self.overlay = program.overlay
         assert self.overlay is not None
         os.close(self.overlay.root_descriptor)
@@ -95,10 +87,7 @@ class OverlaysTests(SynchronousTestCase):
                 self.workspace.tree_directory,
                 self.workspace.overlay_work_directory,
             )
-            with (
-                self.act_as_user(),
-                self.assertRaises(OverlayMountError, msg=path) as caught,
-            ):
+            with self.assertRaises(OverlayMountError, msg=path) as caught:
                 self.trees.starter.start_program(
                     self.workspace.output_directory, LaunchSpec(["/bin/true"], {}, "/"), layers
                 )
@@ -121,8 +110,7 @@ class OverlaysTests(SynchronousTestCase):
         """Hold that a new file and a changed one count when both have lost their names."""
         remove_tree(self.workspace.overlay_work_directory)
         launch = LaunchSpec(["/bin/sh", "-c", NAMELESS], {}, str(self.workspace.tree_directory))
-        with self.act_as_user():
-            program = self.trees.start_program(self.checkout, self.workspace, launch)
+        program = self.trees.start_program(self.checkout, self.workspace, launch)
         overlay = program.overlay
         assert overlay is not None
         os.close(overlay.root_descriptor)

@@ -13,9 +13,10 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from tests.cases.patience import LONG_PATIENCE
+from tests.integration.harness import COMMAND
 from tests.integration.ports import free_port
 from tests.integration.repositories import git
-from tests.integration.unprivileged import SERVICE, USER, give, temporary_folder
+from tests.integration.unprivileged import USER, give, temporary_folder
 from tests.run import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -43,8 +44,12 @@ class ReadmeTests(TestCase):
         self.checkout = self.folder / "checkout"
         ignored = shutil.ignore_patterns("__pycache__")  # where others may be writing
         shutil.copytree(ROOT / "examples", self.checkout / "examples", ignore=ignored)
-        (self.checkout / ".venv").mkdir()
-        (self.checkout / ".venv" / "bin").symlink_to(BIN)
+        programs = self.checkout / ".venv" / "bin"
+        programs.mkdir(parents=True)
+        for program in BIN.iterdir():
+            (programs / program.name).symlink_to(
+                COMMAND if program.name == COMMAND.name else program
+            )
         for name in ("state", "cache"):
             (self.folder / name).mkdir()
             give(self.folder / name)
@@ -90,7 +95,6 @@ class ReadmeTests(TestCase):
             "/tmp/": f"{self.folder}/",
             "8080": str(port),
             "tawebeval serve": f"tawebeval serve --listen tcp:{port}:interface=127.0.0.1",
-            '["file"]\\n': f'["file"]\\n{SERVICE}'.replace("\n", "\\n"),
         }
         for before, after in changes.items():
             self.assertIn(before, script)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import nullcontext
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -275,11 +274,7 @@ class DoctorTests(SlurmTestCase):
         """Return the error of the checks."""
         directories = (self.daemon.state, self.daemon.cache)
         with self.assertRaises(ConfigurationError) as found:
-            list(
-                check_cluster(
-                    configuration, directories, None, nullcontext, self.cluster.environment
-                )
-            )
+            list(check_cluster(configuration, directories, self.cluster.environment))
         return str(found.exception)
 
 

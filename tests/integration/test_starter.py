@@ -6,16 +6,17 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from benchmarks.booted import wait_until
+from tawebeval.linux.cgroups import find_own_cgroup
 from tawebeval.linux.starter_client import StarterClient
-from tests.integration.cgroups import reason_to_skip
+from tests.integration.harness import COMMAND
 from tests.integration.service_case import GATE, SERVICE, STARTER, WAIT, ServiceTestCase, reasons
+from tests.integration.unprivileged import USER, give, temporary_folder
+from tests.run import LEFT_TO_MACHINES
 
 GATED = f"{GATE}; echo ready; {WAIT}; sleep 23456"
 
@@ -70,51 +71,55 @@ class StarterTests(ServiceTestCase):
 
 class CommandTests(SynchronousTestCase):
     def setUp(self) -> None:
-        if reason := reason_to_skip():
-            raise SkipTest(reason)
-        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-starter-"))
+        own = find_own_cgroup()
+        if USER is None or own is None or not os.access(own, os.W_OK):
+            raise SkipTest(f"{LEFT_TO_MACHINES}no cgroup of version 2 can be made here")
+        self.folder = temporary_folder("tawebeval-starter-")
         self.addCleanup(shutil.rmtree, self.folder)
-        self.folder.chmod(0o755)
-        (self.folder / "starter").mkdir(mode=0o700)
-        (self.folder / "toml").write_text('[service]\nuser = "nobody"\n')
-        shutil.chown(self.folder / "starter", "nobody")
+        self.folder.chmod(0o700)
+        self.own = Path(own, self.folder.name)
+        self.own.mkdir()
+        self.addCleanup(self.own.rmdir)
+        for path in (self.own, self.own / "cgroup.procs", self.own / "cgroup.subtree_control"):
+            give(path)
 
     def start(self) -> StarterClient:
-        path = self.folder / "starter" / "socket"
+        path = self.folder / "socket"
         path.unlink(missing_ok=True)
-        options = ["--config", str(self.folder / "toml"), "--socket", str(path)]
-        command = "from tawebeval.cli import main; main()"
-        process = subprocess.Popen([sys.executable, "-c", command, "starter", *options])
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
+        script = f'echo 0 >{self.own}/cgroup.procs; exec "$@"'
+        options = ("starter", "--socket", str(path))
+        self.process = subprocess.Popen(["sh", "-c", script, "sh", str(COMMAND), *options])
+        self.addCleanup(self.process.wait)
+        self.addCleanup(self.process.kill)
         wait_until(path.exists, "the starter listens")
         client = StarterClient.connect(path)
         self.addCleanup(client.close)
-        self.assertEqual(client.pid, process.pid)
-        self.addCleanup(self.remove, client)
-        self.process = process
+        self.assertEqual(client.pid, self.process.pid)
         return client
 
-    def parents(self, client: StarterClient) -> list[Path]:
-        return [Path(json.loads(client.cgroups)["evaluations"])]
+    def groups(self) -> list[str]:
+        """Return the names of the cgroups that starters have made."""
+        return [Path(path).name for path, _, _ in os.walk(self.own)][1:]
 
-    def remove(self, client: StarterClient) -> None:
-        self.process.kill()
-        self.process.wait()
-        for parent in self.parents(client):
-            for path, _, _ in reversed([*os.walk(parent)]):
-                os.rmdir(path)
-
-    def test_starter_removes_cgroups_of_a_killed_one(self) -> None:
+    def test_cgroups_of_a_killed_starter_are_removed_by_the_next(self) -> None:
         first = self.start()
-        parents = self.parents(first)
-        self.assertTrue(parents)
-        (parents[0] / "evaluation-abc").mkdir()
+        parent = Path(json.loads(first.cgroups)["evaluations"])
+        (parent / "evaluation-abc").mkdir()
         self.process.kill()
         self.process.wait()
         second = self.start()
-        self.assertEqual([path for path in parents if path.exists()], [])
-        self.assertTrue(all(path.exists() for path in self.parents(second)))
+        self.assertFalse(parent.exists())
         status = Path(f"/proc/{second.pid}/status").read_text()
         self.assertIn("NoNewPrivs:\t1", status)
         self.assertNotIn("Uid:\t0", status)
+        self.process.terminate()
+        self.process.wait()
+        self.assertEqual(self.groups(), [])
+
+    def test_starter_leaves_no_cgroup_behind(self) -> None:
+        parent = Path(json.loads(self.start().cgroups)["evaluations"])
+        (parent / "evaluation-abc").mkdir()
+        self.assertIn("daemon", self.groups())
+        self.process.terminate()
+        self.assertEqual(self.process.wait(), 0)
+        self.assertEqual(self.groups(), [])

@@ -16,7 +16,7 @@ from tests.integration.client import Client, text
 from tests.integration.harness import TWISTD, Daemon, environment, until
 from tests.integration.ports import claim, free_port, listens
 from tests.integration.repositories import GitRepository
-from tests.integration.unprivileged import SERVICE, USER, temporary_folder
+from tests.integration.unprivileged import USER, temporary_folder
 
 
 class StartupTests(TestCase):
@@ -47,10 +47,10 @@ class StartupTests(TestCase):
 
     def configure(self, configuration: str = "") -> tuple[str, ...]:
         """Return the options for a configuration, for none at all where that is possible."""
-        if not configuration + SERVICE:
+        if not configuration:
             return ()
         file = self.folder / "tawebeval.toml"
-        file.write_text(configuration + SERVICE)
+        file.write_text(configuration)
         return ("--config", str(file))
 
     def refused(self, *arguments: str, configuration: str | None = None) -> str:

@@ -209,18 +209,21 @@ class LifeTests(ServiceTestCase):
         self.assertEqual(self.ask("GET", f"/evaluation/{identifier}").answer()[0], 200)
 
 
+_OWN_STARTER = "UnsetEnvironment=TAWEBEVAL_STARTER"  # evaluations end with the daemon
+
+
 class EndTests(ServiceTestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.configure(f"{CONFIGURATION}lasting = false\n")
+        self.override(_OWN_STARTER)
 
     def patience(self) -> None:
         """Let evaluations end by themselves."""
-        self.configure(CONFIGURATION.replace("drain = 0", "drain = 300\nlasting = false"))
+        self.configure(CONFIGURATION.replace("drain = 0", "drain = 300"))
 
     def test_drain_outlasts_the_timeout_of_the_unit(self) -> None:
         self.patience()
-        self.override("TimeoutStopSec=100ms")
+        self.override(_OWN_STARTER, "TimeoutStopSec=100ms")
         self.start()
         identifier = self.begin(f"{GATE}; echo ready; {WAIT}")
         after = self.printed(identifier, "ready")

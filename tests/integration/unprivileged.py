@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pwd
+import shlex
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
-from tawebeval.linux.privileges import User
+from tests.run import ROOT
 
 USER = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
 """Whom daemons become; None where the tests, and so the daemons, are not root's."""
 
-WHO = User(USER.pw_name, USER.pw_uid, USER.pw_gid, frozenset(), "/") if USER else None
-"""The same, for parts of a daemon."""
-
-SERVICE = f'\n[service]\nuser = "{USER.pw_name}"\n' if USER else ""
-"""What a daemon's configuration has to say for that."""
+PYTHON_AS_USER = (
+    (sys.executable, str(ROOT / "examples" / "demonstration" / "as_nobody.py"))
+    if USER
+    else (sys.executable,)
+)
+"""The Python of the tests, which becomes that user where a script refuses root."""
 
 
 def give(path: Path) -> None:
     """Let a file or directory belong to the daemons' user."""
     if USER:
         os.chown(path, USER.pw_uid, USER.pw_gid, follow_symlinks=False)
+
+
+def find_program(name: str) -> Path:
+    """Return the path of a program beside this Python, which becomes the daemons' user."""
+    program = Path(sys.executable).with_name(name)
+    if not USER:
+        return program
+    folder = Path(tempfile.mkdtemp(prefix="tawebeval-programs-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    script = folder / name
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(PYTHON_AS_USER)} {program} "$@"\n')
+    script.chmod(0o755)
+    return script
 
 
 def temporary_folder(prefix: str = "tawebeval-test-") -> Path:

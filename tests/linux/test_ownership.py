@@ -1,12 +1,10 @@
-"""`linux.ownership`: what root makes for the daemon's user, and what it does not touch."""
+"""`linux.ownership`: owners and modes of directories and secret files."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import shlex
-import shutil
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import SkipTest
@@ -16,104 +14,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import ownership
-from tawebeval.linux.ownership import can_others_write, change_directory_owner, check_owner
-from tawebeval.linux.privileges import find_user
+from tawebeval.linux.ownership import can_others_write, check_owner
 
 STRANGER = 54321
-
-
-class GiveTests(SynchronousTestCase):
-    """Directories that root makes, in a folder of root's."""
-
-    def setUp(self) -> None:
-        if os.geteuid() != 0:
-            raise SkipTest("only root can give a directory to another user: run the tests as root")
-        self.user = find_user("nobody")
-        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
-        self.addCleanup(shutil.rmtree, self.folder)
-
-    def refused(self, directory: Path, *words: str) -> None:
-        """Hold that a directory is not given; the message says why, and what to do."""
-        owners = self.owners()
-        with self.assertRaises(ConfigurationError) as caught:
-            change_directory_owner(directory, self.user)
-        for word in (str(directory), *words):
-            self.assertIn(word, str(caught.exception))
-        self.assertEqual(self.owners(), owners)
-
-    def owners(self) -> dict[Path, int]:
-        """Return what there is in the folder, and whose it is."""
-        return {path: path.lstat().st_uid for path in self.folder.rglob("*")}
-
-    def test_missing(self) -> None:
-        """One that is missing is made, for the user alone."""
-        descriptors = len(os.listdir("/proc/self/fd"))
-        change_directory_owner(self.folder / "state", self.user)
-        status = (self.folder / "state").stat()
-        self.assertEqual((status.st_uid, status.st_gid), (self.user.uid, self.user.gid))
-        self.assertEqual(status.st_mode & 0o777, 0o700)
-        self.assertEqual(len(os.listdir("/proc/self/fd")), descriptors)
-
-    def test_relative(self) -> None:
-        """A path may be relative."""
-        here = os.getcwd()
-        self.addCleanup(os.chdir, here)
-        os.chdir(self.folder)
-        change_directory_owner(Path("state"), self.user)
-        self.assertEqual((self.folder / "state").stat().st_uid, self.user.uid)
-
-    def test_empty(self) -> None:
-        """An empty one of root's is handed over, and keeps its mode; the user's own stays."""
-        state = self.folder / "state"
-        state.mkdir(mode=0o750)
-        for _ in range(2):
-            change_directory_owner(state, self.user)
-            self.assertEqual(state.stat().st_uid, self.user.uid)
-        self.assertEqual(state.stat().st_mode & 0o777, 0o750)
-
-    def test_full(self) -> None:
-        """One of root's with something in it may be anything: that is for the operator to say."""
-        (self.folder / "state" / "thing").mkdir(parents=True)
-        self.refused(self.folder / "state", "belongs to root", "chown -R --no-dereference nobody:")
-
-    def test_of_a_stranger(self) -> None:
-        """One of somebody else's is not taken away."""
-        (self.folder / "state").mkdir()
-        os.chown(self.folder / "state", STRANGER, STRANGER)
-        self.refused(self.folder / "state", f"belongs to {STRANGER}")
-
-    def test_no_parent(self) -> None:
-        """Only one directory is made, not the way to it."""
-        remedy = "another directory by STATE_DIRECTORY or CACHE_DIRECTORY, or create it: install -d"
-        self.refused(self.folder / "a" / "b", f"{remedy} -m 700 -o nobody")
-        (self.folder / "file").touch()
-        self.refused(self.folder / "file")
-        self.refused(self.folder / "file" / "state")
-
-    def test_way_of_others(self) -> None:
-        """Where others decide what a path leads to root makes nothing, nor gives anything."""
-        way = self.folder / "way"
-        (way / "state").mkdir(parents=True)
-        for mode, owner in ((0o755, self.user.uid), (0o775, 0), (0o757, 0), (0o1777, STRANGER)):
-            os.chown(way, owner, 0)
-            way.chmod(mode)
-            for name in ("state", "new"):
-                self.refused(way / name, "'way'", "install -d")
-
-    def test_sticky(self) -> None:
-        """In /tmp nobody can exchange what is root's."""
-        way = self.folder / "way"
-        way.mkdir()
-        way.chmod(0o1777)
-        change_directory_owner(way / "state", self.user)
-
-    def test_links(self) -> None:
-        """No link is followed, on the way or at its end, not even one of root's."""
-        target = self.folder / "target"
-        target.mkdir()
-        (self.folder / "link").symlink_to(target)
-        self.refused(self.folder / "link")
-        self.refused(self.folder / "link" / "state")
 
 
 class OwnerTests(SynchronousTestCase):

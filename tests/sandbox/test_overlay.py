@@ -10,7 +10,6 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.privileges import User
 from tawebeval.linux.starter_client import (
     MountedOverlay,
     OverlayLayers,
@@ -28,7 +27,6 @@ from tests.fakes.children import NO_PROCESS
 
 LAUNCH = sh("exec sleep 600")
 OVERLAY = MountedOverlay(77, frozenset({39}))
-USER = User("taweb", 1000, 1001, frozenset(), "/")
 
 
 @attrs.define
@@ -76,29 +74,29 @@ class StartTests(TreesTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.starter = FakeStarter()
-        self.users: list[User | None] = []
+        self.spawned: list[Path] = []
         self.unable: OSError | None = None
         self.patch(module, "spawn_starter", self.spawn)
         self.patch(StarterClient, "connect", self.connect)
         self.trees = WritableTrees(self.root / "starter" / "socket")
 
-    def spawn(self, path: Path, user: User | None) -> None:
+    def spawn(self, path: Path) -> None:
         """Start a starter."""
-        self.users.append(user)
+        self.spawned.append(path)
 
     def connect(self, path: Path) -> FakeStarter:
         """Return the starter, once one was started."""
-        if not self.users or self.unable is not None:
+        if not self.spawned or self.unable is not None:
             raise self.unable or FileNotFoundError(path)
         return self.starter
 
     def test_overlay_is_mounted_over_the_tree(self) -> None:
-        self.trees.use_overlays(USER)
+        self.trees.use_overlays()
         workspace = self.make_workspace()
         started = self.trees.start_program(self.checkout, workspace, LAUNCH)
         work = workspace.root / "work"
         layers = OverlayLayers(self.checkout, workspace.tree_directory, work)
-        self.assertEqual((self.starter.asked, self.users), ([layers], [USER]))
+        self.assertEqual((self.starter.asked, len(self.spawned)), ([layers], 1))
         for directory in (work, workspace.tree_directory):
             self.assertEqual(list(directory.iterdir()), [])
             self.assertEqual(directory.stat().st_mode, workspace.home_directory.stat().st_mode)
@@ -114,13 +112,13 @@ class StartTests(TreesTestCase):
         self.assertEqual((self.starter.asked, started.overlay), ([None], None))
 
     def test_overlays_are_given_up_for_copies_by_the_same_starter(self) -> None:
-        self.trees.use_overlays(USER)
-        self.trees.use_copies("it changes the cache", USER)
+        self.trees.use_overlays()
+        self.trees.use_copies("it changes the cache")
         self.assertEqual(self.trees.overlay_problem, "it changes the cache")
         workspace = self.make_workspace()
         self.trees.start_program(self.checkout, workspace, LAUNCH)
         self.assert_copied(workspace)
-        self.assertEqual(self.users, [USER])
+        self.assertEqual(len(self.spawned), 1)
 
     def test_starter_that_cannot_be_connected_is_an_error(self) -> None:
         for error in (OSError(None, "no python"), ConfigurationError("of version 2")):

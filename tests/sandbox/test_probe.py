@@ -18,8 +18,6 @@ from tawebeval.config import Configuration, LimitSettings
 from tawebeval.config import SandboxSettings as Settings
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import container
-from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.privileges import Privileges, User
 from tawebeval.linux.starter_client import (
     LaunchSpec,
     OverlayMountError,
@@ -30,7 +28,6 @@ from tawebeval.sandbox import probe as module
 from tawebeval.sandbox.base import NoSandbox, Sandbox, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (
     TOOLS_NAME,
-    BubblewrapLaunch,
     BubblewrapSandbox,
     build_minimal_system_options,
     build_network_options,
@@ -51,7 +48,6 @@ from tawebeval.sandbox.probe import (
     probe_overlays_or_copies,
 )
 from tawebeval.sandbox.workspace import Workspace
-from tests.fakes.process import FakeProcess
 from tests.fakes.sandbox import NO_CGROUPS, FakeOrphans, FakeTrees
 
 OTHERWISE = 'or, if you trust all callers, set sandbox.kind = "none"'
@@ -446,50 +442,6 @@ class TryTests(SandboxesTestCase):
         self.assertIsNone(probe_bubblewrap(self.open_bubblewrap()))
 
 
-class UserTests(SandboxesTestCase):
-    """Root tries it as the user that it becomes."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.process = FakeProcess(0)
-        self.trees = FakeTrees(ended=(0, b"sound\n"))
-        self.during: list[tuple[str, int]] = []
-        self.patch(FakeTrees, "wait_for_program", self.noting("wait", FakeTrees.wait_for_program))
-        self.patch(module, "remove_tree", self.noting("remove", remove_tree))
-        start = self.noting("start", BubblewrapLaunch.start_evaluator)
-        self.patch(BubblewrapLaunch, "start_evaluator", start)
-        self.patch(SandboxedRun, "close", self.noting("close", SandboxedRun.close))
-
-    def noting(self, name: str, call: Any) -> Any:
-        """Return a call that notes as whom it was made."""
-
-        def noted(*arguments: Any) -> Any:
-            self.during.append((name, self.process.users[1]))
-            return call(*arguments)
-
-        return noted
-
-    def test_user(self) -> None:
-        """The files are the user's; what starts bwrap is the user's from its first moment."""
-        user = User("taweb", 1000, 1001, frozenset({1001, 44}), "/srv/taweb")
-        privileges = Privileges(self.process, user)
-        self.assertIsNone(probe_overlays_or_copies(self.open_bubblewrap(), privileges))
-        self.assertEqual(self.trees.asked, [user])
-        (launch,) = self.trees.launched
-        self.assertEqual(len(launch.descriptors), 5)
-        self.assertEqual(
-            self.during, [("start", 1000), ("wait", 0), ("close", 1000), *[("remove", 1000)] * 2]
-        )
-        self.assertEqual(self.process.users, (0, 0, 0))
-
-    def test_as_it_is(self) -> None:
-        """Others stay who they are."""
-        for privileges in (None, Privileges(self.process)):
-            self.assertIsNone(probe_overlays_or_copies(self.open_bubblewrap(), privileges))
-        self.assertEqual(self.trees.asked, [None, None])
-        self.assertEqual(self.process.calls, [])
-
-
 @attrs.define
 class StartingTrees(FakeTrees):
     """Makes no trees, and starts programs all the same."""
@@ -535,7 +487,7 @@ class TreesTests(SandboxesTestCase):
         """Where they work they stay, and were made of what lies where checkouts will lie."""
         self.install("echo sound")
         self.assertIsNone(self.try_it())
-        self.assertEqual(self.trees.asked, [None])
+        self.assertEqual(self.trees.asked, 1)
         self.assertIsNone(self.trees.overlay_problem)
         (made,) = self.trees.made
         self.assertEqual(made.parent, self.root / "checkouts")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -40,9 +39,7 @@ class CheckTests(SynchronousTestCase):
         folder = self.make_commands()
         self.patch(checks, "_JOB_SECONDS", 0.01)
         runner = RunnerSettings(kind="slurm", shared=str(folder))
-        checking = checks.check_cluster(
-            Configuration(runner=runner), (folder,), None, nullcontext, os.environ
-        )
+        checking = checks.check_cluster(Configuration(runner=runner), (folder,), os.environ)
         self.assertEqual(next(checking), "the controller of Slurm answers")
         error = self.assertRaises(ConfigurationError, next, checking)
         self.assertIn("no node was free within 0.01 seconds", str(error))
@@ -54,9 +51,7 @@ class CheckTests(SynchronousTestCase):
             runner=RunnerSettings(kind="slurm", shared=str(folder)),
             environments={"gcc": EnvironmentSettings("/roots/gcc")},
         )
-        _, found, missing = checks.check_cluster(
-            configuration, (folder,), None, nullcontext, os.environ
-        )
+        _, found, missing = checks.check_cluster(configuration, (folder,), os.environ)
         self.assertIn("bubblewrap works (Python 3.", str(found))
         self.assertIsInstance(missing, SetupProblem)
         self.assertIn("/roots/gcc is missing", str(missing))
@@ -66,9 +61,7 @@ class CheckTests(SynchronousTestCase):
         folder = self.make_commands(srun=RUN_HERE)
         self.patch(checks, "_TRIED", ("/bin/sh", "-c", "echo no namespaces >&2; exit 1"))
         runner = RunnerSettings(kind="slurm", shared=str(folder))
-        checking = checks.check_cluster(
-            Configuration(runner=runner), (folder,), None, nullcontext, os.environ
-        )
+        checking = checks.check_cluster(Configuration(runner=runner), (folder,), os.environ)
         next(checking)
         error = self.assertRaises(ConfigurationError, next, checking)
         self.assertIn("bubblewrap does not work: no namespaces", str(error))

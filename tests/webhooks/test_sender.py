@@ -282,8 +282,8 @@ class FailureTests(SenderTestCase):
             self.assertIn("callbacks.private_networks", result.reason)
             self.assertNotIn(answers[-1], result.reason)
         self.assertIs(self.result("http://127.0.0.1/").outcome, RequestOutcome.REFUSED)
-        self.policy = HostPolicy(denied_hosts=["receiver.example"], settings_section="callbacks")
-        self.assertIn("callbacks.deny_hosts", self.result().reason)
+        self.policy = HostPolicy(["other.example"], settings_section="callbacks")
+        self.assertIn("callbacks.allow_hosts", self.result().reason)
         self.policy = HostPolicy()
         self.resolver = FakeResolver([], gaierror(EAI_AGAIN, "Temporary failure"))
         for words in (

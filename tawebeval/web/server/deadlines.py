@@ -53,7 +53,7 @@ class Deadline:
 
 @attrs.define(eq=False)
 class BodyRate:
-    """The least rate at which a body has to arrive, measured over `http.window` seconds.
+    """The least rate at which a body has to arrive, measured over a window.
 
     `deadline` is that of the connection. `on_too_slow` is called once too little has arrived.
     """
