@@ -115,12 +115,6 @@ class Check:
             yield Finding(self.component, Severity.BROKEN, f"cannot be checked: {error}")
 
 
-def run_checks(daemon: ExaminedDaemon, checks: Iterable[Check]) -> Iterator[Finding]:
-    """Run checks and yield their findings. Blocks."""
-    for check in checks:
-        yield from check.run(daemon)
-
-
 def _check_user(daemon: ExaminedDaemon) -> Iterator[str]:
     yield f"the daemon runs as {daemon.user_name}"
 
@@ -128,13 +122,8 @@ def _check_user(daemon: ExaminedDaemon) -> Iterator[str]:
 def _check_sandbox(daemon: ExaminedDaemon) -> Iterator[Finding]:
     cgroups = open_cgroups(f"doctor-{os.getpid()}")
     try:
-        yield from run_checks(
-            daemon,
-            (
-                Check("sandbox", partial(_try_sandbox, cgroups)),
-                Check("limits", partial(_check_cgroups, cgroups)),
-            ),
-        )
+        yield from Check("sandbox", partial(_try_sandbox, cgroups)).run(daemon)
+        yield from Check("limits", partial(_check_cgroups, cgroups)).run(daemon)
     finally:
         cgroups.remove_all_cgroups()
 
@@ -226,8 +215,8 @@ def _check_starter(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
 
 
 def _check_endpoints(daemon: ExaminedDaemon) -> Iterator[Finding]:
-    endpoints = dict.fromkeys(daemon.configuration.listen)
-    return run_checks(daemon, [Check("listen", partial(_check_endpoint, one)) for one in endpoints])
+    for endpoint in dict.fromkeys(daemon.configuration.listen):
+        yield from Check("listen", partial(_check_endpoint, endpoint)).run(daemon)
 
 
 def _check_endpoint(endpoint: str, daemon: ExaminedDaemon) -> Iterator[str]:
@@ -312,14 +301,14 @@ def _check_credentials(daemon: ExaminedDaemon) -> Results:
     if settings:
         GitKeyring(settings, daemon.environment.get("CREDENTIALS_DIRECTORY", ""), b"")
         yield f"{len(settings)} for private repositories"
-        checks = (Check("credentials", partial(_check_credential, entry)) for entry in settings)
-        yield from run_checks(daemon, checks)
+        for entry in settings:
+            yield from Check("credentials", partial(_check_credential, entry)).run(daemon)
 
 
 def _check_credential(entry: CredentialSettings, daemon: ExaminedDaemon) -> Sequence[str]:
     directory = daemon.environment.get("CREDENTIALS_DIRECTORY", "")
     path = Path(directory, entry.password_file or entry.key_file)
-    if entry.key_file and not daemon.can_access(path, os.R_OK):
+    if entry.key_file and not os.access(path, os.R_OK, effective_ids=True):
         what = f"{path}: {daemon.user_name} cannot read the file, so ssh cannot use it"
         raise ConfigurationError(what, f"chown {daemon.user_name}: {path}")
     _check_closed_to_others(path)
@@ -394,4 +383,5 @@ def examine_system(
         yield Finding("user", Severity.BROKEN, what, f"{remedy}; {_UNIT_REMEDY}")
         return
     daemon = ExaminedDaemon(configuration, file, environment, reactor)
-    yield from run_checks(daemon, CHECKS)
+    for check in CHECKS:
+        yield from check.run(daemon)

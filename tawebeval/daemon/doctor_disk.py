@@ -68,10 +68,6 @@ class ExaminedDaemon:
         """The name of the daemon's user."""
         return get_user_name(os.geteuid())
 
-    def can_access(self, path: Path, mode: int) -> bool:
-        """Tell whether the daemon's user has these rights to a path."""
-        return os.access(path, mode, effective_ids=True)
-
 
 def make_probe_directories(daemon: ExaminedDaemon) -> tuple[Path, Path]:
     """Make directories for probe checkouts and workspaces, where the daemon's are or will be.

@@ -19,12 +19,11 @@ from tawebeval.git.command import GitResult
 from tawebeval.git.commits import TreeLimits
 from tawebeval.linux.filetree import remove_tree
 
-POLL_INTERVAL = 0.25
-"""Seconds between two measurements of what git writes."""
 MARKERS_DIRECTORY = "commits"
 """The directory of a repository with the markers, of which there may be many."""
 
 _T = TypeVar("_T")
+_POLL_INTERVAL = 0.25  # seconds between two measurements of what git writes
 _Files = Mapping[str, os.stat_result]
 
 
@@ -100,6 +99,41 @@ def sum_disk_usage(found: Mapping[str, os.stat_result]) -> int:
     return sum(status.st_blocks * 512 for status in found.values())
 
 
+class LimitExceeded(Exception):
+    """Work was cancelled since it is over a limit."""
+
+
+async def run_until_over(
+    clock: Any,
+    work: Coroutine[Deferred[Any], Any, _T],
+    is_over: Callable[[], Coroutine[Deferred[Any], Any, bool]],
+) -> _T:
+    """Return the result of `work`; call `is_over` again and again meanwhile.
+
+    Raises: LimitExceeded, when the cancelled work has ended, if that returned True.
+    """
+    working = Deferred.fromCoroutine(work)
+    was_over = False
+
+    async def poll() -> None:
+        nonlocal was_over
+        if not was_over and await is_over():
+            was_over = True
+            working.cancel()
+
+    polling = LoopingCall(lambda: Deferred.fromCoroutine(poll()))
+    polling.clock = clock
+    polling.start(_POLL_INTERVAL, now=False)
+    try:
+        return await working
+    except CancelledError:
+        if was_over:
+            raise LimitExceeded from None
+        raise
+    finally:
+        polling.stop()
+
+
 async def fetch_within_byte_budget(
     clock: Any,
     budget: FetchBudget,
@@ -120,24 +154,15 @@ async def fetch_within_byte_budget(
     """
     before = await threads.run_in_thread(list_files, repository)
     limit = budget.remaining_bytes
-    over = False
-    fetching = Deferred.fromCoroutine(fetch())
 
-    async def measure() -> None:
-        nonlocal over
+    async def is_over() -> bool:
         now = await threads.run_in_thread(list_files, repository)
-        if not over and sum_disk_usage(now) - sum_disk_usage(before) > limit:
-            over = True
-            fetching.cancel()
+        return sum_disk_usage(now) - sum_disk_usage(before) > limit
 
-    polling = LoopingCall(lambda: Deferred.fromCoroutine(measure()))
-    polling.clock = clock
-    polling.start(POLL_INTERVAL, now=False)
     try:
-        result = await fetching
-    except CancelledError:
-        if not over:
-            raise
+        result = await run_until_over(clock, fetch(), is_over)
+    except LimitExceeded:
+        pass
     except EvaluationFailure:
         after = await threads.run_in_thread(list_files, repository)
         if not _is_over(after, before, limit, is_complete()):
@@ -148,8 +173,6 @@ async def fetch_within_byte_budget(
         if not _is_over(after, before, limit, is_complete()):
             budget.spent_bytes += max(sum_disk_usage(after) - sum_disk_usage(before), 0)
             return result
-    finally:
-        polling.stop()
     if is_complete() or not await threads.run_in_thread(_undo, repository, before):
         # The fetch ended before it was measured, and refs name its objects: remove all.
         await threads.run_in_thread(remove_tree, repository)

@@ -23,8 +23,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock
-from twisted.internet.task import LoopingCall
+from twisted.internet.defer import DeferredLock
 
 from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.core.form import Repository
@@ -40,11 +39,12 @@ from tawebeval.git.commits import (
 from tawebeval.git.credentials import Credential
 from tawebeval.git.fetch_limits import (
     MARKERS_DIRECTORY,
-    POLL_INTERVAL,
     FetchBudget,
     FetchLimits,
+    LimitExceeded,
     fetch_within_byte_budget,
     list_files,
+    run_until_over,
     sum_disk_usage,
 )
 from tawebeval.git.lfs import (
@@ -385,33 +385,21 @@ class BareRepository:
         limits = self._limits.tree_limits
         scratch = self.path / _LARGE / "checkout"
         tree, index = scratch / "tree", scratch / "index"
-        is_over = False
 
         def begin() -> None:
             for directory in (tree, index):
                 directory.mkdir(parents=True)
 
-        async def poll() -> None:
-            nonlocal is_over
+        async def is_over() -> bool:
             with suppress(OSError):  # of a file that appears or disappears
-                size = await self._threads.run_in_thread(measure_tree, tree)
-                is_over |= size > limits.max_bytes
-            if is_over:
-                reading.cancel()
+                return await self._threads.run_in_thread(measure_tree, tree) > limits.max_bytes
+            return False
 
         try:
             await self._threads.run_in_thread(begin)
-            reading = Deferred.fromCoroutine(self._read_tree(commit, tree, index))
-            polling = LoopingCall(lambda: Deferred.fromCoroutine(poll()))
-            polling.clock = self._limits.clock
-            polling.start(POLL_INTERVAL, now=False)
-            try:
-                await reading
-            except CancelledError:
-                if not is_over:
-                    raise
-            finally:
-                polling.stop()
+            with suppress(LimitExceeded):
+                clock = self._limits.clock
+                await run_until_over(clock, self._read_tree(commit, tree, index), is_over)
             size = await self._threads.run_in_thread(measure_tree, tree)
             limits.check_tree(commit.file_count, size)
             return await self._threads.run_in_thread(find_lfs_pointers, tree), size

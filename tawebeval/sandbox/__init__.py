@@ -11,8 +11,7 @@ its exit. Other kinds of sandbox implement these (`base`).
 - `seccomp`: the policy of allowed system calls; `libseccomp`: its compiler.
 - `prepared_etc`: the /etc of sandboxes, copied from the machine's.
 - `workspace`: the directories of a run; `overlay`: the writable tree over a checkout.
-- `disk_usage`: disk usage, counted
-  up.
+- `disk_usage`: the disk usage of a run, by counting its files.
 - `run_limits`: the limits of a run, which its cgroup enforces or which are checked, and its usage.
 - `limit_monitor`: `LimitMonitor` checks, while runs go on, the limits that the kernel does not
   enforce.

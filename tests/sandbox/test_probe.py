@@ -157,16 +157,14 @@ class SandboxesTestCase(SynchronousTestCase):
 class OpenTests(SandboxesTestCase):
     """Which one there is."""
 
-    def test_none(self) -> None:
-        """The operator may have none, and needs no bubblewrap then."""
+    def test_bubblewrap_is_not_needed_without_a_sandbox(self) -> None:
         self.patch(shutil, "which", lambda name: None)
         sandbox = self.open("none", readable=("/nonexistent",))
         self.assertEqual(
             sandbox, NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / TOOLS_NAME, self.trees)
         )
 
-    def test_bubblewrap(self) -> None:
-        """It is taken by its name and by default, with what is configured; it is not run yet."""
+    def test_bubblewrap_is_the_default_and_opened_as_configured(self) -> None:
         for kind in ("auto", "bubblewrap"):
             for network in (False, True):
                 sandbox = self.open(kind, network=network, readable=("/usr", "/etc"))
@@ -188,8 +186,7 @@ class OpenTests(SandboxesTestCase):
                 for descriptor in sandbox.filter_descriptors:
                     self.assertGreater(os.fstat(descriptor).st_size, 0)
 
-    def test_missing(self) -> None:
-        """Where bubblewrap is missing nothing else is taken in silence."""
+    def test_missing_bubblewrap_is_an_error(self) -> None:
         self.patch(shutil, "which", lambda name: None)
         for kind in ("auto", "bubblewrap"):
             with self.assertRaises(ConfigurationError) as caught:
@@ -197,8 +194,7 @@ class OpenTests(SandboxesTestCase):
             self.assertTrue(str(caught.exception).startswith("sandbox.kind: "))
             self.assertIn("run `apt-get install bubblewrap`, " + OTHERWISE, str(caught.exception))
 
-    def test_readable(self) -> None:
-        """What is to be shown has to be there; the setting is named."""
+    def test_missing_readable_path_is_an_error_with_its_setting(self) -> None:
         (self.root / "dangling").symlink_to("nowhere")
         for missing in ("/nonexistent", f"{self.root}/dangling"):
             with self.assertRaises(ConfigurationError) as caught:
@@ -208,8 +204,7 @@ class OpenTests(SandboxesTestCase):
                 f"sandbox.readable[1]: {missing} does not exist; create or remove it",
             )
 
-    def test_box(self) -> None:
-        """Git runs in the same, with the network's files; or as it is, as evaluators do."""
+    def test_git_runs_in_the_same_kind_of_sandbox(self) -> None:
         self.assertIsInstance(
             open_helper_sandbox(self.open("none"), self.accounts), NoHelperSandbox
         )
@@ -251,8 +246,7 @@ class TryTests(SandboxesTestCase):
         self.assertEqual(os.listdir(self.temporary), [], "the trial leaves nothing behind")
         self.assertEqual(self.trees.starter.list_programs(), {}, "nor a program")
 
-    def test_works(self) -> None:
-        """It runs a command as those of evaluators, in a workspace, and tells how that ended."""
+    def test_probe_runs_a_command_as_evaluators(self) -> None:
         self.install(
             f'printf "%s\\n" "$@" >{self.in_shell}/arguments; env >{self.in_shell}/environment\n'
             f"pwd >{self.in_shell}/directory\n"
@@ -279,8 +273,7 @@ class TryTests(SandboxesTestCase):
         self.assertEqual((self.root / "filter").read_bytes(), program)
         self.assertEqual(os.listdir(self.accounts), ["etc"], "a trial is not what makes it work")
 
-    def test_remedies(self) -> None:
-        """What bwrap complains of is told as it says it, with what can be done about that."""
+    def test_known_failures_have_remedies(self) -> None:
         for said, remedy in FAILURES:
             what, told = self.complaint(f'echo "{said}" >&2; exit 1')
             self.assertEqual(what, said)
@@ -293,8 +286,7 @@ class TryTests(SandboxesTestCase):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{value}\n")
 
-    def test_sysctls(self) -> None:
-        """A sysctl that forbids user namespaces is named with its value and the command."""
+    def test_sysctl_that_forbids_namespaces_is_named_with_its_command(self) -> None:
         denied, outside_unit = FAILURES[1][0], f"{os.getppid()}"
         self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": outside_unit})
         for said, name, value, other in (
@@ -313,8 +305,7 @@ class TryTests(SandboxesTestCase):
             self.assertNotIn("sysctl", "".join(self.complaint("echo 'sh: 1: x'")))
             self.set_sysctl(name, other)
 
-    def test_several_sysctls(self) -> None:
-        """Each sysctl that forbids user namespaces is named."""
+    def test_each_forbidding_sysctl_is_named(self) -> None:
         self.set_sysctl("kernel.unprivileged_userns_clone", "0")
         self.set_sysctl("user.max_user_namespaces", "0")
         what, remedy = self.complaint(f'echo "{FAILURES[1][0]}"')
@@ -324,16 +315,14 @@ class TryTests(SandboxesTestCase):
         command = "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000"
         self.assertIn(command, remedy)
 
-    def test_sysctl_in_a_unit(self) -> None:
-        """The main process of a unit names the value, and the profile as the remedy."""
+    def test_remedy_for_a_sysctl_in_a_unit_is_the_profile(self) -> None:
         self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": str(os.getpid())})
         self.set_sysctl("kernel.apparmor_restrict_unprivileged_userns", "1")
         what, remedy = self.complaint(f'echo "{FAILURES[3][0]}"')
         self.assertIn("(kernel.apparmor_restrict_unprivileged_userns is 1)", what)
         self.assertIn("AppArmorProfile=-tawebeval", remedy)
 
-    def test_remedies_in_a_unit(self) -> None:
-        """The main process of a unit names the unit's line, and nothing about containers."""
+    def test_remedies_in_a_unit_are_lines_of_the_unit(self) -> None:
         self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": str(os.getpid())})
         for said, remedy in UNIT_FAILURES:
             _, told = self.complaint(f'echo "{said}" >&2; exit 1')
@@ -341,14 +330,12 @@ class TryTests(SandboxesTestCase):
             self.assertNotIn("Docker", told)
             self.assertNotIn("container", told)
 
-    def test_remedies_below_a_unit(self) -> None:
-        """A process that a unit has started by the way, such as a terminal, is not the unit's."""
+    def test_remedies_below_a_unit_are_not_those_of_the_unit(self) -> None:
         self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": str(os.getppid())})
         _, told = self.complaint(f'echo "{UNIT_FAILURES[2][0]}" >&2; exit 1')
         self.assertIn("mount nothing over", told)
 
-    def test_remedies_in_a_container(self) -> None:
-        """The options of the engine are named; a sysctl that forbids namespaces comes first."""
+    def test_remedies_in_a_container_are_options_of_the_engine(self) -> None:
         (self.root / "run").mkdir()
         for mark, engine, option in (
             ("run/.containerenv", "podman", "--security-opt unmask=/proc/*"),
@@ -368,13 +355,11 @@ class TryTests(SandboxesTestCase):
         self.set_sysctl("user.max_user_namespaces", "0")
         self.assertIn("as root run `sysctl", self.complaint(f'echo "{FAILURES[1][0]}"')[1])
 
-    def test_unknown(self) -> None:
-        """What is not known is told without a remedy, whatever bytes it is."""
+    def test_unknown_failure_is_told_as_it_is(self) -> None:
         problem = self.complaint("printf 'bwrap: \\377 is new \\n\\n'; exit 1")
         self.assertEqual(problem, ("bwrap: \ufffd is new", f"make bubblewrap work, {OTHERWISE}"))
 
-    def test_full(self) -> None:
-        """Against a full disk it does not help to have no sandbox: its path, and to make room."""
+    def test_full_disk_has_its_own_remedy(self) -> None:
         write_text = Path.write_text
 
         def write(path: Path, content: str) -> int:
@@ -389,13 +374,11 @@ class TryTests(SandboxesTestCase):
         self.assertIn(f"{self.temporary}/tawebeval-", what)
         self.assertEqual(remedy, "free some disk space")
 
-    def test_silent(self) -> None:
-        """One that says nothing has at least a status, be it that of a success."""
+    def test_silent_failure_has_its_status(self) -> None:
         for script, status in (("exit 0", 0), ("exit 1", 1), ("exit 8", 8), ("kill -9 $$", -9)):
             self.assertEqual(self.complaint(script)[0], f"bwrap exited with status {status}")
 
-    def test_cannot_be_run(self) -> None:
-        """What is no program, or is not there, is said."""
+    def test_program_that_cannot_be_run_is_a_problem(self) -> None:
         self.assertIn("No such file", self.problem()[0])
         (self.root / "bwrap").write_text("")
         self.assertIn("Permission denied", self.problem()[0])
@@ -404,19 +387,16 @@ class TryTests(SandboxesTestCase):
             (self.root / "bwrap").write_text(content)
             self.assertIn(words, self.problem()[0])
 
-    def test_no_place(self) -> None:
-        """What cannot be written is said, too."""
+    def test_missing_directory_is_a_problem(self) -> None:
         self.patch(tempfile, "tempdir", f"{self.root}/missing")
         self.assertIn(f"{self.root}/missing/", self.complaint("echo sound")[0])
 
-    def test_hangs(self) -> None:
-        """One that does not end is told of, instead of being waited for."""
+    def test_probe_that_hangs_is_a_problem(self) -> None:
         self.patch(module, "PROBE_TIMEOUT", 0.05)
         what, _ = self.complaint("exec sleep 600")
         self.assertEqual(what, "a sandbox without an evaluator: it did not end within 0.05 seconds")
 
-    def test_closed(self) -> None:
-        """What was opened for it is closed."""
+    def test_probe_closes_what_it_has_opened(self) -> None:
         closed: list[object] = []
         close = SandboxedRun.close
         self.patch(SandboxedRun, "close", lambda cell: (closed.append(cell), close(cell)))
@@ -429,8 +409,7 @@ class TryTests(SandboxesTestCase):
             self.assertEqual(os.listdir("/proc/self/fd"), before)
         self.assertEqual(len(closed), 2)
 
-    def test_group_stays(self) -> None:
-        """What the trial has killed, and has not gone as yet, is no problem."""
+    def test_cgroup_that_stays_is_no_problem(self) -> None:
         close = SandboxedRun.close
 
         def close_in_part(cell: SandboxedRun) -> None:
@@ -483,8 +462,7 @@ class TreesTests(SandboxesTestCase):
             self.assertEqual(os.listdir(place), [])
         return problem
 
-    def test_work(self) -> None:
-        """Where they work they stay, and were made of what lies where checkouts will lie."""
+    def test_overlays_are_used_if_they_work(self) -> None:
         self.install("echo sound")
         self.assertIsNone(self.try_it())
         self.assertEqual(self.trees.asked, 1)
@@ -492,8 +470,7 @@ class TreesTests(SandboxesTestCase):
         (made,) = self.trees.made
         self.assertEqual(made.parent, self.root / "checkouts")
 
-    def test_fail(self) -> None:
-        """Where only they fail, what was said of that is why there are copies."""
+    def test_copies_are_used_if_overlays_fail(self) -> None:
         self.install(
             f"cd {self.in_shell}; test -e again && echo sound && exit; touch again; echo no"
         )
@@ -501,8 +478,7 @@ class TreesTests(SandboxesTestCase):
         self.assertEqual(self.trees.overlay_problem, "no")
         self.assertEqual(len(self.trees.made), 2)
 
-    def test_not_mounted(self) -> None:
-        """Where none can be mounted that is why there are copies, and no names of the trial's."""
+    def test_copies_are_used_if_overlays_cannot_be_mounted(self) -> None:
         self.install("echo sound")
         start = FakeTrees.start_program
 
@@ -519,8 +495,7 @@ class TreesTests(SandboxesTestCase):
         )
         self.assertEqual(len(self.trees.made), 2)
 
-    def test_nothing_can_be_started(self) -> None:
-        """Where nothing can be started at all, that is what does not work, and what helps."""
+    def test_starter_that_does_not_start_is_a_problem_of_overlays(self) -> None:
         self.install("exit 7")
         self.trees.error = OSError(None, "no python")
         problem = self.try_it()
@@ -528,8 +503,7 @@ class TreesTests(SandboxesTestCase):
         self.assertEqual(problem[0], "no process can be started: no python")
         self.assertIn("python3", problem[1])
 
-    def test_missing(self) -> None:
-        """Where there are none from the start the sandbox is tried once."""
+    def test_sandbox_is_probed_once_without_overlays(self) -> None:
         self.install("echo broken; exit 1")
         self.trees.overlay_problem = "no python"
         problem = self.try_it()
@@ -537,8 +511,7 @@ class TreesTests(SandboxesTestCase):
         self.assertEqual((problem[0], self.trees.overlay_problem), ("broken", "no python"))
         self.assertEqual(len(self.trees.made), 1)
 
-    def test_cache(self) -> None:
-        """A sandbox that changes the checkout itself is not one to rely on."""
+    def test_sandbox_that_changes_the_checkout_is_a_problem(self) -> None:
         self.install(
             f"echo changed | tee {self.in_shell}/checkouts/*/directory/file >/dev/null; echo sound"
         )
@@ -546,8 +519,7 @@ class TreesTests(SandboxesTestCase):
         assert problem is not None
         self.assertIn("reach the cache", problem[0])
 
-    def test_warning(self) -> None:
-        """The daemon's log says why trees are copied, and nothing where they are not."""
+    def test_copies_are_logged_with_their_reason(self) -> None:
         self.install("echo sound")
         for problem, said in ((None, []), ("no python", [f"{TREE_COPY_WARNING} (no python)"])):
             self.trees.overlay_problem = problem
@@ -556,8 +528,7 @@ class TreesTests(SandboxesTestCase):
             logged = [str(formatEvent(event)).partition("; ")[0] for event in events]
             self.assertEqual(logged, said)
 
-    def test_close(self) -> None:
-        """Who gives the sandbox back ends what starts evaluators, also where there is none."""
+    def test_closing_the_sandbox_ends_the_starter(self) -> None:
         close_sandbox(self.open())
         self.assertEqual(self.trees.closed, 1)
         close_sandbox(
@@ -576,8 +547,7 @@ class RelyTests(SandboxesTestCase):
         self.assertTrue(all(event["log_level"] is LogLevel.warn for event in events))
         return [str(formatEvent(event)) for event in events]
 
-    def test_fails(self) -> None:
-        """With one that does not work no daemon starts."""
+    def test_daemon_does_not_start_with_a_broken_sandbox(self) -> None:
         self.install("echo 'bwrap: Unknown option --json'; exit 1")
         sandbox = self.open_bubblewrap()
         with self.assertRaises(SystemExit) as caught:
@@ -591,8 +561,7 @@ class RelyTests(SandboxesTestCase):
         )
         self.assertIn("install bubblewrap 0.8.0", message)
 
-    def test_nothing_can_be_started(self) -> None:
-        """Nor with none, where evaluators cannot be started at all: why, and what helps."""
+    def test_daemon_does_not_start_without_a_starter(self) -> None:
         trees = FakeTrees(error=OSError(None, "no python"))
         with self.assertRaises(SystemExit) as caught:
             self.rely(NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / TOOLS_NAME, trees))
@@ -602,8 +571,7 @@ class RelyTests(SandboxesTestCase):
             " daemon's user can execute",
         )
 
-    def test_none(self) -> None:
-        """A daemon without one warns at every start, and says whose rights evaluators have."""
+    def test_daemon_without_sandbox_warns(self) -> None:
         sandbox = self.open("none")
         (warning,) = self.rely(sandbox)
         self.assertIn('sandbox.kind is "none"', warning)
