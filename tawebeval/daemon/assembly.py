@@ -144,7 +144,6 @@ class DaemonParts:
 
     repository_cache: RepositoryCache
     evaluation_context: EvaluationContext
-    archive: EvaluationArchive | None
     evaluation_registry: EvaluationRegistry
     callbacks: CallbackQueue
     monitoring: Monitoring
@@ -154,26 +153,26 @@ class DaemonParts:
     def apply_settings(self, configuration: Configuration) -> None:
         """Apply the environments and problems of a configuration."""
         self.evaluation_context.configuration = configuration
-        self.application.context.configuration = configuration
         if isinstance(self.evaluation_context.sandbox, SlurmSandbox):
             self.evaluation_context.sandbox.configuration = configuration
 
     def make_metrics(self, log_lines: LineWriter | None) -> DaemonMetrics:
         """Return the metrics of the parts; `log_lines` is None if twistd writes the log."""
         sandbox = self.evaluation_context.sandbox
+        jobs = sandbox.commands.counters if isinstance(sandbox, SlurmSandbox) else JobCounters()
         return DaemonMetrics(
-            self.evaluation_context,
-            self.repository_cache,
-            self.evaluation_registry,
-            self.callbacks,
-            self.monitoring.request_log,
-            self.application.routes,
-            self.site.connection_limits,
-            self.monitoring.reactor_lag,
-            self.monitoring.health_and_metrics.find_unreadiness_reasons,
-            log_lines,
-            self.archive,
-            sandbox.commands.counters if isinstance(sandbox, SlurmSandbox) else JobCounters(),
+            evaluation_context=self.evaluation_context,
+            repository_cache=self.repository_cache,
+            evaluation_registry=self.evaluation_registry,
+            callbacks=self.callbacks,
+            request_log=self.monitoring.request_log,
+            route_table=self.application.routes,
+            connection_limits=self.site.connection_limits,
+            reactor_lag=self.monitoring.reactor_lag,
+            find_unreadiness_reasons=self.monitoring.readiness.find_unreadiness_reasons,
+            line_writer=log_lines,
+            archive=self.evaluation_context.archive,
+            slurm_jobs=jobs,
         )
 
 
@@ -269,22 +268,20 @@ def build_daemon(
     sources = (reload, parts.callbacks, access, monitoring.metrics_authentication, keyring)
     reloader = ReloadService(sources, credentials, notifier, reactor)
     calls = (
-        *(
-            registry.expire_evaluations,
-            orphans.reap_ended_orphans,
-            startup.restore_directories,
-            parts.evaluation_context.cleanup_queue.retry_next_calls,
-        ),
-        *(repositories.start_maintenance, monitoring.readiness.check_disks),
+        registry.expire_evaluations,
+        orphans.reap_ended_orphans,
+        startup.restore_directories,
+        parts.evaluation_context.cleanup_queue.retry_next_calls,
+        repositories.start_maintenance,
+        monitoring.readiness.check_disks,
         DiskSync(store, directories.state, pools.disk_check_threads, reactor).sync_if_due,
     )
     for part in (
         *_reload_services(reloader, reactor),
-        *(monitoring.reactor_lag, monitoring.sandbox_probe, make_periodic_timer(calls, reactor)),
-        *(
-            make_listener(endpoint, parts.site, reactor, configuration.http)
-            for endpoint in endpoints
-        ),
+        monitoring.reactor_lag,
+        monitoring.sandbox_probe,
+        make_periodic_timer(calls, reactor),
+        *(make_listener(one, parts.site, reactor, configuration.http) for one in endpoints),
         _make_watchdog(notifier, parts, reactor),
     ):
         part.setServiceParent(daemon)
@@ -298,17 +295,14 @@ def _make_parts(base: SharedDependencies) -> DaemonParts:
     configuration, directories, reactor = base.configuration, base.directories, base.reactor
     running = resolve_run_slot_count(configuration.evaluations.running)
     repositories = _make_repositories(base, _make_remotes(base))
-    archive = _make_archive(base)
-    context = _make_context(base, repositories, archive)
+    context = _make_context(base, repositories, _make_archive(base))
     callbacks = make_callback_queue(
-        *(
-            configuration.callbacks,
-            os.environ,
-            base.thread_pools.callback_resolver,
-            reactor,
-            os.urandom,
-            time,
-        ),
+        configuration.callbacks,
+        os.environ,
+        base.thread_pools.callback_resolver,
+        reactor,
+        os.urandom,
+        time,
         has_one_caller=base.authentication.is_token_optional,
     )
     slots = (running, *_queue_bounds(configuration, base.authentication))
@@ -323,7 +317,6 @@ def _make_parts(base: SharedDependencies) -> DaemonParts:
     return DaemonParts(
         repositories,
         context,
-        archive,
         registry,
         callbacks,
         monitoring,
@@ -457,16 +450,15 @@ def _make_application(
 ) -> KleinApplication:
     context = WebContext(
         registry,
-        base.configuration,
-        base.directories.uploads,
-        os.urandom,
-        base.authentication,
-        base.reactor,
-        base.thread_pools.upload_threads,
-        make_peer_evaluation_lists(base.thread_pools.peer_daemon_resolver, base.reactor),
-        _make_links(base),
-        monitoring.health_and_metrics,
-        monitoring.request_log,
+        upload_directory=base.directories.uploads,
+        random_bytes=os.urandom,
+        authentication=base.authentication,
+        clock=base.reactor,
+        upload_threads=base.thread_pools.upload_threads,
+        peer_lists=make_peer_evaluation_lists(base.thread_pools.peer_daemon_resolver, base.reactor),
+        links=_make_links(base),
+        health_and_metrics=monitoring.health_and_metrics,
+        request_log=monitoring.request_log,
     )
     return KleinApplication(context)
 

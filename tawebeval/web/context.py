@@ -57,14 +57,13 @@ class HealthAndMetrics:
 class WebContext:
     """The dependencies of the routes, and the checks of callers and origins.
 
-    `upload_directory` is the directory of arriving forms, written by `upload_threads`. A reload
-    replaces `configuration`. `clock` is for deadlines; `read_wall_clock` returns the time of day in
-    seconds since the epoch; `random_bytes(n)` returns n random bytes. `peer_lists` are the lists of
-    the other daemons; `links` are the links that read one evaluation.
+    `upload_directory` is the directory of arriving forms, written by `upload_threads`. `clock` is
+    for deadlines; `read_wall_clock` returns the time of day in seconds since the epoch;
+    `random_bytes(n)` returns n random bytes. `peer_lists` are the lists of the other daemons;
+    `links` are the links that read one evaluation.
     """
 
     registry: EvaluationRegistry
-    configuration: Configuration
     upload_directory: Path
     random_bytes: Callable[[int], bytes]
     authentication: Authentication
@@ -76,6 +75,11 @@ class WebContext:
     request_log: RequestLog = attrs.field(factory=RequestLog)
     read_wall_clock: Callable[[], float] = time.time
     stream_turns: StreamTurns = attrs.Factory(lambda self: StreamTurns(self.clock), takes_self=True)
+
+    @property
+    def configuration(self) -> Configuration:
+        """The configuration of the evaluations, which a reload replaces."""
+        return self.registry.context.configuration
 
     def authenticate_token(self, method: bytes, headers: Headers) -> Token:
         """Return the token of a request with these headers, and count the request.

@@ -79,7 +79,7 @@ class Line:
 
     def add_silent_peer(self, name: str) -> None:
         """Have the server share its address with another daemon, which never answers."""
-        context = self.service.context
+        context = self.service.registry.context
         service = ServiceSettings(name="a", peers={name: "http://10.0.0.9:8080"})
         context.configuration = msgspec.structs.replace(context.configuration, service=service)
 

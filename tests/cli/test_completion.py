@@ -29,7 +29,7 @@ class CompletionTests(CommandTestCase):
         """Problems, environments and identifiers are those of the server."""
         problem = ProblemSettings("https://example.org/p.git", "./run", commit=OID, title="T\x9b")
         java = EnvironmentSettings("/srv/java", description="a `b` $(c)\nd")
-        self.line.service.context.configuration = Configuration(
+        self.line.service.registry.context.configuration = Configuration(
             problems={"one": problem, "two": problem}, environments={"java": java}
         )
         self.assertEqual(self.complete("evaluate", "--problem", "o"), ["one: T"])

@@ -65,7 +65,7 @@ class EvaluateTests(CommandTestCase):
     def test_problem(self) -> None:
         """A problem needs no evaluator, and admits no option of which it has its own value."""
         problem = ProblemSettings("https://example.org/p.git", "./run", commit=OID, title="T\x9b")
-        self.line.service.context.configuration = Configuration(problems={"one": problem})
+        self.line.service.registry.context.configuration = Configuration(problems={"one": problem})
         shown = self.run_command("problems").stdout
         self.assertRegex(shown, r"\ANAME +FIELDS +TITLE\none +any +T\\u009b\n\Z")
         (listed,) = json.loads(self.run_command("problems", "--json", "all").stdout)

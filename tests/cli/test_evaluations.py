@@ -77,7 +77,9 @@ class EvaluationsTests(CommandTestCase):
     def test_environments(self) -> None:
         """A row for each environment of the server, or JSON."""
         java = EnvironmentSettings("/srv/java", description="JDK 21\x9b\nx")
-        self.line.service.context.configuration = Configuration(environments={"java": java})
+        self.line.service.registry.context.configuration = Configuration(
+            environments={"java": java}
+        )
         shown = self.run_command("environments").stdout
         self.assertRegex(shown, r"\ANAME +DESCRIPTION\n(?:default .*\n)?java +JDK 21\\u009b x\n\Z")
         shown = self.run_command("environments", "--json", "name,description").stdout

@@ -363,7 +363,7 @@ class OtherTests(ClientTestCase):
         """Problems are listed, over several pages, and submitted for; lists have those of one."""
         problem = ProblemSettings("https://example.org/p.git", "./run", commit="c" * 40)
         problems = {f"p{number:03}": problem for number in range(150)}
-        self.line.service.context.configuration = Configuration(problems=problems)
+        self.line.service.registry.context.configuration = Configuration(problems=problems)
         client, line = self.line.client, self.line
         listed = line.wait(gathered(client.problems()))
         self.assertEqual([one["name"] for one in listed], list(problems))

@@ -254,7 +254,6 @@ class Service:
         )
         self.context = WebContext(
             self.registry,
-            self.configuration,
             uploads,
             straw(2),
             self.access,

@@ -192,7 +192,7 @@ class LinkTests(LinkTestCase):
         """The operator may want no links."""
         link = self.share()
         callers = CallerSettings(requests_per_minute=0, link_days=0)
-        self.service.context.configuration = Configuration(callers=callers)
+        self.service.registry.context.configuration = Configuration(callers=callers)
         self.assertIn("callers.link_days", self.share(status=403)["detail"])
         self.read(link)  # until it expires or is revoked
 

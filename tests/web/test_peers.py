@@ -221,7 +221,7 @@ class JointListTests(SeveralTestCase):
 
     def test_alone(self) -> None:
         """Without peers nothing is different."""
-        context = self.services["a"].context
+        context = self.services["a"].registry.context
         alone = msgspec.structs.replace(context.configuration, service=ServiceSettings(name="a"))
         self.evaluate("b")
         context.configuration = alone  # as a reload does

@@ -136,7 +136,9 @@ class ProblemTests(WebTestCase):
 
     def test_reload(self) -> None:
         """A problem that is set later can be used from then on, one that is not no more."""
-        self.service.context.configuration = Configuration(problems={"new": PROBLEMS["two"]})
+        self.service.registry.context.configuration = Configuration(
+            problems={"new": PROBLEMS["two"]}
+        )
         self.submit("one", status=404)
         self.submit("new")
 
@@ -144,7 +146,7 @@ class ProblemTests(WebTestCase):
         """A repeated request gets its answer although the problem is set no more."""
         key = {"Idempotency-Key": "k"}
         first = self.submit("one", **key).json()
-        self.service.context.configuration = Configuration()
+        self.service.registry.context.configuration = Configuration()
         self.assertEqual(self.submit("one", **key).json(), first)
         self.submit("one", SOURCE, Part("evaluator_cmd", b"id"), status=422, **key)
         self.submit("one", status=404, **{"Idempotency-Key": "other"})
@@ -153,7 +155,7 @@ class ProblemTests(WebTestCase):
     def test_branch(self) -> None:
         """The branch of a problem is resolved for each evaluation; the status says to what."""
         problem = ProblemSettings(URL, "./run", branch="main")
-        self.service.context.configuration = Configuration(problems={"new": problem})
+        self.service.registry.context.configuration = Configuration(problems={"new": problem})
         repositories = self.service.world.repositories
         for oid in ("a" * 40, "b" * 40):
             repositories.branches["main"] = oid
@@ -192,7 +194,9 @@ class ProblemTests(WebTestCase):
     def test_ranges(self) -> None:
         """The ranges of the limits, half of the time of a page, are computed once."""
         limits = CountedLimits(maximum=MaximumLimitSettings(cpu=500))
-        self.service.context.configuration = Configuration(problems=PROBLEMS, limits=limits)
+        self.service.registry.context.configuration = Configuration(
+            problems=PROBLEMS, limits=limits
+        )
         CountedLimits.counted.clear()
         self.request("GET", "/problems")
         self.assertEqual(len(CountedLimits.counted), 1)
@@ -216,7 +220,7 @@ class TokenTests(CallerTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.service.context.configuration = CONFIGURATION
+        self.service.registry.context.configuration = CONFIGURATION
         token, line = generate_token("alice", os.urandom, problems=["one"])
         self.file.write_text(f"{self.file.read_text()}\n{line}")
         read_again(self.service.access)

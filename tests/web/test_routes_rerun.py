@@ -341,7 +341,9 @@ class RerunTests(RerunTestCase):
         """A rerun for a problem is one of that problem, with another commit for a teacher."""
         place = self.begin("/problems/one/evaluate")
         self.finish()
-        self.service.context.configuration = Configuration()  # the problem is there no more
+        self.service.registry.context.configuration = (
+            Configuration()
+        )  # the problem is there no more
         again = self.rerun(place, 200, Part("metadata[a]", b"b"))
         first, second = self.status(place), self.status(again.headers["location"])
         self.assertEqual((second["problem"], second["seed"]), ("one", first["seed"]))
@@ -363,7 +365,7 @@ class TokenTests(CallerTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.service.context.configuration = CONFIGURATION
+        self.service.registry.context.configuration = CONFIGURATION
         self.service.access.rate_limit.per_minute = 0
         lines = [self.file.read_text()]
         for name, restriction in (("student", {"problems": ["one"]}), ("reader", {})):
