@@ -46,14 +46,6 @@ class PollTests(RawTestCase):
         self.assertGreater(len(found), 100)
         self.assertEqual(connection.transport.producerState, "producing")
 
-    def test_next_page_waits_until_the_last_one_is_taken(self) -> None:
-        connection = self.connect()
-        connection.take_no_more()
-        connection.send(self.poll() * 2)
-        self.assertEqual(connection.received.count(b"200 OK"), 1)
-        connection.channel.resumeProducing()
-        self.assertEqual(connection.received.count(b"200 OK"), 2)
-
     def test_client_that_takes_no_more_is_cut_off_soon_however_much_it_took(self) -> None:
         connection = self.connect()
         for _ in range(200):
@@ -62,15 +54,6 @@ class PollTests(RawTestCase):
         for seconds, aborted in ((19, False), (2, True)):
             self.service.reactor.pump([1] * seconds)
             self.assertEqual(connection.aborted, aborted)
-
-    def test_connection_is_idle_only_after_its_poll(self) -> None:
-        connection = self.connect()
-        connection.send(self.poll("?wait=30"))
-        self.service.reactor.pump([1] * 30)
-        self.assertEqual(connection.answer().status, 200)
-        for seconds, closed in ((39.9, False), (0.2, True)):
-            self.service.reactor.advance(seconds)
-            self.assertEqual(connection.closed, closed)
 
     def test_defect_is_logged_and_answered_as_such(self) -> None:
         for query in ("", "?wait=20"):
