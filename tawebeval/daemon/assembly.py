@@ -63,8 +63,7 @@ from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.probe import open_helper_sandbox, open_sandbox
 from tawebeval.slurm.checks import check_shared_directories
 from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
-from tawebeval.slurm.commands import SlurmCommands
-from tawebeval.slurm.job_counters import JobCounters
+from tawebeval.slurm.commands import JobCounters, SlurmCommands
 from tawebeval.web.auth import Authentication
 from tawebeval.web.context import WebContext
 from tawebeval.web.links import EvaluationLinks

@@ -36,7 +36,7 @@ from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.sandbox.probe import ProbeDirectories, reprobe_sandbox
-from tawebeval.slurm.job_counters import JobCounters
+from tawebeval.slurm.commands import JobCounters
 from tawebeval.web.access_log import RequestLog, RouteTable
 from tawebeval.web.auth import Authentication
 from tawebeval.web.context import HealthAndMetrics

@@ -371,6 +371,8 @@ class RepositoryCache:
             path = self._leftovers.pop()
             try:
                 await self._threads.run_in_thread(remove_tree, path)
+            except CancelledError:
+                return  # the daemon stops
             except OSError as error:
                 log.warn("{path} in the cache cannot be removed: {error}", path=path, error=error)
 

@@ -143,8 +143,12 @@ class TailedProcess:
         *,
         stdout_offset: int = 0,
         stderr_offset: int = 0,
+        is_connected: bool = False,
     ) -> None:
-        """Take over a process. Raises: OSError, if its files cannot be opened."""
+        """Take over a process. Raises: OSError, if its files cannot be opened.
+
+        `is_connected`: the protocol has a transport, which passes calls on to this one.
+        """
         self.files = files
         self.directory = program.directory
         self.pid = program.pid
@@ -165,7 +169,8 @@ class TailedProcess:
         except OSError:
             self._streams[0].close()
             raise
-        protocol.makeConnection(self)
+        if not is_connected:
+            protocol.makeConnection(self)
         if files.starter.is_attached:
             files.starter.watch_program(self.directory, self)
         else:

@@ -20,7 +20,6 @@ import attrs
 import msgspec
 
 from tawebeval.deferreds import OneShotEvent
-from tawebeval.errors import EvaluationFailure
 from tawebeval.linux import starter
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.starter_client import ProgramState
@@ -233,10 +232,3 @@ class Attempt:
 def build_node_command(program: Path, arguments: Sequence[str]) -> Sequence[str]:
     """Return what a job runs."""
     return [NODE_PYTHON, "-I", "-S", str(program), *arguments]
-
-
-def make_start_failure(state: NodeState) -> EvaluationFailure:
-    """Return the error of a node that could not start the evaluator."""
-    return EvaluationFailure(
-        "lost", f"the node {state.node} could not run the evaluator: {state.error}"
-    )

@@ -46,7 +46,7 @@ from tawebeval.sandbox.run_limits import LocalRunLimits, build_cpu_limit_failure
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tawebeval.slurm.attempts import Attempt, build_node_command, write_node_program
 from tawebeval.slurm.commands import SlurmCommands, build_command_environment
-from tawebeval.slurm.jobs import build_srun_options
+from tawebeval.slurm.jobs import build_srun_options, exclude_node
 from tawebeval.slurm.node_process import ClusterAccess, NodeProcess
 from tawebeval.slurm.polling_watcher import PollingWatcher
 
@@ -261,7 +261,7 @@ class SlurmRun(Launch, RunEnd):
         limits = self.run_limits.settings
         options = list(build_srun_options(limits, attempt.job_name, configuration.runner, *own))
         if avoided_node is not None:
-            options.append(f"--exclude={avoided_node}")
+            options = exclude_node(options, avoided_node)
         variables = build_command_environment()
         srun = shutil.which("srun", path=variables["PATH"])
         if srun is None:

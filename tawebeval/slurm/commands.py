@@ -6,6 +6,7 @@ They take no thread: while the controller is away each waits for it, up to its d
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from tawebeval.deferreds import run_in_background
+from tawebeval.errors import FailureReason
 from tawebeval.linux.child import ProcessTransport
-from tawebeval.slurm.job_counters import JobCounters
 from tawebeval.slurm.jobs import SQUEUE_OPTIONS, QueuedJob, parse_scontrol_job, parse_squeue
 
 COMMAND_TIMEOUT = 15.0
@@ -38,6 +39,42 @@ _LOOKS = 5  # for jobs that a killed daemon has left
 _MISSES = 15  # looks without a job that was in the queue before, until it counts as gone
 
 log = Logger()
+
+
+LOSS_REASONS: tuple[FailureReason, ...] = (
+    "node",
+    "preempted",
+    "memory",
+    "timeout",
+    "revoked",
+    "lost",
+)
+"""Reasons for which a job ends without an outcome."""
+
+
+@attrs.define(eq=False)
+class JobCounters:
+    """Counts of jobs. `is_controller_unreachable`: whether the last squeue has failed."""
+
+    lost_jobs_by_reason: Counter[str] = attrs.field(
+        factory=lambda: Counter(dict.fromkeys(LOSS_REASONS, 0))
+    )
+    restarted_jobs: int = 0
+    is_controller_unreachable: bool = False
+    _running: dict[str, bool] = attrs.field(factory=dict)  # by name: whether a node runs it
+
+    def record_job_state(self, name: str, *, is_running: bool) -> None:
+        """Note a job that waits or runs."""
+        self._running[name] = is_running
+
+    def record_job_end(self, name: str) -> None:
+        """Note the end of a job's srun."""
+        self._running.pop(name, None)
+
+    def count_jobs(self) -> dict[str, int]:
+        """Return the numbers of jobs that wait and that run."""
+        running = sum(self._running.values())
+        return {"waiting": len(self._running) - running, "running": running}
 
 
 def build_command_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

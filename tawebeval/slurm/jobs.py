@@ -17,7 +17,7 @@ NODE_PROGRAM_MEMORY_BYTES = 96 * 2**20
 JOB_TIME_MARGIN_SECONDS = 120
 """Seconds that a job may last beyond the evaluation's own limits."""
 
-SQUEUE_OPTIONS = ("--noheader", "--me", "--format=%i|%j|%T|%r|%N")
+SQUEUE_OPTIONS = ("--noheader", "--me", "--format=%i|%j|%T|%r")
 """The options of squeue for `parse_squeue`."""
 
 ENDING_STATE = "COMPLETING"
@@ -37,16 +37,15 @@ class QueuedJob:
     identifier: str
     state: str
     reason: str
-    node: str
 
 
 def parse_squeue(printed: str) -> Mapping[str, QueuedJob]:
     """Return the jobs that squeue has printed, by their names."""
     found = {}
     for line in printed.splitlines():
-        identifier, name, state, reason, node = [*line.split("|"), *[""] * 5][:5]
+        identifier, name, state, reason = [*line.split("|"), *[""] * 4][:4]
         if name:
-            found[name] = QueuedJob(identifier, state, reason, node)
+            found[name] = QueuedJob(identifier, state, reason)
     return found
 
 
@@ -83,6 +82,13 @@ def build_srun_options(
         yield from one.arguments
 
 
+def exclude_node(options: Sequence[str], node: str) -> list[str]:
+    """Return options of srun that exclude a node besides those that they exclude already."""
+    name = "--exclude="
+    excluded = [option.removeprefix(name) for option in options if option.startswith(name)]
+    return [*options, name + ",".join((*excluded[-1:], node))]
+
+
 def explain_job_loss(job: Mapping[str, str], srun_stderr: str) -> EvaluationFailure:
     """Return why a job has ended without an outcome.
 
@@ -94,12 +100,13 @@ def explain_job_loss(job: Mapping[str, str], srun_stderr: str) -> EvaluationFail
     where = f" on the node {node}" if node and node != "(null)" else ""
     number = job.get("JobId")
     named = f"the job {number} of Slurm{where}" if number else "the job of Slurm"
-    for states, reason, what in _LOSSES:
-        if state in states:
-            return EvaluationFailure(reason, f"{named} {what}", {"slurm": state})
-    for sign, reason, what in _SIGNS:
-        if _has_sign(srun_stderr, sign):
-            return EvaluationFailure(reason, f"{named} {what}")
+    if state in _REASONS:
+        reason = _REASONS[state]
+        return EvaluationFailure(reason, f"{named} {_ENDS[reason]}", {"slurm": state})
+    words = _NODE_MESSAGE.sub("", srun_stderr)  # no path or error of the node
+    for sign, reason in _SIGNS:
+        if re.search(sign, words):
+            return EvaluationFailure(reason, f"{named} {_ENDS[reason]}")
     if state == ENDING_STATE:
         return EvaluationFailure("node", f"{named} is not ended by its node", {"slurm": state})
     said = re.sub(r"\s+", " ", _TRACEBACK.sub("", srun_stderr)).strip()[-_STDERR_SHOWN:]
@@ -110,27 +117,24 @@ def explain_job_loss(job: Mapping[str, str], srun_stderr: str) -> EvaluationFail
     return EvaluationFailure("lost", what)  # such as a program that the node does not have
 
 
-_Loss = tuple[str, FailureReason, str]
-_LOSSES: Sequence[tuple[frozenset[str], FailureReason, str]] = (
-    (frozenset({"NODE_FAIL", "BOOT_FAIL"}), "node", "was lost: the node failed"),
-    (frozenset({"PREEMPTED"}), "preempted", "was preempted by another job"),
-    (frozenset({"OUT_OF_MEMORY"}), "memory", "used over its memory (limits.memory)"),
-    (frozenset({"TIMEOUT", "DEADLINE"}), "timeout", "was ended by Slurm's time limit"),
-    (frozenset({"CANCELLED", "REVOKED"}), "revoked", "was cancelled in Slurm"),
+_REASONS: Mapping[str, FailureReason] = {
+    **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL"), "node"),
+    "PREEMPTED": "preempted",
+    "OUT_OF_MEMORY": "memory",
+    **dict.fromkeys(("TIMEOUT", "DEADLINE"), "timeout"),
+    **dict.fromkeys(("CANCELLED", "REVOKED"), "revoked"),
+}
+_SIGNS: Sequence[tuple[str, FailureReason]] = (
+    (r"(?i)node failure|NODE FAIL", "node"),
+    (r"(?i)preemption", "preempted"),
+    (r"(?i)oom[-_ ]kill|out of memory", "memory"),
+    (r"DUE TO TIME LIMIT", "timeout"),
+    (r"has been revoked|CANCELLED AT|job has been cancelled|allocation cancelled", "revoked"),
 )
-_SIGNS: Sequence[_Loss] = (
-    (r"(?i)node failure|NODE FAIL", "node", "was lost: the node failed"),
-    (r"(?i)preemption", "preempted", "was preempted by another job"),
-    (r"(?i)oom[-_ ]kill|out of memory", "memory", "used over its memory (limits.memory)"),
-    (r"DUE TO TIME LIMIT", "timeout", "was ended by Slurm's time limit"),
-    (
-        r"has been revoked|CANCELLED AT|job has been cancelled|allocation cancelled",
-        "revoked",
-        "was cancelled in Slurm",
-    ),
-)
-
-
-def _has_sign(srun_stderr: str, sign: str) -> bool:
-    """Tell whether Slurm says so, and not a message with a path or an error of the node."""
-    return re.search(sign, _NODE_MESSAGE.sub("", srun_stderr)) is not None
+_ENDS: Mapping[str, str] = {
+    "node": "was lost: the node failed",
+    "preempted": "was preempted by another job",
+    "memory": "used over its memory (limits.memory)",
+    "timeout": "was ended by Slurm's time limit",
+    "revoked": "was cancelled in Slurm",
+}

@@ -14,7 +14,6 @@ import msgspec
 from twisted.internet.defer import CancelledError
 from twisted.internet.error import ProcessTerminated
 from twisted.internet.interfaces import IDelayedCall
-from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -30,7 +29,7 @@ from tawebeval.linux.starter_client import (
 )
 from tawebeval.linux.tailed_process import ProgramFiles, TailedProcess
 from tawebeval.sandbox.base import RunnerStatus
-from tawebeval.slurm.attempts import Attempt, NodeState, make_start_failure
+from tawebeval.slurm.attempts import Attempt, NodeState
 from tawebeval.slurm.commands import SlurmCommands
 from tawebeval.slurm.jobs import ENDING_STATE, QueuedJob, explain_job_loss, find_job_identifier
 from tawebeval.slurm.polling_watcher import PollingWatcher
@@ -85,25 +84,6 @@ class _SrunListener:
 
     def on_starter_lost(self) -> None:
         self._process.on_srun_unknown(self._attempt)
-
-
-class _Forwarder(ProcessProtocol):
-    """Passes on what one attempt's process tells, but the connection."""
-
-    def __init__(self, run: ProcessProtocol) -> None:
-        self._run: Any = run
-
-    def childDataReceived(self, childFD: int, data: bytes) -> None:
-        self._run.childDataReceived(childFD, data)
-
-    def childConnectionLost(self, childFD: int) -> None:
-        self._run.childConnectionLost(childFD)
-
-    def processExited(self, reason: Failure) -> None:
-        self._run.processExited(reason)
-
-    def processEnded(self, reason: Failure) -> None:
-        self._run.processEnded(reason)
 
 
 @attrs.define(eq=False)
@@ -261,16 +241,12 @@ class NodeProcess:
             self._is_stopped = True
             self._give_up(self.attempt)
             await self.attempt.srun_ended.wait()
-            self.end_watch()
+            self.attempt.is_over = True
+            self._access.watcher.unwatch(self.attempt.state_file)
+            self._access.commands.unwatch_job(self.attempt.job_name)
             raise
         if failure is not None:
             raise failure
-
-    def end_watch(self) -> None:
-        """Watch the present job no more."""
-        self.attempt.is_over = True
-        self._access.watcher.unwatch(self.attempt.state_file)
-        self._access.commands.unwatch_job(self.attempt.job_name)
 
     # What `TailedProcess` wants of a starter
 
@@ -328,9 +304,9 @@ class NodeProcess:
             attempt.is_over = True
             self._release(attempt)
         if state.error is not None:
-            run_in_background(
-                self._lose(attempt, make_start_failure(state)), log, "defect: a job is lost"
-            )
+            what = f"the node {state.node} could not run the evaluator: {state.error}"
+            failure = EvaluationFailure("lost", what)
+            run_in_background(self._lose(attempt, failure), log, "defect: a job is lost")
             return
         if not had_begun:
             self._begin(attempt)
@@ -371,7 +347,7 @@ class NodeProcess:
             self.attempt.evaluation.output_directory, state.pid, state.start_time
         )
         self._process = TailedProcess(
-            files, _Forwarder(self._run), program, stdout_offset=self._stdout_offset
+            files, self._run, program, stdout_offset=self._stdout_offset, is_connected=True
         )
         self._process.on_broker_error = lambda reason: self.on_broker_error(reason)
         if self._is_paused:

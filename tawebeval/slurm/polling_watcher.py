@@ -68,8 +68,9 @@ class PollingWatcher:
             self._is_polling = False
 
     async def _look(self, files: Sequence[_WatchedFile]) -> None:
-        paths = [file.path for file in files]
-        signatures = await self._threads.run_in_thread(_read_signatures, paths)
+        signatures = await self._threads.run_in_thread(
+            lambda: [_read_signature(file.path) for file in files]
+        )
         now = self._clock.seconds()
         for file, signature in zip(files, signatures, strict=True):
             has_changed = signature not in (None, file.signature)
@@ -80,10 +81,6 @@ class PollingWatcher:
             file.due = now + file.pause
             if has_changed and self._files.get(file.path) is file:
                 file.on_change()
-
-
-def _read_signatures(paths: Sequence[Path]) -> Sequence[_Signature | None]:
-    return [_read_signature(path) for path in paths]
 
 
 def _read_signature(path: Path) -> _Signature | None:

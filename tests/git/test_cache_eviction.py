@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from twisted.internet.defer import Deferred
+
 from tawebeval.git.command import GitResult
 from tests.cases.git import OTHER, CacheTestCase, Running
+from tests.fakes.world import SlowThreads
 
 
 def _set_time(path: Path, moment: int) -> None:
@@ -147,3 +150,16 @@ class RestartTests(EvictionTestCase):
         self.capacity = 200_000
         self.restart()
         self.check_cached("b")
+
+    def test_stop_during_the_removal_of_leftovers_is_no_defect(self) -> None:
+        for name in ("x.new", "y.new"):
+            (self.root / name).mkdir()
+        threads = SlowThreads()
+        self.cache = self.make(threads)
+        self.cache.load_existing()
+        self.cache.start_maintenance()
+        closed = Deferred.fromCoroutine(self.cache.close())
+        self.assertNoResult(closed)
+        threads.finish()
+        self.successResultOf(closed)
+        self.assertEqual(len(list(self.root.iterdir())), 1)

@@ -8,6 +8,7 @@ from tawebeval.config import LimitSettings, RunnerSettings, SlurmJobSettings
 from tawebeval.slurm.jobs import (
     QueuedJob,
     build_srun_options,
+    exclude_node,
     explain_job_loss,
     find_job_identifier,
     parse_scontrol_job,
@@ -38,6 +39,11 @@ class OptionTests(SynchronousTestCase):
             self.assertIn(option, options)
         self.assertEqual(options[-3:], ["--partition=main", "--qos=low", "--cpus-per-task=4"])
 
+    def test_node_is_excluded_besides_those_of_the_operator(self) -> None:
+        options = ["--exclude=one", "--exclude=two,three"]
+        self.assertEqual(exclude_node(options, "four")[-1], "--exclude=two,three,four")
+        self.assertEqual(exclude_node([], "four"), ["--exclude=four"])
+
 
 class QueueTests(SynchronousTestCase):
     """What Slurm's commands print."""
@@ -46,8 +52,8 @@ class QueueTests(SynchronousTestCase):
         """Jobs by their names; a line of another form does no harm."""
         found = parse_squeue(QUEUE)
         name = "tawebeval-0123456789abcdef-0"
-        self.assertEqual(found[name], QueuedJob("7", "PENDING", "Resources", ""))
-        self.assertEqual(found["other"].node, "one")
+        self.assertEqual(found[name], QueuedJob("7", "PENDING", "Resources"))
+        self.assertEqual(found["other"].state, "RUNNING")
 
     def test_job(self) -> None:
         """The fields of a job."""

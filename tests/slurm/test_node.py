@@ -125,7 +125,7 @@ class NodeJobTests(NodeCase):
         word = new_word()
         process = self.start("/bin/sh", "-c", f"sleep 600; : {word}")
         self.wait(self.read_state, "it is started")
-        shutil.rmtree(self.directory)
+        self.directory.rename(self.parent / "removed")  # at once: the program writes there
         said, _ = process.communicate(timeout=PATIENCE)
         self.assertEqual(said, b"the daemon has removed the evaluation\n")
         self.wait(lambda: not processes(word), "the evaluator is gone")

@@ -20,8 +20,7 @@ from tawebeval.linux.starter_client import ProgramState
 from tawebeval.sandbox.base import RunnerStatus
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm.attempts import Attempt
-from tawebeval.slurm.commands import SQUEUE_PERIOD
-from tawebeval.slurm.job_counters import JobCounters
+from tawebeval.slurm.commands import SQUEUE_PERIOD, JobCounters
 from tawebeval.slurm.jobs import QueuedJob
 from tawebeval.slurm.node_process import KILL_ANSWER_TIMEOUT, ClusterAccess, NodeProcess
 from tawebeval.slurm.polling_watcher import MAX_POLL_SECONDS, MIN_POLL_SECONDS, PollingWatcher
@@ -186,7 +185,7 @@ class NodeProcessTests(NodeProcessCase):
     def test_wait_ends_when_the_node_has_begun(self) -> None:
         started = self.follow()
         watcher = self.commands.watchers[self.attempt.job_name]
-        watcher(QueuedJob("7", "PENDING", "Resources", ""))
+        watcher(QueuedJob("7", "PENDING", "Resources"))
         self.assertEqual((self.status.job_id, self.status.queue_reason), ("7", "Resources"))
         self.assertNoResult(started)
         self.tell()
@@ -370,7 +369,7 @@ class RepeatTests(NodeProcessCase):
     def test_second_loss_is_the_end(self) -> None:
         self.connect()
         self.lose()
-        self.commands.watchers[self.attempt.job_name](QueuedJob("8", "PENDING", "None", ""))
+        self.commands.watchers[self.attempt.job_name](QueuedJob("8", "PENDING", "None"))
         self.lose()
         self.assertEqual(len(self.repeated), 1)
         self.assertEqual(self.run_.told[-2], "exited")
