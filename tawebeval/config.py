@@ -930,9 +930,7 @@ def _list_choices(kind: Any, path: str) -> Sequence[str]:
 
 
 def _list_values(kind: Any) -> Sequence[str]:
-    """Return the values that a type allows, if it is or contains bool or Literal."""
-    if kind is bool:
-        return ("true", "false")
+    """Return the values that a type allows, if it is or contains Literal."""
     if get_origin(kind) is Literal:
         return get_args(kind)
     return [value for part in get_args(kind) for value in _list_values(part)]

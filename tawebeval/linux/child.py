@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from resource import struct_rusage
 from typing import Any, Protocol
 
@@ -192,14 +192,6 @@ def _open_pidfd(pid: int) -> int:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
-
-
-def kill_started_child(started: StartedProcess) -> None:
-    """Kill a child that nothing takes over, with its process group; close its descriptors."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(started.pid, signal.SIGKILL)
-    for descriptor in (started.pidfd, started.stdout, started.stderr):
-        os.close(descriptor)
 
 
 def has_process_ended(pidfd: int) -> bool:
@@ -383,20 +375,12 @@ class ChildProcess:
         self._stdout.resumeProducing()
 
 
-class ProcessAdopter(Protocol):
-    """What lets a started process drive a protocol."""
-
-    def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> ChildProcess:
-        """Let a child that a thread has started drive a protocol from now on."""
-
-
 class Spawner:
     """The children of the daemon: it starts them, and knows which still run."""
 
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
         self._children: set[int] = set()
-        self._expected: set[object] = set()
 
     def __call__(
         self,
@@ -410,29 +394,7 @@ class Spawner:
         """Start a child, as `start_child` does. Blocks, hardly. Raises: OSError."""
         started = start_child(argv, environment, directory, descriptors)
         self._children.add(started.pid)
-        return self.adopt_child(protocol, started)
-
-    def adopt_child(self, protocol: ProcessProtocol, started: StartedProcess) -> ChildProcess:
-        """Let a child that a thread has started drive a protocol from now on."""
         return ChildProcess(self._reactor, protocol, started, self._children.discard)
-
-    @contextlib.contextmanager
-    def expect_new_child(self) -> Iterator[Callable[[int], object]]:
-        """Expect a child that a thread starts in the body; yield a function that takes its number.
-
-        Until the body ends no unknown child is taken for an orphan and reaped.
-        """
-        start = object()
-        self._expected.add(start)
-        try:
-            yield self._children.add
-        finally:
-            self._expected.discard(start)
-
-    @property
-    def has_no_expected_child(self) -> bool:
-        """Whether every child is known: none is expected."""
-        return not self._expected
 
     @property
     def child_count(self) -> int:

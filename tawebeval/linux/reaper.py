@@ -19,8 +19,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -129,21 +129,14 @@ class OrphanReaper:
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 list(self.list_adopted_orphans())
 
-    def expect_new_child(self) -> AbstractContextManager[Callable[[int], object]]:
-        """Expect a child that is no orphan, as `Spawner.expect_new_child` does."""
-        return self._spawner.expect_new_child()
-
     def list_adopted_orphans(self) -> Iterator[int]:
         """Yield the living children that the daemon has not started, and reap the dead ones."""
-        found = list(list_children("self"))
-        # Read before `is_child`: no child that was found can become known after this.
-        complete = self._spawner.has_no_expected_child
-        for pid in found:
+        for pid in list(list_children("self")):
             if not self._spawner.is_child(pid):
                 with contextlib.suppress(ChildProcessError):
                     if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                         yield pid
-                    elif complete:
+                    else:
                         os.waitpid(pid, os.WNOHANG)
 
 

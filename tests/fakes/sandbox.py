@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import resource
 import signal as signals
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from resource import struct_rusage
@@ -363,20 +362,10 @@ class FakeDisk:
 
 @attrs.define
 class FakeOrphans:
-    """Has none, and notes for whom it was asked, and for which processes somebody waits.
-
-    `told` are the children that were expected and not waited for, None where it was not told which.
-    """
+    """Has none, and notes for whom it was asked, and for which processes somebody waits."""
 
     asked: list[tuple[bytes, str, int]] = attrs.field(factory=list)
     waited: list[tuple[int, Any, int]] = attrs.field(factory=list)
-    told: list[int | None] = attrs.field(factory=list)
-
-    @contextmanager
-    def expect_new_child(self) -> Iterator[Callable[[int], object]]:
-        known: list[int] = []
-        yield known.append
-        self.told.append(known[0] if known else None)
 
     async def kill_orphans_of_run(self, mark: bytes, directory: str, starter: int) -> None:
         self.asked.append((mark, directory, starter))

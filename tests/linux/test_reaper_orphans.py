@@ -273,39 +273,6 @@ result["after"] = exists(dead)
         )
         self.assertEqual(result, {"zombie": True, "after": False})
 
-    def test_expected(self) -> None:
-        """One that is dead is not reaped while it may be a child whose number is not known yet."""
-        result = self.play(
-            """
-with spawner.expect_new_child() as tell:
-    mine, other = daemon("", then="pass"), daemon("", then="pass")
-    while alive(mine) or alive(other):
-        time.sleep(0.01)
-    world.reap_ended_orphans()
-    await world.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
-    result["expected"] = [exists(mine), exists(other)]
-    tell(mine)
-world.reap_ended_orphans()
-result["told"] = [exists(mine), exists(other)]
-"""
-        )
-        self.assertEqual(result, {"expected": [True, True], "told": [True, False]})
-
-    def test_expected_elsewhere(self) -> None:
-        """Orphans that live are ended meanwhile as ever."""
-        result = self.play(
-            """
-with spawner.expect_new_child():
-    pid = daemon("secret")
-    ended = Deferred.fromCoroutine(world.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS))
-    while alive(pid):
-        await deferLater(reactor, 0.01)
-await ended
-result["alive"] = alive(pid)
-"""
-        )
-        self.assertEqual(result, {"alive": False})
-
     def test_signals_to_the_gone(self) -> None:
         """Signals to processes that are gone, and their families, are nothing."""
         result = self.play(
