@@ -159,8 +159,6 @@ def requests(draw: st.DrawFn) -> bytes:
     return "\r\n".join([first, *fields, "", ""]).encode("latin-1")
 
 
-HOSTLESS = b"GET /evaluation/ID/events HTTP/1.1\r\n\r\n"
-
 # A request, on one of two connections, and at which byte it is cut; or what happens besides.
 ASKING = st.tuples(requests(), st.integers(0, 1), st.none() | st.integers(1, 300))
 BESIDES = st.sampled_from(["print", "end", "second", "leave", "stop"])

@@ -38,7 +38,7 @@ class DescriptionTests(DaemonTestCase):
 
     configuration = (
         CONFIGURATION.replace("running = 4", "running = 4\nqueued = 1000")
-        + '[sandbox]\nkind = "none"\n[polls]\nwait = 1\nolder = 1\n'
+        + '[sandbox]\nkind = "none"\n[polls]\nwait = 1\n'
     )
 
     async def test_answers_to_generated_requests_match_the_description(self) -> None:
