@@ -6,8 +6,8 @@ import json
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from tawebeval.config import Configuration
@@ -53,7 +53,7 @@ def check_cluster(
             f"runner.kind: {', '.join(missing)} of Slurm is not installed", _INSTALL
         )
     check_shared_directories(configuration, directories)
-    run = _CommandRunner(build_command_environment(environment))
+    run = partial(_run, build_command_environment(environment))
     pinged = run("scontrol", "ping")
     if " UP" not in pinged:
         raise ConfigurationError(
@@ -81,46 +81,47 @@ def _list_partitions(configuration: Configuration) -> Iterator[tuple[str, str]]:
                 yield place, option.partition("=")[2]
 
 
-class _CommandRunner:
-    """Runs commands of Slurm as the daemon's user, and returns what they print. Blocks."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-
-    def __call__(self, *argv: str, timeout: float = COMMAND_TIMEOUT) -> str:
-        try:
-            done: subprocess.CompletedProcess[bytes] = subprocess.run(
-                argv,
-                env=dict(self._environment),
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return _LATE.format(timeout)
-        return done.stdout.decode(errors="replace")
+def _run(environment: Mapping[str, str], *argv: str, timeout: float = COMMAND_TIMEOUT) -> str:
+    """Return what a command of Slurm prints. Blocks."""
+    try:
+        done = subprocess.run(
+            argv,
+            env=dict(environment),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return _LATE.format(timeout)
+    return done.stdout.decode(errors="replace")
 
 
 def _check_by_job(
-    configuration: Configuration,
-    run: _CommandRunner,
+    configuration: Configuration, run: Callable[..., str]
 ) -> Iterator[str | SetupProblem]:
     """Yield what a job finds on its node."""
     runner, token = configuration.runner, secrets.token_hex(16)
     name = f"tawebeval-doctor-{token[:8]}"
-    content = json.dumps({"token": token, "argv": _TRIED, "paths": _list_paths(configuration)})
     options = build_srun_options(configuration.limits, name, runner)
-    with _make_shared_directory(Path(runner.shared) / name) as directory:
-        program = write_node_program(directory)
-        (directory / "check").write_text(content)
-        command = build_node_command(program, ("--check", str(directory / "check")))
-        try:
-            printed = run("srun", "--quiet", *options, "--", *command, timeout=_JOB_SECONDS)
-        finally:
-            run("scancel", f"--name={name}")
+    directory = Path(runner.shared) / name
+    try:
+        directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise ConfigurationError(
+            f"runner.shared: {runner.shared}: {error.strerror}", "let the daemon's user write there"
+        ) from None
+    try:
+        check = directory / "check"
+        told = {"token": token, "argv": _TRIED, "paths": _list_paths(configuration)}
+        check.write_text(json.dumps(told))
+        command = build_node_command(write_node_program(directory), ("--check", str(check)))
+        printed = run("srun", "--quiet", *options, "--", *command, timeout=_JOB_SECONDS)
+    finally:
+        run("scancel", f"--name={name}")
+        remove_tree(directory)
     yield from _judge_report(printed, token)
 
 
@@ -128,20 +129,6 @@ def _list_paths(configuration: Configuration) -> Sequence[str]:
     """Return the paths that the configuration names, and that nodes need."""
     environments = configuration.environments.values()
     return [*(one.root for one in environments), *configuration.sandbox.readable, NODE_PYTHON]
-
-
-@contextmanager
-def _make_shared_directory(path: Path) -> Iterator[Path]:
-    try:
-        path.mkdir(mode=0o700)
-    except OSError as error:
-        raise ConfigurationError(
-            f"runner.shared: {path.parent}: {error.strerror}", "let the daemon's user write there"
-        ) from None
-    try:
-        yield path
-    finally:
-        remove_tree(path)
 
 
 def _judge_report(printed: str, token: str) -> Iterator[str | SetupProblem]:
