@@ -45,7 +45,7 @@ from tawebeval.core.expiry_clock import ExpiryClock
 from tawebeval.core.ring import EventRing
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, run_in_background
-from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, format_size
+from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError, format_size
 from tawebeval.linux.filetree import describe_disk_error, rename_durably
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name, derive_log_pseudonym
 
@@ -252,7 +252,8 @@ class EvaluationArchive:
         """Archive an evaluation; return whether it is in the archive.
 
         `save_row` makes the row say so, and returns once that is committed. Afterwards nothing
-        else of the evaluation is needed. Raises: as `save_row`.
+        else of the evaluation is needed. Raises: StoreError of `save_row`, which has then taken
+        back what the row says.
         """
         async with self._changes:
             try:
@@ -269,7 +270,11 @@ class EvaluationArchive:
             except Exception:  # noqa: BLE001  (the others are still archived)
                 log.failure("defect: an evaluation could not be archived")
                 return self._count_loss(ended, "defect", "the log has the details")
-            await save_row(stored)
+            try:
+                await save_row(stored)
+            except StoreError:
+                await self._writer.run_in_thread(self._unlink, ended.identifier)
+                raise
             self.archived_count += 1
             self.evaluation_count += 1
             self._share.take(stored.file_bytes, ended.caller)

@@ -79,13 +79,13 @@ def resolve_cursor(
     after_cursor: str | None,
     skip_count: int = 0,
     *,
-    has_lost_events: bool = False,
+    may_be_ahead: bool = False,
 ) -> int:
     """Return the sequence number `skip_count` events after a cursor.
 
     The cursor itself may precede discarded events. Raises DiscardedCursor if the result does, and
     InvalidCursor if the result is beyond the newest event, unless a client may have received events
-    that were lost.
+    that the log does not have.
     """
     begin = (
         0
@@ -95,7 +95,7 @@ def resolve_cursor(
         else int(after_cursor)
     )
     begin += skip_count
-    if begin > log.end_cursor and not has_lost_events:
+    if begin > log.end_cursor and not may_be_ahead:
         skipped = f" with skip: {skip_count}" if skip_count else ""
         raise InvalidCursor(
             f"after: {after_cursor or ''!r}{skipped} is after the newest event, {log.end_cursor}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import partial
 
 import attrs
 import orjson
 
+from tawebeval.errors import StoreError
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.rows import PendingCallback
 from tawebeval.evaluations.status import build_status
@@ -51,7 +53,15 @@ class EvaluationCallbacks:
 
         if kept is not None:
             callback.webhook_id = kept.webhook_id
-        self.callback_queue.start_delivery(callback, name, make_document, on_end)
+        self.callback_queue.start_delivery(
+            callback, name, make_document, on_end, self._wait_for_commit
+        )
+
+    async def _wait_for_commit(self) -> None:
+        """Return once the document is stored: another process would send another one."""
+        if self._store is not None:
+            with suppress(StoreError):  # the disk is full; the receiver need not wait for it
+                await self._store.flush()
 
     def resume_deliveries(
         self, undelivered: Mapping[str, PendingCallback], known_names: Collection[str]

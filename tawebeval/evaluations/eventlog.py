@@ -200,7 +200,7 @@ class RecordedStdout:
     the epoch. Where stdout stands on a file system that may be slow, call them in a thread.
 
     `stdout_bytes` were fed so far, `file_bytes` is the size of the files that stdout has named, as
-    base64.
+    base64. Together they are at most `max_output` after a restart; before it the caller counts.
     """
 
     log: EventLog
@@ -209,6 +209,7 @@ class RecordedStdout:
     _read_wall_clock: Callable[[], float]
     _max_value: int = attrs.field(kw_only=True)
     _max_file: int = attrs.field(kw_only=True)
+    _max_output: int = attrs.field(default=2**62, kw_only=True)
     stdout_bytes: int = 0
     file_bytes: int = 0
     _parser: SegiParser = attrs.field(init=False)
@@ -295,6 +296,23 @@ class RecordedStdout:
             raise StdoutChanged
         if self.log.end_cursor > self._begin_cursor:
             self._write_segment(self.stdout_bytes, b"", b"", is_last=True)
+
+    def finish_without_files(self, refusal: str) -> Iterator[None]:
+        """Take the end of stdout after a restart; refuse files that nobody can read any more.
+
+        Blocks in each step. Raises: OSError.
+        """
+        while True:
+            if self.awaited_file is not None:
+                self.store_file(refusal)
+                self.answer_file(refusal)
+            elif self.has_pending_input:
+                self.parse_pending()
+            elif self._replay_read():
+                yield
+            else:
+                break
+        self.finish()
 
     def drop_parser(self) -> None:
         """Drop the parser's input, up to a whole data block or file: nothing follows."""
@@ -441,6 +459,7 @@ class RecordedStdout:
         if self.awaited_file is not None:
             return False
         size = _READ if end is None else min(_READ, end - begin)
+        size = max(0, min(size, self._max_output - begin - self.file_bytes))
         chunk = self._files.read_stdout(begin, begin + size)
         self.feed(chunk)
         while self.has_pending_input or self.awaited_file is not None:
@@ -499,6 +518,7 @@ def read_ended_evaluation(
     *,
     max_value: int,
     max_file: int,
+    max_output: int,
     end_cursor: int,
 ) -> Iterator[EventRing]:
     """Yield all events of an evaluation that has ended, also acknowledged ones, by segments.
@@ -511,7 +531,13 @@ def read_ended_evaluation(
     files = EventFiles(directory)
     try:
         recorded = RecordedStdout(
-            log, files, markers, time.time, max_value=max_value, max_file=max_file
+            log,
+            files,
+            markers,
+            time.time,
+            max_value=max_value,
+            max_file=max_file,
+            max_output=max_output,
         )
         changed: StdoutChanged | None = None
         try:

@@ -41,6 +41,8 @@ class Evaluation:
     - `cancel_start()` ends what leads to the run; None if that cannot be ended.
     - `stop_reason`: what becomes the final event; None before a stop.
     - `final_failure`: what becomes the final event, stop or not, once that is stored.
+    - `is_resuming`: whether an earlier process has started the run, and this one has yet to go on
+      with it: the row of the earlier process holds.
     - `left_at`: when this process of the daemon has left the evaluation to the next one, in seconds
       of the clock.
     - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
@@ -58,6 +60,7 @@ class Evaluation:
     cancel_start: Callable[[], object] | None = None
     stop_reason: EvaluationFailure | None = None
     final_failure: EvaluationFailure | None = None
+    is_resuming: bool = False
     left_at: float | None = None
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
     _since: float = 0.0  # when its state began, in seconds of the clock
@@ -131,10 +134,9 @@ class Evaluation:
     def stop(self, failure: EvaluationFailure) -> None:
         """End the evaluation; `failure` becomes the final event. No effect after the end.
 
-        None after `leave` either: the next process would not know the reason.
+        After `leave` the next process of the daemon ends it, if the reason can still be stored.
         """
-        is_over = self.details.state.has_ended or self.left_at is not None
-        if self.stop_reason is None and not is_over:
+        if self.stop_reason is None and not self.details.state.has_ended:
             self.stop_reason = failure
             if self.run is not None:
                 self.run.stop(failure)

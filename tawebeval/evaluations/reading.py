@@ -87,6 +87,8 @@ class EvaluationEvents:
       may be sent to them after a restart.
     - `has_lost_events`: whether newest events may be lost that clients have received: after a power
       cut, or with a damaged disk.
+    - `is_behind`: whether clients may have received events that are yet to be made again, up to the
+      end.
     - `keeps_files`: whether acknowledged events keep their files, for the archive.
     - `stream_count`, `waiting_poll_count`: the readers' streams, and their requests that wait.
     - `observer_count`: streams and waiting requests of observers, which acknowledge nothing.
@@ -102,6 +104,7 @@ class EvaluationEvents:
     stdout: RecordedStdout | None = None
     on_discard: Callable[[], Awaitable[object]] = lambda: succeed(None)
     has_lost_events: bool = False
+    is_behind: bool = False
     keeps_files: bool = False
     change_condition: Condition = attrs.field(factory=Condition)
     stream_count: int = 0
@@ -126,7 +129,10 @@ class EvaluationEvents:
         Raises: as `core.pages.resolve_cursor`.
         """
         return resolve_cursor(
-            self.log, after_cursor or None, skip_count, has_lost_events=self.has_lost_events
+            self.log,
+            after_cursor or None,
+            skip_count,
+            may_be_ahead=self.has_lost_events or (self.is_behind and not self.log.has_ended),
         )
 
     def read_now(
@@ -139,8 +145,12 @@ class EvaluationEvents:
         """
         if after_cursor < self.log.begin_cursor:
             raise DiscardedCursor(str(self.log.begin_cursor))
+        # As many events as there are now, with the error, may have been others before the loss.
+        is_after_loss = self.has_lost_events and after_cursor == self.log.end_cursor
+        if self.log.has_ended and (is_after_loss or after_cursor > self.log.end_cursor):
+            return LOST_EVENT
         if after_cursor > self.log.end_cursor:
-            return LOST_EVENT if self.log.has_ended else EMPTY_BATCH
+            return EMPTY_BATCH
         try:
             if with_times:
                 return self.log.read_timed_events(after_cursor, max_bytes, format_rfc3339_time)
@@ -168,6 +178,13 @@ class EvaluationEvents:
         if batch is LOST_EVENT:
             return EventPage(after_cursor, ALL_RECEIVED_CURSOR, batch)
         return make_page(self.log, after_cursor, batch)
+
+    def reset(self) -> None:
+        """Begin anew: the files are to be read again."""
+        self.close_files()
+        self.stdout = None
+        self.log.discard()
+        self.log = self.log.make_empty_copy()
 
     async def load_segment(self, segment: EventSegment) -> None:
         """Parse an evicted segment again; see `SegmentLoader`."""

@@ -309,7 +309,8 @@ class EvaluationRegistry:
         details = evaluation.details
         # The end of a callback may come after the removal, which must not bring back the row.
         is_deleted = details.state is details.final_state and details.archived is None
-        if self.context.store is not None and not is_deleted:
+        can_be_saved = not (is_deleted or evaluation.is_resuming)
+        if self.context.store is not None and can_be_saved:
             self.context.store.save(make_row(evaluation))
 
     # The end
@@ -344,8 +345,6 @@ class EvaluationRegistry:
         except StoreError:
             words = "{evaluation}: not archived: its row cannot be stored"
             log.warn(words, evaluation=evaluation.details.log_name)
-            evaluation.details.archived = None
-            evaluation.save()
         finally:
             evaluation.events.keeps_files = False
             evaluation.events.free_discarded_files()
@@ -364,7 +363,12 @@ class EvaluationRegistry:
             )
             evaluation.save()
             if self.context.store is not None:
-                await self.context.store.flush()
+                try:
+                    await self.context.store.flush()
+                except StoreError:
+                    details.archived = None
+                    evaluation.save()
+                    raise
 
         end_document = {
             "status": build_status(evaluation, None),

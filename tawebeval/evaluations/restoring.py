@@ -12,6 +12,8 @@ from pathlib import Path
 
 import attrs
 import msgspec
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings
@@ -22,8 +24,9 @@ from tawebeval.core.results import ResultSummary
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import MAX_FILE_BYTES, MAX_VALUE_BYTES, Markers
 from tawebeval.core.states import EvaluationState
+from tawebeval.deferreds import run_in_background
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.cleanup import conclude_in_background
+from tawebeval.evaluations.cleanup import conclude
 from tawebeval.evaluations.context import RunSlots
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.eventlog import RecordedStdout, read_ended_evaluation
@@ -40,6 +43,11 @@ ResumeCheckout = Callable[[Commit, Path], Checkout]
 _LOST = EvaluationFailure(
     "lost", "the evaluator could not go on after a restart of the daemon; submit again"
 )
+_NO_FILE = "the daemon was restarted before it could read the file"
+
+RESUME_SECONDS = 60
+"""Seconds for which it is tried to go on with a run while the daemon lacks what that needs."""
+_RESUME_PAUSE = 1.0  # seconds between attempts
 _OTHER_RUNNER = EvaluationFailure(
     "lost",
     "the evaluator could not go on, since the operator has changed runner.kind; submit again",
@@ -187,6 +195,7 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
         time_ms,
         max_value=MAX_VALUE_BYTES,
         max_file=MAX_FILE_BYTES,
+        max_output=evaluation.limits.output,
         end_cursor=evaluation.events.log.end_cursor,
     )
 
@@ -194,71 +203,137 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
 def resume_run(
     evaluation: Evaluation, row: EvaluationRow, resume_checkout: ResumeCheckout, slots: RunSlots
 ) -> None:
-    """Go on with an evaluator that was started by another process of the daemon. Blocks, hardly."""
+    """Go on with an evaluator that was started by another process of the daemon. Blocks, hardly.
+
+    After an error that may pass, such as a lack of descriptors, it is tried again for a minute.
+    """
     evaluation.details.upload_directory = None
     evaluation.slots = slots
     evaluation.stop_reason = row.failure
     evaluation.details.state = EvaluationState.RUNNING
-    try:
-        _resume_run(evaluation, row, resume_checkout)
-    except EvaluationFailure as error:
-        conclude_in_background(evaluation, evaluation.stop_reason or error)
-    except Exception as error:  # noqa: BLE001  (a client learns of every end)
-        evaluation.events.has_lost_events = True
-        if isinstance(error, StdoutChanged | OSError):
-            words = "{evaluation}: the evaluator cannot go on: {error!r}"
-            log.error(words, evaluation=evaluation.details.log_name, error=error)  # noqa: TRY400
-        else:
-            words = "{evaluation}: defect: the evaluator cannot go on"
-            log.failure(words, evaluation=evaluation.details.log_name)
-        conclude_in_background(evaluation, evaluation.stop_reason or _LOST)
+    evaluation.events.is_behind = evaluation.is_resuming = True
+    resumption = _Resumption(evaluation, row, resume_checkout)
+    resumption.deferred = run_in_background(
+        resumption.run(),
+        log,
+        "{evaluation}: defect of the daemon",
+        evaluation=evaluation.details.log_name,
+    )
 
 
-def _resume_run(
-    evaluation: Evaluation, row: EvaluationRow, resume_checkout: ResumeCheckout
-) -> None:
-    details, found = evaluation.details, row.run
-    assert found is not None, "the evaluator runs"
-    assert details.commit is not None, "checked out before the start"
-    assert row.markers is not None, "made before the start"
-    # The clean-up ends what a failure from here on leaves.
-    checkout = evaluation.checkout = resume_checkout(details.commit, Path(found.checkout_path))
-    sandboxed = make_sandboxed_run(evaluation, checkout)
-    stdout = open_stdout(evaluation, Markers(*row.markers))
-    for _ in stdout.restore():
-        pass
-    event_log = evaluation.events.log
-    event_log.acknowledge(min(row.begin_cursor, event_log.end_cursor))
-    evaluation.count_event_bytes()
-    if not stdout.stdout_bytes:
-        stdout.close_files()  # a job that takes the place of a lost one has files of its own
-    if sandboxed.has_external_queue is not _is_on_cluster(found):
-        _finish_stdout(stdout)
-        raise _OTHER_RUNNER
-    deadline = found.deadline
-    if deadline is not None and found.left_at is not None:
-        deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)
-    run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
-    try:
+@attrs.define(eq=False)
+class _Resumption:
+    """The way of one evaluation back to its run; `deferred` is that of `run`."""
+
+    _evaluation: Evaluation
+    _row: EvaluationRow
+    _resume_checkout: ResumeCheckout
+    deferred: Deferred[None] | None = None
+    _stdout: RecordedStdout | None = None  # that is restored
+    _begin_cursor: int = 0
+
+    async def run(self) -> None:
+        evaluation = self._evaluation
+        try:
+            await self._resume()
+        except EvaluationFailure as error:
+            await self._fail(error)
+        except CancelledError:  # by a stop
+            evaluation.events.has_lost_events = True
+            await self._fail(_LOST)
+        except Exception as error:  # noqa: BLE001  (a client learns of every end)
+            evaluation.events.has_lost_events = True
+            name = evaluation.details.log_name
+            if isinstance(error, StdoutChanged | OSError):
+                words = "{evaluation}: the evaluator cannot go on: {error!r}"
+                log.error(words, evaluation=name, error=error)  # noqa: TRY400
+            else:
+                words = "{evaluation}: defect: the evaluator cannot go on"
+                log.failure(words, evaluation=name)
+            await self._fail(_LOST)
+
+    def _cancel(self) -> None:
+        """End the wait for the next attempt."""
+        if self.deferred is not None:
+            self.deferred.cancel()
+
+    async def _fail(self, error: EvaluationFailure) -> None:
+        """End the evaluation after all that it has printed, by a stop or with an error."""
+        evaluation = self._evaluation
+        if self._stdout is not None:
+            try:
+                for _ in self._stdout.finish_without_files(_NO_FILE):
+                    await deferLater(evaluation.context.clock, 0)
+            except (StdoutChanged, OSError) as failure:
+                words = "{evaluation}: its last events are lost: {failure!r}"
+                log.error(words, evaluation=evaluation.details.log_name, failure=failure)  # noqa: TRY400
+        evaluation.is_resuming = False
+        await conclude(evaluation, evaluation.stop_reason or error)
+
+    async def _resume(self) -> None:
+        """Go on with the run. Raises: EvaluationFailure, StdoutChanged, OSError."""
+        evaluation, clock = self._evaluation, self._evaluation.context.clock
+        deadline = clock.seconds() + RESUME_SECONDS
+        while evaluation.left_at is None:
+            try:
+                self._try_to_resume()
+            except OSError as error:
+                is_final = isinstance(error, FileNotFoundError) or clock.seconds() >= deadline
+                if is_final or evaluation.stop_reason is not None:
+                    raise
+                words = "{evaluation}: the evaluator cannot go on: {error}; it is tried again"
+                log.warn(words, evaluation=evaluation.details.log_name, error=error)
+            else:
+                return
+            evaluation.cancel_start = self._cancel
+            await deferLater(clock, _RESUME_PAUSE)
+            evaluation.cancel_start = None
+
+    def _try_to_resume(self) -> None:
+        evaluation, row, found = self._evaluation, self._row, self._row.run
+        details, events = evaluation.details, evaluation.events
+        assert found is not None, "the evaluator runs"
+        assert details.commit is not None, "checked out before the start"
+        assert row.markers is not None, "made before the start"
+        # The clean-up ends what a failure from here on leaves.
+        if evaluation.checkout is None:
+            path = Path(found.checkout_path)
+            evaluation.checkout = self._resume_checkout(details.commit, path)
+        if evaluation.sandboxed is None:
+            make_sandboxed_run(evaluation, evaluation.checkout)
+        self._begin_cursor = max(row.begin_cursor, events.log.begin_cursor)
+        events.reset()
+        self._stdout = None
+        stdout = open_stdout(evaluation, Markers(*row.markers))
+        for _ in stdout.restore():
+            pass
+        self._stdout = stdout
+        events.log.acknowledge(min(self._begin_cursor, events.log.end_cursor))
+        evaluation.count_event_bytes()
+        if not stdout.stdout_bytes:
+            stdout.close_files()  # a job that takes the place of a lost one has files of its own
+        self._connect(stdout, found)
+
+    def _connect(self, stdout: RecordedStdout, found: RunRow) -> None:
+        evaluation, deadline = self._evaluation, found.deadline
+        checkout, sandboxed = evaluation.checkout, evaluation.sandboxed
+        assert checkout is not None, "made before"
+        assert sandboxed is not None, "made before"
+        if sandboxed.has_external_queue is not _is_on_cluster(found):
+            raise _OTHER_RUNNER
+        if deadline is not None and found.left_at is not None:
+            deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)
+        run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
         left = LeftProcess(
             found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
         )
         sandboxed.launch.resume_process(run, left)
-    except OSError:
-        _finish_stdout(stdout)
-        raise
-    evaluation.run = run
-    supervise(evaluation, run)
-    evaluation.events.free_discarded_files()  # not before: it stores a row
-    run.go_on()
-    if evaluation.stop_reason is not None:
-        run.stop(evaluation.stop_reason)
-
-
-def _finish_stdout(stdout: RecordedStdout) -> None:
-    """Take the end of stdout before the error of a run that cannot go on."""
-    if stdout.awaited_file is None:
-        stdout.finish()
+        evaluation.run, evaluation.is_resuming = run, False
+        supervise(evaluation, run)
+        evaluation.events.free_discarded_files()  # not before: it stores a row
+        run.go_on()
+        if evaluation.stop_reason is not None:
+            run.stop(evaluation.stop_reason)
 
 
 def _is_on_cluster(run: RunRow) -> bool:

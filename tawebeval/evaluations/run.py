@@ -170,7 +170,7 @@ class Run(ProcessProtocol):
         self._flush: IDelayedCall | None = None
         self._turn: IDelayedCall | None = None
         self._is_paused = self._is_reading = self._has_stdout_ended = False
-        self._has_lost_events = self._is_left = False
+        self._has_lost_events = self._is_watched = False
         self._tree_ended: OneShotEvent[None] = OneShotEvent()
         self.output_ended: OneShotEvent[None] = OneShotEvent()
         self._process: ProcessTransport
@@ -213,7 +213,8 @@ class Run(ProcessProtocol):
         if not self.clock.restart():  # what had to wait elsewhere has its whole time from now on
             self.clock.start()
         monitor.add_run(self.sandboxed.run_limits, self.stop)
-        self.run_ended.add_callback(lambda _: monitor.remove_run(self.sandboxed.run_limits))
+        self._is_watched = True
+        self.run_ended.add_callback(lambda _: self._unwatch_limits())
 
     def _on_broker_error(self, reason: str) -> None:
         """Stop a run whose submission cannot run: it would fail by no fault of its own."""
@@ -250,9 +251,15 @@ class Run(ProcessProtocol):
         )
 
     def leave(self) -> None:
-        """Stop nothing any more: the next process of the daemon goes on."""
-        self._is_left = True
+        """Leave the process to the next process of the daemon."""
+        self._process.leave()
         self.clock.stop()
+        self._unwatch_limits()
+
+    def _unwatch_limits(self) -> None:
+        if self._is_watched:
+            self._is_watched = False
+            self._context.limit_monitor.remove_run(self.sandboxed.run_limits)
 
     # Stops
 
@@ -262,8 +269,6 @@ class Run(ProcessProtocol):
         All processes get TERM, and KILL after the grace time. A run over the limit of a resource
         gets KILL at once, even if it is being stopped for another reason.
         """
-        if self._is_left:
-            return
         running, at_once = self._process.is_running, failure.reason in _AT_ONCE
         if self.failure is None and (running or not self.output_ended.is_set):
             self.failure = failure

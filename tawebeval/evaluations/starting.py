@@ -73,6 +73,7 @@ def begin_again(evaluation: Evaluation, slots: RunSlots) -> None:
         if upload is not None and not upload.exists() and evaluation.workspace.root.exists():
             evaluation.workspace.restore_uploaded_files(upload)
     if evaluation.stop_reason is not None:
+        evaluation.events.is_behind = True
         conclude_in_background(evaluation, evaluation.stop_reason)
     elif upload is not None and upload.exists() and _is_damaged(upload, details.request.submission):
         conclude_in_background(evaluation, _DAMAGED_UPLOAD)
@@ -295,6 +296,7 @@ def open_stdout(evaluation: Evaluation, markers: Markers) -> RecordedStdout:
         evaluation.read_clock,
         max_value=MAX_VALUE_BYTES,
         max_file=MAX_FILE_BYTES,
+        max_output=evaluation.limits.output,
     )
     return stdout
 

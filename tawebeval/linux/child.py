@@ -220,7 +220,8 @@ class ProcessTransport(Protocol):
       `resumeProducing` deliver no stdout;
     - call `processExited(reason)` once at the process's own end: `ProcessDone`, or
       `ProcessTerminated` with the exit code or the signal; `is_running` is False from then on;
-    - call `processEnded(reason)` once after that and after both ends of output.
+    - call `processEnded(reason)` once after that and after both ends of output;
+    - after `leave` call and signal nothing: another process of the daemon goes on.
 
     `on_broker_error(reason)` is called if no program of the submission can run.
     """
@@ -260,6 +261,9 @@ class ProcessTransport(Protocol):
 
     def read_remaining_output(self) -> None:
         """Read the bytes that the pipes hold now, and close them: other processes may hold them."""
+
+    def leave(self) -> None:
+        """Deliver and signal nothing any more; `is_running` is False from now on."""
 
 
 @implementer(IReadDescriptor)

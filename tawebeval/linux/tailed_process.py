@@ -179,7 +179,7 @@ class TailedProcess:
     @property
     def is_running(self) -> bool:
         """Whether the process itself runs, whatever its own children do."""
-        return self._reason is None
+        return self._reason is None and not self._has_ended
 
     @property
     def has_exited(self) -> bool:
@@ -206,7 +206,16 @@ class TailedProcess:
 
     def read_remaining_output(self) -> None:
         """Deliver what is printed already, and then the ends: other processes hold the pipes."""
-        self.files.starter.close_output(self.directory)
+        if not self._has_ended:
+            self.files.starter.close_output(self.directory)
+
+    def leave(self) -> None:
+        """Deliver and signal nothing any more; the process goes on."""
+        if not self._has_ended:
+            self._has_ended = True
+            self.files.starter.unwatch_program(self.directory)
+            for stream in self._streams:
+                stream.close()
 
     def close(self) -> None:
         """Deliver nothing more: another process takes the place of this one."""

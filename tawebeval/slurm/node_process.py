@@ -230,6 +230,17 @@ class NodeProcess:
     def read_remaining_output(self) -> None:
         """Do nothing: the node closes the pipes."""
 
+    def leave(self) -> None:
+        """Deliver and signal nothing any more; the job goes on."""
+        if not self._has_ended:
+            self._has_ended = self._is_stopped = True
+            if self._kill is not None and self._kill.active():
+                self._kill.cancel()
+            if not self.attempt.is_over:
+                self._end_watch()
+            if self._process is not None:
+                self._process.leave()
+
     async def wait_for_start(self) -> None:
         """Wait until the evaluator runs. Raises: EvaluationFailure.
 
@@ -241,12 +252,16 @@ class NodeProcess:
             self._is_stopped = True
             self._give_up(self.attempt)
             await self.attempt.srun_ended.wait()
-            self.attempt.is_over = True
-            self._access.watcher.unwatch(self.attempt.state_file)
-            self._access.commands.unwatch_job(self.attempt.job_name)
+            self._end_watch()
             raise
         if failure is not None:
             raise failure
+
+    def _end_watch(self) -> None:
+        """Watch the present job no more."""
+        self.attempt.is_over = True
+        self._access.watcher.unwatch(self.attempt.state_file)
+        self._access.commands.unwatch_job(self.attempt.job_name)
 
     # What `TailedProcess` wants of a starter
 

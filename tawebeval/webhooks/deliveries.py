@@ -8,12 +8,12 @@ down does not affect other callers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.internet.task import deferLater
 from twisted.logger import Logger, LogLevel
@@ -156,11 +156,12 @@ class CallbackQueue:
         evaluation: str,
         document: Callable[[], bytes],
         on_end: Callable[[], object] = lambda: None,
+        wait_until_stored: Callable[[], Awaitable[object]] = lambda: succeed(None),
     ) -> None:
         """Start a delivery.
 
-        `document` returns the body, and is called in the state PENDING. `on_end` is called
-        in the final state.
+        `document` returns the body, and is called in the state PENDING. The first attempt follows
+        `wait_until_stored`. `on_end` is called in the final state.
         """
         callback.state = CallbackState.PENDING
         callback.webhook_id = callback.webhook_id or f"evt_{self._random(16).hex()}"
@@ -172,7 +173,7 @@ class CallbackQueue:
         if self._is_stopped:
             self._give_up(delivery, _STOPPED)
         delivery.delivery_task = run_in_background(
-            self._run(delivery, on_end),
+            self._run(delivery, on_end, wait_until_stored),
             log,
             "{evaluation}: defect in its callback",
             evaluation=evaluation,
@@ -227,10 +228,16 @@ class CallbackQueue:
             delivery.give_up_reason = reason
             self._share.give_back(delivery.size, delivery.callback.caller)
 
-    async def _run(self, delivery: Delivery, on_end: Callable[[], object]) -> None:
+    async def _run(
+        self,
+        delivery: Delivery,
+        on_end: Callable[[], object],
+        wait_until_stored: Callable[[], Awaitable[object]],
+    ) -> None:
         """Deliver a callback and record its final state."""
         callback = delivery.callback
         try:
+            await wait_until_stored()
             callback.state = await self._deliver(delivery)
         except CancelledError:
             callback.state = CallbackState.GIVEN_UP

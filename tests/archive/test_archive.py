@@ -29,7 +29,7 @@ from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import encode_data_event
 from tawebeval.core.form import SubmissionFile, pack_request
 from tawebeval.core.ring import EventRing
-from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy
+from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError
 from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases.archived import DirectoryRows, FakeRow, FakeRows, make_ring, make_workspace
 from tests.fakes.world import InlineThreads, SlowThreads, make_request
@@ -237,13 +237,15 @@ class StoringTests(ArchiveTestCase):
         self.patch(archive_module, "write_evaluation", None)
         self.assert_lost("defect", "the log")
 
-    def test_failed_commit_is_raised_and_can_be_repeated(self) -> None:
+    def test_failed_commit_is_raised_leaves_no_file_and_can_be_repeated(self) -> None:
         async def save_row(stored: StoredEvaluation) -> None:
-            raise ServerBusy("the store fails", 5)
+            self.assertTrue(self.locate().exists())
+            raise StoreError
 
         ended = EndedEvaluation("one", "alice", {}, lambda: make_ring(3))
         storing = Deferred.fromCoroutine(self.archive.store_evaluation(ended, save_row))
-        self.failureResultOf(storing, ServerBusy)
+        self.failureResultOf(storing, StoreError)
+        self.assertFalse(self.locate().exists())
         self.assertEqual(self.archive.total_bytes, 0)
         self.assertTrue(self.store())
         self.assertEqual(self.list_names(), ["one"])

@@ -50,6 +50,8 @@ printed = st.one_of(
     st.sampled_from([b"x" * 300, b"\n~FB\nX-SEGI-As: path\n\na\n~FE\n", b"\n" * 50]),
 )
 
+MAX_OUTPUT = 2**40
+
 
 class LogMachine(RuleBasedStateMachine):
     """An evaluator that prints, a daemon that reads, forgets and is killed, and readers."""
@@ -218,6 +220,7 @@ class ArchivedLogMachine(LogMachine):
             9,
             max_value=MAX_VALUE,
             max_file=MAX_FILE,
+            max_output=MAX_OUTPUT,
             end_cursor=len(self.seen) + 1,
         )
         found: list[bytes] = []
@@ -303,6 +306,7 @@ class ChangedStdoutTests(SynchronousTestCase):
                 0,
                 max_value=MAX_VALUE,
                 max_file=MAX_FILE,
+                max_output=MAX_OUTPUT,
                 end_cursor=self.recorded.log.end_cursor,
             )
             count = 0

@@ -20,6 +20,7 @@ from tawebeval.errors import (
     DiscardedCursor,
     EvaluationExpired,
     IdempotencyKeyReused,
+    InvalidCursor,
     ServerStopping,
     StoreError,
     build_limit_failure,
@@ -269,8 +270,7 @@ class RunningTests(RestoringTestCase):
         self.assertNoResult(asked)
         self.assertEqual(child.signals, [])
         self.restart()
-        self.assertEqual(self.states(identifier), ["running"])
-        Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
+        self.assertEqual(self.world.child.signals, [SIGTERM])
         self.world.child.end(signal=SIGTERM)
         self.world.turn()
         self.assertEqual(self.consume(identifier), ["one", "\n", "cancelled"])
@@ -360,23 +360,100 @@ class RunningTests(RestoringTestCase):
         self.world.sandbox.unable = OSError(2, "No such file or directory")
         for _ in range(2):
             self.restart()
-            for _ in range(2):
-                page = self.page(identifier, after)
+            for each in (after, "3", "2", "3"):  # 3: where the log ends with the error now
+                page = self.page(identifier, each)
                 self.assertEqual((page["data"], page["end"]), (["lost"], "end"))
-            subscription = self.registry.events.subscribe(identifier, after)
-            assert subscription is not None
-            with subscription:
-                read = self.successResultOf(Deferred.fromCoroutine(subscription.read_events(99)))
-                self.assertEqual((read.count, subscription.has_ended), (1, True))
+                subscription = self.registry.events.subscribe(identifier, each)
+                assert subscription is not None
+                with subscription:
+                    reading = Deferred.fromCoroutine(subscription.read_events(99))
+                    read = self.successResultOf(reading)
+                    self.assertEqual((read.count, subscription.has_ended), (1, True))
         self.page(identifier, "end")
         self.assertEqual(self.world.store.rows, {})
 
-    def test_run_that_cannot_be_found_ends_as_lost(self) -> None:
+    def test_run_goes_on_once_the_daemon_has_what_it_needs(self) -> None:
+        identifier, _ = self.start(b"one\ntwo\n")
+        self.page(identifier, "2")
+        self.world.sandbox.unable = OSError(errno.EMFILE, "Too many open files")
+        self.restart()
+        for attempt in range(3):
+            self.assertEqual(self.states(identifier), ["running"])
+            self.assertEqual(self.page(identifier, "4")["end"], "4")
+            self.assertIsNotNone(self.row(identifier).run)
+            if attempt == 2:
+                self.world.sandbox.last.unable = None
+            self.world.clock.advance(1)
+        self.assertEqual(self.world.repositories.users, 1)
+        self.world.child.print(b"three\n")
+        self.finish(self.world.child)
+        self.assertEqual(self.page(identifier, "4")["data"], ["three", "\n"])
+
+    def test_run_that_cannot_be_found_for_a_minute_ends_as_lost(self) -> None:
         identifier, _ = self.start(b"one\n")
         self.world.sandbox.unable = OSError(5, "Input/output error")
         self.restart()
+        self.world.clock.pump([1] * 59)
+        self.assertEqual(self.states(identifier), ["running"])
+        self.world.clock.pump([1] * 2)
         self.assertEqual(self.consume(identifier), ["one", "\n", "lost"])
         self.assertEqual(self.world.sandbox.last.closed, 1)
+
+    def test_run_that_cannot_be_found_now_is_cancelled_at_once(self) -> None:
+        identifier, _ = self.start(b"one\n")
+        self.world.sandbox.unable = OSError(5, "Input/output error")
+        self.restart()
+        self.successResultOf(Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier)))
+        self.assertEqual(self.consume(identifier), ["one", "\n", "cancelled"])
+        self.assertEqual(self.world.sandbox.last.closed, 1)
+        self.assertEqual(self.world.clock.getDelayedCalls(), [])
+
+    def test_run_that_cannot_be_found_now_can_be_left_to_the_next_process(self) -> None:
+        identifier, _ = self.start(b"one\n")
+        self.world.sandbox.unable = OSError(5, "Input/output error")
+        self.restart()
+        self.registry.hand_over_evaluations()
+        self.world.sandbox.unable = None
+        self.world.clock.advance(1)
+        self.restart()
+        self.finish(self.world.child)
+        self.assertEqual(self.consume(identifier), ["one", "\n"])
+
+    def test_text_after_a_file_that_nobody_has_read_is_not_lost(self) -> None:
+        identifier, child = self.start(b"one\n")
+        names = "EVALUATION_FILE_BEGIN", "EVALUATION_FILE_END"
+        begin, end = (child.environment[name].encode() for name in names)
+        block = b"\n".join((begin, b"X-SEGI-As: path", b"", b"/tmp/file", end, b"two\n"))
+        self.files(identifier).stdout += block + b"x\n" * 100_000
+        self.world.sandbox.unable = OSError(2, "No such file or directory")
+        self.restart()
+        self.world.clock.pump([0] * 20)
+        events = self.consume(identifier)
+        self.assertEqual(events[:5], ["one", "protocol", "two", "\n", "x"])
+        self.assertEqual((len(events), events[-1]), (200_005, "lost"))
+
+    def test_output_beyond_the_limit_is_not_parsed_after_a_restart(self) -> None:
+        self.world.configuration = msgspec.structs.replace(
+            self.configuration, limits=LimitSettings(wall_clock=10, output=1024)
+        )
+        self.registry = self.make()
+        identifier, _ = self.start(b"x" * 1000)
+        self.files(identifier).stdout += b"y" * 25
+        self.restart()
+        self.world.child.print(b"y")
+        self.finish(self.world.child)
+        self.assertEqual(self.consume(identifier), ["x" * 1000 + "y" * 24, "output"])
+
+    def test_cursor_after_an_error_that_is_told_is_valid_until_it_is_told_again(self) -> None:
+        identifier, child = self.start(b"one\n")
+        row = self.row(identifier)
+        self.finish(child, 3)
+        self.assertEqual(self.page(identifier, "2")["data"], ["exit"])
+        self.restart(lambda ended: msgspec.structs.replace(row, failure=ended.failure))
+        self.assertEqual(self.page(identifier, "3")["end"], "3")
+        self.finish(self.world.child, 3)
+        self.assertEqual(self.page(identifier, "3")["end"], "end")
+        self.assert_refused(InvalidCursor, identifier, "4")
 
     def test_defect_ends_the_run_as_lost(self) -> None:
         identifier, _ = self.start()
@@ -601,7 +678,7 @@ class CallbackTests(RestoringTestCase):
 
     def test_end_of_a_callback_does_not_bring_back_a_row(self) -> None:
         ends: list[Callable[[], object]] = []
-        self.patch(self.callbacks, "start_delivery", lambda *given: ends.append(given[-1]))
+        self.patch(self.callbacks, "start_delivery", lambda *given: ends.append(given[3]))
         identifier = self.accept(callback_url=URL)
         self.finish(self.world.child)
         self.consume(identifier)

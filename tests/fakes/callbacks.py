@@ -31,6 +31,7 @@ class FakeCallbacks:
         evaluation: str,
         document: Callable[[], bytes],
         on_end: Callable[[], object] = lambda: None,
+        wait_until_stored: Callable[[], object] = lambda: None,
     ) -> None:
         """Note it."""
         callback.state = CallbackState.PENDING

@@ -142,6 +142,11 @@ class FakeChild:
         self.rest_wanted = True
         self._clock.callLater(0, self._read)
 
+    def leave(self) -> None:
+        """Deliver nothing any more; it goes on."""
+        self.is_running = False
+        self._protocol, self._reason = ProcessProtocol(), Failure(ProcessDone(0))
+
     def _read(self) -> None:
         while self._pipe and not self.paused:
             chunk, self._pipe = self._pipe[: 2**16], self._pipe[2**16 :]

@@ -178,6 +178,25 @@ class PlayedTests(SynchronousTestCase):
         process.signal_group(signal.SIGKILL)  # the number may be another's
         self.assertEqual(self.starter.asked, ["close"])
 
+    def test_process_that_is_left_delivers_and_signals_nothing(self) -> None:
+        process = self.connect()
+        self.print(b"one")
+        listener = self.starter.listener
+        process.leave()
+        process.leave()
+        self.print(b"two")
+        self.assertFalse(process.is_running)
+        process.signal_group(signal.SIGKILL)
+        process.read_remaining_output()
+        process.resumeProducing()
+        self.take_turns()
+        assert listener is not None
+        listener.on_state(ProgramState(pid=7, start_time=9, status=0, rusage=USAGE))
+        listener.on_starter_lost()
+        self.take_turns()
+        self.assertEqual((self.protocol.printed, self.protocol.told), ({1: b"one", 2: b""}, []))
+        self.assertEqual((self.starter.asked, self.watcher.callbacks), ([], {}))
+
     def test_delivery_begins_at_the_offsets(self) -> None:
         self.print(b"0123456789")
         self.print(b"abcdef", "stderr")

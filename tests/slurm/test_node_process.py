@@ -210,6 +210,17 @@ class NodeProcessTests(NodeProcessCase):
         self.assertEqual(self.starter.forgotten, [self.attempt.directory])
         self.assertEqual(self.commands.cancelled, [])
 
+    def test_process_that_is_left_delivers_nothing(self) -> None:
+        self.connect()
+        self.process.leave()
+        self.process.leave()
+        self.assertFalse(self.process.is_running)
+        self.print_text("one\n")
+        self.tell_end()
+        self.end_srun()
+        self.assertEqual((self.run_.stdout, self.run_.told), (b"", []))
+        self.assertEqual((self.commands.cancelled, self.commands.watchers), ([], {}))
+
     def test_srun_that_ends_before_the_end_is_seen_costs_nothing(self) -> None:
         self.connect()
         state = {"node": "one", "job": "7", "pid": 5, "start_time": 6, "status": 0}

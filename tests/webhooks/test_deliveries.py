@@ -153,6 +153,16 @@ class CallbacksTestCase(SynchronousTestCase):
 class ExpectTests(CallbacksTestCase):
     """Before an evaluation begins."""
 
+    def test_first_attempt_waits_until_the_document_is_stored(self) -> None:
+        callback = self.callbacks.create_callback(URL, "alice")
+        stored: Deferred[None] = Deferred()
+        self.callbacks.start_delivery(
+            callback, "some", lambda: b"{}", wait_until_stored=lambda: stored
+        )
+        self.assertEqual((len(self.sender.posted), callback.state), (0, CallbackState.PENDING))
+        stored.callback(None)
+        self.assertEqual(len(self.sender.posted), 1)
+
     def test_accepted(self) -> None:
         """A callback waits for the end of its evaluation; nothing is sent."""
         self.check(self.callbacks.create_callback(URL, "alice"), CallbackState.WAITING, 0)
