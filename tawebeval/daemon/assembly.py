@@ -41,11 +41,11 @@ from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_tim
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, resolve_run_slot_count
 from tawebeval.errors import SetupProblem
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
+from tawebeval.evaluations.details import format_rfc3339_time
 from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.restoring import LeftEvaluations
 from tawebeval.evaluations.store import EvaluationStore
-from tawebeval.evaluations.timestamps import format_rfc3339_time
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitRunner
 from tawebeval.git.commits import TreeLimits

@@ -31,9 +31,9 @@ from tawebeval.daemon.startup import StartupChecks
 from tawebeval.deferreds import run_in_background
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.database import EvaluationRow
 from tawebeval.evaluations.lifecycle import STARTER_LOST
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.rows import EvaluationRow
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.ownership import get_user_name
 from tawebeval.linux.privileges import drop_privileges

@@ -6,13 +6,14 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
 
 The life of an evaluation:
 
-- `details`: `EvaluationDetails`, what is known of an evaluation besides its events.
+- `details`: `EvaluationDetails`, what is known of an evaluation besides its events, and its lines
+  in the log.
 - `lifecycle`: `Evaluation`, its state, and the reason to stop it.
 - `starting`: fetch, run slot, workspace, start of the evaluator.
 - `run`: `Run`, the one owner of the evaluator's process: it feeds stdout to the parser, applies the
   limits and interprets the exit. It knows the process only as a `linux.child.ProcessTransport`.
 - `cleanup`: the end, and the removal of processes and directories.
-- `command_hints`, `exit_messages`: the message about a bad exit, with a hint for its author.
+- `exit_messages`: the message about a bad exit, with a hint for its author.
 
 Its events:
 
@@ -26,14 +27,14 @@ All evaluations:
 - `registry`: `EvaluationRegistry` accepts, finds, cancels, expires and restores evaluations.
 - `admission`: `AdmissionControl` refuses new evaluations when the daemon or a caller has too many;
   the queue for run slots is part of it.
-- `records`: `RecordIndex`, the index by identifier, caller and age. `lister`: the lists by pages;
-  `filters`: their filter.
-- `store`, `database`, `rows`: what outlives the daemon, in SQLite. `restoring`: evaluations of an
+- `records`: `RecordIndex`, the index by identifier, caller and age. `lister`: the lists by pages,
+  with their filter.
+- `store`, `database`: what outlives the daemon, as rows in SQLite. `restoring`: evaluations of an
   earlier process.
-- `archive_reader`: `ArchiveReader`, pages, streams and lists of the archive.
+- `archive_reader`: `ArchiveReader`, pages and streams of the archive.
 - `uploads`: `UploadWriter` writes the files of a form as they arrive. `submission_store` counts
-  them, and keeps those of ended evaluations for a rerun. `submitted_files` reads them for the API.
+  them, keeps those of ended evaluations for a rerun, and reads them for the API.
 - `callbacks`: the callbacks of ended evaluations. `shutdown`: the drain when the daemon stops.
-- `status`: the status document. `log_lines`: the lines in the log. `timestamps`: RFC 3339.
+- `status`: the status document.
 - `context`: `EvaluationContext`, the dependencies, so that this package knows nothing of git.
 """

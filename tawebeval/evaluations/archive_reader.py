@@ -1,4 +1,4 @@
-"""Archived evaluations as the API shows them: pages, streams, status, lists.
+"""Archived evaluations as the API shows them: pages, streams, status.
 
 The web layer asks here once the registry has raised `EvaluationExpired`. Reading an archived
 evaluation changes nothing: any cursor can be read, any number of times.
@@ -7,17 +7,14 @@ evaluation changes nothing: any cursor can be read, any number of times.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from functools import partial
 from typing import Any, TypeVar
 
 import attrs
-import orjson
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.internet.interfaces import IReactorTime
 
 from tawebeval.archive.archive import ArchivedEvents, EvaluationArchive
-from tawebeval.core.evaluation_lists import ListEntry
 from tawebeval.core.events import EventBatch
 from tawebeval.core.pages import (
     ALL_RECEIVED_CURSOR,
@@ -28,58 +25,15 @@ from tawebeval.core.pages import (
 )
 from tawebeval.core.ring import EventRing
 from tawebeval.errors import EvaluationExpired, ServerBusy
-from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.filters import EvaluationFilter
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.records import EvaluationRecord
 from tawebeval.evaluations.restoring import load_details
-from tawebeval.evaluations.rows import ArchivedEvaluation, ArchivedQuery
-from tawebeval.evaluations.status import build_archived_status, build_listing_entry
+from tawebeval.evaluations.status import build_archived_status
 from tawebeval.evaluations.store import EvaluationStore
-from tawebeval.evaluations.timestamps import format_rfc3339_time
 
 _MAX_WAIT, _RETRY_AFTER = 5, 5  # seconds
 
 T = TypeVar("T")
-
-
-@attrs.frozen
-class ListedEvaluation:
-    """An evaluation of a list: in memory, or a row of the archive.
-
-    A row without an entry does not match the filter of the list.
-    """
-
-    details_or_row: EvaluationDetails | ArchivedEvaluation
-
-    @property
-    def sequence_number(self) -> int:
-        """The number in the order of acceptance."""
-        return self.details_or_row.sequence_number
-
-    def encode_listing_entry(self) -> ListEntry:
-        """Return what the list shows."""
-        if isinstance(self.details_or_row, EvaluationDetails):
-            entry = build_listing_entry(self.details_or_row)
-            return ListEntry(entry["created"], orjson.dumps(entry))
-        row = self.details_or_row
-        return ListEntry(format_rfc3339_time(row.created_time), row.listing_entry)
-
-    def matches(self, evaluation_filter: EvaluationFilter) -> bool:
-        """Return whether the filter holds."""
-        if isinstance(self.details_or_row, EvaluationDetails):
-            return evaluation_filter.matches(self.details_or_row)
-        return bool(self.details_or_row.listing_entry)
-
-
-def _matches_row(wanted: EvaluationFilter, row: ArchivedEvaluation) -> bool:
-    """Return whether a filter holds for a row. Called in a thread: rows may be large."""
-    if not wanted.matches_state_and_time(row.state, row.created_time):
-        return False
-    if not wanted.needs_problem_or_labels:
-        return True
-    entry: dict[str, Any] = orjson.loads(row.listing_entry)
-    return wanted.matches_problem_and_labels(entry["problem"], entry["metadata"])
 
 
 @attrs.define(eq=False)
@@ -213,23 +167,3 @@ class ArchiveReader:
         begin = resolve_cursor(EventRing(end_cursor=events.end_cursor), cursor, skip_count)
         await events.read(begin, 1)  # a stream that has begun could only be cut
         return ArchivedSubscription(begin, events)
-
-    async def list_evaluations(
-        self,
-        caller: str,
-        after_sequence_number: int,
-        last_sequence_number: int,
-        max_count: int,
-        evaluation_filter: EvaluationFilter,
-    ) -> list[ListedEvaluation]:
-        """Return archived evaluations; the parameters are those of `ArchivedQuery`."""
-        if self._archive is None or self._store is None:
-            return []
-        query = ArchivedQuery(
-            caller,
-            after_sequence_number,
-            last_sequence_number,
-            max_count,
-            partial(_matches_row, evaluation_filter),
-        )
-        return [ListedEvaluation(row) for row in await self._store.list_archived(query)]

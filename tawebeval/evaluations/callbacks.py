@@ -10,8 +10,8 @@ import attrs
 import orjson
 
 from tawebeval.errors import StoreError
+from tawebeval.evaluations.database import PendingCallback
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.rows import PendingCallback
 from tawebeval.evaluations.status import build_status
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.webhooks.callback import CallbackRecord

@@ -18,8 +18,7 @@ from tawebeval.core.states import EvaluationState, check_transition
 from tawebeval.deferreds import OneShotEvent
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
-from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.log_lines import format_state_line, make_log_fields
+from tawebeval.evaluations.details import EvaluationDetails, format_state_line, make_log_fields
 from tawebeval.evaluations.reading import EvaluationEvents
 from tawebeval.evaluations.run import Run
 from tawebeval.sandbox.base import SandboxedRun

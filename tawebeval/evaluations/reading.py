@@ -31,8 +31,8 @@ from tawebeval.deferreds import (
     run_in_background,
 )
 from tawebeval.errors import DiscardedCursor, ServerBusy
+from tawebeval.evaluations.details import format_rfc3339_time
 from tawebeval.evaluations.eventlog import RecordedStdout
-from tawebeval.evaluations.timestamps import format_rfc3339_time
 
 MAX_LOADS, MAX_LOADS_PER_CALLER = 4, 2
 """Segments that are parsed again at once: of all callers, and of one.

@@ -33,7 +33,8 @@ from tawebeval.evaluations.archive_reader import ArchiveReader
 from tawebeval.evaluations.callbacks import EvaluationCallbacks
 from tawebeval.evaluations.cleanup import clean_up
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.details import ArchivedRow, EvaluationDetails
+from tawebeval.evaluations.database import EvaluationRow, PendingCallback
+from tawebeval.evaluations.details import ArchivedRow, EvaluationDetails, format_rfc3339_time
 from tawebeval.evaluations.event_requests import EventRequests
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.lister import EvaluationLister
@@ -47,13 +48,14 @@ from tawebeval.evaluations.restoring import (
     restore_events,
     resume_run,
 )
-from tawebeval.evaluations.rows import EvaluationRow, PendingCallback
 from tawebeval.evaluations.shutdown import EvaluationDrain
 from tawebeval.evaluations.starting import begin_again, enter_queue
 from tawebeval.evaluations.status import build_listing_entry, build_status
-from tawebeval.evaluations.submission_store import RerunnableSubmission, SubmissionStore
-from tawebeval.evaluations.submitted_files import read_submitted_files
-from tawebeval.evaluations.timestamps import format_rfc3339_time
+from tawebeval.evaluations.submission_store import (
+    RerunnableSubmission,
+    SubmissionStore,
+    read_submitted_files,
+)
 from tawebeval.evaluations.uploads import ReceivedForm, SharedUpload
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import (
@@ -113,7 +115,7 @@ class EvaluationRegistry:
             subscriptions,
         )
         start_id = context.generate_random_bytes(DAEMON_START_ID_BYTES).hex()
-        self.lister = EvaluationLister(self.records, self.archived, start_id)
+        self.lister = EvaluationLister(self.records, self.archived, context.store, start_id)
 
     # Admission
 

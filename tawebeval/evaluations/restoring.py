@@ -28,11 +28,11 @@ from tawebeval.deferreds import run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.cleanup import conclude
 from tawebeval.evaluations.context import RunSlots
+from tawebeval.evaluations.database import EvaluationRow, RunRow
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.eventlog import RecordedStdout, read_ended_evaluation
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import LOST_EVENT
-from tawebeval.evaluations.rows import EvaluationRow, RunRow
 from tawebeval.evaluations.starting import make_run, make_sandboxed_run, open_stdout, supervise
 from tawebeval.sandbox.base import LeftProcess
 from tawebeval.sandbox.workspace import derive_directory_name
@@ -329,6 +329,8 @@ class _Resumption:
         )
         sandboxed.launch.resume_process(run, left)
         evaluation.run, evaluation.is_resuming = run, False
+        # Otherwise the error may have been told.
+        evaluation.events.is_behind = evaluation.stop_reason is not None
         supervise(evaluation, run)
         evaluation.events.free_discarded_files()  # not before: it stores a row
         run.go_on()

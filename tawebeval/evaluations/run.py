@@ -37,11 +37,10 @@ from tawebeval.errors import (
     build_limit_failure,
     format_size,
 )
-from tawebeval.evaluations.command_hints import find_command_hint
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.details import STDERR_TAIL_BYTES, EvaluationDetails, RunResult
 from tawebeval.evaluations.eventlog import RecordedStdout
-from tawebeval.evaluations.exit_messages import explain_exit
+from tawebeval.evaluations.exit_messages import explain_exit, find_command_hint
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.child import ProcessTransport
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun

@@ -24,9 +24,9 @@ from tawebeval.deferreds import run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.cleanup import conclude, conclude_in_background
 from tawebeval.evaluations.context import RunSlots
+from tawebeval.evaluations.details import make_log_fields
 from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.log_lines import make_log_fields
 from tawebeval.evaluations.run import Run
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.environments import find_environment

@@ -9,9 +9,8 @@ import attrs
 from tawebeval.config import LimitSettings
 from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.states import EvaluationState
-from tawebeval.evaluations.details import EvaluationDetails
+from tawebeval.evaluations.details import EvaluationDetails, format_rfc3339_time
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.timestamps import format_rfc3339_time
 from tawebeval.sandbox.environments import Environment
 
 

@@ -27,18 +27,16 @@ from twisted.logger import Logger
 from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import SetupProblem, StoreError
 from tawebeval.evaluations.database import (
+    ArchivedEvaluation,
+    ArchivedQuery,
     EvaluationDatabase,
+    EvaluationRow,
+    LinkRow,
+    PendingCallback,
     Table,
     Values,
     compute_checksum,
     describe_database_error,
-)
-from tawebeval.evaluations.rows import (
-    ArchivedEvaluation,
-    ArchivedQuery,
-    EvaluationRow,
-    LinkRow,
-    PendingCallback,
     pack,
     unpack_callback,
     unpack_evaluation,

@@ -25,7 +25,7 @@ from tawebeval.errors import (
     MalformedRequest,
     Unauthorized,
 )
-from tawebeval.evaluations.rows import LinkRow
+from tawebeval.evaluations.database import LinkRow
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.responses import get_query_number

@@ -11,8 +11,7 @@ from tawebeval.core.evaluation_lists import DaemonListPage, MergedListCursor, me
 from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME
 from tawebeval.core.limits import LIMIT_UNITS, LimitRange, parse_limits
 from tawebeval.errors import MalformedRequest, ProblemNotFound, ServerBusy
-from tawebeval.evaluations.filters import is_filter_parameter, parse_filter
-from tawebeval.evaluations.lister import MAX_LISTED_EVALUATIONS
+from tawebeval.evaluations.lister import MAX_LISTED_EVALUATIONS, is_filter_parameter, parse_filter
 from tawebeval.web.context import WebContext
 from tawebeval.web.peers import SINGLE_DAEMON_LIST_HEADER, PeerListRequest
 from tawebeval.web.responses import (

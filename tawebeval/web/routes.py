@@ -29,8 +29,8 @@ from tawebeval.errors import (
     ServerNotReady,
 )
 from tawebeval.evaluations.archive_reader import read_archived_or_raise
-from tawebeval.evaluations.filters import is_filter_parameter
-from tawebeval.evaluations.timestamps import format_rfc3339_time
+from tawebeval.evaluations.details import format_rfc3339_time
+from tawebeval.evaluations.lister import is_filter_parameter
 from tawebeval.sandbox.environments import list_environments
 from tawebeval.web import static_files
 from tawebeval.web.access_log import RouteTable, decode_path, match_events_path

@@ -21,8 +21,7 @@ from typing import Any
 from twisted.internet import epollreactor
 
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.evaluations.database import EvaluationDatabase
-from tawebeval.evaluations.rows import EvaluationRow, unpack_evaluation
+from tawebeval.evaluations.database import EvaluationDatabase, EvaluationRow, unpack_evaluation
 from tawebeval.evaluations.store import EvaluationStore
 
 State = dict[str, int]

@@ -26,8 +26,8 @@ from tawebeval.errors import (
     build_limit_failure,
 )
 from tawebeval.evaluations import eventlog, registry
+from tawebeval.evaluations.database import EvaluationRow
 from tawebeval.evaluations.restoring import LeftEvaluations, load_details, read_all_events
-from tawebeval.evaluations.rows import EvaluationRow
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
 from tests.cases.evaluations import CANCELLED, RegistryTestCase

@@ -35,8 +35,7 @@ from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, StoreError
 from tawebeval.evaluations import database
-from tawebeval.evaluations.details import ArchivedRow, RunResult
-from tawebeval.evaluations.rows import (
+from tawebeval.evaluations.database import (
     ArchivedEvaluation,
     ArchivedQuery,
     EvaluationRow,
@@ -46,6 +45,7 @@ from tawebeval.evaluations.rows import (
     pack,
     unpack_evaluation,
 )
+from tawebeval.evaluations.details import ArchivedRow, RunResult
 from tawebeval.evaluations.store import RETRY_SECONDS, EvaluationStore
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus

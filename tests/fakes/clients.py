@@ -26,8 +26,8 @@ from tawebeval.archive.archive import EvaluationArchive
 from tawebeval.config import Configuration
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.signed_links import LinkSigner
+from tawebeval.evaluations.details import format_rfc3339_time
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.timestamps import format_rfc3339_time
 from tawebeval.web.access_log import RouteTable
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.context import WebContext

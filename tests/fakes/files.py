@@ -9,7 +9,7 @@ import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 
 from tawebeval.core.event_log import Mark
-from tawebeval.evaluations.rows import (
+from tawebeval.evaluations.database import (
     ArchivedEvaluation,
     ArchivedQuery,
     EvaluationRow,

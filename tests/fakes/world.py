@@ -32,11 +32,11 @@ from tawebeval.deferreds import (
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations import reading
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
+from tawebeval.evaluations.database import EvaluationRow
 from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.rows import EvaluationRow
 from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.reloadable import ReloadableFilesOwner
 from tawebeval.sandbox.limit_monitor import LimitMonitor, check_run_limits

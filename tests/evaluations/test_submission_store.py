@@ -1,4 +1,4 @@
-"""`evaluations.submitted_files`: what an answer has of the files of a submission."""
+"""`evaluations.submission_store`: what an answer has of the files of a submission."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.evaluations.submitted_files import (
+from tawebeval.evaluations.submission_store import (
     MAX_LISTED_CONTENT_BYTES,
     MAX_LISTED_FILES,
     read_submitted_files,
