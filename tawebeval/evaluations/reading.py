@@ -126,14 +126,12 @@ class EvaluationEvents:
     def resolve_cursor(self, after_cursor: str | None, skip_count: int = 0) -> int:
         """Return the number `skip_count` events after a cursor of a client, None or "" without one.
 
-        Raises: as `core.pages.resolve_cursor`.
+        Raises: as `core.pages.resolve_cursor`; ServerBusy.
         """
-        return resolve_cursor(
-            self.log,
-            after_cursor or None,
-            skip_count,
-            may_be_ahead=self.has_lost_events or (self.is_behind and not self.log.has_ended),
-        )
+        may_be_ahead = self.has_lost_events or (self.is_behind and not self.log.has_ended)
+        if may_be_ahead and after_cursor == ALL_RECEIVED_CURSOR and not self.log.has_ended:
+            raise ServerBusy("the end of the evaluation is being restored; try again", 1)
+        return resolve_cursor(self.log, after_cursor or None, skip_count, may_be_ahead=may_be_ahead)
 
     def read_now(
         self, after_cursor: int, max_bytes: int, *, with_times: bool = False

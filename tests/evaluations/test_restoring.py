@@ -21,6 +21,7 @@ from tawebeval.errors import (
     EvaluationExpired,
     IdempotencyKeyReused,
     InvalidCursor,
+    ServerBusy,
     ServerStopping,
     StoreError,
     build_limit_failure,
@@ -451,6 +452,7 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.page(identifier, "2")["data"], ["exit"])
         self.restart(lambda ended: msgspec.structs.replace(row, failure=ended.failure))
         self.assertEqual(self.page(identifier, "3")["end"], "3")
+        self.assert_refused(ServerBusy, identifier, "end")
         self.finish(self.world.child, 3)
         self.assertEqual(self.page(identifier, "3")["end"], "end")
         self.assert_refused(InvalidCursor, identifier, "4")
