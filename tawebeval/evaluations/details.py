@@ -94,6 +94,7 @@ class EvaluationDetails:
     - `runner_status`: where the evaluator runs, None on this machine.
     - `failure_event`: the event of the failure, b"" without one.
     - `event_bytes`: the bytes of events on the disk that count for the caller.
+    - `is_row_deleted`: whether the store has no row of it any more.
     - `archived`: what the archive has of it, None without an archive or before.
     """
 
@@ -122,6 +123,7 @@ class EvaluationDetails:
     failure: EvaluationFailure | None = None
     failure_event: bytes = b""
     event_bytes: int = 0
+    is_row_deleted: bool = False
     archived: ArchivedRow | None = None
 
     @property

@@ -310,8 +310,7 @@ class EvaluationRegistry:
     def _save(self, evaluation: Evaluation) -> None:
         details = evaluation.details
         # The end of a callback may come after the removal, which must not bring back the row.
-        is_deleted = details.state is details.final_state and details.archived is None
-        can_be_saved = not (is_deleted or evaluation.is_resuming)
+        can_be_saved = not (details.is_row_deleted or evaluation.is_resuming)
         if self.context.store is not None and can_be_saved:
             self.context.store.save(make_row(evaluation))
 
@@ -430,6 +429,7 @@ class EvaluationRegistry:
             evaluation.workspace.root,
         )
         if self.context.store is not None and record.details.archived is None:
+            record.details.is_row_deleted = True
             self.context.store.delete(record.details.identifier)
 
     # Rerun

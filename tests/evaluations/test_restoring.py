@@ -30,10 +30,13 @@ from tawebeval.evaluations import eventlog, registry
 from tawebeval.evaluations.database import EvaluationRow
 from tawebeval.evaluations.restoring import LeftEvaluations, load_details, read_all_events
 from tawebeval.evaluations.uploads import ReceivedForm
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
+from tawebeval.webhooks.callback import CallbackState
 from tests.cases.evaluations import CANCELLED, RegistryTestCase
 from tests.fakes.archive import FakeArchive
 from tests.fakes.files import FakeStore, MemoryEventFiles
+from tests.fakes.gates import Gate
 from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import IdleThreads, UntidyThreads, make_request
 
@@ -677,6 +680,30 @@ class CallbackTests(RestoringTestCase):
         self.assertEqual(self.world.store.rows, {})
         self.restart()
         self.assertEqual(self.callbacks.sent, [sent])
+
+    def test_callback_that_is_delivered_during_the_removal_is_not_sent_again(self) -> None:
+        removal = Gate()
+        removal.shut = True
+
+        class Threads(TidyThreads):
+            async def run_in_thread(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+                if call is remove_tree:
+                    await removal.wait()
+                return await super().run_in_thread(call, *args, **kwargs)
+
+        self.world.threads = Threads()
+        self.registry = self.make()
+        ends: list[Callable[[], object]] = []
+        self.patch(self.callbacks, "start_delivery", lambda *given: ends.append(given[3]))
+        identifier = self.accept(callback_url=URL)
+        self.finish(self.world.child)
+        details = self.registry.records[identifier].details
+        self.consume(identifier)
+        assert details.callback is not None
+        details.callback.state = CallbackState.DELIVERED
+        ends[0]()
+        self.restart()
+        self.assertEqual((self.callbacks.sent, self.world.store.callbacks), ([], {}))
 
     def test_end_of_a_callback_does_not_bring_back_a_row(self) -> None:
         ends: list[Callable[[], object]] = []
