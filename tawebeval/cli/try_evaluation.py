@@ -41,7 +41,7 @@ from tawebeval.linux.reaper import OrphanReaper, become_subreaper
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.probe import check_sandbox_and_log_problems, close_sandbox, open_sandbox
+from tawebeval.sandbox.probe import check_sandbox_and_log_problems, open_sandbox
 from tawebeval.sandbox.workspace import Workspace
 
 NO_COMMIT = "0" * 40
@@ -235,7 +235,7 @@ class LocalEnvironment:
         finally:
             self.evaluation_context.worker_threads.stop()
             reaping.stop()
-            close_sandbox(self.evaluation_context.sandbox)
+            self.evaluation_context.sandbox.writable_trees.close()
 
     def prepare_evaluation(self, request: LocalRequest) -> Evaluation:
         """Return an evaluation that has not begun."""

@@ -51,7 +51,6 @@ from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.probe import (
     ProbeDirectories,
     check_sandbox,
-    close_sandbox,
     find_sandbox_problems,
     open_sandbox,
 )
@@ -143,7 +142,7 @@ def _try_sandbox(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
         try:
             check_sandbox(sandbox, ProbeDirectories(checkouts, workspaces))
         finally:
-            close_sandbox(sandbox)
+            sandbox.writable_trees.close()
             if isinstance(sandbox, BubblewrapSandbox):
                 for descriptor in sandbox.filter_descriptors:
                     os.close(descriptor)

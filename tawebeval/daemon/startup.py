@@ -31,7 +31,7 @@ from tawebeval.sandbox.environments import (
     find_environment_root_problem,
     remove_shell_copies_of_earlier_daemon,
 )
-from tawebeval.sandbox.probe import ProbeDirectories, check_sandbox_and_log_problems, close_sandbox
+from tawebeval.sandbox.probe import ProbeDirectories, check_sandbox_and_log_problems
 from tawebeval.web.auth import (
     Authentication,
     RateLimit,
@@ -171,7 +171,7 @@ class StartupChecks(Service):
         super().stopService()
         for threads in self._pools:
             threads.stop()
-        close_sandbox(self._sandbox)
+        self._sandbox.writable_trees.close()
         self._cgroups.remove_all_cgroups()
 
 

@@ -208,11 +208,6 @@ def check_sandbox_and_log_problems(
         log.warn("{problem}", problem=str(problem))
 
 
-def close_sandbox(sandbox: Sandbox) -> None:
-    """Release what `check_sandbox_and_log_problems` has made. Blocks, hardly."""
-    sandbox.writable_trees.close()
-
-
 def open_helper_sandbox(sandbox: Sandbox, accounts: Path) -> HelperSandbox:
     """Return the sandbox of git commands that goes with `sandbox`. Blocks."""
     if not isinstance(sandbox, BubblewrapSandbox):

@@ -78,6 +78,9 @@ class FakeParts:
         self.note("connect")()
         return self
 
+    def close(self) -> None:
+        self.note("trees")()
+
     def list_programs(self) -> dict[Path, tuple[int, int]]:
         return dict.fromkeys(self.programs, (7, 7))
 
@@ -113,7 +116,6 @@ class StartupTests(SynchronousTestCase):
             ("kill_stale_processes", "end"),
             ("check_git_version", "git"),
             ("check_sandbox_and_log_problems", "sandbox"),
-            ("close_sandbox", "trees"),
         ):
             self.patch(module, name, self.called(noted))
         self.patch(module, "Thread", FakeThread)

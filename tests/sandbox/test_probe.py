@@ -41,7 +41,6 @@ from tawebeval.sandbox.probe import (
     TREE_COPY_WARNING,
     ProbeDirectories,
     check_sandbox_and_log_problems,
-    close_sandbox,
     open_helper_sandbox,
     open_sandbox,
     probe_bubblewrap,
@@ -527,14 +526,6 @@ class TreesTests(SandboxesTestCase):
                 check_sandbox_and_log_problems(self.open(), DEFAULT_PROBE_DIRECTORIES)
             logged = [str(formatEvent(event)).partition("; ")[0] for event in events]
             self.assertEqual(logged, said)
-
-    def test_closing_the_sandbox_ends_the_starter(self) -> None:
-        close_sandbox(self.open())
-        self.assertEqual(self.trees.closed, 1)
-        close_sandbox(
-            NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / TOOLS_NAME, self.trees)
-        )
-        self.assertEqual(self.trees.closed, 2)
 
 
 class RelyTests(SandboxesTestCase):
