@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -98,36 +97,6 @@ class QueueTests(SynchronousTestCase):
         self.assertEqual(order, [*names, "late"])
         self.assertEqual((self.queue.taken_slot_count, self.queue.waiter_count), (1, 0))
 
-    @given(
-        st.integers(1, 3), st.lists(st.tuples(st.sampled_from(["leave", "give up"]), st.booleans()))
-    )
-    def test_first_come_is_first_served(self, running: int, steps: list[tuple[str, bool]]) -> None:
-        queue = FairQueue(running, 100)
-        inside: list[str] = []
-        waiting: dict[str, Deferred[None]] = {}
-
-        def enter(name: str) -> None:
-            place = queue.acquire_slot(name).addCallback(lambda _: inside.append(name))
-            place.addErrback(lambda failure: failure.trap(CancelledError))
-            if name not in inside:
-                waiting[name] = place
-
-        for number, (step, first) in enumerate(steps):
-            enter(str(number))
-            if step == "leave" and inside:
-                queue.release_slot(inside.pop(0 if first else -1))
-                if waiting:
-                    name = next(iter(waiting))
-                    self.assertEqual(inside[-1], name)
-                    del waiting[name]
-            elif waiting:
-                waiting.pop(list(waiting)[0 if first else -1]).cancel()
-            self.assertLessEqual(len(inside), running)
-            self.assertEqual(len(inside) < running and bool(waiting), False)
-            self.assertEqual(
-                [queue.find_waiter_position(name) for name in waiting], list(range(len(waiting)))
-            )
-
 
 class ShareTests(SynchronousTestCase):
     """Several callers."""
@@ -190,96 +159,6 @@ class ShareTests(SynchronousTestCase):
             self.assertEqual(
                 (queue.is_caller_quota_exhausted("a"), queue.is_full("a")), (False, True)
             )
-
-    @given(
-        st.integers(1, 4),
-        st.integers(0, 3),
-        st.lists(
-            st.tuples(
-                st.sampled_from(["enter", "enter", "leave", "give up", "reserve", "be ready"]),
-                st.sampled_from("abc"),
-                st.integers(0, 30),
-            ),
-            max_size=80,
-        ),
-    )
-    def test_no_slot_is_idle_and_nobody_is_overtaken_twice(
-        self, running: int, own: int, steps: list[tuple[str, str, int]]
-    ) -> None:
-        # While a caller could have had a slot, no other gets two.
-        queue = FairQueue(running, 1000, running_per_caller=own)
-        share = own or running
-        inside: dict[str, str] = {}
-        waiting: dict[str, tuple[str, Deferred[None]]] = {}
-        reserved: dict[str, str] = {}
-        since: dict[str, set[str]] = {}  # by caller that waits: who was let in since its turn
-
-        def turn(caller: str) -> None:
-            taken = Counter(inside.values())
-            eligible = {c for c, _ in waiting.values() if taken[c] < share}
-            for other in eligible - {caller}:
-                self.assertNotIn(caller, since.setdefault(other, set()))
-            for other in {c for c, _ in waiting.values()} - {caller}:
-                since.setdefault(other, set()).add(caller)
-            since[caller] = set()
-
-        def let_in(name: str, caller: str) -> None:
-            own_waiting = [int(n[1:]) for n, (c, _) in waiting.items() if c == caller]
-            if name in waiting:
-                self.assertEqual(min(own_waiting), int(name[1:]))
-                del waiting[name]
-            else:
-                self.assertEqual(own_waiting, [])
-            turn(caller)
-            inside[name] = caller
-
-        def enter(name: str, caller: str) -> None:
-            place = queue.acquire_slot(name, caller)
-            if not place.called:
-                waiting[name] = caller, place
-                since.setdefault(caller, set())
-            place.addCallbacks(
-                lambda _: let_in(name, caller), lambda failure: failure.trap(CancelledError)
-            )
-
-        for number, (step, caller, choice) in enumerate(steps):
-            name = f"{caller}{number}"
-            if step == "enter":
-                enter(name, caller)
-            elif step == "reserve":
-                queue.reserve_queue_place(name, caller)
-                reserved[name] = caller
-            elif step == "be ready" and reserved:
-                ready = list(reserved)[choice % len(reserved)]
-                enter(ready, reserved.pop(ready))
-            elif step == "leave" and inside:
-                leaving = list(inside)[choice % len(inside)]
-                del inside[leaving]
-                queue.release_slot(leaving)
-            elif step == "give up" and waiting:
-                waiting.pop(list(waiting)[choice % len(waiting)])[1].cancel()
-            for gone in set(since) - {c for c, _ in waiting.values()}:
-                del since[gone]
-            taken = Counter(inside.values())
-            self.assertLessEqual(len(inside), running)
-            self.assertLessEqual(max(taken.values(), default=0), share)
-            if len(inside) < running:
-                self.assertTrue(all(taken[c] >= share for c, _ in waiting.values()))
-        for name in reserved:
-            queue.release_slot(name)
-        if own:
-            return
-        places = {name: queue.find_waiter_position(name) for name in waiting}
-        before = len(inside)
-        order: list[str] = []
-        while waiting:
-            there = set(inside)
-            leaving = next(iter(inside))
-            del inside[leaving]
-            queue.release_slot(leaving)
-            order += set(inside) - there
-        self.assertEqual(places, {name: place for place, name in enumerate(order)})
-        self.assertEqual(len(inside), before)
 
 
 class ReservationTests(SynchronousTestCase):
