@@ -77,7 +77,7 @@ USES = (
 )
 
 FOR_ROOT = (
-    "tests.evaluations.test_store tests.linux.test_credentials tests.linux.test_ownership "
+    "tests.evaluations.test_store tests.linux.test_ownership tests.linux.test_privileges "
     + _integration(
         f"{_BOOTED} test_archive test_cgroups test_descriptors test_doctor test_environments"
         " test_faulty_disk test_full_disk test_git_attacks test_lookups test_overlays"
