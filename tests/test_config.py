@@ -108,6 +108,10 @@ class ParseTests(SynchronousTestCase):
                 else:
                     self.assertRaises(ConfigurationError, parse_configuration, quoted)
 
+    def test_ready_daemon_has_twice_the_free_disk_of_its_limit(self) -> None:
+        limits = Configuration().limits
+        self.assertEqual(limits.free_disk_for_readiness, 2 * limits.free_disk)
+
     def test_bounds(self) -> None:
         """The ends of each range belong to it."""
         for text in (
