@@ -78,49 +78,30 @@ class OverlayLayers:
 
 @attrs.frozen
 class LaunchSpec:
-    """A program to start, with everything that its process gets.
-
-    - `descriptors`: what the program has open from `starter.FIRST_PASSED_DESCRIPTOR` on; see
-      `starter.Specification`.
-    - `cgroup_procs_files`: the files of cgroups to which the process writes "0" to enter.
-    - `rlimits`: soft and hard limits, by the RLIMIT numbers of `resource`.
-    - `niceness`: the increment over the daemon's nice value.
-    - `has_own_process_limit`: the process has a user namespace of its own, so that it shares no
-      limit of a user with others.
-    - `lock`: a file that is locked until the program is forgotten.
-    - `max_stdout_bytes`, `max_stderr_bytes`: what is stored of the output, and one byte more.
-    - `broker`: a program that is started with the first connection to the socket `broker_socket`.
-    """
+    """A program to start: the members of `starter.Specification`, but for the `layers`."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
     directory: str
     descriptors: Sequence[Mapping[str, str]] = ()
-    cgroup_procs_files: Sequence[str] = ()
+    procs_files: Sequence[str] = ()
     rlimits: Mapping[int, tuple[int, int]] = attrs.field(factory=dict)
     niceness: int = 0
     has_own_process_limit: bool = False
     lock: Path | None = None
-    max_stdout_bytes: int = 2**62
-    max_stderr_bytes: int = 2**62
+    stdout_limit: int = 2**62
+    stderr_limit: int = 2**62
     broker: LaunchSpec | None = None
     broker_socket: Path | None = None
 
     def build_json_object(self, layers: OverlayLayers | None = None) -> dict[str, Any]:
         """Return the content of the file `start`; `layers` are those of its overlay."""
         return {
-            "argv": list(self.argv),
+            **attrs.asdict(self, recurse=False),
             "environment": dict(self.environment),
-            "directory": self.directory,
-            "descriptors": [dict(each) for each in self.descriptors],
-            "procs_files": list(self.cgroup_procs_files),
             "rlimits": [(number, *both) for number, both in self.rlimits.items()],
-            "niceness": self.niceness,
             "layers": [str(each) for each in attrs.astuple(layers)] if layers else [],
-            "has_own_process_limit": self.has_own_process_limit,
             "lock": None if self.lock is None else str(self.lock),
-            "stdout_limit": self.max_stdout_bytes,
-            "stderr_limit": self.max_stderr_bytes,
             "broker": self.broker and self.broker.build_json_object(),
             "broker_socket": None if self.broker_socket is None else str(self.broker_socket),
         }

@@ -241,10 +241,10 @@ class LocalLaunch(Launch):
         group = self._limits.make_cgroup(self.workspace.root.name)
         launch = attrs.evolve(
             self.make_launch_spec(command, environment, directory),
-            cgroup_procs_files=group.procs_files,
+            procs_files=group.procs_files,
             niceness=self._niceness,
-            max_stdout_bytes=self._limits.settings.output,
-            max_stderr_bytes=self._limits.settings.stderr,
+            stdout_limit=self._limits.settings.output,
+            stderr_limit=self._limits.settings.stderr,
         )
         started = self._trees.start_program(self._checkout.path, self.workspace, launch)
         if (overlay := started.overlay) is not None:

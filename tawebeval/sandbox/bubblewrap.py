@@ -465,7 +465,7 @@ class BubblewrapLaunch(LocalLaunch):
                 {"socket": ""},
                 *sandbox.list_filters(),
             ],
-            cgroup_procs_files=group.procs_files,
+            procs_files=group.procs_files,
             niceness=self._niceness,
         )
 

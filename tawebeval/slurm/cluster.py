@@ -244,8 +244,8 @@ class SlurmRun(Launch, RunEnd):
         )
         launch = attrs.evolve(
             local.make_launch_spec(command, environment, directory),
-            max_stdout_bytes=limits.settings.output,
-            max_stderr_bytes=limits.settings.stderr,
+            stdout_limit=limits.settings.output,
+            stderr_limit=limits.settings.stderr,
         )
         copy_tree(self._checkout.path, attempt.workspace.tree_directory)
         attempt.write_start(launch.build_json_object())
@@ -272,8 +272,8 @@ class SlurmRun(Launch, RunEnd):
             [srun, *options, "--", *build_node_command(program, told)],
             variables,
             "/",
-            max_stdout_bytes=_SRUN_OUTPUT_BYTES,
-            max_stderr_bytes=_SRUN_OUTPUT_BYTES,
+            stdout_limit=_SRUN_OUTPUT_BYTES,
+            stderr_limit=_SRUN_OUTPUT_BYTES,
         )
         self._is_started = True
         self._sandbox.writable_trees.starter.start_program(attempt.directory, launch)

@@ -183,7 +183,7 @@ class StartTests(StarterCase):
             (LaunchSpec(["/none"], {}, "/"), None, OSError, "/none"),
             (LaunchSpec(["/bin/true"], {}, "/none"), None, OSError, "/none"),
             (true, layers, OverlayMountError, str(folder / "none")),
-            (sh("", cgroup_procs_files=["/none/procs"]), None, OSError, "/none/procs"),
+            (sh("", procs_files=["/none/procs"]), None, OSError, "/none/procs"),
             (sh("", lock=Path("/none")), None, OSError, "/none"),
             (sh("", descriptors=[{"read": "/none"}]), None, OSError, "/none"),
         ):
@@ -234,7 +234,7 @@ class OutputTests(StarterCase):
     def test_output_is_stored_up_to_the_limit_and_one_byte(self) -> None:
         launch = sh("head -c 300000 /dev/zero; exec head -c 99 /dev/zero >&2")
         launch = LaunchSpec(
-            launch.argv, launch.environment, "/", max_stdout_bytes=1000, max_stderr_bytes=99
+            launch.argv, launch.environment, "/", stdout_limit=1000, stderr_limit=99
         )
         started = self.client.start_program(self.locate(), launch)
         eventually(lambda: (self.locate() / "stdout").stat().st_size == 1001)
@@ -267,7 +267,7 @@ class OutputTests(StarterCase):
 
     def test_one_busy_program_does_not_starve_others(self) -> None:
         busy = "while :; do printf x; done"
-        self.client.start_program(self.locate("busy"), sh(busy, max_stdout_bytes=2**30))
+        self.client.start_program(self.locate("busy"), sh(busy, stdout_limit=2**30))
         for number in range(5):
             self.assertEqual(self.run_program(sh("echo done"), str(number)), (0, b"done\n"))
         self.assertGreater((self.locate("busy") / "stdout").stat().st_size, 0)

@@ -84,7 +84,7 @@ class GroupTests(CellTestCase):
         cell = self.started()
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
         (launch,) = self.trees.launched
-        self.assertEqual(launch.cgroup_procs_files, ["/cgroup/a", "/cgroup/b"])
+        self.assertEqual(launch.procs_files, ["/cgroup/a", "/cgroup/b"])
         cell.close()
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
@@ -127,8 +127,8 @@ class ProcessTests(CellTestCase):
         self.assertEqual(self.trees.connected, [(started, 0)])
         (launch,) = self.trees.launched
         self.assertEqual(launch.niceness, 10)
-        self.assertEqual(launch.max_stdout_bytes, LIMITS.output)
-        self.assertEqual(launch.max_stderr_bytes, LIMITS.stderr)
+        self.assertEqual(launch.stdout_limit, LIMITS.output)
+        self.assertEqual(launch.stderr_limit, LIMITS.stderr)
 
     def test_overlay_is_held_until_close(self) -> None:
         self.trees.overlay = MountedOverlay(os.open("/proc", os.O_RDONLY), frozenset({39}))

@@ -240,7 +240,7 @@ class BrokerTests(BubblewrapTestCase):
         self.cgroups.group.entries = ["/cgroup/a"]
         self.start(self.make())
         broker = self.trees.launched[-1].broker
-        self.assertEqual(broker.cgroup_procs_files, ["/cgroup/a"])
+        self.assertEqual(broker.procs_files, ["/cgroup/a"])
         self.assertEqual((broker.niceness, broker.environment), (10, {}))
         self.assertEqual(self.trees.launched[-1].broker_socket, self.workspace.root / "runner")
 
