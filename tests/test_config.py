@@ -36,24 +36,20 @@ UNITS = {"s": 1, "min": 60, "KiB": 1024, "MiB": 1024**2, "GiB": GIB}
 class DefaultTests(SynchronousTestCase):
     """What holds where nothing is said."""
 
-    def test_empty(self) -> None:
-        """Without any configuration at all there is one that works."""
+    def test_empty_text_is_the_default_configuration(self) -> None:
         self.assertEqual(parse_configuration(""), Configuration())
         self.assertEqual(parse_configuration("[limits]\n[polls]"), Configuration())
 
-    def test_safe(self) -> None:
-        """The defaults are reachable from this machine only, and fetch over https only."""
+    def test_defaults_listen_on_this_machine_and_fetch_over_https(self) -> None:
         configuration = Configuration()
         self.assertEqual(configuration.listen, ("tcp:8080:interface=127.0.0.1",))
         self.assertEqual(configuration.repositories.protocols, ("https",))
         self.assertEqual(configuration.evaluations.environment, {})
 
-    def test_contract(self) -> None:
-        """The contract names one default: nobody asks for 15 minutes."""
+    def test_evaluations_that_nobody_asks_for_are_retained_for_15_minutes(self) -> None:
         self.assertEqual(Configuration().evaluations.retain, 15 * 60)
 
-    def test_defaults_are_in_range(self) -> None:
-        """Written out and read back, each default passes."""
+    def test_defaults_are_in_their_ranges(self) -> None:
         written = msgspec.to_builtins(Configuration())
         self.assertEqual(msgspec.convert(written, Configuration), Configuration())
 
@@ -61,8 +57,7 @@ class DefaultTests(SynchronousTestCase):
 class ParseTests(SynchronousTestCase):
     """What a file may say."""
 
-    def test_settings(self) -> None:
-        """Each kind of setting comes through, and leaves the others as they are."""
+    def test_settings_of_each_kind_are_read(self) -> None:
         configuration = parse_configuration(
             """
             listen = ["tcp:1", "unix:/run/x"]
@@ -87,8 +82,7 @@ class ParseTests(SynchronousTestCase):
         self.assertEqual(configuration.evaluations.queued, 1000)
         self.assertEqual(configuration.buffers, Configuration().buffers)
 
-    def test_sizes(self) -> None:
-        """Each setting in bytes accepts a size as a request does; its range holds."""
+    def test_sizes_may_be_texts_as_in_requests(self) -> None:
         text = "[limits]\nmemory = '1.5G'\ndisk = '4096'\n[limits.maximum]\nmemory = '2GiB'"
         limits = parse_configuration(text).limits
         self.assertEqual((limits.memory, limits.disk), (3 * GIB // 2, 4096))
@@ -112,8 +106,7 @@ class ParseTests(SynchronousTestCase):
         limits = Configuration().limits
         self.assertEqual(limits.free_disk_for_readiness, 2 * limits.free_disk)
 
-    def test_bounds(self) -> None:
-        """The ends of each range belong to it."""
+    def test_ends_of_each_range_are_allowed(self) -> None:
         for text in (
             "evaluations = { running = 0, queued = 0 }",
             "evaluations = { running = 1_000_000, queued = 1_000_000 }",
@@ -135,8 +128,7 @@ class ParseTests(SynchronousTestCase):
 class RunnerTests(SynchronousTestCase):
     """`[runner]`."""
 
-    def test_refused(self) -> None:
-        """A cluster needs a sandbox and a shared directory."""
+    def test_slurm_needs_sandbox_shared_directory_and_known_arguments(self) -> None:
         slurm = '[runner]\nkind = "slurm"\n'
         shared = slurm + 'shared = "/shared"\n'
         parse_configuration(shared)
@@ -155,8 +147,7 @@ class RunnerTests(SynchronousTestCase):
 class MaximumTests(SynchronousTestCase):
     """`[limits.maximum]`: what a request may choose."""
 
-    def test_default(self) -> None:
-        """Without a maximum the default is the maximum: no request gets more than before."""
+    def test_default_is_the_maximum_without_another(self) -> None:
         limits = Configuration().limits
         self.assertIs(limits.choose_limits({}), limits)
         self.assertEqual(limits.largest_requestable, limits)
@@ -164,8 +155,7 @@ class MaximumTests(SynchronousTestCase):
         self.assertEqual(ranges["memory"], LimitRange(16 * MIB, 512 * MIB))
         self.assertEqual(ranges["wall_clock"], LimitRange(0, 300))
 
-    def test_chosen(self) -> None:
-        """A request's limits replace the defaults, up to the maximum."""
+    def test_limits_of_a_request_count_up_to_the_maximum(self) -> None:
         limits = parse_configuration(
             "[limits]\ncpu = 10\nprocesses = 20\n[limits.maximum]\nprocesses = 40"
         ).limits
@@ -176,8 +166,7 @@ class MaximumTests(SynchronousTestCase):
             (limits.largest_requestable.cpu, limits.largest_requestable.processes), (10, 40)
         )
 
-    def test_below_default(self) -> None:
-        """A maximum below the default is an error that names both."""
+    def test_maximum_below_the_default_is_refused(self) -> None:
         error = self.assertRaises(
             ConfigurationError, parse_configuration, "[limits.maximum]\ncpu = 10"
         )
@@ -192,8 +181,7 @@ class CredentialTests(SynchronousTestCase):
 
     host = "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\n"
 
-    def test_entries(self) -> None:
-        """A password for one server, a key for another."""
+    def test_credentials_have_a_password_or_a_key(self) -> None:
         one, two = parse_configuration(
             f"{self.host}port = 8443\npassword_file = '/p'\ncallers = ['alice']\n"
             f"{self.host}key_file = 'key'\nknown_hosts_file = '/etc/hosts-1'\n"
@@ -206,8 +194,7 @@ class CredentialTests(SynchronousTestCase):
             two, CredentialSettings("h", "u", key_file="key", known_hosts_file="/etc/hosts-1")
         )
 
-    def test_incomplete(self) -> None:
-        """No secret, two of them, a key and no known server: each says what is missing."""
+    def test_incomplete_credentials_name_the_missing_key(self) -> None:
         for files, words in (
             ("", "set either password_file or key_file"),
             ("password_file = '/p'\nkey_file = '/k'", "set either password_file or key_file"),
@@ -226,8 +213,7 @@ class EnvironmentTests(SynchronousTestCase):
         """Return the message about a configuration that is refused."""
         return str(self.assertRaises(ConfigurationError, parse_configuration, text))
 
-    def test_entries(self) -> None:
-        """A name may have a dot; only the root is required."""
+    def test_environment_needs_a_root_only(self) -> None:
         found = parse_configuration(
             """
             [environments.java]
@@ -246,8 +232,7 @@ class EnvironmentTests(SynchronousTestCase):
             },
         )
 
-    def test_errors(self) -> None:
-        """An error names the table's name and the key."""
+    def test_error_names_the_environment_and_the_key(self) -> None:
         for text, start in (
             ("environments = 1", "environments: 1 is not allowed"),
             (
@@ -312,8 +297,7 @@ class ProblemTests(SynchronousTestCase):
         error = self.assertRaises(ConfigurationError, parse_configuration, text)
         self.assertTrue(str(error).startswith(start), str(error))
 
-    def test_fields(self) -> None:
-        """A problem sets the fields of a form; what it does not set it leaves out."""
+    def test_problem_sets_fields_of_the_form(self) -> None:
         found = parse_configuration(
             f"[problems.a]\n{self.problem}limits = {{ memory = '256M', cpu = 2 }}\n"
             "directory = 'd'\n[problems.'b.1_c-2']\nrepository = 'https://example.org/q.git'\n"
@@ -337,8 +321,7 @@ class ProblemTests(SynchronousTestCase):
         self.assertNotIn("commit_oid", other.form_fields)
         self.assertEqual((other.fields, other.title), (("source", "notes"), "Ü"))
 
-    def test_refused(self) -> None:
-        """A wrong problem is named with its key, and checked as a form is."""
+    def test_wrong_problem_is_named_with_its_key(self) -> None:
         for text, start in (
             (self.problem + "x = 1", "problems.b.x: unknown setting"),
             (self.problem + "comand = 1", "problems.b.comand: unknown setting; did you mean prob"),
@@ -375,26 +358,22 @@ class ProblemTests(SynchronousTestCase):
                 f"[problems.'{name}']\n{self.problem}", f"problems: {name!r} should be a name"
             )
 
-    def test_many(self) -> None:
-        """1000 problems are the most, with those of the file."""
+    def test_there_are_at_most_1000_problems(self) -> None:
         tables = "".join(f"[p{number}]\n{self.problem}" for number in range(1000))
         self.assertEqual(len(add_problems(Configuration(), tables).problems), 1000)
         one = parse_configuration(f"[problems.a]\n{self.problem}")
         error = self.assertRaises(ConfigurationError, add_problems, one, tables)
         self.assertEqual(str(error), "problems: 1001 tables; the limit is 1000")
 
-    def test_file(self) -> None:
-        """The file adds to the problems of the configuration."""
+    def test_file_adds_problems(self) -> None:
         one = parse_configuration(f"[problems.a]\n{self.problem}")
         self.assertEqual(list(add_problems(one, f"[b]\n{self.problem}").problems), ["a", "b"])
 
-    def test_checked_once(self) -> None:
-        """The problems of the configuration, checked before, are not checked again."""
+    def test_earlier_problems_are_not_checked_again(self) -> None:
         wrong = Configuration(problems={"a": ProblemSettings("", "", branch="b")})
         self.assertEqual(list(add_problems(wrong, f"[b]\n{self.problem}").problems), ["a", "b"])
 
-    def test_file_errors(self) -> None:
-        """The file's problems are checked as those of the configuration."""
+    def test_problems_of_the_file_are_checked(self) -> None:
         one = parse_configuration(f"[problems.a]\n{self.problem}")
         for text, start in (
             (f"[a]\n{self.problem}", "problems.a: the configuration has this problem, too"),
@@ -417,8 +396,7 @@ class ErrorTests(SynchronousTestCase):
         self.assertTrue(str(error).startswith(start), str(error))
         self.assertTrue(str(error).isprintable(), str(error))
 
-    def test_unknown_key(self) -> None:
-        """An unknown key is named with its path, however strange it is."""
+    def test_unknown_key_is_named_with_its_path(self) -> None:
         for text, key in (
             ("listne = ['tcp:1']", "listne"),
             ("[limits]\nfiel = 1", "limits.fiel"),
@@ -432,8 +410,7 @@ class ErrorTests(SynchronousTestCase):
         ):
             self.check(text, f"{key}: unknown setting; ")
 
-    def test_nearest_setting(self) -> None:
-        """The error about an unknown key names the nearest setting, if there is one."""
+    def test_unknown_key_gets_the_nearest_setting(self) -> None:
         for text, hint in (
             ("listne = ['tcp:1']", "did you mean listen?"),
             ("[limit]\nfile = 2048", "did you mean limits?"),
@@ -446,8 +423,7 @@ class ErrorTests(SynchronousTestCase):
             error = self.assertRaises(ConfigurationError, parse_configuration, text)
             self.assertIn(f"; {hint}", str(error))
 
-    def test_choices(self) -> None:
-        """A wrong value of a setting with a few values names them."""
+    def test_wrong_choice_names_the_allowed_values(self) -> None:
         self.check(
             "[sandbox]\nkind = 'docker'",
             "sandbox.kind: 'docker' is not allowed; allowed: auto, bubblewrap, none",
@@ -457,8 +433,7 @@ class ErrorTests(SynchronousTestCase):
             "repositories.protocols[1]: 'scp' is not allowed; allowed: https, http, git, ssh, file",
         )
 
-    def test_each_setting(self) -> None:
-        """Each setting refuses a date, and a text unless it takes any; its path is named."""
+    def test_each_setting_refuses_a_date_and_names_its_path(self) -> None:
         for path in list_settings(Configuration):
             table, _, name = path.rpartition(".")
             start = f"[{table}]\n" if table else ""
@@ -468,15 +443,13 @@ class ErrorTests(SynchronousTestCase):
             except ConfigurationError as error:
                 self.assertTrue(str(error).startswith(path), str(error))
 
-    def test_missing(self) -> None:
-        """A required key that is missing is named."""
+    def test_missing_required_key_is_named(self) -> None:
         self.check(
             "[[repositories.credentials]]\nhost = 'h'",
             "repositories.credentials[0]: username is required",
         )
 
-    def test_wrong_type(self) -> None:
-        """A value of a wrong type names the key's path and the right form."""
+    def test_wrong_type_names_the_path_and_the_right_form(self) -> None:
         for text, start in (
             ("limits = 1", "limits: 1 is not allowed; write a table, such as [limits]"),
             ("[limits.disk]\nsize = 1", "limits.disk: {'size': 1} is not a size; write"),
@@ -534,8 +507,7 @@ class ErrorTests(SynchronousTestCase):
         ):
             self.check(text, start)
 
-    def test_out_of_range(self) -> None:
-        """A value out of range names the key's path and the range; so do nan and inf."""
+    def test_value_out_of_range_names_the_path_and_the_range(self) -> None:
         for text, start in (
             ("listen = []", "listen: [] is not allowed; write a list of length >= 1"),
             ("[repositories]\nprotocols = ['ftp']", "repositories.protocols[0]: "),
@@ -633,8 +605,7 @@ class ErrorTests(SynchronousTestCase):
         ):
             self.check(text, start)
 
-    def test_patterns(self) -> None:
-        """What a text should look like is said in words, and no pattern is shown."""
+    def test_wrong_text_is_explained_in_words(self) -> None:
         for text, start in (
             ("[service]\nname = 'A_b'", "service.name: 'A_b' should be up to 16 of the"),
             ("[sandbox]\nreadable = ['opt']", "sandbox.readable[0]: 'opt' should be an absolute"),
@@ -654,8 +625,7 @@ class ErrorTests(SynchronousTestCase):
         ):
             self.check(text, start)
 
-    def test_base_path(self) -> None:
-        """A base path is a path, and none of those that the API has itself."""
+    def test_base_path_is_a_path_outside_the_api(self) -> None:
         for path in ("", "/judge", "/a/b.c/~d-e_f"):
             http = parse_configuration(f"[http]\nbase_path = '{path}'").http
             self.assertEqual(http.base_path, path)
@@ -683,8 +653,7 @@ class ErrorTests(SynchronousTestCase):
                     f"http.base_path: '{path}' begins with a path of the API; choose another path",
                 )
 
-    def test_trusted_proxies(self) -> None:
-        """Proxies are addresses, networks, or whoever connects to a UNIX socket."""
+    def test_trusted_proxies_are_addresses_networks_or_unix(self) -> None:
         listed = ("127.0.0.1", "10.0.0.0/29", "::1", "2001:db8::/48", "unix")
         text = f"[http]\ntrusted_proxies = {list(listed)}\nclient_header = 'Forwarded'"
         self.assertEqual(parse_configuration(text).http.trusted_proxies, listed)
@@ -698,8 +667,7 @@ class ErrorTests(SynchronousTestCase):
                 f"http.trusted_proxies: {why}; allowed: IP addresses, networks and 'unix'",
             )
 
-    def test_environment_of_ours(self) -> None:
-        """A variable that evaluators get from the daemon anyway cannot be set, and is named."""
+    def test_variables_of_the_daemon_are_refused(self) -> None:
         for name in (
             "HOME",
             "TEMPORARY_DIRECTORY",
@@ -716,16 +684,14 @@ class ErrorTests(SynchronousTestCase):
             )
         parse_configuration('[evaluations.environment]\nHOME_2 = "x"\nPATH = "/bin"')
 
-    def test_not_toml(self) -> None:
-        """Text that is not TOML is refused with the line; a number that Python refuses too."""
+    def test_text_that_is_not_toml_is_refused_with_the_line(self) -> None:
         for text in ("listen", "x = 1\nx = 2"):
             self.check(text, "the configuration is not TOML: ")
         error = self.assertRaises(ConfigurationError, parse_configuration, "a = 1\nb = = 2")
         self.assertIn("line 2", str(error))
         self.check("[limits]\ndisk = " + "1" * 5000, "the configuration")
 
-    def test_toml_remedies(self) -> None:
-        """Frequent mistakes are explained, without the value, which may be a secret."""
+    def test_frequent_mistakes_in_toml_have_remedies_without_the_value(self) -> None:
         for text, remedy in (
             (
                 "[limits.maximum]\n[limits.maximum]",
@@ -769,22 +735,18 @@ def _read_comment(lines: Sequence[str], number: int) -> str:
 class ExampleTests(SynchronousTestCase):
     """`etc/tawebeval.toml` shows what the code has, and explains it."""
 
-    def test_defaults(self) -> None:
-        """As it stands, the file changes nothing."""
+    def test_example_is_the_default_configuration(self) -> None:
         self.assertEqual(parse_configuration(EXAMPLE.read_text("utf-8")), Configuration())
 
-    def test_complete(self) -> None:
-        """It has every setting, and none that there is not, in the order of the code."""
+    def test_example_has_all_settings_in_the_order_of_the_code(self) -> None:
         shown = tomllib.loads(EXAMPLE.read_text("utf-8"))
         self.assertEqual(list(list_keys(shown)), list(list_settings(Configuration)))
 
-    def test_values(self) -> None:
-        """Each value is the default, not one that only passes for it."""
+    def test_values_of_the_example_are_the_defaults_literally(self) -> None:
         shown = tomllib.loads(EXAMPLE.read_text("utf-8"))
         self.assertEqual(shown, msgspec.json.decode(msgspec.json.encode(Configuration())))
 
-    def test_explained(self) -> None:
-        """Before each setting and each table stands a comment; sizes and times have units."""
+    def test_each_setting_of_the_example_has_a_comment_with_its_unit(self) -> None:
         lines = EXAMPLE.read_text("utf-8").splitlines()
         for number, line in enumerate(lines):
             if re.match(r"\[|\w+ = ", line):
@@ -804,8 +766,7 @@ class TableTests(SynchronousTestCase):
         number, _, unit = default.replace(",", "").partition(" ")
         return float(number) * UNITS.get(unit, 1)
 
-    def test_defaults(self) -> None:
-        """Each setting of a table exists and has the default beside it."""
+    def test_tables_of_the_documents_have_the_defaults(self) -> None:
         shown = []
         for page in (CONFIGURE, DOCS / "security.md"):
             for table in page.read_text("utf-8").split("\n| setting | default | ")[1:]:
@@ -830,8 +791,7 @@ class ExamplesTests(SynchronousTestCase):
         text = (EXAMPLE.parent / "examples" / f"{name}.toml").read_text("utf-8")
         return parse_configuration(text)
 
-    def test_both(self) -> None:
-        """Each is a configuration, named in docs/configure.md, and safe."""
+    def test_examples_are_valid_documented_and_safe(self) -> None:
         names = [path.stem for path in sorted((EXAMPLE.parent / "examples").iterdir())]
         self.assertEqual(names, ["class", "contest", "public"])
         for name in names:
@@ -849,8 +809,7 @@ class ExamplesTests(SynchronousTestCase):
             self.assertEqual(found.listen, ("systemd:domain=INET:index=0",))
             self.assertEqual(found.repositories.protocols, ("https",))
 
-    def test_reckoned(self) -> None:
-        """What is said to fit into a machine fits: memory of 32 and 16 GiB, disk of 100 GB."""
+    def test_examples_fit_into_their_machines(self) -> None:
         for name, memory in (("contest", 32 * GIB), ("public", 16 * GIB)):
             found = self.read(name)
             running, limits = found.evaluations.running, found.limits
@@ -863,8 +822,7 @@ class ExamplesTests(SynchronousTestCase):
             disk += found.buffers.disk
             self.assertLess(disk, 100 * 10**9)
 
-    def test_class(self) -> None:
-        """The problems are those of the examples, with their commands and statements."""
+    def test_example_for_a_class_has_the_problems_of_the_repository(self) -> None:
         for name, problem in self.read("class").problems.items():
             folder = EXAMPLE.parent.parent / "examples" / "problems" / name
             example = tomllib.loads((folder / "problem.toml").read_text("utf-8"))
@@ -874,8 +832,7 @@ class ExamplesTests(SynchronousTestCase):
             self.assertTrue((folder / "statement.md").is_file())
             self.assertEqual(problem.statement, f"/srv/class/problems/{name}/statement.md")
 
-    def test_public(self) -> None:
-        """Nothing leads from strangers to the machine's own network, and nobody takes it all."""
+    def test_public_example_gives_no_caller_everything(self) -> None:
         found = self.read("public")
         self.assertEqual(found.repositories.private_networks, ())
         self.assertLess(0, found.callers.running)

@@ -25,8 +25,7 @@ class CompletionTests(CommandTestCase):
         lines = result.stdout.splitlines()
         return [f"{name}: {help_}" for name, help_ in zip(lines[1::3], lines[2::3], strict=True)]
 
-    def test_server(self) -> None:
-        """Problems, environments and identifiers are those of the server."""
+    def test_problems_environments_and_identifiers_of_the_server_are_offered(self) -> None:
         problem = ProblemSettings("https://example.org/p.git", "./run", commit=OID, title="T\x9b")
         java = EnvironmentSettings("/srv/java", description="a `b` $(c)\nd")
         self.line.service.registry.context.configuration = Configuration(
@@ -41,21 +40,18 @@ class CompletionTests(CommandTestCase):
         self.assertTrue(first[0].endswith(": running"), first)
         self.assertEqual(len(self.complete("status", identifiers[0])), 1)
 
-    def test_silent(self) -> None:
-        """A server that fails, and an unknown one, offer nothing and say nothing."""
+    def test_failing_and_unknown_servers_offer_nothing_silently(self) -> None:
         self.line.agent.fate = lambda: Fate.NONSENSE
         self.assertEqual(self.complete("status", ""), [])
         self.assertEqual(self.complete("status", "--server", "none", ""), [])
 
-    def test_clear_text(self) -> None:
-        """No token is sent in clear text over a network, as no warning can be shown."""
+    def test_no_token_is_sent_in_clear_text_over_a_network(self) -> None:
         self.line.begin()
         for url, count in (("http://judge.example.org", 0), ("https://judge.example.org", 1)):
             offered = self.complete("status", "--server", url, "", token="x")
             self.assertEqual(len(offered), count, url)
 
-    def test_late(self) -> None:
-        """The shell waits for a short time only."""
+    def test_shell_waits_for_a_short_time_only(self) -> None:
         self.patch(completion, "_TIMEOUT", 0.01)
 
         def make_client(server: ServerAccess) -> None:
@@ -64,8 +60,7 @@ class CompletionTests(CommandTestCase):
         self.patch(ServerAccess, "make_quiet_client", make_client)
         self.assertEqual(self.complete("status", ""), [])
 
-    def test_stored(self) -> None:
-        """Stored servers are offered where a server is named."""
+    def test_stored_servers_are_offered(self) -> None:
         self.run_command("login", "--storage", "file", "https://judge.example.org", stdin=b"x\n")
         for words in (("list", "--server", ""), ("logout", "j"), ("servers", "--default", "")):
             offered = ["judge.example.org: https://judge.example.org"]

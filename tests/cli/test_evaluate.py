@@ -42,8 +42,7 @@ class EvaluateTests(CommandTestCase):
         self.meanwhile = self.end(settings.pop("status", 0))
         return self.run_command("evaluate", *REPOSITORY, str(self.file), *arguments, **settings)
 
-    def test_good(self) -> None:
-        """Stdout has what was printed, stderr all else; options and fields reach the evaluator."""
+    def test_output_goes_to_stdout_and_options_reach_the_evaluator(self) -> None:
         tree = self.line.service.world.repositories.tree = Path(self.mktemp()).resolve()
         (tree / "a").mkdir(parents=True)
         options = ("--seed", "5", "--directory", "a", "--branch", "b", "--depth", "2")
@@ -62,8 +61,7 @@ class EvaluateTests(CommandTestCase):
         names = sorted(name for name in environment if name.startswith("SUBMISSION_FILE_"))
         self.assertEqual(names, ["SUBMISSION_FILE_LANGUAGE", "SUBMISSION_FILE_SOURCE"])
 
-    def test_problem(self) -> None:
-        """A problem needs no evaluator, and admits no option of which it has its own value."""
+    def test_problem_needs_no_evaluator_and_excludes_options_that_it_sets(self) -> None:
         problem = ProblemSettings("https://example.org/p.git", "./run", commit=OID, title="T\x9b")
         self.line.service.registry.context.configuration = Configuration(problems={"one": problem})
         shown = self.run_command("problems").stdout
@@ -91,8 +89,7 @@ class EvaluateTests(CommandTestCase):
         result = self.run_command("evaluate", "x=1")
         self.assertIn("give --evaluator CMD, or --problem NAME", result.stderr)
 
-    def test_labels(self) -> None:
-        """Labels are sent, and choose evaluations of a list."""
+    def test_labels_are_sent_and_filter_lists(self) -> None:
         arguments = ("evaluate", *REPOSITORY, "--detach", "--label", "team=a = b", "x=1")
         identifier = self.run_command(*arguments).stdout.strip()
         for filters, found in (
@@ -103,22 +100,19 @@ class EvaluateTests(CommandTestCase):
             listed = json.loads(self.run_command("list", *filters, "--json", "all").stdout)
             self.assertEqual([one["evaluation_id"] for one in listed], found)
 
-    def test_failed(self) -> None:
-        """An evaluation error is 1."""
+    def test_evaluation_error_exits_with_status_1(self) -> None:
         result = self.evaluate(status=4)
         self.assertEqual(result.exit_code, 1)
         self.assertIn("failed: the evaluator exited with status 4", result.stderr)
 
-    def test_lines(self) -> None:
-        """Events for programs."""
+    def test_events_are_printed_as_json_lines(self) -> None:
         result = self.evaluate("--events")
         lines = result.stdout.splitlines()
         self.assertEqual(json.loads(lines[0]), {"type": "text", "payload": "hello"})
         self.assertIn("1.50", lines[-1])
         self.assertRegex(result.stderr, r"\Arepeat this run with --seed \d+\n\Z")
 
-    def test_seed(self) -> None:
-        """The seed that the command draws is shown as the option that repeats the run."""
+    def test_drawn_seed_is_shown_as_the_option_that_repeats_the_run(self) -> None:
         result = self.evaluate()
         (seed,) = re.findall(r"^repeat this run with --seed (\d+)$", result.stderr, re.MULTILINE)
         self.assertEqual(self.line.child.environment["TURINGARENA_SEED"], seed)
@@ -126,8 +120,7 @@ class EvaluateTests(CommandTestCase):
         self.assertRegex(result.stderr, r"\Arepeat this run with --seed \d+\n\Z")
         self.assertNotIn("--seed", self.evaluate("--seed", seed).stderr)
 
-    def test_stdin(self) -> None:
-        """The content of a field may come from stdin, as a file `<field>.txt`."""
+    def test_field_content_comes_from_stdin_as_file_named_after_the_field(self) -> None:
         for path in ("-", "/dev/stdin", "data:-"):
             arguments = ("evaluate", *REPOSITORY, "--detach", path)
             result = self.run_command(*arguments, stdin=b"a\xff\r\n")
@@ -138,8 +131,7 @@ class EvaluateTests(CommandTestCase):
             self.assertEqual(Path(place).read_bytes(), b"a\xff\r\n")
             self.line.child.end()
 
-    def test_ssh(self) -> None:
-        """A server that does not fetch over ssh: the https URL is proposed."""
+    def test_https_url_is_proposed_where_the_server_does_not_fetch_over_ssh(self) -> None:
         for url in ("git@github.com:me/p.git", "ssh://git@github.com:22/me/p.git"):
             arguments = ("--repository", url, *REPOSITORY[2:], "x=1")
             result = self.run_command("evaluate", *arguments)
@@ -148,15 +140,13 @@ class EvaluateTests(CommandTestCase):
         arguments = ("--repository", "ftp://a/b", *REPOSITORY[2:], "x=1")
         self.assertNotIn("try `", self.run_command("evaluate", *arguments).stderr)
 
-    def test_too_large(self) -> None:
-        """A body that is too large is told in the server's words."""
+    def test_too_large_body_is_reported_in_the_words_of_the_server(self) -> None:
         self.file.write_bytes(b"x" * 2_000_000)
         result = self.evaluate()
         self.assertEqual(result.exit_code, 2)
         self.assertIn("limit", result.stderr)
 
-    def test_short_commit(self) -> None:
-        """Without a checkout a short commit or a branch is told how to complete."""
+    def test_error_tells_how_to_complete_a_short_commit_without_a_checkout(self) -> None:
         self.addCleanup(os.chdir, os.getcwd())
         os.chdir("/")
         for commit, step in (
@@ -170,15 +160,13 @@ class EvaluateTests(CommandTestCase):
             self.assertIn(words, " ".join(result.stderr.split()))
         self.assertEqual(self.line.agent.asked, [])
 
-    def test_detach(self) -> None:
-        """The identifier, and no waiting."""
+    def test_detach_prints_the_identifier_without_waiting(self) -> None:
         result = self.run_command("evaluate", *REPOSITORY, str(self.file), "--detach")
         self.assertEqual(result.exit_code, 0)
         self.assertRegex(result.stdout, r"\A[a-z2-7]{40}\n\Z")
         self.assertTrue(self.line.child.is_running)
 
-    def test_usage(self) -> None:
-        """What is wrong with the command is 2, and asks nobody."""
+    def test_wrong_usage_exits_with_status_2_without_a_request(self) -> None:
         for arguments, words in (
             (["evaluate", *REPOSITORY], "no FIELD is given; name a file"),
             (["evaluate", *REPOSITORY, "none.py"], "no such file: none.py"),
@@ -214,16 +202,14 @@ class EvaluateTests(CommandTestCase):
             self.assertIn(words, result.stderr)
         self.assertEqual(self.line.agent.asked, [])
 
-    def test_checkout(self) -> None:
-        """Without a repository and a checkout it says what to do."""
+    def test_error_tells_what_to_do_without_repository_and_checkout(self) -> None:
         self.addCleanup(os.chdir, os.getcwd())
         os.chdir("/")
         result = self.run_command("evaluate", "--evaluator", "./e", "x=1")
         self.assertEqual(result.exit_code, 2)
         self.assertIn("not in a git checkout; change to one", result.stderr)
 
-    def test_completion(self) -> None:
-        """The shell offers files for fields."""
+    def test_shell_offers_files_for_fields(self) -> None:
         words = {"COMP_WORDS": "main evaluate s", "COMP_CWORD": "2"}
         result = self.run_command(env={"_MAIN_COMPLETE": "bash_complete", **words})
         self.assertEqual(result.stdout, "file,s\n")
@@ -266,8 +252,7 @@ class InterruptTests(CommandTestCase):
         assert isinstance(status, int)
         return status
 
-    def test_interrupt(self) -> None:
-        """Signals cancel, and the end is shown; the next Ctrl-C would end the program."""
+    def test_signals_cancel_and_show_the_end_of_the_evaluation(self) -> None:
         before = signal.getsignal(signal.SIGINT)
         for number, status in ((signal.SIGINT, 1), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
             self.identifier, self.shown = self.line.begin(), Shown()
@@ -279,8 +264,7 @@ class InterruptTests(CommandTestCase):
             self.assertIn("failed: the evaluation was cancelled", self.shown.notes.getvalue())
             self.assertIs(signal.getsignal(signal.SIGINT), before)
 
-    def test_leave_and_follow(self) -> None:
-        """The command printed for those who leave continues there; before it all is discarded."""
+    def test_printed_command_continues_after_the_events_that_were_shown(self) -> None:
         self.line.child.print(b"a\nb\n")
         self.line.service.world.spawn.obeys = ()
         self.patch(LineClient, "cancel", leave)
@@ -307,9 +291,7 @@ class InterruptTests(CommandTestCase):
         result = self.run_command("follow", *reader.resume_command.split()[2:])
         self.assertEqual((result.exit_code, result.stdout, result.stderr), (0, "\n", ""))
 
-    def test_not_cancelled(self) -> None:
-        """A cancellation that fails is reported, and following goes on."""
-
+    def test_failed_cancellation_is_reported_and_following_goes_on(self) -> None:
         def meanwhile() -> None:
             if "not cancelled" in self.shown.notes.getvalue():
                 self.line.agent.fate = lambda: Fate.WELL
@@ -320,8 +302,7 @@ class InterruptTests(CommandTestCase):
         self.assertEqual(self.follow(signal.SIGINT, fate=Fate.REFUSED), 0)
         self.assertIn("not cancelled: cannot connect to", self.shown.notes.getvalue())
 
-    def test_unread(self) -> None:
-        """A stdout without a reader, as after `head`, cancels the evaluation."""
+    def test_stdout_without_reader_cancels_the_evaluation(self) -> None:
         self.line.child.print(b"a\nb\n")
         self.shown.out.broken = True
         self.assertEqual(self.follow(), 141)
@@ -349,8 +330,7 @@ class FieldTests(SynchronousTestCase):
         for name in ("a.py", "b.txt", "x=y", "C:z", os.fsdecode(b"\xff")):
             Path(name).touch()
 
-    def test_kinds(self) -> None:
-        """Texts, files of a field, files of the default field, in any order."""
+    def test_texts_and_files_stand_in_any_order(self) -> None:
         for arguments, expected in (
             (["a.py"], {"source": Path("a.py")}),
             (["source:a.py"], {"source": Path("a.py")}),
@@ -364,16 +344,14 @@ class FieldTests(SynchronousTestCase):
         ):
             self.assertEqual(parse_fields(arguments), expected)
 
-    def test_pipe(self) -> None:
-        """The content of a pipe, such as the shell's <(command), is read at once."""
+    def test_content_of_a_pipe_is_read_at_once(self) -> None:
         reader, writer = os.pipe()
         self.addCleanup(os.close, reader)
         os.write(writer, b"a")
         os.close(writer)
         self.assertEqual(parse_fields([f"/dev/fd/{reader}"]), {"source": b"a"})
 
-    def test_wrong(self) -> None:
-        """What is wrong is named."""
+    def test_errors_name_the_wrong_field(self) -> None:
         for arguments, words in (
             ([], "no FIELD is given; name a file, such as solution.py"),
             (["none.py"], "no such file: none.py"),
@@ -423,8 +401,7 @@ class CheckoutTests(SynchronousTestCase):
         git(self.clone, "add", ".")
         git(self.clone, "commit", "--quiet", "--allow-empty", "-m", "new")
 
-    def test_clean(self) -> None:
-        """A checkout is origin, HEAD and a directory; there is nothing to warn of."""
+    def test_clean_checkout_has_origin_head_directory_and_no_warnings(self) -> None:
         self.assertEqual(
             inspect_checkout(self.clone / "word_count"),
             GitCheckout(self.url, self.commit, "word_count", ()),
@@ -436,8 +413,7 @@ class CheckoutTests(SynchronousTestCase):
         (warning,) = inspect_checkout(self.clone, **given).warnings
         self.assertIn(words, warning)
 
-    def test_warnings(self) -> None:
-        """Commits that are not pushed and changes of tracked files are warned of."""
+    def test_unpushed_commits_and_changed_tracked_files_are_warned_of(self) -> None:
         self.change()
         self.warned("HEAD is on no branch of origin that this checkout knows; push it")
         git(self.clone, "push", "--quiet", "origin", "HEAD:other")
@@ -454,8 +430,7 @@ class CheckoutTests(SynchronousTestCase):
             inspect_checkout(folder)
         return str(caught.exception)
 
-    def test_none(self) -> None:
-        """Without anything to fetch the error says what to do; a bare repository is none."""
+    def test_error_tells_what_to_do_where_nothing_can_be_fetched(self) -> None:
         for folder in (self.clone / ".git", self.clone / ".git" / "refs", self.upstream):
             self.assertIn("not in a git checkout", self.refused(folder))
         for prepare, words in (
@@ -466,8 +441,7 @@ class CheckoutTests(SynchronousTestCase):
             prepare()
             self.assertIn(words, self.refused(self.clone))
 
-    def test_given(self) -> None:
-        """There are no warnings about an origin or a HEAD that are not used."""
+    def test_unused_origin_and_head_cause_no_warnings(self) -> None:
         self.change()
         (self.clone / "word_count" / "evaluator.sh").write_text("false\n")
         for commit in (self.commit, "0" * 40):
@@ -476,8 +450,7 @@ class CheckoutTests(SynchronousTestCase):
         self.warned("the commit is on no branch of origin", commit=head)
         self.warned("uncommitted changes", repository=self.url)
 
-    def test_foreign(self) -> None:
-        """HEAD is a commit of `origin`, and of no other repository."""
+    def test_head_is_used_for_the_repository_of_origin_only(self) -> None:
         url = "https://example.org/a.git"
         for origin in (self.url, f"{url}b"):
             git(self.clone, "remote", "set-url", "origin", origin)
@@ -488,8 +461,7 @@ class CheckoutTests(SynchronousTestCase):
         found = inspect_checkout(self.clone, repository=url)
         self.assertEqual((found.repository, found.commit), (url, self.commit))
 
-    def test_resolved(self) -> None:
-        """A short commit, a branch or a tag becomes the whole identifier, if it is of `origin`."""
+    def test_short_commits_branches_and_tags_of_origin_are_resolved(self) -> None:
         git(self.clone, "tag", "v1")
         for commit in (self.commit[:7], "HEAD", "v1", "origin/main"):
             for repository in (None, self.url):
@@ -505,8 +477,7 @@ class CheckoutTests(SynchronousTestCase):
                 inspect_checkout(self.clone, repository, commit)
             self.assertIn(words, str(caught.exception))
 
-    def test_shown(self) -> None:
-        """What is shown of a URL that is given names nobody."""
+    def test_shown_url_has_no_user(self) -> None:
         for url, shown in (
             ("https://ghp_x@example.org/a.git", "https://example.org/a.git"),
             ("HTTPS://me:pa@ss@example.org/a@b", "HTTPS://example.org/a@b"),
@@ -515,8 +486,7 @@ class CheckoutTests(SynchronousTestCase):
         ):
             self.assertEqual(strip_userinfo(url), shown)
 
-    def test_secret(self) -> None:
-        """A password or a token in the URL goes nowhere, not even onto the screen."""
+    def test_secret_in_a_url_is_neither_sent_nor_shown(self) -> None:
         for start in (
             "https://me:hunter2",
             "https://hunter2",

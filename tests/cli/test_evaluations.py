@@ -21,8 +21,7 @@ from tests.cases.screen import Shown
 class EvaluationsTests(CommandTestCase):
     """`status`, `cancel`, `list`, `follow`."""
 
-    def test_status(self) -> None:
-        """For people without what is not known yet, for programs whole."""
+    def test_status_is_short_for_people_and_whole_for_programs(self) -> None:
         identifier = self.line.begin()
         shown = self.run_command("status", identifier).stdout
         self.assertRegex(shown, r"(?m)^state +running$")
@@ -35,8 +34,7 @@ class EvaluationsTests(CommandTestCase):
         self.assertRegex(shown, r"(?m)^exit +status: 3$")
         self.assertRegex(shown, r"(?m)^stderr +one\n +two \\u001b\[2J$")
 
-    def test_cancel_and_follow(self) -> None:
-        """An evaluation that is cancelled is followed to that end."""
+    def test_cancelled_evaluation_is_followed_to_its_end(self) -> None:
         self.line.service.world.spawn.obeys = (15,)
         identifier = self.line.begin()
         self.line.child.print(b"a\n")
@@ -49,8 +47,7 @@ class EvaluationsTests(CommandTestCase):
         self.assertIn("failed: the evaluation is over", result.stderr)
         self.assertEqual(self.run_command("status", identifier).exit_code, 2)
 
-    def test_rerun(self) -> None:
-        """An evaluation that has ended runs again, with what the options change."""
+    def test_rerun_replaces_what_the_options_name(self) -> None:
         first = self.line.begin(seed=3)
         self.assertIn("has not ended", self.run_command("rerun", first).stderr)
         self.line.child.end()
@@ -74,8 +71,7 @@ class EvaluationsTests(CommandTestCase):
         self.run_command("follow", first)
         self.assertEqual(self.run_command("rerun", first).exit_code, 2)
 
-    def test_environments(self) -> None:
-        """A row for each environment of the server, or JSON."""
+    def test_environments_are_listed_as_table_or_json(self) -> None:
         java = EnvironmentSettings("/srv/java", description="JDK 21\x9b\nx")
         self.line.service.registry.context.configuration = Configuration(
             environments={"java": java}
@@ -85,8 +81,7 @@ class EvaluationsTests(CommandTestCase):
         shown = self.run_command("environments", "--json", "name,description").stdout
         self.assertIn({"name": "java", "description": "JDK 21\x9b\nx"}, json.loads(shown))
 
-    def test_open(self) -> None:
-        """The page of an evaluation, or of the server, is opened, or its URL is printed."""
+    def test_page_is_opened_or_its_url_is_printed(self) -> None:
         opened: list[str] = []
         self.patch(webbrowser, "open", lambda url: opened.append(url) or len(opened) < 3)
         page = "http://127.0.0.1:8080/"
@@ -100,8 +95,7 @@ class EvaluationsTests(CommandTestCase):
         self.assertIn(f"no browser is found; open {page}", result.stderr)
         self.assertEqual(self.line.agent.asked, [])
 
-    def test_terminal(self) -> None:
-        """Control characters in JSON are escaped on a terminal only, and it stays JSON."""
+    def test_json_on_a_terminal_has_escaped_control_characters(self) -> None:
         text = "\x9b2J\x7f\u202eü"
         for terminal, written in ((True, "\\u009b2J\\u007f\\u202eü"), (False, text)):
             shown = Shown(terminal=terminal)
@@ -109,8 +103,7 @@ class EvaluationsTests(CommandTestCase):
             self.assertIn(f'"{written}"', shown.out.getvalue())
             self.assertEqual(json.loads(shown.out.getvalue(), strict=False), {"a": text})
 
-    def test_list(self) -> None:
-        """A header, and a line for each with verdict, age and problem; or JSON."""
+    def test_list_has_verdict_age_and_problem(self) -> None:
         identifiers = [self.line.begin() for _ in range(2)]
         self.line.child.end(3)
         self.line.settle()
@@ -123,16 +116,14 @@ class EvaluationsTests(CommandTestCase):
         listed = json.loads(self.run_command("list", "--json", "all").stdout)
         self.assertEqual([one["evaluation_id"] for one in listed], identifiers)
 
-    def test_incomplete_list(self) -> None:
-        """A list without the evaluations of a daemon that does not answer says so."""
+    def test_list_names_daemons_that_do_not_answer(self) -> None:
         self.line.add_silent_peer("b")
         made = self.line.begin()
         result = self.run_command("list", "--json", "all")
         self.assertEqual([one["evaluation_id"] for one in json.loads(result.stdout)], [made])
         self.assertIn("the list is incomplete: no answer from b; try again later", result.stderr)
 
-    def test_row(self) -> None:
-        """A row has the last part of the repository's path, and the directory."""
+    def test_row_has_last_part_of_the_repository_and_the_directory(self) -> None:
         now = datetime(2018, 9, 1, 12, 0, 0, tzinfo=UTC)
         document = {
             "evaluation_id": "x",
@@ -149,15 +140,13 @@ class EvaluationsTests(CommandTestCase):
             row = format_row(document, now)
             self.assertEqual(row.split(maxsplit=4), ["x", "running", "1", "min", problem])
 
-    def test_labels(self) -> None:
-        """Labels are the last column."""
+    def test_labels_are_the_last_column(self) -> None:
         now = datetime(2018, 9, 1, tzinfo=UTC)
         document = {"evaluation_id": "x", "created": now.isoformat(), "state": "running"}
         document |= {"repository": "/srv/p", "metadata": {"contest": "finals", "user": "a\nb"}}
         self.assertRegex(format_row(document, now), r" 0 s  p +contest=finals, user=a b$")
 
-    def test_times(self) -> None:
-        """The list is filtered by times and ages; others are refused."""
+    def test_list_is_filtered_by_times_and_ages(self) -> None:
         identifier = self.line.begin()
         for options, expected in (
             (["--since", "9d"], []),
@@ -172,8 +161,7 @@ class EvaluationsTests(CommandTestCase):
             self.assertEqual(result.exit_code, 2, given)
             self.assertIn(f"'{given}' is neither a time", result.stderr)
 
-    def test_verdict(self) -> None:
-        """The reason of a failure follows the state, unless both are one word."""
+    def test_reason_follows_the_state_unless_both_are_one_word(self) -> None:
         now = datetime(2018, 9, 1, tzinfo=UTC)
         document = {"evaluation_id": "x", "created": now.isoformat()}
         for state, reason, verdict in (
@@ -183,8 +171,7 @@ class EvaluationsTests(CommandTestCase):
             row = format_row(document | {"state": state, "error": {"reason": reason}}, now)
             self.assertRegex(row, rf"^x +{verdict} +0 s")
 
-    def test_results(self) -> None:
-        """Score, goals, cases, progress; a row has the first of them, unless there is an error."""
+    def test_row_has_the_most_telling_result_unless_an_error_ended_the_evaluation(self) -> None:
         results: dict[str, Any] = {
             "goals": {"a": True, "b": False, "c": True},
             "goals_omitted": 0,
@@ -219,8 +206,7 @@ class EvaluationsTests(CommandTestCase):
             self.assertIn("  finished: exit  ", format_row(document, now))
         self.assertEqual(summarize_results(None), [])
 
-    def test_gone(self) -> None:
-        """An evaluation that ends while the list is made is left out."""
+    def test_evaluation_that_ends_while_the_list_is_made_is_left_out(self) -> None:
         identifiers = [self.line.begin() for _ in range(2)]
         self.patch(self.line.service.registry, "get_status", self.forget(identifiers[0]))
         lines = self.run_command("list").stdout.splitlines()
@@ -237,16 +223,14 @@ class EvaluationsTests(CommandTestCase):
 
         return get_status
 
-    def test_age(self) -> None:
-        """An age is in the largest unit of which it has one; clocks may differ."""
+    def test_age_is_in_the_largest_unit(self) -> None:
         for seconds, age in (
             *((-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (3599, "59 min")),
             *((3600, "1 h"), (86399, "23 h"), (172800, "2 d")),
         ):
             self.assertEqual(format_age(seconds), age)
 
-    def test_stopped_server(self) -> None:
-        """A command fails at the first attempt if no daemon listens on this machine."""
+    def test_command_gives_up_at_once_if_no_daemon_listens_on_this_machine(self) -> None:
         self.line.agent.fate = lambda: Fate.REFUSED
         for command in ("evaluate", *REPOSITORY, "x=1"), ("follow", "x"), ("list",):
             self.line.agent.asked.clear()
@@ -255,8 +239,7 @@ class EvaluationsTests(CommandTestCase):
             self.assertIn("cannot connect to ", result.stderr)
             self.assertEqual(len(self.line.agent.asked), 1)
 
-    def test_where_it_was(self) -> None:
-        """Ctrl-C while following prints the command that continues, even before any event."""
+    def test_ctrl_c_while_following_prints_the_command_that_continues(self) -> None:
         identifier = self.line.begin()
         presses = iter([signal.SIGINT])
         self.meanwhile = lambda: [signal.raise_signal(number) for number in presses]

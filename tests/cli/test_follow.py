@@ -38,8 +38,7 @@ class FollowTests(CommandTestCase):
         reader = EvaluationReader(self.make_context(shown.screen), identifier, after)
         return reader.follow_evaluation(folder)
 
-    def test_files(self) -> None:
-        """Files are saved under their base names; one that cannot be is told of, and makes it 2."""
+    def test_files_are_saved_under_base_names_and_failures_exit_with_status_2(self) -> None:
         identifier = self.line.begin()
         shown, root = Shown(), Path(self.mktemp())
         start = '{"type":"file","content_type":"text/plain","content_base64":"aGk=","filename":'
@@ -55,8 +54,7 @@ class FollowTests(CommandTestCase):
         self.assertIn("not saved: ", shown.notes.getvalue())
         self.assertEqual(shown.out.getvalue(), "more\n")
 
-    def test_summary(self) -> None:
-        """Cases are summed up, unless reading begins after the first event."""
+    def test_cases_are_summed_up_unless_reading_begins_later(self) -> None:
         case = '{"type":"case","case":"1","verdict":"accepted"}'
         for after, shown in (("1", []), (None, ["summary: 2/2 cases"])):
             identifier = self.line.begin()
@@ -66,8 +64,7 @@ class FollowTests(CommandTestCase):
             notes = self.run_command("follow", *options, identifier).stderr.splitlines()
             self.assertEqual([note for note in notes if "accepted" not in note], shown)
 
-    def test_times(self) -> None:
-        """With --events each line has the time, if that is wished; alone that is refused."""
+    def test_times_need_events_and_are_in_each_line(self) -> None:
         identifier = self.printed(b"a")
         result = self.run_command("follow", "--events", "--times", identifier)
         event = json.loads(result.stdout)
@@ -80,8 +77,7 @@ class FollowTests(CommandTestCase):
         self.assertEqual(result.exit_code, 2)
         self.assertIn("--times needs --events", result.stderr)
 
-    def test_stray_marker(self) -> None:
-        """A block without a newline before its marker is text: the first one is warned of."""
+    def test_first_marker_within_a_line_is_warned_of(self) -> None:
         identifier = self.line.begin()
         self.line.child.print(b"x" + self.block("1")[1:] + b"y" + self.block("2")[1:])
         self.line.child.end()
@@ -94,8 +90,7 @@ class FollowTests(CommandTestCase):
             " text; print a newline before it (`printf '\\n'`)\n",
         )
 
-    def test_nothing(self) -> None:
-        """An evaluator that prints nothing is told of; not so where only the rest is read."""
+    def test_evaluator_without_output_is_warned_of_if_reading_began_at_the_start(self) -> None:
         identifier = self.line.begin()
         self.line.child.end()
         result = self.run_command("follow", identifier)
@@ -104,8 +99,7 @@ class FollowTests(CommandTestCase):
         identifier = self.printed(b"a\n")
         self.assertEqual(self.run_command("follow", "--after", "2", identifier).stderr, "")
 
-    def test_lost(self) -> None:
-        """What the server has lost has come to a bad end; what it has never had is refused."""
+    def test_lost_evaluation_has_failed_and_unknown_one_is_refused(self) -> None:
         for error, follows in ((EvaluationExpired(""), 1), (EvaluationNotFound(), 2)):
             self.line = self.make()
             identifier = self.line.begin()
@@ -118,8 +112,7 @@ class FollowTests(CommandTestCase):
             self.assertEqual(show_submitted_evaluation(context, identifier, None), 1)
             self.assertEqual(shown.notes.getvalue(), f"failed: {error}\n")
 
-    def test_lost_meanwhile(self) -> None:
-        """It has done so whatever it had printed, nothing included, and whoever has begun it."""
+    def test_evaluation_that_is_lost_while_it_is_followed_has_failed(self) -> None:
         for error in (EvaluationExpired(""), EvaluationNotFound()):
             for printed in ("", "a"):
                 self.line = self.make()
@@ -146,8 +139,7 @@ class FollowTests(CommandTestCase):
         self.assertEqual(result.exit_code, 1, result.output)
         self.assertEqual((result.stdout, result.stderr), (printed, f"failed: {error}\n"))
 
-    def test_nowhere(self) -> None:
-        """A server that calls the cursor too old that it has named itself is not asked for ever."""
+    def test_cursor_of_the_server_that_it_calls_too_old_ends_the_command(self) -> None:
         shown = Shown()
         self.patch(LineClient, "pages", lambda *_, **__: discarded("3"))
         self.assertEqual(self.follow("x", shown, after="3"), 1)
@@ -168,8 +160,7 @@ class FolderTests(SynchronousTestCase):
         (self.root / "victim").write_bytes(b"old")
         self.folder = DownloadDirectory(self.root / "made" / "here")
 
-    def test_base_name(self) -> None:
-        """Only the last component of a name counts, and nothing is written elsewhere."""
+    def test_file_is_saved_in_the_directory_under_its_base_name(self) -> None:
         for name in ("a.txt", "../../a.txt", "/etc/a.txt", "..\\a.txt"):
             path = DownloadDirectory(self.folder.path).save_file(file(name))
             self.assertEqual(path, self.folder.path / "a.txt")
@@ -178,14 +169,12 @@ class FolderTests(SynchronousTestCase):
             path.unlink()
         self.assertEqual(sorted(p.name for p in self.root.iterdir()), ["made", "victim"])
 
-    def test_no_name(self) -> None:
-        """What is no name is refused."""
+    def test_invalid_file_names_are_refused(self) -> None:
         for name in ("", ".", "..", "a/", "a\0b", "x" * 300):
             with self.assertRaises(ValueError):
                 self.folder.save_file(file(name))
 
-    def test_replaced(self) -> None:
-        """A file or a link of that name is replaced by a plain file; its target stays."""
+    def test_existing_file_or_link_is_replaced_by_a_plain_file(self) -> None:
         self.folder.path.mkdir(parents=True)
         (self.folder.path / "a.txt").symlink_to((self.root / "victim").resolve())
         for content in (b"long and old", b"new"):
@@ -196,8 +185,7 @@ class FolderTests(SynchronousTestCase):
         (self.root / "plain").touch()
         self.assertEqual(path.stat().st_mode, (self.root / "plain").stat().st_mode)
 
-    def test_same_name(self) -> None:
-        """No file of an evaluation is lost; a failed one leaves neither a trace nor its name."""
+    def test_files_of_the_same_name_get_numbers_and_failed_ones_leave_no_trace(self) -> None:
         (self.folder.path / "a.txt").mkdir(parents=True)
         with self.assertRaises(OSError):
             self.folder.save_file(file("a.txt"))

@@ -41,8 +41,7 @@ class HintsTests(SynchronousTestCase):
         for hint, begin in zip(found, words, strict=True):
             self.assertTrue(hint.startswith(begin), hint)
 
-    def test_stderr(self) -> None:
-        """Words of the system and of languages name the limit, after a bad exit only."""
+    def test_stderr_names_the_limit_after_a_bad_exit_only(self) -> None:
         for stderr, *words in (
             ("all is well",),
             ("socket.gaierror: [Errno -3] Temporary failure in name resolution", NETWORK),
@@ -58,16 +57,14 @@ class HintsTests(SynchronousTestCase):
             self.check([], self.hints(EvaluationError("data", "x"), stderr))
             self.check(words, self.hints(EvaluationError("exit", "x", {"status": 1}), stderr))
 
-    def test_network(self) -> None:
-        """Where evaluators have a network the sandbox is not to blame."""
+    def test_no_hint_blames_the_sandbox_where_evaluators_have_a_network(self) -> None:
         stderr = "Network is unreachable"
         for settings in (SandboxSettings(network=True), SandboxSettings(kind="none")):
             self.configuration = msgspec.structs.replace(Configuration(), sandbox=settings)
             error = EvaluationError("exit", "x", {"status": 1})
             self.check([], self.hints(error, stderr))
 
-    def test_limits(self) -> None:
-        """A limit that the failure names is doubled, once."""
+    def test_hint_doubles_the_limit_of_the_error(self) -> None:
         for name, words in (
             ("limits.wall_clock", "to raise limits.wall_clock, "),
             ("limits.cpu", "to raise limits.cpu, "),
@@ -83,8 +80,7 @@ class HintsTests(SynchronousTestCase):
         for name in ("limits.free_disk", ""):
             self.check([], self.hints(EvaluationError("x", "y", {"limit": name})))
 
-    def test_directory(self) -> None:
-        """A directory that does not exist: those that do are named."""
+    def test_hint_lists_existing_directories(self) -> None:
         error = EvaluationError("directory", "no")
         for directory, words in (
             ("nope", f"the directories in {self.root} are: inner, other"),
@@ -94,8 +90,7 @@ class HintsTests(SynchronousTestCase):
         ):
             self.assertEqual(self.hints(error, directory=directory), [words])
 
-    def test_not_executable(self) -> None:
-        """A file without the execute bit is told from one that is missing."""
+    def test_file_without_execute_bit_is_told_from_a_missing_one(self) -> None:
         expected = f"./evaluate is not executable; run `chmod +x {self.root}/inner/evaluate`"
         for path, status, words in (
             ("./evaluate", 126, [expected]),
@@ -111,15 +106,13 @@ class HintsTests(SynchronousTestCase):
 class UsageTests(SynchronousTestCase):
     """What an evaluation used."""
 
-    def test_measured(self) -> None:
-        """Cgroups measure processor time and memory."""
+    def test_usage_with_cgroups_has_processor_time_and_memory(self) -> None:
         usage = ResourceUsage(0.5, 3 * 2**20)
         self.assertEqual(
             describe_usage(usage, 1.239, 2**29),
             "used 1.24 s, 0.50 s of processor time, 3 MiB of memory",
         )
 
-    def test_not_measured(self) -> None:
-        """Without cgroups a server may end what was good here, and the author is told so."""
+    def test_usage_without_cgroups_says_how_the_memory_limit_held(self) -> None:
         said = describe_usage(ResourceUsage(None, None), 1.239, 2**29)
         self.assertIn("used 1.24 s; limits.memory (512 MiB) held for each process alone", said)

@@ -17,8 +17,7 @@ from tests.cases.described import DOCUMENT
 class JsonFieldsTests(CommandTestCase):
     """`--json FIELDS`."""
 
-    def test_described(self) -> None:
-        """The names are those of the API's description."""
+    def test_names_are_those_of_the_openapi_document(self) -> None:
         schemas = DOCUMENT["components"]["schemas"]
         environment = schemas["Environments"]["properties"]["data"]["items"]
         for names, schema in (
@@ -29,16 +28,14 @@ class JsonFieldsTests(CommandTestCase):
         ):
             self.assertEqual(list(names), list(schema["properties"]))
 
-    def test_selected(self) -> None:
-        """Only the named fields are printed, in this order, and null for an absent one."""
+    def test_selected_fields_are_printed_in_order_and_absent_ones_are_null(self) -> None:
         identifier = self.line.begin(seed=3)
         shown = self.run_command("status", "--json", "seed, state,archived", identifier).stdout
         self.assertEqual(
             list(json.loads(shown).items()), [("seed", 3), ("state", "running"), ("archived", None)]
         )
 
-    def test_list(self) -> None:
-        """A list requests each status only for fields that the list does not have."""
+    def test_list_requests_statuses_only_for_fields_that_it_lacks(self) -> None:
         identifier = self.line.begin(seed=3)
         for fields, found, requests in (
             ("state", {"state": "running"}, 1),
@@ -49,8 +46,7 @@ class JsonFieldsTests(CommandTestCase):
             self.assertEqual(json.loads(shown), [found])
             self.assertEqual(len(self.line.agent.asked), requests)
 
-    def test_names(self) -> None:
-        """Without FIELDS the names are listed; a name that is none is refused with the others."""
+    def test_fields_are_listed_without_argument_and_for_a_wrong_name(self) -> None:
         result = self.run_command("list", "--json")
         self.assertEqual(result.exit_code, 2)
         self.assertIn(

@@ -47,8 +47,7 @@ class LiveStatusTests(CommandTestCase):
             live.update(client)
         return self.shown.out.getvalue()
 
-    def test_states(self) -> None:
-        """The line has the state, the place in the queue and the seconds in this state."""
+    def test_line_has_state_queue_place_and_seconds(self) -> None:
         self.line = self.make(running=1)
         self.line.begin()
         live = self.make_live(self.line.begin())
@@ -59,8 +58,7 @@ class LiveStatusTests(CommandTestCase):
         self.line.settle()
         self.assertEqual(self.update(live), f"{CLEAR}{CLEAR}running, 0 s")
 
-    def test_no_status(self) -> None:
-        """Without an answer the line stays, and only the time goes on."""
+    def test_line_keeps_its_state_without_an_answer(self) -> None:
         live = self.make_live(self.line.begin())
         self.line.agent.fate = lambda: Fate.NONSENSE
         self.assertEqual(self.update(live), "")
@@ -70,8 +68,7 @@ class LiveStatusTests(CommandTestCase):
         self.clock.advance(1)
         self.assertEqual(self.update(live), f"{CLEAR}{CLEAR}running, 1 s")
 
-    def test_running(self) -> None:
-        """Once events have come, the status is not requested any more."""
+    def test_status_is_not_requested_after_the_first_events(self) -> None:
         live = self.make_live("x")
         live.set_running()
         live.set_running()
@@ -79,8 +76,7 @@ class LiveStatusTests(CommandTestCase):
         self.assertEqual(self.update(live), f"{CLEAR}{CLEAR}running, 0 s")
         self.assertEqual(self.line.agent.asked, [])
 
-    def test_results(self) -> None:
-        """The line has the results so far, stays below the output, and is gone at the end."""
+    def test_line_has_the_results_below_the_output_until_the_end(self) -> None:
         identifier = self.line.begin()
         case = '{"type":"case","case":"a","verdict":"wrong_answer","time":1,"memory":2048}'
         progress = '{"type":"progress","done":1,"total":2}'
@@ -106,8 +102,7 @@ class LiveStatusTests(CommandTestCase):
             f"{CLEAR}{status}{CLEAR}summary: 0/1 cases (1 wrong answer)\n",
         )
 
-    def test_end(self) -> None:
-        """A thread that is late shows nothing after the end."""
+    def test_late_thread_shows_nothing_after_the_end(self) -> None:
         late = self.make_live(self.line.begin())
         with late:
             self.update(late)

@@ -40,8 +40,7 @@ class LoginTests(CommandTestCase):
         assert self.server is not None, result.stderr
         return self.server.url, self.server.token
 
-    def test_keyring(self) -> None:
-        """The token goes to the keyring; the server is the default; logout removes both."""
+    def test_token_goes_to_the_keyring_and_logout_removes_it(self) -> None:
         result = self.login("judge.example.org/")
         self.assertEqual(result.exit_code, 0, result.stderr)
         self.assertIn(f"stored {URL} as judge.example.org, the default server", result.stderr)
@@ -55,8 +54,7 @@ class LoginTests(CommandTestCase):
         words = "no server is stored as 'x'; `tawebeval servers` lists the servers"
         self.assertIn(words, self.run_command("logout", "x").stderr)
 
-    def test_file(self) -> None:
-        """Without a keyring, or on request, the token goes to the file, which is said."""
+    def test_token_goes_to_the_file_without_keyring_or_on_request(self) -> None:
         self.assertIn(str(self.path), self.login("--storage", "file", URL).stderr)
         self.keyring.priority = 0
         result = self.login("--name", "b", OTHER)
@@ -71,8 +69,7 @@ class LoginTests(CommandTestCase):
         self.assertEqual(result.exit_code, 2)
         self.assertIn(f"chmod 600 {self.path}", result.stderr)
 
-    def test_whose(self) -> None:
-        """A stored token is sent to its own server only, and no other one to that."""
+    def test_stored_token_is_sent_to_its_own_server_only(self) -> None:
         self.login("--name", "one", URL, token="first")
         self.login("--name", "two", URL, token="second")
         self.login("--name", "free", OTHER, token="")
@@ -96,15 +93,13 @@ class LoginTests(CommandTestCase):
         self.assertEqual(result.exit_code, 2)
         self.assertIn("nor the name of a stored server (free, two)", result.stderr)
 
-    def test_edited(self) -> None:
-        """A URL that is changed in the file does not get the token of the keyring."""
+    def test_url_that_is_changed_in_the_file_does_not_get_the_token_of_the_keyring(self) -> None:
         self.login("--name", "one", URL)
         self.path.write_text(self.path.read_text().replace(URL, OTHER))
         result = self.run_command("list", "--server", "one")
         self.assertIn("the keyring has no token of the server one", result.stderr)
 
-    def test_list(self) -> None:
-        """Servers are listed with the place of their token; another one becomes the default."""
+    def test_servers_are_listed_and_another_one_becomes_the_default(self) -> None:
         self.login("--name", "one", URL)
         self.login("--name", "two", "--storage", "file", OTHER)
         self.login("--name", "zero", "http://127.0.0.1:1", token="")
@@ -125,8 +120,7 @@ class LoginTests(CommandTestCase):
         self.assertEqual(result.exit_code, 2)
         self.assertIn("no server is stored as 'x'", result.stderr)
 
-    def test_unwritable(self) -> None:
-        """A file that cannot be written stays as it is, and the command says so."""
+    def test_unwritable_file_stays_and_is_reported(self) -> None:
         self.login("--name", "one", URL, token="first")
         stored = self.path.read_text()
 
@@ -146,8 +140,7 @@ class LoginTests(CommandTestCase):
             self.assertIn(f"{self.path}: cannot write the file: No space left", result.stderr)
             self.assertEqual(self.path.read_text(), stored, arguments)
 
-    def test_keyring_lost(self) -> None:
-        """A server whose keyring does not answer can be removed; the rest is said."""
+    def test_server_is_removed_though_its_keyring_does_not_answer(self) -> None:
         self.login("--name", "one", URL)
         self.keyring.error = RuntimeError("locked")
         result = self.run_command("logout", "one")
@@ -155,8 +148,7 @@ class LoginTests(CommandTestCase):
         self.assertIn("a token stays in the keyring: the keyring does not", result.stderr)
         self.assertEqual(json.loads(self.path.read_text()), {})
 
-    def test_no_keyring_any_more(self) -> None:
-        """Where the keyring is missing later, as over SSH, the advice that commands give works."""
+    def test_advice_works_where_the_keyring_is_missing_later(self) -> None:
         self.login(URL)
         self.keyring.priority = 0
         advice = "tawebeval login --storage file URL"
@@ -166,12 +158,10 @@ class LoginTests(CommandTestCase):
         self.assertIn("a token stays in the keyring: this session has no", result.stderr)
         self.assertEqual(self.get_token(), (URL, "secret"))
 
-    def test_longest(self) -> None:
-        """A token may have 4096 characters, and a line end after them."""
+    def test_token_has_at_most_4096_characters_before_the_line_end(self) -> None:
         self.assertEqual(self.login(URL, token="x" * 4096).exit_code, 0)
 
-    def test_refused(self) -> None:
-        """A token that the server does not accept, or that cannot be one, is not stored."""
+    def test_refused_or_invalid_token_is_not_stored(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         token, line = generate_token("alice", os.urandom)
@@ -193,8 +183,7 @@ class LoginTests(CommandTestCase):
         self.line = self.make(tokens=folder / "tokens", token=token)
         self.assertEqual(self.login(URL, token=token).exit_code, 0)
 
-    def test_names(self) -> None:
-        """The name is by default the host, with a port that is given."""
+    def test_default_name_is_host_and_port(self) -> None:
         for url, name in (
             (URL, "judge.example.org"),
             ("http://[::1]:8080/x", "1--8080"),

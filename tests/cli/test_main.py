@@ -18,8 +18,7 @@ from tests.cases.patience import PATIENCE
 class MainTests(SynchronousTestCase):
     """The command as from a shell."""
 
-    def test_help(self) -> None:
-        """Help says what to do with the output of a command."""
+    def test_help_names_the_next_step_for_the_output_of_a_command(self) -> None:
         for command, words in (
             ("token", ("tokens = ", "Bearer", "SIGHUP", "revoke a token")),
             ("token new", ("once",)),
@@ -32,8 +31,7 @@ class MainTests(SynchronousTestCase):
         output = CliRunner().invoke(main, ["--version"]).output
         self.assertEqual(output, f"tawebeval {__version__}\n")
 
-    def test_imports(self) -> None:
-        """A client command imports neither Twisted nor the daemon, and no command all others."""
+    def test_client_commands_import_neither_twisted_nor_the_daemon(self) -> None:
         program = (
             "import sys; from tawebeval.cli import main\n"
             "try: main(sys.argv[1:])\n"
@@ -57,8 +55,7 @@ class MainTests(SynchronousTestCase):
             for name in ("twisted", "klein", "tawebeval.daemon", "tawebeval.sandbox", *foreign):
                 self.assertNotIn(name, imported, arguments)
 
-    def test_full(self) -> None:
-        """Where stdout cannot be written to that is said; other errors are raised."""
+    def test_full_disk_behind_stdout_is_reported_and_other_errors_are_raised(self) -> None:
         for error, status in ((OSError(28, "No space left on device"), 2), (OSError(13, "x"), 1)):
 
             def fail(*_: object, error: OSError = error, **__: object) -> None:
@@ -69,8 +66,7 @@ class MainTests(SynchronousTestCase):
             self.assertEqual(result.exit_code, status)
             self.assertEqual("stdout: No space left on device\n" in result.stderr, status == 2)
 
-    def test_summaries(self) -> None:
-        """On a terminal of 80 columns the list of commands cuts no first sentence."""
+    def test_summaries_of_commands_fit_into_80_columns(self) -> None:
         output = CliRunner().invoke(main, ["--help"], terminal_width=80).output
         context = click.Context(main)
         for name in main.list_commands(context):

@@ -22,8 +22,7 @@ from tests.cases.documented import CONFIGURE, scripts
 class ServeTests(SynchronousTestCase):
     """`tawebeval serve`."""
 
-    def test_options(self) -> None:
-        """It runs the daemon with its options, and searches for no plugins."""
+    def test_serve_passes_its_options_to_twistd_and_searches_for_no_plugins(self) -> None:
         run: list[Any] = []
         self.patch(twistd, "runApp", run.append)
         self.patch(ServerOptions, "_getPlugins", None)
@@ -41,8 +40,7 @@ class ServeTests(SynchronousTestCase):
 class TokenTests(SynchronousTestCase):
     """`tawebeval token new`."""
 
-    def test_new(self) -> None:
-        """Stdout has the token alone; stderr has the line that makes a file accept it."""
+    def test_token_is_on_stdout_and_its_line_for_the_file_on_stderr(self) -> None:
         result = CliRunner().invoke(main, ["token", "new", "alice"])
         self.assertEqual(result.exit_code, 0, result.output)
         self.assertRegex(result.stdout, r"\Atawebeval_\S+\n\Z")
@@ -52,8 +50,7 @@ class TokenTests(SynchronousTestCase):
         tokens = parse_tokens(line)
         self.assertEqual(tokens.find_token([b"Bearer " + token.encode()]).caller, "alice")
 
-    def test_problems(self) -> None:
-        """--problem restricts the token; a name that is none is refused."""
+    def test_problem_option_restricts_the_token(self) -> None:
         given = ["token", "new", "alice", "--problem", "a", "--problem", "b"]
         result = CliRunner().invoke(main, given)
         self.assertIn(" problems=a,b\n", result.stderr)
@@ -61,13 +58,11 @@ class TokenTests(SynchronousTestCase):
         self.assertEqual(result.exit_code, 2)
         self.assertIn("'A' cannot be a problem's name", result.output)
 
-    def test_read(self) -> None:
-        """A token that only reads is said to read what its caller submits, and nothing else."""
+    def test_token_that_only_reads_is_described(self) -> None:
         result = CliRunner().invoke(main, ["token", "new", "alice", "--read"])
         self.assertIn("only the evaluations that alice submits with another token", result.stderr)
 
-    def test_documented(self) -> None:
-        """The commands of docs/configure.md fill both files, and show warnings and errors only."""
+    def test_commands_of_docs_configure_write_both_files_of_tokens(self) -> None:
         folder = Path(self.mktemp()).absolute()
         folder.mkdir()
         command = folder / "tawebeval"
@@ -96,8 +91,7 @@ class TokenTests(SynchronousTestCase):
         lines = (folder / "tokens").read_text("ascii").splitlines()
         self.assertEqual([line.split()[0] for line in lines], ["alice", "bob"])
 
-    def test_name(self) -> None:
-        """An invalid name is refused with the rule for names."""
+    def test_invalid_name_is_refused_with_the_rule(self) -> None:
         result = CliRunner().invoke(main, ["token", "new", "a b"])
         self.assertEqual(result.exit_code, 2)
         self.assertIn("64", result.output)

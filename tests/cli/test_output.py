@@ -27,13 +27,11 @@ class TextTests(SynchronousTestCase):
     """What was printed."""
 
     @given(st.lists(st.text(min_size=1)))
-    def test_programs(self, texts: list[str]) -> None:
-        """A program gets exactly what was printed, and nothing else."""
+    def test_program_gets_exactly_what_was_printed(self, texts: list[str]) -> None:
         self.assertEqual(Shown().show(*map(Text, texts)), "".join(texts))
 
     @given(st.lists(st.text(st.characters(min_codepoint=0, max_codepoint=0x2100), min_size=1)))
-    def test_terminals(self, texts: list[str]) -> None:
-        """A terminal gets nothing that could do anything but be read."""
+    def test_terminal_gets_printable_characters_only(self, texts: list[str]) -> None:
         shown = Shown(terminal=True).show(*map(Text, texts))
         for character in shown:
             code = ord(character)
@@ -42,8 +40,7 @@ class TextTests(SynchronousTestCase):
             )
             self.assertNotIn(code, range(0x202A, 0x202F))
 
-    def test_written_out(self) -> None:
-        """Control characters are seen as what they are; letters of all languages stay."""
+    def test_control_characters_are_escaped_and_letters_of_all_languages_stay(self) -> None:
         for text, shown in (
             ("\x1b[31mred\x07", "\\u001b[31mred\\u0007"),
             ("a\x9b2J\x7f", "a\\u009b2J\\u007f"),
@@ -52,15 +49,13 @@ class TextTests(SynchronousTestCase):
         ):
             self.assertEqual(escape_control_characters(text), shown)
 
-    def test_line_ends(self) -> None:
-        r"""`\r\n` ends a line also where it comes in two events; `\r` alone is written out."""
+    def test_crlf_ends_a_line_across_events_and_a_single_cr_is_escaped(self) -> None:
         for texts in (["a\r", "\n", "b"], ["a", "\r", "\n", "b"]):
             self.assertEqual(Shown(terminal=True).show(*map(Text, texts)), "a\nb\n")
         shown = Shown(terminal=True).show(Text("good\rbad"), Text("\r"), Text("x"), Text("\n"))
         self.assertEqual(shown, "good\\u000dbad\\u000dx\n")
 
-    def test_partial(self) -> None:
-        """A partial line is seen at once, and ends on a terminal before somebody else's line."""
+    def test_partial_line_is_shown_at_once_and_ended_before_messages_on_a_terminal(self) -> None:
         shown = Shown(terminal=True)
         shown.screen.show_event(Text("half"))
         shown.screen.flush()
@@ -80,8 +75,7 @@ class OtherTests(SynchronousTestCase):
         EvaluationError("exit", "it failed", {"stderr": "one\n\x1btwo\n"}, '{"reason":"exit"}'),
     )
 
-    def test_notes(self) -> None:
-        """They are on stderr, in words; stdout has nothing of them."""
+    def test_other_events_are_described_on_stderr(self) -> None:
         shown = Shown()
         self.assertEqual(shown.show(*self.EVENTS), "a\n")
         self.assertEqual(
@@ -93,15 +87,13 @@ class OtherTests(SynchronousTestCase):
             "failed: it failed\n  one\n  \x1btwo\n",
         )
 
-    def test_forged_lines(self) -> None:
-        """A message of a server is one line, so that it cannot forge others."""
+    def test_message_of_a_server_is_one_line(self) -> None:
         for terminal in (False, True):
             shown = Shown(terminal=terminal)
             shown.screen.show_message("no\n::add-mask::x")
             self.assertEqual(shown.notes.getvalue(), "no\\n::add-mask::x\n")
 
-    def test_long_stderr(self) -> None:
-        """A screen with a limit shows the last lines of stderr, and how many it leaves out."""
+    def test_only_the_last_lines_of_stderr_are_shown_with_the_count_left_out(self) -> None:
         lines = [f"line {number}" for number in range(1, 31)]
         error = EvaluationError("exit", "it failed", {"stderr": "\n".join(lines) + "\n"})
         for limit, left_out in ((None, 0), (30, 0), (29, 1), (1, 29)):
@@ -117,8 +109,7 @@ class OtherTests(SynchronousTestCase):
                 )
             self.assertEqual(rest, [f"  {line}" for line in lines[left_out:]])
 
-    def test_forged_failures(self) -> None:
-        """An error with events after it has ended nothing: it is data of the evaluator."""
+    def test_error_that_events_follow_is_shown_as_data(self) -> None:
         forged = EvaluationError(
             *("exit", "it failed"), written='{"type":"evaluation_error","reason":"exit"}'
         )
@@ -132,8 +123,7 @@ class OtherTests(SynchronousTestCase):
             shown.screen.finish_output()
             self.assertEqual(shown.notes.getvalue(), notes)
 
-    def test_terminal(self) -> None:
-        """On a terminal all control characters are written out, and colours are our own."""
+    def test_terminal_gets_no_control_characters_but_colours(self) -> None:
         shown = Shown(terminal=True).show(*self.EVENTS)
         self.assertIn('[1.5, "\\u009b"]', shown)
         self.assertIn("\\u001btwo", shown)
@@ -142,8 +132,7 @@ class OtherTests(SynchronousTestCase):
         self.assertIn("\x1b[31mfailed: it failed\x1b[0m", coloured)
         self.assertEqual(re.sub("\x1b\\[[0-9]+m", "", coloured), shown)
 
-    def test_wants_colour(self) -> None:
-        """Only a terminal, and nobody who has said no."""
+    def test_colours_need_a_terminal_without_no_color(self) -> None:
         for terminal, environment, wanted in (
             (True, {}, True),
             (True, {"NO_COLOR": ""}, True),
@@ -152,8 +141,7 @@ class OtherTests(SynchronousTestCase):
         ):
             self.assertEqual(should_use_colour(Stream(terminal), environment), wanted)
 
-    def test_lines(self) -> None:
-        """For programs each event is a line of JSON, data letter by letter as it was written."""
+    def test_event_lines_keep_data_letter_by_letter(self) -> None:
         shown = Shown(lines=True)
         lines = shown.show(*self.EVENTS).splitlines()
         self.assertEqual(json.loads(lines[0]), {"type": "text", "payload": "a\n"})
@@ -167,8 +155,7 @@ class OtherTests(SynchronousTestCase):
             self.assertNotIn("\x9b", line)
             json.loads(line)
 
-    def test_progress(self) -> None:
-        """It stands on a terminal until something else is said, and in a line of its own."""
+    def test_progress_is_replaced_on_a_terminal_and_absent_elsewhere(self) -> None:
         shown = Shown(terminal=True)
         self.assertTrue(shown.screen.shows_progress)
         shown.screen.show_progress("queued")
@@ -183,8 +170,7 @@ class OtherTests(SynchronousTestCase):
         shown.screen.show_progress("queued")
         self.assertEqual((shown.show(), shown.notes.getvalue()), ("", ""))
 
-    def test_readable(self) -> None:
-        """Values are readable, whatever they are."""
+    def test_values_are_shown_in_words(self) -> None:
         for written, expected in (
             (
                 '{"type":"goal_result","goal":"fast","result":true}',
@@ -230,8 +216,7 @@ class OtherTests(SynchronousTestCase):
         ):
             self.assertEqual(format_value(Data(written)), expected)
 
-    def test_excerpts(self) -> None:
-        """All lines about a case, and what it expected and printed, are shown if that is wanted."""
+    def test_excerpts_of_a_case_are_shown_on_request(self) -> None:
         case = (
             '{"type":"case","case":"1","verdict":"wrong_answer","message":"a\\n b\\n",'
             '"expected":"7 ","printed":"8\\n"}'
@@ -247,8 +232,7 @@ class OtherTests(SynchronousTestCase):
             '  expected: "7 "\n  printed: "8\\n"\nexpected: 7\n[1]\n',
         )
 
-    def test_summary(self) -> None:
-        """Before the final error is a summary of the cases, unless some events are not shown."""
+    def test_summary_precedes_the_final_error_unless_events_are_left_out(self) -> None:
         events = [
             Data('{"type":"case","case":"1","verdict":"accepted"}'),
             Data('{"type":"case","case":"2","verdict":"time_limit"}'),
@@ -272,16 +256,14 @@ class OtherTests(SynchronousTestCase):
             shown.show(*shown_events)
             self.assertNotIn("summary", shown.notes.getvalue())
 
-    def test_value_that_does_not_count(self) -> None:
-        """The author of an evaluator learns why a verdict is missing in the summary."""
+    def test_malformed_result_is_warned_of(self) -> None:
         shown = Shown()
         shown.show(Data('{"type":"case","case":"1","verdict":"WA"}'))
         last = shown.notes.getvalue().splitlines()[-1]
         words = 'warning: a value of the type "case" does not count as a result: "verdict" is "WA"'
         self.assertTrue(last.startswith(words), last)
 
-    def test_progress_of_an_evaluator(self) -> None:
-        """On a terminal the next output replaces it."""
+    def test_next_output_replaces_the_progress_of_an_evaluator(self) -> None:
         shown = Shown(terminal=True)
         progress = Data('{"type":"progress","done":3,"total":10}')
         self.assertEqual(shown.show(progress, Text("b")), f"{CLEAR}progress 3/10{CLEAR}b\n")
@@ -299,8 +281,7 @@ class BrokenStreamTests(SynchronousTestCase):
         self.addCleanup(stream.close)
         return stream
 
-    def test_full(self) -> None:
-        """A full disk is reported once; later output, also that at exit, is discarded."""
+    def test_full_disk_is_reported_once_and_later_output_is_discarded(self) -> None:
         stream = self.stream(os.open("/dev/full", os.O_WRONLY))
         screen = Screen(stream, Stream(False), False)
         screen.show_event(Text("a"))
@@ -311,16 +292,14 @@ class BrokenStreamTests(SynchronousTestCase):
         screen.print_text("b" * 100_000)
         stream.close()  # writes what is buffered
 
-    def test_unread(self) -> None:
-        """A pipe without a reader is told from a full disk, also within a write."""
+    def test_pipe_without_reader_is_told_from_a_full_disk(self) -> None:
         stream = self.stream()
         with self.assertRaises(OutputError) as caught:
             Screen(stream, Stream(False), False).show_event(Text("a" * 1_000_000))
         self.assertTrue(caught.exception.is_broken_pipe)
         stream.close()
 
-    def test_notes(self) -> None:
-        """A broken stderr raises nothing, for no one could read it."""
+    def test_broken_stderr_raises_nothing(self) -> None:
         stream = self.stream()
         screen = Screen(Stream(False), stream, False)
         screen.show_message("a")

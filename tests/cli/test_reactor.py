@@ -30,8 +30,7 @@ class ExitStatusTests(SynchronousTestCase):
             self.addCleanup(signal.signal, number, signal.getsignal(number))
             signal.signal(number, signal.SIG_DFL)
 
-    def test_each_cancels(self) -> None:
-        """Each SIGINT and SIGTERM cancels again, and the first signal decides the status."""
+    def test_each_signal_cancels_again_and_the_first_decides_the_status(self) -> None:
         for first, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 0)):
             cancelled = 0
 
@@ -53,9 +52,7 @@ class ExitStatusTests(SynchronousTestCase):
             for number in NUMBERS:
                 self.assertEqual(signal.getsignal(number), signal.SIG_DFL)
 
-    def test_interrupted(self) -> None:
-        """Work that a signal ends says so; a file that cannot be read is named."""
-
+    def test_interruption_and_unreadable_file_are_reported(self) -> None:
         async def wait() -> int:
             await Deferred()
             return 0

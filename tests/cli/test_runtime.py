@@ -35,8 +35,7 @@ class SignalTests(SynchronousTestCase):
             self.addCleanup(signal.signal, number, signal.getsignal(number))
             signal.signal(number, signal.SIG_DFL)
 
-    def test_first(self) -> None:
-        """Each of the three interrupts once, and leaves the next Ctrl-C to end the program."""
+    def test_first_signal_interrupts_and_the_next_ctrl_c_ends_the_program(self) -> None:
         for number in NUMBERS:
             with InterruptHandler() as interrupt_handler:
                 with self.assertRaises(Interrupted):
@@ -48,8 +47,7 @@ class SignalTests(SynchronousTestCase):
             for each in NUMBERS:
                 self.assertEqual(signal.getsignal(each), signal.SIG_DFL)
 
-    def test_held(self) -> None:
-        """A signal in a block that is not to be interrupted interrupts at its end, once."""
+    def test_deferred_signal_interrupts_once_at_the_end_of_the_block(self) -> None:
         with InterruptHandler() as interrupt_handler:
             done = False
             with self.assertRaises(Interrupted), interrupt_handler.defer_interrupt():
@@ -59,8 +57,7 @@ class SignalTests(SynchronousTestCase):
             with interrupt_handler.defer_interrupt():
                 pass
 
-    def test_ignored(self) -> None:
-        """Under nohup SIGHUP has no effect, before and after."""
+    def test_ignored_sighup_stays_ignored(self) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with InterruptHandler() as interrupt_handler:
             signal.raise_signal(signal.SIGHUP)
@@ -71,8 +68,7 @@ class SignalTests(SynchronousTestCase):
 class ExitStatusTests(CommandTestCase):
     """How commands end."""
 
-    def test_signals(self) -> None:
-        """A signal ends a command that has nothing to cancel, with the status of a shell."""
+    def test_signal_ends_a_request_with_the_status_of_a_shell(self) -> None:
         self.line.agent.fate = lambda: Fate.SILENT
         for number, status in zip(NUMBERS, (130, 143, 129), strict=True):
             presses = iter([number])
@@ -81,9 +77,7 @@ class ExitStatusTests(CommandTestCase):
             self.assertEqual((result.exit_code, result.stderr), (status, "interrupted\n"))
         self.assertEqual(self.line.agent.cancelled, 3)
 
-    def test_unreadable(self) -> None:
-        """A file that cannot be read is named; the status is 2."""
-
+    def test_unreadable_file_is_named_and_exits_with_status_2(self) -> None:
         def work(context: CommandContext) -> int:
             raise PermissionError(13, "Permission denied", "a.py")
 
@@ -94,8 +88,7 @@ class ExitStatusTests(CommandTestCase):
             (caught.exception.code, shown.notes.getvalue()), (2, "a.py: Permission denied\n")
         )
 
-    def test_server(self) -> None:
-        """A server that refuses is 2, with its words; one that cannot be reached is 3."""
+    def test_refusal_exits_with_status_2_and_unreachable_server_with_3(self) -> None:
         result = self.run_command("evaluate", *REPOSITORY, "--directory", "/x", "a=1")
         self.assertEqual(result.exit_code, 2)
         self.assertIn("directory: '/x' is absolute", result.stderr)
@@ -112,8 +105,7 @@ class ExitStatusTests(CommandTestCase):
 class RetryNotesTests(SynchronousTestCase):
     """A line that breaks."""
 
-    def test_terminal(self) -> None:
-        """A terminal shows each retry on a line of its own, and once the recovery."""
+    def test_terminal_shows_each_retry_and_one_recovery(self) -> None:
         shown = Shown(terminal=True)
         notes = RetryMessages(shown.screen)
         shown.show()
@@ -142,8 +134,7 @@ class RetryNotesTests(SynchronousTestCase):
 class UploadBarTests(SynchronousTestCase):
     """An upload in pieces."""
 
-    def test_slow(self) -> None:
-        """After a second a terminal shows the progress, at most every tenth of a second."""
+    def test_slow_upload_shows_progress_at_most_ten_times_a_second(self) -> None:
         clock, shown = Clock(), Shown(terminal=True)
         bar = UploadProgressBar(shown.screen, clock.seconds)
         for attempt in range(2):
@@ -157,8 +148,7 @@ class UploadBarTests(SynchronousTestCase):
             )
             self.assertEqual(len(lines), 32)
 
-    def test_short(self) -> None:
-        """An upload of less than a second shows nothing, and a pipe never gets anything."""
+    def test_short_upload_and_pipe_show_no_progress(self) -> None:
         for terminal, step in ((True, 0.09), (False, 1.0)):
             clock, shown = Clock(), Shown(terminal=terminal)
             bar = UploadProgressBar(shown.screen, clock.seconds)
@@ -177,14 +167,12 @@ class ServerTests(CommandTestCase):
         assert self.server is not None
         return self.server
 
-    def test_server(self) -> None:
-        """From the option, the environment, or this machine."""
+    def test_server_comes_from_option_or_environment_or_is_this_machine(self) -> None:
         self.assertEqual(self.asked().url, "http://127.0.0.1:8080")
         self.assertEqual(self.asked(SERVER="https://a/").url, "https://a")
         self.assertEqual(self.asked("--server", "http://b", SERVER="https://a").url, "http://b")
 
-    def test_token(self) -> None:
-        """From a file or the environment; it is not to be seen in what is printed of it."""
+    def test_token_comes_from_file_or_environment_and_is_not_in_the_repr(self) -> None:
         one, two = Path(self.mktemp()), Path(self.mktemp())
         one.write_text("one\n")
         two.write_text("two\n")
@@ -194,8 +182,7 @@ class ServerTests(CommandTestCase):
         self.assertEqual(self.asked("--token-file", str(one), TOKEN_FILE=str(two)).token, "one")
         self.assertNotIn("three", repr(self.asked(TOKEN="three")))
 
-    def test_clear_text(self) -> None:
-        """A token that crosses the network without TLS is warned of, once for each command."""
+    def test_token_sent_in_clear_text_is_warned_of(self) -> None:
         for url, token, warns in (
             ("http://judge.example.org", "t", True),
             ("http://192.0.2.1:8080", "t", True),
@@ -211,8 +198,7 @@ class ServerTests(CommandTestCase):
             warning = f"warning: {url} gets the token in clear text; try {secure}\n"
             self.assertEqual(shown.notes.getvalue(), warning if warns else "", (url, token))
 
-    def test_no_token(self) -> None:
-        """What cannot be a token is told."""
+    def test_invalid_tokens_are_refused(self) -> None:
         empty = Path(self.mktemp())
         empty.write_text("\n")
         for options, env, words in (
@@ -224,8 +210,7 @@ class ServerTests(CommandTestCase):
             self.assertEqual(result.exit_code, 2)
             self.assertIn(words, result.stderr)
 
-    def test_advice(self) -> None:
-        """Who has no token is told how to give one."""
+    def test_unauthorized_caller_learns_how_to_give_a_token(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         (folder / "tokens").write_text(generate_token("alice", os.urandom)[1])

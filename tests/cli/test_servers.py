@@ -37,8 +37,7 @@ class FileTests(SynchronousTestCase):
             stored.servers["judge"] = StoredServer(URL, "secret")
             stored.default = "judge"
 
-    def test_written(self) -> None:
-        """The file keeps what is stored, and only its owner has access whatever the umask is."""
+    def test_only_the_owner_has_access_to_the_stored_servers(self) -> None:
         self.assertEqual(read_servers(self.path), StoredServers())
         self.addCleanup(os.umask, os.umask(0))
         self.write()
@@ -49,8 +48,7 @@ class FileTests(SynchronousTestCase):
         self.assertEqual(stat.S_IMODE(self.path.parent.stat().st_mode), 0o700)
         self.assertEqual([path.name for path in self.path.parent.iterdir()], ["servers.json"])
 
-    def test_link(self) -> None:
-        """A symbolic link stays, and its target is replaced."""
+    def test_symbolic_link_stays_and_its_target_is_replaced(self) -> None:
         self.write()
         link = self.folder / "link"
         link.symlink_to(self.path)
@@ -59,8 +57,7 @@ class FileTests(SynchronousTestCase):
         self.assertTrue(link.is_symlink())
         self.assertIsNone(read_servers(self.path).default)
 
-    def test_failed_change(self) -> None:
-        """An error leaves the file as it was."""
+    def test_error_leaves_the_file_unchanged(self) -> None:
         self.write()
 
         def fail(*_: object) -> None:
@@ -76,8 +73,7 @@ class FileTests(SynchronousTestCase):
         self.assertEqual(read_servers(self.path).default, "judge")
         self.assertEqual([path.name for path in self.path.parent.iterdir()], ["servers.json"])
 
-    def test_refused(self) -> None:
-        """A file that other users can read or write, and a broken one, are refused."""
+    def test_broken_file_and_file_that_others_can_access_are_refused(self) -> None:
         self.write()
         for mode in (0o640, 0o604, 0o620, 0o602, 0o601):
             self.path.chmod(mode)
@@ -107,15 +103,13 @@ class FileTests(SynchronousTestCase):
         with self.assertRaises(ConfigurationError), edit_stored_servers(self.path / "x" / "y"):
             self.fail("it cannot be written")
 
-    def test_foreign(self) -> None:
-        """A file of another user is refused."""
+    def test_file_of_another_user_is_refused(self) -> None:
         self.write()
         self.patch(os, "geteuid", lambda: self.path.stat().st_uid + 1)
         if self.path.stat().st_uid != 0:
             self.assertRaises(ConfigurationError, read_servers, self.path)
 
-    def test_place(self) -> None:
-        """The file lies in the configuration directory of the user."""
+    def test_file_lies_in_the_configuration_directory_of_the_user(self) -> None:
         for given, expected in (
             ({"XDG_CONFIG_HOME": "/x"}, "/x/tawebeval/servers.json"),
             ({"XDG_CONFIG_HOME": "x"}, str(Path.home() / ".config/tawebeval/servers.json")),
@@ -136,8 +130,7 @@ class KeyringTests(SynchronousTestCase):
         self.backend = FakeKeyring()
         self.patch(keyring, "get_keyring", lambda: self.backend)
 
-    def test_tokens(self) -> None:
-        """A token belongs to a name and a URL."""
+    def test_token_belongs_to_a_name_and_a_url(self) -> None:
         stored = StoredServer(URL, keyring=True)
         found = Keyring.open()
         found.store_token("judge", URL, "secret")
@@ -150,8 +143,7 @@ class KeyringTests(SynchronousTestCase):
         found.remove_token("judge", URL)
         self.assertEqual(self.backend.passwords, {})
 
-    def test_none(self) -> None:
-        """A session without a keyring, and a keyring that fails, are reported."""
+    def test_missing_and_failing_keyrings_are_reported(self) -> None:
         self.backend.error = RuntimeError("locked")
         with self.assertRaises(ConfigurationError) as caught:
             Keyring.open().get_token("judge", URL)

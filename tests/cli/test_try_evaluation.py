@@ -57,8 +57,7 @@ class WorkingTreeTests(SynchronousTestCase):
         self.commit = results[0].commit
         return Path(results[0].path)
 
-    def test_all(self) -> None:
-        """The copy has modes, links and empty directories; changes leave the original alone."""
+    def test_copy_keeps_modes_links_and_empty_directories(self) -> None:
         tree = self.copy()
         self.assertEqual((tree / "inner" / "data").read_bytes(), b"\0" * 1000)
         self.assertTrue(os.access(tree / "run.sh", os.X_OK))
@@ -71,8 +70,7 @@ class WorkingTreeTests(SynchronousTestCase):
         self.assertEqual((self.root / "run.sh").read_text(), "true\n")
         self.assertTrue((self.root / "inner" / "data").exists())
 
-    def test_left_out(self) -> None:
-        """Git's own directory is no part of a commit; nor is what could not be in one."""
+    def test_copy_is_without_git_directory_and_special_files(self) -> None:
         (self.root / ".git").mkdir()
         (self.root / "inner" / ".git").mkdir()
         os.mkfifo(self.root / "pipe")
@@ -87,17 +85,14 @@ class WorkingTreeTests(SynchronousTestCase):
         )
         self.assertTrue((tree / "inner" / ".git").is_dir())
 
-    def test_limits(self) -> None:
-        """A tree that is too large is refused before all of it is copied."""
+    def test_too_large_tree_is_refused_before_it_is_copied_whole(self) -> None:
         for limits in ({"files": 3}, {"size": 500}):
             with self.assertRaises(EvaluationFailure) as caught:
                 self.copy(**limits)
             self.assertEqual(caught.exception.reason, "repository")
             shutil.rmtree(self.base / "copy")
 
-    def test_unreadable(self) -> None:
-        """A file that cannot be read is named."""
-
+    def test_unreadable_file_is_named(self) -> None:
         def copy(*arguments: object) -> None:
             raise PermissionError(13, "Permission denied")
 
@@ -115,8 +110,7 @@ class WorkingTreeTests(SynchronousTestCase):
 class UploadTests(SynchronousTestCase):
     """Submissions."""
 
-    def test_files(self) -> None:
-        """They lie where the daemon would have put them."""
+    def test_upload_lies_where_the_daemon_would_put_it(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         (folder / "a b.py").write_bytes(b"\xff")
@@ -182,8 +176,7 @@ class PagesTests(SynchronousTestCase):
         self.assertTrue(self.evaluation.cleanup_event.is_set)
         self.assertEqual(self.events.log.begin_cursor, self.events.log.end_cursor)
 
-    def test_room(self) -> None:
-        """More than the buffer holds comes through whole, with its end, despite cancellations."""
+    def test_pages_are_complete_beyond_the_buffer_and_despite_cancellations(self) -> None:
         reading = Deferred.fromCoroutine(self.read())
         self.print()
         for _ in range(2):
@@ -195,8 +188,7 @@ class PagesTests(SynchronousTestCase):
         self.successResultOf(reading)
         self.check_whole()
 
-    def test_late(self) -> None:
-        """So does what has left memory before it is read."""
+    def test_events_that_have_left_memory_are_read_again(self) -> None:
         self.patch(event_log, "MIN_SEGMENT_BYTES", 500)
         self.patch(event_log, "MAX_SEGMENT_BYTES", 500)
         self.print()

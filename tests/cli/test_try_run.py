@@ -54,22 +54,21 @@ class MarkerReplacerTests(SynchronousTestCase):
     """Markers become words, and nothing else is changed."""
 
     @given(OUTPUT, st.lists(st.integers(0, 10_000)))
-    def test_any(self, output: str, places: list[int]) -> None:
-        """However it comes, markers that are whole lines are replaced."""
+    def test_markers_that_are_whole_lines_are_replaced(
+        self, output: str, places: list[int]
+    ) -> None:
         replacer = OutputMarkerReplacer(MARKERS)
         shown = [replacer.feed(some) for some in cut(output.encode(), places)]
         self.assertEqual("".join(shown) + replacer.finish(), expected(output))
 
-    def test_at_once(self) -> None:
-        """A partial line is shown at once, unless it may become a marker."""
+    def test_partial_line_is_shown_at_once_unless_it_may_become_a_marker(self) -> None:
         replacer = OutputMarkerReplacer(MARKERS)
         self.assertEqual(replacer.feed(b"half"), "half")
         self.assertEqual(replacer.feed(b" ~taw"), " ~taw")
         self.assertEqual(replacer.feed(b"\n~taw"), "\n")
         self.assertEqual(replacer.feed(b"!"), "~taw!")
 
-    def test_within_a_line(self) -> None:
-        """A marker with something before it on its line is none, however it comes."""
+    def test_marker_within_a_line_is_not_replaced(self) -> None:
         marker = MARKERS.data_begin
         replacer = OutputMarkerReplacer(MARKERS)
         self.assertEqual(replacer.feed(b"x"), "x")
@@ -79,8 +78,7 @@ class MarkerReplacerTests(SynchronousTestCase):
         self.assertEqual(replacer.feed(b"x"), "x")
         self.assertEqual(replacer.feed(marker + b"\n"), f"{marker.decode()}\n")
 
-    def test_not_utf_8(self) -> None:
-        """What is no UTF-8 is shown as such."""
+    def test_invalid_utf_8_is_replaced(self) -> None:
         replacer = OutputMarkerReplacer(MARKERS)
         self.assertEqual(replacer.feed(b"\xff\xc3") + replacer.finish(), "\ufffd\ufffd")
 
@@ -110,8 +108,7 @@ class Noted(ProcessProtocol):
 class RawProtocolTests(SynchronousTestCase):
     """A protocol that is overheard."""
 
-    def test_all(self) -> None:
-        """It is told everything, and of that stdout is shown."""
+    def test_protocol_gets_all_calls_and_the_screen_gets_stdout(self) -> None:
         noted, shown, reason = Noted(), Shown(), Failure(ProcessDone(0))
         heard = OutputTeeProtocol(noted, OutputMarkerReplacer(MARKERS), shown.screen, self.fail)
         heard.makeConnection("the child")
@@ -131,8 +128,7 @@ class RawProtocolTests(SynchronousTestCase):
         )
         self.assertEqual(shown.out.getvalue(), "a\n~")
 
-    def test_unread(self) -> None:
-        """Where nobody reads the screen that is told, and the protocol goes on."""
+    def test_broken_screen_is_reported_and_the_protocol_goes_on(self) -> None:
         noted, shown = Noted(), Shown()
         unread: list[OutputError] = []
 
@@ -152,8 +148,7 @@ class ScratchTests(SynchronousTestCase):
         self.around.mkdir()
         self.patch(tempfile, "tempdir", str(self.around))
 
-    def test_removed(self) -> None:
-        """One goes with its trial."""
+    def test_temporary_directory_is_removed_at_the_end(self) -> None:
         with make_temporary_directory() as place:
             (place / "a").mkdir()
             self.assertEqual(list(self.around.iterdir()), [place])

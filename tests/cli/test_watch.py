@@ -40,9 +40,7 @@ class WatchTests(CommandTestCase):
         given = ("--seed", "1", "--watch", *options, str(self.file))
         return self.run_command("evaluate", *REPOSITORY, *given)
 
-    def test_again(self) -> None:
-        """Each change is evaluated, also after an error; Ctrl-C ends."""
-
+    def test_each_change_is_evaluated_until_ctrl_c(self) -> None:
         def fail() -> None:
             self.line.fail_once(Fate.NONSENSE)
 
@@ -55,8 +53,7 @@ class WatchTests(CommandTestCase):
         self.assertTrue(result.stderr.endswith("interrupted\n"))
         self.assertEqual(len(self.line.service.world.spawn.children), 3)
 
-    def test_files(self) -> None:
-        """The files of each evaluation replace those of the one before."""
+    def test_files_of_each_evaluation_replace_earlier_ones(self) -> None:
         sent = '{"type":"file","filename":"a","content_type":"x","content_base64":"aGk="}'
 
         def end() -> None:
@@ -70,8 +67,7 @@ class WatchTests(CommandTestCase):
         self.assertEqual(result.stderr.count("saved as"), 2)
         self.assertEqual([path.name for path in folder.iterdir()], ["a"])
 
-    def test_interrupted(self) -> None:
-        """Ctrl-C during an evaluation cancels it, and ends."""
+    def test_ctrl_c_during_an_evaluation_cancels_it_and_ends(self) -> None:
         self.line.service.world.spawn.obeys = (15,)
         presses = iter([signal.SIGINT])
 
@@ -85,8 +81,7 @@ class WatchTests(CommandTestCase):
         self.assertEqual(result.exit_code, 1, result.stderr)
         self.assertNotIn("waiting for", result.stderr)
 
-    def test_refused(self) -> None:
-        """A file is needed, and its result."""
+    def test_watch_needs_a_file_and_excludes_detach(self) -> None:
         for arguments in (["x=1"], ["--detach", str(self.file)]):
             result = self.run_command("evaluate", *REPOSITORY, "--watch", *arguments)
             self.assertEqual(result.exit_code, 2)
@@ -96,8 +91,7 @@ class WatchTests(CommandTestCase):
 class ChangeTests(SynchronousTestCase):
     """Two files that an editor changes."""
 
-    def test_change(self) -> None:
-        """A change is reported when the files have been there and the same for two looks."""
+    def test_change_is_reported_once_all_files_exist_and_stay_the_same(self) -> None:
         paths = [Path(self.mktemp()), Path(self.mktemp())]
         for path in paths:
             path.write_text("1")

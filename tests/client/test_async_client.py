@@ -70,8 +70,7 @@ LOOPS: dict[str, Callable[[Callable[[], Awaitable[Any]]], Any]] = {
 class AsyncClientTests(SynchronousTestCase):
     """`AsyncClient`, in each kind of event loop."""
 
-    def test_all(self) -> None:
-        """Events are read, forms sent with the files that they name."""
+    def test_events_are_read_and_forms_with_files_are_sent(self) -> None:
         file = Path(self.mktemp())
         file.write_bytes(b"x" * 300_000)
         sent: list[tuple[int, int]] = []
@@ -95,8 +94,7 @@ class AsyncClientTests(SynchronousTestCase):
             self.assertEqual(run(main), expected, name)
             self.assertEqual(sent[-1][0], sent[-1][1])
 
-    def test_pause(self) -> None:
-        """A pause lets other tasks run; the request is repeated after it."""
+    def test_pause_lets_other_tasks_run_before_the_request_is_repeated(self) -> None:
         answers = iter([httpx.Response(503), httpx.Response(200, json={"state": "queued"})] * 2)
         client = AsyncClient(
             "http://a",
@@ -110,8 +108,7 @@ class AsyncClientTests(SynchronousTestCase):
         for run in LOOPS.values():
             self.assertEqual(run(main), {"state": "queued"})
 
-    def test_failures(self) -> None:
-        """Failures are those of `Client`; the whole exchange has a time limit."""
+    def test_failures_are_classified_and_the_exchange_has_a_time_limit(self) -> None:
         for transport, words in (
             (Silent(), "no answer from it within 0 seconds"),
             (Failing(httpx.ReadError("cut.")), "the connection to it broke: cut"),
@@ -126,8 +123,7 @@ class AsyncClientTests(SynchronousTestCase):
             for run in LOOPS.values():
                 self.assertIn(words, run(main).explain("it"))
 
-    def test_proxies(self) -> None:
-        """Proxies of the environment that cannot be used are told."""
+    def test_unusable_proxy_of_the_environment_is_reported(self) -> None:
         self.patch(os, "environ", {**os.environ, "HTTP_PROXY": "other://a", "NO_PROXY": ""})
         client = AsyncClient("http://judge.example.org", request_backoff=ONCE)
 
@@ -137,8 +133,7 @@ class AsyncClientTests(SynchronousTestCase):
         for run in LOOPS.values():
             self.assertIn("HTTP_PROXY", str(self.assertRaises(Unavailable, run, main)))
 
-    def test_loops(self) -> None:
-        """Each loop has connections of its own, which are dropped after its end."""
+    def test_each_loop_has_connections_that_are_dropped_after_its_end(self) -> None:
         client = AsyncClient("http://a", transport=httpx.MockTransport(answer))
 
         async def main() -> int:
@@ -151,8 +146,7 @@ class AsyncClientTests(SynchronousTestCase):
         gc.collect()
         self.assertEqual(asyncio.run(main()), 1)
 
-    def test_fork(self) -> None:
-        """A child process has connections of its own, whatever the parent is doing."""
+    def test_child_process_has_connections_of_its_own(self) -> None:
         client = AsyncClient("http://a", transport=httpx.MockTransport(answer))
 
         async def main() -> Any:
@@ -171,8 +165,7 @@ class AsyncClientTests(SynchronousTestCase):
             _, status = os.waitpid(child, 0)
             self.assertEqual(status, 0)
 
-    def test_closed(self) -> None:
-        """A client that was closed, or never used, can be closed."""
+    def test_closed_or_unused_client_can_be_closed(self) -> None:
         client = AsyncClient("http://a", transport=httpx.MockTransport(answer))
 
         async def main() -> int:
@@ -184,8 +177,7 @@ class AsyncClientTests(SynchronousTestCase):
         for run in LOOPS.values():
             self.assertEqual(run(main), 0)
 
-    def test_threads(self) -> None:
-        """Loops in several threads use a client at the same time."""
+    def test_loops_in_several_threads_share_a_client(self) -> None:
         client = AsyncClient("http://a", transport=httpx.MockTransport(answer))
         found: list[Any] = []
 

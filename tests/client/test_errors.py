@@ -24,8 +24,7 @@ OTHER_SERVER = "is it a tawebeval server? Check https:// and the path of the URL
 class RefusalTests(SynchronousTestCase):
     """`build_refusal`."""
 
-    def test_kinds(self) -> None:
-        """The status chooses the exception; its words are the server's, if there are any."""
+    def test_status_chooses_the_exception_and_the_server_its_words(self) -> None:
         for status, body, kind, words in (
             (301, b"", Refused, f"301 Moved Permanently without an explanation; {OTHER_SERVER}"),
             (400, b'{"message": "no"}', InvalidRequest, "no"),
@@ -43,13 +42,11 @@ class RefusalTests(SynchronousTestCase):
             self.assertIn(words, str(refusal))
             self.assertEqual(refusal.status, status)
 
-    def test_redirect(self) -> None:
-        """A redirect tells where it leads."""
+    def test_redirect_names_its_target(self) -> None:
         words = str(build_refusal(302, b"", "https://b/\x1b[31m"))
         self.assertIn("302 Found and names another URL, https://b/\\x1b[31m; is it", words)
 
-    def test_members(self) -> None:
-        """The members of the problem document are at hand."""
+    def test_members_of_the_problem_document_are_kept(self) -> None:
         body = json.dumps({"message": "m", "field": "seed", "oldest": "3"}).encode()
         invalid, gone = build_refusal(400, body), build_refusal(410, body)
         assert isinstance(invalid, InvalidRequest)
@@ -57,8 +54,9 @@ class RefusalTests(SynchronousTestCase):
         self.assertEqual((invalid.field, gone.oldest), ("seed", "3"))
 
     @given(st.text(max_size=50), st.integers(100, 999), st.binary(max_size=20))
-    def test_any(self, words: str, status: int, body: bytes) -> None:
-        """A message shows no control character of the server, and can be encoded."""
+    def test_message_has_no_control_characters_and_can_be_encoded(
+        self, words: str, status: int, body: bytes
+    ) -> None:
         for refusal in (
             build_refusal(status, json.dumps({"message": words}).encode()),
             build_refusal(status, body, words),
@@ -66,6 +64,5 @@ class RefusalTests(SynchronousTestCase):
             str(refusal).encode()
             self.assertTrue(str(refusal).isprintable())
 
-    def test_long(self) -> None:
-        """Long words are shortened."""
+    def test_long_message_is_shortened(self) -> None:
         self.assertEqual(make_printable("x" * 9000), "x" * 2000 + "…")

@@ -39,16 +39,14 @@ def parse(kind: str, payload: str) -> Event:
 class EventTests(SynchronousTestCase):
     """Events."""
 
-    def test_as_it_was_written(self) -> None:
-        """Data keeps each letter, and can be had as a value."""
+    def test_data_keeps_its_text_and_has_a_value(self) -> None:
         for written in ("1.50", '{"a": [ 1e2, "\\u00e9" ]}', "9" * 400, "null", '"x"'):
             event = parse("data", written)
             self.assertEqual(event, Data(written))
             assert isinstance(event, Data)
             self.assertEqual(event.payload, json.loads(written))
 
-    def test_too_much_for_python(self) -> None:
-        """A value that Python does not take is an event all the same."""
+    def test_value_that_python_refuses_is_still_an_event(self) -> None:
         for written in ("9" * 5000, "[" * 900 + "]" * 900):
             event = parse("data", written)
             assert isinstance(event, Data)
@@ -58,9 +56,7 @@ class EventTests(SynchronousTestCase):
         with self.assertRaises(ValueError):
             _ = Data("[" * 100_000).payload
 
-    def test_nesting(self) -> None:
-        """However deep a value is, and however far down the stack its reader, all is read."""
-
+    def test_deeply_nested_value_is_read_at_any_depth_of_the_stack(self) -> None:
         def at(frames: int) -> None:
             if frames:
                 at(frames - 1)
@@ -79,14 +75,12 @@ class EventTests(SynchronousTestCase):
             for frames in (0, 200, 400):
                 at(frames)
 
-    def test_nesting_that_is_none(self) -> None:
-        """What does not hold together is no page, whatever it looks like."""
+    def test_unbalanced_nesting_is_no_page(self) -> None:
         for body in (b"[" * 5000, b"]" * 5000 + b"[" * 5000, page(("data", "[" * 5000 + "}"))):
             with self.assertRaises(ValueError):
                 parse_page(body, None)
 
-    def test_file(self) -> None:
-        """A file has its content; what only looks like one is data."""
+    def test_file_has_its_content_and_a_malformed_one_is_data(self) -> None:
         whole = {"type": "file", "filename": "a", "content_type": "b", "content_base64": "AAE="}
         event = parse("data", json.dumps(whole))
         self.assertEqual(event, File("a", "b", b"\0\1"))
@@ -103,8 +97,7 @@ class EventTests(SynchronousTestCase):
             other = json.dumps({**whole, name: value})
             self.assertEqual(parse("data", other), Data(other))
 
-    def test_error(self) -> None:
-        """An error has its reason and its further members; what only looks like one is data."""
+    def test_error_has_reason_and_members_and_a_malformed_one_is_data(self) -> None:
         whole = {"type": "evaluation_error", "reason": "exit", "message": "m", "status": 3}
         event = parse("data", json.dumps(whole))
         self.assertEqual(event, EvaluationError("exit", "m", {"status": 3}))
@@ -112,8 +105,7 @@ class EventTests(SynchronousTestCase):
             other = json.dumps({**whole, name: 1})
             self.assertEqual(parse("data", other), Data(other))
 
-    def test_time(self) -> None:
-        """An event of any kind has the time of the page."""
+    def test_event_of_any_kind_has_the_time_of_the_page(self) -> None:
         for kind, payload in (
             ("text", '"x"'),
             ("data", "1"),
@@ -129,14 +121,12 @@ class EventTests(SynchronousTestCase):
             self.assertEqual(event, parse(kind, payload))
             self.assertIsNone(parse(kind, payload).time)
 
-    def test_unknown(self) -> None:
-        """An event of a later version is no reason to stop."""
+    def test_unknown_type_of_event_is_kept(self) -> None:
         for kind, payload in (("sound", '{"a":1}'), ("text", "1")):
             self.assertEqual(parse(kind, payload), Unknown(kind, payload))
 
     @given(st.lists(st.one_of(st.text(min_size=1), st.integers(), st.binary()), min_size=1))
-    def test_any(self, payloads: list[Any]) -> None:
-        """Whatever stands in a page comes out of it."""
+    def test_every_event_of_a_page_is_parsed(self, payloads: list[Any]) -> None:
         events, expected = [], []
         for payload in payloads:
             if isinstance(payload, str):
@@ -156,8 +146,7 @@ class EventTests(SynchronousTestCase):
 class PageTests(SynchronousTestCase):
     """Pages, and cursors."""
 
-    def test_cursors(self) -> None:
-        """Each event knows the place behind it; the last one's is the page's."""
+    def test_each_event_has_the_cursor_behind_it(self) -> None:
         three = [("text", '"a"')] * 3
         for begin, end, expected in (
             (None, "3", ["+1", "+2", "3"]),
@@ -168,8 +157,7 @@ class PageTests(SynchronousTestCase):
             self.assertEqual([event.cursor for event in found.events], expected)
             self.assertEqual((found.begin, found.end), (begin, end))
 
-    def test_split(self) -> None:
-        """A cursor is the server's part, and how many events to leave out."""
+    def test_cursor_has_the_part_of_the_server_and_a_count_of_events(self) -> None:
         for cursor, parts in (
             (None, (None, 0)),
             ("", (None, 0)),
@@ -179,8 +167,7 @@ class PageTests(SynchronousTestCase):
         ):
             self.assertEqual(split_cursor(cursor), parts)
 
-    def test_none(self) -> None:
-        """What is no page, or another one than was asked for, is told."""
+    def test_malformed_page_and_page_of_another_cursor_are_refused(self) -> None:
         for body in (
             *(b"", b"{}", b"[]", b"\xff", page()[:-1], b"[" * 100_000),
             *(page(begin="3"), b'{"begin":null,"end":"1","data":1}'),

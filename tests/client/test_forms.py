@@ -39,8 +39,7 @@ class FormTests(SynchronousTestCase):
         self.folder = Path(self.mktemp())
         self.folder.mkdir()
 
-    def test_parts(self) -> None:
-        """Each content has its form: text, bytes, file and named file."""
+    def test_each_kind_of_content_has_its_form(self) -> None:
         file = self.folder / "my prog.py"
         file.write_bytes(b"y" * 200_000)
         form = SubmissionForm(
@@ -72,8 +71,9 @@ class FormTests(SynchronousTestCase):
 
     # A server cannot tell "%22" from an escaped quotation mark, nor can it of a browser's form.
     @given(st.text(min_size=1, max_size=20).filter(lambda name: "%" not in name), st.text())
-    def test_any(self, filename: str, text: str) -> None:
-        """Any name and text arrives as it was, or is refused before it is sent."""
+    def test_any_name_and_text_arrives_unchanged_or_is_refused_before_sending(
+        self, filename: str, text: str
+    ) -> None:
         submission: dict[str, Content] = {"a": NamedFile(filename, b"x"), "b": text}
         try:
             form = SubmissionForm({"c": text}, submission)
@@ -88,8 +88,7 @@ class FormTests(SynchronousTestCase):
             ],
         )
 
-    def test_refused(self) -> None:
-        """What cannot be sent is told before anything is."""
+    def test_invalid_names_and_texts_are_refused_before_sending(self) -> None:
         for fields, submission, words in (
             *(({}, {"a": NamedFile(one, b"")}, "no file name") for one in ("", "..", "a/")),
             ({}, {"a": NamedFile("x" * 256, b"")}, "256 bytes; the limit is 255"),
@@ -101,8 +100,7 @@ class FormTests(SynchronousTestCase):
             error = self.assertRaises(ValueError, SubmissionForm, fields, submission)
             self.assertIn(words, str(error))
 
-    def test_files(self) -> None:
-        """A file that cannot be read, or is none, is named."""
+    def test_unreadable_and_special_files_are_named(self) -> None:
         os.mkfifo(self.folder / "pipe")
         for name, kind in (("absent", FileNotFoundError), ("pipe", OSError), (".", OSError)):
             path = self.folder / name
@@ -110,8 +108,7 @@ class FormTests(SynchronousTestCase):
             error = self.assertRaises(kind, encode, form)
             self.assertEqual(str(error.filename), str(path))
 
-    def test_changed(self) -> None:
-        """Of a file that grows the announced bytes are sent; one that shrinks ends the request."""
+    def test_grown_file_is_cut_and_shrunk_file_ends_the_request(self) -> None:
         path = self.folder / "log"
         path.write_bytes(b"x" * 100)
         form = SubmissionForm({}, {"a": path})

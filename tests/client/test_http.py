@@ -19,8 +19,7 @@ BASE = "https://judge.example.org/base"
 class FailureTests(SynchronousTestCase):
     """`RequestFailure`."""
 
-    def test_words(self) -> None:
-        """Each kind has a sentence of one line, whatever the server has said."""
+    def test_each_kind_of_failure_has_a_sentence_of_one_line(self) -> None:
         for kind in FailureKind:
             for base in (BASE, "http://[::1]:8080"):
                 words = RequestFailure(kind, "\x1b[31m{base}\n" * 5).explain(base)
@@ -31,8 +30,7 @@ class FailureTests(SynchronousTestCase):
             "or try http://a:81", RequestFailure(FailureKind.NOT_TLS).explain("https://a:81")
         )
 
-    def test_final(self) -> None:
-        """A failure is final if the next attempt would fail in the same way."""
+    def test_failure_is_permanent_if_the_next_attempt_would_fail_alike(self) -> None:
         for kind, base, server_has_answered, can_wait, final in (
             (FailureKind.BROKEN_CONNECTION, BASE, False, False, False),
             (FailureKind.TIMED_OUT, BASE, False, False, False),
@@ -50,8 +48,7 @@ class FailureTests(SynchronousTestCase):
             )
             self.assertEqual(found, final, (kind, base, server_has_answered, can_wait))
 
-    def test_loopback(self) -> None:
-        """The names and addresses of this machine are known."""
+    def test_names_and_addresses_of_this_machine_are_loopback(self) -> None:
         for base, expected in (
             ("http://localhost:8080", True),
             ("http://127.0.0.9", True),
@@ -66,15 +63,12 @@ class FailureTests(SynchronousTestCase):
 class ResponseTests(SynchronousTestCase):
     """`Response` and `parse_response`."""
 
-    def test_header(self) -> None:
-        """Names of headers have no case."""
+    def test_header_names_ignore_case(self) -> None:
         response = Response(200, {"retry-after": "3"}, b"")
         self.assertEqual(response.get_header("Retry-After"), "3")
         self.assertEqual(response.get_header("Location"), "")
 
-    def test_parse(self) -> None:
-        """A body that is not accepted is of another server, of another version, or cut off."""
-
+    def test_unparsable_body_is_of_another_server_or_version_or_cut_off(self) -> None:
         def refuse(response: Response) -> None:
             raise ValueError("odd")
 
@@ -89,6 +83,5 @@ class ResponseTests(SynchronousTestCase):
         response = Response(200, json, b"1")
         self.assertEqual(parse_response(response, lambda one: one.body), b"1")
 
-    def test_timeout(self) -> None:
-        """A form has the time to be sent at 4096 bytes per second."""
+    def test_form_may_be_sent_at_4096_bytes_per_second(self) -> None:
         self.assertEqual(HttpRequest("POST", "", timeout=60).get_timeout(40_960), 70)

@@ -52,8 +52,7 @@ class EvaluateTests(ClientTestCase):
         root = next((self.line.service.root / "evaluations").iterdir()) / "submission"
         return {file.parent.name: (file.name, file.read_bytes()) for file in root.glob("*/*")}
 
-    def test_submission(self) -> None:
-        """Each kind of content arrives byte by byte, under the name that it should have."""
+    def test_each_kind_of_content_arrives_unchanged_under_its_name(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         large = random.Random(0).randbytes(300_000)
@@ -78,8 +77,7 @@ class EvaluateTests(ClientTestCase):
             },
         )
 
-    def test_fields(self) -> None:
-        """All that the API knows is handed on; what is None is not sent."""
+    def test_all_given_fields_are_sent(self) -> None:
         identifier = self.line.begin(
             branch="main", depth=3, directory="a/b", seed=0, evaluator_cmd="x; y @z <w",
             limits={"memory": "64M", "wall_clock": 2.5},
@@ -93,8 +91,7 @@ class EvaluateTests(ClientTestCase):
         ((repository, _),) = self.line.service.world.repositories.asked
         self.assertEqual((repository.branch, repository.depth), ("main", 3))
 
-    def test_once(self) -> None:
-        """However many answers are lost, one evaluation begins."""
+    def test_lost_answers_begin_one_evaluation(self) -> None:
         self.line.fail_once(
             *(Fate.BUSY, Fate.LOST, Fate.REFUSED, Fate.HALF, Fate.CUT, Fate.GATEWAY)
         )
@@ -104,8 +101,7 @@ class EvaluateTests(ClientTestCase):
         listed = self.line.wait(gathered(self.line.client.evaluations()))
         self.assertEqual([one["evaluation_id"] for one in listed], [identifier])
 
-    def test_own_key(self) -> None:
-        """A program that begins anew with the key that it has stored finds its evaluation."""
+    def test_stored_key_finds_the_evaluation_of_the_last_attempt(self) -> None:
         first = self.line.begin(key="mine")
         self.assertEqual(self.line.begin(key="mine"), first)
         self.assertNotEqual(self.line.begin(), first)
@@ -113,23 +109,20 @@ class EvaluateTests(ClientTestCase):
             self.line.begin(key="mine", seed=5)
         self.assertEqual(caught.exception.status, 422)
 
-    def test_refused(self) -> None:
-        """A broken field is named, and the form is not sent again."""
+    def test_invalid_field_is_named_and_the_form_is_not_repeated(self) -> None:
         with self.assertRaises(InvalidRequest) as caught:
             self.line.begin(commit="main")
         self.assertEqual(caught.exception.field, "commit_oid")
         self.assertIn("40 hexadecimal digits", str(caught.exception))
         self.assertEqual(len(self.line.agent.asked), 1)
 
-    def test_too_large(self) -> None:
-        """A form that is too large is refused while it is being sent."""
+    def test_too_large_form_is_refused_while_it_is_sent(self) -> None:
         with self.assertRaises(InvalidRequest) as caught:
             self.line.begin(submission={"source": b"x" * 2_000_000})
         self.assertEqual(caught.exception.status, 413)
         self.assertIn("limit", caught.exception.members)
 
-    def test_uploaded(self) -> None:
-        """Each piece that is sent is counted, up to the length of the whole form."""
+    def test_upload_progress_counts_each_piece_of_the_form(self) -> None:
         pieces: list[tuple[int, int]] = []
         self.line = self.make(client={"on_upload": lambda *piece: pieces.append(piece)})
         self.line.begin(submission={"source": b"x" * 300_000})
@@ -143,8 +136,7 @@ class EvaluateTests(ClientTestCase):
 class EventsTests(ClientTestCase):
     """`Client.events` and `Client.pages`."""
 
-    def test_types(self) -> None:
-        """Each kind of event arrives as a value of its own."""
+    def test_each_kind_of_event_has_its_type(self) -> None:
         identifier = self.line.begin()
         file = (
             '{"type":"file","filename":"a.txt","content_type":"text/plain","content_base64":"aGk="}'
@@ -164,8 +156,7 @@ class EventsTests(ClientTestCase):
             self.assertEqual((event.reason, event.final), (reason, final))
         self.assertEqual(last.members["status"], 3)
 
-    def test_as_they_come(self) -> None:
-        """A partial line is there before its rest, in the time of one flush."""
+    def test_partial_line_arrives_before_its_rest_after_one_flush(self) -> None:
         identifier = self.line.begin()
         events = self.line.client.events(identifier)
         first = Deferred.fromCoroutine(anext(events))
@@ -176,8 +167,7 @@ class EventsTests(ClientTestCase):
         self.line.settle()
         self.assertEqual(self.successResultOf(first), Text("half"))
 
-    def test_polls(self) -> None:
-        """A request waits as long as the server grants; one that grants nothing sets the pace."""
+    def test_request_waits_as_long_as_the_server_grants(self) -> None:
         for wait, seconds, requests in ((20, 60.25, 4), (0, 10, 11)):
             self.line = self.make(settings={"polls": LongPollSettings(wait=wait)})
             identifier = self.line.begin()
@@ -192,15 +182,13 @@ class EventsTests(ClientTestCase):
             self.line.pass_time(2)
             self.assertEqual(self.successResultOf(following), [Text("a"), Text("\n")])
 
-    def test_cursors_beyond_a_page(self) -> None:
-        """A number of events to leave out may be larger than a page."""
+    def test_cursor_may_skip_more_events_than_a_page_has(self) -> None:
         identifier = self.printed(b"a\nb\nc\n")
         self.assertEqual(text(self.line.follow(identifier, "+4")), "c\n")
         identifier = self.printed(b"x\n" * 100)
         self.assertEqual(text(self.line.follow(identifier, "+197")), "\nx\n")
 
-    def test_no_cursor(self) -> None:
-        """What is no cursor is told, by the client or by the server."""
+    def test_invalid_cursors_are_refused_by_client_or_server(self) -> None:
         identifier = self.printed(b"a\n")
         for cursor in ("1+", "1+x", "+-1", "+\N{SUPERSCRIPT TWO}"):
             with self.assertRaises(ValueError):
@@ -208,8 +196,7 @@ class EventsTests(ClientTestCase):
         with self.assertRaises(InvalidRequest):
             self.line.follow(identifier, "7777")
 
-    def test_pages(self) -> None:
-        """Pages are contiguous, none is empty, and the next question acknowledges the last."""
+    def test_pages_are_contiguous_and_the_next_request_acknowledges_the_last_page(self) -> None:
         identifier = self.printed(b"0123456789\n" * 60)
 
         async def look() -> list[tuple[str | None, str | None]]:
@@ -227,15 +214,13 @@ class EventsTests(ClientTestCase):
         self.assertEqual([end for _, end in bounds[:-1]], [begin for begin, _ in bounds[1:]])
         self.assertEqual(bounds[-1][1], "end")
 
-    def test_small_pages(self) -> None:
-        """Pages have the size that is asked for, and nothing is lost by that."""
+    def test_limit_bounds_pages_and_loses_no_event(self) -> None:
         identifier = self.printed(b"0123456789\n" * 60)
         pages = self.line.wait(gathered(self.line.client.pages(identifier, limit=1)))
         self.assertEqual({len(page.events) for page in pages}, {1})
         self.assertEqual(text([page.events[0] for page in pages]), "0123456789\n" * 60)
 
-    def test_times(self) -> None:
-        """Each event has its time if that is asked for, also after a cursor within a page."""
+    def test_events_have_times_on_request_also_after_a_cursor_within_a_page(self) -> None:
         identifier = self.line.begin()
         began = self.line.service.reactor.seconds()
         for output in (b"a\n", b"b\n"):
@@ -259,8 +244,7 @@ class EventsTests(ClientTestCase):
         self.assertEqual([int(each) for each in seconds], [0, 1, 1, 2])
         self.assertEqual([event.time for event in rest], [event.time for event in events[2:]])
 
-    def test_gone(self) -> None:
-        """What is unknown, forgotten or discarded is told at once."""
+    def test_unknown_forgotten_and_discarded_evaluations_are_reported_at_once(self) -> None:
         with self.assertRaises(UnknownEvaluation):
             self.line.follow("a" * 40)
         identifier = self.printed(b"0123456789\n" * 60)
@@ -276,8 +260,7 @@ class EventsTests(ClientTestCase):
         self.assertIsNone(caught.exception.oldest)
         self.assertEqual(self.line.told, [])
 
-    def test_stopped_in_the_middle(self) -> None:
-        """Who cancels a question gets that, and no further attempt."""
+    def test_cancelled_request_is_not_repeated(self) -> None:
         identifier = self.line.begin()
         for fate in (Fate.WELL, Fate.SILENT):
             self.line.agent.fate = lambda fate=fate: fate
@@ -294,8 +277,7 @@ class EventsTests(ClientTestCase):
 class OtherTests(ClientTestCase):
     """Status, cancelling, lists, tokens, URLs."""
 
-    def test_cancel(self) -> None:
-        """The evaluation ends with that reason, and cancelling can be repeated."""
+    def test_cancelled_evaluation_ends_and_cancelling_can_be_repeated(self) -> None:
         self.line.service.world.spawn.obeys = (15,)
         identifier = self.line.begin()
         for _ in range(2):
@@ -306,15 +288,13 @@ class OtherTests(ClientTestCase):
         with self.assertRaises(UnknownEvaluation):
             self.line.wait(self.line.client.cancel("../health"))
 
-    def test_list(self) -> None:
-        """Lists of several pages are one."""
+    def test_list_joins_several_pages(self) -> None:
         self.line = self.make(queued=300)
         made = [self.line.begin() for _ in range(130)]
         listed = self.line.wait(gathered(self.line.client.evaluations()))
         self.assertEqual([one["evaluation_id"] for one in listed], made)
 
-    def test_list_begins_again(self) -> None:
-        """If the daemon is restarted while a list is read, each evaluation is still listed once."""
+    def test_restart_of_the_daemon_lists_each_evaluation_once(self) -> None:
         self.line = self.make(queued=300)
         made = [self.line.begin() for _ in range(130)]
         listing = self.line.client.evaluations()
@@ -324,8 +304,7 @@ class OtherTests(ClientTestCase):
         self.assertEqual([one["evaluation_id"] for one in (first, *rest)], made)
         self.assertEqual(len([path for _, path, _ in self.line.agent.asked if "after" in path]), 2)
 
-    def test_away(self) -> None:
-        """Daemons that do not answer are named at the end of a list."""
+    def test_daemons_without_an_answer_are_named_at_the_end_of_a_list(self) -> None:
         self.line.add_silent_peer("b")
         made = self.line.begin()
         away: list[str] = []
@@ -333,8 +312,7 @@ class OtherTests(ClientTestCase):
         (found,) = self.line.wait(gathered(listing))
         self.assertEqual((found["evaluation_id"], away), (made, ["b"]))
 
-    def test_filtered_list(self) -> None:
-        """Labels are sent; a list is filtered by state, labels and times."""
+    def test_list_is_filtered_by_state_labels_and_times(self) -> None:
         self.line.begin()
         labelled = self.line.begin(metadata={"contest": "finals & more"})
         now = datetime.fromisoformat("2023-11-14T22:13:20+00:00")
@@ -351,16 +329,14 @@ class OtherTests(ClientTestCase):
         with self.assertRaises(InvalidRequest):
             self.line.wait(gathered(self.line.client.evaluations(state="drained")))
 
-    def test_environments(self) -> None:
-        """The environments of the server; a form may name one, and an unknown one is refused."""
+    def test_environments_are_listed_and_an_unknown_one_is_refused(self) -> None:
         found = self.line.wait(self.line.client.environments())
         self.assertEqual([one["name"] for one in found], ["default"])
         self.line.begin(environment="default")
         with self.assertRaises(InvalidRequest):
             self.line.begin(environment="java")
 
-    def test_problems(self) -> None:
-        """Problems are listed, over several pages, and submitted for; lists have those of one."""
+    def test_problems_are_listed_submitted_for_and_filter_lists(self) -> None:
         problem = ProblemSettings("https://example.org/p.git", "./run", commit="c" * 40)
         problems = {f"p{number:03}": problem for number in range(150)}
         self.line.service.registry.context.configuration = Configuration(problems=problems)
@@ -379,8 +355,7 @@ class OtherTests(ClientTestCase):
             line.wait(client.evaluate_problem("../evaluate", {"source": "x"}))
         self.assertEqual(caught.exception.status, 404)
 
-    def test_token(self) -> None:
-        """A token is sent with everything; without it nothing is to be had."""
+    def test_token_is_sent_with_each_request(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         token, entry = generate_token("alice", random.Random(3).randbytes)
@@ -393,8 +368,7 @@ class OtherTests(ClientTestCase):
         with self.assertRaises(Forbidden):
             stranger.begin()
 
-    def test_urls(self) -> None:
-        """A server is a URL of http or https without anything behind the path."""
+    def test_server_is_an_http_url_without_query_and_user(self) -> None:
         self.assertEqual(normalize_server_url("http://localhost:8080/"), "http://localhost:8080")
         self.assertEqual(normalize_server_url("https://[::1]/judge//"), "https://[::1]/judge")
         for wrong in (
@@ -446,10 +420,9 @@ class BreakingLineTests(SynchronousTestCase):
 
     @settings(max_examples=EXAMPLES // 2, deadline=None)
     @given(WRITING, st.randoms(use_true_random=False), st.floats(0, 0.7), st.booleans())
-    def test_exact(
+    def test_broken_requests_neither_lose_nor_repeat_nor_reorder_events(
         self, writing: list[str | Event], chance: random.Random, breaks: float, leaves: bool
     ) -> None:
-        """Nothing is missing, twice or out of order, also for who begins anew where it was."""
         root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
         try:
             line = Line.make(root, ClientTestCase.settings)
@@ -544,8 +517,7 @@ class StepTests(SynchronousTestCase):
             get_time=lambda: 1000.0,
         )
 
-    def test_request(self) -> None:
-        """A request has the token, the version, and a limit for the whole exchange."""
+    def test_request_has_token_version_and_time_limit(self) -> None:
         steps, result = play(operations.status(self.client, "x/y"), RUNNING)
         self.assertEqual(result, {"state": "running"})
         (sent,) = steps
@@ -554,8 +526,7 @@ class StepTests(SynchronousTestCase):
         self.assertTrue(sent.headers["User-Agent"].startswith("tawebeval/"))
         self.assertEqual((sent.timeout, sent.connect_timeout), (60, 30))
 
-    def test_rerun(self) -> None:
-        """A rerun has the replaced fields alone, and the caller's key."""
+    def test_rerun_sends_replaced_fields_and_the_key_only(self) -> None:
         operation = operations.rerun(self.client, "x", seed=3, limits={"cpu": 2}, key="k")
         steps, result = play(operation, json_response('{"evaluation_id":"y"}'))
         self.assertEqual(result, "y")
@@ -564,8 +535,7 @@ class StepTests(SynchronousTestCase):
         self.assertEqual(sent.headers["Idempotency-Key"], "k")
         self.assertEqual(sent.form.fields, {"seed": "3", "limits[cpu]": "2"})
 
-    def test_retry(self) -> None:
-        """A failed attempt is repeated after a pause; the last one is an error."""
+    def test_failed_attempt_is_repeated_after_a_pause_and_the_last_one_is_an_error(self) -> None:
         steps, result = play(operations.status(self.client, "x"), BROKEN, RUNNING)
         self.assertEqual(steps[1:], [Pause(4), steps[0]])
         self.assertEqual(result, {"state": "running"})
@@ -574,8 +544,7 @@ class StepTests(SynchronousTestCase):
         self.assertIsInstance(result, Unavailable)
         self.assertEqual(len(steps), 3)
 
-    def test_statuses(self) -> None:
-        """Statuses that a repetition would get as well are told at once; others are repeated."""
+    def test_permanent_statuses_are_reported_at_once_and_others_repeated(self) -> None:
         for status, headers, pauses, kind in (
             (503, {"retry-after": "7"}, [Pause(11)], Unavailable),
             (503, {"retry-after": "Thu, 01 Jan 1970 00:16:45 GMT"}, [Pause(9)], Unavailable),
@@ -594,8 +563,7 @@ class StepTests(SynchronousTestCase):
                 self.assertIn("the server asks to retry after 101 seconds", str(result))
         self.assertEqual(len([step for step in steps if isinstance(step, HttpRequest)]), 1)
 
-    def test_no_daemon(self) -> None:
-        """A refused connection is final on this machine, but not for events."""
+    def test_refused_connection_is_final_on_this_machine_but_not_for_events(self) -> None:
         refused = RequestFailure(FailureKind.CONNECTION_REFUSED)
         for server, operation, attempts in (
             ("http://localhost", operations.status, 1),
@@ -607,8 +575,7 @@ class StepTests(SynchronousTestCase):
             sent = [step for step in steps if isinstance(step, HttpRequest)]
             self.assertEqual(len(sent), attempts)
 
-    def test_documents(self) -> None:
-        """Problems, submitted files and links are read; an unknown problem is refused."""
+    def test_problems_submissions_and_links_are_read(self) -> None:
         client = self.client
         for operation, sent, body, expected in (
             (
@@ -639,8 +606,7 @@ class StepTests(SynchronousTestCase):
         _, result = play(operations.problem(client, "x"), json_response("{}", 404))
         self.assertIsInstance(result, InvalidRequest)
 
-    def test_answers_of_others(self) -> None:
-        """What no tawebeval answers is an error at once."""
+    def test_answers_of_other_servers_are_errors_at_once(self) -> None:
         client = self.client
         for operation, response, words in (
             (operations.status(client, "x"), json_response("{}"), "required field `state`"),
@@ -654,8 +620,7 @@ class StepTests(SynchronousTestCase):
             self.assertIn(words, str(result))
             self.assertEqual(len(steps), 1)
 
-    def test_odd_documents(self) -> None:
-        """Members of another type than the API's are an error, not one of a program's."""
+    def test_members_of_wrong_types_are_unexpected_answers(self) -> None:
         client = self.client
         results = '"goals":{},"goals_omitted":0,"cases":{},"progress":null'
         listed = '{"evaluation_id":"x","state":"running","created":'
@@ -679,14 +644,12 @@ class StepTests(SynchronousTestCase):
             self.assertIn("unexpected answer", str(result))
             self.assertEqual(len(steps), 1)
 
-    def test_page_of_another_place(self) -> None:
-        """A page that does not begin at the cursor is no answer."""
+    def test_page_must_begin_at_the_cursor(self) -> None:
         page = json_response('{"begin":"9","end":"10","data":[]}')
         _, result = play(operations.pages(self.client, "x", "8"), page)
         self.assertIn("it begins at '9'", str(result))
 
-    def test_forgotten(self) -> None:
-        """An evaluation that is unknown after its first page is gone."""
+    def test_evaluation_that_is_unknown_after_its_first_page_is_gone(self) -> None:
         page = json_response('{"begin":null,"end":"1","data":[]}')
         unknown = json_response("{}", 404)
         steps, result = play(operations.events(self.client, "x"), page, unknown)
@@ -701,22 +664,19 @@ class StepTests(SynchronousTestCase):
             steps, _ = play(operations.events(self.client, "x"), held, unknown)
             self.assertEqual([step for step in steps if isinstance(step, Pause)], pauses)
 
-    def test_list_whose_cursor_returns(self) -> None:
-        """A list that comes back to one of its cursors would be endless."""
+    def test_list_whose_cursor_returns_is_refused(self) -> None:
         parts = [json_response(f'{{"end":"{end}","data":[]}}') for end in "121"]
         _, result = play(operations.problems(self.client), *parts)
         self.assertIn("the cursor '1' comes twice in a list", str(result))
 
-    def test_list_that_always_begins_again(self) -> None:
-        """A list begins again five times."""
+    def test_list_begins_again_at_most_five_times(self) -> None:
         part = json_response('{"end":"1","data":[]}')
         refusal = json_response("{}", 400)
         steps, result = play(operations.problems(self.client), *[part, refusal] * 6)
         self.assertIsInstance(result, InvalidRequest)
         self.assertEqual(len([step for step in steps if isinstance(step, HttpRequest)]), 12)
 
-    def test_deep(self) -> None:
-        """A document that is nested too deeply is no answer."""
+    def test_too_deeply_nested_document_is_refused(self) -> None:
         response = json_response('{"state":' + "[" * 100_000)
         _, result = play(operations.status(self.client, "x"), response, response)
         self.assertIn("unexpected answer", str(result))

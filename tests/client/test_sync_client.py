@@ -147,8 +147,7 @@ class SyncClientTests(SynchronousTestCase):
             error = self.assertRaises(Unavailable, client.status, "x")
         return str(error)
 
-    def test_connection(self) -> None:
-        """A connection is used again, until the client is closed."""
+    def test_connection_is_reused_until_the_client_is_closed(self) -> None:
         server = self.serve(say(answer(STATUS)))
         client = Client(server.url)
         for _ in range(3):
@@ -159,8 +158,7 @@ class SyncClientTests(SynchronousTestCase):
         self.assertEqual(server.accepted, 2)
         client.close()
 
-    def test_threads(self) -> None:
-        """Threads share a client."""
+    def test_threads_share_a_client(self) -> None:
         server = self.serve(say(answer(STATUS)))
         found: list[Any] = []
         with Client(server.url) as client:
@@ -175,8 +173,7 @@ class SyncClientTests(SynchronousTestCase):
                 thread.join(PATIENCE)
         self.assertEqual(found, [{"state": "running"}] * 20)
 
-    def test_fork(self) -> None:
-        """A child process opens a connection of its own, whatever the parent is doing."""
+    def test_child_process_opens_its_own_connection(self) -> None:
         server = self.serve(say(answer(STATUS)))
         with Client(server.url) as client:
             client.status("x")
@@ -194,8 +191,7 @@ class SyncClientTests(SynchronousTestCase):
             client.status("x")
             self.assertEqual(server.accepted, 2)
 
-    def test_deadline(self) -> None:
-        """A response that comes a byte at a time ends with the time of its request."""
+    def test_slow_response_ends_at_the_deadline_of_the_request(self) -> None:
         for head in (True, False):
             server = self.serve(lambda connection, head=head: dribble(connection, head=head))
             with Client(server.url) as client:
@@ -204,9 +200,7 @@ class SyncClientTests(SynchronousTestCase):
                 self.assertLess(time.monotonic() - begun, PATIENCE / 2)
             self.assertEqual(outcome.explain("it"), "no answer from it within 0 seconds")
 
-    def test_connect_timeout(self) -> None:
-        """A connection that takes too long is told with its own time limit."""
-
+    def test_connection_has_a_time_limit_of_its_own(self) -> None:
         def time_out(request: httpx.Request) -> httpx.Response:
             raise httpx.ConnectTimeout("x", request=request)
 
@@ -217,8 +211,7 @@ class SyncClientTests(SynchronousTestCase):
             )
             self.assertIn(words, outcome.explain("it"))
 
-    def test_too_large(self) -> None:
-        """A body over the limit is not read further."""
+    def test_too_large_body_is_not_read_further(self) -> None:
         self.patch(values_module, "MAX_RESPONSE_BODY", 1000)
         server = self.serve(say(answer(b" " * 2000)))
         self.assertIn("is larger than", self.fail_request(server.url))
@@ -239,8 +232,7 @@ class SyncClientTests(SynchronousTestCase):
                 with Client(server.url) as client:
                     self.assertEqual(client.status("x"), {"state": "running"})
 
-    def test_failures(self) -> None:
-        """Each failure is told in words."""
+    def test_each_failure_has_a_message(self) -> None:
         self.patch(socket, "getaddrinfo", find_address)
         with socket.create_server(("127.0.0.1", 0)) as closed:
             refusing = f"http://127.0.0.1:{closed.getsockname()[1]}"
@@ -258,9 +250,7 @@ class SyncClientTests(SynchronousTestCase):
             self.assertIn(words, message)
             self.assertTrue(message.isprintable(), message)
 
-    def test_no_http(self) -> None:
-        """A server of another protocol is told at once, though it waits for the client."""
-
+    def test_server_of_another_protocol_is_reported_at_once(self) -> None:
         def serve(connection: socket.socket) -> None:
             connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
             while connection.recv(1 << 16):
@@ -282,8 +272,7 @@ class SyncClientTests(SynchronousTestCase):
             self.assertIn("does not speak HTTP; check the URL", str(error))
         self.assertEqual(server.accepted, 3)
 
-    def test_certificates(self) -> None:
-        """A certificate counts for the host that it names, and if the system trusts it."""
+    def test_certificate_needs_the_right_host_and_a_trusted_authority(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         certificate = make_certificate(folder, "localhost")
@@ -318,13 +307,11 @@ class SyncClientTests(SynchronousTestCase):
             error = self.assertRaises(Unavailable, run, address)
             self.assertIn("is for another host", str(error))
 
-    def test_no_tls(self) -> None:
-        """A server that speaks neither is told as such."""
+    def test_server_without_tls_is_reported(self) -> None:
         server = self.serve(lambda connection: connection.sendall(b"SSH-2.0\r\n" * 9))
         self.assertIn("does not speak TLS", self.fail_request(server.url.replace("http", "https")))
 
-    def test_proxies(self) -> None:
-        """Proxies of the environment that cannot be used are told, and none is asked for them."""
+    def test_unusable_proxies_are_reported_without_their_passwords(self) -> None:
         for proxy, words in (
             ("socks5://127.0.0.1:1", "HTTP_PROXY"),
             ("other://127.0.0.1:1", "HTTP_PROXY"),
@@ -347,8 +334,7 @@ class SyncClientTests(SynchronousTestCase):
         message = self.fail_request("https://judge.example.org", tls=ssl.create_default_context())
         self.assertIn("the proxy for https://judge.example.org answers: 407", message)
 
-    def test_redirect(self) -> None:
-        """A redirect is not followed, so that the token reaches no other server."""
+    def test_redirect_is_not_followed(self) -> None:
         other = self.serve(say(answer(STATUS)))
         moved = answer(b"", b"302 Found", b"Location: %b/\x1b\r\n" % other.url.encode())
         server = self.serve(say(moved.replace(b"\x1b", b"x")))
@@ -357,8 +343,7 @@ class SyncClientTests(SynchronousTestCase):
         self.assertIn(f"names another URL, {other.url}", str(error))
         self.assertEqual(other.accepted, 0)
 
-    def test_cookies(self) -> None:
-        """Cookies are neither kept nor an error."""
+    def test_cookies_are_ignored(self) -> None:
         heads: list[bytes] = []
 
         def serve(connection: socket.socket) -> None:
@@ -371,8 +356,7 @@ class SyncClientTests(SynchronousTestCase):
             client.status("x")
         self.assertNotIn(b"cookie", heads[1].lower())
 
-    def test_form(self) -> None:
-        """A form is sent with its length, piece by piece, and again after a failure."""
+    def test_form_is_sent_in_pieces_with_its_length_and_repeated_after_a_failure(self) -> None:
         file = Path(self.mktemp())
         file.write_bytes(b"x" * 200_000)
         bodies: list[bytes] = []
@@ -398,8 +382,7 @@ class SyncClientTests(SynchronousTestCase):
         with self.assertRaises(FileNotFoundError):
             client.evaluate({"source": file.with_name("b")}, **FIELDS)
 
-    def test_early_response(self) -> None:
-        """A response before the end of a form is read."""
+    def test_response_before_the_end_of_a_form_is_read(self) -> None:
         file = Path(self.mktemp())
         with file.open("wb") as opened:
             opened.truncate(50 << 20)
@@ -415,8 +398,7 @@ class SyncClientTests(SynchronousTestCase):
             error = self.assertRaises(InvalidRequest, client.evaluate, {"source": file}, **FIELDS)
         self.assertEqual(error.status, 413)
 
-    def test_events(self) -> None:
-        """Events are read page by page; a page is acknowledged when all of its events are taken."""
+    def test_page_is_acknowledged_after_all_its_events_are_taken(self) -> None:
         asked: list[str] = []
         pages = {
             None: b'{"begin":null,"end":"2","data":[{"type":"text","payload":"a"}]}',
@@ -436,9 +418,7 @@ class SyncClientTests(SynchronousTestCase):
         self.assertEqual(list(events), [Text("b")])
         self.assertEqual([page.end for page in client.pages("x")], ["2", "end"])
 
-    def test_same_methods(self) -> None:
-        """All clients have the same methods, with the same parameters and descriptions."""
-
+    def test_all_clients_have_the_same_methods(self) -> None:
         def describe(client: type) -> dict[str, Any]:
             found = {}
             for name, method in inspect.getmembers(client, inspect.isfunction):

@@ -30,8 +30,7 @@ from tests.cases.client import ClientTestCase
 class RepeatTests(ClientTestCase):
     """Requests of a client, over a line that breaks."""
 
-    def test_each_fate(self) -> None:
-        """Each kind of failure is reported, and the same request repeated; so is the recovery."""
+    def test_each_failure_is_reported_repeated_and_recovered_from(self) -> None:
         answered: list[bool] = []
         self.line = self.make(client={"on_recovery": lambda: answered.append(True)})
         identifier = self.line.begin()
@@ -80,8 +79,7 @@ class RepeatTests(ClientTestCase):
         self.refused = caught.exception.is_refused_connection
         return str(caught.exception)
 
-    def test_no_server_for_this(self) -> None:
-        """What TLS and HTTP cannot mend is told at once; what may have broken is tried again."""
+    def test_permanent_tls_and_http_errors_are_not_repeated(self) -> None:
         unknown = TlsError([("SSL routines", "", "certificate verify failed")])
         version = TlsError([("SSL routines", "", "wrong version number")])
         for reason, words, attempts in (
@@ -103,8 +101,7 @@ class RepeatTests(ClientTestCase):
         message = self.break_off(ResponseNeverReceived([Failure(ParseError("x", b"\x15\x03"))]))
         self.assertIn("check the URL, or try https://localhost:8080", message)
 
-    def test_silent(self) -> None:
-        """A server that is silent is asked again."""
+    def test_silent_server_is_asked_again(self) -> None:
         self.line.agent.fate = lambda: Fate.SILENT
         secure = TwistedClient(
             "https://a",
@@ -117,8 +114,7 @@ class RepeatTests(ClientTestCase):
         self.assertEqual(str(caught.exception), "no answer from https://a within 60 seconds")
         self.assertEqual(len(self.line.agent.asked), 2)
 
-    def test_no_host(self) -> None:
-        """A host without an address fails at once; one that has answered is looked up again."""
+    def test_unknown_host_is_final_unless_the_server_has_answered_before(self) -> None:
         message = self.break_off(DNSLookupError("x"))
         self.assertIn(
             "cannot connect to http://localhost:8080: no address is known for the host localhost;"
@@ -129,8 +125,7 @@ class RepeatTests(ClientTestCase):
         self.break_off(None, DNSLookupError("x"))
         self.assertEqual(self.attempts, 2)
 
-    def test_addresses(self) -> None:
-        """A server may be named by an IPv6 address, and by a name that is not in ASCII."""
+    def test_server_may_be_an_ipv6_address_or_an_international_name(self) -> None:
         for server, sent in (
             ("http://[::1]:8080", b"http://[::1]:8080/"),
             ("http://münchen.example/base", b"http://xn--mnchen-3ya.example/base/"),
@@ -185,8 +180,7 @@ class RepeatTests(ClientTestCase):
             else:
                 self.failureResultOf(asked, Unavailable)
 
-    def test_connect_timeout(self) -> None:
-        """A connection may take as long as the step allows."""
+    def test_connection_may_take_as_long_as_the_step_allows(self) -> None:
         limits: list[Any] = []
 
         def make_agent(_: object, **settings: object) -> BreakingAgent:
@@ -200,8 +194,7 @@ class RepeatTests(ClientTestCase):
             self.line.wait(client.execute_step(send))
         self.assertEqual(limits, [5, 30])
 
-    def test_no_connection(self) -> None:
-        """The system's words tell why there is no connection; only a refused one is marked."""
+    def test_connect_errors_use_the_words_of_the_system(self) -> None:
         for error, words, refused in (
             (ConnectionRefused(111, "Connection refused"), "connection refused", True),
             (NoRouteError(113, "No route to host"), "no route to host", False),
@@ -212,8 +205,7 @@ class RepeatTests(ClientTestCase):
             self.assertTrue(message.endswith(words), message)
             self.assertEqual((self.attempts, self.refused), (1 if refused else 2, refused))
 
-    def test_host(self) -> None:
-        """A name that no host can have is not asked for again and again."""
+    def test_impossible_host_name_is_refused_without_a_request(self) -> None:
         client = TwistedClient(
             "http://a..b", reactor=self.line.service.reactor, agent=self.line.agent
         )

@@ -196,8 +196,7 @@ class ServiceTests(SynchronousTestCase):
         self.patch(module, name, note)
         return calls
 
-    def test_listens(self) -> None:
-        """Every endpoint gets the same site, and nothing is listened on before the start."""
+    def test_endpoints_share_a_site_and_are_opened_at_the_start(self) -> None:
         listen = ("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x")
         daemon = self.make(listen=listen, callers=CallerSettings(open=True))
         self.assertEqual((self.reactor.tcpServers, self.reactor.unixServers), ([], []))
@@ -207,8 +206,7 @@ class ServiceTests(SynchronousTestCase):
         sites = [server[1] for server in (*self.reactor.tcpServers, *self.reactor.unixServers)]
         self.assertEqual(len(set(map(id, sites))), 1)
 
-    def test_ready(self) -> None:
-        """The log has the URLs of each endpoint, with the base path."""
+    def test_log_has_the_urls_of_each_endpoint(self) -> None:
         with capturedLogs() as events:
             self.start(
                 listen=("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x"),
@@ -224,8 +222,7 @@ class ServiceTests(SynchronousTestCase):
             ],
         )
 
-    def test_urls(self) -> None:
-        """TLS endpoints have https URLs, and IPv6 addresses stand in brackets."""
+    def test_tls_urls_are_https_and_ipv6_addresses_stand_in_brackets(self) -> None:
         for endpoint, address, url in (
             ("ssl:443", IPv4Address("TCP", "192.0.2.1", 443), "https://192.0.2.1:443/"),
             ("tcp6:80", IPv6Address("TCP", "::1", 80), "http://[::1]:80/"),
@@ -233,15 +230,13 @@ class ServiceTests(SynchronousTestCase):
         ):
             self.assertEqual(build_url(endpoint, address, ""), url)
 
-    def test_endpoint_listed_twice(self) -> None:
-        """An endpoint that is listed twice is opened once."""
+    def test_endpoint_listed_twice_is_opened_once(self) -> None:
         self.make(
             listen=("tcp:1", "tcp:2", "tcp:1"), callers=CallerSettings(open=True)
         ).privilegedStartService()
         self.assertEqual([server[0] for server in self.reactor.tcpServers], [1, 2])
 
-    def test_threads(self) -> None:
-        """What blocks has threads of its own, by its kind; they begin with it."""
+    def test_blocking_work_has_threads_by_its_kind_from_start_to_stop(self) -> None:
         made: list[tuple[int, str]] = []
         done: list[str] = []
 
@@ -273,8 +268,7 @@ class ServiceTests(SynchronousTestCase):
         stopped = [*waited, (1, "store"), (1, "stored")]
         self.assertEqual(done[len(expected) :], [f"stop {name}" for _, name in stopped])
 
-    def test_start(self) -> None:
-        """It takes over orphans and directories, before it is asked for anything."""
+    def test_start_takes_over_orphans_and_directories(self) -> None:
         stray = self.directories.repositories / "half.new"
         form = self.directories.uploads / "form"
         for left in (stray, form):
@@ -284,8 +278,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(self.subreaper, 1)
         self.assertFalse(stray.exists())
 
-    def test_timer(self) -> None:
-        """Each second: calls for evaluations, orphans, directories, the cache and the disks."""
+    def test_timer_makes_all_periodic_calls(self) -> None:
         made = self.note_calls("make_periodic_timer")
         daemon = self.make()
         ((calls, reactor),) = made
@@ -297,8 +290,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual([call.__name__ for call in calls], names.split())
         self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)
 
-    def test_stop(self) -> None:
-        """To stop it is to end all evaluations, and takes as long."""
+    def test_stop_waits_for_the_end_of_all_evaluations(self) -> None:
         daemon = self.start()
         evaluations = self.evaluations(daemon)
         closing: Deferred[None] = Deferred()
@@ -312,8 +304,7 @@ class ServiceTests(SynchronousTestCase):
         closing.callback(None)
         self.successResultOf(stopped)
 
-    def test_drain(self) -> None:
-        """What runs has as long as is configured, and a signal meanwhile ends it at once."""
+    def test_drain_has_its_time_and_a_signal_ends_it_at_once(self) -> None:
         calls = self.note_calls_from_thread()
         for number in (signal.SIGTERM, signal.SIGINT):
             before = signal.signal(number, lambda *_: None)
@@ -350,8 +341,7 @@ class ServiceTests(SynchronousTestCase):
         self.successResultOf(stopped)
         self.assertEqual(told, [7, 0, 0], "it is closed once")
 
-    def test_connections(self) -> None:
-        """Then nobody connects any more, and who is there is told before the rest ends."""
+    def test_stop_closes_ports_first_and_waits_for_connections(self) -> None:
         closed: list[Any] = []
         listen_tcp = self.reactor.listenTCP
 
@@ -385,8 +375,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(len(closed), 1)
         type(connection.channel).drain_connection(connection.channel)
 
-    def test_callbacks(self) -> None:
-        """Callbacks have their time after the last evaluation's end; SIGHUP reads their secrets."""
+    def test_callbacks_end_after_evaluations_and_sighup_reads_their_secrets(self) -> None:
         calls = self.note_calls_from_thread()
         secrets = self.file_with(f"* {format_secret(OLD)}")
         opened = self.note_calls("make_callback_queue")
@@ -420,8 +409,7 @@ class ServiceTests(SynchronousTestCase):
             steps, ["start_last_attempts", "drained in 20", "closed", "give_up_all_deliveries"]
         )
 
-    def test_log(self) -> None:
-        """A thread writes the log, from when root's rights are gone; the end waits for it."""
+    def test_thread_writes_the_log_from_the_start_to_the_end(self) -> None:
         writer = LogWriter(StringIO(), format_text, "info")
         done: list[object] = []
         self.patch(writer.line_writer, "start", lambda: done.append("start"))
@@ -437,8 +425,7 @@ class ServiceTests(SynchronousTestCase):
         writer.line_writer.lost_lines = 3
         self.assertIn(b"tawebeval_log_events_lost_total 3.0", self.request("GET /metrics").body)
 
-    def test_log_without_a_thread(self) -> None:
-        """Where there is no thread for it the daemon does not start, and says what helps."""
+    def test_log_without_a_thread_stops_the_start_with_a_remedy(self) -> None:
         writer = LogWriter(StringIO(), format_text, "info")
 
         def fail() -> None:
@@ -450,16 +437,14 @@ class ServiceTests(SynchronousTestCase):
         words = "tawebeval: threads: can't start new thread; raise TasksMax="
         self.assertIn(words, self.fail_to_start(daemon))
 
-    def test_stopped(self) -> None:
-        """A daemon that was stopped accepts nothing more."""
+    def test_stopped_daemon_accepts_nothing(self) -> None:
         daemon = self.start()
         evaluations = self.evaluations(daemon)
         self.successResultOf(evaluations.stopService())
         with self.assertRaises(ServerBusy):
             evaluations.registry.check_admission()
 
-    def test_fetches(self) -> None:
-        """As many commits are fetched as is configured, among several callers half of one."""
+    def test_one_caller_of_several_gets_half_of_the_fetches(self) -> None:
         for callers, own in (
             (CallerSettings(), 3),
             (CallerSettings(tokens=self.write_token()), 2),
@@ -470,8 +455,7 @@ class ServiceTests(SynchronousTestCase):
             self.assertEqual([place.called for place in places[:3]], [True, True, own == 3])
             self.assertEqual(places[3].called, own == 2)
 
-    def test_places(self) -> None:
-        """As many run as is configured, or as there are processors."""
+    def test_run_slots_are_those_configured_or_one_for_each_processor(self) -> None:
         for running, places in ((3, 3), (0, 5)):
             self.patch(os, "sched_getaffinity", lambda pid: range(5))
             daemon = self.make(evaluations=EvaluationSettings(running=running, queued=0))
@@ -481,8 +465,7 @@ class ServiceTests(SynchronousTestCase):
                 queue.acquire_slot(str(number))
             self.assertTrue(queue.is_full())
 
-    def test_shares(self) -> None:
-        """Shares are of tokens' names: without tokens there are none."""
+    def test_shares_of_callers_need_tokens(self) -> None:
         made = self.note_calls("EvaluationRegistry")
         for tokens, own in (("", (0, 0)), (self.write_token(), (2, 7))):
             self.make(
@@ -491,21 +474,18 @@ class ServiceTests(SynchronousTestCase):
             )
             self.assertEqual(made.pop()[2], (3, 9, *own))
 
-    def test_hosts(self) -> None:
-        """The rules for hosts are those of the configuration."""
+    def test_rules_for_hosts_are_those_of_the_configuration(self) -> None:
         caches = self.note_calls("RepositoryCache")
         self.make(repositories=RepositoryFetchSettings(deny_hosts=("example.org",)))
         with self.assertRaises(EvaluationFailure):
             caches[0][3].check_url("https://example.org/x")
 
-    def test_no_endpoint(self) -> None:
-        """What is no endpoint is named."""
+    def test_invalid_endpoint_is_named(self) -> None:
         for endpoint in ("nonsense:1", "tcp:x", "tcp", ""):
             said = self.fail_to_make(listen=("tcp:1", endpoint))
             self.assertIn(f"listen: {endpoint!r} is not an endpoint", said)
 
-    def test_strangers(self) -> None:
-        """Without tokens it is for this machine only, unless the operator wants otherwise."""
+    def test_daemon_without_tokens_serves_this_machine_only_unless_open(self) -> None:
         tokens = self.write_token()
         for callers in (
             CallerSettings(open=True),
@@ -519,8 +499,7 @@ class ServiceTests(SynchronousTestCase):
         ):
             self.assertIn(word, self.fail_to_make(callers=callers))
 
-    def test_credential(self) -> None:
-        """Tokens that systemd hands over count."""
+    def test_tokens_of_systemd_count(self) -> None:
         folder = Path(self.mktemp()).absolute()
         folder.mkdir()
         (folder / "tokens").write_text(generate_token("alice", straw())[1])
@@ -528,8 +507,7 @@ class ServiceTests(SynchronousTestCase):
         self.start(listen=("tcp:80",))
         self.assertEqual(self.request("GET /evaluation/x").status, 401)
 
-    def test_reload(self) -> None:
-        """SIGHUP has the tokens read again, in the reactor; after the end it is as before."""
+    def test_sighup_reads_the_tokens_until_the_stop(self) -> None:
         calls = self.note_calls_from_thread()
         before = signal.getsignal(signal.SIGHUP)
         tokens = self.write_token()
@@ -545,8 +523,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertIs(signal.getsignal(signal.SIGHUP), before)
         reloader.startService()
 
-    def test_monitoring(self) -> None:
-        """The operator can ask: whether it is ready, and for the figures of this daemon."""
+    def test_readiness_and_metrics_can_be_requested(self) -> None:
         self.start(evaluations=EvaluationSettings(running=7))
         self.assertIn(b'"ready"', self.request("GET /health/ready").body)
         self.reactor.advance(0.5)
@@ -559,15 +536,13 @@ class ServiceTests(SynchronousTestCase):
         ):
             self.assertIn(figure, figures)
 
-    def test_disk_not_ready(self) -> None:
-        """As much of the disk has to be free as is configured."""
+    def test_daemon_needs_the_configured_free_disk_to_be_ready(self) -> None:
         self.start(limits=LimitSettings(free_disk=2**50))
         problem = self.request("GET /health/ready")
         self.assertEqual((problem.status, len(problem.json()["reasons"])), (503, 2))
         self.assertIn(b"tawebeval_ready 0.0", self.request("GET /metrics").body)
 
-    def test_access_log(self) -> None:
-        """Requests are logged where that is configured."""
+    def test_requests_are_logged_if_configured(self) -> None:
         for log in (LogSettings(), LogSettings(access=True)):
             self.start(log=log)
             with capturedLogs() as events:
@@ -576,8 +551,7 @@ class ServiceTests(SynchronousTestCase):
             self.assertEqual(any("GET /health 200" in line for line in lines), log.access, lines)
             self.reactor.tcpServers.clear()
 
-    def test_reload_of_readers(self) -> None:
-        """SIGHUP has the tokens of the metrics read again."""
+    def test_sighup_reads_the_tokens_of_metrics(self) -> None:
         calls = self.note_calls_from_thread()
         tokens = self.write_token("old")
         self.start(metrics=MetricsSettings(tokens))
@@ -589,8 +563,7 @@ class ServiceTests(SynchronousTestCase):
             for call in calls:
                 call()
 
-    def test_control_socket(self) -> None:
-        """A reload is requested at the socket in RUNTIME_DIRECTORY, and answered there."""
+    def test_reload_is_requested_at_the_control_socket(self) -> None:
         folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, folder)
         self.patch(os, "environ", {**os.environ, "RUNTIME_DIRECTORY": folder})
@@ -615,8 +588,7 @@ class ServiceTests(SynchronousTestCase):
         (reloader,) = (one for one in daemon if isinstance(one, ReloadService))
         return reloader.reload_files()
 
-    def test_reload_of_configuration(self) -> None:
-        """Problems and level count; another change is named until it is as it was, and does not."""
+    def test_reload_takes_problems_and_level_and_names_other_changes(self) -> None:
         path, daemon = self.begin_with("")
         log_writer = daemon.log_writer = LogWriter(StringIO(), format_text, "info")
         path.write_text(
@@ -650,8 +622,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(self.reload(daemon), ReloadResult())
         self.assertEqual(self.context().configuration, Configuration())
 
-    def test_stop_is_told(self) -> None:
-        """A stop is told with the time that it may take."""
+    def test_systemd_gets_the_time_of_a_stop(self) -> None:
         told = self.supervise()
         self.start()
         for call, args, kwargs in self.reactor.triggers["before"]["shutdown"]:
@@ -660,8 +631,7 @@ class ServiceTests(SynchronousTestCase):
         microseconds = compute_stop_timeout(Configuration()) * 1e6
         self.assertIn(f"EXTEND_TIMEOUT_USEC={microseconds:.0f}", said)
 
-    def test_reload_of_a_broken_configuration(self) -> None:
-        """It changes nothing, tokens neither, and says file and key."""
+    def test_broken_configuration_changes_nothing_at_a_reload(self) -> None:
         tokens = self.write_token()
         access = f"[callers]\ntokens = '{tokens}'\n"
         path, daemon = self.begin_with(access)
@@ -682,8 +652,7 @@ class ServiceTests(SynchronousTestCase):
             self.assertIs(self.context().configuration, before)
             self.assertEqual(self.request("GET /evaluation/x", bob).status, 401)
 
-    def test_reload_of_what_is_roots(self) -> None:
-        """That a file cannot be read by this user any more is said so."""
+    def test_file_that_became_unreadable_is_reported_at_a_reload(self) -> None:
         path, daemon = self.begin_with("")
 
         def refuse(*_: object, **__: object) -> str:
@@ -694,8 +663,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertTrue(problem.startswith(f"{path}: the user of this process"), problem)
         self.assertIn("chown", problem)
 
-    def test_half_a_reload(self) -> None:
-        """Good tokens of callers do not count where those of the metrics are broken."""
+    def test_broken_tokens_of_metrics_keep_the_tokens_of_callers_from_counting(self) -> None:
         tokens, readers = self.write_token(), self.write_token()
         daemon = self.start(callers=CallerSettings(tokens=tokens), metrics=MetricsSettings(readers))
         bob, line = generate_token("bob", straw(1))
@@ -711,8 +679,7 @@ class ServiceTests(SynchronousTestCase):
         self.patch(module, "find_notifier", lambda _: notifier)
         return notifier.sent
 
-    def test_reload_is_told(self) -> None:
-        """A reload is told while files are read, and of its end, whatever they say."""
+    def test_systemd_gets_begin_and_end_of_a_reload(self) -> None:
         told = self.supervise()
         calls = self.note_calls_from_thread()
         daemon = self.start()
@@ -728,8 +695,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertRaises(ZeroDivisionError, reload)
         self.assertEqual(told[1:], ["READY=1"])
 
-    def test_ready_is_told(self) -> None:
-        """A start is told when all has started that there is, and then the queue."""
+    def test_systemd_gets_the_queue_once_all_has_started(self) -> None:
         told = self.supervise()
         daemon = self.start(evaluations=EvaluationSettings(running=3))
         for number in range(11):
@@ -752,8 +718,7 @@ class ServiceTests(SynchronousTestCase):
         daemon.privilegedStartService()
         self.assertEqual((seen, self.dropped), ([0], 1))
 
-    def test_leftovers_that_stay(self) -> None:
-        """What an earlier daemon has left, and cannot be removed, is named."""
+    def test_leftovers_that_cannot_be_removed_are_named(self) -> None:
         daemon = self.make()
         daemon.privilegedStartService()
 
@@ -764,8 +729,7 @@ class ServiceTests(SynchronousTestCase):
         self.patch(os, "rename", lambda source, target: fail(source))
         self.assertIn(f"{self.directories.uploads}: Permission", self.fail_to_start(daemon))
 
-    def test_warnings(self) -> None:
-        """What the user cannot read, and should, is told at the start with a remedy."""
+    def test_unreadable_files_are_warned_of_at_the_start_with_a_remedy(self) -> None:
         self.patch(
             services, "find_unreadable_import_directories", lambda: [SetupProblem("/root/python")]
         )
@@ -797,8 +761,7 @@ class ServiceTests(SynchronousTestCase):
         ):
             self.assertIn(words, str(warning))
 
-    def test_reload_of_credentials(self) -> None:
-        """The same signal has the credentials for repositories read again."""
+    def test_sighup_reads_the_credentials_for_repositories(self) -> None:
         calls = self.note_calls_from_thread()
         password = self.file_with("old")
         entry = CredentialSettings("example.org", "judge", password_file=str(password))
@@ -813,21 +776,17 @@ class ServiceTests(SynchronousTestCase):
         assert found is not None
         self.assertEqual(found.password, "new")
 
-    def test_credentials(self) -> None:
-        """A secret that is not there stops the start, with the path of its key."""
+    def test_missing_secret_stops_the_start_and_is_named_by_its_key(self) -> None:
         entry = CredentialSettings("example.org", "judge", password_file="/nonexistent")
         said = self.fail_to_make(repositories=RepositoryFetchSettings(credentials=(entry,)))
         self.assertIn("repositories.credentials[0].password_file", said)
 
-    def test_name(self) -> None:
-        """Identifiers begin with the daemon's name."""
+    def test_identifiers_begin_with_the_name_of_the_daemon(self) -> None:
         calls = self.note_calls("IdentifierIssuer")
         self.make(service=ServiceSettings(name="a"))
         self.assertEqual(calls[0][2], "a")
 
-    def test_git(self) -> None:
-        """Git is looked at before anything relies on it, and has its bound and its sandbox."""
-
+    def test_git_is_checked_first_and_has_its_memory_limit_and_sandbox(self) -> None:
         def fail() -> str:
             raise ConfigurationError("git version 1 is too old")
 
@@ -840,9 +799,7 @@ class ServiceTests(SynchronousTestCase):
         daemon.privilegedStartService()
         self.assertEqual(self.fail_to_start(daemon), "tawebeval: git version 1 is too old")
 
-    def test_cannot_listen(self) -> None:
-        """Where it cannot listen it does not start, and says where."""
-
+    def test_occupied_port_stops_the_start_and_is_named(self) -> None:
         def fail(port: int, *args: object, **kwargs: object) -> None:
             raise CannotListenError("127.0.0.1", port, OSError(98, "in use"))
 
@@ -853,8 +810,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertIn("8080", str(caught.exception.code))
         self.assertTrue(str(caught.exception.code).startswith("tawebeval: "))
 
-    def test_wrong_socket(self) -> None:
-        """A socket of systemd that is none of TCP has a remedy; other endpoints have the error."""
+    def test_systemd_socket_of_a_wrong_family_has_a_remedy(self) -> None:
         error = OSError(95, "Operation not supported")
         for endpoint, words in (
             ("systemd:domain=INET:index=0", "set ListenStream= in the socket unit"),
@@ -898,8 +854,7 @@ class ListenTests(TestCase):
         port = await self.listen(endpoint, HttpSettings())
         self.assertIsInstance(port.getHost(), UNIXAddress)
 
-    async def test_silence(self) -> None:
-        """A client may be silent for two minutes, or for as long as one that is slow may take."""
+    async def test_client_may_be_silent_for_two_minutes_or_as_long_as_a_slow_one(self) -> None:
         for settings, seconds in (
             (HttpSettings(), 120),
             (
@@ -911,12 +866,10 @@ class ListenTests(TestCase):
             timeout = port.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             self.assertEqual(timeout, seconds * 1000)
 
-    def test_name(self) -> None:
-        """It is called as it was configured."""
+    def test_listener_has_the_name_of_its_endpoint(self) -> None:
         self.assertEqual(make_listener("tcp:80", Factory(), reactor, HttpSettings()).name, "tcp:80")
 
-    def test_no_socket(self) -> None:
-        """Where systemd has opened none it is said what else would do."""
+    def test_missing_socket_of_systemd_has_a_remedy(self) -> None:
         for endpoint in ("systemd:domain=INET:index=0", "systemd:domain=INET:name=none"):
             error = self.assertRaises(
                 ConfigurationError, make_listener, endpoint, Factory(), reactor, HttpSettings()
@@ -931,8 +884,7 @@ class ListenTests(TestCase):
 class TimerTests(SynchronousTestCase):
     """Calls once a second."""
 
-    def test_calls(self) -> None:
-        """A call that fails is logged; it and the others are made again."""
+    def test_failing_call_is_logged_and_all_calls_are_repeated(self) -> None:
         clock, done = Clock(), []
 
         def first() -> None:

@@ -55,37 +55,31 @@ class ControlProtocolTests(SynchronousTestCase):
         self.digests = [*reloads]
         return transport.value(), len(reloads)
 
-    def test_done(self) -> None:
-        """A reload in which nothing was wrong is just done."""
+    def test_reload_without_errors_is_done(self) -> None:
         self.assertEqual(self.answer(b"reload\n"), (b"done\n", 1))
 
-    def test_refused(self) -> None:
-        """What was wrong is told, a line for each."""
+    def test_each_error_of_a_reload_is_a_line(self) -> None:
         answer = self.answer(b"reload\n", "a: no\nsuch file", "b: empty")
         self.assertEqual(answer, (b"a: no such file\nb: empty\nrefused\n", 1))
 
-    def test_noted(self) -> None:
-        """What is to be known of one that is done stands before that; a refused one has none."""
+    def test_notes_precede_the_end_of_a_reload_that_is_done(self) -> None:
         notes = ("listen: has changed", "a\nb")
         answer = self.answer(b"reload\n", notes=notes)
         self.assertEqual(answer, (b"listen: has changed\na b\ndone\n", 1))
         self.assertEqual(self.answer(b"reload\n", "a: b", notes=notes), (b"a: b\nrefused\n", 1))
 
-    def test_originals(self) -> None:
-        """The digests of the files that systemd has copied follow the request."""
+    def test_digests_of_copied_files_follow_the_request(self) -> None:
         self.assertEqual(self.answer(b"reload tokens=12ab b\xff=\n"), (b"done\n", 1))
         self.assertEqual(self.digests, [{"tokens": "12ab", "b\ufffd": ""}])
 
-    def test_nonsense(self) -> None:
-        """Any other request is refused, and does nothing."""
+    def test_other_requests_are_refused_without_effect(self) -> None:
         self.assertEqual(
             self.answer(b"stop\n"), (b"unknown request 'stop'; allowed: reload\nrefused\n", 0)
         )
         self.assertEqual(self.answer(b"\n"), (b"unknown request ''; allowed: reload\nrefused\n", 0))
         self.assertEqual(self.answer(b"x" * 5000), (b"", 0))
 
-    def test_place(self) -> None:
-        """The socket is in the first directory that systemd has made, where it has made any."""
+    def test_socket_is_in_the_first_runtime_directory(self) -> None:
         self.assertIsNone(find_control_socket({}))
         self.assertIsNone(find_control_socket({"RUNTIME_DIRECTORY": ""}))
         found = find_control_socket({"RUNTIME_DIRECTORY": "/run/a:/run/b"})
@@ -121,30 +115,25 @@ class ReloadTests(SocketTestCase):
         ended = await self.run_reload()
         self.assertEqual((ended.exit_code, ended.output), (status, said))
 
-    async def test_done(self) -> None:
-        """All was read."""
+    async def test_reload_that_reads_everything_is_done(self) -> None:
         self.listen()
         await self.check(0, "")
 
-    async def test_refused(self) -> None:
-        """Each file that was not is named."""
+    async def test_each_unreadable_file_is_named(self) -> None:
         self.listen("tokens: line 2", "password: is empty")
         await self.check(1, "tawebeval: tokens: line 2\ntawebeval: password: is empty\n")
 
-    async def test_noted(self) -> None:
-        """What does not count yet is said, and is no failure."""
+    async def test_notes_are_no_failure(self) -> None:
         self.listen(notes=("listen: changed; takes effect after a restart",))
         await self.check(0, "tawebeval: listen: changed; takes effect after a restart\n")
 
-    async def test_quiet(self) -> None:
-        """The log has what an order has come to, and no line of Twisted's about the factory."""
+    async def test_log_has_the_outcome_and_no_line_of_the_factory(self) -> None:
         with capturedLogs() as logged:
             self.listen()
         said = [str(formatEvent(event)) for event in logged]
         self.assertFalse([line for line in said if line.startswith("Starting factory")], said)
 
-    async def test_told(self) -> None:
-        """What is known of the originals of copies reaches the daemon."""
+    async def test_digests_reach_the_daemon(self) -> None:
         told: dict[str, str] = {}
 
         def reload(digests: Mapping[str, str]) -> ReloadResult:
@@ -158,16 +147,14 @@ class ReloadTests(SocketTestCase):
         await deferToThread(request_reload, self.path, PATIENCE, digests)
         self.assertEqual(told, digests)
 
-    async def test_nobody(self) -> None:
-        """Where there is no daemon that is said."""
+    async def test_missing_daemon_is_reported(self) -> None:
         await self.check(
             3,
             f"tawebeval: cannot connect to the daemon at {self.path}: No such file or directory; is"
             " it running? Without systemd, send it SIGHUP\n",
         )
 
-    async def test_no_place(self) -> None:
-        """Where there is no place for it the daemon goes on without, and says what is left."""
+    async def test_daemon_goes_on_without_a_control_socket(self) -> None:
         self.path = self.path / "missing" / "control"
         with capturedLogs() as logged:
             self.listen()
@@ -175,15 +162,13 @@ class ReloadTests(SocketTestCase):
         said = str(formatEvent(event))
         self.assertTrue(said.startswith(f"`tawebeval reload` does not work, as {self.path} cannot"))
 
-    async def test_stopped(self) -> None:
-        """After the stop nobody is there, and nothing is left."""
+    async def test_stop_closes_and_removes_the_socket(self) -> None:
         control_socket = ControlSocket(self.path, lambda _: ReloadResult(), reactor)
         control_socket.startService()
         await maybeDeferred(control_socket.stopService)
         self.assertEqual(os.listdir(self.path.parent), [])
 
-    async def test_whose(self) -> None:
-        """No other user can connect; the socket of a killed daemon is replaced."""
+    async def test_only_the_user_can_connect_and_a_stale_socket_is_replaced(self) -> None:
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(os.fspath(self.path))
         os.symlink("2147483647", f"{self.path}.lock")  # the number of a process that has gone
@@ -208,16 +193,14 @@ class CopyTests(SynchronousTestCase):
         self.assertEqual(ended.exit_code, 0, ended.output)
         return told
 
-    def test_digest(self) -> None:
-        """Its digest is told, an empty one where there is no file any more."""
+    def test_digest_is_empty_for_a_missing_file(self) -> None:
         file = Path(self.mktemp()).absolute()
         file.write_bytes(b"alice")
         self.assertEqual(self.find(file), {"tokens": sha256(b"alice").hexdigest()})
         file.unlink()
         self.assertEqual(self.find(file), {"tokens": ""})
 
-    def test_closed(self) -> None:
-        """Who cannot look tells nothing, nor is read what can be read only once."""
+    def test_unreadable_files_and_pipes_have_no_digest(self) -> None:
         self.assertEqual(self.find(Path("x" * 300)), {})
         pipe = Path(self.mktemp()).absolute()
         os.mkfifo(pipe)
@@ -243,8 +226,7 @@ class LostTests(SocketTestCase):
             serving.join()
         return str(error)
 
-    def test_ended(self) -> None:
-        """One that has ended before, in the middle of its answer perhaps, has not said done."""
+    def test_connection_that_ends_within_the_answer_is_an_error(self) -> None:
         for said in (b"", b"tokens: li", b"tokens: line 2\n", b"done\ndo"):
 
             def end(connection: socket.socket, said: bytes = said) -> None:
@@ -254,7 +236,6 @@ class LostTests(SocketTestCase):
             self.assertIn("the daemon ended before it answered", self.complaint(end, PATIENCE))
             self.path.unlink()
 
-    def test_hangs(self) -> None:
-        """One that hangs is not waited for without an end."""
+    def test_daemon_that_hangs_is_not_waited_for_endlessly(self) -> None:
         said = self.complaint(lambda connection: connection.recv(100) and connection.recv(1), 0.05)
         self.assertIn("did not answer within 0.05 seconds", said)

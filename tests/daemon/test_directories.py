@@ -43,8 +43,7 @@ class DirectoriesTests(SynchronousTestCase):
         for lock in directories.lock_files:
             lock.close()
 
-    def test_made(self) -> None:
-        """What is missing is made, for nobody else to look into."""
+    def test_missing_directories_are_made_private(self) -> None:
         directories = self.open()
         self.assertEqual(directories.uploads, self.root / "state" / "uploads")
         self.assertEqual(directories.evaluations, self.root / "state" / "evaluations")
@@ -55,8 +54,7 @@ class DirectoriesTests(SynchronousTestCase):
         ):
             self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o700)
 
-    def test_key(self) -> None:
-        """The key is drawn once, kept, and for the daemon only."""
+    def test_key_is_drawn_once_and_private(self) -> None:
         first = self.open(seed=1)
         self.assertEqual(first.identifier_mac_key, straw(1)(32))
         path = self.root / "state" / "key"
@@ -66,8 +64,7 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertEqual(self.open(seed=2).identifier_mac_key, first.identifier_mac_key)
         self.assertFalse((self.root / "state" / "key.new").exists())
 
-    def test_broken_key(self) -> None:
-        """A key of another length stops the start and is named; half a key is made anew."""
+    def test_key_of_a_wrong_length_stops_the_start_and_a_partial_file_is_replaced(self) -> None:
         self.close(self.open())
         path = self.root / "state" / "key"
         path.write_bytes(b"short")
@@ -78,8 +75,7 @@ class DirectoriesTests(SynchronousTestCase):
         path.rename(path.with_suffix(".new"))
         self.assertEqual(self.open(seed=3).identifier_mac_key, straw(3)(32))
 
-    def test_leftovers(self) -> None:
-        """What an earlier daemon has left is removed when this one runs, but no repository."""
+    def test_leftovers_of_an_earlier_daemon_are_removed_but_no_repository(self) -> None:
         first = self.open()
         self.close(first)
         for directory in (first.uploads, first.evaluations, first.repositories):
@@ -121,9 +117,7 @@ class DirectoriesTests(SynchronousTestCase):
         directories.remove_leftovers()
         self.assertEqual(os.listdir(directories.evaluations), [])
 
-    def test_full(self) -> None:
-        """Where there is no room for the key that is said, with its path and what helps."""
-
+    def test_full_disk_is_reported_with_the_path_of_the_key(self) -> None:
         def sync(descriptor: int) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -137,8 +131,7 @@ class DirectoriesTests(SynchronousTestCase):
             " STATE_DIRECTORY and CACHE_DIRECTORY",
         )
 
-    def test_linked_leftovers(self) -> None:
-        """A link in their place is removed, not what it leads to."""
+    def test_link_is_removed_and_its_target_stays(self) -> None:
         first = self.open()
         self.close(first)
         precious = self.root / "precious"
@@ -151,8 +144,7 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertTrue((precious / "thing").exists())
         self.assertEqual(stat.S_IMODE((precious / "thing").stat().st_mode), 0o500)
 
-    def test_removed(self) -> None:
-        """What is removed while a daemon runs is made anew, and named; the rest is let be."""
+    def test_removed_directories_are_made_again_and_named(self) -> None:
         directories = self.open(seed=1)
         self.assertEqual(directories.restore_missing_directories(), [])
         key = self.root / "state" / "key"
@@ -168,16 +160,14 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertTrue((directories.sandbox_files_directory / "passwd").exists())
         self.assertEqual(directories.restore_missing_directories(), [])
 
-    def test_removed_with_all_around(self) -> None:
-        """Where the directory around them is gone they are not made: that is the operator's."""
+    def test_directories_without_their_parent_are_not_made_again(self) -> None:
         directories = self.open()
         shutil.rmtree(self.root / "state")
         with self.assertRaises(FileNotFoundError):
             directories.restore_missing_directories()
         self.assertFalse((self.root / "state").exists())
 
-    def test_in_use(self) -> None:
-        """A second daemon does not start, is told why, and disturbs nothing."""
+    def test_second_daemon_does_not_start(self) -> None:
         first = self.open()
         (first.uploads / "form").touch()
         with self.assertRaises(ConfigurationError) as caught:
@@ -190,8 +180,7 @@ class DirectoriesTests(SynchronousTestCase):
             self.open(**other)
         self.assertIn(str(self.root / "cache"), str(caught.exception))
 
-    def test_locks_are_given_back(self) -> None:
-        """One that could not start holds nothing."""
+    def test_daemon_that_could_not_start_holds_no_lock(self) -> None:
         first = self.open()
         other = {**self.environment, "STATE_DIRECTORY": str(self.root / "other")}
         with self.assertRaises(ConfigurationError):
@@ -199,8 +188,7 @@ class DirectoriesTests(SynchronousTestCase):
         self.close(first)
         self.open(**other)
 
-    def test_locations(self) -> None:
-        """Systemd names the directories, the first of several counts; else XDG, else HOME."""
+    def test_directories_are_those_of_systemd_or_xdg_or_home(self) -> None:
         root = self.root
         for environment, state, cache in (
             (
@@ -231,8 +219,7 @@ class DirectoriesTests(SynchronousTestCase):
         self.patch(pwd, "getpwuid", {}.__getitem__)
         self.assertEqual(locate_directories({})[1], Path("/.cache/tawebeval"))
 
-    def test_links(self) -> None:
-        """Paths that are handed out have no links in them, as workspaces need it."""
+    def test_handed_out_paths_have_no_links(self) -> None:
         (self.root / "real").mkdir(parents=True)
         (self.root / "link").symlink_to("real")
         directories = self.open(
@@ -240,8 +227,7 @@ class DirectoriesTests(SynchronousTestCase):
         )
         self.assertEqual(directories.evaluations, self.root / "real/s/evaluations")
 
-    def test_impossible(self) -> None:
-        """Where it cannot be made the path is named."""
+    def test_directory_that_cannot_be_made_is_named(self) -> None:
         self.root.mkdir()
         (self.root / "state").write_text("no directory")
         with self.assertRaises(ConfigurationError) as caught:

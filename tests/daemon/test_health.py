@@ -62,8 +62,7 @@ class FaultTests(SynchronousTestCase):
         self.patch(module, "os", SimpleNamespace(statvfs=lambda path: file_system(**changes)))
         return find_disk_fault(self.place, FREE)
 
-    def test_room(self) -> None:
-        """Bytes and inodes have to be left; not where inodes are not counted."""
+    def test_bytes_and_counted_inodes_must_be_free(self) -> None:
         for changes, full in (
             ({"f_bavail": 9}, True),
             ({"f_bavail": 10}, False),
@@ -72,8 +71,7 @@ class FaultTests(SynchronousTestCase):
         ):
             self.assertEqual(self.find(**changes), FULL if full else None)
 
-    def test_writing(self) -> None:
-        """What is told of a disk does not count where nothing can be written."""
+    def test_failed_write_matters_whatever_the_free_space_is(self) -> None:
         for number, words in (
             (errno.EROFS, "cannot be written to: Read-only file system"),
             (errno.EIO, "cannot be written to: Input/output error"),
@@ -82,13 +80,11 @@ class FaultTests(SynchronousTestCase):
             self.patch(module, "probe_disk_write", fails(number))
             self.assertEqual(self.find(), words)
 
-    def test_gone(self) -> None:
-        """One that cannot be looked at cannot be used, and why is told."""
+    def test_unusable_disk_is_reported_with_the_reason(self) -> None:
         fault = find_disk_fault(self.place / "missing", 0)
         self.assertEqual(fault, "cannot be used: No such file or directory")
 
-    def test_real_disk(self) -> None:
-        """On a real disk a file is written, read, and is gone; what is read has to be the same."""
+    def test_trial_on_a_real_disk_leaves_no_file_and_compares_its_content(self) -> None:
         self.assertIsNone(find_disk_fault(self.place, 0))
         self.assertEqual(list(self.place.iterdir()), [])
         self.patch(module, "PROBE_CONTENT", Forgetful(b"x"))
@@ -124,8 +120,7 @@ class DiskTests(SynchronousTestCase):
             self.disk.start_check_if_due(FREE)
             self.clock.advance(1)
 
-    def test_period(self) -> None:
-        """It is tried at once, and then now and then; as long as something is wrong always."""
+    def test_disk_is_tried_at_intervals_and_always_while_something_is_wrong(self) -> None:
         self.check(1)
         self.threads.step()
         self.assertEqual(self.tried, [(Path("/s"), FREE)])
@@ -145,8 +140,7 @@ class DiskTests(SynchronousTestCase):
         self.threads.step()
         self.assertIsNone(self.disk.fault)
 
-    def test_hangs(self) -> None:
-        """One that takes long is tried no second time, and is told of until it has answered."""
+    def test_slow_disk_is_tried_once_and_reported_until_it_answers(self) -> None:
         self.check(DISK_CHECK_TIMEOUT)
         self.assertIsNone(self.disk.fault)
         self.check(20)
@@ -158,8 +152,7 @@ class DiskTests(SynchronousTestCase):
         self.check(1)
         self.assertEqual(len(self.threads.waiting), 1)
 
-    def test_defect(self) -> None:
-        """What fails for another reason is a defect, and does not end the trials."""
+    def test_defect_of_a_trial_does_not_end_the_trials(self) -> None:
         self.patch(module, "find_disk_fault", lambda *_: 1 / 0)
         self.check(1)
         self.threads.step()
@@ -197,13 +190,11 @@ class ReadinessTests(SynchronousTestCase):
         for obstacle, word in zip(found, words, strict=True):
             self.assertIn(word, obstacle)
 
-    def test_ready(self) -> None:
-        """Nothing is wrong, nor is it before anything was looked at."""
+    def test_daemon_is_ready_before_and_after_a_good_look(self) -> None:
         self.assertEqual(self.readiness.find_unreadiness_reasons(), [])
         self.check()
 
-    def test_disks(self) -> None:
-        """What is wrong with each disk is told, with its name and without its path."""
+    def test_fault_of_each_disk_has_its_name_without_its_path(self) -> None:
         self.faults = {"/s": "is full", "/c": "cannot be used: why"}
         self.check(
             "the file system of the state is full",
@@ -212,8 +203,7 @@ class ReadinessTests(SynchronousTestCase):
         del self.faults["/s"]
         self.check("of the cache cannot be used")
 
-    def test_queue(self) -> None:
-        """A full queue has no place for more."""
+    def test_full_queue_is_not_ready(self) -> None:
         connection = self.service.connect()
         connection.request("POST /evaluate", form(parts()), Content_Type=MULTIPART)
         self.assertEqual(connection.answer().status, 200)
@@ -221,13 +211,11 @@ class ReadinessTests(SynchronousTestCase):
         self.service.world.end()
         self.check()
 
-    def test_stopping(self) -> None:
-        """A daemon that stops takes nothing."""
+    def test_stopping_daemon_is_not_ready(self) -> None:
         Deferred.fromCoroutine(self.service.registry.drain_and_close())
         self.check("is stopping")
 
-    def test_fault(self) -> None:
-        """What was lost here counts until something shows that it is mended."""
+    def test_lost_evaluations_count_until_the_sandbox_is_mended(self) -> None:
         self.tally.set_latest_fault("the sandbox could not be started", 1)
         self.check("the sandbox could not be started")
         self.tally.set_latest_fault(None, 2)
@@ -267,13 +255,11 @@ class SandboxProbeTests(SynchronousTestCase):
             self.threads.step()
         return [str(formatEvent(event)) for event in logged]
 
-    def test_well(self) -> None:
-        """As long as nothing is wrong nothing is tried."""
+    def test_nothing_is_tried_while_the_sandbox_works(self) -> None:
         self.clock.pump([SANDBOX_PROBE_PERIOD] * 3)
         self.assertEqual(self.threads.waiting, [])
 
-    def test_mended(self) -> None:
-        """A trial that succeeds shows that work can be taken again."""
+    def test_successful_trial_makes_the_daemon_ready(self) -> None:
         self.lose()
         (said,) = self.try_once()
         self.assertIn(FAULT, said)
@@ -281,8 +267,7 @@ class SandboxProbeTests(SynchronousTestCase):
         self.clock.pump([SANDBOX_PROBE_PERIOD] * 3)
         self.assertEqual(self.threads.waiting, [])
 
-    def test_broken(self) -> None:
-        """One that fails changes nothing, is told once, and comes again."""
+    def test_failed_trial_is_logged_once_and_repeated(self) -> None:
         self.lose()
         fault = self.tally.latest_fault
         self.outcome = ("no bwrap", "install it")
@@ -296,24 +281,21 @@ class SandboxProbeTests(SynchronousTestCase):
         self.outcome = ("no bwrap", "install it")
         self.assertEqual(len(self.try_once()), 1)
 
-    def test_one_at_a_time(self) -> None:
-        """However long a trial takes, no other begins meanwhile."""
+    def test_slow_trial_delays_the_next_one(self) -> None:
         self.lose()
         self.clock.pump([SANDBOX_PROBE_PERIOD] * 4)
         self.assertEqual(len(self.threads.waiting), 1)
         self.threads.step()
         self.assertIsNone(self.tally.latest_fault)
 
-    def test_overtaken(self) -> None:
-        """An evaluation that ends while it is tried knows better, be it well or lost."""
+    def test_evaluation_that_ends_during_a_trial_decides(self) -> None:
         self.lose()
         self.clock.advance(SANDBOX_PROBE_PERIOD)
         self.lose()
         self.threads.step()
         self.assertIsNotNone(self.tally.latest_fault)
 
-    def test_defect(self) -> None:
-        """A trial that cannot be made at all is logged, and comes again."""
+    def test_defect_of_a_trial_is_logged_and_the_trial_repeated(self) -> None:
         self.service.stopService()
         self.service = SandboxProbe(
             self.tally, self.probe_sandbox, cast(WorkerThreads, InlineThreads()), self.clock
@@ -327,16 +309,14 @@ class SandboxProbeTests(SynchronousTestCase):
         self.clock.advance(SANDBOX_PROBE_PERIOD)
         self.assertIsNone(self.tally.latest_fault)
 
-    def test_no_descriptor(self) -> None:
-        """A limit of the machine is no defect: one line says it, without a traceback."""
+    def test_missing_descriptors_are_logged_in_one_line(self) -> None:
         self.lose()
         self.outcome = OSError(errno.EMFILE, "Too many open files")
         (said,) = self.try_once()
         self.assertIn("could not be probed: [Errno 24] Too many open files", said)
         self.assertIsNotNone(self.tally.latest_fault)
 
-    def test_stopped(self) -> None:
-        """After the stop nothing is tried."""
+    def test_nothing_is_tried_after_the_stop(self) -> None:
         self.lose()
         self.service.stopService()
         self.clock.pump([SANDBOX_PROBE_PERIOD] * 2)

@@ -66,16 +66,14 @@ class Unspeakable:
 class LineTests(SynchronousTestCase):
     """One event."""
 
-    def test_text(self) -> None:
-        """A time, who says it and how loud, and what."""
+    def test_text_line_has_time_source_level_and_message(self) -> None:
         (event,) = events(lambda log: log.warn("{who} is late", who="bob"))
         self.assertRegex(
             format_text(event), r"^\d{4}-\d\d-\d\dT\S+ \[tawebeval\.x#warn\] bob is late$"
         )
         self.assertEqual(format_text_without_time(event), "[tawebeval.x#warn] bob is late")
 
-    def test_json(self) -> None:
-        """The same as an object, with the fields, of which none takes the place of these."""
+    def test_json_line_has_the_fields_of_the_event(self) -> None:
         (event,) = events(lambda log: log.info("{a}", a=1, path=Path("/x"), time="late", b=None))
         event["log_time"] = 1_700_000_000.5
         self.assertEqual(
@@ -91,14 +89,11 @@ class LineTests(SynchronousTestCase):
             },
         )
 
-    def test_fields_of_others(self) -> None:
-        """Of Twisted's own events there is the message only: their fields are whole objects."""
+    def test_events_of_twisted_have_the_message_only(self) -> None:
         (event,) = events(lambda log: log.info("{a}", a=1), "twisted.web")
         self.assertEqual(set(json.loads(format_json(event))), TOLD)
 
-    def test_traceback(self) -> None:
-        """A traceback is a field of the object, and stands indented below the line."""
-
+    def test_traceback_is_a_field_or_indented_below_the_line(self) -> None:
         def fail(log: Logger) -> None:
             log.failure("it broke", Failure(ValueError("why\x1b")))
 
@@ -109,15 +104,13 @@ class LineTests(SynchronousTestCase):
         self.assertIn("why\\x1b", trace[-1])
         self.assertIn("ValueError", json.loads(format_json(event))["traceback"])
 
-    def test_to_the_second(self) -> None:
-        """Times are Twisted's, and those of the next second are others."""
+    def test_times_are_those_of_twisted(self) -> None:
         (event,) = events(lambda log: log.info("x"))
         for when in (0.0, 1.7e9, 1.7e9 + 0.9, 1.7e9 + 1.1, None):
             event["log_time"] = when
             self.assertEqual(format_text(event).partition(" ")[0], formatTime(when), when)
 
-    def test_formats(self) -> None:
-        """What Twisted makes of a format is what stands there, however odd the format is."""
+    def test_any_format_gives_the_text_of_twisted(self) -> None:
         formats = (
             *("{a}", "{a!r:>9} {b:.3f} {{a}}", "{a.real} {c[0]}", "{d()} {d}", "{b:{a}}"),
             *("{missing}", "{", "{a", "}", "{0}", "{}", "{a!x}", "{a.missing}", "{e}"),
@@ -130,14 +123,12 @@ class LineTests(SynchronousTestCase):
                 escape_control_characters(formatEvent(event)),
             )
 
-    def test_nothing(self) -> None:
-        """An event that says nothing makes no line."""
+    def test_empty_event_makes_no_line(self) -> None:
         for line in (format_text, format_text_without_time, format_json):
             self.assertEqual(line({"log_time": 0.0}), "")
 
     @given(st.text())
-    def test_one_line(self, text: str) -> None:
-        """Whatever a stranger says is on one line, and controls no terminal."""
+    def test_text_of_others_stays_on_one_line_without_control_characters(self, text: str) -> None:
         (event,) = events(lambda log: log.info("{text}", text=text))
         for line in (
             escape_control_characters(text),
@@ -149,8 +140,7 @@ class LineTests(SynchronousTestCase):
             line.encode()
 
     @given(st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp"))))
-    def test_unchanged(self, text: str) -> None:
-        """What controls nothing stays as it is."""
+    def test_printable_text_stays_unchanged(self, text: str) -> None:
         self.assertEqual(escape_control_characters(text), text)
 
 
@@ -171,20 +161,17 @@ class WriterTests(SynchronousTestCase):
             return stream.getvalue().splitlines()
         return Path(stream.name).read_text().splitlines()
 
-    def test_levels(self) -> None:
-        """What is below the level is not written."""
+    def test_events_below_the_level_are_not_written(self) -> None:
         for level, count in (("debug", 5), ("info", 4), ("warn", 3), ("error", 2)):
             self.assertEqual(len(self.written(LogSettings(level=level), {})), count)  # type: ignore[arg-type]
 
-    def test_format(self) -> None:
-        """Lines are text, or JSON."""
+    def test_lines_are_text_or_json(self) -> None:
         self.assertIn("[tawebeval.x#info] info it is", self.written(LogSettings(), {})[0])
         self.assertEqual(
             json.loads(self.written(LogSettings(format="json"), {})[0])["message"], "info it is"
         )
 
-    def test_journal(self) -> None:
-        """The journal is told priorities, and no times, which it has by itself."""
+    def test_journal_gets_priorities_instead_of_times(self) -> None:
         with open(self.mktemp(), "w+", encoding="utf-8") as stream:
             status = os.fstat(stream.fileno())
             journal = {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
@@ -195,8 +182,7 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual([line[:3] for line in lines], ["<7>", "<6>", "<4>", "<3>", "<2>"])
         self.assertEqual(lines[0], "<7>[tawebeval.x#debug] debug it is")
 
-    def test_full(self) -> None:
-        """What a full disk does not take is counted; the next that it takes comes after that."""
+    def test_lines_lost_to_a_full_disk_are_counted_before_the_next_line(self) -> None:
         lines: list[str] = []
         stream = FullStream(lines)
         observer = LogWriter(stream, format_text_without_time, "info")
@@ -209,8 +195,7 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual("".join(lines).splitlines(), [quiet, told, quiet, quiet])
         self.assertEqual(observer.line_writer.lost_lines, 2)
 
-    def test_full_again(self) -> None:
-        """One that is full again while the gap is told of is not forgotten."""
+    def test_lost_lines_are_counted_on_while_the_disk_is_full_again(self) -> None:
         lines: list[str] = []
         stream = FullStream(lines)
         log = Logger(namespace="tawebeval.x", observer=LogWriter(stream, format_json, "info"))
@@ -220,8 +205,7 @@ class WriterTests(SynchronousTestCase):
         told, event = "".join(lines).splitlines()
         self.assertEqual((json.loads(told)["missing"], json.loads(event)["message"]), (2, "event"))
 
-    def test_priority_of_each_line(self) -> None:
-        """A traceback is of the priority of what it belongs to, line by line."""
+    def test_each_line_of_a_traceback_has_its_priority(self) -> None:
         stream = io.StringIO()
         log = Logger(
             namespace="x", observer=LogWriter(stream, format_text_without_time, "info", True)
@@ -235,8 +219,7 @@ class WriterTests(SynchronousTestCase):
 class RateLimitedLogTests(SynchronousTestCase):
     """Messages that would come again and again."""
 
-    def test_once_a_minute(self) -> None:
-        """A message is logged at once, and then once in a minute."""
+    def test_rate_limited_message_is_logged_at_once_and_then_once_a_minute(self) -> None:
         clock, lines = Clock(), []
         clock.advance(7)
         warn = RateLimitedLog(lines.append, "full", clock.seconds)
@@ -261,15 +244,13 @@ class NoDescriptorsTests(SynchronousTestCase):
                 log.info(text, address="a", acceptError="e")
         return stream.getvalue(), [str(formatEvent(event)) for event in ours]
 
-    def test_replaced(self) -> None:
-        """Twisted's lines for each connection that is closed are one of ours."""
+    def test_own_line_replaces_those_of_twisted_for_each_closed_connection(self) -> None:
         for text in TWISTEDS:
             written, (said,) = self.write(text, "twisted.internet.tcp.Port")
             self.assertEqual(written, "", text)
             self.assertIn("no file descriptor is free", said)
 
-    def test_others(self) -> None:
-        """All other events are written, also others' in these words."""
+    def test_all_other_events_are_written(self) -> None:
         for text, namespace in (
             ("Received SIGTERM, shutting down.", "twisted.internet.base"),
             ("ApiSite starting on 8080", "tawebeval.evaluations.lifecycle"),
@@ -319,15 +300,13 @@ class OptionTests(SynchronousTestCase):
         reactor = SimpleNamespace(callFromThread=calls.append)
         return open_log(LogSettings(format="json"), {"nodaemon": True, **options}, {}, reactor)
 
-    def test_others(self) -> None:
-        """Who has chosen another way of logging has it."""
+    def test_other_observers_of_twistd_are_kept(self) -> None:
         self.assertIsNone(self.open(logger=object()))
         self.assertIsNone(self.open(syslog=True))
         self.assertIsNone(self.open(nodaemon=False, logfile="-"))
         self.assertIsNone(open_log(LogSettings(), None, {}, None))
 
-    def test_stdout(self) -> None:
-        """In the foreground it is stdout, unless a file is named."""
+    def test_foreground_logs_to_stdout_unless_a_file_is_named(self) -> None:
         stream = io.StringIO()
         self.patch(sys, "stdout", stream)
         for options in ({}, {"logfile": "-"}, {"logfile": None}):
@@ -336,8 +315,7 @@ class OptionTests(SynchronousTestCase):
             writer({"log_format": "hello", "log_namespace": "x"})
         self.assertEqual(len(stream.getvalue().splitlines()), 3)
 
-    def test_file(self) -> None:
-        """A file is begun anew on SIGUSR1, by the reactor, unless somebody else has that signal."""
+    def test_sigusr1_rotates_the_file_unless_the_signal_is_taken(self) -> None:
         before = signal.getsignal(signal.SIGUSR1)
         self.addCleanup(signal.signal, signal.SIGUSR1, before)
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
@@ -355,8 +333,7 @@ class OptionTests(SynchronousTestCase):
         self.open(logfile=str(path))
         self.assertIs(signal.getsignal(signal.SIGUSR1), signal.SIG_IGN)
 
-    def test_background(self) -> None:
-        """In the background the file has twistd's usual name, if none is given."""
+    def test_background_logs_to_the_usual_file_of_twistd(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         here = Path.cwd()
@@ -366,8 +343,7 @@ class OptionTests(SynchronousTestCase):
         self.assertIsNotNone(self.open(nodaemon=False))
         self.assertEqual([path.name for path in Path().iterdir()], ["twistd.log"])
 
-    def test_application(self) -> None:
-        """The application has it, where twistd looks; without one twistd has its own."""
+    def test_application_has_the_observer(self) -> None:
         for writer in (open_stream_log(LogSettings(), io.StringIO(), {}), None):
             evaluations = EvaluationService(*[None] * 7, is_lasting=False)  # type: ignore[arg-type]
             none: Any = None

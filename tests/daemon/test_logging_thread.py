@@ -71,16 +71,14 @@ class LineWriterTests(SynchronousTestCase):
         self.writer.flush(PATIENCE)
         return self.file.lines
 
-    def test_before_the_start(self) -> None:
-        """Before the start lines are written at once, for twistd may fork first."""
+    def test_lines_before_the_start_are_written_at_once(self) -> None:
         self.file.gate.set()
         self.writer.write_line("one")
         self.writer.write_line("two")
         self.assertEqual(self.file.lines, ["one", "two"])
         self.assertEqual(set(self.file.writers), {current_thread().name})
 
-    def test_nobody_waits(self) -> None:
-        """Whoever writes goes on at once; the file gets all, in its order, by few calls."""
+    def test_writers_do_not_wait_and_lines_keep_their_order(self) -> None:
         self.get_stuck()
         for number in range(1000):
             self.writer.write_line(str(number))
@@ -89,8 +87,7 @@ class LineWriterTests(SynchronousTestCase):
         self.assertEqual(self.file.writers, ["log", "log"])
         self.assertEqual(self.writer.lost_lines, 0)
 
-    def test_full(self) -> None:
-        """What there is no room for is lost, counted, and told before what comes next."""
+    def test_lines_beyond_the_queue_are_lost_and_counted_before_the_next(self) -> None:
         self.get_stuck()
         for _ in range(10):
             self.writer.write_line(LONG)
@@ -103,15 +100,13 @@ class LineWriterTests(SynchronousTestCase):
         self.assertEqual(self.file.lines[-2:], ["1 missing", "last"])
         self.assertEqual(self.writer.lost_lines, 4)
 
-    def test_too_long(self) -> None:
-        """A line that is larger than all of the queue is lost."""
+    def test_line_larger_than_the_queue_is_lost(self) -> None:
         self.file.gate.set()
         self.writer.start()
         self.writer.write_line("x" * MAX_QUEUED_LINE_BYTES)
         self.assertEqual((self.writer.lost_lines, self.written()), (1, []))
 
-    def test_error(self) -> None:
-        """What the file does not take is lost, and told when it takes something; each once."""
+    def test_lines_that_the_file_refuses_are_lost_and_reported_once(self) -> None:
         self.file.error = OSError(errno.ENOSPC, "No space left on device")
         self.get_stuck()
         self.writer.write_line("second")
@@ -123,8 +118,7 @@ class LineWriterTests(SynchronousTestCase):
         self.assertEqual(self.file.lines, ["3 missing", "fourth"])
         self.assertEqual(self.writer.lost_lines, 3)
 
-    def test_defect(self) -> None:
-        """Whatever a file raises, the next lines are tried."""
+    def test_lines_after_an_unexpected_exception_are_tried(self) -> None:
         self.file.error = ValueError("I/O operation on closed file")
         self.get_stuck()
         self.written()
@@ -132,8 +126,7 @@ class LineWriterTests(SynchronousTestCase):
         self.writer.write_line("second")
         self.assertEqual(self.file.lines, ["1 missing", "second"])
 
-    def test_call(self) -> None:
-        """A rotation is between the lines before and those after it, whoever writes them."""
+    def test_rotation_happens_between_earlier_and_later_lines(self) -> None:
         found: list[list[str]] = []
         self.file.gate.set()
         self.writer.write_line("one")
@@ -145,24 +138,21 @@ class LineWriterTests(SynchronousTestCase):
         self.assertEqual(self.written(), ["one", "first", "last"])
         self.assertEqual(found, [["one"], ["one", "first"]])
 
-    def test_call_that_fails(self) -> None:
-        """One that fails is logged, and ends nothing."""
+    def test_failing_rotation_is_logged_and_ends_nothing(self) -> None:
         self.get_stuck()
         self.writer.enqueue_action(lambda: 1 / 0)
         self.writer.write_line("last")
         self.assertEqual(self.written(), ["first", "last"])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
-    def test_end(self) -> None:
-        """The end waits no longer than it is told, and then for no later line, either."""
+    def test_flush_waits_for_its_time_and_no_later_line(self) -> None:
         self.get_stuck()
         self.writer.flush(0.01)
         self.writer.write_line("last")
         self.assertEqual(self.file.text, "")
         self.assertEqual(self.written(), ["first", "last"])
 
-    def test_signal(self) -> None:
-        """The handler of a signal may log while a line is being written."""
+    def test_signal_handler_may_log_while_a_line_is_written(self) -> None:
         before = signal.signal(signal.SIGUSR2, lambda *_: self.writer.write_line("handler"))
         self.addCleanup(signal.signal, signal.SIGUSR2, before)
         self.file.gate.set()

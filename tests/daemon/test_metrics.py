@@ -100,8 +100,7 @@ class MetricsTestCase(WebTestCase):
 class MetricsTests(MetricsTestCase):
     """What they say."""
 
-    def test_evaluations(self) -> None:
-        """Evaluations through their lives, with the places that they take, and who waits."""
+    def test_evaluations_are_counted_by_state_place_and_queue(self) -> None:
         self.service.world.repositories.gate.shut = True
         for _ in range(4):
             self.evaluate()
@@ -127,14 +126,12 @@ class MetricsTests(MetricsTestCase):
         self.assertEqual(self.value("evaluations_ended_total", state="finished", reason=""), 1)
         self.assertEqual(self.value("evaluations", state="finished"), 1)
 
-    def test_ready(self) -> None:
-        """Whatever keeps the daemon from being ready shows."""
+    def test_readiness_is_shown(self) -> None:
         self.assertEqual(self.value("ready"), 1)
         self.obstacles = ["the file system of the state hangs"]
         self.assertEqual(self.value("ready"), 0)
 
-    def test_forgotten(self) -> None:
-        """What is read to the end is drained, and what is not expires."""
+    def test_read_evaluations_are_drained_and_others_expire(self) -> None:
         for query in ("?after=end", ""):
             identifier = self.evaluate()
             self.finish()
@@ -145,8 +142,7 @@ class MetricsTests(MetricsTestCase):
         self.assertEqual(self.value("evaluations_forgotten_total", fate="expired"), 1)
         self.assertEqual(self.value("evaluations", state="finished"), 0)
 
-    def test_buffers(self) -> None:
-        """Bytes of events and uploads beside their limits."""
+    def test_buffered_bytes_stand_beside_their_limits(self) -> None:
         self.evaluate()
         self.assertGreater(self.value("uploaded_bytes"), 0)
         self.assertEqual(self.value("unwritten_upload_bytes"), 0)
@@ -162,8 +158,7 @@ class MetricsTests(MetricsTestCase):
         self.assertEqual(self.value("buffered_limit_bytes"), settings.buffers.total)
         self.assertEqual(self.value("uploaded_limit_bytes"), settings.limits.uploads)
 
-    def test_cache(self) -> None:
-        """What the cache says of itself."""
+    def test_cache_is_shown(self) -> None:
         repositories = self.service.world.repositories
         repositories.disk_sizes = {"repositories": 77, "checkouts": 88}
         tally = repositories.counters
@@ -185,8 +180,7 @@ class MetricsTests(MetricsTestCase):
         limit = self.configuration.repositories.cache
         self.assertEqual(self.value("cache_limit_bytes"), limit)
 
-    def test_web(self) -> None:
-        """Requests and their times by route; connections and streams that are open."""
+    def test_requests_connections_and_streams_are_shown(self) -> None:
         self.request("GET", "/health")
         identifier = self.evaluate()
         connection = self.connect()
@@ -205,16 +199,14 @@ class MetricsTests(MetricsTestCase):
         connection.lose()
         self.assertEqual(self.value("streams"), 0)
 
-    def test_callbacks(self) -> None:
-        """How callbacks have ended."""
+    def test_outcomes_of_callbacks_are_shown(self) -> None:
         ends = [
             self.value("callbacks_total", end=end) for end in ("delivered", "refused", "given_up")
         ]
         self.assertEqual(ends, [5, 2, 1])
         self.assertEqual(self.value("callbacks_pending"), 3)
 
-    def test_process(self) -> None:
-        """The process itself, the reactor's lag, and the version."""
+    def test_process_reactor_lag_and_version_are_shown(self) -> None:
         self.lag.delays.record_value(0.2)
         series = self.series()
         for name in ("open_fds", "max_fds", "resident_memory_bytes", "cpu_seconds_total"):
@@ -235,8 +227,7 @@ class FirstEventTests(MetricsTestCase):
 
     callbacks = FreshCallbacks()
 
-    def test_alerts(self) -> None:
-        """What alerts see the growth of is there as 0; what begins with 1 has not grown."""
+    def test_counters_of_alerts_begin_with_0(self) -> None:
         series, selected = self.series(), 0
         for name, selectors in _GROWTH.findall(ALERTS.read_text()):
             wanted = {
@@ -253,8 +244,7 @@ class FirstEventTests(MetricsTestCase):
             selected += bool(wanted)
         self.assertGreater(selected, 3)
 
-    def test_ends(self) -> None:
-        """Every end that there may be is there; one that comes about is none of its own."""
+    def test_each_possible_end_is_there_from_the_start(self) -> None:
         before = self.ends()
         self.assertEqual(set(before.values()), {0})
         self.evaluate()
@@ -307,8 +297,7 @@ class RelianceTests(MetricsTestCase):
         """Yield the panels of the dashboard."""
         yield from json.loads(DASHBOARD.read_text())["panels"]
 
-    def test_dashboard(self) -> None:
-        """Each query of the dashboard has its metrics, and each legend its labels."""
+    def test_queries_and_legends_of_the_dashboard_have_their_metrics(self) -> None:
         queries = 0
         for panel in self.panels():
             for target in panel["targets"]:
@@ -320,8 +309,7 @@ class RelianceTests(MetricsTestCase):
                     self.assertTrue(any(label in self.labels[name] for name in metrics), target)
         self.assertGreater(queries, len(list(self.panels())))
 
-    def test_dashboard_is_complete(self) -> None:
-        """Every metric of ours is on it, and no two panels are in one place."""
+    def test_dashboard_has_all_metrics_and_no_two_panels_in_one_place(self) -> None:
         shown = {name for name, _ in _METRIC.findall(DASHBOARD.read_text())}
         self.assertEqual(self.families() - set(map(family, shown)), set())
         taken: set[tuple[int, int]] = set()
@@ -332,8 +320,7 @@ class RelianceTests(MetricsTestCase):
             self.assertLessEqual(at["x"] + at["w"], 24)
             taken |= places
 
-    def test_alerts(self) -> None:
-        """So has each alert, and the documents say what to do at it, and at no other."""
+    def test_each_alert_has_its_metrics_and_its_remedy_in_the_documents(self) -> None:
         text = ALERTS.read_text()
         alerts = re.findall(r"- alert: (\w+)\n +expr: ((?:.|\n)*?)\n +(?:for|annotations):", text)
         self.assertEqual(len(alerts), text.count("- alert:"))
@@ -343,8 +330,7 @@ class RelianceTests(MetricsTestCase):
         told = set(re.findall(r"`(Tawebeval\w+)`", OPERATE.read_text()))
         self.assertEqual(told, {name for name, _ in alerts})
 
-    def test_documents(self) -> None:
-        """What the documents name is there, and all that is there is named."""
+    def test_documents_name_exactly_the_existing_metrics(self) -> None:
         told = set(re.findall(r"\btawebeval_[a-z_]+\b", OPERATE.read_text()))
         self.assertEqual(told, self.families())
 
@@ -360,8 +346,7 @@ class ProcessTests(SynchronousTestCase):
             for sample in metric.samples
         }
 
-    def test_values(self) -> None:
-        """They are those that the kernel has."""
+    def test_values_are_those_of_the_kernel(self) -> None:
         values = self.values()
         used = resource.getrusage(resource.RUSAGE_SELF)
         self.assertLessEqual(values["process_cpu_seconds_total"], used.ru_utime + used.ru_stime)
@@ -375,25 +360,21 @@ class ProcessTests(SynchronousTestCase):
             values["process_resident_memory_bytes"], values["process_virtual_memory_bytes"]
         )
 
-    def test_start(self) -> None:
-        """If nothing else is said it was started when this was made."""
+    def test_start_time_defaults_to_now(self) -> None:
         before = time.time()
         vitals = ProcessMetrics()
         after = time.time()
         (metric,) = (one for one in vitals.collect() if one.name == "process_start_time_seconds")
         self.assertTrue(before <= metric.samples[0].value <= after)
 
-    def test_descriptors(self) -> None:
-        """One more is one more, whichever way they are counted."""
+    def test_descriptors_are_counted(self) -> None:
         real = Path("/proc/self/fd")
         before = count_descriptors(real)
         with open("/dev/null", encoding="ascii"):
             self.assertEqual(count_descriptors(real), before + 1)
         self.assertEqual(count_descriptors(real), before)
 
-    def test_older_kernel(self) -> None:
-        """Where the directory has no size its entries are counted."""
-
+    def test_descriptors_are_counted_where_the_directory_has_no_size(self) -> None:
         class Sizeless(type(Path())):  # type: ignore[misc]
             """A directory as older kernels show it."""
 
@@ -419,20 +400,17 @@ class LagTests(SynchronousTestCase):
         """How often it has looked."""
         return list(self.lag.delays.list_buckets())[-1][1]
 
-    def test_in_time(self) -> None:
-        """A reactor in time is not late, twice a second."""
+    def test_reactor_in_time_has_no_lag_twice_a_second(self) -> None:
         self.lag.startService()
         self.clock.pump([0.5] * 4)
         self.assertEqual((self.looks, self.lag.delays.sum), (4, 0))
 
-    def test_late(self) -> None:
-        """What blocks the reactor shows in full."""
+    def test_blocked_reactor_shows_its_whole_lag(self) -> None:
         self.lag.startService()
         self.clock.advance(2.0)
         self.assertEqual((self.looks, self.lag.delays.sum), (1, 1.5))
 
-    def test_put_back(self) -> None:
-        """A clock that is put back does not make it early."""
+    def test_clock_that_is_put_back_gives_no_negative_lag(self) -> None:
         self.lag.startService()
         self.clock.rightNow = -10.0
         call: Any
@@ -440,8 +418,7 @@ class LagTests(SynchronousTestCase):
         call.func(*call.args)
         self.assertEqual((self.looks, self.lag.delays.sum), (1, 0))
 
-    def test_stop(self) -> None:
-        """After its end it looks no more."""
+    def test_stopped_service_measures_no_more(self) -> None:
         self.lag.startService()
         self.lag.stopService()
         self.assertEqual(self.clock.getDelayedCalls(), [])

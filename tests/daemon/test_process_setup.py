@@ -78,14 +78,12 @@ class AllocatorTests(SynchronousTestCase):
     if platform.libc_ver()[0] != "glibc":
         skip = "this C library is not glibc"
 
-    def test_used_again(self) -> None:
-        """What is freed and used again is mapped once, where else it is each time."""
+    def test_freed_memory_is_used_again_without_a_new_mapping(self) -> None:
         size = MALLOC_TRIM_THRESHOLD // 2
         self.assertGreater(mapped_and_left("as it is", size)[0], size / 2)
         self.assertLess(mapped_and_left("kept", size)[0], size / 20)
 
-    def test_given_back(self) -> None:
-        """Of much more than is to be kept the rest goes back."""
+    def test_memory_beyond_the_reserve_is_given_back(self) -> None:
         left = mapped_and_left("kept", 8 * MALLOC_TRIM_THRESHOLD)[1]
         self.assertLess(left, 1.2 * MALLOC_TRIM_THRESHOLD)
 
@@ -93,8 +91,7 @@ class AllocatorTests(SynchronousTestCase):
 class OtherLibraryTests(SynchronousTestCase):
     """A C library that has no such setting."""
 
-    def test_nothing(self) -> None:
-        """It stays as it is, and the daemon starts all the same."""
+    def test_other_c_library_is_left_alone(self) -> None:
         self.patch(ctypes, "CDLL", lambda name: object())
         self.assertFalse(keep_freed_memory())
 
@@ -116,15 +113,13 @@ class CollectorTests(SynchronousTestCase):
         """Tell whether the collector looks at an object."""
         return any(each is node for each in gc.get_objects())
 
-    def test_before(self) -> None:
-        """What is there is not looked at any more."""
+    def test_earlier_objects_are_not_collected(self) -> None:
         node = _Node()
         self.assertTrue(self.is_looked_at(node))
         freeze_objects()
         self.assertFalse(self.is_looked_at(node))
 
-    def test_after(self) -> None:
-        """What comes later is, and goes when nobody else refers to it."""
+    def test_later_objects_are_collected(self) -> None:
         freeze_objects()
         node = _Node()
         self.assertTrue(self.is_looked_at(node))
@@ -133,8 +128,7 @@ class CollectorTests(SynchronousTestCase):
         gc.collect()
         self.assertIsNone(gone())
 
-    def test_garbage(self) -> None:
-        """What is garbage already goes first."""
+    def test_earlier_garbage_is_collected_first(self) -> None:
         self.addCleanup(gc.enable)
         gc.disable()
         gone = weakref.ref(_Node())
@@ -182,8 +176,7 @@ class MonotonicTests(SynchronousTestCase):
         self.reactor.runUntilCurrent()
         self.assertEqual(self.rung, list(names))
 
-    def test_time_of_day(self) -> None:
-        """Neither a day forward nor a year back moves a timer; the monotonic clock does."""
+    def test_timers_follow_the_monotonic_clock(self) -> None:
         use_monotonic_clock(self.reactor)
         self.ring("timer", 10)
         for jump in (DAY, -365 * DAY):
@@ -216,8 +209,7 @@ class MonotonicTests(SynchronousTestCase):
             self.monotonic += 1
             self.reactor.runUntilCurrent()
 
-    def test_pending(self) -> None:
-        """Timers that were set before keep what is left of their time, in their order."""
+    def test_pending_timers_keep_their_remaining_time_and_order(self) -> None:
         self.ring("second", 20)
         self.ring("first", 10)
         self.reactor.time_of_day += 5
@@ -229,15 +221,13 @@ class MonotonicTests(SynchronousTestCase):
         self.wait(10)
         self.check("first", "second")
 
-    def test_overdue(self) -> None:
-        """One that was due already comes at once."""
+    def test_overdue_timer_is_called_at_once(self) -> None:
         self.ring("late", 1)
         self.reactor.time_of_day += 5
         use_monotonic_clock(self.reactor)
         self.check("late")
 
-    def test_again(self) -> None:
-        """To do it twice changes nothing."""
+    def test_second_call_changes_nothing(self) -> None:
         use_monotonic_clock(self.reactor)
         self.ring("timer", 10)
         use_monotonic_clock(self.reactor)
@@ -249,12 +239,10 @@ class MonotonicTests(SynchronousTestCase):
 class UnreadableTests(SynchronousTestCase):
     """Directories of Python and packages."""
 
-    def test_readable(self) -> None:
-        """Where all can be read there is nothing to tell."""
+    def test_readable_installation_has_no_warning(self) -> None:
         self.assertEqual(list(find_unreadable_import_directories()), [])
 
-    def test_unreadable(self) -> None:
-        """Python and packages that cannot be read are named."""
+    def test_unreadable_python_and_packages_are_named(self) -> None:
         package = Path(tawebeval.__file__).parent
         self.patch(os, "access", lambda path, mode, effective_ids: path != package)
         (problem,) = find_unreadable_import_directories()
@@ -290,8 +278,7 @@ class ShutdownSignalsTests(SynchronousTestCase):
         for hook, arguments, options in self.reactor.whenRunningHooks:
             hook(*arguments, **options)
 
-    def test_two_in_a_row(self) -> None:
-        """The first alone stops; the second counts though the stop has not begun yet."""
+    def test_first_signal_stops_and_second_counts_before_the_stop_begins(self) -> None:
         for first in NUMBERS:
             for second in NUMBERS:
                 self.setUp()
@@ -303,30 +290,26 @@ class ShutdownSignalsTests(SynchronousTestCase):
                 self.calls[0]()
                 self.assertEqual(self.stopped_now, ["stop now"])
 
-    def test_stopped_otherwise(self) -> None:
-        """While the daemon stops for another reason the first one counts as the second."""
+    def test_first_signal_counts_as_the_second_while_the_daemon_stops(self) -> None:
         self.run_reactor()
         ((begin, arguments, options),) = self.reactor.triggers["before"]["shutdown"]
         begin(*arguments, **options)
         signal.raise_signal(signal.SIGTERM)
         self.assertEqual((self.stops, len(self.calls)), ([], 1))
 
-    def test_afterwards(self) -> None:
-        """They stay taken when the service has stopped: the reactor may not have ended yet."""
+    def test_signals_stay_taken_after_the_service_has_stopped(self) -> None:
         self.run_reactor()
         signal.raise_signal(signal.SIGTERM)
         self.signals.stopService()
         signal.raise_signal(signal.SIGTERM)
         self.assertEqual(self.stops, [signal.SIGTERM])
 
-    def test_before(self) -> None:
-        """Until the reactor runs they are nobody's here."""
+    def test_signals_are_not_taken_until_the_reactor_runs(self) -> None:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         self.assertEqual((self.stops, self.calls), ([signal.SIGTERM] * 2, []))
 
-    def test_ignored(self) -> None:
-        """What is ignored, as SIGINT is by what a shell starts in the background, stays so."""
+    def test_ignored_signals_stay_ignored(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.run_reactor()
         self.assertIs(signal.getsignal(signal.SIGINT), signal.SIG_IGN)

@@ -53,8 +53,7 @@ class PollerTestCase(SynchronousTestCase):
 class PollerTests(PollerTestCase):
     """Within the limit, at it, and beyond."""
 
-    def test_both(self) -> None:
-        """Descriptors within the limit and beyond it are ready together, and for the same."""
+    def test_descriptors_within_and_beyond_the_limit_are_ready_together(self) -> None:
         poller = self.limited(2)
         pipes = [os.pipe() for _ in range(4)]
         for reading, _ in pipes:
@@ -71,8 +70,7 @@ class PollerTests(PollerTestCase):
         self.assertCountEqual(poller.poll(NO_TIME, MANY), ended)
 
     @given(_STEPS)
-    def test_as_epoll(self, steps: list[tuple[str, int]]) -> None:
-        """Whatever the limit is at each moment, all is as with an epoll that has none."""
+    def test_poller_acts_as_an_epoll_without_limit(self, steps: list[tuple[str, int]]) -> None:
         with contextlib.ExitStack() as opened:
             limited, reference = LimitedEpoll(0), select.epoll()
             opened.callback(limited.close)
@@ -100,8 +98,7 @@ class PollerTests(PollerTestCase):
                 found, expected = (each.poll(NO_TIME, MANY) for each in both)
                 self.assertCountEqual(found, expected)
 
-    def test_wait(self) -> None:
-        """It waits for those beyond the limit, for as long as it is told."""
+    def test_poller_waits_for_descriptors_beyond_the_limit(self) -> None:
         poller = self.limited(0)
         reading, writing = self.pipe()
         poller.register(reading, IN)
@@ -109,15 +106,13 @@ class PollerTests(PollerTestCase):
         os.write(writing, b"x")
         self.assertEqual(poller.poll(-1, MANY), [(reading, IN)])
 
-    def test_other_errors(self) -> None:
-        """What is wrong otherwise is for the reactor to see."""
+    def test_other_errors_are_raised_to_the_reactor(self) -> None:
         poller = self.limited(5)
         with open(__file__, encoding="utf-8") as file:
             self.assertRaises(PermissionError, poller.register, file.fileno(), IN)
         self.assertRaises(FileNotFoundError, poller.modify, self.pipe()[0], IN)
 
-    def test_warning(self) -> None:
-        """One warning for several descriptors names the setting."""
+    def test_one_warning_for_several_descriptors_names_the_setting(self) -> None:
         poller = self.limited(0)
         with capturedLogs() as events:
             for _ in range(2):
@@ -134,8 +129,7 @@ class ReactorTests(PollerTestCase):
         self.addCleanup(epoll.close)
         return self.limited(0)
 
-    def test_reactor(self) -> None:
-        """A reactor that may watch nothing more reads, and stops reading."""
+    def test_reactor_beyond_the_limit_starts_and_stops_reading(self) -> None:
         reactor = EPollReactor()
         for each in reactor.getReaders():
             self.addCleanup(each.connectionLost, None)
@@ -153,8 +147,7 @@ class ReactorTests(PollerTestCase):
         reactor.doPoll(0)
         self.assertEqual(reader.found, [b"hello"])
 
-    def test_other_reactors(self) -> None:
-        """One that does not wait by epoll is left as it is."""
+    def test_reactor_without_epoll_is_left_alone(self) -> None:
         clock = Clock()
         add_poll_fallback(clock)
         self.assertFalse(hasattr(clock, "_poller"))

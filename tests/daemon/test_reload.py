@@ -86,12 +86,10 @@ class HangupTests(SynchronousTestCase):
 
     is_received = False
 
-    def test_none(self) -> None:
-        """Where none came nothing is read again."""
+    def test_nothing_is_reloaded_without_sighup(self) -> None:
         self.assertEqual(self.start()[1].whenRunningHooks, [])
 
-    def test_early(self) -> None:
-        """One that comes during the start ends nothing, and counts when all is there."""
+    def test_sighup_during_the_start_counts_once_all_has_started(self) -> None:
         self.is_received = True
         reloader, reactor = self.start()
         self.assertEqual(reactor.whenRunningHooks, [(reloader.reload_files, (), {})])
@@ -115,16 +113,14 @@ class ReloaderTests(SynchronousTestCase):
         self.levels = [event["log_level"] for event in logged]
         return outcome, [str(formatEvent(event)) for event in logged]
 
-    def test_taken(self) -> None:
-        """What was read counts, and the log names it."""
+    def test_reloaded_files_count_and_are_logged(self) -> None:
         one, two = FakeSource("one", "new"), FakeSource("two", "new", path=Path("/etc/two"))
         outcome, said = self.reload(one, None, two)
         self.assertEqual(outcome, ReloadResult())
         self.assertEqual((one.counts, two.counts), ("new", "new"))
         self.assertEqual(said, ["one: reloaded from /etc/file", "two: reloaded from /etc/two"])
 
-    def test_refused(self) -> None:
-        """With one mistake nothing changes, and each mistake is told."""
+    def test_one_error_changes_nothing_and_each_error_is_reported(self) -> None:
         good = FakeSource("good", "new", notes=["a note"])
         others = [FakeSource(name, "new", f"{name}: line 1") for name in ("bad", "worse")]
         outcome, said = self.reload(good, *others)
@@ -139,15 +135,13 @@ class ReloaderTests(SynchronousTestCase):
         )
         self.assertEqual(self.levels, [LogLevel.error] * 2)
 
-    def test_noted(self) -> None:
-        """What does not count yet is told, and logged as a warning."""
+    def test_notes_are_reported_and_logged_as_warnings(self) -> None:
         outcome, said = self.reload(FakeSource("one", "new", notes=["listen: has changed"]))
         self.assertEqual(outcome, ReloadResult(operator_notes=("listen: has changed",)))
         self.assertEqual(said[-1], "listen: has changed")
         self.assertEqual(self.levels, [LogLevel.info, LogLevel.warn])
 
-    def test_copies(self) -> None:
-        """A copy that was not compared with its original is noted, as the only file."""
+    def test_copy_without_a_comparison_is_noted(self) -> None:
         path = Path(self.mktemp()).absolute()
         path.write_text("alice")
         folder, compared = str(path.parent), {path.name: digest_file(path)}
@@ -166,8 +160,7 @@ class ReloaderTests(SynchronousTestCase):
                 self.assertTrue(note.startswith(f"callers.tokens: {path} is a copy"), note)
                 self.assertIn("restart", note)
 
-    def test_stale(self) -> None:
-        """By a copy whose original has changed nothing is reloaded; other files do not matter."""
+    def test_stale_copy_keeps_everything_from_reloading(self) -> None:
         path = Path(self.mktemp()).absolute()
         path.write_text("alice")
         folder, same = str(path.parent), digest_file(path)
@@ -188,16 +181,14 @@ class ReloaderTests(SynchronousTestCase):
             counts = "new" if well else "old"
             self.assertEqual((one.counts, two.counts), (counts, counts))
 
-    def test_unreadable_copy(self) -> None:
-        """Of a copy that cannot be read its reader says so, and nobody that it is another."""
+    def test_unreadable_copy_is_reported_once(self) -> None:
         folder = Path(self.mktemp()).absolute()
         (folder / "tokens").mkdir(parents=True)
         source = FakeSource("callers.tokens", broken="is a directory", path=folder / "tokens")
         outcome, _ = self.reload(source, copies=str(folder), originals={"tokens": "12ab"})
         self.assertEqual(outcome.error_messages, ("is a directory",))
 
-    def test_unreadable(self) -> None:
-        """Each file that cannot be read is warned of at the start."""
+    def test_each_unreadable_file_is_warned_of_at_the_start(self) -> None:
         folder = Path(self.mktemp()).absolute()
         sources = [FakeSource(name, path=folder / name) for name in ("one", "two")]
         reloader = ReloadService(sources, "", FakeNotifier("/notify"), MemoryReactor())
@@ -210,8 +201,7 @@ class ReloaderTests(SynchronousTestCase):
             self.assertIn("the daemon's user cannot read the file", words)
             self.assertIn(f"({source.name})", words)
 
-    def test_nothing(self) -> None:
-        """Where there is no file that is logged."""
+    def test_reload_without_files_is_logged(self) -> None:
         self.assertEqual(
             self.reload(None),
             (ReloadResult(), ["nothing to reload: the daemon was started without files"]),
@@ -244,8 +234,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.assertEqual(self.taken, [])
         return problem
 
-    def test_taken(self) -> None:
-        """What is live counts; each other change is named, until it is taken back."""
+    def test_live_settings_count_and_other_changes_are_named(self) -> None:
         for lasting, remedy in (
             (False, "takes effect after a restart"),
             (True, "restart the daemon; its evaluations go on"),
@@ -264,15 +253,13 @@ class ConfigurationReloadTests(SynchronousTestCase):
             self.assertEqual(self.reloader.reload_files(), ReloadResult())
             self.assertEqual(self.taken.pop(), Configuration())
 
-    def test_broken(self) -> None:
-        """A mistake is named by its key, and nothing of the file counts."""
+    def test_error_names_its_key_and_changes_nothing(self) -> None:
         self.begin("")
         self.file.write_text("[log]\nlevel = 'warn'\n[http]\nconnections = 0")
         problem = self.refused()
         self.assertTrue(problem.startswith(f"{self.file}: http.connections: "), problem)
 
-    def test_environments(self) -> None:
-        """Roots are checked; without a sandbox environments need a restart first."""
+    def test_roots_are_checked_and_environments_need_a_sandbox_in_force(self) -> None:
         root = make_root(Path(self.mktemp()).absolute())
         table = f"[environments.java]\nroot = '{root}'\n"
         self.begin("")
@@ -289,8 +276,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.file.write_text(table)
         self.assertIn("restart the daemon", self.refused())
 
-    def test_problem_that_needs_a_restart(self) -> None:
-        """A problem must agree with the settings in force, also where the file is valid."""
+    def test_problem_must_agree_with_the_settings_in_force(self) -> None:
         problem = "[problems.p]\nrepository = 'https://example.org/p.git'\ncommand = 'x'\n"
         problem += f"commit = '{'c' * 40}'\nlimits = {{ cpu = 400 }}\n"
         for lasting, remedy in (
@@ -305,8 +291,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
                 f" (limits.maximum.cpu); the daemon's settings differ from the file's; {remedy}",
             )
 
-    def test_problems(self) -> None:
-        """The file of problems is read again with the configuration; a broken one changes none."""
+    def test_file_of_problems_is_reloaded_with_the_configuration(self) -> None:
         file, problems = Path(self.mktemp()).resolve(), Path(self.mktemp()).resolve()
         table = f"repository = 'https://example.org/p.git'\ncommit = '{'a' * 40}'\ncommand = 'x'\n"
         problems.write_text(f"[one]\n{table}")
@@ -325,8 +310,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
         error = self.assertRaises(ConfigurationError, reloadable.read_files)
         self.assertTrue(str(error).startswith(f"{problems}: problems.three.x: unknown"), str(error))
 
-    def test_statements(self) -> None:
-        """The text of a statement takes the place of its path, at the start and at each reload."""
+    def test_statements_are_read_at_start_and_reload(self) -> None:
         file, statement = Path(self.mktemp()).resolve(), Path(self.mktemp()).resolve()
         file.write_text(
             "[problems.p]\nrepository = 'https://example.org/p.git'\ncommand = 'x'\n"
@@ -350,8 +334,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
         os.mkfifo(statement)
         self.assertRaises(ConfigurationError, read_configuration, file)
 
-    def test_without_a_file(self) -> None:
-        """Where defaults hold there is nothing to read again."""
+    def test_defaults_are_not_reloaded(self) -> None:
         configuration_reload = ReloadableConfiguration(ConfigurationFile(), Configuration(), ())
         self.assertEqual(configuration_reload.list_reloadable_files(), ())
 
@@ -396,8 +379,7 @@ def changed(path: str) -> Configuration:
 class LiveTests(SynchronousTestCase):
     """What is taken of a file that was read again."""
 
-    def test_settings(self) -> None:
-        """Each change is found by its path; those that the documentation names are taken."""
+    def test_each_change_is_found_by_its_path(self) -> None:
         taken = set()
         for path in SETTINGS:
             wanted = changed(path)
@@ -416,13 +398,11 @@ class LiveTests(SynchronousTestCase):
                 told.update([section] if settings.strip() == "all" else named)
         self.assertEqual(taken, told)
 
-    def test_peers(self) -> None:
-        """Peers wait for a restart that changes the daemon's name: they need one."""
+    def test_peers_wait_for_a_restart_that_changes_the_name(self) -> None:
         wanted = Configuration(service=ServiceSettings(name="a", peers={"b": "http://10.0.0.2"}))
         self.assertEqual(merge_reloadable_settings(Configuration(), wanted), Configuration())
 
-    def test_several(self) -> None:
-        """Of several changes in a section some are taken; what is only running stays."""
+    def test_live_changes_of_a_section_count_and_others_wait(self) -> None:
         wanted = msgspec.structs.replace(BEFORE, log=changed("log.level").log, listen=("tcp:1",))
         running = changed("http.connections")
         self.assertEqual(list(find_changed_settings(BEFORE, wanted)), ["listen", "log.level"])

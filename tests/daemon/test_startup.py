@@ -173,8 +173,7 @@ class StartupTests(SynchronousTestCase):
         self.assertEqual(self.parts.done, ["stop", "stop", "trees", "remove_all_cgroups"])
         self.assertFalse(self.startup.running)
 
-    def test_refused(self) -> None:
-        """What fails ends the start with what helps, and nothing after it is done."""
+    def test_failure_ends_the_start_with_a_remedy(self) -> None:
         left = PermissionError(1, "Not permitted", "/state/evaluations/x")
         full = OSError(28, "No space left on device", "/state/x")
         threads = OSError(11, "threads: can't start new thread")
@@ -211,17 +210,14 @@ class StartupTests(SynchronousTestCase):
             self.startup.startService()
         self.assertIn("/state/trash/x: Input/output error", formatEvent(events[0]))
 
-    def test_no_thread_for_the_trash(self) -> None:
-        """It is refused as the threads of a pool are."""
-
+    def test_missing_thread_for_the_trash_stops_the_start(self) -> None:
         def refuse(**_: object) -> None:
             raise RuntimeError("can't start new thread")
 
         self.patch(module, "Thread", refuse)
         self.assertEqual(self.refused(), f"tawebeval: threads: {PROCESS_LIMIT_REMEDY}")
 
-    def test_accounts(self) -> None:
-        """Where the users of the sandbox cannot be written is told."""
+    def test_accounts_of_the_sandbox_that_cannot_be_written_are_reported(self) -> None:
         accounts = self.parts.sandbox_files_directory = (
             self.parts.sandbox_files_directory / "missing"
         )
@@ -229,8 +225,7 @@ class StartupTests(SynchronousTestCase):
         self.assertTrue(said.startswith(f"tawebeval: {accounts}/"), said)
         self.assertTrue(said.endswith(": No such file or directory"), said)
 
-    def test_removed(self) -> None:
-        """What was removed meanwhile is made anew and told, and filled where it has to be."""
+    def test_removed_directories_are_made_again_and_filled(self) -> None:
         accounts = self.parts.sandbox_files_directory
         startup = self.make(InlineThreads())
         for gone, filled in (((), False), ((Path("/x"),), False), ((Path("/x"), accounts), True)):
@@ -241,8 +236,7 @@ class StartupTests(SynchronousTestCase):
             self.assertEqual([formatEvent(event) for event in events], said)
             self.assertEqual((accounts / "passwd").exists(), filled)
 
-    def test_removed_for_good(self) -> None:
-        """What cannot be made anew is no defect: it is tried again, one look at a time."""
+    def test_directories_that_cannot_be_made_again_are_tried_again(self) -> None:
         self.parts.errors["restore"] = PermissionError(1, "Not permitted", "/state/uploads")
         with capturedLogs() as events:
             for _ in range(3):
@@ -254,8 +248,7 @@ class StartupTests(SynchronousTestCase):
         self.assertEqual(self.parts.done, ["restore", "restore"])
         self.assertEqual(list(events), [])
 
-    def test_limits(self) -> None:
-        """What cannot be limited is told as it is, in one line; the daemon starts all the same."""
+    def test_missing_limits_are_reported_in_one_line_each(self) -> None:
         self.parts.enforcement_warning = "memory is {not} limited; write to {problem}"
         with capturedLogs() as events:
             self.startup.startService()
@@ -320,8 +313,7 @@ class EnvironmentTests(PrivateTestCase):
         """Check a configuration with this root."""
         check_environments(self.configure(root=root), self.file, self.environment)
 
-    def test_private(self) -> None:
-        """A root with the daemon's directories or secrets in it is refused."""
+    def test_root_with_private_directories_or_secrets_is_refused(self) -> None:
         for path, what in (
             ("/", "a credential"),
             (f"{self.root}/lib", "the state directory"),
@@ -332,15 +324,13 @@ class EnvironmentTests(PrivateTestCase):
         ):
             self.refuse(path, f"{path} would show evaluators {what if path != '/' else ''}")
 
-    def test_roots(self) -> None:
-        """A root of the store, and one elsewhere; without programs it is refused."""
+    def test_root_needs_programs(self) -> None:
         check_environments(self.configure(), self.file, self.environment)
         self.check(str(make_root(self.root / "lib/state/environments/sha256-0")))
         self.check(str(make_root(self.root / "srv/root")))
         self.refuse(f"{self.root}/free", f"{self.root}/free has no program /bin/sh; use")
 
-    def test_links(self) -> None:
-        """A link of a root above a path of `sandbox.readable` is refused."""
+    def test_link_of_a_root_above_a_readable_path_is_refused(self) -> None:
         root = make_root(self.root / "srv/root")
         (root / "data").symlink_to("/opt")
         configuration = self.configure("/data/cases", root=str(root))
@@ -367,8 +357,7 @@ class ReadableTests(PrivateTestCase):
         start = f"sandbox.readable[1]: {path} would show evaluators {what} ("
         self.assertTrue(said.startswith(start), said)
 
-    def test_private(self) -> None:
-        """Each directory and file of the daemon, what is in it, and what has it in it."""
+    def test_private_paths_their_content_and_their_parents_are_refused(self) -> None:
         for what, paths in (
             ("the state directory", "lib/state lib/state/evaluations/x lib /"),
             ("the cache directory", "lib/cache lib/cache/repositories"),
@@ -383,8 +372,7 @@ class ReadableTests(PrivateTestCase):
             for path in paths.split():
                 self.refuse(path, what)
 
-    def test_links(self) -> None:
-        """A link is where it leads, on both sides, and where it stands."""
+    def test_links_are_refused_at_their_place_and_their_target(self) -> None:
         (self.root / "free/link").symlink_to(self.root / "lib/state")
         (self.root / "free/kernel").symlink_to("/proc/1")
         (self.root / "lib/cache/out").symlink_to(self.root / "free")
@@ -397,8 +385,7 @@ class ReadableTests(PrivateTestCase):
         self.refuse("elsewhere", "the state directory")
         self.refuse("lib/state", "the state directory")
 
-    def test_others(self) -> None:
-        """Anything else may be shown: names that just begin alike, and folders beside."""
+    def test_other_paths_may_be_readable(self) -> None:
         self.check()
         self.check("/usr/share", "/opt/x", f"{self.root}/lib/state2", f"{self.root}/tokens/file2")
         self.check(f"{self.root}/free/x", "/etc/ssh/known", "/device", f"{self.root}/ssh/id.pub")

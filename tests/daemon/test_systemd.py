@@ -60,22 +60,19 @@ class NotifierTests(SynchronousTestCase):
         self.addCleanup(notices.close)
         return notices
 
-    def test_datagram(self) -> None:
-        """All that is told at once is one datagram with a line for each."""
+    def test_states_told_together_are_lines_of_one_datagram(self) -> None:
         notices = self.notices(self.path)
         notifier = SystemdNotifier(self.path)
         notifier.send_notices("A=1", "B=tüchtig")
         notifier.notify_ready()
         self.assertEqual(notices.take(), ["A=1\nB=tüchtig", "READY=1"])
 
-    def test_abstract(self) -> None:
-        """An address may be a name that is in no directory."""
+    def test_address_may_be_abstract(self) -> None:
         notices = self.notices(f"@tawebeval-test-{os.getpid()}")
         SystemdNotifier(notices.address).notify_ready()
         self.assertEqual(notices.take(), ["READY=1"])
 
-    def test_reloading(self) -> None:
-        """A reload has its time, by the clock by which systemd looks for it."""
+    def test_reload_has_its_monotonic_time(self) -> None:
         notices = self.notices(self.path)
         before = time.clock_gettime(time.CLOCK_MONOTONIC)
         SystemdNotifier(self.path).notify_reloading()
@@ -85,28 +82,24 @@ class NotifierTests(SynchronousTestCase):
         self.assertEqual(first, "RELOADING=1")
         self.assertTrue(before - 1e-5 <= int(moment) / 1e6 <= after, (before, moment, after))
 
-    def test_stopping(self) -> None:
-        """The time that a stop takes is told in microseconds."""
+    def test_stop_time_is_in_microseconds(self) -> None:
         notices = self.notices(self.path)
         SystemdNotifier(self.path).notify_stopping(12.5)
         self.assertEqual(notices.take(), ["STOPPING=1\nEXTEND_TIMEOUT_USEC=12500000"])
 
-    def test_nobody(self) -> None:
-        """Without systemd nothing is told, and nothing is wrong."""
+    def test_nothing_is_sent_without_systemd(self) -> None:
         with capturedLogs() as logged:
             SystemdNotifier().notify_ready()
         self.assertEqual(list(logged), [])
 
-    def test_gone(self) -> None:
-        """One that does not listen is logged, with what it was not told."""
+    def test_missing_listener_is_logged_with_the_message(self) -> None:
         with capturedLogs() as logged:
             SystemdNotifier(self.path).send_notices("READY=1", "STATUS={well}")
         (event,) = logged
         said = formatEvent(event)
         self.assertTrue(said.startswith("cannot notify systemd of READY=1, STATUS={well}: "), said)
 
-    def test_full(self) -> None:
-        """Nobody waits for one that takes nothing: the reactor has other things to do."""
+    def test_full_socket_does_not_block(self) -> None:
         self.notices(self.path)
         most = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
         with capturedLogs() as logged:
@@ -122,21 +115,18 @@ class EnvironmentTests(SynchronousTestCase):
         """Return what is made of an environment."""
         return find_notifier(environment)
 
-    def test_none(self) -> None:
-        """Without a socket there is nobody, also where it is of a kind that is not spoken here."""
+    def test_notifier_needs_a_socket_of_a_known_kind(self) -> None:
         self.assertEqual(self.find(), SystemdNotifier())
         self.assertEqual(self.find(NOTIFY_SOCKET=""), SystemdNotifier())
         self.assertEqual(
             self.find(NOTIFY_SOCKET="vsock:2:1234", WATCHDOG_USEC="1"), SystemdNotifier()
         )
 
-    def test_address(self) -> None:
-        """A path or an abstract name."""
+    def test_address_is_a_path_or_an_abstract_name(self) -> None:
         for address in ("/run/systemd/notify", "@notify"):
             self.assertEqual(self.find(NOTIFY_SOCKET=address), SystemdNotifier(address))
 
-    def test_watchdog(self) -> None:
-        """It is told in microseconds, and is this process's or nobody's."""
+    def test_watchdog_time_is_in_microseconds_and_for_this_process(self) -> None:
         own = str(os.getpid())
         for environment, seconds in (
             ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": own}, 30.0),
@@ -183,15 +173,13 @@ class WatchdogTests(SynchronousTestCase):
         told.clear()
         return taken
 
-    def test_ready(self) -> None:
-        """Ready is what serves: nothing is told before the reactor runs."""
+    def test_ready_is_sent_after_the_reactor_runs(self) -> None:
         told = self.start()
         self.assertEqual(told, [])
         self.run_reactor()
         self.assertEqual(told, ["READY=1", "WATCHDOG=1 STATUS=0 running, 0 queued"])
 
-    def test_life(self) -> None:
-        """Each second there is a sign of life, and what has changed beside it."""
+    def test_sign_of_life_is_sent_each_second_with_changes(self) -> None:
         told = self.start()
         self.run_reactor()
         self.take(told)
@@ -201,8 +189,7 @@ class WatchdogTests(SynchronousTestCase):
         self.reactor.pump([1, 1])
         self.assertEqual(self.take(told), ["WATCHDOG=1 STATUS=2 running, 5 queued", "WATCHDOG=1"])
 
-    def test_not_ready(self) -> None:
-        """Why no work would be taken is told with the rest, until it is over."""
+    def test_reasons_are_sent_until_they_are_over(self) -> None:
         told = self.start(watchdog_seconds=None)
         self.run_reactor()
         self.take(told)
@@ -214,24 +201,21 @@ class WatchdogTests(SynchronousTestCase):
         self.reactor.advance(1)
         self.assertEqual(self.take(told), ["STATUS=0 running, 0 queued"])
 
-    def test_impatient(self) -> None:
-        """A watchdog that waits for less than two seconds is told in half of its time."""
+    def test_impatient_watchdog_gets_signs_in_half_of_its_time(self) -> None:
         told = self.start(watchdog_seconds=0.4)
         self.run_reactor()
         self.take(told)
         self.reactor.pump([0.2, 0.2])
         self.assertEqual(self.take(told), ["WATCHDOG=1"] * 2)
 
-    def test_no_watchdog(self) -> None:
-        """Where nobody watches only changes are told."""
+    def test_only_changes_are_sent_without_a_watchdog(self) -> None:
         told = self.start(watchdog_seconds=None)
         self.run_reactor()
         self.assertEqual(self.take(told), ["READY=1", "STATUS=0 running, 0 queued"])
         self.reactor.pump([1, 1])
         self.assertEqual(told, [])
 
-    def test_stop(self) -> None:
-        """The stop is told before anything is stopped, with its time, and life goes on until."""
+    def test_stop_is_sent_first_and_signs_of_life_go_on(self) -> None:
         told = self.start()
         self.run_reactor()
         self.longest = 44.0
@@ -254,14 +238,12 @@ class WatchdogTests(SynchronousTestCase):
         self.assertEqual(told, [])
         self.assertFalse(self.service.running)
 
-    def test_stopped_early(self) -> None:
-        """It can be stopped before the reactor has run."""
+    def test_watchdog_can_stop_before_the_reactor_runs(self) -> None:
         self.start()
         self.service.stopService()
         self.assertFalse(self.service.running)
 
-    def test_nobody(self) -> None:
-        """Without systemd nothing is done at all."""
+    def test_watchdog_does_nothing_without_systemd(self) -> None:
         told = self.start(socket_address=None)
         self.run_reactor()
         self.reactor.advance(5)
@@ -272,15 +254,13 @@ class WatchdogTests(SynchronousTestCase):
 class LongestStopTests(SynchronousTestCase):
     """How long a stop may take."""
 
-    def test_settings(self) -> None:
-        """All that is waited for by configuration, and some seconds for readers."""
+    def test_longest_stop_adds_up_the_settings(self) -> None:
         settings = Configuration(
             service=ServiceSettings(drain=100),
         )
         self.assertEqual(compute_stop_timeout(settings), 128)
 
-    def test_cluster(self) -> None:
-        """Nodes that do not answer are waited for."""
+    def test_longest_stop_includes_silent_nodes(self) -> None:
         without = compute_stop_timeout(Configuration())
         settings = RunnerSettings(kind="slurm", shared="/shared")
         self.assertEqual(compute_stop_timeout(Configuration(runner=settings)), without + 20)

@@ -39,30 +39,25 @@ class OptionsTests(SynchronousTestCase):
         options.parseOptions(arguments)
         return options
 
-    def test_defaults(self) -> None:
-        """Without options there is neither a file nor an endpoint."""
+    def test_defaults_have_neither_file_nor_endpoint(self) -> None:
         options = self.parse()
         self.assertEqual((options["config"], options["listen"]), (None, ()))
 
-    def test_listen(self) -> None:
-        """`--listen` may be repeated, in its short form too, and keeps its order."""
+    def test_listen_may_be_repeated_and_keeps_its_order(self) -> None:
         options = self.parse("--listen", "tcp:1", "-l", "unix:/x", "--listen=tcp:2")
         self.assertEqual(options["listen"], ("tcp:1", "unix:/x", "tcp:2"))
         self.assertEqual(self.parse()["listen"], ())
 
-    def test_config(self) -> None:
-        """`--config` names the file."""
+    def test_config_names_the_file(self) -> None:
         for arguments in (("--config", "x.toml"), ("-c", "x.toml")):
             self.assertEqual(self.parse(*arguments)["config"], "x.toml")
 
-    def test_unknown(self) -> None:
-        """What is no option, or one too many, is refused."""
+    def test_unknown_options_and_arguments_are_refused(self) -> None:
         for argument in ("--port", "word", "--listen"):
             with self.assertRaises(UsageError):
                 self.parse(argument)
 
-    def test_version(self) -> None:
-        """`--version` tells ours, and that is all."""
+    def test_version_is_printed_alone(self) -> None:
         printed: list[str] = []
         self.patch(builtins, "print", printed.append)
         with self.assertRaises(SystemExit) as caught:
@@ -84,26 +79,22 @@ class ConfigurationFileTests(SynchronousTestCase):
         self.assertIn(str(path), str(caught.exception))
         return str(caught.exception)
 
-    def test_none(self) -> None:
-        """Without a file defaults hold."""
+    def test_defaults_hold_without_a_file(self) -> None:
         self.assertEqual(read_configuration(None), Configuration())
 
-    def test_file(self) -> None:
-        """What the file says holds."""
+    def test_settings_of_the_file_hold(self) -> None:
         path = Path(self.mktemp())
         path.write_text("[polls]\nwait = 7")
         self.assertEqual(read_configuration(path).polls.wait, 7)
 
-    def test_reread(self) -> None:
-        """A reload reads the same file, wherever the daemon has gone, with the same endpoints."""
+    def test_reload_reads_the_same_file_from_any_directory_with_the_same_endpoints(self) -> None:
         path = Path(self.mktemp())
         path.write_text("[polls]\nwait = 7")
         file = ConfigurationFile(path, ("tcp:1",), read_configuration(path, ("tcp:1",)))
         self.assertEqual(file.read_configuration(), file.initial_configuration)
         self.assertEqual(file.read_configuration().listen, ("tcp:1",))
 
-    def test_refused(self) -> None:
-        """A file that is missing, not UTF-8, not TOML or wrong: each is told with its name."""
+    def test_unusable_file_is_named(self) -> None:
         self.refuse(None)
         self.refuse(b"\xff")
         self.refuse(b"[")
@@ -134,29 +125,25 @@ class MakeServiceTests(SynchronousTestCase):
         service.privilegedStartService()
         return [server[0] for server in self.reactor.tcpServers]
 
-    def test_service(self) -> None:
-        """It is a service, which listens where the defaults say."""
+    def test_service_listens_at_the_default(self) -> None:
         service = self.make()
         self.assertTrue(IService.providedBy(service))
         service.privilegedStartService()
         self.assertEqual([server[0] for server in self.reactor.tcpServers], [8080])
         self.assertEqual(self.reactor.tcpServers[0][3], "127.0.0.1")
 
-    def test_listen(self) -> None:
-        """Endpoints on the command line take the place of the file's."""
+    def test_endpoints_of_the_command_line_replace_those_of_the_file(self) -> None:
         path = self.mktemp()
         Path(path).write_text('listen = ["tcp:1111:interface=127.0.0.1"]')
         self.assertEqual(self.listeners("-c", path), [1111])
 
-    def test_listen_repeated(self) -> None:
-        """All of them are listened on."""
+    def test_all_endpoints_of_the_command_line_are_opened(self) -> None:
         path = self.mktemp()
         Path(path).write_text('listen = ["tcp:1111"]\n[callers]\nopen = true')
         ports = self.listeners("-c", path, "-l", "tcp:2222", "--listen", "tcp:3333")
         self.assertEqual(ports, [2222, 3333])
 
-    def test_reload(self) -> None:
-        """A reload reads the file that the daemon was started with, wherever the daemon goes."""
+    def test_reload_reads_the_file_of_the_start_from_any_directory(self) -> None:
         path = Path(self.mktemp())
         path.write_text("[polls]\nwait = 7")
         (reloader,) = (one for one in self.make("-c", str(path)) if isinstance(one, ReloadService))
@@ -167,8 +154,7 @@ class MakeServiceTests(SynchronousTestCase):
         (problem,) = reloader.reload_files().error_messages
         self.assertTrue(problem.startswith(f"{absolute}: polls.wait: "), problem)
 
-    def test_messages(self) -> None:
-        """What keeps it from starting is a message, with a status that is not 0."""
+    def test_errors_at_the_start_are_messages_with_a_bad_status(self) -> None:
         self.root.mkdir()
         close_databases = close_databases_at_end(self)
         broken = self.mktemp()
@@ -191,8 +177,7 @@ class MakeServiceTests(SynchronousTestCase):
             gc.collect()  # what did not start lets go of its directories
             close_databases()
 
-    def test_hard_limits(self) -> None:
-        """A hard limit that is lower than an evaluator's is one of these messages."""
+    def test_too_low_hard_limit_is_refused(self) -> None:
         self.root.mkdir()
         self.patch(
             rlimits,
@@ -203,16 +188,14 @@ class MakeServiceTests(SynchronousTestCase):
             self.make()
         self.assertIn("tawebeval: limits.file_size: ", str(caught.exception.code))
 
-    def test_few_processes(self) -> None:
-        """Where there may be too few processes the log warns."""
+    def test_too_few_processes_are_warned_of(self) -> None:
         self.patch(rlimits, "count_allowed_processes", lambda: 10)
         with capturedLogs() as events:
             self.make()
         said = [str(formatEvent(event)) for event in events]
         self.assertTrue(any("processes: 10 allowed" in one for one in said), said)
 
-    def test_readable(self) -> None:
-        """What is the daemon's own is shown to no evaluator; nothing is made before."""
+    def test_readable_private_path_is_refused_before_anything_is_made(self) -> None:
         path = Path(self.mktemp()).absolute()
         for shown in (self.root, path):
             path.write_text(f'[sandbox]\nreadable = ["{shown}"]')
@@ -230,15 +213,13 @@ class MakeServiceTests(SynchronousTestCase):
         self.assertIn("as root: tawebeval serve --user NAME", str(caught.exception.code))
         self.assertFalse(self.root.exists())
 
-    def test_memory(self) -> None:
-        """The daemon keeps the memory that events pass through."""
+    def test_memory_of_events_is_kept(self) -> None:
         told: list[bool] = []
         self.patch(tap, "keep_freed_memory", lambda: told.append(True))
         self.make()
         self.assertEqual(told, [True])
 
-    def test_directories(self) -> None:
-        """So are directories that cannot be had."""
+    def test_unusable_directories_are_refused(self) -> None:
         self.root.write_text("no directory")
         with self.assertRaises(SystemExit) as caught:
             self.make()
@@ -248,8 +229,7 @@ class MakeServiceTests(SynchronousTestCase):
 class PluginTests(SynchronousTestCase):
     """The plugin that twistd finds."""
 
-    def test_plugin(self) -> None:
-        """It is a service maker that names this module."""
+    def test_plugin_names_the_module(self) -> None:
         from twisted.plugins import tawebeval_plugin
 
         maker = tawebeval_plugin.tawebeval
@@ -258,8 +238,7 @@ class PluginTests(SynchronousTestCase):
         self.assertEqual((maker.tapname, maker.module), ("tawebeval", "tawebeval.daemon.tap"))
         self.assertIs(maker.options, Options)
 
-    def test_cheap(self) -> None:
-        """To list plugins, or to parse options, installs no reactor."""
+    def test_plugin_and_options_install_no_reactor(self) -> None:
         script = (
             "import sys\nfrom twisted.plugins.tawebeval_plugin import tawebeval\ntawebeval.options"
             "\nsys.exit('twisted.internet.reactor' in sys.modules)"
