@@ -330,7 +330,10 @@ class SlurmRun(Launch, RunEnd):
         return {"kind": "slurm", "retries": retries, **self.attempt.describe()}
 
     def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> NodeProcess:
-        """Go on with a run that was started by another process of the daemon. Blocks."""
+        """Go on with a run that was started by another process of the daemon. Blocks.
+
+        Raises: OSError; the call may be repeated.
+        """
         self._sandbox.own_jobs.discard(self.attempt.job_name)
         attempt = Attempt.load(left.description, self._workspace)
         self._sandbox.own_jobs.add(attempt.job_name)
@@ -341,7 +344,11 @@ class SlurmRun(Launch, RunEnd):
         status.retry_count = left.description["retries"]
         process = self._make_process(attempt)
         process.pid, process.start_time = left.pid, left.start_time
-        process.resume(run, attempt.read_state(), left.stdout_offset)
+        try:
+            process.resume(run, attempt.read_state(), left.stdout_offset)
+        except OSError:
+            self.process = None  # unless it is resumed later, `close` ends the job
+            raise
         return process
 
     # The end

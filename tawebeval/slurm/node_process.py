@@ -179,14 +179,16 @@ class NodeProcess:
         self.pid, self.start_time = state.pid, state.start_time
         self._run = run
         run.makeConnection(self)
-        self._connect_process()
+        self._connect_process(state)
 
     def resume(self, run: Any, state: NodeState | None, stdout_offset: int) -> None:
         """Go on with a job of an earlier process of the daemon. `state` is what the node has told.
 
-        Raises: OSError.
+        Raises: OSError; then nothing follows the job, and another process may resume it.
         """
         self._run, self._stdout_offset = run, stdout_offset
+        if state is not None and state.error is None:
+            self._connect_process(state)
         self.follow(self.attempt, is_resumed=True)
         run.makeConnection(self)
         if state is None:  # it waits to be begun again
@@ -324,10 +326,10 @@ class NodeProcess:
             run_in_background(self._lose(attempt, failure), log, "defect: a job is lost")
             return
         if not had_begun:
-            self._begin(attempt)
+            self._begin(attempt, state)
         self._deliver_state()
 
-    def _begin(self, attempt: Attempt) -> None:
+    def _begin(self, attempt: Attempt, state: NodeState) -> None:
         """Take the start of the evaluator on a node."""
         status, commands = self.runner_status, self._access.commands
         status.job_id, status.node = attempt.job_identifier, attempt.node
@@ -338,7 +340,7 @@ class NodeProcess:
             commands.counters.record_job_state(attempt.job_name, is_running=True)
         if self._run is not None and self._process is None:
             try:
-                self._connect_process()
+                self._connect_process(state)
             except OSError as error:
                 what = f"the output of the node cannot be read: {error.strerror}"
                 self._end_lost(EvaluationFailure("lost", what))
@@ -346,10 +348,9 @@ class NodeProcess:
             self._run.restart_clock()
         self.start_event.set_value(None)
 
-    def _connect_process(self) -> None:
-        """Read the files of the present attempt. Raises: OSError."""
-        access, state = self._access, self.attempt.state
-        assert state is not None, "it has begun"
+    def _connect_process(self, state: NodeState) -> None:
+        """Read the files of the present attempt, which has begun. Raises: OSError."""
+        access = self._access
         self.pid, self.start_time = state.pid, state.start_time
         files = ProgramFiles(
             access.reactor,

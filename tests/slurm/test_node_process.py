@@ -7,7 +7,9 @@ import shutil
 import signal
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import ProcessProtocol
@@ -15,11 +17,13 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.config import Configuration, LimitSettings
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.starter_client import ProgramState
-from tawebeval.sandbox.base import RunnerStatus
+from tawebeval.sandbox.base import LeftProcess, RunnerStatus
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm.attempts import Attempt
+from tawebeval.slurm.cluster import SlurmRun
 from tawebeval.slurm.commands import SQUEUE_PERIOD, JobCounters
 from tawebeval.slurm.jobs import QueuedJob
 from tawebeval.slurm.node_process import KILL_ANSWER_TIMEOUT, ClusterAccess, NodeProcess
@@ -50,6 +54,8 @@ class FakeStarter:
 
     def forget_program(self, directory: Path) -> None:
         self.forgotten.append(directory)
+
+    forget_program_now = forget_program
 
 
 class FakeCommands:
@@ -305,8 +311,7 @@ class ResumeTests(NodeProcessCase):
         self.assertEqual(self.run_.stdout, b"one\n")
         self.assertIn(self.attempt.job_name, self.commands.watchers)
         self.tell_end()
-        self.assertEqual(self.run_.told[0], "restarted")  # which does nothing to a running clock
-        self.assertEqual(self.run_.told[1], "exited")
+        self.assertEqual(self.run_.told[0], "exited")
         self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
 
     def test_job_that_has_ended_meanwhile_is_told(self) -> None:
@@ -315,7 +320,45 @@ class ResumeTests(NodeProcessCase):
         self.tell_end()
         self.resume()
         self.assertEqual(self.run_.stdout, b"one\n")
-        self.assertEqual(self.run_.told[1], "exited")
+        self.assertEqual(self.run_.told[0], "exited")
+
+    def test_failed_resumption_leaves_nothing_and_may_be_repeated(self) -> None:
+        self.begin()
+        state = self.attempt.read_state()
+        stderr = self.evaluation.output_directory / "stderr"
+        stderr.rename(stderr.with_suffix(".away"))
+        self.assertRaises(OSError, self.process.resume, self.run_, state, 0)
+        self.assertEqual((self.commands.watchers, self.starter.listeners), ({}, {}))
+        stderr.with_suffix(".away").rename(stderr)
+        self.process, self.run_ = self.make_process(self.attempt), FakeRun()
+        self.resume()
+        self.tell_end()
+        self.assertEqual(self.run_.stdout, b"one\n")
+        exited, _ = self.run_.told
+        self.assertEqual(exited, "exited")
+
+    def test_run_that_cannot_be_resumed_ends_its_job(self) -> None:
+        self.begin()
+        self.attempt.read_state()
+        (self.evaluation.output_directory / "stdout").unlink()
+        sandbox: Any = SimpleNamespace(
+            access=self.access,
+            commands=self.commands,
+            configuration=Configuration(),
+            job_prefix="tawebeval-x-",
+            own_jobs=set(),
+            writable_trees=SimpleNamespace(starter=self.starter),
+        )
+        checkout: Any = SimpleNamespace(commit=SimpleNamespace(size=0, file_count=0))
+        run = SlurmRun(self.evaluation, checkout, sandbox, LimitSettings())
+        run.sandboxed = Mock()
+        left = LeftProcess({**self.attempt.describe(), "retries": 0}, 5, 6, 0)
+        self.assertRaises(OSError, run.resume_process, self.run_, left)
+        self.access.reactor.callFromThread = lambda call, *given: call(*given)
+        run.close()
+        self.assertEqual(self.starter.forgotten, [self.attempt.directory])
+        self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
+        self.assertEqual(sandbox.own_jobs, set())
 
     def test_job_that_has_left_the_queue_is_lost(self) -> None:
         self.begin()
