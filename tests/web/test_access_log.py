@@ -33,7 +33,6 @@ class TrafficTestCase(WebTestCase):
         self.request_log.response_durations.clear()
 
     def events(self, query: str = "") -> str:
-        """Return the path of a page."""
         return f"/evaluation/{self.identifier}/events{query}"
 
     def assert_counted(self, *expected: tuple[str, str, int]) -> None:
@@ -42,14 +41,12 @@ class TrafficTestCase(WebTestCase):
         self.request_log.response_counts.clear()
 
     def timed(self) -> dict[str, int]:
-        """Return how many of each route had a time."""
         return {
             route: list(seconds.list_buckets())[-1][1]
             for route, seconds in self.request_log.response_durations.items()
         }
 
     def ask_raw(self, line: str, **headers: str) -> Connection:
-        """Send a request without a body."""
         connection = self.connect()
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         connection.send(f"{line} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode())
@@ -57,10 +54,7 @@ class TrafficTestCase(WebTestCase):
 
 
 class CountTests(TrafficTestCase):
-    """What is counted."""
-
-    def test_routes(self) -> None:
-        """By method, route and status, never by what a stranger has made up."""
+    def test_method_route_and_status_are_counted_and_nothing_that_a_client_made_up(self) -> None:
         for line, counted in (
             ("GET /health", ("GET", "/health", 200)),
             ("HEAD /health", ("HEAD", "/health", 200)),
@@ -76,8 +70,7 @@ class CountTests(TrafficTestCase):
             self.ask_raw(line)
             self.assert_counted(counted)
 
-    def test_known(self) -> None:
-        """Whatever is counted is of a method and a route that are known before."""
+    def test_only_known_methods_and_routes_are_counted(self) -> None:
         known = list(self.service.routes.list_routes())
         self.assertEqual(len(set(known)), len(known))
         for method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS", "BREW"):
@@ -86,8 +79,7 @@ class CountTests(TrafficTestCase):
                     self.service.routes.match_route(method.encode(), path.encode()), known
                 )
 
-    def test_polls(self) -> None:
-        """Both roads count alike: pages, refusals, and clients that go while they wait."""
+    def test_pages_refusals_and_clients_that_leave_while_they_wait_are_counted(self) -> None:
         self.ask_raw(f"GET {self.events()}")
         self.assert_counted(("GET", EVENTS_ROUTE, 200))
         self.ask_raw(f"GET {self.events('?after=9')}")
@@ -102,13 +94,7 @@ class CountTests(TrafficTestCase):
         waiting.lose()
         self.assert_counted(("GET", EVENTS_ROUTE, 200))
 
-    def test_statuses(self) -> None:
-        """A refusal is the same number whoever has refused."""
-        self.ask_raw(f"GET {self.events('?after=9')}")
-        self.assertEqual(list(self.request_log.response_counts.values()), [1])
-
-    def test_times(self) -> None:
-        """What waits for an evaluation has no time; a poll that does not has, on both roads."""
+    def test_only_answers_that_wait_for_no_evaluation_have_a_duration(self) -> None:
         self.ask_raw(f"GET {self.events()}")
         self.assertEqual(self.timed(), {EVENTS_ROUTE: 1})
         self.ask_raw(f"GET {self.events('?after=9')}")
@@ -127,8 +113,7 @@ class CountTests(TrafficTestCase):
         self.assert_counted(("GET", EVENTS_ROUTE, 200), ("DELETE", STATUS, 204))
         self.assertEqual(self.timed(), {EVENTS_ROUTE: 2})
 
-    def test_time(self) -> None:
-        """The time of a poll is what passes while it is answered."""
+    def test_duration_of_a_poll_is_the_time_to_answer(self) -> None:
         read_page = EventRequests.read_page_now
 
         def read_slowly(*arguments: Any, **settings: Any) -> EventPage:
@@ -140,8 +125,7 @@ class CountTests(TrafficTestCase):
         self.ask_raw(f"GET {self.events('?after=9')}")
         self.assertEqual(self.request_log.response_durations[EVENTS_ROUTE].sum, 0.5)
 
-    def test_upload(self) -> None:
-        """A form's time begins when it has come: before it is the client's."""
+    def test_duration_of_a_form_begins_at_its_last_byte(self) -> None:
         body = form(parts())
         connection = self.connect()
         head = f"POST /evaluate HTTP/1.1\r\nHost: a\r\nContent-Type: {MULTIPART}\r\n"
@@ -151,8 +135,7 @@ class CountTests(TrafficTestCase):
         self.assert_counted(("POST", "/evaluate", 200))
         self.assertEqual(self.request_log.response_durations["/evaluate"].sum, 0)
 
-    def test_refused_early(self) -> None:
-        """A form that is refused before it has come counts once, for its route."""
+    def test_form_that_is_refused_early_is_counted_once(self) -> None:
         connection = self.connect()
         connection.send(
             b"POST /evaluate HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\n"
@@ -162,8 +145,7 @@ class CountTests(TrafficTestCase):
         connection.lose()
         self.assert_counted(("POST", "/evaluate", 415))
 
-    def test_no_request(self) -> None:
-        """What is no request counts, too; who says nothing does not."""
+    def test_malformed_request_is_counted_and_a_silent_connection_is_not(self) -> None:
         self.connect().send(b"nonsense\r\n\r\n")
         self.assert_counted((UNKNOWN_ROUTE, UNKNOWN_ROUTE, 400))
         self.connect().send(b"GET /" + b"x" * 2000 + b" HTTP/1.1\r\n")
@@ -174,8 +156,7 @@ class CountTests(TrafficTestCase):
             connection.lose()
         self.assert_counted()
 
-    def test_all_routes(self) -> None:
-        """The name of the pages' route, which the fast writes by itself, is the real one."""
+    def test_route_of_pages_is_the_one_that_the_table_matches(self) -> None:
         self.assertEqual(
             RouteTable(self.service.app).match_route(b"GET", self.events().encode()),
             ("GET", EVENTS_ROUTE),
@@ -183,8 +164,6 @@ class CountTests(TrafficTestCase):
 
 
 class LogTests(TrafficTestCase):
-    """The access log."""
-
     def setUp(self) -> None:
         super().setUp()
         logs = capturedLogs()
@@ -193,20 +172,17 @@ class LogTests(TrafficTestCase):
         self.request_log.is_enabled = True
 
     def lines(self) -> list[str]:
-        """Return what was logged, and begin anew."""
         found = [formatEvent(event) for event in self.logged if "client" in event]
         self.logged.clear()
         return found
 
-    def test_off(self) -> None:
-        """Nothing is logged unless that is wanted."""
+    def test_nothing_is_logged_unless_enabled(self) -> None:
         self.request_log.is_enabled = False
         self.ask_raw(f"GET {self.events()}")
         self.ask_raw("nonsense")
         self.assertEqual(self.lines(), [])
 
-    def test_lines(self) -> None:
-        """Both roads write the same, and evaluations have their names in the log."""
+    def test_polls_and_waiting_polls_are_logged_with_the_pseudonym(self) -> None:
         path = f"/evaluation/{derive_log_pseudonym(self.identifier)}/events"
         size = len(self.ask_raw(f"GET {self.events('?after=')}").answer().body)
         self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 200 {size} 0.000000"])
@@ -221,14 +197,12 @@ class LogTests(TrafficTestCase):
         waiting.lose()
         self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 499 0 2.000000"])
 
-    def test_names(self) -> None:
-        """The name in the log is of the whole identifier, with the daemon's name in it."""
+    def test_pseudonym_is_of_the_whole_identifier(self) -> None:
         self.ask_raw(f"GET /evaluation/a-{self.identifier}/events")
         (line,) = self.lines()
         self.assertIn(f"/evaluation/{derive_log_pseudonym(f'a-{self.identifier}')}/events", line)
 
-    def test_secrets(self) -> None:
-        """There is no token, no query and no identifier in it, however it is written."""
+    def test_token_query_and_identifier_are_not_logged(self) -> None:
         written = self.identifier[:5] + f"%{ord(self.identifier[5]):02x}" + self.identifier[6:]
         for path in (self.events("?secret=1"), f"/evaluation/{written}", f"/x/{self.identifier}"):
             self.ask_raw(f"GET {path}", Authorization="Bearer secret")
@@ -240,13 +214,11 @@ class LogTests(TrafficTestCase):
             self.assertNotIn(self.identifier, line)
             self.assertNotIn("secret", line)
 
-    def test_long_path(self) -> None:
-        """A path of a stranger does not fill the log."""
+    def test_long_path_is_cut_in_the_log(self) -> None:
         self.ask_raw("GET /" + "x" * 900)
         (line,) = self.lines()
         self.assertLess(len(line), 300)
 
-    def test_no_request(self) -> None:
-        """What is no request has a line."""
+    def test_malformed_request_has_a_line(self) -> None:
         self.connect().send(b"nonsense\r\n\r\n")
         self.assertEqual(self.lines(), ["127.0.0.1 '' other - 400 0 0.000000"])

@@ -13,7 +13,7 @@ from tawebeval.errors import DiscardedCursor
 from tests.cases.settings import with_constants
 from tests.cases.web import END, CallerTestCase, WebTestCase, payload
 from tests.fakes.clients import MULTIPART, Service, form, parts
-from tests.fakes.streams import Follower, LineFollower, SocketFollower, SourceFollower
+from tests.fakes.streams import FOLLOWERS, LineFollower
 
 COUNT = 60
 PRINTED = b"".join(b"line %d\n" % number for number in range(COUNT // 2))
@@ -29,7 +29,6 @@ class ArchiveTestCase(WebTestCase):
     )
 
     def settle(self) -> None:
-        """Let what waits be archived."""
         self.service.reactor.pump([0.1, 0.1])
 
     def archive(self, *texts: bytes) -> str:
@@ -43,7 +42,6 @@ class ArchiveTestCase(WebTestCase):
         return identifier
 
     def restart(self) -> None:
-        """Have a new service with the same archive."""
         archive = self.service.registry.context.archive
         assert archive is not None
         archive.close()  # its process has ended
@@ -69,10 +67,7 @@ class ArchiveTestCase(WebTestCase):
 
 
 class PageTests(ArchiveTestCase):
-    """Pages from the archive."""
-
-    def test_pages(self) -> None:
-        """All events are there, any number of times, from any cursor, in pages of any size."""
+    def test_pages_of_any_size_have_all_events_from_any_cursor(self) -> None:
         identifier = self.archive()
         for query in ("", "&limit=1", "&limit=200", "&wait=5", "&times=1"):
             events = self.read_all(identifier, query)
@@ -81,8 +76,7 @@ class PageTests(ArchiveTestCase):
         page = self.page(identifier, "?after=7&limit=1")
         self.assertEqual((page["begin"], page["end"], page["data"][0]["payload"]), ("7", "8", "\n"))
 
-    def test_same_as_in_memory(self) -> None:
-        """A page is as it was in memory, but for the acknowledgement."""
+    def test_archived_page_equals_the_page_in_memory(self) -> None:
         identifier = self.evaluate()
         self.child.print(PRINTED)
         self.finish()
@@ -96,8 +90,7 @@ class PageTests(ArchiveTestCase):
             self.assertEqual(archived["data"], page["data"][:count])
             self.assertEqual(archived["begin"], page["begin"])
 
-    def test_consumed_in_memory(self) -> None:
-        """An evaluation that is still in memory is read there: what was acknowledged is gone."""
+    def test_evaluation_still_in_memory_is_read_there(self) -> None:
         identifier = self.evaluate()
         self.child.print(PRINTED)
         self.finish()
@@ -105,8 +98,7 @@ class PageTests(ArchiveTestCase):
         self.page(identifier, "?after=10")
         self.request("GET", f"/evaluation/{identifier}/events", 410)
 
-    def test_cursors(self) -> None:
-        """A cursor after the newest event, or of another form, is refused."""
+    def test_cursor_after_the_newest_event_or_malformed_is_400(self) -> None:
         identifier = self.archive()
         for after in (COUNT + 1, "x", "-1"):
             answer = self.request("GET", f"/evaluation/{identifier}/events?after={after}", 400)
@@ -114,8 +106,7 @@ class PageTests(ArchiveTestCase):
         page = self.page(identifier, f"?after={COUNT}")
         self.assertEqual(page, {"begin": str(COUNT), "end": END, "data": []})
 
-    def test_head(self) -> None:
-        """HEAD works as GET does."""
+    def test_head_of_archived_events_is_200(self) -> None:
         identifier = self.archive()
         for accept in ("application/json", "text/event-stream", "application/jsonl"):
             answer = self.ask(
@@ -123,14 +114,12 @@ class PageTests(ArchiveTestCase):
             )
             self.assertEqual(self.answer(answer).status, 200)
 
-    def test_legacy(self) -> None:
-        """The path of older clients works, too."""
+    def test_legacy_path_reads_the_archive(self) -> None:
         identifier = self.archive()
         page = self.request("GET", f"/evaluation_events?evaluation={identifier}").json()
         self.assertEqual(page["data"][0]["payload"], "line 0")
 
-    def test_expired(self) -> None:
-        """An evaluation that no client has read is in the archive when it is expired."""
+    def test_expired_evaluation_that_nobody_read_is_archived(self) -> None:
         identifier = self.evaluate()
         self.child.print(PRINTED)
         self.finish()
@@ -138,8 +127,7 @@ class PageTests(ArchiveTestCase):
         self.service.registry.expire_evaluations()
         self.assertEqual([event["payload"] for event in self.read_all(identifier)], PAYLOADS)
 
-    def test_failed(self) -> None:
-        """The error event is archived, too."""
+    def test_error_event_is_archived(self) -> None:
         identifier = self.evaluate()
         self.child.print(b"a")
         self.finish(3)
@@ -151,10 +139,7 @@ class PageTests(ArchiveTestCase):
 
 
 class GoneTests(ArchiveTestCase):
-    """Evaluations that are not archived."""
-
-    def test_removed(self) -> None:
-        """Without its files only the status of an evaluation is left, which is in the store."""
+    def test_without_its_files_only_the_status_is_left(self) -> None:
         identifier = self.archive()
         for path in self.root.rglob("*.zst"):
             path.unlink()
@@ -167,8 +152,7 @@ class GoneTests(ArchiveTestCase):
         for method in ("GET", "HEAD"):
             self.request(method, f"/evaluation/{identifier}/events", 410, headers=events)
 
-    def test_unknown(self) -> None:
-        """An identifier that was never issued is 404."""
+    def test_identifier_that_was_never_issued_is_404(self) -> None:
         for path in ("", "/events"):
             self.request("GET", f"/evaluation/{'a' * 40}{path}", 404)
 
@@ -186,7 +170,6 @@ class GoneTests(ArchiveTestCase):
         self.assertEqual(events[-1]["payload"]["reason"], "lost")
 
     def test_file_without_its_end_is_lost_and_says_so(self) -> None:
-        """The status and a rerun do not need it; they are 410 where their own file is damaged."""
         identifier = self.archive()
         self.damage(ends=30)
         self.check_lost(self.read_all(identifier), 0)
@@ -199,7 +182,6 @@ class GoneTests(ArchiveTestCase):
             self.assertIn("is damaged", answer["detail"])
 
     def test_unreadable_file_is_503_with_the_reason(self) -> None:
-        """It may be readable later, so nothing is said to be lost."""
         identifier = self.archive()
         path = next(self.root.rglob("*.jsonl.zst"))
         path.rename(path.with_suffix(".away"))
@@ -211,7 +193,6 @@ class GoneTests(ArchiveTestCase):
             self.assertIn("the archive cannot be read: Too many levels", answer["detail"])
 
     def test_damage_in_the_middle_ends_pages_and_streams_once(self) -> None:
-        """All events before the damage come; what follows is told in one last event."""
         lines = [b"%d%s\n" % (number, b"x" * 200) for number in range(2000)]
         identifier = self.archive(*lines)
         with evaluation_files._open(next(self.root.rglob("*.jsonl.zst"))) as file:
@@ -220,7 +201,7 @@ class GoneTests(ArchiveTestCase):
         events = self.read_all(identifier, "&limit=100000")
         self.assertEqual((len(events), events[-1]["payload"]["reason"]), (count + 1, "lost"))
         self.assertEqual(self.page(identifier, f"?after={count + 2}")["data"], events[-1:])
-        for kind in (LineFollower, SourceFollower, SocketFollower):
+        for kind in FOLLOWERS:
             follower = kind(self.service, identifier, "?after=5")
             for _ in range(800):
                 follower.step()
@@ -229,10 +210,7 @@ class GoneTests(ArchiveTestCase):
 
 
 class StatusTests(ArchiveTestCase):
-    """The status and the list."""
-
-    def test_status(self) -> None:
-        """The status is that of the end; all events can be read."""
+    def test_archived_status_equals_that_of_the_end(self) -> None:
         identifier = self.evaluate()
         self.child.print(PRINTED)
         self.finish()
@@ -247,8 +225,7 @@ class StatusTests(ArchiveTestCase):
             del before[name]
         self.assertEqual(after, before)
 
-    def test_cancel(self) -> None:
-        """DELETE of an archived evaluation changes nothing."""
+    def test_cancelling_an_archived_evaluation_changes_nothing(self) -> None:
         identifier = self.archive()
         self.request("DELETE", f"/evaluation/{identifier}", 204)
         self.assertEqual(self.page(identifier)["data"][0]["payload"], "line 0")
@@ -263,8 +240,7 @@ class StatusTests(ArchiveTestCase):
                 return found
             after = f"&after={listing['end']}"
 
-    def test_list(self) -> None:
-        """Archived evaluations are in the list in the order of acceptance, each once."""
+    def test_archived_evaluations_are_listed_once_in_order_of_acceptance(self) -> None:
         identifiers = []
         for number in range(6):
             if number % 2:
@@ -277,22 +253,19 @@ class StatusTests(ArchiveTestCase):
         self.assertEqual(self.listed("state=finished"), identifiers)
         self.assertEqual(self.listed("state=failed"), [])
 
-    def test_list_after_restart(self) -> None:
-        """A new process lists and reads what the old one has archived."""
+    def test_next_process_lists_and_reads_the_archive(self) -> None:
         identifiers = [self.archive() for _ in range(3)]
         self.restart()
         self.service.registry.records.last_sequence_number = 10**12
         self.assertEqual(self.listed(), identifiers)
         self.assertEqual(self.page(identifiers[1])["data"][0]["payload"], "line 0")
 
-    def test_long_list(self) -> None:
-        """Pages of the list go on through the archive and the memory."""
+    def test_list_pages_go_on_through_archive_and_memory(self) -> None:
         identifiers = [self.archive(b"x") for _ in range(110)]
         identifiers += [self.evaluate() for _ in range(2)]
         self.assertEqual(self.listed(), identifiers)
 
-    def test_filters(self) -> None:
-        """Filters hold for archived evaluations as for others."""
+    def test_filters_hold_for_archived_evaluations(self) -> None:
         identifiers = []
         for number in range(3):
             fields = {f"metadata[{name}]": b"%d" % number for name in ("a", "b")}
@@ -312,37 +285,22 @@ class StatusTests(ArchiveTestCase):
 
 
 class StreamTests(ArchiveTestCase):
-    """Streams from the archive."""
+    def test_stream_has_all_events_or_those_after_a_cursor(self) -> None:
+        for kind in FOLLOWERS:
+            identifier = self.archive()
+            for query, expected in (
+                ("", PAYLOADS),
+                ("?after=7", PAYLOADS[7:]),
+                ("?after=7&skip=3", PAYLOADS[10:]),
+                (f"?after={COUNT}", []),
+            ):
+                follower = kind(self.service, identifier, query)
+                for _ in range(20):
+                    follower.step()
+                self.assertEqual(follower.payloads, expected, (kind, query))
+                self.assertTrue(follower.complete)
 
-    def check_stream(self, kind: type[Follower]) -> None:
-        """Hold that a stream has all events, or those after a cursor."""
-        identifier = self.archive()
-        for query, expected in (
-            ("", PAYLOADS),
-            ("?after=7", PAYLOADS[7:]),
-            ("?after=7&skip=3", PAYLOADS[10:]),
-            (f"?after={COUNT}", []),
-        ):
-            follower = kind(self.service, identifier, query)
-            for _ in range(20):
-                follower.step()
-            self.assertEqual(follower.payloads, expected)
-            self.assertTrue(follower.complete)
-
-    def test_json_lines(self) -> None:
-        """JSON Lines."""
-        self.check_stream(LineFollower)
-
-    def test_server_sent_events(self) -> None:
-        """Server-sent events."""
-        self.check_stream(SourceFollower)
-
-    def test_websocket(self) -> None:
-        """A WebSocket."""
-        self.check_stream(SocketFollower)
-
-    def test_long(self) -> None:
-        """A stream of several pieces, with times."""
+    def test_long_stream_with_times_is_whole(self) -> None:
         text = b"".join(b"%d%s\n" % (number, b"x" * 80) for number in range(5000))
         identifier = self.archive(text)
         follower = LineFollower(self.service, identifier, "?times=1")
@@ -352,8 +310,7 @@ class StreamTests(ArchiveTestCase):
         self.assertEqual("".join(follower.payloads).encode(), text)
         self.assertIn("time", follower.events[-1])
 
-    def test_removed(self) -> None:
-        """A stream of an evaluation that is removed meanwhile is cut: its end would be a lie."""
+    def test_stream_of_an_evaluation_that_is_removed_meanwhile_is_cut(self) -> None:
         identifier = self.archive(b"".join(b"%d\n" % number for number in range(20_000)))
         subscribed = self.service.registry.archived.subscribe(identifier, None, "")
         subscription = self.successResultOf(Deferred.fromCoroutine(subscribed))
@@ -367,12 +324,9 @@ class StreamTests(ArchiveTestCase):
 
 
 class RerunTests(ArchiveTestCase):
-    """Running an archived evaluation again."""
-
     configuration = Configuration(archive=ArchiveSettings(enabled=True))
 
-    def test_rerun(self) -> None:
-        """It runs with the same files and fields; nothing of the files is left over."""
+    def test_rerun_has_the_same_files_and_fields_and_leaves_no_files(self) -> None:
         identifier = self.archive()
         before = self.request("GET", f"/evaluation/{identifier}").json()
         again = self.request(
@@ -394,15 +348,13 @@ class RerunTests(ArchiveTestCase):
         self.assertEqual(self.service.registry.submissions.share.used, 0)
         self.assertEqual(list((self.root / "evaluations").iterdir()), [])
 
-    def test_without_submission(self) -> None:
-        """An archived evaluation whose files were not archived cannot run again."""
+    def test_rerun_without_archived_files_is_410(self) -> None:
         identifier = self.archive()
         next(self.root.rglob("*.tar.zst")).unlink()
         answer = self.request("POST", f"/evaluation/{identifier}/rerun", 410)
         self.assertIn("the files of the evaluation are discarded", answer.json()["detail"])
 
-    def test_other_fields(self) -> None:
-        """The form may have the fields of other reruns only."""
+    def test_form_of_a_rerun_may_not_have_fields_of_a_submission(self) -> None:
         identifier = self.archive()
         self.request(
             "POST",
@@ -414,8 +366,6 @@ class RerunTests(ArchiveTestCase):
 
 
 class CallerTests(CallerTestCase):
-    """Two callers with tokens."""
-
     callers = CallerSettings(requests_per_minute=1000)
 
     def setUp(self) -> None:
@@ -424,8 +374,7 @@ class CallerTests(CallerTestCase):
         self.service = Service(self.root / "own", configuration, tokens=self.file)
         self.client, self.agent = self.service.treq()
 
-    def test_own(self) -> None:
-        """Each caller reads, lists and reruns its own evaluations only."""
+    def test_callers_read_list_and_rerun_only_their_own(self) -> None:
         identifier = self.begin("alice").json()["evaluation_id"]
         self.child.print(PRINTED)
         self.finish()

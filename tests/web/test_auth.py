@@ -37,10 +37,7 @@ class ClosedPath(type(Path())):  # type: ignore[misc]
 
 
 class RateTests(SynchronousTestCase):
-    """Requests in a minute."""
-
-    def test_share(self) -> None:
-        """So many at once, and then as they come again; one caller's are not another's."""
+    def test_requests_are_regained_with_time_and_counted_for_each_caller(self) -> None:
         clock = Clock()
         rate = RateLimit(3, clock.seconds)
         for _ in range(3):
@@ -60,8 +57,7 @@ class RateTests(SynchronousTestCase):
             rate.count_request(token("a"))
         self.assertRaises(CallerQuotaExceeded, rate.count_request, token("a"))
 
-    def test_own(self) -> None:
-        """A token with a rate of its own has its own requests, whatever its caller's limit."""
+    def test_token_with_a_rate_of_its_own_is_counted_apart(self) -> None:
         for limit in (0, 2):
             rate = RateLimit(limit, Clock().seconds)
             own = token("a", 1)
@@ -71,15 +67,15 @@ class RateTests(SynchronousTestCase):
             for _ in range(2):
                 rate.count_request(token("a"))
 
-    def test_none(self) -> None:
-        """0 is no limit."""
+    def test_rate_of_zero_is_no_limit(self) -> None:
         rate = RateLimit(0, Clock().seconds)
         for _ in range(10_000):
             rate.count_request(token("a"))
 
     @given(st.integers(1, 1000), st.lists(st.floats(0, 90), max_size=60))
-    def test_patience(self, per_minute: int, pauses: list[float]) -> None:
-        """Whoever waits as long as it was told is let in; in no minute are there more than 2 x."""
+    def test_caller_that_waits_as_told_is_let_in(
+        self, per_minute: int, pauses: list[float]
+    ) -> None:
         clock = Clock()
         rate = RateLimit(per_minute, clock.seconds)
         for _ in range(per_minute):
@@ -106,7 +102,6 @@ class AccessTests(SynchronousTestCase):
         self.logged: list[str] = []
 
     def admit(self, token: str) -> str:
-        """Ask with a token."""
         return self.access.authenticate_token([b"Bearer " + token.encode()]).caller
 
     def reload(self) -> None:
@@ -115,8 +110,7 @@ class AccessTests(SynchronousTestCase):
         self.assertEqual(found, [("callers.tokens", (self.path,))])
         read_again(self.access)
 
-    def test_read_only(self) -> None:
-        """A token for reading neither submits nor cancels; its caller's other token does."""
+    def test_read_only_token_neither_submits_nor_cancels(self) -> None:
         reading, line = generate_token("alice", os.urandom, is_read_only=True)
         self.path.write_text(f"{self.path.read_text()}\n{line}")
         self.reload()
@@ -134,16 +128,14 @@ class AccessTests(SynchronousTestCase):
             else:
                 self.assertRaises(AccessDenied, ask, headers, method)
 
-    def test_open(self) -> None:
-        """Without a file everybody is the same caller, for whom there is no rate."""
+    def test_without_a_file_everybody_is_the_nameless_caller_without_rate(self) -> None:
         access = Authentication(RateLimit(1, Clock().seconds))
         self.assertTrue(access.is_token_optional)
         for headers in ([], [b"Bearer x"], [b"nonsense"]):
             self.assertEqual(access.authenticate_token(headers).caller, "")
         self.assertEqual(list(access.list_reloadable_files()), [])
 
-    def test_reload(self) -> None:
-        """A new token counts from then on, and one that was taken out no more."""
+    def test_reload_adds_new_tokens_and_drops_removed_ones(self) -> None:
         bob, line = generate_token("bob", os.urandom)
         self.assertFalse(self.access.is_token_optional)
         self.assertEqual(self.admit(self.alice), "alice")
@@ -153,8 +145,7 @@ class AccessTests(SynchronousTestCase):
         self.assertEqual(self.admit(bob), "bob")
         self.assertRaises(Unauthorized, self.admit, self.alice)
 
-    def test_read_and_taken(self) -> None:
-        """What is only read does not count yet."""
+    def test_tokens_that_are_read_but_not_applied_do_not_count(self) -> None:
         bob, line = generate_token("bob", os.urandom)
         self.path.write_text(line)
         (reloadable,) = self.access.list_reloadable_files()
@@ -163,8 +154,7 @@ class AccessTests(SynchronousTestCase):
         reloadable.apply_content(read)
         self.assertEqual(self.admit(bob), "bob")
 
-    def test_broken_reload(self) -> None:
-        """A file that is broken, or gone, changes nothing and is named with its setting."""
+    def test_broken_or_missing_file_changes_nothing_and_names_its_setting(self) -> None:
         self.path.write_text(f"# x\n{self.alice}\n")
         said = str(self.assertRaises(ConfigurationError, self.reload))
         self.assertTrue(said.startswith(f"callers.tokens: {self.path}: line 2"), said)
@@ -176,24 +166,21 @@ class AccessTests(SynchronousTestCase):
         self.assertEqual(self.admit(self.alice), "alice")
         self.assertFalse(self.access.is_token_optional)
 
-    def test_broken_at_first(self) -> None:
-        """At the start it is an error with the file's name."""
+    def test_broken_file_at_the_start_is_an_error_with_its_name(self) -> None:
         self.path.write_text("nonsense")
         error = self.assertRaises(
             ConfigurationError, Authentication, RateLimit(0, Clock().seconds), self.path
         )
         self.assertIn(f"{self.path}: line 1", str(error))
 
-    def test_strangers_are_not_counted(self) -> None:
-        """Whoever has no token uses up nobody's requests."""
+    def test_requests_without_a_token_use_up_no_rate(self) -> None:
         self.access = Authentication(RateLimit(1, Clock().seconds), self.path)
         for _ in range(3):
             self.assertRaises(Unauthorized, self.admit, "x")
         self.admit(self.alice)
         self.assertRaises(CallerQuotaExceeded, self.admit, self.alice)
 
-    def test_find(self) -> None:
-        """The configured file wins over systemd's, which is taken if there is one."""
+    def test_configured_token_file_wins_over_that_of_systemd(self) -> None:
         credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
         given = self.path.parent / "tokens"
         self.assertEqual(find_token_file(CallerSettings(), {}), None)
@@ -204,8 +191,7 @@ class AccessTests(SynchronousTestCase):
         self.assertEqual(find_token_file(CallerSettings(tokens="/x"), credentials), Path("/x"))
         self.assertEqual(find_token_file(CallerSettings(tokens="x"), {}), Path.cwd() / "x")
 
-    def test_find_for_metrics(self) -> None:
-        """Those who read the metrics have a file of their own."""
+    def test_metrics_have_a_token_file_of_their_own(self) -> None:
         credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
         given = self.path.parent / "metrics-tokens"
         self.assertEqual(find_metrics_token_file(MetricsSettings(), credentials), None)
@@ -214,8 +200,7 @@ class AccessTests(SynchronousTestCase):
         self.assertEqual(find_metrics_token_file(MetricsSettings(), credentials), given)
         self.assertEqual(find_metrics_token_file(MetricsSettings("/x"), credentials), Path("/x"))
 
-    def test_closed(self) -> None:
-        """A file that the daemon's user cannot read has a remedy; systemd's copy another one."""
+    def test_unreadable_file_has_a_remedy_and_the_copy_of_systemd_another(self) -> None:
         closed = ClosedPath(self.path)
         with self.assertRaises(ConfigurationError) as caught:
             read_token_file(closed)
@@ -227,8 +212,7 @@ class AccessTests(SynchronousTestCase):
         self.assertIn(f"systemd's copy (LoadCredential={closed.name}:FILE)", what)
         self.assertIn("name FILE in the configuration instead, and let the user ", remedy)
 
-    def test_find_in_the_dark(self) -> None:
-        """Where systemd's cannot be looked for there may be some: that is not as if none were."""
+    def test_credential_directory_that_cannot_be_searched_is_an_error(self) -> None:
         self.path.touch()
         with self.assertRaises(ConfigurationError) as caught:
             find_token_file(CallerSettings(), {"CREDENTIALS_DIRECTORY": f"{self.path}{'x' * 300}"})

@@ -18,8 +18,7 @@ from tests.cases.web import WebTestCase
 class EndpointTests(SynchronousTestCase):
     """Endpoint strings, as Twisted understands them."""
 
-    def test_machine(self) -> None:
-        """Loopback addresses and UNIX sockets."""
+    def test_loopback_and_unix_endpoints_are_local(self) -> None:
         for endpoint in (
             "tcp:8080:interface=127.0.0.1",
             "tcp:interface=127.1.2.3:port=1",
@@ -33,13 +32,11 @@ class EndpointTests(SynchronousTestCase):
         ):
             self.assertIs(classify_endpoint(endpoint), EndpointExposure.LOCAL_PROGRAMS, endpoint)
 
-    def test_unknown(self) -> None:
-        """Sockets that somebody else has opened are the operator's affair."""
+    def test_inherited_sockets_are_of_unknown_exposure(self) -> None:
         endpoints = ["unix:/x", "systemd:domain=INET:index=0", "fd:fileno=3"]
         self.assertEqual(find_endpoints_of_unknown_exposure(endpoints), endpoints[1:])
 
-    def test_others(self) -> None:
-        """Everything else, also what only looks like this machine."""
+    def test_other_endpoints_and_lookalikes_are_refused_with_the_remedies(self) -> None:
         for endpoint in (
             "",
             "tcp:8080",
@@ -74,20 +71,15 @@ class EndpointTests(SynchronousTestCase):
 
 
 class PageTests(SynchronousTestCase):
-    """Pages in a browser on this machine."""
-
     origins = ("*", "https://judge.example.org")
 
     def change(self, origin: str | None, host: str | None) -> None:
-        """Ask to change something."""
         check_write_origin(origin, host, self.origins)
 
     def read(self, origin: str | None, host: str | None) -> None:
-        """Ask to read what not every page may."""
         check_read_origin(origin, host, self.origins)
 
-    def test_allowed(self) -> None:
-        """No browser; the daemon's own pages, at a name of this machine; those that are named."""
+    def test_own_pages_named_origins_and_programs_are_allowed(self) -> None:
         for origin, host in (
             (None, "localhost:8080"),
             (None, "anything"),
@@ -101,8 +93,7 @@ class PageTests(SynchronousTestCase):
             self.change(origin, host)
             self.read(origin, host)
 
-    def test_refused(self) -> None:
-        """Other pages, and names that could be anybody's; `*` names nobody."""
+    def test_other_pages_and_ambiguous_names_are_refused(self) -> None:
         for origin, host in (
             ("https://example.org", "localhost:8080"),
             ("http://localhost:8081", "localhost:8080"),

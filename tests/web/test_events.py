@@ -7,17 +7,14 @@ from tawebeval.web.events import STREAM_FRAMINGS
 from tests.cases import described
 from tests.cases.web import END, StreamTestCase
 from tests.fakes.clients import Answer
-from tests.fakes.streams import LineFollower, SocketFollower, SourceFollower, parse
+from tests.fakes.streams import FOLLOWERS, LineFollower, SocketFollower, SourceFollower, parse
 
 OF_CONTENT = ("date", "content-length", "transfer-encoding")
 """Headers that hang on the time, or that an answer may have only with its content."""
 
 
 class ChoiceTests(StreamTestCase):
-    """Which kind of answer."""
-
-    def test_media_types(self) -> None:
-        """The answer is of the type that was asked for, and must not be kept by anybody."""
+    def test_stream_has_the_accepted_type_and_is_not_cached(self) -> None:
         identifier = self.evaluate()
         for accept in ("text/event-stream", "application/jsonl", "application/x-ndjson"):
             answer = self.follow(LineFollower, identifier, Accept=accept).answer
@@ -31,8 +28,7 @@ class ChoiceTests(StreamTestCase):
         self.assertEqual(page.headers["vary"], "Accept")
         self.assertNotIn("x-accel-buffering", page.headers)
 
-    def test_not_acceptable(self) -> None:
-        """406 names what there is, and acknowledges nothing."""
+    def test_406_names_the_offers_and_acknowledges_nothing(self) -> None:
         identifier = self.evaluate()
         self.print(b"a\nb\n")
         path = f"/evaluation/{identifier}/events?after=2"
@@ -41,8 +37,7 @@ class ChoiceTests(StreamTestCase):
         self.assertEqual(answer.headers["vary"], "Accept")
         self.page(identifier)
 
-    def test_old_version(self) -> None:
-        """Over HTTP/1.0 there is no stream whose end looks like a cut; the others are answered."""
+    def test_http_1_0_has_no_json_lines_but_pages_and_server_sent_events(self) -> None:
         identifier = self.evaluate()
         self.print(b"a\n")
         self.finish()
@@ -68,15 +63,13 @@ class ChoiceTests(StreamTestCase):
                     self.assertIn("application/json, text/event-stream", said)
                     self.check_nothing_left(identifier)
 
-    def test_numbers(self) -> None:
-        """A number that is none is refused, also by the kind of answer that has no use for it."""
+    def test_malformed_numbers_are_refused_for_every_media_type(self) -> None:
         path = f"/evaluation/{self.evaluate()}/events"
         for accept in ("application/json", "text/event-stream", "application/jsonl"):
             for query in ("wait=x", "skip=x", "skip=-1", "wait=", "skip=1&skip=1"):
                 self.request("GET", f"{path}?{query}", 400, headers={"Accept": accept})
 
-    def test_head(self) -> None:
-        """HEAD tells the type, and begins no stream; of the wrong it tells the status."""
+    def test_head_begins_no_stream(self) -> None:
         identifier = self.evaluate()
         for accept in ("text/event-stream", "application/jsonl"):
             connection = self.connect()
@@ -88,8 +81,7 @@ class ChoiceTests(StreamTestCase):
             self.assertEqual(connection.answer("HEAD").status, 404)
         self.check_nothing_left(identifier)
 
-    def test_head_is_as_get(self) -> None:
-        """HEAD has the status and the headers of GET (RFC 9110, 9.3.2), whatever is asked for."""
+    def test_head_has_the_status_and_headers_of_get(self) -> None:
         queries = ["", "?wait=20", "?after=3", "?after=x", "?after=9", "?skip=2", "?skip=5"]
         queries += ["?after=0&skip=9", f"?after={END}&skip=1", f"?after={END}"]
         for accept in ("application/json", *STREAM_FRAMINGS, "text/html"):
@@ -117,7 +109,6 @@ class ChoiceTests(StreamTestCase):
         return answers
 
     def test_head_acknowledges_nothing(self) -> None:
-        """HEAD of any kind discards nothing and forgets nothing."""
         identifier = self.evaluate()
         self.print(b"a\nb\n")
         self.finish()
@@ -133,24 +124,18 @@ class ChoiceTests(StreamTestCase):
 
 
 class NamedOriginTests(StreamTestCase):
-    """Where origins are named."""
-
     configuration = Configuration(callers=CallerSettings(origins=("https://judge.example.org",)))
 
     def check(self, answer: Answer) -> None:
         """Hold nothing: what is promised of every answer is not so here."""
 
-    def test_vary(self) -> None:
-        """Answers depend on the origin and on what is accepted; both are named."""
+    def test_vary_names_accept_and_origin(self) -> None:
         follower = self.follow(LineFollower, self.evaluate())
         self.assertEqual(follower.answer.headers["vary"], "Accept, Origin")
 
 
 class PageTests(StreamTestCase):
-    """What pages have besides."""
-
-    def test_link(self) -> None:
-        """`Link` leads to the next page, until there is none."""
+    def test_link_leads_to_the_next_page_until_the_end(self) -> None:
         identifier = self.evaluate()
         self.print(b"a\n" * 100)
         self.finish()
@@ -167,8 +152,7 @@ class PageTests(StreamTestCase):
         self.assertEqual(seen[-1], f"/evaluation/{identifier}/events?after={END}")
         self.assertGreater(len(seen), 2)
 
-    def test_limit(self) -> None:
-        """A page is as small as the client wants, but for one event; never above the server's."""
+    def test_limit_makes_pages_smaller_down_to_one_event_and_never_larger(self) -> None:
         identifier = self.evaluate()
         self.print(b"a\n" * 100 + b"b" * 1000 + b"\n")
         self.finish()
@@ -194,15 +178,13 @@ class PageTests(StreamTestCase):
         head = self.request("HEAD", f"/evaluation/{identifier}/events?limit=1")
         self.assertTrue(head.headers["link"].endswith('?after=1&limit=1>; rel="next"'))
 
-    def test_limit_of_a_page_that_waits(self) -> None:
-        """It holds of a page that was waited for, too."""
+    def test_limit_holds_for_a_page_that_waits(self) -> None:
         identifier = self.evaluate()
         waiting = self.ask("GET", f"/evaluation/{identifier}/events?wait=5&limit=1")
         self.print(b"a\n" * 100)
         self.assertEqual(len(self.answer(waiting).json()["data"]), 1)
 
-    def test_times(self) -> None:
-        """`times=1` adds to each event when it was stored; other requests do not show it."""
+    def test_times_are_added_only_where_asked_for(self) -> None:
         identifier = self.evaluate()
         self.print(b"a\n")
         self.service.world.clock.advance(1.5)
@@ -220,15 +202,14 @@ class PageTests(StreamTestCase):
         )
         self.assertEqual(timed, plain)
         expected = answer.json()["data"]
-        for kind in (LineFollower, SourceFollower, SocketFollower):
+        for kind in FOLLOWERS:
             for query, events in (("?times=1", expected), ("?times=0", plain), ("", plain)):
                 follower = self.follow(kind, identifier, query)
                 self.turn()
                 self.assertEqual(follower.events, events, kind)
         self.page(identifier, "?after=end&times=1")
 
-    def test_times_of_a_page_that_waits(self) -> None:
-        """Nor does a page that waits lose them, or HEAD the link to the next."""
+    def test_times_hold_for_a_page_that_waits_and_the_link_of_head(self) -> None:
         identifier = self.evaluate()
         waiting = self.ask("GET", f"/evaluation/{identifier}/events?wait=5&times=1")
         self.print(b"a\nb\n")
@@ -236,8 +217,7 @@ class PageTests(StreamTestCase):
         head = self.request("HEAD", f"/evaluation/{identifier}/events?times=1")
         self.assertIn('&times=1>; rel="next"', head.headers["link"])
 
-    def test_no_times(self) -> None:
-        """Anything but 0 and 1 is refused, of any kind of answer."""
+    def test_malformed_times_are_400(self) -> None:
         identifier = self.evaluate()
         for accept in ("application/json", "text/event-stream"):
             for times in ("2", "x", "", "1&times=1"):
@@ -245,8 +225,7 @@ class PageTests(StreamTestCase):
                 answer = self.request("GET", path, 400, headers={"Accept": accept})
                 self.assertIn("times", answer.json()["detail"])
 
-    def test_no_limit(self) -> None:
-        """What is no number of bytes from 1 on is refused, by whatever kind of answer."""
+    def test_malformed_limit_is_400(self) -> None:
         path = f"/evaluation/{self.evaluate()}/events"
         for accept in ("application/json", "text/event-stream"):
             for limit in ("0", "00", "x", "-1", "", "1.5", "1000000000000000", "1&limit=1"):
@@ -255,8 +234,7 @@ class PageTests(StreamTestCase):
                 )
                 self.assertIn("limit", answer.json()["detail"])
 
-    def test_retry_after(self) -> None:
-        """Who has polled in vain is told to take a little time; nobody else is."""
+    def test_only_an_empty_page_without_wait_has_retry_after(self) -> None:
         identifier = self.evaluate()
         path = f"/evaluation/{identifier}/events"
         answer = self.request("GET", path)
@@ -270,8 +248,7 @@ class PageTests(StreamTestCase):
         for after in ("2", END):
             self.assertNotIn("retry-after", self.request("GET", f"{path}?after={after}").headers)
 
-    def test_for_browsers(self) -> None:
-        """Pages of other origins may send `Last-Event-ID`, and read what is told."""
+    def test_pages_of_other_origins_may_send_last_event_id_and_read_headers(self) -> None:
         answer = self.request("OPTIONS", "/evaluation/x/events", 204)
         self.assertIn("Last-Event-ID", answer.headers["access-control-allow-headers"])
         for name in ("Link", "Retry-After", "Preference-Applied", "Location"):
@@ -281,14 +258,12 @@ class PageTests(StreamTestCase):
 class ServerSentTests(StreamTestCase):
     """What browsers do with server-sent events."""
 
-    def test_beginning(self) -> None:
-        """The stream begins at once, with how long to wait before coming back."""
+    def test_stream_begins_at_once_with_retry(self) -> None:
         follower = self.follow(SourceFollower, self.evaluate())
         self.assertEqual(follower.answer.body, b"retry: 2000\n\n")
         self.assertEqual(follower.source.retry, 2000)
 
-    def test_cursors(self) -> None:
-        """The last event's identifier is the cursor from which a page would go on."""
+    def test_last_event_id_is_the_cursor_of_the_next_page(self) -> None:
         identifier = self.evaluate()
         follower = self.follow(SourceFollower, identifier)
         self.print(b"a\nb\n")
@@ -296,8 +271,7 @@ class ServerSentTests(StreamTestCase):
         self.finish()
         self.assertEqual(follower.source.last_event_id, END)
 
-    def test_last_event_id(self) -> None:
-        """It wins over `after`, which stays in the URL when a browser comes back."""
+    def test_last_event_id_wins_over_after(self) -> None:
         identifier = self.evaluate()
         self.print(b"a\nb\n")
         for query in ("", "?after=0", "?after=1", "?after=1&skip=1", "?after=x"):
@@ -309,8 +283,7 @@ class ServerSentTests(StreamTestCase):
             follower = self.follow(LineFollower, identifier, query, Last_Event_ID="2")
             self.assertEqual(follower.payloads, payloads)
 
-    def test_broken_last_event_id(self) -> None:
-        """One that is no cursor is refused."""
+    def test_malformed_last_event_id_is_400(self) -> None:
         identifier = self.evaluate()
         for value in ("x", "9", "-1", "\xff", "e" * 100):
             follower = self.follow(SourceFollower, identifier, Last_Event_ID=value)
@@ -323,8 +296,7 @@ class ServerSentTests(StreamTestCase):
         )
         self.assertEqual(connection.answer().status, 400)
 
-    def test_lost_at_the_end(self) -> None:
-        """Who has lost the end gets it again, and who has it is sent home for ever."""
+    def test_client_that_lost_the_end_gets_it_again_and_then_204(self) -> None:
         identifier = self.evaluate()
         self.print(b"a\n")
         first = self.follow(SourceFollower, identifier)
@@ -338,8 +310,7 @@ class ServerSentTests(StreamTestCase):
         follower = self.follow(SourceFollower, identifier, Last_Event_ID="2")
         self.assertEqual(follower.answer.status, 410)
 
-    def test_heartbeat(self) -> None:
-        """After some time without an event a comment is sent, again and again."""
+    def test_comment_is_sent_after_15_seconds_without_event(self) -> None:
         follower = self.follow(SourceFollower, self.evaluate())
         begin = follower.answer.body
         self.service.reactor.advance(14)
@@ -358,16 +329,14 @@ class ServerSentTests(StreamTestCase):
         self.assertEqual(follower.answer.body.count(b":\n\n"), 4)
         self.assertEqual(follower.payloads, ["a"])
 
-    def test_no_heartbeat(self) -> None:
-        """JSON Lines have nothing that could be one."""
+    def test_json_lines_have_no_heartbeat(self) -> None:
         follower = self.follow(LineFollower, self.evaluate())
         for _ in range(9):
             self.service.reactor.advance(15)
             self.turn()
         self.assertEqual(follower.answer.body, b"")
 
-    def test_carriage_return(self) -> None:
-        """A data line with a carriage return in it arrives as an event, and whole."""
+    def test_data_line_with_a_carriage_return_arrives_whole(self) -> None:
         identifier = self.evaluate()
         begin = self.child.environment["EVALUATION_DATA_BEGIN"].encode()
         end = self.child.environment["EVALUATION_DATA_END"].encode()

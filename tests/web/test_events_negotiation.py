@@ -20,14 +20,10 @@ def accept(*values: str) -> Headers:
 
 
 class NegotiationTests(SynchronousTestCase):
-    """RFC 9110, section 12.5.1."""
-
     def check(self, expected: str, *values: str) -> None:
-        """Hold what is chosen."""
         self.assertEqual(negotiate_media_type(accept(*values), OFFERED), expected, values)
 
-    def test_whoever_does_not_care(self) -> None:
-        """Without the header, or with all in it, it is the first."""
+    def test_without_a_preference_it_is_json(self) -> None:
         self.check(JSON)
         self.check(JSON, "")
         self.check(JSON, "*/*")
@@ -38,8 +34,7 @@ class NegotiationTests(SynchronousTestCase):
         self.check(JSON, "text/html, */*; q=.2")
         self.check(JSON, "*")
 
-    def test_named(self) -> None:
-        """What is named is given, in any case, with any parameters, in one header or several."""
+    def test_named_type_is_given_in_any_case_with_any_parameters(self) -> None:
         for offered in OFFERED:
             self.check(offered, offered)
             self.check(offered, offered.upper())
@@ -48,43 +43,37 @@ class NegotiationTests(SynchronousTestCase):
             self.check(offered, f"{offered}; charset=utf-8")
             self.check(offered, f"{offered};charset=utf-8;q=0.1")
 
-    def test_quality(self) -> None:
-        """The better liked wins, in whatever order."""
+    def test_higher_quality_wins_in_any_order(self) -> None:
         self.check(EVENTS, f"{JSON};q=0.5, {EVENTS};q=0.6")
         self.check(EVENTS, f"{EVENTS};q=0.6, {JSON};q=0.5")
         self.check(JSON, f"{EVENTS};q=0.999, {JSON}")
         self.check(LINES, f"*/*;q=0.1, {LINES};q=0.2")
 
-    def test_specific(self) -> None:
-        """For each type the most specific range counts, not the one that likes it best."""
+    def test_most_specific_range_counts(self) -> None:
         self.check(JSON, f"{EVENTS};q=0.1, */*;q=0.5")
         self.check(EVENTS, "application/*;q=0.1, */*;q=0.5")
         self.check(EVENTS, f"{JSON};q=0, */*")
         self.check(LINES, f"{JSON};q=0, {EVENTS};q=0, */*")
 
-    def test_named_before_included(self) -> None:
-        """Of those that are liked equally the one that is named wins, then the earlier."""
+    def test_named_type_wins_over_a_range_and_then_the_earlier_offer(self) -> None:
         self.check(EVENTS, f"*/*, {EVENTS}")
         self.check(EVENTS, f"application/*, {EVENTS}")
         self.check(JSON, f"{EVENTS}, {JSON}")
         self.check(LINES, f"{ND}, {LINES}")
 
-    def test_nothing(self) -> None:
-        """Where nothing fits the refusal names what there is."""
+    def test_refusal_names_the_offers(self) -> None:
         for value in ("text/html", "text/*;q=0", "*/*;q=0", f"{JSON};q=0", "image/*, audio/ogg"):
             error = self.assertRaises(NotAcceptable, negotiate_media_type, accept(value), OFFERED)
             self.assertEqual(error.extra_members["offered"], ", ".join(OFFERED))
             for offered in OFFERED:
                 self.assertIn(offered, str(error))
 
-    def test_nonsense(self) -> None:
-        """What cannot be understood does not count, the rest does."""
+    def test_malformed_ranges_do_not_count(self) -> None:
         self.check(EVENTS, f"{EVENTS};q=0.1, {JSON};q=2, {LINES};q=x, {ND};q=-1")
         self.check(EVENTS, f"nonsense, */json, ;;;, {EVENTS}, \xff")
 
     @given(st.lists(st.text(st.characters(max_codepoint=255), max_size=40), max_size=3))
-    def test_any(self, values: list[str]) -> None:
-        """Whatever comes is answered by an offer or a refusal."""
+    def test_any_header_ends_in_an_offer_or_a_refusal(self, values: list[str]) -> None:
         values = [value.replace("\r", "").replace("\n", "") for value in values]
         try:
             found = negotiate_media_type(accept(*values), OFFERED)

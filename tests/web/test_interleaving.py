@@ -45,8 +45,6 @@ class Client:
 
 
 class Machine(RuleBasedStateMachine):
-    """One evaluation and its readers."""
-
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
@@ -66,7 +64,6 @@ class Machine(RuleBasedStateMachine):
         self.after, self.read = "", 0  # of the reader of pages
 
     def ask(self, line: str, body: bytes = b"", **headers: str) -> Any:
-        """Return what one request is answered with."""
         connection = self.service.connect()
         connection.request(line, body, **headers)
         answer = connection.answer()
@@ -91,7 +88,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: not self.ended)
     @rule(count=st.integers(1, MOST))
     def print(self, count: int) -> None:
-        """Print some lines."""
         numbers = range(self.printed, self.printed + count)
         self.child.print(b"".join(b"line %d\n" % number for number in numbers))
         self.printed += count
@@ -100,7 +96,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: not self.ended and self.printed > 200)
     @rule()
     def end(self) -> None:
-        """Let the evaluator end."""
         self.child.end()
         self.turn()
         self.ended = True
@@ -184,7 +179,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 10, 40]))
     def pass_time(self, seconds: int) -> None:
-        """Let time pass; who takes nothing is cut off."""
         for _ in range(seconds):
             self.service.reactor.advance(1)
         self.turn()
@@ -226,10 +220,7 @@ class Machine(RuleBasedStateMachine):
 
 
 class InterleavingTests(SynchronousTestCase):
-    """Readers of all kinds at once, over HTTP."""
-
-    def test_readers(self) -> None:
-        """Each sees every event once and in order, unless another has acknowledged it."""
+    def test_each_reader_sees_every_event_once_and_in_order(self) -> None:
         self.patch(ring, "MAX_MERGED_BATCH_BYTES", 256)
         self.patch(ring, "MIN_BATCH_PART_BYTES", 64)
         self.patch(streams, "MAX_STREAM_WRITE_BYTES", 512)

@@ -18,7 +18,7 @@ from tawebeval.web import links as module
 from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import Answer, Connection, Service
 from tests.fakes.files import FakeStore
-from tests.fakes.streams import LineFollower, SocketFollower, SourceFollower
+from tests.fakes.streams import FOLLOWERS
 from tests.fakes.world import read_again, straw
 
 HOUR = 3600
@@ -35,12 +35,10 @@ class LinkTestCase(CallerTestCase):
         self.path = f"/evaluation/{self.identifier}"
 
     def share(self, query: str = "", status: int = 200, caller: str = "alice") -> Any:
-        """Make a link."""
         answer = self.call("POST", f"{self.path}/links{query}", status, caller)
         return answer.json()["link"] if status == 200 else answer.json()
 
     def revoke(self, status: int = 204, caller: str = "alice") -> None:
-        """Revoke all links."""
         self.call("DELETE", f"{self.path}/links", status, caller)
 
     def read(self, link: str, path: str = "", status: int = 200, method: str = "GET") -> Answer:
@@ -56,19 +54,14 @@ class LinkTestCase(CallerTestCase):
 
     @property
     def links(self) -> module.EvaluationLinks:
-        """The links of the service."""
         return self.service.context.links
 
     def turn(self) -> None:
-        """Let happen what is due."""
         self.service.reactor.pump([0] * 6)
 
 
 class LinkTests(LinkTestCase):
-    """What a link permits."""
-
-    def test_read(self) -> None:
-        """Status, events and files, and nothing is acknowledged."""
+    def test_link_reads_status_events_and_files_and_acknowledges_nothing(self) -> None:
         self.child.print(b"a\nb\n")
         link = self.share()
         self.assertEqual(self.read(link).json()["state"], "running")
@@ -81,8 +74,7 @@ class LinkTests(LinkTestCase):
         page = self.call("GET", f"{self.path}/events", 200, "alice").json()
         self.assertEqual([one["payload"] for one in page["data"]], ["a", "\n", "b", "\n"])
 
-    def test_discarded(self) -> None:
-        """What the owner has acknowledged is 410, with the oldest cursor."""
+    def test_acknowledged_events_are_410_with_the_oldest_cursor(self) -> None:
         self.child.print(b"a\nb\n")
         link = self.share()
         self.call("GET", f"{self.path}/events?after=2", 200, "alice")
@@ -93,8 +85,7 @@ class LinkTests(LinkTestCase):
         self.read(link, "/events", 410)
         self.read(link, "", 410)
 
-    def test_refused(self) -> None:
-        """Every other request is 403, whether or not the link is one."""
+    def test_every_other_request_by_a_link_is_403(self) -> None:
         for link in (self.share(), "link_" + "A" * 28):
             for method, path in (
                 *(("DELETE", ""), ("POST", "/rerun"), ("POST", "/links"), ("DELETE", "/links")),
@@ -107,8 +98,7 @@ class LinkTests(LinkTestCase):
                 self.assertIn("a link permits only", answer.json()["detail"])
         self.assertEqual(self.call("GET", self.path, 200, "alice").json()["state"], "running")
 
-    def test_no_oracle(self) -> None:
-        """All that is no good link of the evaluation gets the same 401."""
+    def test_every_link_that_does_not_hold_gets_the_same_401(self) -> None:
         other = self.begin("bob").json()["id"]
         link = self.share()
         wrong = {
@@ -129,19 +119,14 @@ class LinkTests(LinkTestCase):
         wrong.add(self.read(link, "", 401).body)
         self.assertEqual(len(wrong), 1)
 
-    def test_ambiguous(self) -> None:
-        """A request has a token or one link."""
+    def test_request_with_a_token_and_a_link_or_two_links_is_400(self) -> None:
         link = self.share()
         self.call("GET", f"{self.path}?link={link}&link={link}", 400, None)
         self.call("GET", f"{self.path}?link={link}", 400, "alice")
         self.call("GET", f"{self.path}?link=", 401, None)
         self.call("GET", f"{self.path}?%6cink={link}", 200, None)
 
-    def test_makers(self) -> None:
-        """Tokens of the caller make links, also those that are restricted to problems.
-
-        Tokens that only read make none.
-        """
+    def test_tokens_of_the_caller_that_do_more_than_read_make_links(self) -> None:
         lines = [self.file.read_text()]
         for name, restriction in (
             ("reader", {"is_read_only": True}),
@@ -165,8 +150,7 @@ class LinkTests(LinkTestCase):
         self.share(status=410)
         self.revoke()
 
-    def test_lifetime(self) -> None:
-        """A link holds as long as its maker wants, within the operator's maximum."""
+    def test_link_holds_as_long_as_asked_within_the_maximum(self) -> None:
         short, long = self.share("?lifetime=1"), self.share(f"?lifetime={30 * 24 * HOUR}")
         default = self.share()
         for query in ("0", f"{30 * 24 * HOUR + 1}", "x", "-1"):
@@ -181,30 +165,26 @@ class LinkTests(LinkTestCase):
             self.read(long, status=401)
 
     def test_wrong_time_removes_no_link(self) -> None:
-        """They hold again when the time is set right, whatever was done meanwhile."""
         link = self.share()
         with mock.patch.object(self.links, "_read_wall_clock", lambda: 4e9):
             self.read(link, status=401)
             self.share()
         self.read(link)
 
-    def test_disabled(self) -> None:
-        """The operator may want no links."""
+    def test_link_days_of_zero_makes_no_new_links(self) -> None:
         link = self.share()
         callers = CallerSettings(requests_per_minute=0, link_days=0)
         self.service.registry.context.configuration = Configuration(callers=callers)
         self.assertIn("callers.link_days", self.share(status=403)["detail"])
         self.read(link)  # until it expires or is revoked
 
-    def test_removed_caller(self) -> None:
-        """The links of a caller without a token hold no more."""
+    def test_links_of_a_caller_without_a_token_do_not_hold(self) -> None:
         link = self.share()
         self.file.write_text(self.file.read_text().split("\n")[1])
         read_again(self.service.access)
         self.read(link, status=401)
 
-    def test_logged(self) -> None:
-        """The access log has whose link was used, and no link."""
+    def test_access_log_names_the_owner_and_no_link(self) -> None:
         link = self.share()
         self.service.context.request_log.is_enabled = True
         with capturedLogs() as events:
@@ -217,10 +197,7 @@ class LinkTests(LinkTestCase):
 
 
 class TokenlessTests(WebTestCase):
-    """Without tokens."""
-
-    def test_header(self) -> None:
-        """A poll by a link, also by a damaged one, acknowledges nothing."""
+    def test_poll_by_a_link_in_the_header_acknowledges_nothing(self) -> None:
         identifier = self.evaluate()
         self.child.print(b"a\n")
         path = f"/evaluation/{identifier}"
@@ -234,8 +211,7 @@ class TokenlessTests(WebTestCase):
         self.assertEqual(self.page(identifier)["data"], [{"type": "text", "payload": "a"}])
         self.request("DELETE", f"{path}/links", 204)
 
-    def test_full(self) -> None:
-        """The links that expire first give way, with what reads by them."""
+    def test_links_that_expire_first_give_way_with_their_readers(self) -> None:
         paths = [f"/evaluation/{self.evaluate()}" for _ in range(3)]
         lifetimes = [100, 50, 70]
         links = []
@@ -260,8 +236,7 @@ class EndTests(LinkTestCase):
         poll = self.connect()
         poll.request(f"GET {self.path}/events?after=0&wait=30&link={link}")
         streams = [
-            kind(self.service, self.identifier, f"?link={link}").connection
-            for kind in (LineFollower, SourceFollower, SocketFollower)
+            kind(self.service, self.identifier, f"?link={link}").connection for kind in FOLLOWERS
         ]
         self.turn()
         self.assertEqual(self.links.readers_share.used, 4)
@@ -276,8 +251,7 @@ class EndTests(LinkTestCase):
         record = self.service.registry.records[self.identifier]
         self.assertEqual(record.events.observer_count, 0)
 
-    def test_revoked(self) -> None:
-        """A revocation cuts all of the evaluation, and no reader of another one."""
+    def test_revocation_cuts_the_readers_of_that_evaluation_only(self) -> None:
         link = self.share()
         connections = self.begin_all(link)
         own = self.connect()
@@ -289,8 +263,7 @@ class EndTests(LinkTestCase):
         self.assertNotEqual(self.share(), link)
         self.read(link, status=401)
 
-    def test_last_token(self) -> None:
-        """So does a reload that removes the last token of the caller, and no other reload."""
+    def test_reload_that_removes_the_last_token_of_the_caller_cuts_readers(self) -> None:
         connections = self.begin_all(self.share())
         known = self.file.read_text()
         for lines, is_cut in ((f"# \n{known}", False), (re.sub("alice.*", "", known), True)):
@@ -300,8 +273,7 @@ class EndTests(LinkTestCase):
             self.assertEqual([one.aborted for one in connections], [is_cut] * 4)
         self.check_cut(connections)
 
-    def test_expired(self) -> None:
-        """So does the expiry."""
+    def test_expiry_cuts_readers(self) -> None:
         link = self.share("?lifetime=5")
         connections = self.begin_all(link)
         self.service.reactor.advance(4)
@@ -313,8 +285,7 @@ class EndTests(LinkTestCase):
 class BoundTests(LinkTestCase):
     """The bounds of links, which are not those of their makers."""
 
-    def test_slots(self) -> None:
-        """So many at once, of one evaluation and in all; the owner is not affected."""
+    def test_readers_by_links_are_bounded_and_the_owner_is_not(self) -> None:
         link = self.share()
         for owner, bound, status in (
             (self.links.readers_share, "total", 503),
@@ -334,7 +305,6 @@ class BoundTests(LinkTestCase):
             self.assertEqual(self.links.readers_share.used, 0)
 
     def test_links_of_one_caller_leave_room_for_those_of_another(self) -> None:
-        """Neither slots nor requests of a minute are used up."""
         own, other = self.share(), self.begin("bob").json()["id"]
         link = self.call("POST", f"/evaluation/{other}/links", 200, "bob").json()["link"]
         share, rate = self.links.readers_share, "LINK_REQUESTS_PER_MINUTE"
@@ -352,8 +322,7 @@ class BoundTests(LinkTestCase):
                     one.lose()
             self.service.reactor.advance(60)
 
-    def test_rates(self) -> None:
-        """So many in a minute, and none of them counts for the owner."""
+    def test_requests_by_links_are_bounded_and_do_not_count_for_the_owner(self) -> None:
         self.service.access.rate_limit.per_minute = 2
         link = self.share()
         for bound in ("LINK_REQUESTS_PER_MINUTE", "LINK_REQUESTS_PER_MINUTE_PER_EVALUATION"):
@@ -364,8 +333,7 @@ class BoundTests(LinkTestCase):
             self.service.reactor.advance(60)
         self.call("GET", self.path, 200, "alice")
 
-    def test_linked(self) -> None:
-        """So many evaluations have links, in all and of one caller, until some expire."""
+    def test_evaluations_with_links_are_bounded_in_all_and_for_each_caller(self) -> None:
         link = self.share("?lifetime=5")
         other = self.begin("bob").json()["id"]
         place = f"/evaluation/{other}/links"
@@ -386,8 +354,6 @@ class BoundTests(LinkTestCase):
 
 
 class ArchivedTests(LinkTestCase):
-    """Links of archived evaluations."""
-
     def setUp(self) -> None:
         super().setUp()
         configuration = Configuration(callers=self.callers, archive=ArchiveSettings(enabled=True))
@@ -398,8 +364,7 @@ class ArchivedTests(LinkTestCase):
         self.identifier = self.begin("alice").json()["id"]
         self.path = f"/evaluation/{self.identifier}"
 
-    def test_archived(self) -> None:
-        """They read what the archive has, and are made for it, too."""
+    def test_links_read_archived_evaluations_and_are_made_for_them(self) -> None:
         link = self.share()
         self.child.print(b"a\n")
         self.finish()
@@ -418,7 +383,6 @@ class StoreTests(LinkTestCase):
 
     @property
     def store(self) -> FakeStore:
-        """The store of the service."""
         return self.service.world.store
 
     def hold_back(self) -> Deferred[None]:
@@ -427,8 +391,7 @@ class StoreTests(LinkTestCase):
         self.patch(FakeStore, "flush", lambda store: committed)
         return committed
 
-    def test_kept(self) -> None:
-        """Links and revocations are in the store before they are answered."""
+    def test_link_and_revocation_are_stored_before_the_answer(self) -> None:
         headers = {"Authorization": self.headers["alice"]}
         for method, kept, status in (("POST", [self.identifier], 200), ("DELETE", [], 204)):
             committed = self.hold_back()
@@ -438,8 +401,7 @@ class StoreTests(LinkTestCase):
             committed.callback(None)
             self.assertEqual(self.answer(asked).status, status)
 
-    def test_restart(self) -> None:
-        """The next daemon knows the links that were made, and none that was revoked."""
+    def test_next_daemon_knows_links_and_revocations(self) -> None:
         link = self.share()
         other = self.begin("bob").json()["id"]
         self.call("POST", f"/evaluation/{other}/links", 200, "bob")
@@ -454,8 +416,7 @@ class StoreTests(LinkTestCase):
         )
         self.assertEqual(links.add_reader(object(), self.identifier, link, lambda: None), "alice")
 
-    def test_not_stored(self) -> None:
-        """A link that cannot be stored is refused; a revocation counts at once all the same."""
+    def test_link_that_cannot_be_stored_is_refused_and_a_revocation_counts(self) -> None:
         link = self.share()
         self.store.error = StoreError()
         self.assertIn("its disk is full or fails", self.share(status=503)["detail"])

@@ -28,7 +28,6 @@ class ObserverTestCase(StreamTestCase):
         self.client, self.agent = self.service.treq()
 
     def begin(self, printed: bytes = b"") -> str:
-        """Begin an evaluation and let it print."""
         headers = {"Content-Type": MULTIPART, "Authorization": self.reader}
         answer = self.request("POST", "/evaluate", data=form(parts()), headers=headers)
         identifier: str = answer.json()["evaluation_id"]
@@ -37,12 +36,10 @@ class ObserverTestCase(StreamTestCase):
         return identifier
 
     def read(self, identifier: str, query: str, token: str, status: int = 200) -> Answer:
-        """Request a page with one of the tokens."""
         path = f"/evaluation/{identifier}/events{query}"
         return self.request("GET", path, status, headers={"Authorization": token})
 
     def observe(self, kind: type[Follower], identifier: str, query: str = "") -> Any:
-        """Return an observer's stream."""
         return self.follow(kind, identifier, query, Authorization=self.observer)
 
     def check_whole(self, identifier: str, payloads: list[str]) -> None:
@@ -53,7 +50,6 @@ class ObserverTestCase(StreamTestCase):
         self.assertIsNone(self.read(identifier, f"?after={END}", self.reader).json()["end"])
 
     def check_forgotten(self, identifier: str) -> None:
-        """Hold that nothing is left for the reader."""
         self.read(identifier, "", self.reader, 410)
 
     def let_pass(self, seconds: int) -> None:
@@ -65,10 +61,7 @@ class ObserverTestCase(StreamTestCase):
 
 
 class PageTests(ObserverTestCase):
-    """Pages."""
-
-    def test_to_the_end(self) -> None:
-        """Each page can be read, the end too, with times or without, and by the legacy path."""
+    def test_observer_reads_every_page_to_the_end(self) -> None:
         for make in (
             lambda identifier, after: f"/evaluation/{identifier}/events?after={after}",
             lambda identifier, after: f"/evaluation/{identifier}/events?after={after}&times=0",
@@ -86,8 +79,7 @@ class PageTests(ObserverTestCase):
                 connection.lose()
             self.check_whole(identifier, ["a", "\n", "b", "\n"])
 
-    def test_long_poll(self) -> None:
-        """An observer that waits gets the next events and acknowledges nothing."""
+    def test_waiting_observer_gets_the_next_events_and_acknowledges_nothing(self) -> None:
         identifier = self.begin(b"a\n")
         path = f"/evaluation/{identifier}/events?after=1&wait=20"
         asked = self.ask("GET", path, headers={"Authorization": self.observer})
@@ -97,8 +89,7 @@ class PageTests(ObserverTestCase):
         self.finish()
         self.check_whole(identifier, ["a", "\n", "b", "\n"])
 
-    def test_discarded(self) -> None:
-        """Events that the reader has acknowledged are 410 for an observer, with `oldest`."""
+    def test_acknowledged_events_are_410_for_an_observer(self) -> None:
         identifier = self.begin(b"a\nb\nc\n")
         self.read(identifier, "?after=3", self.reader)
         problem = self.read(identifier, "?after=1", self.observer, 410).json()
@@ -111,8 +102,7 @@ class PageTests(ObserverTestCase):
 class LifeTests(ObserverTestCase):
     """How long observers keep an evaluation: `abandon_after` and `retain` are 900 seconds."""
 
-    def test_running(self) -> None:
-        """A stream and a poll keep an evaluation that runs, as a look at the status does."""
+    def test_running_evaluation_is_kept_by_observers(self) -> None:
         identifier = self.begin()
         follower = self.observe(LineFollower, identifier)
         self.let_pass(1000)
@@ -124,8 +114,7 @@ class LifeTests(ObserverTestCase):
         self.let_pass(100)
         self.assertNotEqual(self.child.signals, [])
 
-    def test_ended(self) -> None:
-        """None keeps one that has ended."""
+    def test_ended_evaluation_is_not_kept_by_observers(self) -> None:
         identifier = self.begin(b"a\n")
         self.finish()
         follower = self.observe(LineFollower, identifier)
@@ -137,8 +126,7 @@ class LifeTests(ObserverTestCase):
         self.let_pass(1)
         self.check_forgotten(identifier)
 
-    def test_reader(self) -> None:
-        """The reader's long poll keeps it, also beside an observer's stream."""
+    def test_long_poll_of_the_reader_keeps_the_evaluation(self) -> None:
         identifier = self.begin()
         self.print(b"a\n")
         newest = self.service.registry.records[identifier].events.log.end_cursor
@@ -150,8 +138,7 @@ class LifeTests(ObserverTestCase):
             self.answer(asked)
         self.assertEqual(self.child.signals, [])
 
-    def test_shutdown(self) -> None:
-        """An observer of pages is not waited for when the daemon stops."""
+    def test_shutdown_does_not_wait_for_observers_of_pages(self) -> None:
         identifier = self.begin()
         self.read(identifier, "", self.observer)
         closed = Deferred.fromCoroutine(self.service.registry.drain_and_close())
@@ -160,10 +147,7 @@ class LifeTests(ObserverTestCase):
 
 
 class StreamTests(ObserverTestCase):
-    """Streams, by each transport."""
-
-    def test_to_the_end(self) -> None:
-        """An observer gets all events as they come; the reader gets them afterwards."""
+    def test_observer_streams_all_events_and_the_reader_gets_them_later(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.begin(b"a\n")
             follower = self.observe(kind, identifier)
@@ -175,8 +159,7 @@ class StreamTests(ObserverTestCase):
             self.check_nothing_left(identifier)
             self.check_whole(identifier, ["a", "\n", "b", "\n"])
 
-    def test_slow(self) -> None:
-        """A slow observer holds nobody back; at discarded events its connection is closed."""
+    def test_slow_observer_is_closed_at_discarded_events(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.begin()
             follower = self.observe(kind, identifier)
@@ -197,8 +180,7 @@ class StreamTests(ObserverTestCase):
             self.assertEqual(problem["oldest"], str(newest))
             self.finish()
 
-    def test_forgotten(self) -> None:
-        """So is the connection of one that has not got the end when the reader has."""
+    def test_observer_without_the_end_is_closed_when_the_reader_has_it(self) -> None:
         identifier = self.begin()
         follower = self.observe(LineFollower, identifier)
         follower.full = True
@@ -210,8 +192,7 @@ class StreamTests(ObserverTestCase):
         self.assertFalse(follower.complete)
         self.assertTrue(follower.connection.closed or follower.connection.aborted)
 
-    def test_acknowledgement(self) -> None:
-        """The acknowledgement of a WebSocket discards nothing; that of unsent messages is 1008."""
+    def test_websocket_acknowledgement_of_an_observer_discards_nothing(self) -> None:
         identifier = self.begin(b"a\n")
         follower = self.observe(SocketFollower, identifier)
         follower.send(1, b'{"acknowledge": 1}')

@@ -148,36 +148,29 @@ STARTED = "2026-11-21T09:00:00.000+00:00"
 
 
 class DocumentTests(SynchronousTestCase):
-    """The document by itself."""
-
-    def test_valid(self) -> None:
-        """It is a document of OpenAPI 3.1."""
+    def test_document_is_openapi_3_1(self) -> None:
         found = [error.message for error in OpenAPIV31SpecValidator(DOCUMENT).iter_errors()]
         self.assertEqual(found, [])
         self.assertEqual(DOCUMENT["openapi"][:4], "3.1.")
         self.assertEqual(DOCUMENT["info"]["version"], __version__)
 
-    def test_base(self) -> None:
-        """The server is where the document is, so that any path may stand before it."""
+    def test_server_url_is_relative_to_the_document(self) -> None:
         self.assertEqual([server["url"] for server in DOCUMENT["servers"]], ["."])
 
-    def test_examples(self) -> None:
-        """All examples are of their schemas, without a member that those do not have."""
+    def test_examples_match_their_schemas_without_other_members(self) -> None:
         found = list(examples())
         self.assertGreater(len(found), 40)
         for path, schema, example in found:
             self.assertEqual(complaints(schema, example), [], path)
 
-    def test_bodies_have_examples(self) -> None:
-        """There is an example of every body and of every parameter."""
+    def test_every_body_and_parameter_has_an_example(self) -> None:
         for path, part in parts(DOCUMENT):
             if "/content/" in path and path.rpartition("/content/")[2].count("/") == 1:
                 self.assertTrue("example" in part or part.get("examples"), path)
             if "in" in part and "name" in part and "securitySchemes" not in path:
                 self.assertTrue("example" in part or part.get("examples"), path)
 
-    def test_problems(self) -> None:
-        """An example of a problem is of the status, and in the words, that the daemon uses."""
+    def test_problem_examples_have_the_status_and_words_of_the_daemon(self) -> None:
         for status, response in DOCUMENT["components"]["responses"].items():
             if "content" not in response:
                 continue
@@ -195,15 +188,13 @@ class DocumentTests(SynchronousTestCase):
                 example, orjson.loads(error_responses.make_error_response(refusal).body)
             )
 
-    def test_nothing_idle(self) -> None:
-        """Every component is used."""
+    def test_every_component_is_used(self) -> None:
         used = {part["$ref"] for _, part in parts(DOCUMENT) if "$ref" in part}
         for kind in ("parameters", "headers", "responses", "schemas"):
             for name in DOCUMENT["components"][kind]:
                 self.assertIn(f"#/components/{kind}/{name}", used)
 
-    def test_missing_component(self) -> None:
-        """A description that says nothing of a header of all answers is not taken."""
+    def test_description_without_a_common_header_is_refused(self) -> None:
         document = orjson.loads(STATIC_RESOURCES[OPENAPI_PATH].content)
         del document["components"]["headers"]["Server"]
         self.assertRaises(KeyError, complete_openapi_document, document)
@@ -212,8 +203,7 @@ class DocumentTests(SynchronousTestCase):
 class ContentTests(SynchronousTestCase):
     """What is said twice, here and in the code, is the same."""
 
-    def test_form(self) -> None:
-        """The fields of the form, and what each may say."""
+    def test_form_fields_are_those_of_the_code(self) -> None:
         files = {name for name in FORM["properties"] if name.startswith("submission[")}
         self.assertEqual(set(FORM["properties"]) - files, set(form.TEXT_FIELD_SIZE_LIMITS))
         for name, limit in form.TEXT_FIELD_SIZE_LIMITS.items():
@@ -239,14 +229,12 @@ class ContentTests(SynchronousTestCase):
             else:
                 self.assertRaises(errors.InvalidField, form.parse_submission_file, name, None)
 
-    def test_numbers(self) -> None:
-        """Numbers in a query have up to so many digits."""
+    def test_query_numbers_have_the_digits_of_the_code(self) -> None:
         for name in ("wait", "limit", "skip"):
             schema = DOCUMENT["components"]["parameters"][name]["schema"]
             self.assertEqual(schema["maximum"], 10**MAX_NUMBER_DIGITS - 1)
 
-    def test_identifier(self) -> None:
-        """The form of identifiers, which the page knows, too."""
+    def test_form_of_identifiers_is_that_of_the_code_and_the_page(self) -> None:
         self.assertEqual(SCHEMAS["Identifier"]["pattern"], f"^{IDENTIFIER_PATTERN}$")
         location = DOCUMENT["components"]["headers"]["Location"]
         self.assertEqual(location["schema"]["pattern"], f"^/(.+/)?evaluation/{IDENTIFIER_PATTERN}$")
@@ -254,40 +242,34 @@ class ContentTests(SynchronousTestCase):
             f"({IDENTIFIER_PATTERN})$", STATIC_RESOURCES["/static/page.js"].content.decode()
         )
 
-    def test_submission(self) -> None:
-        """A form without a file is none."""
+    def test_form_needs_a_file(self) -> None:
         body = next(iter(DOCUMENT["paths"]["/evaluate"]["post"]["requestBody"]["content"].values()))
         whole = body["examples"]["python"]["value"]
         self.assertEqual(complaints({"$ref": "#/components/schemas/Form"}, whole), [])
         bare = {name: value for name, value in whole.items() if name in form.TEXT_FIELD_SIZE_LIMITS}
         self.assertTrue(complaints({"$ref": "#/components/schemas/Form"}, bare))
 
-    def test_states(self) -> None:
-        """The states that a status can show, and those of callbacks."""
+    def test_states_are_those_of_status_and_callbacks(self) -> None:
         self.assertEqual(SCHEMAS["State"]["enum"], list(CLIENT_VISIBLE_STATES))
         callbacks = [state.value for state in CallbackState]
         self.assertEqual(SCHEMAS["Callback"]["properties"]["state"]["enum"], callbacks)
 
-    def test_results(self) -> None:
-        """The verdicts and bounds of results are those that the daemon knows."""
+    def test_verdicts_and_bounds_are_those_of_the_code(self) -> None:
         self.assertEqual(SCHEMAS["Verdict"]["enum"], list(VERDICTS))
         goals = SCHEMAS["Results"]["properties"]["goals"]
         self.assertEqual(goals["maxProperties"], MAX_GOALS)
         omitted = SCHEMAS["Results"]["properties"]["goals_omitted"]["description"]
         self.assertIn(f"beyond {MAX_GOALS}, or beyond {MAX_GOAL_NAMES_BYTES // 1024} KiB", omitted)
 
-    def test_reasons(self) -> None:
-        """The reasons are those that the daemon gives."""
+    def test_reasons_are_those_of_the_code(self) -> None:
         listed = set(re.findall("`([a-z_]+)`", SCHEMAS["Reason"]["description"]))
         self.assertEqual(listed, {*get_args(FailureReason), "protocol"})
 
-    def test_media_types(self) -> None:
-        """Events are to be had in all the ways that are offered."""
+    def test_media_types_of_events_are_those_of_the_code(self) -> None:
         events = DOCUMENT["paths"]["/evaluation/{id}/events"]["get"]
         self.assertEqual(tuple(events["responses"]["200"]["content"]), OFFERED_MEDIA_TYPES)
 
-    def test_defaults(self) -> None:
-        """Settings are said with their defaults."""
+    def test_defaults_of_settings_are_told(self) -> None:
         settings = Configuration()
         said = json.dumps(DOCUMENT)
         for words in (
@@ -310,8 +292,7 @@ class ContentTests(SynchronousTestCase):
 class RouteTests(WebTestCase):
     """The routes and the description are of the same API."""
 
-    def test_routes(self) -> None:
-        """Every route is described, with its methods, and nothing else is."""
+    def test_every_route_and_method_is_described_and_no_other(self) -> None:
         # OPTIONS is answered everywhere, and described in words.
         routes = {
             (method, re.sub(r"<\w+>", "{}", rule.rule))
@@ -321,8 +302,7 @@ class RouteTests(WebTestCase):
         paths = {(method, re.sub(r"{\w+}", "{}", path)) for method, path, _ in operations()}
         self.assertEqual(paths, routes)
 
-    def test_statuses(self) -> None:
-        """Each operation has the statuses of all that can happen to it, and no others."""
+    def test_each_operation_has_the_statuses_that_can_happen_and_no_other(self) -> None:
         self.assertEqual(set(OCCURS), set(error_responses.ERROR_STATUSES))
         for method, _, operation in operations():
             name = operation["operationId"].removesuffix("Head")
@@ -336,8 +316,7 @@ class RouteTests(WebTestCase):
                 expected -= {"101"}
             self.assertEqual(set(operation["responses"]), expected, f"{method}, {name}")
 
-    def test_head(self) -> None:
-        """HEAD is described as GET is, but has no body."""
+    def test_head_is_described_as_get_without_body(self) -> None:
         gets = {path: each for method, path, each in operations() if method == "GET"}
         heads = {path: each for method, path, each in operations() if method == "HEAD"}
         self.assertEqual(set(heads), set(gets))
@@ -349,8 +328,7 @@ class RouteTests(WebTestCase):
                 whole = resolve(gets[path]["responses"][status])
                 self.assertEqual(response["headers"], whole["headers"])
 
-    def test_options(self) -> None:
-        """What OPTIONS answers is told where it is said that no path has it."""
+    def test_answer_to_options_is_described(self) -> None:
         connection = self.connect()
         connection.request("OPTIONS /health")
         answer = connection.answer()
@@ -361,8 +339,7 @@ class RouteTests(WebTestCase):
         more = {name.lower() for name in answer.headers} - common - {"content-length", "date"}
         self.assertEqual(more, {name.lower() for name in told})
 
-    def test_headers(self) -> None:
-        """The headers that a problem has by its kind are described with it."""
+    def test_headers_of_problems_are_described(self) -> None:
         for refusal, headers in (
             (errors.ServerBusy("later", 5), {"Retry-After": 5}),
             (errors.ServerStopping(), {"Retry-After": 5}),
@@ -376,8 +353,7 @@ class RouteTests(WebTestCase):
                 schema = resolve(response["headers"][name])["schema"]
                 self.assertEqual(complaints(schema, value), [])
 
-    def test_undescribed(self) -> None:
-        """What the description does not have is found in the tests of the web."""
+    def test_tests_of_the_web_find_what_is_not_described(self) -> None:
         good = self.request("GET", "/health")
         described.check("GET", "//health?x", good)
         for changes in (
@@ -393,16 +369,12 @@ class RouteTests(WebTestCase):
 
 
 class ServedTests(CallerTestCase):
-    """`GET /openapi.json`."""
-
-    def test_served(self) -> None:
-        """Anybody may have it, without a token, and in any page."""
+    def test_document_is_served_without_a_token_to_any_page(self) -> None:
         answer = self.request("GET", "/openapi.json")
         self.assertEqual(answer.body, STATIC_RESOURCES[OPENAPI_PATH].content)
         self.assertEqual(answer.headers["content-type"], "application/json")
 
-    def test_kept(self) -> None:
-        """It may be kept, and is sent again only when it is another."""
+    def test_document_is_cached_until_it_changes(self) -> None:
         first = self.request("GET", "/openapi.json")
         self.assertEqual(first.headers["cache-control"], "no-cache")
         tag = first.headers["etag"]

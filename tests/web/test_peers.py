@@ -52,7 +52,6 @@ class DirectAgent:
         headers: Headers | None = None,
         bodyProducer: IBodyProducer | None = None,  # noqa: N803  (Twisted's name)
     ) -> Deferred[Any]:
-        """Ask the service."""
         assert headers is not None
         url = uri.decode()
         name = url.removeprefix("http://").partition(".")[0]
@@ -82,7 +81,6 @@ class SeveralTestCase(SynchronousTestCase):
             self.connect_peers(service)
 
     def make_service(self, name: str, **changes: Any) -> Service:
-        """Return a daemon."""
         configuration = Configuration(
             service=ServiceSettings(name=name, peers=URLS),
             callers=CallerSettings(**{"requests_per_minute": 0, **changes}),
@@ -96,7 +94,6 @@ class SeveralTestCase(SynchronousTestCase):
         return service
 
     def connect_peers(self, service: Service) -> None:
-        """Let a service ask the others by the agent."""
         policy = HostPolicy(allowed_private_networks=("0.0.0.0/0",))
         resolver = CheckedResolver(policy, FakeResolver(["10.0.0.2"]), self.reactor)
         service.context.peer_lists = PeerEvaluationLists(
@@ -109,7 +106,6 @@ class SeveralTestCase(SynchronousTestCase):
         self.connect_peers(self.services[name])
 
     def evaluate(self, name: str, caller: str = "alice", **fields: bytes) -> str:
-        """Begin an evaluation at a daemon."""
         connection = self.services[name].connect()
         connection.request(
             "POST /evaluate",
@@ -122,14 +118,12 @@ class SeveralTestCase(SynchronousTestCase):
         return identifier
 
     def send(self, name: str, query: str = "", caller: str = "alice", **more: str) -> Connection:
-        """Ask a daemon for a list."""
         connection = self.services[name].connect()
         headers = {"Authorization": f"Bearer {self.tokens[caller]}", **more}
         connection.request(f"GET /evaluations{query}", **headers)
         return connection
 
     def ask(self, name: str, query: str = "", status: int = 200, **more: str) -> Answer:
-        """Return the answer of a daemon."""
         answer = self.send(name, query, **more).answer()
         self.assertEqual(answer.status, status, answer.body)
         pairs = {key.lower(): value for key, value in answer.headers.items()}
@@ -159,17 +153,13 @@ class SeveralTestCase(SynchronousTestCase):
         ]
 
     def watch_log(self) -> None:
-        """Keep what is logged from now on."""
         self.events: list[Any] = []
         globalLogPublisher.addObserver(self.events.append)
         self.addCleanup(globalLogPublisher.removeObserver, self.events.append)
 
 
 class JointListTests(SeveralTestCase):
-    """A caller's list over all daemons."""
-
-    def test_all(self) -> None:
-        """Any daemon lists the evaluations of all, in order of acceptance."""
+    def test_any_daemon_lists_the_evaluations_of_all_in_order(self) -> None:
         mine = [self.evaluate(name) for name in ("a", "b", "c", "a", "b")]
         theirs = self.evaluate("b", "bob")
         for name in NAMES:
@@ -179,8 +169,7 @@ class JointListTests(SeveralTestCase):
         (one,) = self.ask("c", caller="bob").json()["data"]
         self.assertEqual(one["evaluation_id"], theirs)
 
-    def test_parts(self) -> None:
-        """Parts may come from different daemons; they have up to 100 entries together."""
+    def test_parts_of_a_list_may_come_from_different_daemons(self) -> None:
         mine = [self.evaluate("abc"[n % 3 if n < 150 else 0]) for n in range(260)]
         found = self.list_all(*NAMES)
         self.assertEqual(sorted(found), sorted(mine))
@@ -198,15 +187,13 @@ class JointListTests(SeveralTestCase):
         self.assertEqual(len(third["data"]), 94)
         self.assertEqual(len(self.ask("b", "?after=b_c").json()["data"]), 100)
 
-    def test_filter(self) -> None:
-        """A filter holds everywhere."""
+    def test_filter_holds_at_every_daemon(self) -> None:
         wanted = [self.evaluate(name, **{"metadata[team]": b"x y"}) for name in NAMES]
         self.evaluate("b")
         self.assertEqual(self.list_all("a", query="&metadata[team]=x+y"), wanted)
         self.assertIn("state: 'x' is no state", self.ask("a", "?state=x", 400).json()["detail"])
 
-    def test_own(self) -> None:
-        """A daemon that is asked by another lists its own alone, and asks nobody."""
+    def test_daemon_asked_by_another_lists_its_own_and_asks_nobody(self) -> None:
         self.evaluate("a")
         mine = [self.evaluate("b") for _ in range(3)]
         listing = self.ask("b", Tawebeval_Own_List="2").json()
@@ -219,16 +206,14 @@ class JointListTests(SeveralTestCase):
         for value in ("0", "x", "-1", "", "101"):
             self.ask("b", status=400, Tawebeval_Own_List=value)
 
-    def test_alone(self) -> None:
-        """Without peers nothing is different."""
+    def test_without_peers_the_list_is_its_own(self) -> None:
         context = self.services["a"].registry.context
         alone = msgspec.structs.replace(context.configuration, service=ServiceSettings(name="a"))
         self.evaluate("b")
         context.configuration = alone  # as a reload does
         self.assertEqual(self.ask("a").json(), {"begin": None, "end": None, "data": []})
 
-    def test_cursors(self) -> None:
-        """A cursor of nobody, of another start of some daemon, or of one alone is refused."""
+    def test_foreign_or_stale_cursor_is_refused(self) -> None:
         for name in NAMES:
             for _ in range(34):
                 self.evaluate(name)
@@ -261,8 +246,7 @@ class AwayTests(SeveralTestCase):
         self.assertEqual(found, [self.mine[0], self.mine[2]])
         self.assertEqual(listing["end"], "a_c")
 
-    def test_refused(self) -> None:
-        """The list is without a daemon that is stopped, and goes on where it is again."""
+    def test_list_leaves_out_a_stopped_daemon_until_it_is_back(self) -> None:
         self.list_without(lambda: fail(ConnectionRefused()))
         (reason,) = self.warnings
         self.assertIn("cannot connect to b.example: connection was refused", reason)
@@ -273,8 +257,7 @@ class AwayTests(SeveralTestCase):
         self.assertEqual([one["evaluation_id"] for one in found["data"]], [self.mine[1]])
         self.assertEqual((found["end"], found["away"]), (None, []))
 
-    def test_garbage(self) -> None:
-        """Whatever a daemon answers, the list goes on; the log has it once a minute."""
+    def test_list_survives_any_answer_and_the_log_has_it_once_a_minute(self) -> None:
         for status, body, reason in (
             (200, b"<html>", "the answer is not a list of evaluations"),
             (200, b'{"daemon":"c","end":null,"data":[]}', "the answer is of the daemon 'c'"),
@@ -289,29 +272,27 @@ class AwayTests(SeveralTestCase):
             self.reactor.advance(60)
             self.events.clear()
 
-    def test_caller_refused(self) -> None:
-        """A filter or rate that a daemon refuses is no fault of the daemon; other tokens are."""
+    def test_refusal_of_a_filter_or_rate_is_passed_on_and_other_tokens_leave_out_the_daemon(
+        self,
+    ) -> None:
         for status in (400, 429, 401):
             self.assertEqual(self.warnings, [])
             self.list_without(lambda status=status: succeed(MadeResponse(status, b"{}")))  # type: ignore[misc]
         reason = "status 401: it refuses a caller; are its callers.tokens the same?"
         self.assertEqual(self.warnings, [reason])
 
-    def test_own_disk(self) -> None:
-        """If this daemon's own archive does not answer, this one is away."""
+    def test_daemon_without_its_own_archive_is_left_out(self) -> None:
         registry = self.services["a"].context.registry
         busy = mock.AsyncMock(side_effect=ServerBusy("the disk does not answer", 5))
         with mock.patch.object(registry, "lister", mock.Mock(list_evaluations=busy)):
             self.assertEqual(self.ask("a").json()["away"], ["a"])
 
-    def test_defect(self) -> None:
-        """A defect costs the list one daemon, too."""
+    def test_defect_costs_the_list_one_daemon(self) -> None:
         self.list_without(lambda: fail(ZeroDivisionError()))
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertEqual(self.services["a"].context.peer_lists._running, {})
 
-    def test_silent(self) -> None:
-        """A daemon that hangs is waited for, then left alone for some seconds."""
+    def test_silent_daemon_is_waited_for_once_and_then_left_alone(self) -> None:
         cancelled: list[Any] = []
         self.fates["b"] = lambda: Deferred(cancelled.append)
         asked = self.send("a")
@@ -325,12 +306,10 @@ class AwayTests(SeveralTestCase):
         self.reactor.advance(5)
         self.assertEqual(self.ask("a").json()["away"], [])
 
-    def test_too_many(self) -> None:
-        """Lists are bounded while their requests last, also if their clients have left."""
+    def test_joint_lists_are_bounded_even_if_their_clients_left(self) -> None:
         self.check_bound("MAX_CONCURRENT_FAN_OUTS")
 
-    def test_too_many_of_a_caller(self) -> None:
-        """The lists of one caller leave others some."""
+    def test_joint_lists_of_one_caller_leave_room_for_others(self) -> None:
         self.check_bound("MAX_FAN_OUTS_PER_CALLER")
 
     def check_bound(self, name: str) -> None:
@@ -358,10 +337,7 @@ class AwayTests(SeveralTestCase):
 
 
 class RequestTests(SeveralTestCase):
-    """What a daemon asks another."""
-
-    def test_credentials(self) -> None:
-        """The caller's token goes along, and nothing else of the client's request."""
+    def test_only_the_token_of_the_caller_goes_along(self) -> None:
         self.ask("a", "?state=failed&other=1", Cookie="x=1", X_Forwarded_For="10.0.0.1")
         urls = [url for url, _ in self.agent.asked]
         query = "/evaluations?state=failed"
@@ -372,15 +348,13 @@ class RequestTests(SeveralTestCase):
             self.assertEqual(pairs["tawebeval-own-list"], [b"33"])
             self.assertEqual(set(pairs) & {"cookie", "x-forwarded-for", "origin"}, set())
 
-    def test_refused_here(self) -> None:
-        """A caller whom this daemon refuses makes no request to another."""
+    def test_caller_refused_here_makes_no_request_elsewhere(self) -> None:
         connection = self.services["a"].connect()
         connection.request("GET /evaluations")
         self.assertEqual(connection.answer().status, 401)
         self.assertEqual(self.agent.asked, [])
 
-    def test_bounds(self) -> None:
-        """An answer has a bound that grows with the entries that it may have."""
+    def test_bound_of_an_answer_grows_with_its_entries(self) -> None:
         limits: list[ResponseSizeLimit] = []
         reactor = MemoryReactorClock()
         lists = make_peer_evaluation_lists(FakeResolver(["10.0.0.9"]), reactor)

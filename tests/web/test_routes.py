@@ -22,8 +22,7 @@ class NameTests(WebTestCase):
 
     configuration = Configuration(service=Process(name="judge1"))
 
-    def test_name(self) -> None:
-        """Its identifiers begin with its name, stand in paths as they are, and do all they do."""
+    def test_identifiers_begin_with_the_name_of_the_daemon(self) -> None:
         identifier = self.evaluate()
         self.assertRegex(identifier, r"\Ajudge1-[a-z2-7]{40}\Z")
         path = f"/evaluation/{identifier}"
@@ -34,8 +33,7 @@ class NameTests(WebTestCase):
         self.assertIsNone(self.request("GET", f"{path}/events?after={END}").json()["end"])
         self.request("GET", path, 410)
 
-    def test_others(self) -> None:
-        """Those of another daemon, or of none, it does not know."""
+    def test_identifiers_of_other_daemons_are_unknown(self) -> None:
         identifier = self.evaluate()
         own = identifier.removeprefix("judge1-")
         for other in (own, f"judge2-{own}", f"judge1--{own}"):
@@ -48,8 +46,7 @@ class WrongPathTests(WebTestCase):
 
     configuration = Configuration(http=HttpSettings(base_path="/judge"))
 
-    def test_path(self) -> None:
-        """404 names the nearest path."""
+    def test_404_names_the_nearest_path(self) -> None:
         for path, hint in (
             ("/evalaute", "; did you mean /judge/evaluate?"),
             ("/judge/evaluations/", "; did you mean /judge/evaluations?"),
@@ -60,23 +57,18 @@ class WrongPathTests(WebTestCase):
             self.assertTrue(detail.startswith(f"no resource at {path.removeprefix('/judge')!r}"))
             self.assertTrue(detail.endswith(hint), detail)
 
-    def test_method(self) -> None:
-        """405 names the methods."""
+    def test_405_names_the_methods(self) -> None:
         detail = self.request("PUT", "/evaluations", 405).json()["detail"]
         self.assertEqual(detail, "method 'PUT' is not allowed here; allowed: GET, HEAD")
 
-    def test_identifier(self) -> None:
-        """404 tells a malformed identifier from an unknown one."""
+    def test_404_tells_a_malformed_identifier_from_an_unknown_one(self) -> None:
         for identifier, words in (("xyz", "40 characters"), ("a" * 40, "did not issue")):
             answer = self.request("GET", f"/evaluation/{identifier}", 404)
             self.assertIn(words, answer.json()["detail"])
 
 
 class EvaluateTests(WebTestCase):
-    """`POST /evaluate`."""
-
-    def test_answer(self) -> None:
-        """200, the identifier and the place, at once, whatever becomes of the evaluation."""
+    def test_submission_is_answered_at_once_with_identifier_and_location(self) -> None:
         self.service.world.repositories.gate.shut = True
         answer = self.post()
         identifier = answer.json()["evaluation_id"]
@@ -85,8 +77,7 @@ class EvaluateTests(WebTestCase):
         self.request("GET", answer.headers["location"])
         self.assertEqual(answer.headers["access-control-expose-headers"].split(", ")[0], "Location")
 
-    def test_files(self) -> None:
-        """The upload becomes the evaluation's; its files are kept until it is forgotten."""
+    def test_uploaded_files_are_kept_until_the_evaluation_is_forgotten(self) -> None:
         identifier = self.evaluate()
         self.assertEqual(
             self.service.leftovers(), [f"evaluations/{derive_directory_name(identifier)}"]
@@ -103,21 +94,18 @@ class EvaluateTests(WebTestCase):
         self.page(identifier, "?after=end")
         self.assertEqual(self.service.leftovers(), [])
 
-    def test_refused_form(self) -> None:
-        """A form that is refused at its end is a problem that names the field; nothing is left."""
+    def test_form_refused_at_its_end_names_the_field_and_leaves_nothing(self) -> None:
         answer = self.post(400, form(parts(commit_oid=None)))
         self.assertEqual(answer.json()["field"], "commit_oid")
         self.assertEqual(self.service.leftovers(), [])
         self.assertEqual(self.service.world.spawn.children, [])
 
-    def test_seed(self) -> None:
-        """The seed that is drawn is told."""
+    def test_drawn_seed_is_told(self) -> None:
         identifier = self.evaluate()
         seed = self.request("GET", f"/evaluation/{identifier}").json()["seed"]
         self.assertEqual(self.child.environment["TURINGARENA_SEED"], str(seed))
 
-    def test_limits(self) -> None:
-        """A request chooses limits, which the status shows and the run has."""
+    def test_chosen_limits_are_shown_and_hold(self) -> None:
         body = form(parts(**{"limits[memory]": b"64M", "limits[wall_clock]": b"2.5"}))
         identifier = self.post(body=body).json()["evaluation_id"]
         shown = self.request("GET", f"/evaluation/{identifier}").json()["limits"]
@@ -127,8 +115,7 @@ class EvaluateTests(WebTestCase):
         self.service.reactor.advance(2.6)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
 
-    def test_refused_limits(self) -> None:
-        """A limit that is malformed, over the maximum or unknown is 400, and names the field."""
+    def test_refused_limit_is_400_and_names_the_field(self) -> None:
         for name, value, words in (
             ("memory", b"1G", OVER),
             ("wall_clock", b"0", "'0' is not above 0"),
@@ -141,8 +128,7 @@ class EvaluateTests(WebTestCase):
             self.assertTrue(problem["detail"].startswith(f"{field}: {words}"), problem["detail"])
         self.assertEqual(problem.get("limit"), None)
 
-    def test_idempotency_key(self) -> None:
-        """The same key and form: the first answer. Another form: 422."""
+    def test_same_key_and_form_get_the_first_answer_and_another_form_422(self) -> None:
         first = self.post(**{"Idempotency-Key": "k"})
         second = self.post(**{"Idempotency-Key": "k"})
         self.assertEqual(first.json(), second.json())
@@ -167,14 +153,12 @@ class EvaluateTests(WebTestCase):
         first, second = (self.answer(each).json() for each in asked)
         self.assertEqual(first, second)
 
-    def test_broken_key(self) -> None:
-        """A key has 1 to 255 characters."""
+    def test_idempotency_key_has_1_to_255_characters(self) -> None:
         self.post(**{"Idempotency-Key": "k" * 255})
         for key in ("", "k" * 256):
             self.post(400, **{"Idempotency-Key": key})
 
-    def test_full(self) -> None:
-        """503 with `Retry-After` when nobody more may wait; a known key is answered even then."""
+    def test_full_queue_is_503_except_for_a_known_key(self) -> None:
         first = self.post(**{"Idempotency-Key": "k"})
         for _ in range(3):
             self.post()
@@ -184,17 +168,13 @@ class EvaluateTests(WebTestCase):
         self.assertEqual(self.post(**{"Idempotency-Key": "k"}).json(), first.json())
         self.assertEqual(len(self.service.leftovers()), 4)
 
-    def test_query(self) -> None:
-        """A query in the target makes no difference."""
+    def test_query_of_evaluate_is_ignored(self) -> None:
         body = form(parts())
         self.request("POST", "/evaluate?x=1", data=body, headers={"Content-Type": MULTIPART})
 
 
 class EventsTests(WebTestCase):
-    """`GET /evaluation/{id}/events`."""
-
-    def test_pages(self) -> None:
-        """A page has its cursors and events; the end is told by null."""
+    def test_page_has_cursors_and_events_and_null_at_the_end(self) -> None:
         identifier = self.evaluate()
         self.assertEqual(self.page(identifier), {"begin": None, "end": "0", "data": []})
         self.child.print('ü"\n'.encode())
@@ -211,8 +191,7 @@ class EventsTests(WebTestCase):
         for _ in range(2):
             self.assertEqual(self.page(identifier, f"?after={END}"), last)
 
-    def test_refusals(self) -> None:
-        """404, 410 and 400 are as the contract has them."""
+    def test_unknown_discarded_and_malformed_are_404_410_and_400(self) -> None:
         identifier = self.evaluate()
         self.child.print(b"a\nb\n")
         self.page(identifier, "?after=2")
@@ -227,8 +206,7 @@ class EventsTests(WebTestCase):
         self.request("GET", path, 410)
         self.request("GET", "/evaluation/unknown/events", 404)
 
-    def test_head(self) -> None:
-        """HEAD answers as GET does, without the body."""
+    def test_head_answers_as_get_without_body(self) -> None:
         identifier = self.evaluate()
         for path, status in (
             (f"/evaluation/{identifier}", 200),

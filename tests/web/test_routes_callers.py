@@ -13,10 +13,7 @@ from tests.fakes.world import read_again
 
 
 class TokenTests(CallerTestCase):
-    """401."""
-
-    def test_everything_needs_one(self) -> None:
-        """All but health, the page and OPTIONS, whatever is written in the path."""
+    def test_everything_but_health_page_and_options_needs_a_token(self) -> None:
         for method, path in (
             ("GET", "/evaluation/x"),
             ("GET", "/evaluation/x/events"),
@@ -39,8 +36,7 @@ class TokenTests(CallerTestCase):
             self.call("OPTIONS", path, 204, None)
         self.call("GET", "/evaluation/x", 404, "alice")
 
-    def test_before_the_body(self) -> None:
-        """The answer comes before the body, nothing of which is kept."""
+    def test_401_comes_before_the_body_and_nothing_is_kept(self) -> None:
         fields = {"Content-Type": MULTIPART, "Content-Length": "50000"}
         connection = self.connect()
         connection.send(head("POST /evaluate", {**fields, "Expect": "100-continue"}))
@@ -51,8 +47,7 @@ class TokenTests(CallerTestCase):
         connection.send(form(parts()))
         self.assertEqual(self.service.leftovers(), [])
 
-    def test_two_callers(self) -> None:
-        """What one has begun the other neither sees nor cancels."""
+    def test_caller_neither_sees_nor_cancels_evaluations_of_another(self) -> None:
         place = self.begin("alice").headers["location"]
         self.child.print(b"a\n")
         unknown = self.call("GET", place, 404, "bob").json()
@@ -69,23 +64,20 @@ class TokenTests(CallerTestCase):
         self.call("DELETE", place, 404, "bob")
         self.call("DELETE", place, 204, "alice")
 
-    def test_keys(self) -> None:
-        """Keys of two callers are apart."""
+    def test_idempotency_keys_of_callers_are_apart(self) -> None:
         key = {"Idempotency-Key": "k"}
         first = self.begin("alice", **key).json()
         self.assertNotEqual(first, self.begin("bob", **key).json())
         self.assertEqual(first, self.begin("alice", **key).json())
 
-    def test_reload(self) -> None:
-        """Who was taken out of the file is out from then on."""
+    def test_caller_removed_from_the_file_is_out_after_a_reload(self) -> None:
         self.call("GET", "/evaluation/x", 404, "alice")
         self.file.write_text(self.file.read_text().split("\n")[1])
         read_again(self.service.access)
         self.call("GET", "/evaluation/x", 401, "alice")
         self.call("GET", f"/evaluation/{'a' * 40}", 404, "bob")
 
-    def test_queued_share(self) -> None:
-        """429 for who has its share in the queue, before the body; the other goes on."""
+    def test_queue_share_is_429_before_the_body_and_others_go_on(self) -> None:
         for _ in range(2):
             self.begin("alice")
         self.assertGreater(int(self.begin("alice", 429).headers["retry-after"]), 0)
@@ -95,8 +87,7 @@ class TokenTests(CallerTestCase):
         self.assertEqual(connection.answer().status, 429)
         self.begin("bob")
 
-    def test_kept_share(self) -> None:
-        """429 for who leaves its share unread, before the body, until one is read or discarded."""
+    def test_share_of_unread_results_is_429_until_one_is_read(self) -> None:
         identifier = self.begin("alice").json()["evaluation_id"]
         self.begin("bob")
         for child in self.service.world.spawn.children:
@@ -113,8 +104,7 @@ class TokenTests(CallerTestCase):
         self.begin("alice")
         self.begin("bob", 429)
 
-    def test_rate(self) -> None:
-        """429 for more requests than a minute may have; health is not counted."""
+    def test_rate_is_429_and_health_is_not_counted(self) -> None:
         for _ in range(30):
             self.call("GET", "/evaluation/x", 404, "alice")
         answer = self.call("GET", "/evaluation/x", 429, "alice")
@@ -127,12 +117,9 @@ class TokenTests(CallerTestCase):
 
 
 class UnfinishedFormTests(CallerTestCase):
-    """Forms that do not end."""
-
     limits = LimitSettings(uploads=100_000, request_body=20_000)
 
     def send_part(self, caller: str) -> Connection:
-        """Send a form but for its end."""
         connection = self.connect()
         authorization = {"Authorization": self.headers[caller], "Content-Type": MULTIPART}
         connection.send(head("POST /evaluate", {**authorization, "Content-Length": "19000"}))
@@ -141,7 +128,6 @@ class UnfinishedFormTests(CallerTestCase):
         return connection
 
     def test_unfinished_forms_of_one_caller_leave_room_for_another(self) -> None:
-        """Nor is the caller kept out once its forms are gone."""
         connections = [self.send_part("alice") for _ in range(12)]
         refused = [one for one in connections if one.received]
         self.assertEqual(len(connections) - len(refused), 1)
@@ -179,13 +165,10 @@ class UnfinishedFormTests(CallerTestCase):
 
 
 class KeptFileTests(CallerTestCase):
-    """Files that are kept for a rerun."""
-
     callers = CallerSettings(requests_per_minute=0)
     limits = LimitSettings(uploads=100_000, request_body=80_000)
 
     def test_uploads_of_one_caller_discard_its_own_kept_files(self) -> None:
-        """Those of another caller stay, although its evaluation has ended first."""
         places = []
         for caller in ("bob", *["alice"] * 15):
             places.append(self.begin(caller).headers["location"])
@@ -196,15 +179,12 @@ class KeptFileTests(CallerTestCase):
 
 
 class NamedOriginTests(CallerTestCase):
-    """Origins that are named."""
-
     callers = CallerSettings(origins=("https://a.example", "https://b.example:8443"))
 
     def check(self, answer: Answer) -> None:
         """Hold nothing: these answers do not go to everybody."""
 
-    def test_echo(self) -> None:
-        """The origin that asks, if it is named; none otherwise; never from a cache for another."""
+    def test_only_a_named_origin_is_echoed(self) -> None:
         for origin, shared in (
             ("https://a.example", True),
             ("https://b.example:8443", True),
@@ -220,25 +200,24 @@ class NamedOriginTests(CallerTestCase):
         answer = self.request("GET", "/health")
         self.assertNotIn("access-control-allow-origin", answer.headers)
 
-    def test_malformed(self) -> None:
-        """An answer to what is no request names no origin."""
+    def test_answer_to_a_malformed_request_names_no_origin(self) -> None:
         connection = self.connect()
         connection.send(b"nonsense\r\n\r\n")
         self.assertNotIn("Access-Control-Allow-Origin", connection.answer().headers)
 
 
-class PageTests(WebTestCase):
+class OriginTestCase(WebTestCase):
     """No tokens, and a browser on this machine."""
 
     def ask_from(self, origin: str | None, method: str = "POST", path: str = "/evaluate") -> Answer:
-        """Send what a page of that origin would."""
         connection: Connection = self.connect()
         headers = {"Content-Type": MULTIPART} | ({"Origin": origin} if origin else {})
         connection.request(f"{method} {path}", form(parts()), **headers)
         return connection.answer()
 
-    def test_strangers(self) -> None:
-        """A page from elsewhere begins and cancels nothing, and may read why."""
+
+class PageTests(OriginTestCase):
+    def test_page_of_another_origin_begins_and_cancels_nothing(self) -> None:
         self.evaluate()
         for origin in ("https://evil.example", "null", "http://localhost:8080"):
             for method, path in (("POST", "/evaluate"), ("DELETE", "/evaluation/x")):
@@ -248,18 +227,16 @@ class PageTests(WebTestCase):
                 self.assertIn("origins", answer.json()["message"])
         self.assertEqual(len(self.service.world.spawn.children), 1)
 
-    def test_own(self) -> None:
-        """Our own pages may, and what is no browser."""
+    def test_own_pages_and_programs_begin_and_cancel(self) -> None:
         self.assertEqual(self.ask_from("http://localhost").status, 200)
         self.assertEqual(self.ask_from(None).status, 200)
         self.assertEqual(self.ask_from("https://evil.example", "GET", "/evaluation/x").status, 404)
 
 
-class OpenTests(PageTests):
-    """No tokens, and `open = true`."""
-
+class OpenTests(OriginTestCase):
     configuration = Configuration(callers=CallerSettings(open=True))
 
-    def test_strangers(self) -> None:
-        """Any page may."""
-        self.assertEqual(self.ask_from("https://evil.example").status, 200)
+    def test_any_page_begins_and_cancels_where_open(self) -> None:
+        for origin in ("https://evil.example", "http://localhost", None):
+            self.assertEqual(self.ask_from(origin).status, 200)
+            self.assertEqual(self.ask_from(origin, "DELETE", "/evaluation/x").status, 404)

@@ -11,8 +11,6 @@ from tests.fakes.clients import MULTIPART, Part, form, parts
 
 
 class FormTests(WebTestCase):
-    """`POST /evaluate`."""
-
     def post_parts(self, *renamed: tuple[str, str]) -> Any:
         """Post a good form of which some fields have other names."""
         names = dict(renamed)
@@ -21,13 +19,11 @@ class FormTests(WebTestCase):
         )
         return self.ask("POST", "//evaluate", data=body, headers={"Content-Type": MULTIPART})
 
-    def test_answer(self) -> None:
-        """The answer has the identifier under its older name, too."""
+    def test_answer_has_the_older_name_of_the_identifier(self) -> None:
         answer = self.post().json()
         self.assertEqual(answer["id"], answer["evaluation_id"])
 
-    def test_fields(self) -> None:
-        """Fields are known by their older names."""
+    def test_older_names_of_fields_are_known(self) -> None:
         for renamed in (
             [("commit_oid", "oid")],
             [("repository[url]", "repositories[main][url]")],
@@ -40,23 +36,18 @@ class FormTests(WebTestCase):
             self.assertEqual(commit, "c" * 40)
             self.finish()
 
-    def test_both(self) -> None:
-        """A field under both of its names stands there twice."""
+    def test_field_under_both_names_is_repeated(self) -> None:
         body = form([*parts(), Part("oid", b"c" * 40)])
         problem = self.post(400, body).json()
         self.assertEqual(problem["field"], "commit_oid")
 
 
 class PageTests(WebTestCase):
-    """`GET /evaluation_events`."""
-
     def older(self, identifier: str, after: str | None = None) -> Deferred[Any]:
-        """Ask as they do."""
         query = "" if after is None else f"&after={after}"
         return self.ask("GET", f"//evaluation_events?evaluation={identifier}{query}")
 
-    def test_to_the_end(self) -> None:
-        """Pages are the same as at the newer place."""
+    def test_legacy_pages_are_those_of_the_newer_path(self) -> None:
         identifier = self.evaluate()
         self.child.print(b"a\nb\n")
         page = self.answer(self.older(identifier)).json()
@@ -67,8 +58,7 @@ class PageTests(WebTestCase):
         page = self.answer(self.older(identifier, END)).json()
         self.assertEqual(page, {"begin": END, "end": None, "data": []})
 
-    def test_waits(self) -> None:
-        """With nothing new it waits for some seconds by itself, and not for ever."""
+    def test_legacy_poll_waits_by_itself(self) -> None:
         identifier = self.evaluate()
         asked = self.older(identifier)
         self.service.reactor.advance(19)
@@ -83,15 +73,13 @@ class PageTests(WebTestCase):
         self.child.print(b"a\n")
         self.assertEqual(len(self.answer(asked).json()["data"]), 1)
 
-    def test_other_wishes(self) -> None:
-        """Whoever does say how long is heard."""
+    def test_legacy_poll_heeds_a_chosen_wait(self) -> None:
         identifier = self.evaluate()
         answer = self.request("GET", f"/evaluation_events?evaluation={identifier}&wait=0")
         self.assertEqual(answer.json()["data"], [])
         self.assertNotIn("preference-applied", answer.headers)
 
-    def test_refused(self) -> None:
-        """Errors are the same."""
+    def test_legacy_errors_are_the_same(self) -> None:
         identifier = self.evaluate()
         for query, status in (
             ("", 400),
@@ -104,8 +92,7 @@ class PageTests(WebTestCase):
         self.request("POST", "/evaluation_events", 405)
         self.assertIn("evaluation", answer.json()["detail"])
 
-    def test_head(self) -> None:
-        """HEAD does not wait, nor acknowledge."""
+    def test_legacy_head_neither_waits_nor_acknowledges(self) -> None:
         identifier = self.evaluate()
         self.child.print(b"a\nb\n")
         connection = self.connect()

@@ -15,11 +15,9 @@ class ListingTests(WebTestCase):
     """Without tokens, for programs of this machine."""
 
     def listed(self, query: str = "", status: int = 200, **headers: str) -> Any:
-        """Return a list."""
         return self.request("GET", f"/evaluations{query}", status, headers=headers).json()
 
-    def test_in_order(self) -> None:
-        """In the order in which they were accepted, with their states."""
+    def test_evaluations_are_listed_in_order_of_acceptance_with_their_states(self) -> None:
         self.assertEqual(self.listed(), {"begin": None, "end": None, "data": []})
         identifiers = [self.evaluate() for _ in range(3)]
         self.page(identifiers[0])
@@ -37,8 +35,7 @@ class ListingTests(WebTestCase):
         for name in ("created", "ended"):
             self.assertEqual(listing["data"][1][name], status[name])
 
-    def test_pages(self) -> None:
-        """So many at a time; `end` and `Link` lead on, to what was accepted later."""
+    def test_cursor_and_link_lead_on_to_later_evaluations(self) -> None:
         with mock.patch("tawebeval.evaluations.lister.MAX_LISTED_EVALUATIONS", 2):
             identifiers = [self.evaluate() for _ in range(4)]
             path, found = "/evaluations", []
@@ -54,7 +51,6 @@ class ListingTests(WebTestCase):
             self.assertRegex(listing["begin"], r"\A[0-9a-f]{10}-2\Z")
 
     def test_answer_is_bounded_in_bytes(self) -> None:
-        """Evaluations of many goals are on several pages, of at least one each."""
         with mock.patch("tawebeval.evaluations.lister.MAX_LISTED_BYTES", 450):
             identifiers = [self.evaluate() for _ in range(4)]
             found, end = [], ""
@@ -74,8 +70,7 @@ class ListingTests(WebTestCase):
         """Return the identifiers of a list with a filter."""
         return [one["evaluation_id"] for one in self.listed(f"?{query}")["data"]]
 
-    def test_labels(self) -> None:
-        """Labels are shown; a filter lists only evaluations that have all of its labels."""
+    def test_filter_lists_evaluations_with_all_of_its_labels(self) -> None:
         first = self.label(contest="finals", team="1")
         second = self.label(contest="finals", team="2 & 3")
         self.label()
@@ -94,8 +89,7 @@ class ListingTests(WebTestCase):
         ):
             self.assertEqual(self.find(query), found, query)
 
-    def test_states(self) -> None:
-        """A filter lists only evaluations in its state, together with its labels."""
+    def test_filter_lists_evaluations_in_a_state_with_labels(self) -> None:
         first, second, third = self.label(a="1"), self.label(a="2"), self.label(a="2")
         self.service.world.spawn.children[0].end()
         self.service.world.turn()
@@ -103,8 +97,7 @@ class ListingTests(WebTestCase):
         self.assertEqual(self.find("state=running&metadata[a]=2"), [second, third])
         self.assertEqual(self.find("state=failed"), [])
 
-    def test_times(self) -> None:
-        """A filter lists evaluations that were accepted from a time on, and before another."""
+    def test_filter_lists_evaluations_since_and_until(self) -> None:
         moments = []
         for _ in range(3):
             moments.append(self.evaluate())
@@ -122,8 +115,7 @@ class ListingTests(WebTestCase):
         ):
             self.assertEqual(self.find(query), found, query)
 
-    def test_filtered_pages(self) -> None:
-        """Parts of a filtered list lead on with the same filter, however little each has."""
+    def test_filtered_pages_lead_on_with_the_same_filter(self) -> None:
         with (
             mock.patch("tawebeval.evaluations.lister.MAX_LISTED_EVALUATIONS", 1),
             mock.patch("tawebeval.evaluations.lister.MAX_EVALUATIONS_EXAMINED_PER_TURN", 2),
@@ -144,8 +136,7 @@ class ListingTests(WebTestCase):
                 self.assertEqual(answer.headers.get("link"), link)
         self.assertEqual(found, [[first], [], [last]])
 
-    def test_refused_filters(self) -> None:
-        """A filter that is none is refused, and says what is allowed."""
+    def test_malformed_filter_is_refused_with_what_is_allowed(self) -> None:
         for query, words in (
             ("state=drained", "state: 'drained' is no state; allowed: queued, fetching, running,"),
             ("metadata[A]=x", "metadata[A]: bad label; write metadata[NAME], where NAME is"),
@@ -160,8 +151,7 @@ class ListingTests(WebTestCase):
             self.assertIn(words, self.listed(f"?{query}", 400)["detail"])
         self.listed("?other=1&other=2")
 
-    def test_forgotten(self) -> None:
-        """What is forgotten is not in it, and a cursor after it goes on to count."""
+    def test_forgotten_evaluation_is_not_listed_and_its_cursor_counts(self) -> None:
         first, second = self.evaluate(), self.evaluate()
         after = f"?after={self.end_of_first()}"
         self.service.world.spawn.children[0].end()
@@ -188,8 +178,7 @@ class ListingTests(WebTestCase):
         self.assertIn("begin again without `after`", problem["message"])
         self.assertNotIn("page", problem["message"])
 
-    def test_broken_cursors(self) -> None:
-        """400, with what to do about it; it is no page of events that has them."""
+    def test_malformed_cursor_is_400_with_the_remedy(self) -> None:
         self.evaluate()
         self.evaluate()
         mark, _, number = self.end_of_first().partition("-")
@@ -201,8 +190,7 @@ class ListingTests(WebTestCase):
             self.assertIn("is not a cursor of this list", answer.json()["message"])
         self.assertEqual(self.listed(f"?after={mark}-2")["data"], [])
 
-    def test_earlier_daemon(self) -> None:
-        """A cursor from before a restart is refused, for what is new would be left out."""
+    def test_cursor_from_before_a_restart_is_refused(self) -> None:
         for _ in range(2):
             self.evaluate()
         before = self.end_of_first()
@@ -214,8 +202,7 @@ class ListingTests(WebTestCase):
         self.refuse(before)
         self.assertEqual(len(self.listed(f"?after={self.end_of_first()}")["data"]), 1)
 
-    def test_pages_of_strangers(self) -> None:
-        """Identifiers are a secret: no page but ours gets them, under no name of its owner's."""
+    def test_only_own_pages_read_the_list(self) -> None:
         self.evaluate()
         self.assertEqual(len(self.listed(Origin="http://localhost:8080")["data"]), 1)
         self.listed("", 403, Origin="https://elsewhere.example")
@@ -227,21 +214,15 @@ class ListingTests(WebTestCase):
 
 
 class OpenTests(WebTestCase):
-    """Where everybody may call."""
-
     configuration = Configuration(callers=CallerSettings(open=True))
 
-    def test_nobody(self) -> None:
-        """Nobody has any of his own, so nobody is told of any."""
+    def test_open_daemon_lists_nothing(self) -> None:
         self.evaluate()
         self.request("GET", "/evaluations", 401)
 
 
 class TokenTests(CallerTestCase):
-    """With tokens."""
-
-    def test_own(self) -> None:
-        """Each caller sees its own, whatever page asks for it."""
+    def test_each_caller_lists_its_own(self) -> None:
         for caller in ("alice", "bob"):
             identifier = self.begin(caller).json()["evaluation_id"]
             for origin in ({}, {"Origin": "https://elsewhere.example"}):

@@ -33,11 +33,9 @@ class OperationsTestCase(WebTestCase):
         self.set("health_and_metrics", metrics)
 
     def set(self, name: str, value: object) -> None:
-        """Give the web something else."""
         object.__setattr__(self.service.context, name, value)
 
     def metrics(self, status: int, address: IAddress | None = None, **headers: str) -> Answer:
-        """Ask for the metrics, from an address."""
         connection = self.service.connect(address)
         connection.request("GET /metrics", **headers)
         answer = connection.answer()
@@ -52,29 +50,23 @@ class OperationsTestCase(WebTestCase):
 
 
 class HealthTests(OperationsTestCase):
-    """`/health` and `/health/ready`."""
-
-    def test_alive(self) -> None:
-        """It is alive, whatever else is wrong."""
+    def test_health_is_200_whatever_is_wrong(self) -> None:
         self.obstacles.append("no disk")
         self.assertEqual(
             self.request("GET", "/health").json(), {"status": "ok", "version": __version__}
         )
 
-    def test_ready(self) -> None:
-        """It would take work."""
+    def test_ready_is_200(self) -> None:
         answer = self.request("GET", "/health/ready").json()
         self.assertEqual(answer, {"status": "ready", "version": __version__})
 
-    def test_not_ready(self) -> None:
-        """It would not, for some reasons."""
+    def test_not_ready_is_503_with_the_reasons(self) -> None:
         self.obstacles += ["no disk", "no queue"]
         problem = self.request("GET", "/health/ready", 503).json()
         self.assertEqual(problem["reasons"], ["no disk", "no queue"])
         self.assertEqual(problem["detail"], "no disk; no queue")
 
-    def test_without_a_token(self) -> None:
-        """Where callers need tokens these do not; other paths do."""
+    def test_health_needs_no_token(self) -> None:
         self.service.access.token_file = self.root / "callers"
         self.service.access.token_file.write_text(TOKENS)
         read_again(self.service.access)
@@ -93,10 +85,7 @@ class HealthTests(OperationsTestCase):
 
 
 class MetricsTests(OperationsTestCase):
-    """`/metrics`."""
-
-    def test_loopback(self) -> None:
-        """Programs of this machine may read them, and those of others may not."""
+    def test_metrics_are_for_programs_of_this_machine(self) -> None:
         for host in ("127.0.0.1", "127.8.8.8"):
             self.metrics(200, IPv4Address("TCP", host, 1))
         for host in ("::1", "::ffff:127.0.0.1"):
@@ -120,13 +109,11 @@ class MetricsTests(OperationsTestCase):
             self.assertEqual(len(collected), times)
             self.service.reactor.advance(seconds)
 
-    def test_proxies(self) -> None:
-        """What a proxy of this machine passes on is not of this machine."""
+    def test_metrics_are_not_for_clients_behind_a_local_proxy(self) -> None:
         for name in ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Via"):
             self.metrics(403, **{name.replace("-", "_"): "x"})
 
-    def test_pages(self) -> None:
-        """No page of a browser may read them, also if a stranger's name leads here."""
+    def test_metrics_are_not_for_pages_of_a_browser(self) -> None:
         self.metrics(200, Origin="http://localhost")
         self.metrics(403, Origin="https://evil.example")
         self.metrics(403, Origin="null")
@@ -136,8 +123,7 @@ class MetricsTests(OperationsTestCase):
         connection.send(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:8080\r\n\r\n")
         self.assertEqual(connection.answer().status, 200)
 
-    def test_tokens(self) -> None:
-        """By tokens, from anywhere; without one nobody, not even this machine."""
+    def test_metrics_with_tokens_are_for_their_holders_only(self) -> None:
         tokens = self.root / "tokens"
         tokens.write_text(f"prometheus sha256:{sha256(TOKEN.encode()).hexdigest()}\n")
         rate = RateLimit(0, self.service.reactor.seconds)

@@ -43,18 +43,14 @@ class CountedLimits(LimitSettings, frozen=True):
 
     @property
     def requestable_ranges(self) -> Mapping[str, LimitRange]:
-        """The ranges."""
         self.counted.append(None)
         return super().requestable_ranges
 
 
 class ProblemTests(WebTestCase):
-    """Without tokens."""
-
     configuration = CONFIGURATION
 
     def submit(self, name: str, *sent: Part, status: int = 200, **headers: str) -> Answer:
-        """Post a form for a problem."""
         return self.request(
             "POST",
             f"/problems/{name}/evaluate",
@@ -68,8 +64,7 @@ class ProblemTests(WebTestCase):
         found: dict[str, Any] = self.request("GET", answer.headers["location"]).json()
         return found
 
-    def test_submit(self) -> None:
-        """The problem's fields make the evaluation, and the status names the problem."""
+    def test_problem_fills_the_fields_and_the_status_names_it(self) -> None:
         status = self.status(self.submit("one"))
         self.assertEqual(status["problem"], "one")
         self.assertEqual(
@@ -81,15 +76,13 @@ class ProblemTests(WebTestCase):
         self.finish()
         self.assertIsNone(self.status(self.post())["problem"])
 
-    def test_chosen(self) -> None:
-        """A submission chooses labels and the callback."""
+    def test_submission_chooses_labels_and_callback(self) -> None:
         status = self.status(self.submit("one", SOURCE, Part("metadata[a]", b"b")))
         self.assertEqual(status["metadata"], {"a": "b"})
         refused = self.submit("one", SOURCE, Part("callback_url", b"ftp://x"), status=400)
         self.assertEqual(refused.json()["field"], "callback_url")
 
-    def test_set_fields(self) -> None:
-        """Any other known field is refused, even if it is as the problem has it; others pass."""
+    def test_known_field_that_the_problem_sets_is_refused(self) -> None:
         for name in (
             *("repository[url]", "repository[branch]", "repository[depth]", "commit_oid", "oid"),
             *("directory", "evaluator_cmd", "limits[cpu]", "limits[memory]", "environment"),
@@ -100,8 +93,7 @@ class ProblemTests(WebTestCase):
             answer = self.submit("one", SOURCE, Part(name, b""), status=400)
         self.submit("one", SOURCE, Part("what", b"ever"))
 
-    def test_files(self) -> None:
-        """A file that is missing, or not expected, is named with those that are expected."""
+    def test_missing_or_unexpected_file_is_named(self) -> None:
         other = Part("submission[other]", b"", "b")
         answer = self.submit("one", SOURCE, other, status=400).json()
         self.assertEqual(answer["field"], "submission[other]")
@@ -111,8 +103,7 @@ class ProblemTests(WebTestCase):
         self.submit("two", SOURCE, other)
         self.submit("two", Part("metadata[a]", b"1"), status=400)
 
-    def test_unknown(self) -> None:
-        """404 before the body, with where the names are."""
+    def test_unknown_problem_is_404_before_the_body(self) -> None:
         for name in ("three", "ONE", "%6fn"):
             answer = self.submit(name, status=404).json()
             self.assertIn("GET /problems", answer["detail"])
@@ -125,8 +116,7 @@ class ProblemTests(WebTestCase):
             self.request("GET", path, 404)
         self.request("GET", "/problems/one/evaluate", 405)
 
-    def test_keys(self) -> None:
-        """The same form for another problem is another form."""
+    def test_same_key_for_another_problem_is_another_form(self) -> None:
         key = {"Idempotency-Key": "k"}
         first = self.submit("one", **key).json()
         self.assertEqual(self.submit("one", **key).json(), first)
@@ -134,16 +124,14 @@ class ProblemTests(WebTestCase):
         body = form([SOURCE])
         self.post(422, body=body, **key)
 
-    def test_reload(self) -> None:
-        """A problem that is set later can be used from then on, one that is not no more."""
+    def test_reload_adds_and_removes_problems(self) -> None:
         self.service.registry.context.configuration = Configuration(
             problems={"new": PROBLEMS["two"]}
         )
         self.submit("one", status=404)
         self.submit("new")
 
-    def test_lost_answer(self) -> None:
-        """A repeated request gets its answer although the problem is set no more."""
+    def test_repeated_request_is_answered_for_a_removed_problem(self) -> None:
         key = {"Idempotency-Key": "k"}
         first = self.submit("one", **key).json()
         self.service.registry.context.configuration = Configuration()
@@ -152,8 +140,7 @@ class ProblemTests(WebTestCase):
         self.submit("one", status=404, **{"Idempotency-Key": "other"})
         self.assertEqual(self.service.registry.records.last_sequence_number, 1)
 
-    def test_branch(self) -> None:
-        """The branch of a problem is resolved for each evaluation; the status says to what."""
+    def test_branch_is_resolved_for_each_evaluation(self) -> None:
         problem = ProblemSettings(URL, "./run", branch="main")
         self.service.registry.context.configuration = Configuration(problems={"new": problem})
         repositories = self.service.world.repositories
@@ -162,8 +149,7 @@ class ProblemTests(WebTestCase):
             self.assertEqual(self.status(self.submit("new"))["commit_oid"], oid)
             self.finish()
 
-    def test_list(self) -> None:
-        """All problems by name, with what they expect and the limits that hold."""
+    def test_problems_are_listed_by_name_with_files_and_limits(self) -> None:
         listed = self.request("GET", "/problems").json()
         self.assertEqual([one["name"] for one in listed["data"]], ["one", "two"])
         one, two = listed["data"]
@@ -172,8 +158,7 @@ class ProblemTests(WebTestCase):
         self.assertEqual((one["limits"]["cpu"], two["limits"]["cpu"]), (400, 300))
         self.assertNotIn(URL, str(listed))
 
-    def test_document(self) -> None:
-        """The document has the members of the list, and the statement."""
+    def test_document_has_the_members_of_the_list_and_the_statement(self) -> None:
         one, two = self.request("GET", "/problems").json()["data"]
         self.assertEqual(one["description"], "The first one.")
         document = self.request("GET", "/problems/one").json()
@@ -181,8 +166,7 @@ class ProblemTests(WebTestCase):
         self.assertEqual(self.request("GET", "/problems/two").json(), {**two, "statement": ""})
         self.request("HEAD", "/problems/one")
 
-    def test_pages(self) -> None:
-        """So many at a time; `end` and `Link` lead on."""
+    def test_cursor_and_link_of_problems_lead_on(self) -> None:
         with mock.patch("tawebeval.web.lists.PROBLEMS_PER_PAGE", 1):
             answer = self.request("GET", "/problems")
             self.assertEqual(answer.json()["end"], "one")
@@ -191,8 +175,7 @@ class ProblemTests(WebTestCase):
         self.assertEqual((listed["begin"], listed["end"]), ("one", None))
         self.assertEqual([one["name"] for one in listed["data"]], ["two"])
 
-    def test_ranges(self) -> None:
-        """The ranges of the limits, half of the time of a page, are computed once."""
+    def test_ranges_of_limits_are_computed_once(self) -> None:
         limits = CountedLimits(maximum=MaximumLimitSettings(cpu=500))
         self.service.registry.context.configuration = Configuration(
             problems=PROBLEMS, limits=limits
@@ -201,8 +184,7 @@ class ProblemTests(WebTestCase):
         self.request("GET", "/problems")
         self.assertEqual(len(CountedLimits.counted), 1)
 
-    def test_filter(self) -> None:
-        """The list of evaluations has those of one problem, exactly."""
+    def test_list_of_evaluations_filters_by_problem_exactly(self) -> None:
         begun = {name: self.submit(name).json()["evaluation_id"] for name in PROBLEMS}
         self.post()
         listed = self.request("GET", "/evaluations?problem=one").json()["data"]
@@ -228,7 +210,6 @@ class TokenTests(CallerTestCase):
         self.service.access.rate_limit.per_minute = 0
 
     def send(self, path: str, status: int, caller: str = "student", method: str = "POST") -> Answer:
-        """Post a form that would run a command anywhere."""
         connection = self.connect()
         body = form(parts(evaluator_cmd=b"id"))
         headers = {"Content-Type": MULTIPART, "Authorization": self.headers[caller]}
@@ -238,7 +219,6 @@ class TokenTests(CallerTestCase):
         return answer
 
     def submit(self, name: str, status: int, *others: Part, caller: str = "student") -> Answer:
-        """Post a form for a problem."""
         return self.request(
             "POST",
             f"/problems/{name}/evaluate",
@@ -247,8 +227,7 @@ class TokenTests(CallerTestCase):
             headers={"Content-Type": MULTIPART, "Authorization": self.headers[caller]},
         )
 
-    def test_permitted(self) -> None:
-        """It submits for its problem, and reads and cancels what it has begun."""
+    def test_restricted_token_submits_reads_and_cancels_for_its_problem(self) -> None:
         place = self.submit("one", 200).headers["location"]
         self.child.print(b"a\n")
         for method in ("GET", "HEAD"):
@@ -265,8 +244,7 @@ class TokenTests(CallerTestCase):
         self.service.world.turn()
         self.assertEqual(self.answer(cancelled).status, 204)
 
-    def test_refused(self) -> None:
-        """Everything else is 403: other problems, known or not, and the list of evaluations."""
+    def test_everything_else_is_403_for_a_restricted_token(self) -> None:
         answer = self.submit("two", 403).json()
         self.assertIn("does not permit the problem 'two'", answer["detail"])
         self.submit("three", 403)
@@ -276,16 +254,14 @@ class TokenTests(CallerTestCase):
         self.call("GET", "/nowhere", 403, "student")
         self.call("GET", "/health", 200, "student")
 
-    def test_no_callback(self) -> None:
-        """It has the daemon call no URL."""
+    def test_restricted_token_chooses_no_callback(self) -> None:
         url = Part("callback_url", b"https://example.org/")
         answer = self.submit("one", 400, url).json()
         self.assertEqual(answer["field"], "callback_url")
         self.assertIn("restricted to problems", answer["detail"])
         self.submit("one", 200, url, caller="alice")
 
-    def test_no_command(self) -> None:
-        """No spelling of a path or a method runs a command of the form."""
+    def test_no_spelling_of_path_or_method_runs_a_command_of_the_form(self) -> None:
         for path in (
             *("/evaluate", "//evaluate", "/evaluate/", "/./evaluate", "/%65valuate"),
             *("/%2fevaluate", "/%2Fevaluate", "/evaluate?x", "/evaluate;x", "/EVALUATE"),
@@ -318,8 +294,7 @@ class TokenTests(CallerTestCase):
         self.assertEqual(self.service.world.spawn.children, [])
         self.assertEqual(self.service.leftovers(), [])
 
-    def test_new_routes(self) -> None:
-        """Of all routes, also those added later, only these few are not refused."""
+    def test_only_a_few_of_all_routes_are_open_to_a_restricted_token(self) -> None:
         permitted = {
             ("POST", "/problems/<name>/evaluate"),
             ("POST", "/evaluation/<identifier>/rerun"),
@@ -346,8 +321,7 @@ class TokenTests(CallerTestCase):
                 is_refused = connection.answer().status == 403
                 self.assertEqual(is_refused, (method, route) not in permitted)
 
-    def test_read_only(self) -> None:
-        """A token for reading stays one with problems."""
+    def test_restricted_read_only_token_only_reads(self) -> None:
         token, line = generate_token("alice", os.urandom, is_read_only=True, problems=["one"])
         self.file.write_text(f"{self.file.read_text()}\n{line}")
         read_again(self.service.access)

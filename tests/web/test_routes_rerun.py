@@ -43,12 +43,9 @@ SAME = (
 
 
 class RerunTestCase(WebTestCase):
-    """An evaluation that has ended."""
-
     configuration = CONFIGURATION
 
     def begin(self, path: str = "/evaluate", **fields: bytes | None) -> str:
-        """Begin an evaluation and return its path."""
         sent = parts(**fields)
         if path != "/evaluate":
             sent = [part for part in sent if part.name.startswith(("submission", "meta"))]
@@ -59,18 +56,15 @@ class RerunTestCase(WebTestCase):
         return place
 
     def rerun(self, place: str, status: int = 200, *sent: Part, **headers: str) -> Answer:
-        """Run an evaluation again."""
         given = {"data": form(sent), "headers": {"Content-Type": MULTIPART, **headers}}
         return self.request("POST", f"{place}/rerun", status, **(given if sent else {}))
 
     def status(self, place: str) -> dict[str, Any]:
-        """Return the status document."""
         document: dict[str, Any] = self.request("GET", place).json()
         return document
 
     @property
     def stored(self) -> int:
-        """Bytes that count as uploads."""
         return self.service.registry.submissions.share.used
 
     @property
@@ -85,10 +79,7 @@ class RerunTestCase(WebTestCase):
 
 
 class RerunTests(RerunTestCase):
-    """Without tokens."""
-
-    def test_same(self) -> None:
-        """All is as before: fields, seed, and the bytes and names of the files."""
+    def test_rerun_has_the_same_fields_seed_and_files(self) -> None:
         first = self.begin(**FIELDS)
         self.finish()
         again = self.rerun(first)
@@ -105,8 +96,7 @@ class RerunTests(RerunTestCase):
         (repository, _), *others = self.service.world.repositories.asked
         self.assertEqual({each for each, _ in others}, {repository})
 
-    def test_drawn_seed(self) -> None:
-        """A seed that was drawn is that of the rerun, and so on."""
+    def test_rerun_has_the_drawn_seed(self) -> None:
         place = self.begin(seed=None)
         seed = self.status(place)["seed"]
         for _ in range(2):
@@ -114,8 +104,7 @@ class RerunTests(RerunTestCase):
             place = self.rerun(place).headers["location"]
             self.assertEqual(self.status(place)["seed"], seed)
 
-    def test_changed(self) -> None:
-        """What the form names is new; the rest stays."""
+    def test_fields_of_the_form_replace_those_of_the_first_run(self) -> None:
         first = self.begin(**FIELDS)
         self.finish()
         sent = {
@@ -135,8 +124,7 @@ class RerunTests(RerunTestCase):
         )
         self.assertEqual(status["metadata"], {"c": "d"})
 
-    def test_refused_fields(self) -> None:
-        """Other known fields, files and wrong values are refused, by their names."""
+    def test_other_fields_files_and_wrong_values_are_refused_by_name(self) -> None:
         place = self.begin()
         self.finish()
         before = self.stored
@@ -154,8 +142,7 @@ class RerunTests(RerunTestCase):
         self.assertEqual(self.stored, before)
         self.assertEqual(self.service.leftovers(), self.service.leftovers()[:1])
 
-    def test_bodies(self) -> None:
-        """No body, and a form without a field, change nothing; another body is refused."""
+    def test_rerun_without_body_or_fields_changes_nothing_and_other_bodies_are_415(self) -> None:
         place = self.begin()
         self.finish()
         headers = {"Content-Type": MULTIPART}
@@ -168,8 +155,7 @@ class RerunTests(RerunTestCase):
         connection.request(f"POST {place}/rerun", b"")
         self.assertEqual(connection.answer().status, 200)
 
-    def test_states(self) -> None:
-        """409 before the end; 410 once forgotten; 404 for what was never here."""
+    def test_rerun_is_409_before_the_end_410_once_forgotten_and_404_if_unknown(self) -> None:
         place = self.begin()
         self.assertIn("has not ended", self.rerun(place, 409).json()["detail"])
         self.finish()
@@ -180,8 +166,7 @@ class RerunTests(RerunTestCase):
         self.rerun(f"/evaluation/{'a' * 40}", 404)
         self.request("GET", f"{place}/rerun", 405)
 
-    def test_not_started(self) -> None:
-        """An evaluation whose commit could not be fetched can be tried again."""
+    def test_evaluation_whose_commit_was_not_fetched_can_be_rerun(self) -> None:
         repositories = self.service.world.repositories
         repositories.gate.error = EvaluationFailure("repository", "away")
         place = self.begin(**FIELDS)
@@ -191,8 +176,7 @@ class RerunTests(RerunTestCase):
         self.assertEqual(self.status(again)["seed"], 5)
         self.assertEqual(self.status(again)["state"], "running")
 
-    def test_keys(self) -> None:
-        """The same request with a key is one rerun; of another evaluation it is another form."""
+    def test_key_of_a_rerun_is_bound_to_its_evaluation(self) -> None:
         places = [self.begin(), self.begin()]
         for child in self.service.world.spawn.children:
             child.end(0)
@@ -205,8 +189,7 @@ class RerunTests(RerunTestCase):
         self.rerun(places[1], 422, Part("seed", b"1"), **key)
         self.assertEqual(self.stored, stored)
 
-    def test_lost_answer(self) -> None:
-        """A repeated request gets its answer, also once the files or the evaluation are gone."""
+    def test_repeated_rerun_is_answered_without_files_or_evaluation(self) -> None:
         place = self.begin()
         self.finish()
         key = {"Idempotency-Key": "k"}
@@ -227,8 +210,7 @@ class RerunTests(RerunTestCase):
         self.rerun(place, 410, seed, **key)
         self.assertEqual(self.stored, stored)
 
-    def test_key_lost_meanwhile(self) -> None:
-        """A form that only its key permits begins nothing if the key is forgotten meanwhile."""
+    def test_form_permitted_by_its_key_only_begins_nothing_once_the_key_is_gone(self) -> None:
         place = self.begin()
         self.finish()
         headers = {"Content-Type": MULTIPART, "Idempotency-Key": "k"}
@@ -244,8 +226,7 @@ class RerunTests(RerunTestCase):
         self.assertEqual(connection.answer().status, 410)
         self.assertEqual((self.service.leftovers(), self.stored), ([], 0))
 
-    def test_forgotten(self) -> None:
-        """Files go with the evaluation; they count once, and until no rerun needs them."""
+    def test_files_count_once_until_no_rerun_needs_them(self) -> None:
         place = self.begin()
         self.finish()
         size = self.stored
@@ -259,8 +240,7 @@ class RerunTests(RerunTestCase):
         self.page(again.rpartition("/")[2], "?after=end")
         self.assertEqual((self.service.leftovers(), self.stored), ([], 0))
 
-    def test_displaced(self) -> None:
-        """An upload that would not fit displaces the oldest kept files, and no more than needed."""
+    def test_upload_displaces_the_oldest_kept_files(self) -> None:
         places = []
         for _ in range(3):
             places.append(self.begin())
@@ -278,8 +258,7 @@ class RerunTests(RerunTestCase):
         self.read_to_end(*places, last, again)
         self.assertEqual((self.service.leftovers(), self.stored), ([], 0))
 
-    def test_source_stays(self) -> None:
-        """A rerun takes no space: it displaces neither the files that it runs again nor others."""
+    def test_rerun_displaces_no_files(self) -> None:
         places = []
         for _ in range(2):
             places.append(self.begin())
@@ -291,8 +270,7 @@ class RerunTests(RerunTestCase):
             self.finish()
         self.assertEqual((self.stored, self.kept), (share.total, 6))
 
-    def test_displaced_with_reruns(self) -> None:
-        """Files make room only together with all their reruns, and none once one is needed."""
+    def test_files_make_room_only_with_all_their_reruns(self) -> None:
         place = self.begin()
         self.finish()
         again = self.rerun(place).headers["location"]
@@ -308,8 +286,7 @@ class RerunTests(RerunTestCase):
         self.read_to_end(place, again, last)
         self.assertEqual(self.service.leftovers(), [])
 
-    def test_too_large(self) -> None:
-        """An upload that would not fit without the kept files, either, displaces none."""
+    def test_upload_that_never_fits_displaces_nothing(self) -> None:
         place = self.begin()
         self.finish()
         self.service.registry.submissions.share.total = self.stored
@@ -324,8 +301,7 @@ class RerunTests(RerunTestCase):
         self.service.registry.submissions.share.total *= 2
         self.rerun(place)
 
-    def test_close(self) -> None:
-        """The daemon leaves behind what the next one takes over, until it is read."""
+    def test_next_daemon_takes_over_kept_files(self) -> None:
         place = self.begin()
         identifier = place.rpartition("/")[2]
         self.finish()
@@ -337,8 +313,7 @@ class RerunTests(RerunTestCase):
         self.assertEqual((self.service.leftovers(), self.stored), ([], 0))
         self.assertEqual(list(self.service.world.store.rows), [])
 
-    def test_problem(self) -> None:
-        """A rerun for a problem is one of that problem, with another commit for a teacher."""
+    def test_rerun_of_a_problem_may_have_another_commit(self) -> None:
         place = self.begin("/problems/one/evaluate")
         self.finish()
         self.service.registry.context.configuration = (
@@ -359,8 +334,6 @@ class RerunTests(RerunTestCase):
 
 
 class TokenTests(CallerTestCase):
-    """Who may run what again."""
-
     callers = CallerSettings()
 
     def setUp(self) -> None:
@@ -389,15 +362,13 @@ class TokenTests(CallerTestCase):
         place: str = answer.headers["location"]
         return place
 
-    def test_others(self) -> None:
-        """An evaluation of another caller is 404; a token for reading is refused."""
+    def test_other_callers_and_read_only_tokens_rerun_nothing(self) -> None:
         place = self.submit("one")
         self.call("POST", f"{place}/rerun", 401, None)
         self.call("POST", f"{place}/rerun", 404, "bob")
         self.call("POST", f"{place}/rerun", 403, "reader")
 
-    def test_restricted(self) -> None:
-        """A token that is restricted runs again what is of its problems only."""
+    def test_restricted_token_reruns_evaluations_of_its_problems_only(self) -> None:
         other = self.submit("two")
         self.call("POST", f"{other}/rerun", 403, "student")
         self.call("GET", f"{other}/events?after=end", 200, "alice")

@@ -10,15 +10,13 @@ from tests.cases.web import CallerTestCase, WebTestCase
 FILE = {"field": "source", "filename": "solution.py", "size": 8, "text": "print()\n"}
 
 
-class SubmissionTests(WebTestCase):
-    """Without an archive."""
-
+class SubmissionTestCase(WebTestCase):
     def read(self, identifier: str, status: int = 200) -> Any:
-        """Read the files."""
         return self.request("GET", f"/evaluation/{identifier}/submission", status).json()
 
-    def test_life(self) -> None:
-        """The files are there while the evaluation waits and runs, and after its end."""
+
+class SubmissionTests(SubmissionTestCase):
+    def test_files_are_readable_from_submission_to_after_the_end(self) -> None:
         running = [self.evaluate() for _ in range(self.service.running)]
         waiting = self.evaluate()
         for identifier in (waiting, *running):
@@ -28,8 +26,7 @@ class SubmissionTests(WebTestCase):
         for identifier in (waiting, *running):
             self.assertEqual(self.read(identifier), {"files": [FILE]})
 
-    def test_gone(self) -> None:
-        """410 once the files are discarded or the evaluation is forgotten; 404 for unknown ones."""
+    def test_discarded_or_forgotten_files_are_410_and_unknown_ones_404(self) -> None:
         identifier = self.evaluate()
         self.finish()
         self.service.registry.submissions.share.make_room(1, None)
@@ -39,13 +36,10 @@ class SubmissionTests(WebTestCase):
         self.read("a" * 40, 404)
 
 
-class ArchivedTests(SubmissionTests):
-    """With an archive."""
-
+class ArchivedTests(SubmissionTestCase):
     configuration = Configuration(archive=ArchiveSettings(enabled=True))
 
-    def test_gone(self) -> None:
-        """The archive has the files of a forgotten evaluation; nothing of them stays elsewhere."""
+    def test_archive_has_the_files_of_a_forgotten_evaluation(self) -> None:
         identifier = self.evaluate()
         self.finish()
         self.request("GET", f"/evaluation/{identifier}/events?after=end")
@@ -56,10 +50,7 @@ class ArchivedTests(SubmissionTests):
 
 
 class CallerTests(CallerTestCase):
-    """With tokens."""
-
-    def test_other_caller(self) -> None:
-        """Only the evaluation's caller reads them."""
+    def test_files_are_for_their_caller_only(self) -> None:
         identifier = self.begin("alice").json()["id"]
         path = f"/evaluation/{identifier}/submission"
         self.assertEqual(self.call("GET", path, 200, "alice").json(), {"files": [FILE]})

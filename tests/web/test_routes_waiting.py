@@ -10,8 +10,6 @@ from tests.cases.web import END, WebTestCase
 
 
 class WaitTests(WebTestCase):
-    """Long polls."""
-
     def wait(self, query: str = "?wait=20", **headers: str) -> Deferred[Any]:
         """Ask for the first events of a new evaluation, and wait for them."""
         self.identifier = self.evaluate()
@@ -20,8 +18,7 @@ class WaitTests(WebTestCase):
         self.assertNoResult(asked)
         return asked
 
-    def test_event(self) -> None:
-        """An event answers."""
+    def test_event_answers_a_waiting_poll(self) -> None:
         asked = self.wait()
         self.child.print(b"a\n")
         answer = self.answer(asked)
@@ -29,8 +26,7 @@ class WaitTests(WebTestCase):
         self.assertEqual(answer.json()["end"], "1")
         self.assertEqual(answer.headers["preference-applied"], "wait=20")
 
-    def test_time(self) -> None:
-        """When the time is over the answer is an empty page."""
+    def test_poll_without_event_is_answered_with_an_empty_page_in_time(self) -> None:
         asked = self.wait()
         self.service.reactor.advance(19.9)
         self.agent.flush()
@@ -38,8 +34,7 @@ class WaitTests(WebTestCase):
         self.service.reactor.advance(0.1)
         self.assertEqual(self.answer(asked).json(), {"begin": None, "end": "0", "data": []})
 
-    def test_prefer(self) -> None:
-        """`Prefer: wait` (RFC 7240) does the same, among other preferences."""
+    def test_prefer_wait_waits_among_other_preferences(self) -> None:
         for header in (
             *("wait=20", 'respond-async, wait=20, x="y"', 'wait="20"', "  wait=20  "),
             *(
@@ -56,8 +51,7 @@ class WaitTests(WebTestCase):
             self.assertEqual(self.answer(asked).headers["preference-applied"], "wait=20", header)
             self.finish()
 
-    def test_prefer_what_is_none(self) -> None:
-        """What is no such preference is ignored, and not said to be applied (RFC 7240)."""
+    def test_malformed_prefer_is_ignored_and_not_applied(self) -> None:
         identifier = self.evaluate()
         path = f"/evaluation/{identifier}/events"
         for header in (
@@ -75,8 +69,7 @@ class WaitTests(WebTestCase):
             answer = self.request("GET", path, headers={"Prefer": header})
             self.assertNotIn("preference-applied", answer.headers, header)
 
-    def test_prefer_in_several_lines(self) -> None:
-        """Several headers are one list, of which the first preference counts (RFC 7240)."""
+    def test_first_preference_of_several_headers_counts(self) -> None:
         self.identifier = self.evaluate()
         for lines, waits in (
             (b"Prefer: wait=20\r\nPrefer: wait=0\r\n", True),
@@ -88,21 +81,18 @@ class WaitTests(WebTestCase):
             self.assertEqual(connection.received == b"", waits, lines)
             connection.lose()
 
-    def test_query(self) -> None:
-        """In the query it must be a whole number."""
+    def test_malformed_wait_is_400(self) -> None:
         path = f"/evaluation/{self.evaluate()}/events"
         for query in ("?wait=x", "?wait=-1", "?wait=1.5", "?wait=", "?wait=1&wait=2", "?wait=%ff"):
             self.request("GET", path + query, 400)
         self.request("GET", path + "?wait=0")
 
-    def test_query_wins(self) -> None:
-        """The query is the more particular of the two."""
+    def test_query_wins_over_prefer(self) -> None:
         asked = self.wait("?wait=5", Prefer="wait=20")
         self.service.reactor.advance(5)
         self.assertEqual(self.answer(asked).headers["preference-applied"], "wait=5")
 
-    def test_at_most(self) -> None:
-        """The server caps the time, however long, and says to what."""
+    def test_wait_is_capped_and_the_answer_says_to_what(self) -> None:
         for seconds in ("31", "2147483647", "9" * 15):
             for query, headers in ((f"?wait={seconds}", {}), ("", {"Prefer": f"wait={seconds}"})):
                 asked = self.wait(query, **headers)
@@ -111,8 +101,7 @@ class WaitTests(WebTestCase):
                 self.assertEqual(applied, "wait=30", (query, headers))
                 self.finish()
 
-    def test_too_many_digits(self) -> None:
-        """More digits than any time has are refused, or passed over, and it is said how many."""
+    def test_number_of_more_than_15_digits_is_refused_or_ignored_in_prefer(self) -> None:
         path = f"/evaluation/{self.evaluate()}/events"
         for name in ("wait", "skip"):
             problem = self.request("GET", f"{path}?{name}={'9' * 16}", 400).json()
@@ -120,8 +109,7 @@ class WaitTests(WebTestCase):
         answer = self.request("GET", path, headers={"Prefer": f"wait={'9' * 16}"})
         self.assertNotIn("preference-applied", answer.headers)
 
-    def test_client_gone(self) -> None:
-        """A client that goes away leaves nothing, and the events stay for the next."""
+    def test_client_that_leaves_a_poll_leaves_nothing(self) -> None:
         identifier = self.evaluate()
         calls = len(self.service.reactor.getDelayedCalls())
         connection = self.connect()
@@ -136,10 +124,7 @@ class WaitTests(WebTestCase):
 
 
 class StatusTests(WebTestCase):
-    """`GET` and `DELETE /evaluation/{id}`."""
-
-    def test_status(self) -> None:
-        """The status document."""
+    def test_status_is_410_once_forgotten_and_404_if_unknown(self) -> None:
         identifier = self.evaluate()
         document = self.request("GET", f"/evaluation/{identifier}").json()
         self.assertEqual((document["evaluation_id"], document["state"]), (identifier, "running"))
@@ -148,8 +133,7 @@ class StatusTests(WebTestCase):
         self.page(identifier, f"?after={END}")
         self.request("GET", f"/evaluation/{identifier}", 410)
 
-    def test_cancel(self) -> None:
-        """204, when the process is gone, and again whenever it is repeated."""
+    def test_cancelling_is_204_when_the_process_is_gone_and_when_repeated(self) -> None:
         identifier = self.evaluate()
         asked = self.ask("DELETE", f"/evaluation/{identifier}")
         self.assertNoResult(asked)
@@ -165,8 +149,7 @@ class StatusTests(WebTestCase):
         self.request("DELETE", f"/evaluation/{identifier}", 204)
         self.request("DELETE", "/evaluation/unknown", 404)
 
-    def test_cancel_and_go(self) -> None:
-        """A client that cancels and goes away has cancelled."""
+    def test_client_that_leaves_has_cancelled(self) -> None:
         identifier = self.evaluate()
         connection = self.connect()
         connection.request(f"DELETE /evaluation/{identifier}")

@@ -32,8 +32,6 @@ def policy(answer: Answer) -> dict[str, str]:
 
 
 class AssetTests(WebTestCase):
-    """A daemon without tokens."""
-
     def get(self, path: str, status: int = 200, method: str = "GET", **headers: str) -> Answer:
         """Return an answer of which only the status is certain."""
         answer = self.answer(self.ask(method, path, headers=headers))
@@ -41,8 +39,7 @@ class AssetTests(WebTestCase):
         described.check(method, path, answer)
         return answer
 
-    def test_each_file(self) -> None:
-        """Each is served as it is, as what it is, and HEAD says the same of it."""
+    def test_each_file_is_served_with_its_type_and_head_agrees(self) -> None:
         types = {
             ".html": "text/html; charset=utf-8",
             ".css": "text/css; charset=utf-8",
@@ -66,8 +63,7 @@ class AssetTests(WebTestCase):
         self.assertEqual(served, len(ASSETS))
         self.assertGreater(served, 5)
 
-    def test_what_the_page_needs_is_there(self) -> None:
-        """All that it links to and all that modules import, by relative URLs only."""
+    def test_page_and_modules_link_to_existing_relative_urls_only(self) -> None:
         page = self.get("/").body.decode()
         links = [link for link in LINK.findall(page) if not link.startswith("#")]
         self.assertIn("static/page.js", links)
@@ -79,8 +75,7 @@ class AssetTests(WebTestCase):
                 self.get(f"/static/{name}")
                 self.assertIn(f"static/{name}", links, "not loaded early")
 
-    def test_size(self) -> None:
-        """The page is small, and its editor, which is not, is loaded only when it is used."""
+    def test_page_is_small_and_loads_the_editor_lazily(self) -> None:
         files = {file.name: file.read_bytes() for file in FILES.iterdir()}
         self.assertIn(b'import("./vendor-editor.js")', files["editor.js"])
         self.assertNotIn(b"vendor-", files["index.html"])
@@ -88,8 +83,7 @@ class AssetTests(WebTestCase):
         compressed = sum(len(gzip.compress(content)) for content in files.values())
         self.assertLess(compressed, MAX_COMPRESSED_PAGE)
 
-    def test_licences(self) -> None:
-        """Each bundled package is there as it is locked, and `debian/copyright` names it."""
+    def test_bundled_packages_are_as_locked_and_in_the_copyright_file(self) -> None:
         locked = json.loads((ROOT / "scripts/vendor/package-lock.json").read_text())["packages"]
         versions = {
             path.removeprefix("node_modules/"): package["version"]
@@ -106,8 +100,7 @@ class AssetTests(WebTestCase):
             self.assertEqual(version, versions[name], name)
             self.assertIn(name, copyright_file)
 
-    def test_nothing_inline(self) -> None:
-        """The page keeps to its own policy: no script, style or handler stands in it."""
+    def test_page_has_nothing_inline(self) -> None:
         page = (FILES / "index.html").read_text()
         self.assertNotRegex(page, r"<script(?![^>]*\ssrc=)|<style|\sstyle=|\son[a-z]+=")
         for module in FILES.glob("*.js"):
@@ -115,8 +108,7 @@ class AssetTests(WebTestCase):
                 module.read_text(), r"innerHTML|outerHTML|insertAdjacentHTML|eval\("
             )
 
-    def test_policy(self) -> None:
-        """Nothing is run, shown, framed or connected to but what is the daemon's own."""
+    def test_policy_permits_only_the_daemon_itself(self) -> None:
         for path in ASSETS:
             answer = self.get(path)
             directives = policy(answer)
@@ -129,8 +121,7 @@ class AssetTests(WebTestCase):
             self.assertEqual(answer.headers["x-content-type-options"], "nosniff")
             self.assertEqual(answer.headers["referrer-policy"], "no-referrer")
 
-    def test_conditional(self) -> None:
-        """Who has a file already is told so; a cache asks each time."""
+    def test_conditional_request_is_304_and_caches_ask_each_time(self) -> None:
         for path in ASSETS:
             answer = self.get(path)
             self.assertEqual(answer.headers["cache-control"], "no-cache")
@@ -144,8 +135,7 @@ class AssetTests(WebTestCase):
             for other in ('"another"', tag.replace('"', '"x', 1), ""):
                 self.get(path, 200, **{"If-None-Match": other})
 
-    def test_compressed(self) -> None:
-        """Who accepts gzip gets it, with a tag of its own; a cache knows both apart."""
+    def test_gzip_is_served_where_accepted_with_a_tag_of_its_own(self) -> None:
         for path, asset in ASSETS.items():
             for accepted in ("gzip", "br, gzip;q=0.5", "*"):
                 answer = self.ask_raw(path, accepted)
@@ -161,8 +151,7 @@ class AssetTests(WebTestCase):
                 self.assertEqual(answer.headers["etag"], asset.entity_tag)
                 self.assertEqual(answer.headers["vary"], "Accept-Encoding")
 
-    def test_compressed_once(self) -> None:
-        """A file is compressed when it is first asked for, once however many ask meanwhile."""
+    def test_file_is_compressed_once_at_the_first_request(self) -> None:
         held: list[Deferred[None]] = []
 
         async def compress_later(compress: Callable[[], StaticResource]) -> StaticResource:
@@ -191,18 +180,15 @@ class AssetTests(WebTestCase):
         connection.lose()
         return answer
 
-    def test_tags_differ(self) -> None:
-        """Each content has a tag of its own."""
+    def test_each_content_has_a_tag_of_its_own(self) -> None:
         tags = {asset.entity_tag for asset in ASSETS.values()}
         self.assertEqual(len(tags), len(ASSETS))
 
-    def test_other_pages_may_import(self) -> None:
-        """The client is a module for pages of other origins, too."""
+    def test_pages_of_other_origins_may_import_the_client(self) -> None:
         answer = self.get("/static/client.js", Origin="https://site.example.org")
         self.assertEqual(answer.headers["access-control-allow-origin"], "*")
 
-    def test_nothing_else(self) -> None:
-        """There is no other file, whatever the path, and no other method."""
+    def test_no_other_file_or_method_is_served(self) -> None:
         for path in ("/static/", "/static/index.html", "/static/..%2Fassets.py", "/static/x.js"):
             self.request("GET", path, 404)
         self.assertIn("GET", self.request("POST", "/", 405).headers["allow"])
@@ -213,8 +199,7 @@ class NamedOriginTests(WebTestCase):
 
     configuration = Configuration(callers=CallerSettings(origins=("https://site.example.org",)))
 
-    def test_only_those_import(self) -> None:
-        """A module is an answer like others."""
+    def test_only_named_origins_import_modules(self) -> None:
         for origin, allowed in (("https://site.example.org", True), ("https://other.org", False)):
             asked = self.ask("GET", "/static/client.js", headers={"Origin": origin})
             headers = self.answer(asked).headers
@@ -223,10 +208,7 @@ class NamedOriginTests(WebTestCase):
 
 
 class TokenTests(CallerTestCase):
-    """A daemon with tokens."""
-
-    def test_open(self) -> None:
-        """The page comes without one, or nobody could enter it; what it asks for does not."""
+    def test_page_needs_no_token_and_its_requests_do(self) -> None:
         for path in ASSETS:
             answer = self.answer(self.ask("GET", path))
             self.assertEqual(answer.status, 200)

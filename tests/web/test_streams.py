@@ -21,10 +21,7 @@ from tests.fakes.streams import FOLLOWERS, Follower, LineFollower, SocketFollowe
 
 
 class FollowTests(StreamTestCase):
-    """What holds for each transport."""
-
-    def test_as_they_are_printed(self) -> None:
-        """Events come one by one, and the end with the evaluation's."""
+    def test_events_come_one_by_one_and_the_end_with_that_of_the_evaluation(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             follower = self.follow(kind, identifier)
@@ -41,8 +38,7 @@ class FollowTests(StreamTestCase):
             self.assertTrue(follower.complete, kind)
             self.check_nothing_left(identifier)
 
-    def test_all_at_once(self) -> None:
-        """Readers on all transports, and of pages, each get everything."""
+    def test_readers_on_all_transports_get_everything(self) -> None:
         identifier = self.evaluate()
         followers = [self.follow(kind, identifier) for kind in FOLLOWERS * 2]
         text = b"".join(b"line %d\n" % number for number in range(500))
@@ -63,8 +59,7 @@ class FollowTests(StreamTestCase):
             self.assertEqual("".join(follower.payloads), text.decode())
             self.assertTrue(follower.complete)
 
-    def test_resume_at_each_cursor(self) -> None:
-        """From any cursor exactly the rest follows, whatever runs or has ended."""
+    def test_stream_from_any_cursor_is_exactly_the_rest(self) -> None:
         identifier = self.evaluate()
         self.print(b"a\nb\nc\n")
         for ended in (False, True):
@@ -79,8 +74,7 @@ class FollowTests(StreamTestCase):
             if not ended:
                 self.finish()
 
-    def test_bad_ends(self) -> None:
-        """The final event comes before the end: of a failure, a cancel, a shutdown."""
+    def test_final_event_comes_before_the_end(self) -> None:
         for kind in FOLLOWERS:
             for reason in ("exit", "cancelled", "shutdown"):
                 identifier = self.evaluate()
@@ -98,8 +92,7 @@ class FollowTests(StreamTestCase):
                     self.tearDown()
                     self.setUp()
 
-    def test_queued(self) -> None:
-        """One that waits for its turn can be followed already."""
+    def test_queued_evaluation_can_be_followed(self) -> None:
         identifiers = [self.evaluate() for _ in range(3)]
         followers = [self.follow(kind, identifiers[2]) for kind in FOLLOWERS]
         self.service.world.spawn.children[0].end()
@@ -108,8 +101,7 @@ class FollowTests(StreamTestCase):
         for follower in followers:
             self.assertEqual(follower.payloads, ["a"])
 
-    def test_refused(self) -> None:
-        """What is wrong is told before a stream begins, as a problem."""
+    def test_refusal_comes_before_the_stream_as_a_problem(self) -> None:
         identifier = self.evaluate()
         self.print(b"a\nb\n")
         self.page(identifier, "?after=2")
@@ -133,7 +125,6 @@ class FollowTests(StreamTestCase):
         self.check_nothing_left(identifier)
 
     def test_stream_behind_an_acknowledgement_is_cut(self) -> None:
-        """What it lacks is discarded: it ends as for an observer, and resuming there is 410."""
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             follower = self.follow(kind, identifier)
@@ -152,8 +143,7 @@ class FollowTests(StreamTestCase):
             self.assertEqual((late.answer.status, late.answer.json()["oldest"]), (410, str(newest)))
             self.finish()
 
-    def test_after_the_end(self) -> None:
-        """Who asks after the end shows that all has come: it is forgotten, for all kinds."""
+    def test_reader_that_asks_after_the_end_has_it_forgotten(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             self.print(b"a\n")
@@ -167,8 +157,7 @@ class FollowTests(StreamTestCase):
                     self.assertTrue(follower.complete)
                 self.request("GET", f"/evaluation/{identifier}", 410)
 
-    def test_forgotten_meanwhile(self) -> None:
-        """Who is still reading when another one has read to the end gets the rest."""
+    def test_reader_in_the_middle_gets_the_rest_of_a_forgotten_evaluation(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             self.print(b"a\n" * 500)
@@ -190,8 +179,7 @@ class SlowReaderTests(StreamTestCase):
 
     text = b"".join(b"line %d\n" % number for number in range(20_000))
 
-    def test_one_piece(self) -> None:
-        """One who takes nothing holds a piece, and no more is made for it."""
+    def test_reader_that_takes_nothing_holds_one_piece(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             follower = self.follow(kind, identifier)
@@ -203,7 +191,6 @@ class SlowReaderTests(StreamTestCase):
             self.finish()
 
     def test_slow_reader_holds_nobody_back(self) -> None:
-        """The evaluator and other readers go on; everything comes in the end."""
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             slow, quick = (self.follow(each, identifier) for each in (kind, LineFollower))
@@ -217,8 +204,7 @@ class SlowReaderTests(StreamTestCase):
             self.assertEqual("".join(slow.payloads), self.text.decode())
             self.assertTrue(slow.complete)
 
-    def test_resumed(self) -> None:
-        """The client of a stream that was cut finds all that it lacks, however late."""
+    def test_client_of_a_cut_stream_finds_all_that_it_lacks(self) -> None:
         identifier = self.evaluate()
         slow = self.follow(LineFollower, identifier)
         slow.full = True
@@ -232,8 +218,7 @@ class SlowReaderTests(StreamTestCase):
         self.service.reactor.pump([0] * 199)
         self.assertEqual("".join(slow.payloads + resumed.payloads), self.text[:100_000].decode())
 
-    def test_not_taken(self) -> None:
-        """Who does not take it in time is cut off; the evaluation goes on, and can be resumed."""
+    def test_reader_that_takes_nothing_in_time_is_cut_off(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             follower = self.follow(kind, identifier)
@@ -252,8 +237,7 @@ class SlowReaderTests(StreamTestCase):
             again.lose()
             self.finish()
 
-    def test_long_stream(self) -> None:
-        """What a reader has taken long ago gives it no more time for what it does not take."""
+    def test_what_was_taken_long_ago_gives_no_more_time(self) -> None:
         identifier = self.evaluate()
         follower = self.follow(LineFollower, identifier)
         for at in range(0, len(self.text), 1000):
@@ -265,8 +249,7 @@ class SlowReaderTests(StreamTestCase):
         self.assertTrue(follower.connection.aborted)
         follower.lose()
 
-    def test_in_turn(self) -> None:
-        """Several streams go forward together, each a piece at a time."""
+    def test_streams_go_forward_together_a_piece_at_a_time(self) -> None:
         identifier = self.evaluate()
         followers = [self.follow(LineFollower, identifier) for _ in range(3)]
         read, turns = Subscription.read_events, []
@@ -285,10 +268,7 @@ class SlowReaderTests(StreamTestCase):
 
 
 class ClientGoneTests(StreamTestCase):
-    """Clients that go away."""
-
-    def test_leaves_nothing(self) -> None:
-        """No timer, nobody who waits, and no reference: not when idle, nor when it is slow."""
+    def test_client_that_goes_leaves_no_timer_waiter_or_reference(self) -> None:
         for kind in FOLLOWERS:
             for full in (False, True):
                 identifier = self.evaluate()
@@ -309,8 +289,7 @@ class ClientGoneTests(StreamTestCase):
                 self.assertEqual(len(self.page(identifier)["data"]) > 10, True)
                 self.finish()
 
-    def test_in_the_turn_between(self) -> None:
-        """Nor does one that goes right after something was written."""
+    def test_client_that_goes_right_after_a_write_leaves_nothing(self) -> None:
         identifier = self.evaluate()
         for kind in FOLLOWERS:
             follower = self.follow(kind, identifier)
@@ -319,8 +298,7 @@ class ClientGoneTests(StreamTestCase):
             self.turn()
             self.check_nothing_left(identifier)
 
-    def test_is_not_abandoned_while_followed(self) -> None:
-        """Whoever follows keeps an evaluation, also one who takes nothing for now."""
+    def test_followed_evaluation_is_not_abandoned(self) -> None:
         identifier = self.evaluate()
         follower = self.follow(SourceFollower, identifier)
         for _ in range(40):
@@ -334,8 +312,7 @@ class ClientGoneTests(StreamTestCase):
         self.service.registry.expire_evaluations()
         self.request("GET", f"/evaluation/{identifier}", 410)
 
-    def test_shutdown_waits_for_the_slow(self) -> None:
-        """At the end of the daemon a slow reader has some seconds for the rest, not for ever."""
+    def test_shutdown_waits_some_seconds_for_slow_readers(self) -> None:
         for takes in (True, False):
             identifier = self.evaluate()
             follower = self.follow(SourceFollower, identifier)
@@ -357,8 +334,6 @@ class ClientGoneTests(StreamTestCase):
 
 
 class TurnTests(SynchronousTestCase):
-    """The time of one turn of the reactor."""
-
     def setUp(self) -> None:
         self.clock = Clock()
         self.turns = streams.StreamTurns(self.clock)
@@ -367,8 +342,6 @@ class TurnTests(SynchronousTestCase):
         self.went_on: list[str] = []
 
     def wait(self, caller: str) -> Deferred[None]:
-        """Wait for a turn, which takes 2 ms."""
-
         def go_on(_: None) -> None:
             self.seconds += 0.002
             self.went_on.append(caller)
@@ -376,7 +349,6 @@ class TurnTests(SynchronousTestCase):
         return self.turns.wait(caller).addCallback(go_on)
 
     def test_streams_of_one_caller_let_that_of_another_go_on(self) -> None:
-        """A turn ends after some milliseconds, and the next goes on where it has ended."""
         gone = self.wait("eve")
         gone.cancel()
         self.failureResultOf(gone, CancelledError)
@@ -393,7 +365,6 @@ class TurnTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_paused_stream_waits_for_a_turn_when_it_resumes(self) -> None:
-        """Many sockets may be writable in one turn of the reactor."""
         flow = streams.StreamFlowControl(self.clock, self.turns, "alice")
         flow.pauseProducing()
         ready = Deferred.fromCoroutine(flow.wait_until_ready())
@@ -433,15 +404,12 @@ class StartTests(StreamTestCase):
 
 
 class FramingTests(SynchronousTestCase):
-    """Frames that readers share."""
-
     def setUp(self) -> None:
         self.encoded: list[int] = []
         self.framing = attrs.evolve(EVENT_STREAM, encode_events=self.encode)
         self.batches = streams.FramedBatches()
 
     def encode(self, begin_cursor: int, batch: EventBatch) -> bytes:
-        """Frame a batch, and note where it begins."""
         self.encoded.append(begin_cursor)
         return EVENT_STREAM.encode_events(begin_cursor, batch)
 
@@ -472,10 +440,7 @@ class FramingTests(SynchronousTestCase):
 
 
 class DefectTests(StreamTestCase):
-    """Defects of ours."""
-
-    def test_broken_off(self) -> None:
-        """A stream that fails is broken off, so that nobody takes it for complete."""
+    def test_failed_stream_is_broken_off(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             follower = self.follow(kind, identifier)

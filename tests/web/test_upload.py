@@ -12,10 +12,7 @@ from tests.fakes.world import OID
 
 
 class GoodFormTests(UploadTestCase):
-    """Forms that are as they should be."""
-
-    def test_form(self) -> None:
-        """Every field comes to its place, and the file to the disk."""
+    def test_every_field_and_file_arrives(self) -> None:
         upload = self.receive(
             form(
                 parts(
@@ -36,19 +33,16 @@ class GoodFormTests(UploadTestCase):
         self.assertEqual(request.submission, (SubmissionFile("source", "solution.py"),))
         self.assertEqual(files(upload), {"submission/source/solution.py": b"\r\n\0\xff"})
 
-    def test_least(self) -> None:
-        """What is optional may be absent, or empty."""
+    def test_optional_fields_may_be_absent_or_empty(self) -> None:
         for body in (form(parts()), form(parts(branch=b"", depth=b"", directory=b"", seed=b""))):
             request = self.receive(body).request
             self.assertEqual((request.repository.branch, request.repository.depth), (None, None))
             self.assertEqual((request.directory, request.seed), ("", None))
 
-    def test_empty_line_before(self) -> None:
-        """An empty line may stand before the first boundary."""
+    def test_empty_line_may_precede_the_first_boundary(self) -> None:
         self.assertEqual(self.receive(b"\r\n" + form(parts())).request.commit_oid, OID)
 
-    def test_bytes_are_kept(self) -> None:
-        """Files are kept to the byte, whatever is in them, boundaries that are none among it."""
+    def test_files_are_kept_to_the_byte(self) -> None:
         for content in (
             b"",
             b"\r\n",
@@ -63,8 +57,7 @@ class GoodFormTests(UploadTestCase):
             self.assertEqual(upload.request.submission[0].size, len(content))
             self.assertEqual(files(upload), {"submission/source/solution.py": content})
 
-    def test_several_files(self) -> None:
-        """Each file of the submission has a directory of its own, so that names may repeat."""
+    def test_each_file_has_a_directory_of_its_own(self) -> None:
         more = [Part("submission[b_2]", b"2", "solution.py"), Part("submission[c]", b"3", "x")]
         upload = self.receive(form([*parts(), *more]))
         self.assertEqual(
@@ -77,13 +70,11 @@ class GoodFormTests(UploadTestCase):
         )
         self.assertEqual([f.field for f in upload.request.submission], ["source", "b_2", "c"])
 
-    def test_no_file_name(self) -> None:
-        """A field of the submission that is no file becomes one, called NAME.txt."""
+    def test_field_of_the_submission_without_file_name_becomes_a_text_file(self) -> None:
         upload = self.receive(form([*without("submission[source]"), Part("submission[a]", b"1")]))
         self.assertEqual(files(upload), {"submission/a/a.txt": b"1"})
 
-    def test_base_names(self) -> None:
-        """Of a file's name the base name is kept, whatever separates."""
+    def test_base_name_of_a_file_is_kept_whatever_separates(self) -> None:
         for given, kept in (
             ("a/b/c.py", "c.py"),
             ("/etc/passwd", "passwd"),
@@ -104,24 +95,20 @@ class GoodFormTests(UploadTestCase):
             self.assertEqual(files(upload), {f"submission/source/{kept}": b"1"}, given)
             self.assertEqual(upload.request.submission[0].filename, kept)
 
-    def test_others_are_ignored(self) -> None:
-        """Fields of other names are ignored, also repeated ones, files, and those without one."""
+    def test_unknown_fields_are_ignored(self) -> None:
         others = [Part("token", b"1"), Part("token", b"2"), Part("file", b"x" * 5000, "../x")]
         upload = self.receive(form([*others, *parts(), Part("", b"x")]))
         self.assertEqual(len(files(upload)), 1)
         self.assertEqual(upload.form_digest, self.receive(form(parts())).form_digest)
 
-    def test_text_sent_as_a_file(self) -> None:
-        """A text field is one also when it has a file name."""
+    def test_text_field_may_have_a_file_name(self) -> None:
         part = Part("commit_oid", OID.encode(), "blob")
         self.assertEqual(self.receive(form([part, *without("commit_oid")])).request.commit_oid, OID)
 
-    def test_upper_case_oid(self) -> None:
-        """An OID in upper case is the same commit's."""
+    def test_oid_in_upper_case_is_the_same_commit(self) -> None:
         self.assertEqual(self.receive(form(parts(commit_oid=b"C" * 40))).request.commit_oid, OID)
 
-    def test_nothing_on_disk_without_files(self) -> None:
-        """Nothing is made on the disk before there is a file."""
+    def test_nothing_is_on_disk_before_the_first_file(self) -> None:
         receiver = self.receiver()
         receiver.feed(form(without("submission[source]"))[:-10])
         self.assertEqual(list(self.uploads.iterdir()), [])
@@ -210,17 +197,14 @@ class DigestTests(UploadTestCase):
     """The digest, by which repeated forms are told apart."""
 
     def digest(self, sent: Iterable[Part]) -> bytes:
-        """Return the digest of a form with a key."""
         return self.receive(form(sent), key="k").form_digest
 
-    def test_same(self) -> None:
-        """The order of fields makes no difference, nor do fields that are ignored."""
+    def test_order_and_ignored_fields_do_not_change_the_digest(self) -> None:
         digest = self.digest(parts())
         self.assertEqual(self.digest(reversed(parts())), digest)
         self.assertEqual(self.digest([Part("token", b"x"), *parts()]), digest)
 
-    def test_other(self) -> None:
-        """Every content, name and file name does."""
+    def test_every_content_name_and_file_name_changes_the_digest(self) -> None:
         sent = [
             parts(),
             parts(source=b"print()"),
@@ -231,7 +215,6 @@ class DigestTests(UploadTestCase):
         ]
         self.assertEqual(len({self.digest(one) for one in sent}), len(sent))
 
-    def test_key(self) -> None:
-        """The key comes along."""
+    def test_digest_comes_with_the_key(self) -> None:
         self.assertEqual(self.receive(form(parts()), key="k").idempotency_key, "k")
         self.assertEqual(self.receive(form(parts())).idempotency_key, None)

@@ -22,7 +22,6 @@ class EarlyRefusalTests(RawTestCase):
     """Forms that are refused before they have arrived."""
 
     def begin(self, length: int | None = None, **headers: str) -> Connection:
-        """Send the head of a form."""
         connection = self.connect()
         fields = {"Content-Type": MULTIPART}
         if length is None:
@@ -51,8 +50,7 @@ class EarlyRefusalTests(RawTestCase):
         self.assertEqual(self.service.world.spawn.children, [])
         self.assertEqual(reactor.getDelayedCalls(), [])
 
-    def test_too_large(self) -> None:
-        """413 before the body, where its length is announced."""
+    def test_announced_length_over_the_limit_is_413_before_the_body(self) -> None:
         connection = self.begin(10**6)
         answer = connection.received
         for _ in range(20):
@@ -60,8 +58,7 @@ class EarlyRefusalTests(RawTestCase):
         self.assertEqual(connection.received, answer)
         self.assert_refused(connection, 413)
 
-    def test_becomes_too_large(self) -> None:
-        """413 in the body, where it is not."""
+    def test_body_over_the_limit_is_413_within_the_body(self) -> None:
         connection = self.begin()
         body = form(parts(source=b"x" * 200_000))[:110_000]
         connection.send(b"%x\r\n" % (10**6))
@@ -70,8 +67,7 @@ class EarlyRefusalTests(RawTestCase):
                 connection.send(body[at : at + 1000])
         self.assert_refused(connection, 413)
 
-    def test_media_type(self) -> None:
-        """415 before the body."""
+    def test_other_media_type_is_415_before_the_body(self) -> None:
         self.assert_refused(self.begin(10**5, Content_Type="application/json"), 415)
         connection = self.connect()
         connection.send(head("POST /evaluate", {"Content-Length": "1000"}))
@@ -84,20 +80,17 @@ class EarlyRefusalTests(RawTestCase):
         self.assertEqual(connection.received, b"")
         connection.lose()
 
-    def test_no_boundary(self) -> None:
-        """400 before the body."""
+    def test_missing_boundary_is_400_before_the_body(self) -> None:
         self.assert_refused(self.begin(10**5, Content_Type="multipart/form-data"), 400)
 
-    def test_repeated_header(self) -> None:
-        """400 for a header that stands there twice and has two meanings."""
+    def test_repeated_header_is_400(self) -> None:
         for name, value in (("Content-Type", MULTIPART), ("Idempotency-Key", "k")):
             connection = self.connect()
             fields = [("Content-Type", MULTIPART), ("Content-Length", "100000"), (name, value)]
             connection.send(head("POST /evaluate", [*fields, (name, value)]))
             self.assert_refused(connection, 400)
 
-    def test_full(self) -> None:
-        """503 before the body, for nothing would come of it."""
+    def test_full_queue_is_503_before_the_body(self) -> None:
         for _ in range(4):
             self.evaluate()
         connection = self.begin(1000)
@@ -105,8 +98,7 @@ class EarlyRefusalTests(RawTestCase):
         self.assertGreater(int(answer.headers["retry-after"]), 0)
         connection.lose()
 
-    def test_disk(self) -> None:
-        """503 before the body, where it would not fit beside the uploads that there are."""
+    def test_upload_that_does_not_fit_is_503_before_the_body(self) -> None:
         spool = self.service.registry.submissions.share
         self.service.registry.submissions.share.take_within_part(spool.total - 1000, "")
         connection = self.begin(1001)
@@ -118,8 +110,7 @@ class EarlyRefusalTests(RawTestCase):
         connection.lose()
         self.assertEqual(spool.used, spool.total - 1000)
 
-    def test_disk_becomes_full(self) -> None:
-        """503 in the body, where others were faster; what had come is removed, and not counted."""
+    def test_upload_that_fits_no_more_is_503_within_the_body_and_removed(self) -> None:
         spool = self.service.registry.submissions.share
         connection = self.begin(90_000)
         connection.send(form(parts(source=b"x" * 80_000))[:50_000])
@@ -130,8 +121,7 @@ class EarlyRefusalTests(RawTestCase):
         self.assert_refused(connection, 503)
         self.assertEqual(spool.used, others)
 
-    def test_stop(self) -> None:
-        """503 in the body, where the daemon begins to stop meanwhile."""
+    def test_stopping_daemon_is_503_within_the_body(self) -> None:
         connection = self.begin(90_000)
         connection.send(form(parts(source=b"x" * 80_000))[:50_000])
         closed = Deferred.fromCoroutine(self.service.registry.drain_and_close())
@@ -140,8 +130,7 @@ class EarlyRefusalTests(RawTestCase):
         self.assert_refused(connection, 503)
         self.assertEqual(self.service.registry.submissions.share.used, 0)
 
-    def test_counted(self) -> None:
-        """What came, and files, count until the evaluation is forgotten, or at once no more."""
+    def test_uploads_count_until_forgotten_or_refused(self) -> None:
         spool, body = self.service.registry.submissions.share, form(parts())
         for status, sent in ((200, body), (400, form(parts(commit_oid=b"x")))):
             connection = self.begin(len(sent))
@@ -156,21 +145,18 @@ class EarlyRefusalTests(RawTestCase):
         self.page(identifier, "?after=end")
         self.assertEqual(spool.used, 0)
 
-    def test_broken_field(self) -> None:
-        """400 at the first part that is wrong; what has come so far is removed."""
+    def test_broken_field_is_400_at_once_and_removed(self) -> None:
         connection = self.begin(90_000)
         body = form([*parts(), Part("submission[BAD]", b"x" * 50_000)])
         connection.send(body[:1500])
         self.assert_refused(connection, 400)
 
-    def test_no_form(self) -> None:
-        """400 at the first byte that is no form."""
+    def test_malformed_form_is_400_at_its_first_byte(self) -> None:
         connection = self.begin(90_000)
         connection.send(b"{}" * 100 + form([]))
         self.assert_refused(connection, 400)
 
-    def test_expect(self) -> None:
-        """A client that asks for leave gets it, or is refused without."""
+    def test_expect_100_continue_is_answered_or_refused(self) -> None:
         connection = self.begin(len(form(parts())), Expect="100-continue")
         self.assertEqual(connection.received, b"HTTP/1.1 100 Continue\r\n\r\n")
         connection.transport.clear()
@@ -187,8 +173,7 @@ class EarlyRefusalTests(RawTestCase):
             connection.send(head(line, headers))
             self.assertNotIn(b"100 Continue", connection.received, line)
 
-    def test_whole_body(self) -> None:
-        """A client that sends all of a refused body has its answer, and no later cut."""
+    def test_client_that_sends_a_whole_refused_body_is_not_cut(self) -> None:
         connection = self.begin(1000, Content_Type="text/plain")
         connection.send(b"x" * 1000)
         self.check_raw(connection.answer(), 415)
@@ -196,15 +181,13 @@ class EarlyRefusalTests(RawTestCase):
         connection.lose()
         self.assertEqual(self.service.reactor.getDelayedCalls(), [])
 
-    def test_nothing_after_a_refusal(self) -> None:
-        """What a client sends after a refused body is no request any more."""
+    def test_nothing_after_a_refused_body_is_a_request(self) -> None:
         connection = self.begin(1000, Content_Type="text/plain")
         self.check_raw(connection.answer(), 415)
         connection.send(b"x" * 1000 + head("GET /health", {}))
         self.assertEqual(connection.received, b"")
 
-    def test_disk_full(self) -> None:
-        """503 where the disk does not take it, with a time and without a path; nothing counts."""
+    def test_full_disk_is_503_without_a_path(self) -> None:
         (self.root / "uploads").rename(self.root / "elsewhere")
         (self.root / "uploads").write_text("no directory")
         connection = self.begin(len(form(parts())))
@@ -224,12 +207,9 @@ class EarlyRefusalTests(RawTestCase):
 
 
 class GivenUpTests(RawTestCase):
-    """Clients that go away."""
-
     configuration = Configuration(limits=LimitSettings(request_body=4 * WRITE_BATCH_BYTES))
 
-    def test_in_the_middle(self) -> None:
-        """In the middle of an upload: nothing is left, no file open, no call, no directory."""
+    def test_client_that_leaves_in_the_middle_leaves_nothing(self) -> None:
         before = len(os.listdir("/proc/self/fd"))
         body = form(parts(source=b"x" * 2 * WRITE_BATCH_BYTES))
         for length in (0, 1, 200, WRITE_BATCH_BYTES + 1000, len(body) - 1):
@@ -247,8 +227,7 @@ class GivenUpTests(RawTestCase):
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
         self.assertEqual(self.service.world.spawn.children, [])
 
-    def test_stalled(self) -> None:
-        """One that stays, but sends no more: it is told so, and the connection is closed."""
+    def test_stalled_client_is_told_and_closed(self) -> None:
         connection = self.connect()
         body = form(parts(source=b"x" * 50_000))
         fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
@@ -261,8 +240,7 @@ class GivenUpTests(RawTestCase):
         connection.lose()
         self.assertEqual(self.service.leftovers(), [])
 
-    def test_after_the_answer(self) -> None:
-        """After the answer: the evaluation goes on."""
+    def test_client_that_leaves_after_the_answer_keeps_its_evaluation(self) -> None:
         connection = self.connect()
         connection.request("POST /evaluate", form(parts()), Content_Type=MULTIPART)
         identifier = connection.answer().json()["evaluation_id"]
@@ -272,8 +250,7 @@ class GivenUpTests(RawTestCase):
         )
         self.assertTrue(self.child.is_running)
 
-    def test_cannot_be_removed(self) -> None:
-        """An upload that cannot be removed counts until it is, which is tried again."""
+    def test_upload_that_cannot_be_removed_counts_until_it_is(self) -> None:
         broken = [True, False]
 
         def fail_once(directory: Path) -> None:

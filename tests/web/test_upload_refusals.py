@@ -21,8 +21,7 @@ from tests.fakes.clients import BOUNDARY, Part, form, parts
 class FieldTests(UploadTestCase):
     """Fields that are missing, repeated or broken: the field is named."""
 
-    def test_missing(self) -> None:
-        """What is required is missed, absent or empty."""
+    def test_missing_required_field_is_named(self) -> None:
         for name in ("repository[url]", "commit_oid", "evaluator_cmd"):
             self.refuse(InvalidField, form(without(name)), name)
             self.refuse(InvalidField, form([Part(name, b" "), *without(name)]), name)
@@ -30,7 +29,6 @@ class FieldTests(UploadTestCase):
         self.refuse(InvalidField, form([]), "submission")
 
     def test_missing_field_names_the_nearest_unknown_one(self) -> None:
-        """A name that is nearly right is ignored, so the message about the missing one has it."""
         for name, sent in (
             ("repository[url]", "repository[uri]"),
             ("repository[url]", "repo_url"),
@@ -45,14 +43,12 @@ class FieldTests(UploadTestCase):
                 said.endswith(f"; {sent!r} is no known field: rename it to {name}"), said
             )
 
-    def test_repeated(self) -> None:
-        """No field may stand there twice, even with the same content."""
+    def test_field_may_not_be_repeated(self) -> None:
         good = parts(branch=b"main", depth=b"1", directory=b"a", seed=b"1")
         for part in good:
             self.refuse(InvalidField, form([*good, part]), part.name)
 
-    def test_broken(self) -> None:
-        """Each field has its rules."""
+    def test_malformed_field_is_named_with_its_rule(self) -> None:
         for name, content in (
             ("url", b"file:///etc"),
             ("url", b"https://user:secret@example.org/x"),
@@ -79,20 +75,17 @@ class FieldTests(UploadTestCase):
         ):
             self.refuse(InvalidField, form(parts(**{name: content})), name)
 
-    def test_protocols(self) -> None:
-        """Which protocols are allowed is configured."""
+    def test_allowed_protocols_are_configured(self) -> None:
         body = form(parts(url=b"file:///srv/x.git"))
         allowed = Configuration(repositories=RepositoryFetchSettings(protocols=("file",)))
         request = self.receive(body, configuration=allowed).request
         self.assertEqual(request.repository.url, "file:///srv/x.git")
 
-    def test_not_utf8(self) -> None:
-        """Text fields are UTF-8."""
+    def test_text_that_is_not_utf8_is_refused(self) -> None:
         for name in ("evaluator_cmd", "directory", "seed"):
             self.refuse(InvalidField, form(parts(**{name: b"\xff"})), name)
 
-    def test_names_of_the_submission(self) -> None:
-        """What begins with `submission` and is not of the form is refused, not ignored."""
+    def test_malformed_submission_field_is_refused(self) -> None:
         for name in (
             "submission",
             "submission[]",
@@ -107,15 +100,13 @@ class FieldTests(UploadTestCase):
         ):
             self.refuse(InvalidField, form([*parts(), Part(name, b"x", "x")]), name)
 
-    def test_file_names(self) -> None:
-        """File names that are none are refused, and nothing is written."""
+    def test_malformed_file_name_is_refused_and_nothing_written(self) -> None:
         for filename in (".", "..", "a/", "a/..", "..\\..", "x" * 256, "é" * 128, "a\0b"):
             part = Part("submission[a]", b"x", filename)
             self.refuse(InvalidField, form([part, *parts()]), "submission[a]")
         self.assertEqual(list(self.uploads.iterdir()), [])
 
-    def test_long_name(self) -> None:
-        """The name of a field has a limit, which the refusal tells; the disk is not tried."""
+    def test_name_of_a_field_is_limited(self) -> None:
         longest = Part(f"submission[{'a' * MAX_FIELD_NAME_LENGTH}]", b"x", "x")
         self.receive(form([longest, *parts()]))
         longer = Part(f"submission[{'a' * (MAX_FIELD_NAME_LENGTH + 1)}]", b"x", "x")
@@ -124,22 +115,18 @@ class FieldTests(UploadTestCase):
 
 
 class LimitTests(UploadTestCase):
-    """Too much."""
-
     def test_folded_headers_are_few(self) -> None:
         head = b'Content-Disposition: form-data;\r\n name="x"\r\nX-Odd: y'
         self.receive(form([head + b"\r\n z" * 99 + b"\r\n\r\n", *parts()]))
         self.refuse(RequestTooLarge, form([head + b"\r\n z" * 100 + b"\r\n\r\n", *parts()]))
 
-    def test_announced(self) -> None:
-        """A body whose announced length is over the limit is refused before it is sent."""
+    def test_announced_length_over_the_limit_is_refused(self) -> None:
         self.receiver(20_000)
         with self.assertRaises(RequestTooLarge) as caught:
             self.receiver(20_001)
         self.assertEqual(caught.exception.extra_members, {"limit": 20_000})
 
-    def test_not_announced(self) -> None:
-        """Without a length it is refused at the first byte over the limit."""
+    def test_first_byte_over_the_limit_is_refused(self) -> None:
         body = form(parts(source=b"x" * 30_000))
         receiver = self.receiver()
         receiver.feed(body[:20_000])
@@ -148,8 +135,7 @@ class LimitTests(UploadTestCase):
         self.assertEqual(caught.exception.extra_members, {"limit": 20_000})
         receiver.abandon()
 
-    def test_exactly(self) -> None:
-        """As much as the limit is allowed."""
+    def test_body_of_exactly_the_limit_is_taken(self) -> None:
         body = form(parts(source=b""))
         body = form(parts(source=b"x" * (20_000 - len(body))))
         self.assertEqual(len(body), 20_000)
@@ -157,14 +143,12 @@ class LimitTests(UploadTestCase):
         receiver.feed(body)
         self.finish(receiver)
 
-    def test_text(self) -> None:
-        """A text field over its limit is refused and named; at its limit it is taken."""
+    def test_text_over_its_limit_is_refused_and_at_its_limit_taken(self) -> None:
         self.receive(form(parts(directory=b"x" * 4096)))
         error = self.refuse(RequestTooLarge, form(parts(directory=b"x" * 4097)), "directory")
         self.assertEqual(error.extra_members["limit"], 4096)
 
-    def test_each_text(self) -> None:
-        """Each text field has a limit in bytes of UTF-8; the error tells how much came."""
+    def test_each_text_field_has_a_limit_in_bytes(self) -> None:
         fields = {
             "repository[url]": ("url", 2048, b"https://example.org/"),
             "repository[branch]": ("branch", 255, b""),
@@ -190,18 +174,15 @@ class LimitTests(UploadTestCase):
                 receiver.feed(form(parts(**{name: b"1" * 65})))
             self.assertEqual(caught.exception.extra_members["limit"], 64)
 
-    def test_text_that_is_ignored(self) -> None:
-        """What is ignored is not kept, and has no limit of its own."""
+    def test_ignored_text_has_no_limit_of_its_own(self) -> None:
         self.receive(form([*parts(), Part("other", b"x" * 5000)]))
 
-    def test_number(self) -> None:
-        """The number of fields is limited, those that are ignored among them."""
+    def test_number_of_fields_is_limited(self) -> None:
         extra = [Part(f"x{number}", b"") for number in range(MAX_FIELDS - len(parts()))]
         self.receive(form([*parts(), *extra]))
         self.refuse(RequestTooLarge, form([*parts(), *extra, Part("y", b"")]))
 
-    def test_headers(self) -> None:
-        """So are the headers of each."""
+    def test_headers_of_a_field_are_limited(self) -> None:
         long = b"X-Long: " + b"x" * 5000 + b"\r\n" + parts()[1].encode()
         self.refuse(RequestTooLarge, form([long]))
         many = b"".join(b"X-%d: x\r\n" % number for number in range(20)) + parts()[1].encode()
@@ -209,10 +190,7 @@ class LimitTests(UploadTestCase):
 
 
 class MalformedTests(UploadTestCase):
-    """What is no form."""
-
-    def test_media_type(self) -> None:
-        """Another media type is refused, and named."""
+    def test_other_media_type_is_refused_by_name(self) -> None:
         for other in ("application/json", "application/x-www-form-urlencoded", "multipart/mixed"):
             with self.assertRaises(UnsupportedMediaType) as caught:
                 self.receiver(content_type=f"{other}; boundary=x")
@@ -220,8 +198,7 @@ class MalformedTests(UploadTestCase):
         with self.assertRaises(UnsupportedMediaType):
             self.receiver(content_type="")
 
-    def test_boundary(self) -> None:
-        """A boundary is needed, quoted or not, the type in upper case or not."""
+    def test_boundary_is_needed_in_any_notation(self) -> None:
         for content_type in ("multipart/form-data", 'multipart/form-data; boundary=""'):
             with self.assertRaises(MalformedRequest) as caught:
                 self.receiver(content_type=content_type)
@@ -232,8 +209,7 @@ class MalformedTests(UploadTestCase):
         ):
             self.receive(form(parts()), content_type=content_type)
 
-    def test_cut_off(self) -> None:
-        """A form that is cut off anywhere is no form."""
+    def test_truncated_form_is_refused(self) -> None:
         body = form(parts())
         for length in [*range(1, len(body) - 2, 13), len(body) - 3]:
             receiver = self.receiver()
@@ -242,13 +218,11 @@ class MalformedTests(UploadTestCase):
                 self.finish(receiver)
             receiver.abandon()
 
-    def test_nothing(self) -> None:
-        """Neither is nothing."""
+    def test_empty_body_is_refused(self) -> None:
         with self.assertRaises(MalformedRequest):
             self.finish(self.receiver(0))
 
-    def test_garbage(self) -> None:
-        """Nor what does not hold together."""
+    def test_malformed_multipart_is_refused(self) -> None:
         good = parts()[1].encode()
         for body in (
             b"hello",
@@ -266,8 +240,7 @@ class MalformedTests(UploadTestCase):
         ):
             self.refuse(MalformedRequest, body)
 
-    def test_headers_not_utf8(self) -> None:
-        """Headers of a part that are not UTF-8 are told so, with the field if that can be read."""
+    def test_part_headers_that_are_not_utf8_are_refused(self) -> None:
         said = "the headers of a part must be UTF-8, with the names in them"
         for header, field in (
             (b'form-data; name="submission[a]"; filename="caf\xe9.py"', "submission[a]"),
@@ -285,8 +258,7 @@ class MalformedTests(UploadTestCase):
             error = self.refuse(MalformedRequest, form([part]))
             self.assertEqual(error.detail, f"malformed form: {said}")
 
-    def test_longer_than_announced(self) -> None:
-        """More than was announced is not taken."""
+    def test_more_than_announced_is_not_taken(self) -> None:
         body = form(parts())
         receiver = self.receiver(len(body) - 10)
         with self.assertRaises(MalformedRequest):
@@ -307,8 +279,7 @@ class MalformedTests(UploadTestCase):
         receiver.feed(form([Part("submission[x]", b"y", name), *parts(source=None)]))
         self.assertEqual(self.finish(receiver).request.submission[0].filename, name)
 
-    def test_abandoned(self) -> None:
-        """What is given up in the middle counts no more, whether it was on the disk or not."""
+    def test_abandoned_form_does_not_count(self) -> None:
         large = Configuration(limits=LimitSettings(request_body=4 * WRITE_BATCH_BYTES))
         for size in (10_000, 2 * WRITE_BATCH_BYTES):
             receiver = self.receiver(configuration=large)
@@ -319,8 +290,7 @@ class MalformedTests(UploadTestCase):
             self.assertEqual((self.spool.used, self.unwritten.size), (0, 0))
             self.assertEqual(list(self.uploads.iterdir()), [])
 
-    def test_disk(self) -> None:
-        """What the disk does not take is said without its path, which the log has."""
+    def test_disk_error_is_told_without_its_path(self) -> None:
         self.uploads.rmdir()
         for why in ("No such file or directory", "Not a directory"):
             receiver = self.receiver()

@@ -49,7 +49,6 @@ class SlowDiskTests(RawTestCase):
         super().close()
 
     def begin(self, body: bytes = BODY) -> Connection:
-        """Send the head of a form."""
         connection = self.connect()
         fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
         connection.send(head("POST /evaluate", fields))
@@ -79,8 +78,7 @@ class SlowDiskTests(RawTestCase):
         self.assertEqual(self.service.leftovers(), [])
         self.assertEqual(self.service.reactor.getDelayedCalls(), [])
 
-    def test_others_are_served(self) -> None:
-        """While forms wait for the disk, which gets them bit by bit, others have their answers."""
+    def test_forms_waiting_for_the_disk_leave_others_served(self) -> None:
         waiting = [self.stuck() for _ in range(3)]
         other = self.connect()
         other.request("GET /health")
@@ -95,8 +93,7 @@ class SlowDiskTests(RawTestCase):
             self.assertEqual(connection.answer().status, 200)
         self.assertEqual(self.unwritten.size, 0)
 
-    def test_memory(self) -> None:
-        """Of one form there are two batches in memory, and a read beyond each."""
+    def test_form_has_two_batches_and_a_read_in_memory(self) -> None:
         connection, rest = self.stuck()
         for _ in range(3):
             self.assertLess(self.unwritten.size, 2 * (WRITE_BATCH_BYTES + READ) + 10_000)
@@ -104,8 +101,7 @@ class SlowDiskTests(RawTestCase):
             rest = self.send(connection, rest)
         self.check_gone([connection])
 
-    def test_small(self) -> None:
-        """A small form is answered when it is on the disk, by one call."""
+    def test_small_form_is_answered_after_one_write(self) -> None:
         connection = self.begin(SMALL)
         connection.send(SMALL)
         self.assertEqual((connection.received, len(self.threads.waiting)), (b"", 1))
@@ -113,8 +109,7 @@ class SlowDiskTests(RawTestCase):
         self.assertEqual(connection.answer().status, 200)
         self.assertEqual(self.threads.waiting, [])
 
-    def test_not_too_slow(self) -> None:
-        """The time in which we do not read is ours; the client's goes on after it."""
+    def test_time_paused_for_the_disk_is_not_the_clients(self) -> None:
         connection, rest = self.stuck()
         self.service.reactor.advance(10 * WINDOW)
         self.assertEqual(connection.received, b"")
@@ -128,8 +123,7 @@ class SlowDiskTests(RawTestCase):
         self.check_raw(connection.answer(), 408)
         self.check_gone([connection])
 
-    def test_pauses_do_not_help_the_slow(self) -> None:
-        """A client is no faster for a disk that makes it pause all the time."""
+    def test_pauses_do_not_help_a_slow_client(self) -> None:
         self.unwritten.size = 2**30
         connection = self.begin()
         start = BODY.index(b"x" * 100)
@@ -147,8 +141,7 @@ class SlowDiskTests(RawTestCase):
         self.unwritten.size -= 2**30
         self.check_gone([connection])
 
-    def test_client_goes(self) -> None:
-        """A client that goes while a thread writes leaves nothing, when the thread has."""
+    def test_client_that_goes_while_a_thread_writes_leaves_nothing(self) -> None:
         connection, _ = self.stuck()
         small = self.begin(SMALL)
         small.send(SMALL)
@@ -158,8 +151,7 @@ class SlowDiskTests(RawTestCase):
         self.check_gone()
         self.assertEqual(self.service.world.spawn.children, [])
 
-    def test_disk_fails(self) -> None:
-        """503 for who is still sending, and what comes then is thrown away; and for the small."""
+    def test_failing_disk_is_503_for_large_and_small_forms(self) -> None:
         connection, rest = self.stuck()
         small = self.begin(SMALL)
         small.send(SMALL)
@@ -176,8 +168,7 @@ class SlowDiskTests(RawTestCase):
         self.service.reactor.advance(60)
         self.check_gone([connection, small])
 
-    def test_stop(self) -> None:
-        """A daemon that stops says so at once, also to who waits for the disk."""
+    def test_stopping_daemon_says_so_to_clients_waiting_for_the_disk(self) -> None:
         connection, rest = self.stuck()
         self.successResultOf(Deferred.fromCoroutine(self.service.registry.drain_and_close()))
         connection.channel.drain_connection()
@@ -186,8 +177,7 @@ class SlowDiskTests(RawTestCase):
         self.service.reactor.advance(6)
         self.check_gone([connection])
 
-    def test_last_bytes_while_paused(self) -> None:
-        """A body that ends while it is not read is complete, and its client is heeded again."""
+    def test_body_that_ends_while_paused_is_complete(self) -> None:
         connection, rest = self.stuck()
         connection.send(rest)  # as TLS may, of what it has read before
         self.assertEqual(connection.transport.producerState, "producing")

@@ -18,10 +18,7 @@ PING, PONG, CLOSE, TEXT, BINARY, MORE = 9, 10, 8, 1, 2, 0
 
 
 class SocketTestCase(StreamTestCase):
-    """A WebSocket that is open."""
-
     def open(self, printed: bytes = b"", **headers: str) -> SocketFollower:
-        """Begin an evaluation, and follow it."""
         self.identifier = self.evaluate()
         if printed:
             self.print(printed)
@@ -30,35 +27,28 @@ class SocketTestCase(StreamTestCase):
 
 
 class HandshakeTests(SocketTestCase):
-    """Becoming a WebSocket."""
-
-    def test_answer(self) -> None:
-        """The answer is that of RFC 6455, section 1.3."""
+    def test_handshake_is_that_of_rfc_6455(self) -> None:
         follower = self.open()
         start = follower.connection.received.partition(b"\r\n\r\n")[0].split(b"\r\n")
         self.assertEqual(start[0], b"HTTP/1.1 101 Switching Protocols")
         self.assertIn(b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", start)
 
-    def test_counted(self) -> None:
-        """It counts when it is over, as what it was."""
+    def test_websocket_is_counted_with_its_status_when_over(self) -> None:
         follower = self.open()
         counted = self.service.context.request_log.response_counts
         self.assertNotIn(EVENTS_ROUTE, [route for _, route, _ in counted])
         follower.connection.lose()
         self.assertEqual(counted["GET", EVENTS_ROUTE, 101], 1)
 
-    def test_whatever_it_accepts(self) -> None:
-        """`Accept` says nothing about a WebSocket."""
+    def test_accept_header_does_not_matter(self) -> None:
         follower = self.open(b"a\n", Accept="text/html")
         self.assertEqual(follower.payloads, ["a"])
 
-    def test_firefox(self) -> None:
-        """`Connection` may have more than one word, and case does not matter."""
+    def test_connection_header_may_have_several_words_in_any_case(self) -> None:
         follower = self.open(b"a\n", Connection="keep-alive, Upgrade", Upgrade="WebSocket")
         self.assertEqual(follower.payloads, ["a"])
 
-    def test_broken(self) -> None:
-        """A handshake that is broken is refused as a problem, and tells the version."""
+    def test_malformed_handshake_is_refused_with_the_version(self) -> None:
         identifier = self.evaluate()
         for change in (
             {"Sec-WebSocket-Version": ""},
@@ -71,8 +61,7 @@ class HandshakeTests(SocketTestCase):
             self.assertEqual(follower.answer.headers["sec-websocket-version"], "13")
         self.check_nothing_left(identifier)
 
-    def test_other_versions(self) -> None:
-        """One of another version is told which there is (RFC 6455, 4.4; RFC 9110, 15.5.22)."""
+    def test_other_version_is_told_the_supported_one(self) -> None:
         identifier = self.evaluate()
         for version in ("8", "12", "8, 13", "x"):
             follower = self.follow(SocketFollower, identifier, Sec_WebSocket_Version=version)
@@ -88,8 +77,7 @@ class HandshakeTests(SocketTestCase):
             self.assertEqual(answer.headers["connection"], "Upgrade")
         self.check_nothing_left(identifier)
 
-    def test_names_of_hosts(self) -> None:
-        """So is one that names a host that cannot be."""
+    def test_impossible_host_is_refused(self) -> None:
         connection = self.connect()
         lines = "".join(f"{name}: {value}\r\n" for name, value in UPGRADE.items())
         start = f"GET /evaluation/x/events HTTP/1.1\r\nHost: xn--99999999999a\r\n{lines}\r\n"
@@ -99,15 +87,13 @@ class HandshakeTests(SocketTestCase):
         self.assertEqual(answer.headers["Sec-WebSocket-Version"], "13")
         self.assertNotIn("codec", answer.json()["detail"])
 
-    def test_without_a_key(self) -> None:
-        """So is one without a key."""
+    def test_handshake_without_key_is_refused(self) -> None:
         identifier = self.evaluate()
         kind = type("Keyless", (SocketFollower,), {"hello": lambda self: _without_key()})
         follower = self.follow(kind, identifier)
         self.assertEqual(follower.answer.status, 400)
 
-    def test_keys(self) -> None:
-        """So is one whose key is not 16 bytes in base64 (RFC 6455, 4.2.1), or that has two."""
+    def test_key_of_other_than_16_bytes_or_two_keys_are_refused(self) -> None:
         identifier = self.evaluate()
         short, long = (base64.b64encode(bytes(size)).decode() for size in (15, 17))
         for key in ("", "abc", short, long, f"{KEY}=", KEY.replace("d", "-"), f"{KEY}, {KEY}"):
@@ -123,8 +109,7 @@ class HandshakeTests(SocketTestCase):
             follower.lose()
         self.check_nothing_left(identifier)
 
-    def test_among_others(self) -> None:
-        """It may be one of several protocols that are offered (RFC 9110, 7.8), in many lines."""
+    def test_websocket_may_be_one_of_several_offered_protocols(self) -> None:
         for upgrade in ("h2c, websocket", "WebSocket,h2c", ", websocket ,"):
             follower = self.open(b"a\n", Upgrade=upgrade)
             self.assertEqual(follower.payloads, ["a"])
@@ -139,15 +124,13 @@ class HandshakeTests(SocketTestCase):
         connection.settle()
         self.assertEqual(connection.received.split(b"\r\n")[0], b"HTTP/1.1 101 Switching Protocols")
 
-    def test_another_upgrade(self) -> None:
-        """To another protocol nothing is upgraded: the request is answered as any."""
+    def test_other_upgrade_is_ignored(self) -> None:
         identifier = self.evaluate()
         follower = self.follow(SocketFollower, identifier, Upgrade="h2c")
         self.assertEqual(follower.answer.status, 200)
         self.assertEqual(follower.answer.headers["content-type"], "application/json")
 
-    def test_head(self) -> None:
-        """HEAD does not become a WebSocket."""
+    def test_head_is_no_websocket(self) -> None:
         connection = self.connect()
         path = f"/evaluation/{self.evaluate()}/events"
         connection.request(f"HEAD {path}", **{k.replace("-", "_"): v for k, v in UPGRADE.items()})
@@ -159,25 +142,19 @@ def _without_key() -> dict[str, str]:
 
 
 class OriginTests(SocketTestCase):
-    """Whose pages may open one."""
-
-    def test_any(self) -> None:
-        """Where every page may read answers, every page may."""
+    def test_any_page_opens_a_websocket_where_any_may_read(self) -> None:
         for origin in ("https://elsewhere.example", "null"):
             self.assertEqual(self.open(b"a\n", Origin=origin).payloads, ["a"])
             self.finish()
 
 
 class NamedOriginTests(SocketTestCase):
-    """Where origins are named."""
-
     configuration = Configuration(callers=CallerSettings(origins=("https://judge.example.org",)))
 
     def check(self, answer: Answer) -> None:
         """Hold nothing: what is promised of every answer is not so here."""
 
-    def test_origins(self) -> None:
-        """The pages that are named may, our own, and programs; others learn no event."""
+    def test_named_and_own_pages_and_programs_open_a_websocket(self) -> None:
         for headers, allowed in (
             ({}, True),
             ({"Origin": "https://judge.example.org"}, True),
@@ -198,10 +175,7 @@ class NamedOriginTests(SocketTestCase):
 
 
 class ClientTests(SocketTestCase):
-    """What clients send."""
-
-    def test_messages_are_passed_over(self) -> None:
-        """What a client says makes no difference."""
+    def test_messages_of_the_client_change_nothing(self) -> None:
         follower = self.open()
         follower.send(TEXT, b"hello")
         follower.send(TEXT, b"hel", final=False)
@@ -216,8 +190,7 @@ class ClientTests(SocketTestCase):
         """The cursor before the oldest event that is kept."""
         return self.service.registry.records[self.identifier].events.log.begin_cursor
 
-    def test_acknowledgements(self) -> None:
-        """What a client says that it has counts; nothing else that it says has a meaning."""
+    def test_only_acknowledgements_have_a_meaning(self) -> None:
         follower = self.open()
         follower.send(TEXT, b'{"acknowledge": 0}')
         self.print(b"a\nb\n")
@@ -236,8 +209,7 @@ class ClientTests(SocketTestCase):
             self.assertEqual(self.oldest, taken, said)
         self.assertIsNone(follower.code)
 
-    def test_acknowledged_from_a_cursor(self) -> None:
-        """The messages are counted on each WebSocket anew."""
+    def test_messages_are_counted_anew_on_each_websocket(self) -> None:
         self.identifier = self.evaluate()
         self.print(b"a\nb\n")
         follower: SocketFollower = self.follow(SocketFollower, self.identifier, "?after=1&skip=1")
@@ -246,39 +218,33 @@ class ClientTests(SocketTestCase):
         follower.send(TEXT, b'{"acknowledge": 2}')
         self.assertEqual(self.oldest, 4)
 
-    def test_acknowledged_too_much(self) -> None:
-        """Who says to have what was not sent has lost count, and the WebSocket is closed."""
+    def test_acknowledging_unsent_messages_closes_the_websocket(self) -> None:
         follower = self.open(b"a\nb\n")
         follower.send(TEXT, b'{"acknowledge": 4}')
         self.assertEqual(follower.code, 1008)
 
-    def test_acknowledged_after_the_end(self) -> None:
-        """What comes when all was sent makes no difference."""
+    def test_acknowledgement_after_the_last_event_changes_nothing(self) -> None:
         follower = self.open(b"a\n")
         self.finish()
         self.assertEqual(follower.code, 1000)
         follower.send(TEXT, b'{"acknowledge": 99}')
         self.assertEqual(follower.code, 1000)
 
-    def test_any_number_of_acknowledgements(self) -> None:
-        """They do not count as what a client says for nothing."""
+    def test_acknowledgements_do_not_count_as_idle_messages(self) -> None:
         follower = self.open(b"a\n")
         for _ in range(5000):
             follower.send(TEXT, b'{"acknowledge": 1}')
         self.assertIsNone(follower.code)
 
-    def test_bytes_of_a_turn(self) -> None:
-        """A turn of the reactor reads few frames, for each ping has an answer of its own."""
+    def test_one_turn_reads_few_frames(self) -> None:
         self.assertEqual(self.open().connection.transport.bufferSize, 1024)
 
-    def test_ping(self) -> None:
-        """Its pings are answered."""
+    def test_ping_is_answered(self) -> None:
         follower = self.open()
         follower.send(PING, b"x")
         self.assertEqual(follower.frames, [(PONG, b"x")])
 
-    def test_pinged(self) -> None:
-        """It is pinged when there was nothing to send for some time."""
+    def test_quiet_client_is_pinged(self) -> None:
         follower = self.open()
         for count in range(1, 4):
             self.service.reactor.advance(14.9)
@@ -289,8 +255,7 @@ class ClientTests(SocketTestCase):
             self.assertEqual(follower.frames[-1], (PING, b""))
             follower.send(PONG)
 
-    def test_too_much(self) -> None:
-        """More than 64 KiB in all close it: as one message, in pieces, or by control frames."""
+    def test_more_than_64_kib_from_the_client_close_it(self) -> None:
         for opcode, size, final in ((TEXT, 60_000, True), (TEXT, 1000, False), (PONG, 100, True)):
             follower = self.open()
             sent = 0
@@ -305,8 +270,7 @@ class ClientTests(SocketTestCase):
             self.check_nothing_left(self.identifier)
             self.finish()
 
-    def test_nonsense(self) -> None:
-        """What is no frame, and text that is not UTF-8, close it with the code for that."""
+    def test_malformed_frame_and_text_close_it_with_their_codes(self) -> None:
         for opcode, content, code in (
             (TEXT, b"\xff", 1007),
             (3, b"", 1002),
@@ -321,8 +285,7 @@ class ClientTests(SocketTestCase):
             follower.lose()
             self.finish()
 
-    def test_close(self) -> None:
-        """A client's close is answered with its code, and nothing is sent after it."""
+    def test_close_is_answered_and_nothing_is_sent_after_it(self) -> None:
         follower = self.open(b"a\n")
         follower.send(CLOSE, (1001).to_bytes(2, "big"))
         self.assertEqual(follower.code, 1001)
@@ -334,8 +297,7 @@ class ClientTests(SocketTestCase):
         follower.lose()
         self.check_nothing_left(self.identifier)
 
-    def test_close_in_quiet(self) -> None:
-        """Nor is it pinged after that."""
+    def test_closing_client_is_not_pinged(self) -> None:
         follower = self.open()
         follower.send(CLOSE)
         self.service.reactor.advance(15)
@@ -344,8 +306,7 @@ class ClientTests(SocketTestCase):
         follower.lose()
         self.check_nothing_left(self.identifier)
 
-    def test_close_of_a_slow_one(self) -> None:
-        """Also in the midst of what it has yet to take, and what is sent then is thrown away."""
+    def test_slow_client_can_close(self) -> None:
         follower = self.open()
         follower.full = True
         self.print(b"a\n" * 5000)
@@ -362,10 +323,7 @@ class ClientTests(SocketTestCase):
 
 
 class EndTests(SocketTestCase):
-    """The ends of connections."""
-
-    def test_half_closed(self) -> None:
-        """After the last message the client's close is waited for; then our half is closed."""
+    def test_our_half_is_closed_after_the_clients_close(self) -> None:
         follower = self.open(b"a\n")
         transport: Any = follower.connection.transport
         alsoProvides(transport, IHalfCloseableDescriptor)
@@ -383,8 +341,7 @@ class EndTests(SocketTestCase):
         self.service.reactor.advance(60)
         self.assertTrue(follower.connection.aborted)
 
-    def test_no_answer(self) -> None:
-        """A client that does not answer the close frame has as long as any has for an answer."""
+    def test_client_that_does_not_answer_the_close_is_cut_in_time(self) -> None:
         follower = self.open(b"a\n")
         self.finish()
         self.assertEqual(follower.code, 1000)
@@ -394,8 +351,7 @@ class EndTests(SocketTestCase):
         follower.lose()
         self.check_nothing_left(self.identifier)
 
-    def test_too_much_after_the_end(self) -> None:
-        """A client that does not answer, but goes on and on, is not heard to the end."""
+    def test_client_that_goes_on_after_the_end_is_cut(self) -> None:
         follower = self.open(b"a\n")
         self.finish()
         for _ in range(2):
@@ -404,8 +360,7 @@ class EndTests(SocketTestCase):
         follower.lose()
         self.check_nothing_left(self.identifier)
 
-    def test_counted(self) -> None:
-        """It is a connection like any other, until it is gone."""
+    def test_websocket_counts_as_a_connection_until_it_is_gone(self) -> None:
         connections = self.service.site.connection_limits
         before = connections.connection_count
         follower = self.open()
