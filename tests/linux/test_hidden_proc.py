@@ -1,0 +1,119 @@
+"""`linux.starter` where /proc shows the own processes only, as by `ProtectProc=invisible`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import Any
+
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+from tawebeval.linux.starter_client import STARTER_SOURCE
+from tests.cases.patience import LONG_PATIENCE
+
+_USER = "65534"
+_HIDE = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
+_PREFIX = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _HIDE, "sh"]
+_BECOME_USER = ["setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups"]
+_BEGIN = """
+import ctypes, json, os, shutil, signal, socket, subprocess, sys, tempfile, time, types
+source = sys.stdin.read()
+starter = types.ModuleType("starter")
+exec(source, vars(starter))
+
+def until(condition):
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return bool(condition())
+
+def is_gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+"""
+_STRANGER = """
+reading, writing = os.pipe()
+pid = os.fork()
+if not pid:
+    os.setsid()
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # not dumpable, as a starter is
+    os.write(writing, b"x")
+    time.sleep(600)
+os.read(reading, 1)
+ended = starter.Program("/ended", 1)
+ended.pid, ended.exit = pid, {"status": 0}
+ended.send_signal(signal.SIGKILL)
+time.sleep(0.1)
+lives = os.waitpid(pid, os.WNOHANG) == (0, 0)
+print(json.dumps({"is_hidden": not os.path.exists(f"/proc/{pid}"), "lives": lives}))
+os.kill(pid, signal.SIGKILL)
+"""
+_STARTER = """
+folder = tempfile.mkdtemp(prefix="tawebeval-test-")
+path, code = f"{folder}/socket", f"{folder}/starter.py"
+with open(code, "w") as file:
+    file.write(source)
+process = subprocess.Popen([sys.executable, "-IS", code, "x", path], env={})
+until(lambda: os.path.exists(path))
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connection.connect(path)
+
+def ask(what, name, **members):
+    request = {"request": what, "id": 1, "name": f"{folder}/{name}", **members}
+    connection.send(json.dumps(request).encode())
+    return json.loads(connection.recv(65536))
+
+def start(name, script):
+    os.mkdir(f"{folder}/{name}")
+    with open(f"{folder}/{name}/start", "w") as file:
+        json.dump({"argv": ["/bin/sh", "-c", script]}, file)
+    return ask("start", name)["pid"]
+
+def printed(name):
+    until(lambda: os.path.getsize(f"{folder}/{name}/stdout"))
+    with open(f"{folder}/{name}/stdout") as file:
+        return file.read()
+
+result = {"is_hidden": not os.path.exists("/proc/1")}
+running = start("running", "exec sleep 600")
+leader = start("group", "sleep 600 & echo $!")
+left = int(printed("group"))
+until(lambda: is_gone(leader))
+away = start("away", "setsid sh -c 'echo $$; exec sleep 600' & wait")
+orphan = int(printed("away"))
+ask("forget", "running")
+ask("signal", "group", number=9)
+result["ended"] = [until(lambda: is_gone(pid)) for pid in (running, left)]
+ask("forget", "away")
+os.kill(orphan, signal.SIGKILL)
+result["ended"].append(until(lambda: is_gone(orphan)))  # the starter has reaped it
+process.terminate()
+result["status"] = process.wait()
+shutil.rmtree(folder)
+print(json.dumps(result))
+"""
+
+
+class HiddenProcessTests(SynchronousTestCase):
+    def run_hidden(self, script: str) -> Any:
+        """Run a script as an ordinary user where /proc hides all others; return its result."""
+        if os.geteuid():
+            raise SkipTest("only root can mount file systems")
+        argv = [*_PREFIX, *_BECOME_USER, "/usr/bin/python3", "-IS", "-c", _BEGIN + script]
+        done = subprocess.run(
+            argv, input=STARTER_SOURCE, capture_output=True, timeout=LONG_PATIENCE
+        )
+        self.assertEqual(done.returncode, 0, done.stderr.decode())
+        result = json.loads(done.stdout)
+        self.assertTrue(result.pop("is_hidden"))
+        return result
+
+    def test_starter_ends_its_programs_and_reaps_their_orphans(self) -> None:
+        self.assertEqual(self.run_hidden(_STARTER), {"ended": [True, True, True], "status": 0})
+
+    def test_hidden_process_with_the_number_of_an_ended_program_is_spared(self) -> None:
+        self.assertEqual(self.run_hidden(_STRANGER), {"lives": True})
