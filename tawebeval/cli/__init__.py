@@ -4,17 +4,17 @@
 `tawebeval.client.Client`, and import neither Twisted nor the daemon: `evaluate` (module
 `evaluate`), `follow`, `status`, `cancel`, `list` and others (module `evaluations`). They share
 
-- `server_options` and `runtime`: the options for the server and its token, signals, exit statuses;
+- `evaluate` and `runtime`: shared options, the server and its token, signals, exit statuses;
 - `login` and `servers`: stored servers, with tokens in the keyring or a file;
 - `output`: `Screen`, which prints events on stdout and everything else on stderr; `cases` formats
   the cases of results;
-- `follow`: `EvaluationReader`, which shows one evaluation to its end, and `DownloadDirectory`,
-  which saves the files that evaluators send; `live` has the line below the output of a terminal;
+- `follow`: `EvaluationReader`, which shows one evaluation to its end, `DownloadDirectory`, which
+  saves the files that evaluators send, and `LiveStatus`, the line below the output of a terminal;
 - `watch`, `json_fields`, `completion`: the options `--watch` and `--json`, and names for the shell.
 
 `tawebeval try` (`try_command`) needs no server: `try_run` and `try_evaluation` run one `Evaluation`
 with the daemon's own sandbox and limits on a copy of a working directory, and its events go through
-the same `Screen`. `reactor` has its reactor, `hints` explains why it failed.
+the same `Screen`. `hints` explains why it failed.
 
 `operator_commands` has the commands of an operator: `serve`, `doctor`, `reload` and `token`;
 `environment` those for environments. They import the daemon only when they run.

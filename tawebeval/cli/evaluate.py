@@ -8,26 +8,33 @@ import shlex
 import stat
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import attrs
 import click
 
-from tawebeval.cli.completion import complete_environment, complete_problem
+from tawebeval.cli.completion import (
+    complete_environment,
+    complete_problem,
+    complete_server,
+)
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
 from tawebeval.cli.output import OutputError, Screen
 from tawebeval.cli.runtime import (
+    DEFAULT_SERVER,
     GOOD,
-    UTF8_ARGUMENT,
+    TOKEN_VARIABLE,
     CommandContext,
     ServerAccess,
     WholeNumber,
+    find_server,
     make_screen,
     run_with_client,
+    text_option,
 )
-from tawebeval.cli.server_options import add_server_options
 from tawebeval.cli.watch import repeat_on_change
 from tawebeval.client import ClientError
 from tawebeval.client.forms import check_encodable
@@ -78,33 +85,36 @@ FIELDS_ARGUMENT = click.argument(
         click.shell_completion.CompletionItem(incomplete, type="file")
     ],
 )
-DOWNLOAD_DIRECTORY_OPTION = click.option(
-    "--files",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    callback=lambda context, parameter, path: path and DownloadDirectory(path),
-    help="Save files from the evaluator in this directory.",
+_OUTPUT_OPTIONS = (
+    click.option(
+        "--files",
+        "folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        callback=lambda context, parameter, path: path and DownloadDirectory(path),
+        help="Save files from the evaluator in this directory.",
+    ),
+    click.option(
+        "--events", "lines", is_flag=True, help="Print all events as JSON Lines, for programs."
+    ),
+    click.option(
+        "--times", is_flag=True, help="With --events: print when the server stored each event, too."
+    ),
 )
-EVENTS_OPTION = click.option(
-    "--events", "lines", is_flag=True, help="Print all events as JSON Lines, for programs."
+
+
+def add_output_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command `--files`, `--events` and `--times`, as `folder`, `lines` and `times`."""
+    for option in reversed(_OUTPUT_OPTIONS):
+        command = option(command)
+    return command
+
+
+evaluator_option = partial(
+    text_option, "--evaluator", metavar="CMD", help="Run this shell command as the evaluator."
 )
-TIMES_OPTION = click.option(
-    "--times", is_flag=True, help="With --events: print when the server stored each event, too."
-)
-EVALUATOR_OPTION = click.option(
-    "--evaluator",
-    metavar="CMD",
-    required=True,
-    type=UTF8_ARGUMENT,
-    help="Run this shell command as the evaluator.",
-)
-DIRECTORY_OPTION = click.option(
-    "--directory",
-    "-d",
-    metavar="DIR",
-    type=UTF8_ARGUMENT,
-    help="Run CMD in this directory of the repository.",
+DIRECTORY_OPTION = text_option(
+    "--directory", "-d", metavar="DIR", help="Run CMD in this directory of the repository."
 )
 SEED_OPTION = click.option(
     "--seed",
@@ -121,7 +131,7 @@ def _parse_limits(
     return _parse_pairs(given, "|".join(LIMIT_UNITS), ", ".join(LIMIT_UNITS))
 
 
-def parse_labels(
+def _parse_labels(
     context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
 ) -> Mapping[str, str]:
     """Return the labels of the --label options, by name. Raises BadParameter."""
@@ -141,71 +151,69 @@ def _parse_pairs(given: Iterable[str], names: str, described: str) -> Mapping[st
     return pairs
 
 
-ENVIRONMENT_OPTION = click.option(
-    "--environment",
-    metavar="NAME",
-    type=UTF8_ARGUMENT,
-    shell_complete=complete_environment,
-    help="Run in this environment of the server's, instead of the machine's own programs.",
-)
-LIMIT_OPTION = click.option(
+LIMIT_OPTION = text_option(
     "--limit",
     "limits",
     metavar="NAME=VALUE",
     multiple=True,
-    type=UTF8_ARGUMENT,
     callback=_parse_limits,
     help="Replace a default limit, as in memory=256M or wall_clock=10.",
 )
-LABEL_OPTION = click.option(
+label_option = partial(
+    text_option,
     "--label",
     "metadata",
     metavar="NAME=VALUE",
     multiple=True,
-    type=UTF8_ARGUMENT,
-    callback=parse_labels,
-    help="Mark the evaluation with a label, for lists and programs.",
+    callback=_parse_labels,
 )
-
-
-CALLBACK_OPTION = click.option(
-    "--callback-url",
-    metavar="URL",
-    type=UTF8_ARGUMENT,
-    help="Send a POST to this URL when the evaluation ends.",
+LABEL_OPTION = label_option(help="Mark the evaluation with a label, for lists and programs.")
+CALLBACK_OPTION = text_option(
+    "--callback-url", metavar="URL", help="Send a POST to this URL when the evaluation ends."
 )
+problem_option = partial(text_option, "--problem", metavar="NAME", shell_complete=complete_problem)
 DETACH_OPTION = click.option(
     "--detach", is_flag=True, help="Print the evaluation's identifier and exit."
 )
 
 
+def add_server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options `--server` and `--token-file`, as its argument `server`."""
+
+    @wraps(command)
+    def with_server(server: str | None, token_file: Path | None, **others: Any) -> None:
+        command(server=find_server(click.get_current_context(), server, token_file), **others)
+
+    for option in (
+        click.option(
+            "--server",
+            envvar="TAWEBEVAL_SERVER",
+            show_envvar=True,
+            metavar="URL|NAME",
+            shell_complete=complete_server,
+            help="Send requests to this server: its URL, or its name in `tawebeval servers`. By"
+            f" default the server of the last login, otherwise {DEFAULT_SERVER}.",
+        ),
+        click.option(
+            "--token-file",
+            envvar="TAWEBEVAL_TOKEN_FILE",
+            show_envvar=True,
+            type=click.Path(path_type=Path, dir_okay=False),
+            help=f"Read the token from this file. {TOKEN_VARIABLE} may hold the token itself.",
+        ),
+    ):
+        with_server = option(with_server)
+    return with_server
+
+
 @click.command()
 @FIELDS_ARGUMENT
-@click.option(
-    "--problem",
-    metavar="NAME",
-    type=UTF8_ARGUMENT,
-    shell_complete=complete_problem,
-    help="Submit for this problem of the server.",
-)
-@click.option(
-    "--evaluator",
-    metavar="CMD",
-    type=UTF8_ARGUMENT,
-    help="Run this shell command as the evaluator.",
-)
-@click.option(
-    "--repository",
-    metavar="URL",
-    type=UTF8_ARGUMENT,
-    help="Fetch the evaluator from this git repository.",
-)
-@click.option("--commit", metavar="OID", type=UTF8_ARGUMENT, help="Use this commit, branch or tag.")
-@click.option(
-    "--branch",
-    metavar="NAME",
-    type=UTF8_ARGUMENT,
-    help="Fetch this branch if the commit cannot be fetched alone.",
+@problem_option(help="Submit for this problem of the server.")
+@evaluator_option()
+@text_option("--repository", metavar="URL", help="Fetch the evaluator from this git repository.")
+@text_option("--commit", metavar="OID", help="Use this commit, branch or tag.")
+@text_option(
+    "--branch", metavar="NAME", help="Fetch this branch if the commit cannot be fetched alone."
 )
 @click.option(
     "--depth",
@@ -215,13 +223,16 @@ DETACH_OPTION = click.option(
 )
 @DIRECTORY_OPTION
 @SEED_OPTION
-@ENVIRONMENT_OPTION
+@text_option(
+    "--environment",
+    metavar="NAME",
+    shell_complete=complete_environment,
+    help="Run in this environment of the server's, instead of the machine's own programs.",
+)
 @LIMIT_OPTION
 @LABEL_OPTION
 @CALLBACK_OPTION
-@DOWNLOAD_DIRECTORY_OPTION
-@EVENTS_OPTION
-@TIMES_OPTION
+@add_output_options
 @DETACH_OPTION
 @click.option("--watch", is_flag=True, help="Evaluate again when a file of the submission changes.")
 @add_server_options

@@ -6,23 +6,24 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from operator import itemgetter
 from typing import Any
 from urllib.parse import quote
 
 import click
 
-from tawebeval.cli.completion import complete_evaluation, complete_problem
+from tawebeval.cli.completion import complete_evaluation
 from tawebeval.cli.evaluate import (
     CALLBACK_OPTION,
     DETACH_OPTION,
-    DOWNLOAD_DIRECTORY_OPTION,
-    EVENTS_OPTION,
     LABEL_OPTION,
     LIMIT_OPTION,
     SEED_OPTION,
-    TIMES_OPTION,
-    parse_labels,
+    add_output_options,
+    add_server_options,
+    label_option,
+    problem_option,
     show_submitted_evaluation,
 )
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
@@ -46,8 +47,8 @@ from tawebeval.cli.runtime import (
     make_screen,
     run_with_client,
     run_without_server,
+    text_option,
 )
-from tawebeval.cli.server_options import add_server_options
 from tawebeval.client import EvaluationGone, Refused, UnknownEvaluation
 from tawebeval.client.events import split_cursor
 from tawebeval.core.states import CLIENT_VISIBLE_STATES
@@ -58,9 +59,10 @@ _ENVIRONMENT_HEADS = ("NAME", "DESCRIPTION")
 _ROW = "{:<40}  {:<24}  {:>6}  {:<20}  {}"
 _AGE = re.compile("([0-9]{1,9})(s|min|h|d)")
 _AGE_UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
-IDENTIFIER_ARGUMENT = click.argument(
-    "identifier", metavar="ID", type=UTF8_ARGUMENT, shell_complete=complete_evaluation
+_identifier_argument = partial(
+    click.argument, "identifier", type=UTF8_ARGUMENT, shell_complete=complete_evaluation
 )
+IDENTIFIER_ARGUMENT = _identifier_argument(metavar="ID")
 
 
 def _check_cursor(context: click.Context, _: click.Parameter, cursor: str | None) -> str | None:
@@ -86,19 +88,19 @@ def _parse_time(context: click.Context, _: click.Parameter, given: str | None) -
         ) from None
 
 
+_time_option = partial(click.option, metavar="TIME", callback=_parse_time)
+
+
 @click.command()
 @IDENTIFIER_ARGUMENT
-@click.option(
+@text_option(
     "--after",
     "cursor",
     metavar="CURSOR",
-    type=UTF8_ARGUMENT,
     callback=_check_cursor,
     help="Start after this cursor, not at the first event.",
 )
-@DOWNLOAD_DIRECTORY_OPTION
-@EVENTS_OPTION
-@TIMES_OPTION
+@add_output_options
 @add_server_options
 def follow(
     identifier: str,
@@ -185,13 +187,7 @@ def cancel(identifier: str, server: ServerAccess) -> None:
 
 
 @click.command("open")
-@click.argument(
-    "identifier",
-    metavar="[ID]",
-    required=False,
-    type=UTF8_ARGUMENT,
-    shell_complete=complete_evaluation,
-)
+@_identifier_argument(metavar="[ID]", required=False)
 @click.option("--print", "prints", is_flag=True, help="Print the URL instead.")
 @add_server_options
 def open_(identifier: str | None, prints: bool, server: ServerAccess) -> None:
@@ -227,34 +223,13 @@ def open_(identifier: str | None, prints: bool, server: ServerAccess) -> None:
     type=click.Choice(CLIENT_VISIBLE_STATES),
     help="List only evaluations in this state.",
 )
-@click.option(
-    "--label",
-    "metadata",
-    metavar="NAME=VALUE",
-    multiple=True,
-    type=UTF8_ARGUMENT,
-    callback=parse_labels,
-    help="List only evaluations with this label.",
-)
-@click.option(
+@label_option(help="List only evaluations with this label.")
+@_time_option(
     "--since",
-    metavar="TIME",
-    callback=_parse_time,
     help="List only evaluations submitted at this time or later; a time, or an age such as 2h.",
 )
-@click.option(
-    "--until",
-    metavar="TIME",
-    callback=_parse_time,
-    help="List only evaluations submitted before this time.",
-)
-@click.option(
-    "--problem",
-    metavar="NAME",
-    type=UTF8_ARGUMENT,
-    shell_complete=complete_problem,
-    help="List only evaluations for this problem.",
-)
+@_time_option("--until", help="List only evaluations submitted before this time.")
+@problem_option(help="List only evaluations for this problem.")
 @add_json_option(STATUS_FIELDS)
 @add_server_options
 def list_(json_fields: JsonFields | None, server: ServerAccess, **wanted: Any) -> None:
@@ -297,14 +272,12 @@ def list_(json_fields: JsonFields | None, server: ServerAccess, **wanted: Any) -
 
 @click.command()
 @IDENTIFIER_ARGUMENT
-@click.option("--commit", metavar="OID", type=UTF8_ARGUMENT, help="Use this commit instead.")
+@text_option("--commit", metavar="OID", help="Use this commit instead.")
 @SEED_OPTION
 @LIMIT_OPTION
 @LABEL_OPTION
 @CALLBACK_OPTION
-@DOWNLOAD_DIRECTORY_OPTION
-@EVENTS_OPTION
-@TIMES_OPTION
+@add_output_options
 @DETACH_OPTION
 @add_server_options
 def rerun(

@@ -6,15 +6,19 @@ import itertools
 import os
 import shlex
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event as ThreadEvent
+from threading import Lock, Thread
 
 import attrs
 
-from tawebeval.cli.live import LiveStatus
 from tawebeval.cli.output import Screen
-from tawebeval.cli.runtime import FAILED, GOOD, WRONG, CommandContext, Interrupted
+from tawebeval.cli.runtime import FAILED, GOOD, WRONG, CommandContext, Interrupted, ServerAccess
 from tawebeval.client import (
+    Client,
+    ClientError,
     EvaluationError,
     EvaluationGone,
     Event,
@@ -26,6 +30,8 @@ from tawebeval.client import (
 from tawebeval.core.segi import StrayMarkerDetector
 from tawebeval.core.text import get_base_name
 from tawebeval.linux.ownership import get_user_name
+
+_STATUS_INTERVAL = 1.0  # seconds between two updates of the line of a terminal
 
 
 @attrs.frozen
@@ -139,6 +145,73 @@ class EvaluationReader:
                 self._context.screen.shows_summary = False
             else:
                 return
+
+
+@attrs.define
+class LiveStatus:
+    """A context in which a terminal shows the state of an evaluation, updated every second.
+
+    The status is requested until `set_running` is called, by a thread with a client of its own: the
+    command waits for events meanwhile.
+    """
+
+    _server: ServerAccess
+    _identifier: str
+    _screen: Screen
+    is_running: bool = False
+    _get_time: Callable[[], float] = time.monotonic
+    _state: str = ""
+    _since: float = 0.0  # the time when the state was seen first
+    _is_stopped: bool = False
+    _lock: Lock = attrs.field(factory=Lock)
+    _stopping: ThreadEvent = attrs.field(factory=ThreadEvent)
+
+    def __enter__(self) -> LiveStatus:
+        if self._screen.shows_progress:
+            Thread(target=self._run, name="status", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._is_stopped = True
+            self._screen.show_status("")
+        self._stopping.set()
+
+    def _run(self) -> None:
+        with self._server.make_quiet_client() as client:
+            while not self._is_stopped:
+                self.update(client)
+                self._stopping.wait(_STATUS_INTERVAL)
+
+    def set_running(self) -> None:
+        """Show that the evaluator runs, and request the status no more."""
+        if not self.is_running:
+            self.is_running = True
+            if self._screen.shows_progress:
+                self._show("running")
+
+    def update(self, client: Client) -> None:
+        """Show the state; request the status first while the evaluator is not known to run."""
+        state = "" if self.is_running else self._request_state(client)
+        self._show("running" if self.is_running else state)  # perhaps since the request
+
+    def _show(self, state: str) -> None:
+        """Show a state and the time since it was shown first; empty for the last state."""
+        now = self._get_time()
+        with self._lock:
+            if state and state != self._state:
+                self._state, self._since = state, now
+            if self._state and not self._is_stopped:
+                self._screen.show_status(f"{self._state}, {int(now - self._since)} s")
+
+    def _request_state(self, client: Client) -> str:
+        """Return the state, empty without an answer."""
+        try:
+            status = client.status(self._identifier)
+        except ClientError:  # reported by the requests for events
+            return ""
+        place = status.get("queue_place")
+        return status["state"] if place is None else f"{status['state']}, {place} ahead"
 
 
 @attrs.define

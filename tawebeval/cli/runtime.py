@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -68,6 +69,7 @@ class Utf8Argument(click.ParamType[str]):
 
 
 UTF8_ARGUMENT = Utf8Argument()
+text_option = partial(click.option, type=UTF8_ARGUMENT)
 
 
 class WholeNumber(click.IntRange):

@@ -9,16 +9,14 @@ import click
 
 from tawebeval.cli.evaluate import (
     DIRECTORY_OPTION,
-    DOWNLOAD_DIRECTORY_OPTION,
-    EVALUATOR_OPTION,
-    EVENTS_OPTION,
     FIELDS_ARGUMENT,
     LIMIT_OPTION,
     SEED_OPTION,
-    TIMES_OPTION,
+    add_output_options,
+    evaluator_option,
 )
 from tawebeval.cli.operator_commands import CONFIG_OPTION, USER_OPTION
-from tawebeval.cli.runtime import UTF8_ARGUMENT, make_screen
+from tawebeval.cli.runtime import make_screen, text_option
 
 _STDERR_LINES = 40  # shown without --raw
 
@@ -30,13 +28,12 @@ _STDERR_LINES = 40  # shown without --raw
     type=click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True),
 )
 @FIELDS_ARGUMENT
-@EVALUATOR_OPTION
+@evaluator_option(required=True)
 @DIRECTORY_OPTION
 @SEED_OPTION
-@click.option(
+@text_option(
     "--environment",
     metavar="NAME",
-    type=UTF8_ARGUMENT,
     help="Run in this environment of --config, instead of the machine's own programs.",
 )
 @LIMIT_OPTION
@@ -45,11 +42,9 @@ _STDERR_LINES = 40  # shown without --raw
 @click.option(
     "--raw",
     is_flag=True,
-    help=("Show stdout as it is, with words for the markers, and the last 8 KiB of stderr."),
+    help="Show stdout as it is, with words for the markers, and the last 8 KiB of stderr.",
 )
-@DOWNLOAD_DIRECTORY_OPTION
-@EVENTS_OPTION
-@TIMES_OPTION
+@add_output_options
 def try_(raw: bool, lines: bool, times: bool, **options: Any) -> None:
     """Run an evaluator on this machine, without a server.
 

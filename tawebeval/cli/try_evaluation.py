@@ -26,7 +26,6 @@ from tawebeval.core.form import (
     pack_request,
     parse_submission_file,
 )
-from tawebeval.core.limits import ChosenLimits
 from tawebeval.core.pages import make_page
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
@@ -52,23 +51,6 @@ CHECKOUT_NAME, UPLOAD_NAME = "checkout", "upload"
 _THREADS = 3  # two of them poll limits
 _ACCOUNTS = "accounts"  # the directory with passwd and group of the sandbox
 _REAP = 1.0  # seconds between two searches for orphaned processes
-
-
-@attrs.frozen
-class LocalRequest:
-    """A submission to be judged by the evaluator in the working directory `root`.
-
-    `directory` is relative to `root`; the evaluator runs there. `files` are what `write_upload`
-    returns.
-    """
-
-    root: Path
-    directory: str
-    evaluator_cmd: str
-    seed: int
-    files: tuple[SubmissionFile, ...]
-    limits: ChosenLimits = attrs.field(factory=dict)
-    environment: str | None = None
 
 
 @attrs.define
@@ -237,21 +219,12 @@ class LocalEnvironment:
             reaping.stop()
             self.evaluation_context.sandbox.writable_trees.close()
 
-    def prepare_evaluation(self, request: LocalRequest) -> Evaluation:
+    def prepare_evaluation(self, request: EvaluationRequest) -> Evaluation:
         """Return an evaluation that has not begun."""
-        form = EvaluationRequest(
-            Repository(request.root.as_uri()),
-            NO_COMMIT,
-            request.directory,
-            request.evaluator_cmd,
-            request.seed,
-            request.files,
-            limits=request.limits,
-            environment=request.environment,
-        )
         workspace = Workspace(self._place / "evaluation")
         sent = self._place / UPLOAD_NAME
-        details = EvaluationDetails("try", pack_request(form), request.seed, sent)
+        assert request.seed is not None, "drawn before"
+        details = EvaluationDetails("try", pack_request(request), request.seed, sent)
         context = self.evaluation_context
         events = EvaluationEvents(
             EventLog(context.event_memory), "", details.log_name, context.segment_loader

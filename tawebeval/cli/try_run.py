@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import codecs
 import os
+import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import attrs
 import click
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IProcessTransport
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
@@ -21,23 +23,34 @@ from tawebeval.cli.evaluate import Submission, show_seed
 from tawebeval.cli.follow import DownloadDirectory, EventDisplay, warn_of_empty_stdout
 from tawebeval.cli.hints import HintFinder, describe_usage
 from tawebeval.cli.output import OutputError, Screen
-from tawebeval.cli.reactor import run_reactor
-from tawebeval.cli.runtime import WRONG
+from tawebeval.cli.runtime import (
+    WRONG,
+    Interrupted,
+    compute_exit_status,
+    handle_signals,
+    report_failure,
+)
 from tawebeval.cli.try_evaluation import (
     CHECKOUT_NAME,
+    NO_COMMIT,
     UPLOAD_NAME,
     LocalEnvironment,
-    LocalRequest,
     read_pages,
     write_upload,
 )
 from tawebeval.client import Text
 from tawebeval.client.events import EvaluationError as ErrorEvent
 from tawebeval.client.events import Event
-from tawebeval.core.form import draw_seed, parse_environment_name
+from tawebeval.core.form import (
+    EvaluationRequest,
+    Repository,
+    draw_seed,
+    parse_environment_name,
+)
 from tawebeval.core.limits import parse_limits
 from tawebeval.core.segi import Markers
 from tawebeval.core.states import EvaluationState
+from tawebeval.daemon.process_setup import reset_inherited_signals, use_monotonic_clock
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.startup import check_environments, check_sandbox_readable_paths
 from tawebeval.deferreds import FairQueue
@@ -111,15 +124,18 @@ def run_try(
                 )
             show_seed(screen, drawn if seed is None else None)
             hint_finder = HintFinder(configuration, root, place / CHECKOUT_NAME, directory, chosen)
-            request = LocalRequest(root, directory, evaluator, drawn, files, chosen, environment)
+            request = EvaluationRequest(
+                Repository(root.as_uri()),
+                NO_COMMIT,
+                directory,
+                evaluator,
+                drawn,
+                files,
+                limits=chosen,
+                environment=environment,
+            )
             evaluation = LocalEvaluation(
-                request,
-                surroundings,
-                screen,
-                folder,
-                raw,
-                hint_finder,
-                times,
+                request, surroundings, screen, folder, raw, hint_finder, times
             )
             return await evaluation.run()
 
@@ -133,13 +149,13 @@ class LocalEvaluation:
     `times` is whether events have times.
     """
 
-    _request: LocalRequest
+    _request: EvaluationRequest
     _environment: LocalEnvironment
     _screen: Screen
     _folder: DownloadDirectory | None
     _raw: bool
     _hint_finder: HintFinder
-    _times: bool = False
+    _times: bool
 
     async def run(self) -> int:
         """Run the evaluation and return the exit status."""
@@ -352,3 +368,55 @@ class OutputTeeProtocol(ProcessProtocol):
                 self._screen.flush()
             except OutputError as error:
                 self._on_unread(error)
+
+
+def run_reactor(screen: Screen, work: Callable[[Any], Awaitable[int]]) -> NoReturn:
+    """Run the reactor for `work(reactor)`, and exit with the status that it returns.
+
+    Exceptions other than those of `await_exit_status` are raised.
+    """
+    # Imported late: it installs the reactor.
+    from twisted.internet import reactor as installed
+
+    reactor: Any = installed
+    results: list[int | Failure] = []
+
+    def begin() -> None:
+        done = Deferred.fromCoroutine(await_exit_status(screen, work(reactor), reactor))
+        done.addBoth(results.append).addBoth(lambda _: reactor.stop())
+
+    use_monotonic_clock(reactor)
+    reset_inherited_signals()
+    reactor.callWhenRunning(begin)
+    reactor.run(installSignalHandlers=False)
+    (result,) = results
+    if isinstance(result, Failure):
+        result.raiseException()
+    raise SystemExit(result)
+
+
+async def await_exit_status(screen: Screen, work: Awaitable[int], reactor: Any) -> int:
+    """Return the exit status of `work`; print why it failed.
+
+    Each SIGINT, SIGTERM and SIGHUP cancels `work`, but a SIGHUP after another signal: the shell and
+    the kernel may both send one.
+    """
+    received: list[int] = []
+
+    async def whole() -> int:
+        return await work
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if number != signal.SIGHUP or len(received) == 1:
+            reactor.callFromThread(lambda: deferred.cancel())
+
+    with handle_signals(handle):
+        deferred = Deferred.fromCoroutine(whole())
+        try:
+            status = await deferred
+        except CancelledError:
+            status = report_failure(Interrupted(), screen)
+        except (OutputError, OSError) as error:
+            status = report_failure(error, screen)
+    return compute_exit_status(status, received)

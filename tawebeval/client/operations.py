@@ -41,7 +41,7 @@ from tawebeval.client.http import (
     parse_response,
 )
 from tawebeval.client.settings import ClientSettings
-from tawebeval.core.backoff import Backoff, RequestOutcome, classify_http_status, parse_retry_after
+from tawebeval.core.backoff import RequestOutcome, classify_http_status, parse_retry_after
 
 _WAIT = 25  # seconds for which the server may hold a request for events
 _TIMEOUT = 30.0  # seconds for an answer beyond `_WAIT`
@@ -92,8 +92,8 @@ def copy_documentation(method: Callable[..., object], operation: Callable[..., o
 class _Request:
     """A request that can be repeated; `path` includes the query.
 
-    `can_wait_for_daemon`: repeat the request also if nothing listens at a loopback address and the
-    server has not answered before.
+    `follows_events`: repeat the request by `events_backoff`, also if nothing listens at a loopback
+    address and the server has not answered before.
     """
 
     method: str
@@ -101,21 +101,19 @@ class _Request:
     headers: Mapping[str, str] = attrs.field(factory=dict)
     form: SubmissionForm | None = None
     timeout: float = 60.0
-    can_wait_for_daemon: bool = False
+    follows_events: bool = False
 
 
 def _send_request(
-    client: ClientSettings,
-    request: _Request,
-    backoff: Backoff,
-    parse: Callable[[Response], Parsed],
+    client: ClientSettings, request: _Request, parse: Callable[[Response], Parsed]
 ) -> Operation[Parsed]:
     """Send a request until `parse` accepts a response, and return its result.
 
     `parse` raises ValueError for a body that is not one of this API. Raises Refused for a status
     that a repetition would get as well; Unavailable when the attempts are used up, another one
-    would be of no use, or `Retry-After` exceeds `backoff.max_retry_after_seconds`.
+    would be of no use, or `Retry-After` exceeds `max_retry_after_seconds`.
     """
+    backoff = client.events_backoff if request.follows_events else client.request_backoff
     made = 0
     while True:
         asked = 0.0
@@ -135,7 +133,7 @@ def _send_request(
             if outcome.is_permanent(
                 client.server,
                 server_has_answered=client.server_has_answered,
-                can_wait=request.can_wait_for_daemon,
+                can_wait=request.follows_events,
             ):
                 raise Unavailable(why, refused)
         else:
@@ -214,10 +212,10 @@ def evaluate(
         "seed": seed,
         "environment": environment,
         "callback_url": callback_url,
-        **_limit_fields(limits),
-        **_label_fields(metadata),
+        **_fields_of("limits", limits),
+        **_fields_of("metadata", metadata),
     }
-    return (yield from _begin(client, "/evaluate", submission, fields, key))
+    return _begin(client, "/evaluate", submission, fields, key)
 
 
 def evaluate_problem(
@@ -233,9 +231,9 @@ def evaluate_problem(
 
     Raises InvalidRequest also for an unknown problem.
     """
-    fields = {"callback_url": callback_url, **_label_fields(metadata)}
+    fields = {"callback_url": callback_url, **_fields_of("metadata", metadata)}
     begin = _begin(client, f"{_path_of_problem(problem)}/evaluate", submission, fields, key)
-    return (yield from _name_unknown_problem(begin))
+    return _name_unknown_problem(begin)
 
 
 def _name_unknown_problem(operation: Operation[T]) -> Operation[T]:
@@ -266,10 +264,10 @@ def rerun(
         "commit_oid": commit,
         "seed": seed,
         "callback_url": callback_url,
-        **_limit_fields(limits),
-        **_label_fields(metadata),
+        **_fields_of("limits", limits),
+        **_fields_of("metadata", metadata),
     }
-    return (yield from _begin(client, f"{_path_of(identifier)}/rerun", {}, fields, key))
+    return _begin(client, f"{_path_of(identifier)}/rerun", {}, fields, key)
 
 
 def _begin(
@@ -283,7 +281,7 @@ def _begin(
     given = {name: str(value) for name, value in fields.items() if value is not None}
     headers = {"Idempotency-Key": key or uuid4().hex}
     request = _Request("POST", path, headers, SubmissionForm(given, submission))
-    return (yield from _send_request(client, request, client.request_backoff, _identifier))
+    return _send_request(client, request, _identifier)
 
 
 def events(
@@ -338,11 +336,11 @@ def _follow(
             path + _query(after=after, limit=limit, times=1 if times else None),
             {"Accept": "application/json", "Prefer": f"wait={_WAIT}"},
             timeout=_WAIT + _TIMEOUT,
-            can_wait_for_daemon=True,
+            follows_events=True,
         )
         try:
             page, pause = yield from _send_request(
-                client, request, client.events_backoff, functools.partial(_page, client, after)
+                client, request, functools.partial(_page, client, after)
             )
         except UnknownEvaluation as error:
             if not known:
@@ -370,8 +368,7 @@ def _page(client: ClientSettings, after: str | None, response: Response) -> tupl
 
 def status(client: ClientSettings, identifier: str) -> Operation[Document]:
     """Return the status document. Raises UnknownEvaluation, EvaluationGone, Unavailable."""
-    request = _Request("GET", _path_of(identifier))
-    return (yield from _send_request(client, request, client.request_backoff, _document))
+    return _send_request(client, _Request("GET", _path_of(identifier)), _document)
 
 
 def submission(client: ClientSettings, identifier: str) -> Operation[list[Document]]:
@@ -380,8 +377,7 @@ def submission(client: ClientSettings, identifier: str) -> Operation[list[Docume
     The content of files is absent if there is too much. Raises EvaluationGone also if only the
     files are discarded.
     """
-    request = _Request("GET", f"{_path_of(identifier)}/submission")
-    return (yield from _send_request(client, request, client.request_backoff, _files))
+    return _send_request(client, _Request("GET", f"{_path_of(identifier)}/submission"), _files)
 
 
 def make_link(
@@ -392,25 +388,24 @@ def make_link(
     A link takes the place of a token. `lifetime` is in seconds; None leaves it to the server.
     """
     path = f"{_path_of(identifier)}/links{_query(lifetime=lifetime)}"
-    return (yield from _send_request(client, _Request("POST", path), client.request_backoff, _link))
+    return _send_request(client, _Request("POST", path), _link)
 
 
 def revoke_links(client: ClientSettings, identifier: str) -> Operation[None]:
     """Revoke all links of an evaluation, and end the requests that use them."""
-    request = _Request("DELETE", f"{_path_of(identifier)}/links")
-    yield from _send_request(client, request, client.request_backoff, _check_deleted)
+    return _send_request(
+        client, _Request("DELETE", f"{_path_of(identifier)}/links"), _check_deleted
+    )
 
 
 def cancel(client: ClientSettings, identifier: str) -> Operation[None]:
     """Cancel an evaluation; return when none of its processes runs. May be repeated."""
-    request = _Request("DELETE", _path_of(identifier))
-    yield from _send_request(client, request, client.request_backoff, _check_deleted)
+    return _send_request(client, _Request("DELETE", _path_of(identifier)), _check_deleted)
 
 
 def environments(client: ClientSettings) -> Operation[list[Document]]:
     """Return the environments of the server: name, description and digest of each."""
-    request = _Request("GET", "/environments")
-    return (yield from _send_request(client, request, client.request_backoff, _environments))
+    return _send_request(client, _Request("GET", "/environments"), _environments)
 
 
 def evaluations(
@@ -437,7 +432,7 @@ def evaluations(
         name: None if moment is None else moment.isoformat()
         for name, moment in (("since", since), ("until", until))
     }
-    wanted = {"state": state, "problem": problem, **times, **_label_fields(metadata)}
+    wanted = {"state": state, "problem": problem, **times, **_fields_of("metadata", metadata)}
     return _list(client, "/evaluations", wanted, _Summary, "evaluation_id", on_unreachable_daemons)
 
 
@@ -449,8 +444,7 @@ def problems(client: ClientSettings) -> Stream[Document]:
 def problem(client: ClientSettings, name: str) -> Operation[Document]:
     """Return a problem with its `statement`. Raises InvalidRequest for an unknown problem."""
     request = _Request("GET", _path_of_problem(name))
-    asking = _send_request(client, request, client.request_backoff, _problem)
-    return (yield from _name_unknown_problem(asking))
+    return _name_unknown_problem(_send_request(client, request, _problem))
 
 
 def _list(
@@ -470,7 +464,7 @@ def _list(
         request = _Request("GET", path + _query(after=after, **wanted))
         try:
             listing = yield from _send_request(
-                client, request, client.request_backoff, functools.partial(_listing, kind, cursors)
+                client, request, functools.partial(_listing, kind, cursors)
             )
         except InvalidRequest:
             # A daemon was restarted since the last part: the list begins again.
@@ -500,12 +494,9 @@ def _path_of_problem(name: str) -> str:
     return f"/problems/{quote(name, safe='')}"
 
 
-def _label_fields(metadata: Mapping[str, str]) -> dict[str, str]:
-    return {f"metadata[{name}]": value for name, value in metadata.items()}
-
-
-def _limit_fields(limits: Mapping[str, str | float]) -> dict[str, str | float]:
-    return {f"limits[{name}]": value for name, value in limits.items()}
+def _fields_of(group: str, values: Mapping[str, T]) -> dict[str, T]:
+    """Return the fields of a form, such as `limits[memory]`, for values by name."""
+    return {f"{group}[{name}]": value for name, value in values.items()}
 
 
 def _query(**parameters: str | int | None) -> str:

@@ -1,4 +1,4 @@
-"""`cli.live`: the line below the output that says what an evaluation is doing."""
+"""`cli.follow`: the line below the output that says what an evaluation is doing."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 from twisted.internet.task import Clock
 
-from tawebeval.cli import live
-from tawebeval.cli.follow import EvaluationReader
-from tawebeval.cli.live import LiveStatus
+from tawebeval.cli import follow
+from tawebeval.cli.follow import EvaluationReader, LiveStatus
 from tawebeval.cli.runtime import ServerAccess
 from tests.cases.agents import Fate
 from tests.cases.command import CommandTestCase
@@ -24,7 +23,7 @@ class LiveStatusTests(CommandTestCase):
         self.shown = Shown(terminal=True)
         self.clock = Clock()
         self.threads: list[Callable[[], None]] = []
-        self.patch(live, "Thread", self.make_thread)
+        self.patch(follow, "Thread", self.make_thread)
 
     def make_thread(self, *, target: Callable[[], None], **_: object) -> Any:
         """Return a thread that does nothing when it is started, and is noted."""
@@ -87,7 +86,6 @@ class LiveStatusTests(CommandTestCase):
                 self.line.child.print(pages.pop(0)) if pages else self.line.child.end()
 
         self.meanwhile = meanwhile
-        self.patch(live, "LiveStatus", self.make_live)
         reader = EvaluationReader(self.make_context(self.shown.screen), identifier)
         reader.follow_evaluation()
         bar = f"[{'#' * 15}{'-' * 15}]"

@@ -1,4 +1,4 @@
-"""`cli.reactor`: the end of work in a reactor that signals interrupt."""
+"""`cli.try_run`: the end of work in a reactor that signals interrupt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.reactor import await_exit_status
+from tawebeval.cli.try_run import await_exit_status
 from tests.cases.screen import Shown
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
