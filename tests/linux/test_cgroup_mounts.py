@@ -17,10 +17,7 @@ VERSION_2 = "cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot"
 
 
 class OwnCgroupTests(SynchronousTestCase):
-    """Where a process's own cgroup is."""
-
     def check(self, mountinfo: str, membership: str, expected: str | None = None) -> None:
-        """Hold what is found against what is there."""
         mountinfo = mount("/", "/", "ext4 /dev/sda rw") + mountinfo
         self.assertEqual(parse_own_cgroup(mountinfo, membership), expected)
 

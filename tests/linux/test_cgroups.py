@@ -41,8 +41,6 @@ def describe(cgroups: CgroupManager) -> str:
 
 
 class CgroupsTestCase(SynchronousTestCase):
-    """A machine to set up."""
-
     def setUp(self) -> None:
         self.delegated = True
         self.policies: dict[str, str] = {}
@@ -53,7 +51,6 @@ class CgroupsTestCase(SynchronousTestCase):
         self.machine = self.make_machine()
 
     def make_machine(self, controllers: str = "cpu memory pids") -> FakeMachine:
-        """Return a new machine, which is slept on."""
         self.machine = FakeMachine(Path(self.mktemp()).absolute(), controllers)
         self.patch(time, "sleep", lambda seconds: self.machine.sleep(seconds))
         return self.machine
@@ -71,11 +68,9 @@ class CgroupsTestCase(SynchronousTestCase):
             self.assertIn(word, describe(cgroups))
 
     def make_group(self) -> EvaluationCgroup:
-        """Return a group of an evaluation."""
         return self.machine.open().make_evaluation_cgroup("abc", LIMITS)
 
     def path(self, group: EvaluationCgroup, name: str) -> Path:
-        """Return the path of a file of a group."""
         assert group.directory is not None
         return Path(group.directory.path, name)
 
@@ -84,11 +79,9 @@ class CgroupsTestCase(SynchronousTestCase):
         self.path(group, name).write_text(text)
 
     def get(self, group: EvaluationCgroup, name: str) -> str:
-        """Return what is in a file of a group."""
         return self.path(group, name).read_text().strip()
 
     def enter(self, group: EvaluationCgroup, *pids: int) -> None:
-        """Have processes in a group."""
         self.put(group, "cgroup.procs", "".join(f"{pid}\n" for pid in pids))
 
 
@@ -104,7 +97,6 @@ class UnitTests(SynchronousTestCase):
         self.group = f"{self.folder}/user.slice/user@7.service/app.slice/it.service"
 
     def put_systemctl(self, script: str) -> Path:
-        """Make the program systemctl."""
         program = self.folder / "systemctl"
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
@@ -327,12 +319,10 @@ class AttachTests(CgroupsTestCase):
         return self.attach_again()
 
     def attach_again(self) -> CgroupManager:
-        """Let another daemon use those of the starter."""
         description = self.starter.describe_parent()
         return open_starter_cgroups(self.own, description, self.machine.directory)
 
     def test_evaluations_are_below_the_starter(self) -> None:
-        """In version 2 evaluations are the starter's; git and the daemon have their own groups."""
         own = self.machine.own
         cgroups = self.attach()
         self.check(cgroups, ALL)
@@ -348,7 +338,6 @@ class AttachTests(CgroupsTestCase):
         self.assertEqual(cgroups.query_oom_policy(), "continue")
 
     def test_next_daemon_finds_the_cgroups_again(self) -> None:
-        """A later daemon finds the cgroups again, with their processes, and can remove them."""
         own = self.machine.own
         cgroups = self.attach()
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
@@ -370,7 +359,6 @@ class AttachTests(CgroupsTestCase):
         self.assertEqual(left, ["daemon", "git"])
 
     def test_missing_resources_have_reasons(self) -> None:
-        """What the starter has not, or the daemon may not use, is told with its reason."""
         own = self.make_machine("memory").own
         cgroups = self.attach()
         self.check(
@@ -380,7 +368,6 @@ class AttachTests(CgroupsTestCase):
         self.check(self.attach_again(), set(), f"{own}/tawebeval-starter/probe: Permission denied")
 
     def test_probe_of_a_killed_daemon_is_removed(self) -> None:
-        """What a daemon leaves that is killed while it tries the controllers is in nobody's way."""
         own = self.machine.own
         self.attach()
         self.machine.make(own / "tawebeval-starter/probe")
@@ -388,10 +375,7 @@ class AttachTests(CgroupsTestCase):
 
 
 class GroupTests(CgroupsTestCase):
-    """One group, during its life."""
-
     def test_own_limits_count_and_no_others(self) -> None:
-        """What version 2 says of use and of limits that were met."""
         group = self.make_group()
         self.assertEqual(group.read_usage(None), ResourceUsage(0, 0))
         self.put(group, "cpu.stat", "usage_usec 1250000\nuser_usec 1\n")
@@ -410,7 +394,6 @@ class GroupTests(CgroupsTestCase):
         self.assertEqual(group.find_exceeded_limits(), {"memory", "processes"})
 
     def test_fork_that_failed_above_does_not_count(self) -> None:
-        """A fork fails by the group's own limit only where there were as many at once."""
         group = self.make_group()
         self.put(group, "pids.events", "max 1\n")
         self.put(group, "pids.peak", "31\n")
@@ -418,8 +401,7 @@ class GroupTests(CgroupsTestCase):
         self.put(group, "pids.peak", "32\n")
         self.assertEqual(group.find_exceeded_limits(), {"processes"})
 
-    def test_memory_of_programs(self) -> None:
-        """When memory is exceeded, the peaks of the submission's programs are known."""
+    def test_peaks_of_programs_are_known_when_memory_is_exceeded(self) -> None:
         group = self.make_group()
         for name, used in (("run-1", 20), ("run-2", 3), ("evaluator", 30)):
             place = self.path(group, name)
@@ -431,8 +413,7 @@ class GroupTests(CgroupsTestCase):
         group.find_exceeded_limits()
         self.assertEqual(group.submission_peak_memory_bytes, 23 * MIB)
 
-    def test_peak_of_memory(self) -> None:
-        """The page cache is left out, whichever figure of the kernel shows how much of it was."""
+    def test_peak_of_memory_leaves_out_the_page_cache(self) -> None:
         cgroups = self.machine.open()
         for looked, left, moved, largest, expected in (
             (0, 2, 1, 70, 88),  # several processes, hardly any files
@@ -456,8 +437,7 @@ class GroupTests(CgroupsTestCase):
                 group.read_usage(waited).peak_memory_bytes, 90 * MIB, "no cache was left"
             )
 
-    def test_peak_that_the_kernel_does_not_say(self) -> None:
-        """Looks alone tell then, if one has found something: before Linux 5.19."""
+    def test_peak_is_that_of_the_looks_before_linux_5_19(self) -> None:
         group = self.make_group()
         self.path(group, "memory.peak").unlink()
         self.assertEqual(group.read_usage(None).peak_memory_bytes, None)
@@ -465,8 +445,7 @@ class GroupTests(CgroupsTestCase):
         group.find_exceeded_limits()
         self.assertEqual(group.read_usage(None).peak_memory_bytes, 12288)
 
-    def test_patience(self) -> None:
-        """Who has patience is told what was so a while ago, and who has none what is so."""
+    def test_look_with_patience_may_be_of_a_while_ago(self) -> None:
         clock = Clock()
         group = attrs.evolve(self.make_group(), time=clock.seconds)
         self.assertEqual(group.find_exceeded_limits(1), set())
@@ -478,8 +457,7 @@ class GroupTests(CgroupsTestCase):
         self.put(group, "pids.events", "max 0\n")
         self.assertEqual(group.find_exceeded_limits(), {"processes"}, "what was so once stays so")
 
-    def test_over_cpu(self) -> None:
-        """Processor time is looked at when its limit can have been met, and not before."""
+    def test_processor_time_is_looked_at_when_its_limit_can_have_been_met(self) -> None:
         self.patch(os, "cpu_count", lambda: 2)
         clock = Clock()
         group = attrs.evolve(self.make_group(), time=clock.seconds)
@@ -496,8 +474,7 @@ class GroupTests(CgroupsTestCase):
         self.assertTrue(used(11))
         self.assertTrue(used(11), "it stays so")
 
-    def test_cpu_unknown(self) -> None:
-        """What cannot be read is measured otherwise."""
+    def test_processor_time_that_cannot_be_read_is_measured_otherwise(self) -> None:
         group = self.make_group()
         self.put(group, "cpu.stat", "?")
         clock = Clock()
@@ -506,16 +483,14 @@ class GroupTests(CgroupsTestCase):
         clock.advance(1)
         self.assertTrue(group.is_over_cpu_limit(10, lambda: 11))
 
-    def test_unknown_figures(self) -> None:
-        """What a kernel does not say is unknown, and no error."""
+    def test_figures_that_the_kernel_does_not_say_are_unknown(self) -> None:
         group = self.make_group()
         for name in ("memory.peak", "memory.stat", "cpu.stat", "memory.events", "pids.events"):
             self.path(group, name).unlink()
         self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
         self.assertEqual(group.find_exceeded_limits(), frozenset())
 
-    def test_exceeded_before_the_end(self) -> None:
-        """What had been exceeded before is still told after the group is gone."""
+    def test_exceeded_limits_are_told_after_the_group_is_gone(self) -> None:
         group = self.make_group()
         self.put(group, "pids.events", "max 1\n")
         group.find_exceeded_limits()
@@ -525,8 +500,7 @@ class GroupTests(CgroupsTestCase):
         group.remove_cgroup()
         self.assertEqual(self.machine.groups(), ["x", "x/daemon", "x/git"])
 
-    def test_remove_waits(self) -> None:
-        """Who was killed holds the group for a moment: it is tried again for about a second."""
+    def test_removal_is_tried_again_while_killed_processes_are_there(self) -> None:
         group = self.make_group()
         self.enter(group, STRANGER)
         self.machine.lingering = 8
@@ -534,8 +508,7 @@ class GroupTests(CgroupsTestCase):
         self.assertEqual(self.machine.groups(), ["x", "x/daemon", "x/git"])
         self.assertApproximates(self.machine.slept, 0.255, 1e-6)
 
-    def test_remove_gives_up(self) -> None:
-        """Who has not gone after about a second is an error; who has the next time is none."""
+    def test_removal_gives_up_after_a_second_and_can_be_repeated(self) -> None:
         group = self.make_group()
         self.enter(group, STRANGER)
         self.machine.lingering = 12
@@ -546,8 +519,7 @@ class GroupTests(CgroupsTestCase):
         self.assertEqual(self.machine.groups(), ["x", "x/daemon", "x/git"])
         self.assertEqual(group.find_exceeded_limits(), frozenset(), "what was so before counts")
 
-    def test_remove_is_refused(self) -> None:
-        """What time does not heal is not waited for."""
+    def test_removal_that_is_refused_is_not_waited_for(self) -> None:
         group = self.make_group()
         self.machine.refusals["/evaluation-abc"] = errno.EACCES
         self.assertRaises(PermissionError, group.remove_cgroup)

@@ -15,10 +15,7 @@ from tests.cases.children import PATH, ProcessTestCase, Recorder, descriptors, t
 
 
 class HeirTests(ProcessTestCase):
-    """Others who hold a child's stdout."""
-
-    async def test_grandchild_delays_the_end(self) -> None:
-        """The child's exit is told, but its end not while a grandchild may still print."""
+    async def test_grandchild_that_holds_stdout_delays_the_end(self) -> None:
         child = self.shell("sleep 600 & echo $!")
         await child.exited.wait()
         await child.first.wait()
@@ -27,16 +24,14 @@ class HeirTests(ProcessTestCase):
         os.kill(int(child.stdout), signal.SIGKILL)
         await child.ended.wait()
 
-    async def test_read_the_rest(self) -> None:
-        """What was printed so far is read, however much, and the holder is not waited for."""
+    async def test_rest_is_read_without_waiting_for_the_holder(self) -> None:
         child = self.shell("head -c 200000 /dev/zero; sleep 600 &")
         await child.exited.wait()
         child.child.read_remaining_output()
         reason = await child.ended.wait()
         self.assertEqual((len(child.stdout), type(reason)), (200000, ProcessDone))
 
-    async def test_spawner_forgets(self) -> None:
-        """A child is known from its start to its exit."""
+    async def test_child_is_known_from_start_to_exit(self) -> None:
         spawner = Spawner(reactor)
         child = self.shell("read line; echo; sleep 600 &", spawner=spawner)
         pid = child.child.pid
@@ -48,8 +43,7 @@ class HeirTests(ProcessTestCase):
         self.assertFalse(spawner.is_child(pid))
         self.assertFalse(spawner.is_child(pid))
 
-    async def test_spawner_keeps_nothing(self) -> None:
-        """Of a child that has ended the spawner keeps nothing, whether it is asked or not."""
+    async def test_spawner_keeps_nothing_of_an_ended_child(self) -> None:
         spawner = Spawner(reactor)
         recorder = Recorder()
         spawner(recorder, ["/bin/true"], PATH, "/")
@@ -62,10 +56,7 @@ class HeirTests(ProcessTestCase):
 
 
 class EndTests(ProcessTestCase):
-    """How children end."""
-
-    async def test_status(self) -> None:
-        """The exit status is told."""
+    async def test_exit_status_is_told(self) -> None:
         for status in (0, 1, 77, 255):
             child = self.shell(f"exit {status}")
             reason = await child.ended.wait()
@@ -73,8 +64,7 @@ class EndTests(ProcessTestCase):
             self.assertEqual((reason.exitCode, reason.signal), (status, None))
             self.assertFalse(child.child.is_running)
 
-    async def test_signals(self) -> None:
-        """A signal reaches the whole process group; after the child's end nobody is hurt."""
+    async def test_signal_reaches_the_group_and_nobody_after_the_end(self) -> None:
         for number in (signal.SIGHUP, signal.SIGKILL):
             child = self.shell("sleep 600 & echo ready; wait")
             await child.first.wait()
@@ -83,16 +73,14 @@ class EndTests(ProcessTestCase):
             self.assertEqual(reason.signal, number)
             child.child.signal_group(number)
 
-    async def test_usage(self) -> None:
-        """What it has used is known when it has ended."""
+    async def test_usage_is_known_after_the_end(self) -> None:
         child = self.python("sum(range(2000000))")
         self.assertIsNone(child.child.resource_usage)
         await child.ended.wait()
         assert child.child.resource_usage is not None
         self.assertGreater(child.child.resource_usage.ru_utime, 0)
 
-    async def test_many(self) -> None:
-        """Children that end together are told apart."""
+    async def test_children_that_end_together_are_told_apart(self) -> None:
         children = [self.shell(f"echo {number}; exit {number}") for number in range(12)]
         for number, child in enumerate(children):
             reason = await child.ended.wait()
@@ -101,10 +89,7 @@ class EndTests(ProcessTestCase):
 
 
 class FailureTests(ProcessTestCase):
-    """Children that cannot be started."""
-
-    def test_missing_program(self) -> None:
-        """A missing program raises OSError, and leaves no descriptor and no reader behind."""
+    def test_missing_program_is_an_error_and_leaves_nothing(self) -> None:
         before, readers = descriptors(), len(reactor.getReaders())
         recorder = Recorder()
         for _ in range(3):
@@ -113,8 +98,7 @@ class FailureTests(ProcessTestCase):
         self.assertEqual((descriptors(), len(reactor.getReaders())), (before, readers))
         self.assertEqual(recorder.calls, [])
 
-    def test_missing_directory(self) -> None:
-        """So does a missing working directory, and what is no program."""
+    def test_missing_directory_or_no_program_is_an_error(self) -> None:
         before = descriptors()
         with self.assertRaises(FileNotFoundError):
             Spawner(reactor)(Recorder(), ["/bin/true"], PATH, "/nonexistent")
@@ -122,8 +106,7 @@ class FailureTests(ProcessTestCase):
             Spawner(reactor)(Recorder(), ["/etc/passwd"], PATH, "/")
         self.assertEqual(descriptors(), before)
 
-    async def test_no_descriptor_left(self) -> None:
-        """One that has ended leaves no descriptor behind either."""
+    async def test_ended_child_leaves_no_descriptor(self) -> None:
         await turn()  # in which a reactor that starts opens what it needs itself
         before = descriptors()
         for _ in range(3):
@@ -133,8 +116,7 @@ class FailureTests(ProcessTestCase):
             await child.ended.wait()
         self.assertEqual(descriptors(), before)
 
-    async def test_no_pidfd(self) -> None:
-        """Where its end could not be told, the child is killed and nothing is left."""
+    async def test_child_without_pidfd_is_killed(self) -> None:
         started = []
 
         def fail(pid: int) -> int:

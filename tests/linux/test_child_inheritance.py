@@ -11,18 +11,14 @@ from tests.cases.children import LOOK, PATH, ProcessTestCase
 
 
 class InheritanceTests(ProcessTestCase):
-    """What a child finds itself in."""
-
     async def look(self, *arguments: str, **settings: Any) -> dict[str, Any]:
-        """Return what a child sees."""
         # Without -E: its environment is the one given. `-S` for speed.
         child = self.spawn(sys.executable, "-S", "-c", LOOK, *arguments, **settings)
         await child.ended.wait()
         self.assertEqual(bytes(child.stderr), b"")
         return json.loads(bytes(child.stdout))
 
-    async def test_to_the_letter(self) -> None:
-        """Arguments, environment and directory are those given, and nothing of the daemon's own."""
+    async def test_arguments_environment_and_directory_are_those_given(self) -> None:
         self.patch(os, "environ", {**os.environ, "SECRET": "of the daemon"})
         before, directory = os.getcwd(), os.path.realpath(self.mktemp())
         os.mkdir(directory)
@@ -35,8 +31,7 @@ class InheritanceTests(ProcessTestCase):
         self.assertEqual(os.getcwd(), before)
         self.assertEqual((seen["session"], seen["group"]), (seen["pid"], seen["pid"]))
 
-    async def test_stdin(self) -> None:
-        """Stdin is at its end, whatever the daemon's own is."""
+    async def test_stdin_is_at_its_end(self) -> None:
         reading, writing = os.pipe()
         self.addCleanup(os.close, writing)
         own = os.dup(0)
@@ -47,35 +42,30 @@ class InheritanceTests(ProcessTestCase):
         os.write(writing, b"x")
         self.assertEqual((await self.look())["stdin"], "")
 
-    async def test_umask_and_signals(self) -> None:
-        """The daemon's umask and what it does about signals are not inherited."""
+    async def test_umask_and_signals_are_not_inherited(self) -> None:
         self.addCleanup(os.umask, os.umask(0o077))
         seen = await self.look()
         self.assertEqual((seen["umask"], seen["blocked"]), (0o022, []))
 
-    async def test_descriptors(self) -> None:
-        """Of the daemon's descriptors, even inheritable ones, it gets none."""
+    async def test_inheritable_descriptors_are_not_inherited(self) -> None:
         reading, writing = os.pipe()
         self.addCleanup(os.close, reading)
         self.addCleanup(os.close, writing)
         os.set_inheritable(writing, True)
         self.assertEqual((await self.look())["descriptors"], [0, 1, 2])
 
-    async def test_given_descriptors(self) -> None:
-        """What it is to get it gets under the same number, and the daemon keeps its own."""
+    async def test_given_descriptors_keep_their_numbers(self) -> None:
         opened = os.open("/dev/null", os.O_RDONLY)
         self.addCleanup(os.close, opened)
         self.assertEqual(
             (await self.look(descriptors=[opened]))["descriptors"], sorted([0, 1, 2, opened])
         )
 
-    async def test_siblings(self) -> None:
-        """Nor does it get the pipes of children that run already."""
+    async def test_pipes_of_other_children_are_not_inherited(self) -> None:
         self.shell("sleep 600")
         self.assertEqual((await self.look())["descriptors"], [0, 1, 2])
 
-    async def test_many_descriptors(self) -> None:
-        """A daemon with more descriptors than select(2) could take starts children as well."""
+    async def test_children_start_beside_more_descriptors_than_select_takes(self) -> None:
         opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(2000)]
         for descriptor in opened:
             self.addCleanup(os.close, descriptor)

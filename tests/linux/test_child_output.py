@@ -14,18 +14,14 @@ from tests.cases.children import ProcessTestCase, turn
 
 
 class OutputTests(ProcessTestCase):
-    """What children print."""
-
-    async def test_both_outputs(self) -> None:
-        """Stdout and stderr arrive whole and apart; the end is told last of all."""
+    async def test_stdout_and_stderr_arrive_apart_before_the_end(self) -> None:
         child = self.shell("printf out; printf err >&2; printf put")
         await child.ended.wait()
         self.assertEqual((bytes(child.stdout), bytes(child.stderr)), (b"output", b"err"))
         self.assertEqual(child.calls[-1], "ended")
         self.assertEqual(sorted(child.calls), ["ended", "exited", "stderr lost", "stdout lost"])
 
-    async def test_much_output(self) -> None:
-        """More than any pipe holds arrives in order, and in pieces of 64 KiB at most."""
+    async def test_much_output_arrives_in_order_in_pieces_of_64_kib(self) -> None:
         script = (
             "import sys\nfor i in range(300000): sys.stdout.write(f'{i}\\n')"
             "\nsys.stderr.write('e' * 500000)"
@@ -36,8 +32,7 @@ class OutputTests(ProcessTestCase):
         self.assertEqual(len(child.stderr), 500000)
         self.assertLessEqual(child.largest, 2**16)
 
-    async def test_output_closed_early(self) -> None:
-        """A child that closes its outputs has not ended by that."""
+    async def test_child_that_closes_its_outputs_has_not_ended(self) -> None:
         child = self.shell("exec 1>&- 2>&-; exec sleep 600")
         while len(child.calls) < 2:
             await turn()
@@ -49,10 +44,7 @@ class OutputTests(ProcessTestCase):
 
 
 class PauseTests(ProcessTestCase):
-    """Back-pressure."""
-
-    async def test_pause(self) -> None:
-        """Paused, nothing of stdout is read, even at the end; resumed, all of it is."""
+    async def test_paused_child_is_read_when_resumed(self) -> None:
         child = self.shell("echo one; read line; echo err >&2; echo two", directory="/")
         child.child.pauseProducing()
         reason = await child.exited.wait()
@@ -65,8 +57,7 @@ class PauseTests(ProcessTestCase):
         await child.ended.wait()
         self.assertEqual(bytes(child.stdout), b"one\ntwo\n")
 
-    async def test_paused_child_blocks(self) -> None:
-        """A child whose stdout is not read comes to stand, and goes on when it is."""
+    async def test_child_blocks_while_paused(self) -> None:
         script = "import sys\nfor _ in range(64): sys.stdout.write('x' * 65536)"
         child = self.python(script + "\nsys.stderr.write('done')")
         child.child.pauseProducing()
@@ -81,8 +72,7 @@ class PauseTests(ProcessTestCase):
         self.assertEqual((len(child.stdout), bytes(child.stderr)), (64 * 65536, b"done"))
         self.assertLessEqual(child.largest, 2**16)
 
-    async def test_after_the_end(self) -> None:
-        """To pause or resume what has ended does nothing."""
+    async def test_pausing_an_ended_child_does_nothing(self) -> None:
         child = self.shell("true")
         await child.ended.wait()
         child.child.pauseProducing()

@@ -18,8 +18,7 @@ class ContainerTests(SynchronousTestCase):
         (self.root / "run").mkdir(parents=True)
         self.patch(container, "ENGINE_MARKS_ROOT", self.root)
 
-    def test_files(self) -> None:
-        """Files of podman and docker are marks, whatever the environment says."""
+    def test_files_of_podman_and_docker_mark_a_container(self) -> None:
         for name, found in (("run/.containerenv", PODMAN), (".dockerenv", DOCKER)):
             self.assertIsNone(find_container({}))
             (self.root / name).touch()
@@ -27,8 +26,7 @@ class ContainerTests(SynchronousTestCase):
             self.assertIs(find_container({"container": "lxc"}), found)
             (self.root / name).unlink()
 
-    def test_environment(self) -> None:
-        """The variable names the engine; of others no options are known."""
+    def test_variable_names_the_engine(self) -> None:
         self.assertIs(find_container({"container": "podman"}), PODMAN)
         self.assertIs(find_container({"container": "docker"}), DOCKER)
         other = find_container({"container": "systemd-nspawn"})

@@ -19,8 +19,6 @@ PATH = Path("/state/file")
 
 
 class DiskFaultsTests(SynchronousTestCase):
-    """Errors as the system makes them."""
-
     def raised(self, *arguments: object) -> OSError:
         """Return such an error as it comes out of a write to the path."""
         error = OSError(*arguments)
@@ -29,22 +27,19 @@ class DiskFaultsTests(SynchronousTestCase):
         self.assertIs(caught.exception, error)
         return error
 
-    def test_naming(self) -> None:
-        """One without a path gets this one, and keeps all else; another has its own already."""
+    def test_error_without_path_gets_one(self) -> None:
         named = self.raised(errno.EIO, "Input/output error")
         self.assertEqual((named.errno, named.filename), (errno.EIO, str(PATH)))
         self.assertEqual(self.raised(errno.EACCES, "no", "/other").filename, "/other")
         with add_path_to_errors(PATH):
             pass
 
-    def test_write(self) -> None:
-        """That is so of what the kernel says of a full disk."""
+    def test_error_of_a_write_gets_its_path(self) -> None:
         with self.assertRaises(OSError) as caught, add_path_to_errors(PATH):
             Path("/dev/full").write_bytes(b"x")
         self.assertEqual(caught.exception.filename, str(PATH))
 
-    def test_full(self) -> None:
-        """What is full by a quota is full, too; what is broken is not."""
+    def test_quota_counts_as_full_disk(self) -> None:
         for number, full in ((errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EROFS, False)):
             said = os.strerror(number)
             error = self.raised(number, said)

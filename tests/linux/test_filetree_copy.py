@@ -63,10 +63,7 @@ def look(folder: Path) -> dict[str, tuple[int, object]]:
 
 
 class CopyTests(SynchronousTestCase):
-    """A tree and its copy."""
-
     def folders(self) -> tuple[Path, Path]:
-        """Return two new directories."""
         root = Path(self.mktemp())
         source, target = root / "source", root / "target"
         for folder in (source, target):
@@ -74,15 +71,13 @@ class CopyTests(SynchronousTestCase):
         return source, target
 
     @given(TREES)
-    def test_any(self, tree: dict[bytes, object]) -> None:
-        """Names, bytes, modes and links are the same, whatever they are."""
+    def test_copy_has_the_same_names_bytes_modes_and_links(self, tree: dict[bytes, object]) -> None:
         source, target = self.folders()
         grow(tree, os.fsencode(source))
         copy_tree(source, target)
         self.assertEqual(look(target), look(source))
 
-    def test_umask(self) -> None:
-        """Modes do not depend on the daemon's umask, in either direction."""
+    def test_umask_does_not_change_the_modes_of_a_copy(self) -> None:
         source, target = self.folders()
         (source / "open").mkdir()
         (source / "open" / "program").write_text("x")
@@ -92,8 +87,7 @@ class CopyTests(SynchronousTestCase):
         copy_tree(source, target)
         self.assertEqual(look(target), look(source))
 
-    def test_deep(self) -> None:
-        """A tree may be deeper than Python's recursion, and its paths as long as the kernel's."""
+    def test_tree_may_be_deeper_than_recursion_and_paths(self) -> None:
         source, target = self.folders()
         self.addCleanup(remove_tree, source.parent.resolve())  # trial could not
         top = os.open(source, os.O_RDONLY)
@@ -109,8 +103,7 @@ class CopyTests(SynchronousTestCase):
         self.assertEqual(len(list(walk_tree(copied))), 1501)
         os.stat(f"{path}/file", dir_fd=copied)
 
-    def test_walk_memory(self) -> None:
-        """Memory does not grow with the directories of a tree, nor with the length of paths."""
+    def test_memory_of_a_walk_is_bounded(self) -> None:
         source, _ = self.folders()
         self.addCleanup(remove_tree, source.parent.resolve())  # trial could not
         top = os.open(source, os.O_RDONLY)
@@ -133,23 +126,20 @@ class CopyTests(SynchronousTestCase):
         self.assertEqual(found, expected | {f"./{above}/{1:0250}/last"})
 
     def test_links_are_not_followed(self) -> None:
-        """A link to a directory is a link, and nothing behind it is copied or counted."""
         source, target = self.folders()
         (source / "link").symlink_to("/usr")
         copy_tree(source, target)
         self.assertEqual(os.readlink(target / "link"), "/usr")
         self.assertEqual(len(look(source)), 1)
 
-    def test_own_bytes(self) -> None:
-        """What is written into a copy does not get into the source."""
+    def test_writing_to_a_copy_does_not_change_the_source(self) -> None:
         source, target = self.folders()
         (source / "file").write_text("as it was")
         copy_tree(source, target)
         (target / "file").write_text("changed")
         self.assertEqual((source / "file").read_text(), "as it was")
 
-    def test_failure(self) -> None:
-        """Any other failure is one, such as a full disk; nothing stays open."""
+    def test_failed_copy_is_an_error_and_leaves_nothing_open(self) -> None:
         source, target = self.folders()
         (source / "file").write_text("x")
 
@@ -164,8 +154,7 @@ class CopyTests(SynchronousTestCase):
         self.assertEqual(caught.exception.filename, str(target))
         self.assertEqual(os.listdir("/proc/self/fd"), before)
 
-    def test_another_kind(self) -> None:
-        """Nothing else can be in a tree; if it is, it is named."""
+    def test_other_kind_of_file_is_named(self) -> None:
         source, target = self.folders()
         os.mkfifo(source / "pipe")
         with self.assertRaises(OSError) as caught:

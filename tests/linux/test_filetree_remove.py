@@ -36,8 +36,7 @@ class RemoveTests(SynchronousTestCase):
         self.assertEqual([p.name for p in self.root.iterdir()], ["secret"])
         self.assertEqual(self.secret.read_text(), "secret")
 
-    def test_remove(self) -> None:
-        """All of it is removed, by no program, and to remove it again is fine."""
+    def test_tree_is_removed_without_a_program_and_again_without_error(self) -> None:
         for name in ("a/b", "a/c", "d"):
             (self.tree / name).mkdir(parents=True)
             (self.tree / name / "file").touch()
@@ -45,8 +44,7 @@ class RemoveTests(SynchronousTestCase):
         self.assert_removed()
         self.assertEqual(self.programs, [])
 
-    def test_many(self) -> None:
-        """What has many entries, in one directory or in several, is left to a program."""
+    def test_many_entries_are_left_to_a_program(self) -> None:
         self.patch(module, "MAX_ENTRIES_REMOVED_IN_PROCESS", 12)
         for names in (["a"], ["a", "b"]):
             with self.subTest(names):
@@ -59,15 +57,13 @@ class RemoveTests(SynchronousTestCase):
                 self.assertEqual(self.programs, ["/bin/rm"])
 
     def test_links_are_not_followed(self) -> None:
-        """Links are removed, and not what they lead to."""
         (self.tree / "out").symlink_to(self.root)
         (self.tree / "file").symlink_to(self.secret)
         os.link(self.secret, self.tree / "hard")
         self.assert_removed()
         self.assertEqual(self.programs, [])
 
-    def test_modes(self) -> None:
-        """Directories without any permission are removed, with what is in them, by no program."""
+    def test_directories_without_permissions_are_removed(self) -> None:
         for name in ("a", "b"):
             deep = self.tree / name / "deep"
             deep.mkdir(parents=True)
@@ -101,13 +97,11 @@ class RemoveTests(SynchronousTestCase):
         _, status = os.waitpid(child, 0)
         self.assertEqual(os.waitstatus_to_exitcode(status), 0)
 
-    def test_deep(self) -> None:
-        """Directories deeper than any path, or Python's recursion, can go."""
+    def test_very_deep_directories_are_removed(self) -> None:
         self.dig(3000)
         self.assert_removed()
 
     def dig(self, levels: int) -> None:
-        """Make directories in one another."""
         here = os.open(self.tree, os.O_DIRECTORY)
         for _ in range(levels):
             os.mkdir("dddd", dir_fd=here)
@@ -116,8 +110,7 @@ class RemoveTests(SynchronousTestCase):
             here = below
         os.close(here)
 
-    def test_descriptors(self) -> None:
-        """However deep it is, the daemon's own descriptors are not taken."""
+    def test_deep_tree_takes_few_descriptors(self) -> None:
         self.patch(os, "environ", {"PATH": "/nonexistent"})
         self.dig(1500)
         opened: list[object] = []
@@ -126,8 +119,7 @@ class RemoveTests(SynchronousTestCase):
         self.assert_removed()
         self.assertLess(len(opened), 40)  # two for each level that is gone into
 
-    def test_what_stays(self) -> None:
-        """What cannot be removed is an error, which names the directory and says why."""
+    def test_what_cannot_be_removed_is_named(self) -> None:
         self.dig(50)
         programs = Path(self.mktemp()).absolute()
         programs.mkdir()
@@ -143,8 +135,7 @@ class RemoveTests(SynchronousTestCase):
         self.assertEqual(caught.exception.filename, str(self.tree.parent))
         self.assertEqual(caught.exception.strerror, "rm: No way")
 
-    def test_odd_names(self) -> None:
-        """Names that look like options, or are no UTF-8."""
+    def test_odd_names_are_removed(self) -> None:
         for name in (b"-rf", b"--", b"\xff\n", b" "):
             os.mkdir(os.fsencode(self.tree) + b"/" + name)
         odd = self.root / "-x"
@@ -153,8 +144,7 @@ class RemoveTests(SynchronousTestCase):
         remove_tree(odd)
         self.assert_removed()
 
-    def test_file(self) -> None:
-        """A file, a link or a FIFO is removed as well, by no program."""
+    def test_file_link_and_fifo_are_removed(self) -> None:
         path = self.root / "file"
         path.touch()
         remove_tree(path)

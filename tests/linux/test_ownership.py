@@ -20,19 +20,15 @@ STRANGER = 54321
 
 
 class OwnerTests(SynchronousTestCase):
-    """Whose a directory is, and what is in it."""
-
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).resolve()
         (self.folder / "ours").mkdir(parents=True)
         (self.folder / "dangling").symlink_to("nowhere")
 
-    def test_ours(self) -> None:
-        """What is ours passes, and what is missing; links are not followed."""
+    def test_own_and_missing_directories_pass(self) -> None:
         check_owner(self.folder, ("ours", "missing", "dangling"))
 
-    def test_volume(self) -> None:
-        """A directory of root's in which we may write will do, one in which we may not does not."""
+    def test_directory_of_root_passes_if_writable(self) -> None:
         self.patch(os, "geteuid", lambda: STRANGER)
         owner = attrs.make_class("Status", {"st_uid": attrs.field(default=0)})
         self.patch(Path, "stat", lambda path, **_: owner())
@@ -43,8 +39,7 @@ class OwnerTests(SynchronousTestCase):
             check_owner(self.folder, ())
         self.assertIn("belongs to root", str(caught.exception))
 
-    def test_link_of_root(self) -> None:
-        """A link to the directory may be anybody's, as with systemd's DynamicUser=."""
+    def test_link_to_the_directory_may_be_anybodys(self) -> None:
         if os.geteuid() != 0:
             raise SkipTest("only root can give a file to another user: run the tests as root")
         link = self.folder / "link"
@@ -56,8 +51,7 @@ class OwnerTests(SynchronousTestCase):
         os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
         self.assertRaises(ConfigurationError, check_owner, link, ())
 
-    def test_others(self) -> None:
-        """What is not ours is named, with its owner and the remedy for all of it."""
+    def test_foreign_directory_is_named_with_owner_and_remedy(self) -> None:
         self.patch(os, "geteuid", lambda: STRANGER)
         self.patch(os, "access", lambda *_, **__: False)
         with self.assertRaises(ConfigurationError) as caught:
@@ -66,8 +60,7 @@ class OwnerTests(SynchronousTestCase):
         self.assertIn(f"{self.folder} belongs to {owner}", str(caught.exception))
         self.assertIn(f"{STRANGER}: {shlex.quote(str(self.folder))}", str(caught.exception))
 
-    def test_others_within(self) -> None:
-        """So is a part of it, by its own name."""
+    def test_foreign_part_is_named(self) -> None:
         if os.geteuid() != 0:
             raise SkipTest("only root can give a file to another user: run the tests as root")
         os.chown(self.folder / "ours", STRANGER, STRANGER)
@@ -99,7 +92,6 @@ class WriterTests(SynchronousTestCase):
         self.patch(ownership, "grp", SimpleNamespace(getgrgid=find_group))
 
     def check(self, mode: int, user: int, group: int, expected: bool) -> None:
-        """Compare the verdict on a file."""
         status = os.stat_result((mode, 0, 0, 1, user, group, 0, 0, 0, 0))
         self.assertIs(can_others_write(status), expected, (oct(mode), user, group))
 

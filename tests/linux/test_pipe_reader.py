@@ -26,12 +26,10 @@ class FakeReactor(TurnClock):
         self.readers: list[PipeReader] = []
 
     def addReader(self, reader: PipeReader) -> None:
-        """Take a reader, unless it is known."""
         if reader not in self.readers:
             self.readers.append(reader)
 
     def removeReader(self, reader: PipeReader) -> None:
-        """Forget a reader, if it is one."""
         if reader in self.readers:
             self.readers.remove(reader)
 
@@ -57,22 +55,18 @@ class PipeTestCase(SynchronousTestCase):
         self.reader = self.open_reader()
 
     def open_reader(self) -> PipeReader:
-        """Return the reader of the pipe."""
         return PipeReader(self.reactor, self.reading, NAME, self)
 
     def on_pipe_data(self, name: int, chunk: bytes) -> None:
-        """Take what was read."""
         self.assertEqual(name, NAME)
         self.chunks.append(chunk)
 
     def on_pipe_end(self, name: int) -> None:
-        """Count the ends."""
         self.assertEqual(name, NAME)
         self.assertTrue(self.reader.is_closed)
         self.ends += 1
 
     def close(self) -> None:
-        """Close the writing end."""
         if self.writing >= 0:
             os.close(self.writing)
             self.writing = -1
@@ -84,7 +78,6 @@ class PipeTestCase(SynchronousTestCase):
         return os.write(self.writing, b"x" * size)
 
     def capacity(self) -> int:
-        """Return how many bytes the pipe can hold."""
         return fcntl.fcntl(self.reading, fcntl.F_GETPIPE_SZ)
 
     def fill(self) -> int:
@@ -106,10 +99,7 @@ class PipeTestCase(SynchronousTestCase):
 
 
 class PipeTests(PipeTestCase):
-    """What holds for every reader."""
-
-    def test_reads(self) -> None:
-        """What is there is read, 64 KiB at a time, until the end, which is told once."""
+    def test_pipe_is_read_by_64_kib_until_its_end(self) -> None:
         verifyObject(IReadDescriptor, self.reader)
         self.assertEqual(self.reader.fileno(), self.reading)
         written = self.write(200_000)
@@ -125,8 +115,7 @@ class PipeTests(PipeTestCase):
         self.reader.connectionLost(Failure(CONNECTION_DONE))
         self.assertEqual(self.ends, 1)
 
-    def test_larger(self) -> None:
-        """A pipe that is found full holds 256 KiB from then on, one that is not stays as it is."""
+    def test_full_pipe_is_enlarged_to_256_kib(self) -> None:
         small = self.capacity()
         self.assertLess(small, 2**18)
         os.write(self.writing, b"x" * (small - 1))
@@ -136,8 +125,7 @@ class PipeTests(PipeTestCase):
         self.reactor.read()
         self.assertEqual(self.capacity(), 2**18)
 
-    def test_no_larger(self) -> None:
-        """Where the kernel refuses it is read as it is, and asked for again when it is full."""
+    def test_pipe_that_cannot_be_enlarged_is_asked_for_again_when_full(self) -> None:
         refused: list[int] = []
         real = fcntl.fcntl
 
@@ -156,8 +144,7 @@ class PipeTests(PipeTestCase):
         self.reactor.read()
         self.assertEqual((sum(map(len, self.chunks)), self.capacity()), (written, 2**18))
 
-    def test_pause(self) -> None:
-        """Paused it is no reader, resumed it is one again."""
+    def test_paused_pipe_is_no_reader(self) -> None:
         for _ in range(2):
             self.reader.pauseProducing()
             self.assertEqual(self.reactor.readers, [])
@@ -187,16 +174,14 @@ class PipeTests(PipeTestCase):
         self.reactor.turn()
         self.assert_lost(b"")
 
-    def test_closed(self) -> None:
-        """On one that is closed nothing has an effect."""
+    def test_closed_reader_does_nothing(self) -> None:
         self.reader.connectionLost(Failure(CONNECTION_DONE))
         self.reader.pauseProducing()
         self.reader.resumeProducing()
         self.reader.read_remaining_output()
         self.assert_lost(b"")
 
-    def test_ends(self) -> None:
-        """Neither end is inherited, and only reading does not block."""
+    def test_ends_are_not_inherited_and_only_reading_does_not_block(self) -> None:
         for end in (self.reading, self.writing):
             self.assertFalse(os.get_inheritable(end))
         self.assertFalse(os.get_blocking(self.reading))

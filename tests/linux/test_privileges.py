@@ -23,7 +23,6 @@ class RefusalTests(SynchronousTestCase):
     """The user of a process that must not be root."""
 
     def check_refused(self, words: str, name: str) -> None:
-        """Hold that a user is refused."""
         error = self.assertRaises(ConfigurationError, become_user, name)
         self.assertIn(words, str(error))
 
@@ -109,8 +108,6 @@ print(json.dumps([int(status[name], 16) for name in names] + [os.stat("/proc/sel
 
 
 class DropTests(SynchronousTestCase):
-    """The rights of the daemon's process."""
-
     def test_no_right_is_left_and_none_can_be_gained(self) -> None:
         self.assertEqual(json.loads(printed_by(_DROP)), [0, 0, 0, 0, 1, 0])
 

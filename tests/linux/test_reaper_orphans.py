@@ -95,8 +95,6 @@ print(json.dumps(result))
 
 
 class OrphanTests(SynchronousTestCase):
-    """Processes that ran away."""
-
     def play(self, script: str, *arguments: str) -> dict[str, Any]:
         """Play a script in a subreaper, and return what it notes in `result`."""
         indented = "\n".join("    " + line for line in script.strip().splitlines())
@@ -105,8 +103,7 @@ class OrphanTests(SynchronousTestCase):
         self.assertNotIn("error", result, result.get("error"))
         return result
 
-    def test_mark(self) -> None:
-        """Double-forked daemons that bear the mark are dead when it returns, others are not."""
+    def test_daemons_with_the_mark_are_killed(self) -> None:
         result = self.play(
             """
 mine = [daemon("secret") for _ in range(3)]
@@ -140,8 +137,7 @@ result["after"] = alive(pid)
         )
         self.assertEqual(result, {"number": errno.EMFILE, "before": True, "after": False})
 
-    def test_directory(self) -> None:
-        """So are those that work in the run's directory, or below it, with a clean environment."""
+    def test_processes_in_the_directory_of_the_run_are_killed(self) -> None:
         root = Path(self.mktemp()).resolve()
         for name in ("run/below", "run2"):
             (root / name).mkdir(parents=True)
@@ -158,8 +154,7 @@ result["others"] = [alive(pid) for pid in others]
         )
         self.assertEqual(result, {"mine": [False, False], "others": [True, True]})
 
-    def test_removed_directory(self) -> None:
-        """A directory that was removed below it gives it away as well."""
+    def test_process_in_a_removed_directory_is_killed(self) -> None:
         root = Path(self.mktemp()).resolve()
         (root / "run" / "gone").mkdir(parents=True)
         result = self.play(
@@ -174,8 +169,7 @@ result["exists"] = exists(pid)
         )
         self.assertEqual(result, {"exists": False})
 
-    def test_family(self) -> None:
-        """With an orphan its whole family goes, also without the mark, and is waited for."""
+    def test_family_of_an_orphan_is_killed_and_waited_for(self) -> None:
         result = self.play(
             """
 then = "import subprocess; p = subprocess.Popen(['/bin/sleep', '600'], env={}, cwd='/')" + chr(10)
@@ -195,8 +189,7 @@ result["after"] = [alive(pid), alive(child)]
         )
         self.assertEqual(result, {"before": True, "after": [False, False]})
 
-    def test_exiting(self) -> None:
-        """An orphan is judged by the threads that live; while all exit its family is spared."""
+    def test_exiting_orphan_is_judged_by_its_living_threads(self) -> None:
         result = self.play(
             """
 then = "import ctypes, threading; threading.Thread(target=time.sleep, args=(600,)).start();"
@@ -248,8 +241,7 @@ result["alive"] = [alive(pid) for pid in (adopted, grouped, spared, stranger)]
         )
         self.assertEqual(result, {"alive": [False, False, True, True]})
 
-    def test_children_are_left_alone(self) -> None:
-        """A child that the daemon started itself is no orphan, whatever it bears."""
+    def test_own_children_are_left_alone(self) -> None:
         result = self.play(
             """
 child = spawner(Quiet(), ["/bin/sleep", "600"], {"MARK": "secret"}, "/")
@@ -259,8 +251,7 @@ result["running"] = child.is_running and alive(child.pid)
         )
         self.assertEqual(result, {"running": True})
 
-    def test_dead_are_reaped(self) -> None:
-        """Orphans that are dead are reaped, whosever they were, and hold nothing up."""
+    def test_dead_orphans_are_reaped(self) -> None:
         result = self.play(
             """
 dead = daemon("", then="pass")
@@ -273,8 +264,7 @@ result["after"] = exists(dead)
         )
         self.assertEqual(result, {"zombie": True, "after": False})
 
-    def test_signals_to_the_gone(self) -> None:
-        """Signals to processes that are gone, and their families, are nothing."""
+    def test_signals_to_gone_processes_do_nothing(self) -> None:
         result = self.play(
             """
 gone = subprocess.Popen(["/bin/true"])
@@ -296,8 +286,7 @@ class LookTests(SynchronousTestCase):
         self.adopted = [NO_PROCESS]
         self.patch(OrphanReaper, "list_adopted_orphans", lambda orphans: iter(self.adopted))
 
-    def test_waits(self) -> None:
-        """It returns when they are gone, and not when they have been told to go."""
+    def test_reaper_waits_until_they_are_gone(self) -> None:
         ended = Deferred.fromCoroutine(
             self.orphans.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
         )
@@ -308,8 +297,7 @@ class LookTests(SynchronousTestCase):
         self.successResultOf(ended)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_gives_up(self) -> None:
-        """What hangs in the kernel is waited for some seconds, and then logged."""
+    def test_process_that_hangs_is_waited_for_some_seconds_and_logged(self) -> None:
         logged: list[object] = []
         self.patch(reaper.log, "observer", logged.append)
         ended = Deferred.fromCoroutine(

@@ -69,23 +69,19 @@ class LeftoversTests(SynchronousTestCase):
             self.assertIsNone(child.poll())
             self.assertEqual(said, [])
 
-    def test_evaluator(self) -> None:
-        """An evaluator was told of its directory for temporary files."""
+    def test_evaluator_is_found_by_its_temporary_directory(self) -> None:
         self.check(self.begin(TEMPORARY_DIRECTORY=f"{self.dead}/e/tmp"), ended=True)
 
-    def test_git(self) -> None:
-        """So was a git command, of its repository."""
+    def test_git_command_is_found_by_its_repository(self) -> None:
         self.check(self.begin(GIT_DIR=f"{self.dead}/e"), ended=True)
 
-    def test_working_directory(self) -> None:
-        """Who has dropped its environment may still be where it was, though that is removed."""
+    def test_process_is_found_by_its_removed_working_directory(self) -> None:
         child = self.begin(self.dead / "e")
         (self.dead / "e" / "tmp").rmdir()
         (self.dead / "e").rmdir()
         self.check(child, ended=True)
 
-    def test_descendants(self) -> None:
-        """What such a process has started goes with it, though it has shed all that shows."""
+    def test_descendants_are_ended_too(self) -> None:
         program = "cd /; env -i sleep 600 & echo $!; wait"
         child = self.begin(argv=("sh", "-c", program), GIT_DIR=f"{self.dead}/e")
         assert child.stdout is not None
@@ -96,17 +92,14 @@ class LeftoversTests(SynchronousTestCase):
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.01)
 
-    def test_another_daemon(self) -> None:
-        """Those of another daemon, whose directory is called nearly the same, are let be."""
+    def test_processes_of_another_daemon_are_spared(self) -> None:
         self.check(self.begin(TEMPORARY_DIRECTORY=f"{self.living}/e/tmp"), ended=False)
         self.check(self.begin(self.living / "e"), ended=False)
 
-    def test_not_told(self) -> None:
-        """Who has the path somewhere else in the environment was not started by a daemon."""
+    def test_path_elsewhere_in_the_environment_does_not_count(self) -> None:
         self.check(self.begin(OLDPWD=f"{self.dead}/e", X_GIT_DIR=f"{self.dead}/e"), ended=False)
 
-    def test_terminal(self) -> None:
-        """Somebody at a terminal who looks at what has happened is let be."""
+    def test_process_at_a_terminal_is_spared(self) -> None:
         ours, theirs = pty.openpty()
         self.addCleanup(os.close, ours)
         self.addCleanup(os.close, theirs)
@@ -116,8 +109,7 @@ class LeftoversTests(SynchronousTestCase):
         self.assertEqual(child.stdout.readline(), b"there\n")
         self.check(child, ended=False)
 
-    def test_self(self) -> None:
-        """Whoever starts the next daemon from within its directories does not end it."""
+    def test_starter_of_the_next_daemon_is_spared(self) -> None:
         before = os.getcwd()
         self.addCleanup(os.chdir, before)
         os.chdir(self.dead / "e")

@@ -49,10 +49,7 @@ class CeilingsTestCase(SynchronousTestCase):
 
 
 class LimitTests(CeilingsTestCase):
-    """The limits of each evaluator."""
-
-    def test_each(self) -> None:
-        """As much as the setting says does; one less names setting, numbers and remedy."""
+    def test_setting_above_the_hard_limit_is_named_with_the_remedy(self) -> None:
         limits = LimitSettings(open_files=256, processes=128, cpu=300, file_size=1000, memory=2000)
         for number, setting, value, directive in (
             (resource.RLIMIT_NOFILE, "open_files", 256, "LimitNOFILE"),
@@ -80,8 +77,7 @@ class LimitTests(CeilingsTestCase):
             said = str(caught.exception)
             self.assertTrue(said.startswith(f"limits.maximum.{setting}: "), said)
 
-    def test_lowered(self) -> None:
-        """Those are named that evaluators could not have unlimited."""
+    def test_lowered_hard_limits_are_named(self) -> None:
         self.assertEqual(list(find_lowered_hard_limits()), [])
         self.hard = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: 3600}
         for found, name in zip(find_lowered_hard_limits(), ("CORE", "CPU"), strict=True):
@@ -90,10 +86,7 @@ class LimitTests(CeilingsTestCase):
 
 
 class ProcessesTests(CeilingsTestCase):
-    """The processes of all together."""
-
-    def test_needed(self) -> None:
-        """All that each evaluator may have, times those that run, and the daemon's own."""
+    def test_needed_processes_are_those_of_all_evaluators_and_the_daemon(self) -> None:
         more = Configuration(
             evaluations=EvaluationSettings(running=11), limits=LimitSettings(processes=100)
         )
@@ -102,8 +95,7 @@ class ProcessesTests(CeilingsTestCase):
         more = msgspec.structs.replace(USUAL, repositories=RepositoryFetchSettings(fetches=5))
         self.assertEqual(count_needed_processes(more) - count_needed_processes(USUAL), 16)
 
-    def test_allowed(self) -> None:
-        """The least that a limit of the user or of any group around allows."""
+    def test_allowed_processes_are_the_least_of_user_and_groups(self) -> None:
         machine = FakeMachine(Path(self.mktemp()).absolute())
         own = machine.own
         around = own.parent / "pids.max"
@@ -117,15 +109,13 @@ class ProcessesTests(CeilingsTestCase):
         self.hard = {resource.RLIMIT_NPROC: 300}
         self.assertEqual(count_allowed_processes(machine.write_proc()), 300)
 
-    def test_without_cgroups(self) -> None:
-        """Where there are none there is no limit of theirs."""
+    def test_machine_without_cgroups_has_no_limit_of_theirs(self) -> None:
         machine = FakeMachine(Path(self.mktemp()).absolute())
         machine.write_proc()
         (machine.root / "proc/mountinfo").write_text("")
         self.assertIsNone(count_allowed_processes(machine.root / "proc"))
 
-    def test_problems(self) -> None:
-        """One too few is a problem, with what helps; enough, or no limit, is not."""
+    def test_one_process_too_few_is_a_problem_with_a_remedy(self) -> None:
         wanted = count_needed_processes(USUAL)
         for there in (None, wanted, wanted - 1):
             self.patch(rlimits, "count_allowed_processes", lambda there=there: there)
@@ -136,31 +126,25 @@ class ProcessesTests(CeilingsTestCase):
 
 
 class DescriptorsTests(SynchronousTestCase):
-    """A process with limits that a test sets."""
-
     def setUp(self) -> None:
         self.limits = (1024, 4096)
         self.patch(resource, "getrlimit", lambda which: self.limits)
         self.patch(resource, "setrlimit", self.set_limit)
 
     def set_limit(self, which: int, limits: tuple[int, int]) -> None:
-        """Take the limits, if they are of descriptors."""
         self.assertEqual(which, resource.RLIMIT_NOFILE)
         self.limits = limits
 
-    def test_raised(self) -> None:
-        """The soft limit becomes what the hard one allows, and that is what counts."""
+    def test_soft_limit_is_raised_to_the_hard_one(self) -> None:
         self.assertEqual(count_allowed_descriptors(), 4096)
         raise_descriptor_limit()
         self.assertEqual(self.limits, (4096, 4096))
 
-    def test_unlimited(self) -> None:
-        """Where there is no limit all settings do."""
+    def test_unlimited_descriptors_suffice(self) -> None:
         self.limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         self.assertGreater(count_allowed_descriptors(), count_needed_descriptors(USUAL))
 
-    def test_needed(self) -> None:
-        """Connections count once, evaluations besides."""
+    def test_needed_descriptors_are_those_of_connections_and_evaluations(self) -> None:
         before = count_needed_descriptors(USUAL)
         for settings, more in (
             ({"http": HttpSettings(connections=507)}, 7),
@@ -171,15 +155,13 @@ class DescriptorsTests(SynchronousTestCase):
             changed = Configuration(**{**kept, **settings})
             self.assertEqual(count_needed_descriptors(changed), before + more)
 
-    def test_enough(self) -> None:
-        """Just enough leaves the settings as they are, and says nothing."""
+    def test_enough_descriptors_change_nothing(self) -> None:
         self.limits = (0, count_needed_descriptors(USUAL))
         with capturedLogs() as events:
             self.assertIs(limit_connections(USUAL), USUAL)
         self.assertEqual(list(events), [])
 
-    def test_too_few(self) -> None:
-        """One too few is one connection less; the log says what there is, and what helps."""
+    def test_one_descriptor_too_few_is_one_connection_less_and_logged(self) -> None:
         self.limits = (0, count_needed_descriptors(USUAL) - 1)
         with capturedLogs() as events:
             fitted = limit_connections(USUAL)
@@ -193,8 +175,7 @@ class DescriptorsTests(SynchronousTestCase):
             self.assertIn(word, said)
         self.assertIn(f"LimitNOFILE={count_needed_descriptors(USUAL)} in the unit", said)
 
-    def test_far_too_few(self) -> None:
-        """With less than a few connections, beside the evaluations, there is no start."""
+    def test_far_too_few_descriptors_are_an_error(self) -> None:
         fewest = count_needed_descriptors(USUAL) - 500 + MIN_HTTP_CONNECTIONS
         self.limits = (0, fewest)
         self.assertEqual(limit_connections(USUAL).http.connections, MIN_HTTP_CONNECTIONS)

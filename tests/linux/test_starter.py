@@ -41,25 +41,20 @@ _LARGE = "x = bytearray(b'x') * 2**28; print('ready', flush=True); import time; 
 
 
 class StarterCase(SynchronousTestCase):
-    """A test with a starter and a client."""
-
     def setUp(self) -> None:
         self.starter = StarterProcess()
         self.addCleanup(self.starter.stop)
         self.client = self.connect()
 
     def connect(self) -> StarterClient:
-        """Return another client."""
         client = self.starter.connect()
         self.addCleanup(client.close)
         return client
 
     def locate(self, name: str = "program") -> Path:
-        """Return the directory of a program."""
         return self.starter.directory / name
 
     def run_program(self, launch: LaunchSpec, name: str = "program") -> tuple[int, bytes]:
-        """Run a program to its end."""
         self.client.start_program(self.locate(name), launch)
         return self.client.wait_for_program(self.locate(name), PATIENCE)
 
@@ -73,8 +68,6 @@ class StarterCase(SynchronousTestCase):
 
 
 class StartTests(StarterCase):
-    """The start of programs."""
-
     def test_program_gets_just_what_it_shall_get(self) -> None:
         seen = self.run_program(
             LaunchSpec(
@@ -229,8 +222,6 @@ class StartTests(StarterCase):
 
 
 class OutputTests(StarterCase):
-    """What programs print."""
-
     def test_output_is_stored_up_to_the_limit_and_one_byte(self) -> None:
         launch = sh("head -c 300000 /dev/zero; exec head -c 99 /dev/zero >&2")
         launch = LaunchSpec(
@@ -248,7 +239,6 @@ class OutputTests(StarterCase):
         self.assertEqual((state.stdout_bytes, state.stderr_bytes), (1001, 0))
 
     def test_close_stores_what_the_pipes_hold(self) -> None:
-        """The pipes are held by another process."""
         self.client.start_program(self.locate(), sh("echo a; sleep 60 & echo b >&2"))
         eventually(lambda: read_exit_file(self.locate()))
         self.assertFalse(read_exit_file(self.locate()).is_output_complete)  # type: ignore[union-attr]
@@ -273,7 +263,6 @@ class OutputTests(StarterCase):
         self.assertGreater((self.locate("busy") / "stdout").stat().st_size, 0)
 
     def test_evaluator_that_makes_reads_expensive_is_read_no_more(self) -> None:
-        """Each read wakes many instances of epoll that watch the pipe."""
         program = """
 import os, select, sys
 reading, writing = os.pipe()
@@ -312,7 +301,6 @@ class FullDiskTests(StarterCase):
     """A file that takes no byte: here for a limit of its size, which is lifted later."""
 
     def limit_files(self, size: int) -> None:
-        """Limit the files of the starter."""
         resource.prlimit(self.starter.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     def test_bytes_stay_in_the_pipe_until_the_file_takes_them(self) -> None:
@@ -355,8 +343,6 @@ class FullDiskTests(StarterCase):
 
 
 class ClientTests(StarterCase):
-    """Clients that do not behave."""
-
     def test_nonsense_is_refused(self) -> None:
         for message in (
             b"nonsense",
@@ -440,8 +426,6 @@ class ClientTests(StarterCase):
 
 
 class LifeTests(StarterCase):
-    """The life of the starter itself."""
-
     def test_stop_and_termination_kill_all_programs_first(self) -> None:
         for stop in (StarterClient.stop_starter, lambda _: self.starter.process.terminate()):
             client = self.connect()
@@ -599,14 +583,11 @@ class BrokerTests(StarterCase):
         eventually(lambda: (self.locate() / "broker-stderr").stat().st_size == size)
 
     def look(self) -> ProgramState:
-        """Return the present state of the program."""
         message = {"request": "look", "name": str(self.locate())}
         return msgspec.json.decode(self.ask(json.dumps(message).encode()), type=ProgramState)
 
 
 class AttachedTests(TestCase):
-    """A client in the reactor."""
-
     def setUp(self) -> None:
         self.starter = StarterProcess()
         self.addCleanup(self.starter.stop)
@@ -617,13 +598,11 @@ class AttachedTests(TestCase):
         self.ended: Deferred[None] = Deferred()
 
     def on_state(self, state: ProgramState) -> None:
-        """Note a state."""
         self.states.append(state)
         if state.status is not None and state.is_output_complete and not self.ended.called:
             self.ended.callback(None)
 
     def on_starter_lost(self) -> None:
-        """Note the loss."""
         self.lost.callback(None)
 
     async def test_end_is_told(self) -> None:

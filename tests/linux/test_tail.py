@@ -19,8 +19,6 @@ from tawebeval.linux.tail import POLL_SECONDS, FileTail, FileWatcher
 
 
 class Owner:
-    """An owner that notes what it is told."""
-
     def __init__(self) -> None:
         self.received = b""
         self.reads = 0
@@ -28,27 +26,21 @@ class Owner:
         self.on_data: Callable[[], object] = lambda: None
 
     def on_tail_data(self, chunk: bytes) -> None:
-        """Keep the bytes."""
         self.received += chunk
         self.reads += 1
         self.on_data()
 
     def on_tail_end(self) -> None:
-        """Note the end."""
         self.told.append("end")
 
     def on_tail_shrunk(self) -> None:
-        """Note that the file has shrunk."""
         self.told.append("shrunk")
 
     def on_tail_error(self, error: OSError) -> None:
-        """Note the error."""
         self.told.append(error.errno)
 
 
 class TailTests(SynchronousTestCase):
-    """A tail whose turns the test takes."""
-
     def setUp(self) -> None:
         self.path = Path(self.mktemp())
         self.path.touch()
@@ -58,8 +50,6 @@ class TailTests(SynchronousTestCase):
         self.tail = self.open()
 
     def open(self, offset: int = 0) -> FileTail:
-        """Open the file for a tail."""
-
         def run_in_thread(call: Callable[[], bytes]) -> Deferred[bytes]:
             self.calls.append((call, Deferred()))
             return self.calls[-1][1]
@@ -70,12 +60,10 @@ class TailTests(SynchronousTestCase):
         return opened
 
     def print(self, content: bytes) -> None:
-        """Let the file grow."""
         with self.path.open("ab") as file:
             file.write(content)
 
     def uncache(self) -> None:
-        """Let a read say that the disk has the bytes."""
         self.patch(tail, "_read_cached", lambda descriptor, offset: None)
 
     def test_what_is_printed_is_read(self) -> None:
@@ -215,10 +203,7 @@ class TailTests(SynchronousTestCase):
 
 
 class WatcherTests(TestCase):
-    """Watched files."""
-
     def watch(self, path: Path, watcher: FileWatcher) -> Deferred[None]:
-        """Return a Deferred of the next change."""
         changed: Deferred[None] = Deferred()
         watcher.watch(path, lambda: None if changed.called else changed.callback(None))
         return changed

@@ -75,19 +75,15 @@ class PlayedStarter:
         self.asked: list[Any] = []
 
     def watch_program(self, directory: Path, listener: ProgramListener) -> None:
-        """Note the listener."""
         self.listener = listener
 
     def unwatch_program(self, directory: Path) -> None:
-        """Forget the listener."""
         self.listener = None
 
     def signal_program(self, directory: Path, number: int) -> None:
-        """Note a signal."""
         self.asked.append(number)
 
     def close_output(self, directory: Path) -> None:
-        """Note the request."""
         self.asked.append("close")
 
 
@@ -99,7 +95,6 @@ class PlayedWatcher:
         self.unwatch = self.callbacks.pop
 
     def watch(self, path: Path, on_change: Callable[[], object]) -> None:
-        """Keep the callback."""
         self.callbacks[path] = on_change
 
 
@@ -115,7 +110,6 @@ class PlayedTests(SynchronousTestCase):
         self.protocol = Keeping()
 
     def connect(self, **offsets: int) -> TailedProcess:
-        """Connect the process."""
         files: Any = (
             self.clock,
             self.starter,
@@ -129,7 +123,6 @@ class PlayedTests(SynchronousTestCase):
         return process
 
     def print(self, content: bytes, name: str = "stdout") -> None:
-        """Let a file grow, and be noticed."""
         with (self.directory / name).open("ab") as file:
             file.write(content)
         if callback := self.watcher.callbacks.get(self.directory / name):
@@ -137,17 +130,14 @@ class PlayedTests(SynchronousTestCase):
         self.take_turns()
 
     def take_turns(self) -> None:
-        """Let all turns of tails pass."""
         self.clock.pump([0] * 10)
 
     def tell(self, **state: Any) -> None:
-        """Tell a state of the process."""
         assert self.starter.listener is not None
         self.starter.listener.on_state(ProgramState(pid=7, start_time=9, **state))
         self.take_turns()
 
     def save(self, **state: Any) -> None:
-        """Write the file `exit`."""
         content = {"pid": 7, "start_time": 9, "rusage": USAGE, **state}
         (self.directory / "exit").write_text(json.dumps(content))
 
@@ -332,8 +322,6 @@ class PlayedTests(SynchronousTestCase):
 
 
 class RealTests(TestCase):
-    """A real starter, and real programs."""
-
     def setUp(self) -> None:
         self.starter = StarterProcess()
         self.addCleanup(self.starter.stop)
@@ -345,11 +333,9 @@ class RealTests(TestCase):
         self.directory = self.starter.directory / "program"
 
     def start(self, command: str) -> StartedProgram:
-        """Start a shell."""
         return self.client.start_program(self.directory, sh(command))
 
     def connect(self, program: StartedProgram) -> TailedProcess:
-        """Connect a process."""
         self.client.attach(reactor)
         files = ProgramFiles(reactor, self.client, self.watcher, deferToThread)
         return TailedProcess(files, self.protocol, program)

@@ -26,10 +26,7 @@ ALL = ("memory", "processes", "cpu")
 
 
 class ProcessLimitTests(CellTestCase):
-    """The limits of each single process."""
-
     def make_launch_spec(self, *arguments: Any) -> LaunchSpec:
-        """Return what runs a command."""
         launch: Any = self.no_cell().launch
         return launch.make_launch_spec(*arguments)
 
@@ -77,8 +74,6 @@ class ProcessLimitTests(CellTestCase):
 
 
 class GroupTests(CellTestCase):
-    """The groups of a run."""
-
     def test_cgroup_has_the_name_of_the_workspace_and_is_removed_once(self) -> None:
         self.cgroups.group.entries = ["/cgroup/a", "/cgroup/b"]
         cell = self.started()
@@ -118,8 +113,6 @@ class GroupTests(CellTestCase):
 
 
 class ProcessTests(CellTestCase):
-    """The process of a run."""
-
     def test_started_process_is_connected_from_its_beginning(self) -> None:
         run = self.no_cell()
         started = run.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
@@ -158,8 +151,6 @@ class ProcessTests(CellTestCase):
 
 
 class NoSandboxTests(CellTestCase):
-    """Without a sandbox."""
-
     def setUp(self) -> None:
         super().setUp()
         self.child: Any = FakeChild(Clock(), ProcessProtocol())

@@ -61,8 +61,6 @@ def request(**members: Any) -> bytes:
 
 
 class Requests(SynchronousTestCase):
-    """What becomes of a message."""
-
     def test_request_has_defaults_for_missing_members(self) -> None:
         found = parse_request(request(read=[["/a", "/b"]], write=[["/c", "/d"]], time=1))
         self.assertEqual(found.paths, [("/a", "/b", False), ("/c", "/d", True)])
@@ -79,15 +77,13 @@ class Requests(SynchronousTestCase):
             self.assertRaises(RequestRefused, parse_request, message, (), shown)
 
     @given(st.dictionaries(st.sampled_from(MEMBERS), JSON) | st.just({}), st.binary(max_size=20))
-    def test_any(self, members: dict[str, Any], message: bytes) -> None:
-        """Any other message is refused: no other exception comes of it."""
+    def test_any_other_message_is_refused(self, members: dict[str, Any], message: bytes) -> None:
         for each in (message, request(**members)):
             with contextlib.suppress(RequestRefused):
                 parse_request(each)
 
     @given(st.lists(PATHS, max_size=4))
-    def test_targets(self, targets: list[str]) -> None:
-        """No target is a path of the system, or lies in another one: bwrap follows links there."""
+    def test_no_target_is_a_path_of_the_system_or_within_another(self, targets: list[str]) -> None:
         try:
             found = parse_request(request(read=[["/given", target] for target in targets]))
         except RequestRefused:
@@ -101,8 +97,6 @@ class Requests(SynchronousTestCase):
 
 
 class Measures(SynchronousTestCase):
-    """What /proc tells of processor time."""
-
     def test_time_of_descendants_counts_whether_they_run_or_were_waited_for(self) -> None:
         command = [sys.executable, "-S", "-c", BURN_IN_CHILDREN]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as one:
@@ -133,7 +127,6 @@ class Cgroups(SynchronousTestCase):
         self.group = SubmissionCgroup(str(self.parent), "run-1")
 
     def put(self, name: str, content: str) -> None:
-        """Write a file of the kernel."""
         (self.place / name).write_text(content)
 
     def test_figures_leave_out_page_cache(self) -> None:

@@ -61,8 +61,6 @@ def decode(descriptor: Mapping[str, str]) -> bytes:
 
 
 class BubblewrapTestCase(CellTestCase):
-    """A cell of bubblewrap, opened."""
-
     def setUp(self) -> None:
         super().setUp()
         self.workspace = Workspace(Path(self.mktemp()).resolve())
@@ -76,7 +74,6 @@ class BubblewrapTestCase(CellTestCase):
         self.start(self.cell)
 
     def sandbox(self, *readable: str, network: bool = False) -> BubblewrapSandbox:
-        """Return the daemon's sandbox."""
         return BubblewrapSandbox(
             "/opt/bwrap",
             Path("/state/accounts"),
@@ -91,7 +88,6 @@ class BubblewrapTestCase(CellTestCase):
         )
 
     def make(self, *readable: str, network: bool = False) -> Any:
-        """Return a cell."""
         sandbox = self.sandbox(*readable, network=network)
         return sandbox.make_run(self.workspace, self.checkout, LIMITS)
 
@@ -101,18 +97,14 @@ class BubblewrapTestCase(CellTestCase):
 
     @property
     def status_file(self) -> Path:
-        """The file to which bwrap writes."""
         return self.workspace.output_directory / "status"
 
     @property
     def launch(self) -> LaunchSpec:
-        """What was started first."""
         return self.trees.launched[0]  # type: ignore[no-any-return]
 
 
 class ArgumentTests(BubblewrapTestCase):
-    """What is started."""
-
     def expected(self, *middle: str, network: bool = False) -> list[str]:
         """Return the whole argv, whose part for what is readable is given."""
         own = str(self.workspace.root)
@@ -234,8 +226,6 @@ class DescriptorTests(BubblewrapTestCase):
 
 
 class BrokerTests(BubblewrapTestCase):
-    """The broker of the submission's programs."""
-
     def test_broker_is_in_the_cgroup_of_the_evaluation(self) -> None:
         self.cgroups.group.entries = ["/cgroup/a"]
         self.start(self.make())
@@ -272,7 +262,6 @@ class ExitTests(BubblewrapTestCase):
     """How the evaluator has ended, from what bwrap tells."""
 
     def note(self, text: bytes) -> None:
-        """Write what bwrap writes."""
         self.status_file.write_bytes(text)
 
     def test_exit_status_is_that_of_the_command(self) -> None:
@@ -315,8 +304,6 @@ class ExitTests(BubblewrapTestCase):
 
 
 class SignalTests(BubblewrapTestCase):
-    """Signals, which are for those inside."""
-
     def setUp(self) -> None:
         super().setUp()
         self.sent: list[tuple[int, int]] = []
@@ -454,8 +441,6 @@ class SystemTests(SynchronousTestCase):
 
 
 class AccountTests(SynchronousTestCase):
-    """The users and groups inside."""
-
     def test_accounts_are_the_evaluator_and_nobody(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()

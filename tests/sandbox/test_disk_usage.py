@@ -67,13 +67,10 @@ class DiskTestCase(SynchronousTestCase):
         return process.pid
 
     def count(self, *pids: int) -> DiskUsage:
-        """Return what is counted."""
         return measure_disk_usage(self.top, pids)
 
 
 class CountTests(DiskTestCase):
-    """What lies in a directory."""
-
     def test_empty_directory_takes_nothing(self) -> None:
         self.assertEqual(self.count(), DiskUsage())
 
@@ -148,8 +145,6 @@ class CountTests(DiskTestCase):
 
 
 class WorkTests(DiskTestCase):
-    """How many looks a count takes."""
-
     def looks(self, needed: int, *pids: int) -> None:
         """Hold that a count takes so many, and that it is none with one less."""
         self.assertEqual(measure_disk_usage(self.top, pids, work=needed).inspection_count, needed)
@@ -178,8 +173,6 @@ class WorkTests(DiskTestCase):
 
 
 class DepthTests(DiskTestCase):
-    """Directories in directories."""
-
     def dig(self, levels: int) -> int:
         """Make directories in one another, as paths cannot name them; return the last one."""
         place = os.open(self.top, os.O_RDONLY)
@@ -264,11 +257,8 @@ class RaceTests(DiskTestCase):
 
 
 class PermissionTests(DiskTestCase):
-    """Directories that their owner has shut."""
-
     @contextlib.contextmanager
     def as_nobody(self) -> Iterator[None]:
-        """Be a user who is bound by permissions."""
         if os.geteuid():
             yield
             return
@@ -408,7 +398,6 @@ class WatchTests(SynchronousTestCase):
         )
 
     def measure(self, directory: Path, pids: Any, *more: Any) -> DiskUsage:
-        """Count the counts."""
         self.counts.append((directory, list(pids)))
         *_, self.most, work = more
         if self.use.inspection_count > work:
@@ -416,7 +405,6 @@ class WatchTests(SynchronousTestCase):
         return self.use
 
     def look(self, *, counts: int, again: bool = False) -> None:
-        """Hold that a look makes so many counts."""
         before = len(self.counts)
         found = self.watch.measure_usage(again)
         self.assertEqual(len(self.counts) - before, counts)

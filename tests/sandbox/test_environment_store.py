@@ -46,7 +46,6 @@ class StoreTests(SynchronousTestCase):
         return path
 
     def import_source(self) -> StoredRoot:
-        """Import an archive of the source."""
         return self.store.import_root(self.archive())
 
     def refuse(self, archive: Path) -> str:

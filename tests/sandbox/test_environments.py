@@ -37,13 +37,10 @@ class RootTestCase(SynchronousTestCase):
         self.root = make_root(folder / DIGEST)
 
     def options(self, *readable: str, network: bool = False) -> Sequence[str]:
-        """Return the options that show the root."""
         return make_system_view(self.root, self.accounts, readable, network=network).bwrap_options
 
 
 class LocateTests(RootTestCase):
-    """Links of a root lead to its own files."""
-
     def test_links_of_a_root_lead_to_its_own_files(self) -> None:
         self.assertEqual(locate_in_root(self.root, "/bin/sh"), self.root / "usr/bin/dash")
         (self.root / "up").symlink_to("../../../../usr/./bin")
@@ -84,8 +81,6 @@ class LocateTests(RootTestCase):
 
 
 class ViewTests(RootTestCase):
-    """What a sandbox shows of a root."""
-
     def test_directories_are_mounted_and_links_made(self) -> None:
         self.assertEqual(
             self.options(),
@@ -154,8 +149,6 @@ class ViewTests(RootTestCase):
 
 
 class LockTests(RootTestCase):
-    """Locks of roots."""
-
     def test_named_roots_of_the_store_are_locked(self) -> None:
         locks = EnvironmentLocks()
         self.assertEqual(locks.lock_roots([str(self.root), "/usr"]), [])
@@ -174,8 +167,6 @@ class LockTests(RootTestCase):
 
 
 class NameTests(SynchronousTestCase):
-    """Environments by name."""
-
     def test_environment_is_found_by_its_name(self) -> None:
         settings = EnvironmentSettings(f"/srv/{DIGEST}", {"A": "b"})
         found = msgspec.structs.replace(Configuration(), environments={"java": settings})

@@ -24,10 +24,7 @@ REPOSITORY = Path("/cache/x.git")
 
 
 class ArgumentTests(SynchronousTestCase):
-    """How bwrap is asked for it."""
-
     def argv(self, reach: SandboxAccess = READ_ONLY_ACCESS) -> Sequence[str]:
-        """Return what stands in front of a command."""
         box = BubblewrapHelperSandbox(
             "/usr/bin/bwrap", (7, 8), ("--ro-bind", "/usr", "/usr"), ("--ro-bind", "/n", "/n")
         )
@@ -73,8 +70,6 @@ class ArgumentTests(SynchronousTestCase):
 
 
 class EnterTests(SynchronousTestCase):
-    """What is open, and how it is ended."""
-
     def test_each_command_reads_the_filter_from_its_beginning(self) -> None:
         filter_ = os.memfd_create("filter")
         self.addCleanup(os.close, filter_)

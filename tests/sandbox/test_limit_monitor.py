@@ -53,8 +53,6 @@ class BrokenRun(FakeRunLimits):
 
 
 class WatchTestCase(SynchronousTestCase):
-    """A watch whose looks take no time."""
-
     threads: Any = InlineThreads()
     others: Any = InlineThreads()
 
@@ -66,17 +64,13 @@ class WatchTestCase(SynchronousTestCase):
         self.addCleanup(self.open.close)
 
     def over(self, cell: Any) -> contextlib.AbstractContextManager[None]:
-        """Have a cell looked at; what stops it is noted."""
         return over(self.watch, cell, lambda error: self.stopped.append((cell, error)))
 
     def looks(self, *cells: Any) -> list[int]:
-        """Return how often cells were looked at."""
         return [len(cell.looks) for cell in cells]
 
 
 class LookTests(WatchTestCase):
-    """When is looked, and at what."""
-
     def test_runs_are_checked_every_quarter_of_a_second(self) -> None:
         cell = make_cell()
         with self.over(cell):
@@ -147,8 +141,6 @@ class LookTests(WatchTestCase):
 
 
 class SlowTests(WatchTestCase):
-    """Looks that take their time, in a thread."""
-
     def setUp(self) -> None:
         self.threads = SlowThreads()
         super().setUp()
@@ -237,7 +229,6 @@ class MuchWorkTests(WatchTestCase):
         self.watch.add_run(self.small, self.stopped.append)
 
     def judge(self, work: float) -> None:
-        """Need a bit more than a little work."""
         if work <= MAX_SHARED_THREAD_INSPECTIONS:
             raise TooManyInspections
 
@@ -290,12 +281,10 @@ class NearlyFullTests(WatchTestCase):
         self.free(101)
 
     def free(self, mib: float) -> None:
-        """Have so much of the disk free."""
         for cell in self.cells:
             cell.free_disk_bytes = mib * MIB
 
     def end(self, cell: Any) -> None:
-        """Have a cell end."""
         self.watch.remove_run(cell)
         self.addCleanup(self.watch.add_run, cell, self.stopped.append)
         self.cells.remove(cell)
@@ -376,8 +365,6 @@ class NearlyFullTests(WatchTestCase):
 
 
 class BlindTests(WatchTestCase):
-    """Cells that cannot be looked at."""
-
     def setUp(self) -> None:
         super().setUp()
         self.broken = BrokenRun(LimitSettings())

@@ -47,8 +47,6 @@ class FakeStarter:
 
 
 class TreesTestCase(SynchronousTestCase):
-    """A checkout with a file."""
-
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
         self.checkout = self.root / "checkout"
@@ -56,7 +54,6 @@ class TreesTestCase(SynchronousTestCase):
         (self.checkout / "file").write_text("as it was")
 
     def make_workspace(self) -> Workspace:
-        """Return a workspace with its directories."""
         upload = self.root / "upload"
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(self.root / "workspace")
@@ -64,13 +61,10 @@ class TreesTestCase(SynchronousTestCase):
         return workspace
 
     def assert_copied(self, workspace: Workspace) -> None:
-        """Assert that a tree is a copy of the checkout."""
         self.assertEqual((workspace.tree_directory / "file").read_text(), "as it was")
 
 
 class StartTests(TreesTestCase):
-    """Starters that start nothing."""
-
     def setUp(self) -> None:
         super().setUp()
         self.starter = FakeStarter()
@@ -81,11 +75,9 @@ class StartTests(TreesTestCase):
         self.trees = WritableTrees(self.root / "starter" / "socket")
 
     def spawn(self, path: Path) -> None:
-        """Start a starter."""
         self.spawned.append(path)
 
     def connect(self, path: Path) -> FakeStarter:
-        """Return the starter, once one was started."""
         if not self.spawned or self.unable is not None:
             raise self.unable or FileNotFoundError(path)
         return self.starter
@@ -143,8 +135,6 @@ class StartTests(TreesTestCase):
 
 
 class StarterTests(TreesTestCase):
-    """A real starter."""
-
     def setUp(self) -> None:
         super().setUp()
         self.socket = self.root / "starter" / "socket"

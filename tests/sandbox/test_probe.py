@@ -138,7 +138,6 @@ class SandboxesTestCase(SynchronousTestCase):
         path.chmod(0o755)
 
     def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
-        """Return the sandbox that is configured so."""
         configuration = Configuration(sandbox=Settings(kind=kind, **settings), limits=LIMITS)
         sandbox = open_sandbox(configuration, self.accounts, NO_CGROUPS, ORPHANS, self.trees)
         if isinstance(sandbox, BubblewrapSandbox):
@@ -147,15 +146,12 @@ class SandboxesTestCase(SynchronousTestCase):
         return sandbox
 
     def open_bubblewrap(self) -> BubblewrapSandbox:
-        """Return that of bubblewrap."""
         sandbox = self.open()
         assert isinstance(sandbox, BubblewrapSandbox)
         return sandbox
 
 
 class OpenTests(SandboxesTestCase):
-    """Which one there is."""
-
     def test_bubblewrap_is_not_needed_without_a_sandbox(self) -> None:
         self.patch(shutil, "which", lambda name: None)
         sandbox = self.open("none", readable=("/nonexistent",))
@@ -241,7 +237,6 @@ class TryTests(SandboxesTestCase):
         return problem
 
     def assert_nothing_left(self) -> None:
-        """Assert that the trial has left nothing."""
         self.assertEqual(os.listdir(self.temporary), [], "the trial leaves nothing behind")
         self.assertEqual(self.trees.starter.list_programs(), {}, "nor a program")
 
@@ -280,7 +275,6 @@ class TryTests(SandboxesTestCase):
             self.assertTrue(told.endswith(f", {OTHERWISE}"), told)
 
     def set_sysctl(self, name: str, value: str) -> None:
-        """Set the value of a sysctl."""
         path = self.root / "sysctls" / name.replace(".", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{value}\n")
@@ -428,18 +422,15 @@ class StartingTrees(FakeTrees):
 
     @property
     def starter(self) -> StarterClient:
-        """The real starter."""
         return self.real
 
     def start_program(
         self, checkout: Path, workspace: Workspace, launch: LaunchSpec
     ) -> StartedProgram:
-        """Start a program."""
         super().start_program(checkout, workspace, launch)
         return self.real.start_program(workspace.output_directory, launch)
 
     def forget_program(self, workspace: Workspace) -> None:
-        """Kill a program."""
         self.real.forget_program_now(workspace.output_directory)
 
 
@@ -451,7 +442,6 @@ class TreesTests(SandboxesTestCase):
         self.trees = StartingTrees(real=self.trees.connect_starter())
 
     def try_it(self) -> SetupProblem | None:
-        """Try it, in two places of the test's."""
         for name in ("checkouts", "workspaces"):
             (self.root / name).mkdir(exist_ok=True)
         places = ProbeDirectories(self.root / "checkouts", self.root / "workspaces")
@@ -529,10 +519,7 @@ class TreesTests(SandboxesTestCase):
 
 
 class RelyTests(SandboxesTestCase):
-    """The start of a daemon."""
-
     def rely(self, sandbox: Sandbox) -> list[str]:
-        """Rely on a sandbox; return the warnings."""
         with capturedLogs() as events:
             check_sandbox_and_log_problems(sandbox, DEFAULT_PROBE_DIRECTORIES)
         self.assertTrue(all(event["log_level"] is LogLevel.warn for event in events))

@@ -19,8 +19,6 @@ from tests.fakes.children import NO_PROCESS, FakeChild
 
 
 class LimitTests(CellTestCase):
-    """Which limit a run has gone over."""
-
     def setUp(self) -> None:
         super().setUp()
         self.limits = self.make()
@@ -29,11 +27,9 @@ class LimitTests(CellTestCase):
         self.limits.first_process = self.child
 
     def make(self) -> LocalRunLimits:
-        """Return limits without a cgroup."""
         return LocalRunLimits(LIMITS, self.cgroups, self.workspace, self.checkout.commit)
 
     def check(self, reason: str, limit: str, words: str, *, final: bool = False) -> None:
-        """Hold that it is this one."""
         error = self.limits.check(final)
         assert isinstance(error, EvaluationFailure)
         self.assertEqual(error.reason, reason)
@@ -56,7 +52,6 @@ class LimitTests(CellTestCase):
         self.assertIsNone(self.make().check_memory())
 
     def check_none(self, *, final: bool = False) -> None:
-        """Hold that it is none."""
         self.assertIsNone(self.limits.check(final))
 
     def test_run_that_used_nothing_is_within_its_limits(self) -> None:

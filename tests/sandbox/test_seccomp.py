@@ -135,22 +135,18 @@ class FilterTestCase(SynchronousTestCase):
         self.filter = self.make()
 
     def make(self, *, internet: bool = False) -> FilterStack:
-        """Return new ones."""
         self.descriptors = make_seccomp_filters(internet=internet)
         for descriptor in self.descriptors:
             self.addCleanup(os.close, descriptor)
         return FilterStack.read(self.descriptors)
 
     def ask(self, name: str, *arguments: int) -> int:
-        """Return the answer to a call of that name."""
         number = resolve_call(name)
         assert number is not None, name
         return self.filter.answer(number, *arguments, architecture=NATIVE)
 
 
 class CallTests(FilterTestCase):
-    """Every number that a call may have."""
-
     def test_each_number_gets_the_answer_of_its_list(self) -> None:
         named = answers()
         self.assertGreater(len(named), 300)
@@ -275,8 +271,6 @@ class ArgumentTests(FilterTestCase):
 
 
 class FileTests(FilterTestCase):
-    """What bwrap is given."""
-
     def test_each_program_is_one_that_the_kernel_takes(self) -> None:
         for descriptor, one in zip(self.descriptors, self.filter.filters, strict=True):
             size = os.fstat(descriptor).st_size
@@ -341,8 +335,6 @@ print("the same")
 
 
 class LibraryTests(SynchronousTestCase):
-    """The binding of libseccomp."""
-
     def test_missing_library_is_reported_with_the_package(self) -> None:
         self.patch(libseccomp, "_LIBRARY", "libseccomp.so.0")
         with self.assertRaisesRegex(ConfigurationError, "apt-get install libseccomp2"):

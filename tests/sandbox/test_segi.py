@@ -67,14 +67,12 @@ class Events(SynchronousTestCase):
     """What the daemon reads of what the library prints."""
 
     def sent(self, send: Callable[[], object]) -> Any:
-        """Return the one event between the texts."""
         before, event, after = print_by(send)
         self.assertEqual((before, after), ("before", "after"))
         return event
 
     @given(JSON)
-    def test_values(self, value: object) -> None:
-        """Any value of JSON arrives as it was."""
+    def test_any_json_value_arrives(self, value: object) -> None:
         self.assertEqual(json.loads(self.sent(lambda: segi.send(value))), value)
 
     def test_name_that_is_not_utf_8_is_sent(self) -> None:
@@ -113,8 +111,7 @@ class Events(SynchronousTestCase):
         self.assertEqual(print_by(lambda: segi.send()), ["beforeafter"])
 
     @given(NAMES, st.binary())
-    def test_files(self, name: str, content: bytes) -> None:
-        """A file arrives with its name and its bytes."""
+    def test_file_arrives_with_name_and_bytes(self, name: str, content: bytes) -> None:
         found = self.sent(lambda: segi.send_file(name, content, "text/csv"))
         self.assertEqual(found, PrintedFile(name, "text/csv", content))
 
@@ -127,28 +124,25 @@ class Events(SynchronousTestCase):
 
 
 class Comparisons(SynchronousTestCase):
-    """What is accepted of a program's output."""
-
     @given(st.binary(), st.binary())
-    def test_exact(self, printed: bytes, expected: bytes) -> None:
-        """Every byte counts."""
+    def test_exact_comparison_counts_every_byte(self, printed: bytes, expected: bytes) -> None:
         self.assertTrue(segi.compare_exact(printed, printed).is_accepted)
         found = segi.compare_exact(printed, expected)
         self.assertEqual(found.is_accepted, printed == expected)
 
     @given(WORDS, WORDS, SPACES, SPACES)
-    def test_tokens(
+    def test_tokens_are_compared_whatever_separates_them(
         self, printed: list[bytes], expected: list[bytes], one: bytes, other: bytes
     ) -> None:
-        """The words count, whatever is between them; numbers are words."""
         found = segi.compare_tokens(one.join([b"", *printed]), other.join([*expected, b""]))
         self.assertEqual(found.is_accepted, printed == expected)
         if not found.is_accepted:
             self.assertNotEqual(found.printed, found.expected)
 
     @given(NUMBERS, st.floats(-3, 3), st.floats(0, 0.5), st.floats(0, 0.5))
-    def test_floats(self, wanted: float, factor: float, absolute: float, relative: float) -> None:
-        """A number is accepted as near as math.isclose has it."""
+    def test_floats_are_compared_as_by_math_isclose(
+        self, wanted: float, factor: float, absolute: float, relative: float
+    ) -> None:
         number = wanted * factor
         found = segi.compare_floats(
             repr(number), repr(wanted), absolute=absolute, relative=relative
@@ -157,8 +151,9 @@ class Comparisons(SynchronousTestCase):
         self.assertEqual(found.is_accepted, is_close or repr(number) == repr(wanted))
 
     @given(WORDS, WORDS)
-    def test_float_words(self, printed: list[bytes], expected: list[bytes]) -> None:
-        """What is no number in digits has to be the same."""
+    def test_words_have_to_be_the_same_in_a_comparison_of_floats(
+        self, printed: list[bytes], expected: list[bytes]
+    ) -> None:
         same = {b"1.0": b"1"}
         found = segi.compare_floats(b" ".join(printed), b" ".join(expected))
         self.assertEqual(
@@ -378,8 +373,6 @@ class Java(SynchronousTestCase):
 
 
 class Options(SynchronousTestCase):
-    """Options of runs."""
-
     def test_misspelt_limit_is_an_error(self) -> None:
         for run in (segi.run, segi.start):
             error = self.assertRaises(TypeError, run, ["true"], tmie=2)
@@ -399,8 +392,6 @@ class TimeLimits(SynchronousTestCase):
 
 
 class Inputs(SynchronousTestCase):
-    """The input of a program that runs."""
-
     def test_run_that_two_threads_close_is_closed_once(self) -> None:
         closed: list[int] = []
         with segi.start(["true"]) as program:
@@ -419,8 +410,6 @@ class Inputs(SynchronousTestCase):
 
 
 class Requests(SynchronousTestCase):
-    """The request for a program in a sandbox."""
-
     def setUp(self) -> None:
         path = self.mktemp()
         self.patch(segi, "_SOCKET", path)
@@ -430,8 +419,6 @@ class Requests(SynchronousTestCase):
         self.listening.listen()
 
     def serve(self, answer: Callable[[socket.socket, broker.RunRequest], None]) -> None:
-        """Serve one request in a thread, by `answer`."""
-
         def accept() -> None:
             connection, _ = self.listening.accept()
             with connection:
@@ -480,8 +467,6 @@ class Requests(SynchronousTestCase):
 
 
 class OsWithClose:
-    """The module os with another close."""
-
     def __init__(self, close: Callable[[int], None]) -> None:
         self.close = close
 
@@ -490,8 +475,6 @@ class OsWithClose:
 
 
 class Versions(SynchronousTestCase):
-    """What an evaluator may ask for."""
-
     def test_later_version_ends_the_evaluator(self) -> None:
         segi.require(segi.VERSION)
         with self.assertRaises(SystemExit) as raised:
@@ -511,8 +494,6 @@ class Versions(SynchronousTestCase):
 
 
 class ShellTests(SynchronousTestCase):
-    """The library for shells."""
-
     def test_documented_functions_are_those_of_the_library(self) -> None:
         source = Path(segi.__file__).with_name("segi.sh").read_text("utf-8")
         table = EVALUATORS.read_text("utf-8").partition("### Shell functions\n")[2]

@@ -36,8 +36,6 @@ class WorkspaceTestCase(SynchronousTestCase):
 
 
 class DirectoryTests(WorkspaceTestCase):
-    """Where things are."""
-
     def test_upload_is_taken_over_and_directories_are_made(self) -> None:
         self.assertEqual({p.name for p in self.root.iterdir()}, {"one", "secret"})
         path = self.workspace.locate_submitted_file(SubmissionFile("source", "x.py"))
@@ -93,8 +91,6 @@ class DirectoryTests(WorkspaceTestCase):
 
 
 class ReadFileTests(WorkspaceTestCase):
-    """Files that the evaluator names."""
-
     def read(self, path: str, limit: int = 100, opened: Mapping[Path, int] | None = None) -> bytes:
         """Read a file as an evaluator in the tree's directory `a` names it."""
         directory = self.workspace.tree_directory / "a"

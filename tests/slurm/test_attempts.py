@@ -14,16 +14,12 @@ from tawebeval.slurm.attempts import Attempt, write_node_program
 
 
 class AttemptCase(SynchronousTestCase):
-    """A shared directory."""
-
     def setUp(self) -> None:
         self.parent = Path(tempfile.mkdtemp(prefix="tawebeval-test-"))
         self.addCleanup(shutil.rmtree, self.parent)
 
 
 class ProgramTests(AttemptCase):
-    """The program of the nodes."""
-
     def test_several_threads_write_it_once_and_remove_that_of_another_version(self) -> None:
         (self.parent / "node-0123456789abcdef" / "tawebeval").mkdir(parents=True)
         with ThreadPoolExecutor(8) as threads:
@@ -34,8 +30,6 @@ class ProgramTests(AttemptCase):
 
 
 class JobTests(AttemptCase):
-    """The directory of one job."""
-
     def make_attempt(self) -> Attempt:
         attempt = Attempt.create("tawebeval-x-", Workspace(self.parent / "evaluation"))
         attempt.make_directories()

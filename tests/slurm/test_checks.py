@@ -22,8 +22,6 @@ RUN_HERE = 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'
 
 
 class CheckTests(SynchronousTestCase):
-    """The checks of `tawebeval doctor`."""
-
     def make_commands(self, **scripts: str) -> Path:
         """Make the commands of a cluster; return their directory."""
         folder = Path(self.mktemp()).resolve()
@@ -34,8 +32,7 @@ class CheckTests(SynchronousTestCase):
         self.patch(os, "environ", {"PATH": f"{folder}:/usr/bin:/bin"})
         return folder
 
-    def test_busy(self) -> None:
-        """A cluster without a free node has no other fault."""
+    def test_busy_cluster_has_no_other_fault(self) -> None:
         folder = self.make_commands()
         self.patch(checks, "_JOB_SECONDS", 0.01)
         runner = RunnerSettings(kind="slurm", shared=str(folder))

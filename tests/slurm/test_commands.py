@@ -32,11 +32,9 @@ class FakeCommand:
         protocol.makeConnection(self)
 
     def signal_group(self, number: int) -> None:
-        """Note a signal."""
         self.signals.append(number)
 
     def end(self, printed: str = "", complaint: str = "") -> None:
-        """End, well without a complaint."""
         self.protocol.childDataReceived(1, printed.encode())
         self.protocol.childDataReceived(2, complaint.encode())
         value = ProcessTerminated(1) if complaint else ProcessDone(0)
@@ -58,15 +56,12 @@ class CommandTests(SynchronousTestCase):
         environment: Mapping[str, str],
         directory: str,
     ) -> None:
-        """Start a fake command."""
         self.running.append(FakeCommand(protocol, argv))
 
     def run_command(self, *argv: str) -> Deferred[str]:
-        """Begin a command."""
         return Deferred.fromCoroutine(self.commands.run(*argv))
 
-    def test_result(self) -> None:
-        """What it prints; or what it says when it fails."""
+    def test_output_or_complaint_is_the_result(self) -> None:
         done = self.run_command("squeue")
         self.running.pop().end("one\n")
         self.assertEqual(self.successResultOf(done), "one\n")
@@ -76,16 +71,14 @@ class CommandTests(SynchronousTestCase):
         self.assertEqual(str(error), "Unable to contact slurm controller")
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_deadline(self) -> None:
-        """A command that hangs is killed, and failed."""
+    def test_command_that_hangs_is_killed(self) -> None:
         done = self.run_command("squeue")
         self.clock.advance(COMMAND_TIMEOUT)
         self.assertEqual(self.running[0].signals, [9])
         self.running[0].end()
         self.assertIn("no answer within 15 seconds", str(self.failureResultOf(done).value))
 
-    def test_turns(self) -> None:
-        """Four run at once; others wait."""
+    def test_four_commands_run_at_once(self) -> None:
         for _ in range(6):
             self.run_command("scontrol")
         self.assertEqual(len(self.running), 4)
@@ -94,8 +87,7 @@ class CommandTests(SynchronousTestCase):
         while self.running:
             self.running.pop().end()
 
-    def test_gone(self) -> None:
-        """A job that has left the queue for some time is gone; one that was never there is not."""
+    def test_job_that_left_the_queue_is_gone(self) -> None:
         told: dict[str, list[QueuedJob | None]] = {"a": [], "b": []}
         for name, states in told.items():
             self.commands.watch_job(name, states.append)
@@ -111,8 +103,7 @@ class CommandTests(SynchronousTestCase):
         self.commands.unwatch_job("a")
         self.commands.unwatch_job("b")
 
-    def test_watch(self) -> None:
-        """One squeue tells all watchers of their jobs, until the last is forgotten."""
+    def test_one_squeue_tells_all_watchers(self) -> None:
         told: list[Any] = []
         self.commands.watch_job("a", told.append)
         self.commands.watch_job("b", told.append)
@@ -126,8 +117,7 @@ class CommandTests(SynchronousTestCase):
         self.clock.advance(SQUEUE_PERIOD)
         self.assertEqual(self.running, [])
 
-    def test_cancel(self) -> None:
-        """A job is cancelled when the controller is back, and again until it is gone."""
+    def test_job_is_cancelled_until_it_is_gone(self) -> None:
         self.commands.cancel_job("a")
         self.running.pop().end(complaint="away")
         for _ in range(2):
@@ -141,8 +131,7 @@ class CommandTests(SynchronousTestCase):
                 self.running.pop().end()
         self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
 
-    def test_many_cancelled(self) -> None:
-        """One scancel is for all jobs: each may wait for its deadline, and the queue meanwhile."""
+    def test_one_scancel_is_for_all_jobs(self) -> None:
         self.commands.cancel_stale_jobs(lambda name: True)
         self.running.pop().end("".join(f"{n}|d-{n}|PENDING||\n" for n in range(1, 301)))
         (scancel,) = self.running
@@ -156,8 +145,7 @@ class CommandTests(SynchronousTestCase):
             self.clock.advance(SQUEUE_PERIOD)
         self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
 
-    def test_left(self) -> None:
-        """Jobs that a killed daemon has left are cancelled, and no others."""
+    def test_jobs_of_a_killed_daemon_are_cancelled(self) -> None:
         self.commands.cancel_stale_jobs(lambda name: name.startswith("d-1-"))
         self.running.pop().end(complaint="away")
         self.clock.advance(SQUEUE_PERIOD)
@@ -168,15 +156,13 @@ class CommandTests(SynchronousTestCase):
             self.clock.advance(SQUEUE_PERIOD)
         self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
 
-    def test_unknown(self) -> None:
-        """A job that scontrol does not know has no fields."""
+    def test_unknown_job_has_no_fields(self) -> None:
         done = Deferred.fromCoroutine(self.commands.show_job("7"))
         self.assertEqual(self.running[0].argv[-1], "7")
         self.running.pop().end(complaint="Invalid job id specified")
         self.assertEqual(self.successResultOf(done), {})
 
-    def test_away(self) -> None:
-        """While squeue fails no job is asked for: many would wait for the controller."""
+    def test_no_job_is_asked_for_while_squeue_fails(self) -> None:
         self.commands.watch_job("a", lambda _: None)
         self.running.pop().end(complaint="away")
         done = Deferred.fromCoroutine(self.commands.show_job("7"))
@@ -187,8 +173,7 @@ class CommandTests(SynchronousTestCase):
         self.assertEqual(self.running[0].argv[-1], "7")
         self.running.pop().end()
 
-    def test_failed(self) -> None:
-        """After an answer that failed, squeue finds out when the controller is back."""
+    def test_squeue_finds_out_when_the_controller_is_back(self) -> None:
         done = Deferred.fromCoroutine(self.commands.show_job("7"))
         self.running.pop().end(complaint="Unable to contact slurm controller (connect failure)")
         self.assertIsNone(self.successResultOf(done))
@@ -204,8 +189,7 @@ class CommandTests(SynchronousTestCase):
         scontrol.end("JobId=7 JobState=NODE_FAIL\n")
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_long_queue(self) -> None:
-        """A queue of 10,000 jobs is read; one that is cut does not make jobs count as gone."""
+    def test_queue_of_10000_jobs_is_read_and_a_cut_one_loses_no_job(self) -> None:
         told: list[Any] = []
         self.commands.watch_job("b-9999", told.append)
         reason = "Nodes required for job are DOWN, DRAINED or reserved"
@@ -221,8 +205,7 @@ class CommandTests(SynchronousTestCase):
         self.commands.unwatch_job("b-9999")
         self.clock.advance(SQUEUE_PERIOD)
 
-    def test_environment(self) -> None:
-        """Commands get the path of Slurm's configuration, and no secret."""
+    def test_commands_get_the_configuration_of_slurm_and_no_secret(self) -> None:
         given = {"SLURM_CONF": "/c", "PATH": "/bin", "TOKEN": "x"}
         self.assertEqual(
             build_command_environment(given),

@@ -27,10 +27,7 @@ JOB = (
 
 
 class OptionTests(SynchronousTestCase):
-    """The options of srun."""
-
-    def test_options(self) -> None:
-        """Memory and time come from the limits; a problem's options come last, so they count."""
+    def test_options_of_srun_are_limits_and_then_those_of_the_problem(self) -> None:
         limits = LimitSettings(wall_clock=61, memory=2**20 * 100)
         runner = RunnerSettings(arguments=("--partition=main", "--qos=low"))
         problem = SlurmJobSettings(("--cpus-per-task=4",))
@@ -46,23 +43,18 @@ class OptionTests(SynchronousTestCase):
 
 
 class QueueTests(SynchronousTestCase):
-    """What Slurm's commands print."""
-
-    def test_queue(self) -> None:
-        """Jobs by their names; a line of another form does no harm."""
+    def test_jobs_are_read_by_name_and_other_lines_ignored(self) -> None:
         found = parse_squeue(QUEUE)
         name = "tawebeval-0123456789abcdef-0"
         self.assertEqual(found[name], QueuedJob("7", "PENDING", "Resources"))
         self.assertEqual(found["other"].state, "RUNNING")
 
-    def test_job(self) -> None:
-        """The fields of a job."""
+    def test_fields_of_a_job_are_read(self) -> None:
         job = parse_scontrol_job(JOB)
         self.assertEqual((job["JobId"], job["JobState"]), ("5", "NODE_FAIL"))
         self.assertEqual(job["UserId"], "nobody(65534)")
 
-    def test_identifier(self) -> None:
-        """The number of the job in srun's words."""
+    def test_identifier_is_read_from_the_words_of_srun(self) -> None:
         for words in (
             "srun: job 12 queued and waiting for resources",
             "srun: Job allocation 12 has been revoked",
@@ -72,10 +64,7 @@ class QueueTests(SynchronousTestCase):
 
 
 class LossTests(SynchronousTestCase):
-    """Why a job has ended without an outcome."""
-
-    def test_states(self) -> None:
-        """Each state of Slurm has its reason, and the message names job and node."""
+    def test_each_state_has_its_reason_with_job_and_node(self) -> None:
         reasons = {
             "NODE_FAIL": "node",
             "BOOT_FAIL": "node",
@@ -94,12 +83,10 @@ class LossTests(SynchronousTestCase):
             self.assertIn("the job 5 of Slurm on the node one", failure.message)
 
     def test_job_that_is_ending_has_the_reason_of_srun(self) -> None:
-        """The node of a job that was cancelled may take its time."""
         words = "slurmstepd: error: *** STEP 5.0 ON one CANCELLED AT 2026-01-01 ***"
         self.assertEqual(explain_job_loss({"JobState": "COMPLETING"}, words).reason, "revoked")
 
-    def test_words(self) -> None:
-        """Without an answer of the controller the words of srun count."""
+    def test_words_of_srun_count_without_the_controller(self) -> None:
         reasons = {
             "srun: error: Node failure on one": "node",
             "slurmstepd: error: *** STEP 5.0 ON one CANCELLED DUE TO PREEMPTION ***": "preempted",
@@ -110,14 +97,12 @@ class LossTests(SynchronousTestCase):
         for words, reason in reasons.items():
             self.assertEqual(explain_job_loss({}, words).reason, reason, words)
 
-    def test_refused(self) -> None:
-        """A job that Slurm does not take is a fault of the configuration, with srun's words."""
+    def test_refused_job_is_a_fault_of_the_configuration(self) -> None:
         failure = explain_job_loss({}, "srun: error: invalid partition specified: none\n")
         self.assertEqual(failure.reason, "lost")
         self.assertIn("srun said: srun: error: invalid partition specified: none", failure.message)
 
-    def test_traceback(self) -> None:
-        """Of a program that fails on the node clients see the last line, and no traceback."""
+    def test_last_line_of_a_traceback_is_shown(self) -> None:
         lines = (
             "srun: job 5 queued and waiting for resources",
             "Traceback (most recent call last):",
@@ -131,8 +116,7 @@ class LossTests(SynchronousTestCase):
         cut = explain_job_loss({}, "\n".join(lines[2:])).message
         self.assertNotIn("/shared/secret", cut)
 
-    def test_node_message(self) -> None:
-        """Names in a message of the program on the node are no words of Slurm."""
+    def test_names_in_a_message_of_the_node_are_no_words_of_slurm(self) -> None:
         for words in ("/preemption: Permission denied", "/oom-kill: No space left on device"):
             said = f"srun: job 5 queued\ntawebeval on one: {words}\n"
             failure = explain_job_loss({"JobId": "5", "JobState": "FAILED"}, said)

@@ -25,8 +25,6 @@ _HOLD = "import os, time; f = open('held', 'wb', 0); os.unlink('held'); f.write(
 
 
 class NodeCase(SynchronousTestCase):
-    """A job's directory, and the program."""
-
     def setUp(self) -> None:
         self.parent = Path(tempfile.mkdtemp(prefix="tawebeval-test-"))
         self.addCleanup(shutil.rmtree, self.parent, ignore_errors=True)
@@ -76,8 +74,6 @@ class NodeCase(SynchronousTestCase):
 
 
 class NodeJobTests(NodeCase):
-    """Evaluators that end, and that are ended."""
-
     def test_output_and_exit_are_in_files(self) -> None:
         state = self.finish(self.start("/bin/sh", "-c", "echo out; echo err >&2; exit 3"))
         self.assertEqual(os.waitstatus_to_exitcode(state["status"]), 3)
@@ -137,15 +133,12 @@ class NodeJobTests(NodeCase):
         self.wait(lambda: not processes(word), "the evaluator is gone")
 
     def test_program_imports_few_modules(self) -> None:
-        """Imports are most of its processor time; `asyncio` alone has 60 modules."""
         python = ("/usr/bin/python3", "-I", "-S", "-X", "importtime")
         ended = subprocess.run([*python, self.program], capture_output=True)
         self.assertIn(ended.stderr.count(b"import time:"), range(50, 150))
 
 
 class CheckTests(NodeCase):
-    """What `tawebeval doctor` asks a node."""
-
     def test_report(self) -> None:
         file = self.directory / "check"
         told = {"token": "x", "argv": ["/bin/sh", "-c", "echo no >&2; exit 1"], "paths": ["/gone"]}

@@ -34,8 +34,6 @@ RUSAGE = [1.5, 0.5, *[0] * 14]
 
 
 class FakeStarter:
-    """The starter of sruns."""
-
     is_attached = True
 
     def __init__(self) -> None:
@@ -84,8 +82,6 @@ class FakeCommands:
 
 
 class FakeRun(ProcessProtocol):
-    """A run, which notes what it is told."""
-
     def __init__(self) -> None:
         self.stdout = b""
         self.told: list[Any] = []
@@ -176,7 +172,6 @@ class NodeProcessCase(SynchronousTestCase):
         self.pass_time()
 
     def connect(self) -> None:
-        """Begin, and connect the run."""
         started = self.follow()
         self.print_text("")
         self.tell()
@@ -186,8 +181,6 @@ class NodeProcessCase(SynchronousTestCase):
 
 
 class NodeProcessTests(NodeProcessCase):
-    """One job, to its end."""
-
     def test_wait_ends_when_the_node_has_begun(self) -> None:
         started = self.follow()
         watcher = self.commands.watchers[self.attempt.job_name]
@@ -372,8 +365,6 @@ class ResumeTests(NodeProcessCase):
 
 
 class RepeatTests(NodeProcessCase):
-    """Lost jobs that are begun again."""
-
     retries = 1
 
     def lose(self) -> None:

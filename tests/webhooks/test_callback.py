@@ -8,16 +8,12 @@ from tawebeval.webhooks.callback import CallbackRecord, CallbackState
 
 
 class CallbackTests(SynchronousTestCase):
-    """One callback."""
-
-    def test_begins(self) -> None:
-        """It waits for the end of its evaluation."""
+    def test_callback_begins_pending(self) -> None:
         callback = CallbackRecord("https://h/", "alice")
         self.assertEqual((callback.state, callback.attempt_count), (CallbackState.WAITING, 0))
         self.assertIsNone(callback.last_error)
 
-    def test_shown(self) -> None:
-        """A status has no query, the log no path either: both may be secrets."""
+    def test_url_is_shown_without_query_and_logged_without_path(self) -> None:
         for url, shown, origin in (
             ("https://Host/a/b?key=x", "https://Host/a/b", "https://host:443"),
             ("http://h:8080?key=x", "http://h:8080", "http://h:8080"),

@@ -55,12 +55,10 @@ class FakeSender:
         self.forbidden = False
 
     def check_url(self, url: str) -> None:
-        """Forbid all, or nothing."""
         if self.forbidden:
             raise ForbiddenHost("the host is forbidden")
 
     async def post_document(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
-        """Note it, and answer."""
         self.posted.append((url, headers, body))
         self.times.append(self._clock.seconds())
         if self.held:
@@ -77,7 +75,6 @@ class FakeSender:
             waiting.callback(self.late_result)
 
     def answer(self, result: AttemptResult) -> None:
-        """Answer the attempt that has waited longest."""
         self.waiting.pop(0).callback(result)
 
 
@@ -123,7 +120,6 @@ class CallbacksTestCase(SynchronousTestCase):
     def send(
         self, caller: str = "alice", document: bytes = b"{}", name: str = "some"
     ) -> CallbackRecord:
-        """Let an evaluation end."""
         callback = self.callbacks.create_callback(URL, caller)
         self.callbacks.start_delivery(callback, name, lambda: document)
         return callback
@@ -135,12 +131,10 @@ class CallbacksTestCase(SynchronousTestCase):
         attempts: int,
         error: str | None = None,
     ) -> None:
-        """Hold that a callback is so far."""
         found = (callback.state, callback.attempt_count, callback.last_error)
         self.assertEqual(found, (state, attempts, error))
 
     def close(self) -> Deferred[None]:
-        """Let the daemon stop."""
         return Deferred.fromCoroutine(self.callbacks.close())
 
     def nothing_left(self) -> None:
@@ -151,8 +145,6 @@ class CallbacksTestCase(SynchronousTestCase):
 
 
 class ExpectTests(CallbacksTestCase):
-    """Before an evaluation begins."""
-
     def test_first_attempt_waits_until_the_document_is_stored(self) -> None:
         callback = self.callbacks.create_callback(URL, "alice")
         stored: Deferred[None] = Deferred()
@@ -163,13 +155,11 @@ class ExpectTests(CallbacksTestCase):
         stored.callback(None)
         self.assertEqual(len(self.sender.posted), 1)
 
-    def test_accepted(self) -> None:
-        """A callback waits for the end of its evaluation; nothing is sent."""
+    def test_callback_waits_for_the_end(self) -> None:
         self.check(self.callbacks.create_callback(URL, "alice"), CallbackState.WAITING, 0)
         self.assertEqual(self.sender.posted, [])
 
-    def test_refused(self) -> None:
-        """Without a secret, or to where it may not go, there is none: the field is at fault."""
+    def test_callback_without_secret_or_to_a_forbidden_place_is_refused(self) -> None:
         error = self.assertRaises(InvalidField, self.callbacks.create_callback, URL, "carol")
         self.assertIn("ask the operator for a secret", error.detail)
         self.assertEqual(error.extra_members, {"field": "callback_url"})
@@ -179,10 +169,7 @@ class ExpectTests(CallbacksTestCase):
 
 
 class DeliveryTests(CallbacksTestCase):
-    """One callback."""
-
-    def test_delivered(self) -> None:
-        """The document is posted once, signed with the caller's secret."""
+    def test_document_is_posted_once_and_signed(self) -> None:
         callback = self.send(document=b'{"a": 1}')
         self.check(callback, CallbackState.DELIVERED, 1)
         ((url, headers, body),) = self.sender.posted
@@ -194,16 +181,14 @@ class DeliveryTests(CallbacksTestCase):
         self.assertEqual(self.callbacks.ended_counts_by_state, {CallbackState.DELIVERED: 1})
         self.nothing_left()
 
-    def test_document(self) -> None:
-        """The document is made when the callback is on its way, and is the same each time."""
+    def test_document_is_made_late_and_is_the_same_each_time(self) -> None:
         self.sender.results = [BAD, TAKEN]
         callback = self.callbacks.create_callback(URL, "alice")
         self.callbacks.start_delivery(callback, "some", lambda: callback.state.value.encode())
         self.clock.advance(5)
         self.assertEqual([body for _, _, body in self.sender.posted], [b"pending"] * 2)
 
-    def test_again(self) -> None:
-        """What fails is tried again, later each time, under the same name and signed anew."""
+    def test_failed_attempt_is_repeated_later_under_the_same_name(self) -> None:
         self.sender.results = [BAD, AttemptResult(RequestOutcome.RETRY, "no connection"), TAKEN]
         callback = self.send()
         self.check(callback, CallbackState.PENDING, 1, "the status 500")
@@ -221,15 +206,13 @@ class DeliveryTests(CallbacksTestCase):
         self.assertEqual(len({one["Webhook-Signature"] for one in headers}), 3)
         self.nothing_left()
 
-    def test_asked_to_wait(self) -> None:
-        """A receiver that says how long to leave it alone is left alone."""
+    def test_retry_after_is_heeded(self) -> None:
         self.sender.results = [AttemptResult(RequestOutcome.RETRY, "the status 429", 30), TAKEN]
         self.send()
         self.clock.pump([34.9, 0.1])
         self.assertEqual(self.sender.times, [0, 35])
 
-    def test_too_often(self) -> None:
-        """After the last attempt it is given up."""
+    def test_callback_is_given_up_after_the_last_attempt(self) -> None:
         self.sender.results = [BAD]
         callback = self.send()
         self.clock.pump([5, 10, 20])
@@ -238,16 +221,14 @@ class DeliveryTests(CallbacksTestCase):
         self.assertEqual(self.callbacks.ended_counts_by_state, {CallbackState.GIVEN_UP: 1})
         self.nothing_left()
 
-    def test_refused(self) -> None:
-        """A no is a no."""
+    def test_refusal_of_the_receiver_is_final(self) -> None:
         self.sender.results = [BAD, NO]
         callback = self.send()
         self.clock.advance(5)
         self.check(callback, CallbackState.REFUSED, 2, "the status 404")
         self.nothing_left()
 
-    def test_secrets_change(self) -> None:
-        """Each attempt is signed with the secret of then; without one it is not made."""
+    def test_each_attempt_is_signed_with_the_present_secret(self) -> None:
         self.sender.results = [BAD]
         callback = self.send()
         self.secrets.current_secrets = parse_secrets(f"alice {format_secret(NEW)}")
@@ -267,8 +248,7 @@ class DeliveryTests(CallbacksTestCase):
         )
         self.nothing_left()
 
-    def test_defect(self) -> None:
-        """A defect is logged, ends this callback, and no other."""
+    def test_defect_is_logged_and_ends_its_callback_only(self) -> None:
         self.sender.results = [ZeroDivisionError(), TAKEN]
         callback = self.send()
         self.check(
@@ -278,8 +258,7 @@ class DeliveryTests(CallbacksTestCase):
         self.check(self.send(), CallbackState.DELIVERED, 1)
         self.nothing_left()
 
-    def test_log(self) -> None:
-        """The log tells of each step, and shows neither path nor query of the URL."""
+    def test_log_shows_neither_path_nor_query(self) -> None:
         self.sender.results = [BAD, TAKEN, BAD, NO]
         with capturedLogs() as logged:
             for name in ("one", "two"):
@@ -305,12 +284,9 @@ class DeliveryTests(CallbacksTestCase):
 
 
 class ManyTests(CallbacksTestCase):
-    """Places to send."""
-
     bounds = attrs.evolve(CallbacksTestCase.bounds, pending_bytes=10**8)
 
-    def test_at_once(self) -> None:
-        """So many are sent at once; half of the places at most are one caller's."""
+    def test_attempts_at_once_are_bounded_and_half_of_them_for_each_caller(self) -> None:
         self.sender.held = True
         for caller in ("alice",) * 4 + ("bob",):
             self.send(caller, b"")
@@ -318,8 +294,7 @@ class ManyTests(CallbacksTestCase):
         self.sender.answer(TAKEN)
         self.assertEqual(len(self.sender.posted), 4)
 
-    def test_many_refused(self) -> None:
-        """However many wait when their secret is removed, each ends: as many in a turn as slots."""
+    def test_many_callbacks_without_secret_end_a_few_in_a_turn(self) -> None:
         self.sender.held = True
         callbacks = [self.send() for _ in range(sys.getrecursionlimit())]
         self.secrets.current_secrets = parse_secrets(f"bob {format_secret(NEW)}")
@@ -336,8 +311,7 @@ class ManyTests(CallbacksTestCase):
         self.assertEqual(self.callbacks.ended_counts_by_state, ends)
         self.nothing_left()
 
-    def test_a_pause_takes_no_place(self) -> None:
-        """Who waits for the next attempt keeps nobody from sending."""
+    def test_pause_takes_no_place(self) -> None:
         self.sender.results = [BAD] * 4 + [TAKEN]
         callbacks = [self.send(document=b"") for _ in range(4)]
         self.check(self.send("bob", b""), CallbackState.DELIVERED, 1)
@@ -345,12 +319,9 @@ class ManyTests(CallbacksTestCase):
 
 
 class RoomTests(CallbacksTestCase):
-    """Memory for four."""
-
     bounds = attrs.evolve(CallbacksTestCase.bounds, pending_bytes=4 * (4096 + 100))
 
-    def test_room(self) -> None:
-        """Over the bound the caller who has most loses what has waited longest."""
+    def test_caller_with_most_bytes_loses_its_oldest_callback(self) -> None:
         self.sender.results = [BAD]
         bob = self.send("bob", b"b" * 100)
         alices = [self.send("alice", b"a" * 100) for _ in range(3)]
@@ -366,8 +337,9 @@ class RoomTests(CallbacksTestCase):
 
     @example_settings(max_examples=30)
     @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9000)), max_size=12))
-    def test_any(self, drawn: list[tuple[str, int]]) -> None:
-        """One after another goes the oldest of the caller with most bytes, until the rest fits."""
+    def test_oldest_of_the_largest_caller_go_until_the_rest_fits(
+        self, drawn: list[tuple[str, int]]
+    ) -> None:
         self.setUp()
         self.secrets.current_secrets = parse_secrets(
             f"a {format_secret(OLD)}\nb {format_secret(OLD)}"
@@ -387,15 +359,13 @@ class RoomTests(CallbacksTestCase):
             self.assertEqual(states, [CallbackState.PENDING] * len(left))
             self.assertEqual(self.callbacks.pending_count, len(left))
 
-    def test_room_again(self) -> None:
-        """A callback that has ended takes no room, however it has."""
+    def test_ended_callback_takes_no_room(self) -> None:
         for result, state in ((TAKEN, CallbackState.DELIVERED), (NO, CallbackState.REFUSED)):
             self.sender.results = [result]
             states = [self.send().state for _ in range(9)]
             self.assertEqual(states, [state] * 9)
 
-    def test_room_for_none(self) -> None:
-        """A document that is larger than all room is not sent, and takes no other's."""
+    def test_document_larger_than_all_room_is_not_sent(self) -> None:
         self.sender.results = [BAD]
         bob = self.send("bob", b"")
         alice = self.send("alice", b"a" * self.bounds.pending_bytes)
@@ -408,8 +378,7 @@ class RoomTests(CallbacksTestCase):
         self.assertEqual(len(self.sender.posted), 1)
         self.assertEqual(bob.state, CallbackState.PENDING)
 
-    def test_room_while_sending(self) -> None:
-        """One that is just being sent can be given up, too, and gives back its place."""
+    def test_callback_being_sent_can_be_given_up(self) -> None:
         self.sender.held = True
         first = self.send("alice", b"")
         for _ in range(4):
@@ -422,8 +391,7 @@ class RoomTests(CallbacksTestCase):
         )
         self.assertEqual(len(self.sender.posted), 3)
 
-    def test_answered_at_last(self) -> None:
-        """One that was given up while its status had come is as the status says."""
+    def test_callback_given_up_after_its_status_counts_as_answered(self) -> None:
         for result, state in ((TAKEN, CallbackState.DELIVERED), (BAD, CallbackState.GIVEN_UP)):
             self.setUp()
             self.sender.held = True
@@ -436,12 +404,9 @@ class RoomTests(CallbacksTestCase):
 
 
 class AloneTests(CallbacksTestCase):
-    """A daemon without tokens."""
-
     has_one_caller = True
 
-    def test_all_places(self) -> None:
-        """Its one caller has all places."""
+    def test_only_caller_has_all_places(self) -> None:
         self.secrets.current_secrets = parse_secrets(f"* {format_secret(OLD)}")
         self.sender.held = True
         for _ in range(6):
@@ -450,17 +415,13 @@ class AloneTests(CallbacksTestCase):
 
 
 class CloseTests(CallbacksTestCase):
-    """The daemon's end."""
-
     bounds = attrs.evolve(CallbacksTestCase.bounds, concurrent_attempts=2)
 
-    def test_nothing(self) -> None:
-        """Where nothing waits nothing is waited for."""
+    def test_nothing_waiting_is_not_waited_for(self) -> None:
         self.successResultOf(self.close())
         self.nothing_left()
 
-    def test_last_attempt(self) -> None:
-        """What waits for its next attempt has it now, and it is the last."""
+    def test_paused_callback_has_its_last_attempt_at_the_end(self) -> None:
         self.sender.results = [BAD, BAD, TAKEN, BAD]
         one, other = self.send("alice"), self.send("bob")
         with capturedLogs() as logged:
@@ -473,8 +434,7 @@ class CloseTests(CallbacksTestCase):
         self.assertIn(f"given_up, attempts: 2: {why}", formatEvent(warning))
         self.nothing_left()
 
-    def test_end_pauses(self) -> None:
-        """What waits is tried at once; what comes until all is closed has one attempt, too."""
+    def test_callbacks_until_the_close_have_one_attempt(self) -> None:
         self.sender.results = [BAD, TAKEN, TAKEN, BAD]
         callback = self.send("alice")
         self.callbacks.start_last_attempts()
@@ -486,8 +446,7 @@ class CloseTests(CallbacksTestCase):
         self.successResultOf(self.close())
         self.nothing_left()
 
-    def test_stop_now(self) -> None:
-        """`give_up_all_deliveries` waits for nothing and sends nothing more."""
+    def test_giving_up_waits_for_nothing(self) -> None:
         self.sender.held = True
         callback = self.send("alice")
         closed = self.close()
@@ -497,8 +456,7 @@ class CloseTests(CallbacksTestCase):
         self.check(self.send("bob"), CallbackState.GIVEN_UP, 0, STOPPED)
         self.nothing_left()
 
-    def test_stop_now_with_others_waiting(self) -> None:
-        """Nor is anything sent that waits for a place: none gets that of another."""
+    def test_giving_up_sends_nothing_that_waits(self) -> None:
         self.sender.held = True
         callbacks = [self.send(caller) for caller in ("alice", "bob") * 3]
         self.callbacks.give_up_all_deliveries()
@@ -506,8 +464,7 @@ class CloseTests(CallbacksTestCase):
             self.check(callback, CallbackState.GIVEN_UP, attempts, STOPPED)
         self.nothing_left()
 
-    def test_out_of_time(self) -> None:
-        """What has no answer within the time is given up: under way, or without a place yet."""
+    def test_callback_without_answer_in_time_is_given_up(self) -> None:
         self.sender.held = True
         callbacks = [self.send(caller) for caller in ("alice", "bob", "alice")]
         closed = self.close()
@@ -526,8 +483,6 @@ class CloseTests(CallbacksTestCase):
 
 
 class OpenTests(SynchronousTestCase):
-    """From settings."""
-
     def open(self, settings: CallbackSettings) -> CallbackQueue:
         """Return the callbacks of a daemon with these settings."""
         reactor: Any = MemoryReactorClock()
@@ -535,15 +490,13 @@ class OpenTests(SynchronousTestCase):
             settings, {}, FakeResolver(), reactor, bytes, lambda: 0, has_one_caller=True
         )
 
-    def test_disabled(self) -> None:
-        """Without a file of secrets nobody can have one."""
+    def test_no_file_of_secrets_permits_no_callback(self) -> None:
         callbacks = self.open(CallbackSettings())
         error = self.assertRaises(InvalidField, callbacks.create_callback, URL, "")
         self.assertIn("callbacks are disabled (callbacks.secrets)", error.detail)
         self.assertEqual(list(callbacks.list_reloadable_files()), [])
 
-    def test_secrets(self) -> None:
-        """What stands in the file counts from the start, and again once it is reloaded."""
+    def test_secrets_count_from_the_start_and_after_a_reload(self) -> None:
         secrets = Path(self.mktemp())
         secrets.write_text(f"* {format_secret(OLD)}")
         callbacks = self.open(CallbackSettings(str(secrets)))
@@ -553,7 +506,6 @@ class OpenTests(SynchronousTestCase):
         reloadable.apply_content(reloadable.read_files())
         self.assertRaises(InvalidField, callbacks.create_callback, URL, "")
 
-    def test_without_secrets(self) -> None:
-        """Callbacks that cannot be signed stop the start."""
+    def test_missing_secrets_stop_the_start(self) -> None:
         error = self.assertRaises(ConfigurationError, self.open, CallbackSettings("/nonexistent"))
         self.assertTrue(str(error).startswith("callbacks.secrets: "), str(error))

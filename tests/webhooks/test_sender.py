@@ -66,7 +66,6 @@ class Receiver(Resource):
         self.received: list[tuple[bytes, bytes, Headers, bytes]] = []
 
     def render(self, request: Any) -> Any:
-        """Note the request, and answer."""
         body = request.content.read()
         self.received.append((request.method, request.uri, request.requestHeaders, body))
         request.setResponseCode(self.status)
@@ -85,7 +84,6 @@ class Broken:
         self._outcome = outcome
 
     def request(self, *_: Any, **__: Any) -> Deferred[Any]:
-        """Return how it ends."""
         return self._outcome()
 
 
@@ -99,7 +97,6 @@ class Response:
         self.headers = headers
 
     def request(self, *_: Any, **__: Any) -> Deferred[Any]:
-        """Return itself."""
         return succeed(self)
 
 
@@ -120,7 +117,6 @@ class Policy:
         self.asked: list[tuple[bytes, int]] = []
 
     def creatorForNetloc(self, hostname: bytes, port: int) -> Any:
-        """Return what Twisted's own returns."""
         self.asked.append((hostname, port))
         return BrowserLikePolicyForHTTPS().creatorForNetloc(hostname, port)
 
@@ -137,8 +133,6 @@ class SenderTestCase(SynchronousTestCase):
         self.reached: list[tuple[str, str]] = []
 
     def sender(self) -> WebhookSender:
-        """Return what posts."""
-
         def agent(target: ServerAddress, addresses: Sequence[IPAddress]) -> Any:
             self.reached.append((target.host, str(addresses[0])))
             return self.agent
@@ -152,7 +146,6 @@ class SenderTestCase(SynchronousTestCase):
         )
 
     def post(self, url: str = URL) -> Deferred[AttemptResult]:
-        """Make an attempt."""
         sender = self.sender()
         posted = Deferred.fromCoroutine(
             sender.post_document(url, {"Webhook-Id": "evt_1"}, b'{"a": 1}')
@@ -162,15 +155,11 @@ class SenderTestCase(SynchronousTestCase):
         return posted
 
     def result(self, url: str = URL) -> AttemptResult:
-        """Return what comes of an attempt."""
         return self.successResultOf(self.post(url))
 
 
 class ExchangeTests(SenderTestCase):
-    """What is sent, and answers."""
-
-    def test_taken(self) -> None:
-        """The document arrives as it is, with its type and the headers that were given."""
+    def test_document_arrives_with_type_and_headers(self) -> None:
         self.assertEqual(
             self.result(),
             AttemptResult(RequestOutcome.ACCEPTED, "the receiver answered with status 204"),
@@ -186,8 +175,7 @@ class ExchangeTests(SenderTestCase):
         self.assertEqual(self.reached, [("receiver.example", "8.8.8.8")])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_statuses(self) -> None:
-        """A status is told, and what it means; a redirect is not followed."""
+    def test_status_is_told_with_its_meaning_and_redirects_are_not_followed(self) -> None:
         self.receiver.headers = {"Location": "http://elsewhere.example/"}
         self.receiver.answer = b"x" * 100_000
         for status, expected in (
@@ -210,14 +198,12 @@ class ExchangeTests(SenderTestCase):
         self.assertEqual(len(self.receiver.received), 6)
         self.assertEqual({host for host, _ in self.reached}, {"receiver.example"})
 
-    def test_path(self) -> None:
-        """A URL is asked for as it was written."""
+    def test_url_is_requested_as_written(self) -> None:
         for path in ("/a%2Fb%20c?x=%41&&y;z=a+b=", "/a//../b?/?", "/:@!$&'()*,;="):
             self.result(f"http://receiver.example{path}")
             self.assertEqual(self.receiver.received[-1][1].decode(), path)
 
-    def test_retry_after(self) -> None:
-        """Seconds, or a date; what is neither asks for nothing."""
+    def test_retry_after_is_seconds_or_a_date(self) -> None:
         self.receiver.status = 503
         for value, asked in (
             *(("7", 7), (" 7 ", 7), ("0", 0), ("999999999", 999999999), ("9" * 5000, 0)),
@@ -227,8 +213,7 @@ class ExchangeTests(SenderTestCase):
             self.receiver.headers = {"Retry-After": value}
             self.assertEqual(self.result().retry_after, asked, value)
 
-    def test_slow(self) -> None:
-        """Who does not answer in time is asked again; a status in time is enough."""
+    def test_attempt_without_status_in_time_is_repeated(self) -> None:
         self.receiver.answer = NOT_DONE_YET
         for status, expected in (
             (
@@ -244,8 +229,7 @@ class ExchangeTests(SenderTestCase):
             self.clock.advance(0.1)
             self.assertEqual(self.successResultOf(posted), expected)
 
-    def test_cancelled(self) -> None:
-        """To cancel an attempt ends it; a status that has come by then counts."""
+    def test_cancelled_attempt_counts_if_its_status_has_come(self) -> None:
         self.receiver.answer = NOT_DONE_YET
         self.receiver.status = 500
         posted = self.post()
@@ -259,11 +243,8 @@ class ExchangeTests(SenderTestCase):
 
 
 class RetryAfterTests(SenderTestCase):
-    """`Retry-After`, whatever stands in it."""
-
     @given(st.one_of(st.binary(), st.from_regex(r"[A-Z][a-z]{2}, [0-9 a-zA-Z:-]*")))
-    def test_any(self, value: bytes | str) -> None:
-        """Nothing that a receiver sends is a defect of ours."""
+    def test_any_retry_after_is_a_duration_or_ignored(self, value: bytes | str) -> None:
         self.setUp()
         raw = value if isinstance(value, bytes) else value.encode()
         self.agent = Response(Headers({b"Retry-After": [raw]}))
@@ -271,10 +252,7 @@ class RetryAfterTests(SenderTestCase):
 
 
 class FailureTests(SenderTestCase):
-    """What does not even become an answer."""
-
-    def test_hosts(self) -> None:
-        """A host that is not permitted is a refusal, one that is not found just now is none."""
+    def test_forbidden_host_is_a_refusal_and_an_unknown_one_is_not(self) -> None:
         for answers in (["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["::1"]):
             self.resolver = FakeResolver(answers)
             result = self.result()
@@ -295,8 +273,7 @@ class FailureTests(SenderTestCase):
             self.assertIn(words, result.reason)
         self.assertEqual(self.reached, [])
 
-    def test_looked_up_each_time(self) -> None:
-        """Each attempt looks the name up for itself, and connects where it was found."""
+    def test_name_is_looked_up_for_each_attempt(self) -> None:
         self.resolver = FakeResolver(["8.8.8.8"], ["8.8.4.4"], ["127.0.0.1"])
         verdicts = [self.result().outcome for _ in range(3)]
         self.assertEqual(
@@ -304,22 +281,19 @@ class FailureTests(SenderTestCase):
         )
         self.assertEqual([address for _, address in self.reached], ["8.8.8.8", "8.8.4.4"])
 
-    def test_check(self) -> None:
-        """What a URL itself tells can be asked beforehand."""
+    def test_url_can_be_checked_beforehand(self) -> None:
         sender = self.sender()
         sender.check_url(URL)
         self.assertRaises(ForbiddenHost, sender.check_url, "https://10.0.0.1/")
         self.assertEqual(self.resolver.asked, [])
 
-    def test_slow_look_up(self) -> None:
-        """A resolver that is silent counts against the same time."""
+    def test_look_up_counts_against_the_time(self) -> None:
         self.resolver.silent = True
         posted = self.post()
         self.clock.advance(15)
         self.assertIn("15 seconds", self.successResultOf(posted).reason)
 
-    def test_no_answer(self) -> None:
-        """What fails on the way is said without a word of what was received."""
+    def test_failure_is_told_without_received_bytes(self) -> None:
         banner = [Failure(ValueError("SSH-2.0-secret"))]
         tls = [Failure(TlsError([("", "", "verify failed")]))]
         for error, words in (
@@ -336,15 +310,13 @@ class FailureTests(SenderTestCase):
             self.assertIn(words, result.reason)
             self.assertNotIn("secret", result.reason)
 
-    def test_names(self) -> None:
-        """A host that the resolver knows, and that is no name by the rules of IDNA, is refused."""
+    def test_host_that_is_no_idna_name_is_refused(self) -> None:
         for url in ("http://a-.example/", "http://a_b.example/", "http://xn--a.example/"):
             result = self.result(url)
             self.assertIs(result.outcome, RequestOutcome.REFUSED)
             self.assertIn("is not a valid name", result.reason)
 
-    def test_cancelled_connection(self) -> None:
-        """An attempt that is out of time says so, also if the connection calls it its failure."""
+    def test_attempt_out_of_time_says_so_whatever_the_connection_says(self) -> None:
         for error in (
             ResponseNeverReceived([Failure(CancelledError())]),
             ConnectingCancelledError(IPv4Address("TCP", "8.8.8.8", 80)),
@@ -356,8 +328,6 @@ class FailureTests(SenderTestCase):
 
 
 class PinnedAgentTests(SynchronousTestCase):
-    """A reactor in memory."""
-
     def setUp(self) -> None:
         self.reactor: Any = MemoryReactorClock()
         self.policy = Policy()
@@ -379,8 +349,7 @@ class PinnedAgentTests(SynchronousTestCase):
         protocol.makeConnection(self.transport)
         return protocol
 
-    def test_address(self) -> None:
-        """The connection goes to the address, and the request still names the host."""
+    def test_connection_goes_to_the_address_and_the_request_names_the_host(self) -> None:
         for url, address, port in (
             ("http://name.example/x", "8.8.8.8", 80),
             ("http://name.example:8080/x", "2001:4860::8888", 8080),
@@ -419,16 +388,14 @@ class PinnedAgentTests(SynchronousTestCase):
         self.failureResultOf(asked, ConnectingCancelledError)
         self.assertEqual(len(self.reactor.tcpClients), 1)
 
-    def test_trust(self) -> None:
-        """What is trusted for a host is found out once, and for each host by itself."""
+    def test_trust_is_found_out_once_for_each_host(self) -> None:
         trust = CachedPolicyForHTTPS(self.policy)
         one = trust.creatorForNetloc(b"a.example", 443)
         self.assertIs(trust.creatorForNetloc(b"a.example", 443), one)
         self.assertIsNot(trust.creatorForNetloc(b"b.example", 443), one)
         self.assertEqual(self.policy.asked, [(b"a.example", 443), (b"b.example", 443)])
 
-    def test_unpacked_by_nobody(self) -> None:
-        """Nothing packed is asked for, and of an answer's headers only one is shown."""
+    def test_nothing_compressed_is_asked_for(self) -> None:
         asked = self.ask(**{"Accept-Encoding": "gzip", "X-Own": "1"})
         protocol = self.connect()
         self.assertNotIn(b"accept-encoding", self.transport.value().lower())
@@ -440,8 +407,7 @@ class PinnedAgentTests(SynchronousTestCase):
         headers = self.successResultOf(asked).headers
         self.assertEqual(list(headers.getAllRawHeaders()), [(b"Retry-After", [b"7"])])
 
-    def test_bytes(self) -> None:
-        """An answer that goes on and on is cut off, be it in its headers or its body."""
+    def test_endless_answer_is_cut_off(self) -> None:
         for end in (b"", b"\r\n"):
             self.setUp()
             asked = self.ask()
@@ -462,8 +428,7 @@ class PinnedAgentTests(SynchronousTestCase):
             else:
                 self.failureResultOf(asked, ResponseFailed)
 
-    def test_seconds(self) -> None:
-        """A connection that is kept open is aborted in time; one that has ended leaves no timer."""
+    def test_connection_kept_open_is_aborted_in_time(self) -> None:
         self.ask()
         protocol = self.connect()
         protocol.dataReceived(HEAD + b"\r\n")
@@ -480,10 +445,7 @@ class PinnedAgentTests(SynchronousTestCase):
 
 
 class OpenTests(SynchronousTestCase):
-    """By settings."""
-
-    def test_settings(self) -> None:
-        """Hosts, networks and the time are those of the settings."""
+    def test_hosts_networks_and_time_are_those_of_the_settings(self) -> None:
         reactor: Any = MemoryReactorClock()
         settings = CallbackSettings(
             allow_hosts=("8.8.8.8", "10.0.0.1", "10.1.0.1"),

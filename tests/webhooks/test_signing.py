@@ -27,10 +27,7 @@ OLD_SECRET, NEW_SECRET = format_secret(OLD), format_secret(NEW)
 
 
 class ParseTests(SynchronousTestCase):
-    """The file."""
-
-    def test_callers(self) -> None:
-        """A line for each secret; `*` is the caller without a name; others have none."""
+    def test_each_line_is_a_secret_of_its_caller(self) -> None:
         secrets = parse_secrets(
             f"# ours\n\n  alice\t{OLD_SECRET} \nbob {NEW_SECRET}\r\n* {OLD_SECRET}"
         )
@@ -40,8 +37,7 @@ class ParseTests(SynchronousTestCase):
             self.assertFalse(secrets.has_secret(caller), caller)
         self.assertFalse(SigningSecrets().has_secret(ANONYMOUS_CALLER))
 
-    def test_mistakes(self) -> None:
-        """What is no line of the file is named by its number, and nothing of it is shown."""
+    def test_malformed_line_is_named_by_number_without_its_content(self) -> None:
         for line in (
             "alice", OLD_SECRET, f"alice {b64encode(OLD).decode()}", f"-x {OLD_SECRET}",
             f"alice {format_secret(b's' * 23)}", f"alice {format_secret(b's' * 65)}",
@@ -54,16 +50,12 @@ class ParseTests(SynchronousTestCase):
             error = self.assertRaises(ConfigurationError, parse_secrets, text)
             self.assertIn("no secret", str(error))
 
-    def test_not_shown(self) -> None:
-        """What is logged by mistake has no secret in it."""
+    def test_secrets_are_not_in_representations(self) -> None:
         self.assertNotIn("oooo", repr(parse_secrets(f"alice {OLD_SECRET}")))
 
 
 class SignTests(SynchronousTestCase):
-    """Signatures."""
-
-    def test_specification(self) -> None:
-        """The example of the specification of Standard Webhooks comes out."""
+    def test_signature_is_that_of_the_specification(self) -> None:
         secrets = parse_secrets("x whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
         headers = secrets.sign_body(
             "x", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}'
@@ -77,8 +69,7 @@ class SignTests(SynchronousTestCase):
             },
         )
 
-    def test_each_secret(self) -> None:
-        """While a secret is changed for another there is a signature by each."""
+    def test_each_secret_has_a_signature(self) -> None:
         secrets = parse_secrets(f"alice {OLD_SECRET}\nbob {OLD_SECRET}\nalice {NEW_SECRET}")
         one, other = secrets.sign_body("alice", "e", 1, b"{}")["Webhook-Signature"].split()
         self.assertNotEqual(one, other)
@@ -86,8 +77,9 @@ class SignTests(SynchronousTestCase):
         self.assertRaises(KeyError, secrets.sign_body, "carol", "e", 1, b"{}")
 
     @given(st.binary(min_size=24, max_size=64), st.binary(), st.integers(0, 2**40))
-    def test_any(self, secret: bytes, body: bytes, time: int) -> None:
-        """It is the HMAC of identifier, time and body, whatever these are."""
+    def test_signature_is_the_hmac_of_identifier_time_and_body(
+        self, secret: bytes, body: bytes, time: int
+    ) -> None:
         headers = parse_secrets(f"a {format_secret(secret)}").sign_body("a", "evt_1", time, body)
         version, _, signature = headers["Webhook-Signature"].partition(",")
         assert version == "v1"
@@ -96,26 +88,21 @@ class SignTests(SynchronousTestCase):
 
 
 class SecretsFileTests(SynchronousTestCase):
-    """A file in a directory."""
-
     def setUp(self) -> None:
         self.path = Path(self.mktemp()).absolute()
         self.write(f"alice {format_secret(OLD)}\n")
 
     def write(self, text: str) -> None:
-        """Change the file."""
         self.path.write_text(text)
         self.path.chmod(0o600)
 
-    def test_read(self) -> None:
-        """What stands in the file counts; without a file nobody has a secret."""
+    def test_secrets_are_those_of_the_file(self) -> None:
         self.assertTrue(SigningSecretsFile(self.path).current_secrets.has_secret("alice"))
         none = SigningSecretsFile()
         self.assertFalse(none.current_secrets.has_secret("alice"))
         self.assertEqual(list(none.list_reloadable_files()), [])
 
-    def test_unusable(self) -> None:
-        """A file that cannot be used is named with its setting; nothing in it is shown."""
+    def test_unusable_file_is_named_with_its_setting(self) -> None:
         for content, words in (
             (b"alice s3cret", "line 1: "),
             (b"\xff", "UTF-8"),
@@ -130,8 +117,7 @@ class SecretsFileTests(SynchronousTestCase):
             self.assertIn(words, str(error))
             self.assertNotIn("s3cret", str(error))
 
-    def test_reload(self) -> None:
-        """A change counts when it is read again; with a mistake all stays as it was."""
+    def test_broken_file_at_a_reload_changes_nothing(self) -> None:
         signing = SigningSecretsFile(self.path)
         (reloadable,) = signing.list_reloadable_files()
         self.assertEqual((reloadable.name, reloadable.paths), ("callbacks.secrets", (self.path,)))
@@ -149,8 +135,7 @@ class SecretsFileTests(SynchronousTestCase):
         self.assertNotIn("s3cret", said)
         self.assertEqual(signing.current_secrets.sign_body("alice", "e", 1, b""), after)
 
-    def test_readable_by_others(self) -> None:
-        """A file that every user can read is warned of."""
+    def test_file_that_everybody_can_read_is_warned_of(self) -> None:
         with capturedLogs() as logged:
             read_signing_secrets(self.path)
             self.path.chmod(0o604)
@@ -161,10 +146,7 @@ class SecretsFileTests(SynchronousTestCase):
 
 
 class FindTests(SynchronousTestCase):
-    """Where the file is."""
-
-    def test_found(self) -> None:
-        """Where it is configured, else what systemd hands over."""
+    def test_configured_file_wins_over_that_of_systemd(self) -> None:
         folder = Path(self.mktemp()).absolute()
         folder.mkdir()
         environment = {"CREDENTIALS_DIRECTORY": str(folder)}
