@@ -8,6 +8,7 @@ from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from tempfile import gettempdir
+from typing import Any
 
 from twisted.internet.threads import deferToThread
 from twisted.internet.utils import getProcessOutput
@@ -383,9 +384,13 @@ class NodeLossTests(SlurmTestCase):
     async def test_silent_evaluator_is_begun_again_on_another_node(self) -> None:
         """Files of the lost job are not those of the new one."""
         word = new_word()
-        identifier = await self.begin(f"test ! -e made && touch made && sleep 3 && echo {word}")
-        await until(lambda: processes("sleep\x003"), "it runs")
-        node = (await self.client.status(identifier))["runner"]["node"]
+        identifier = await self.begin(f"test ! -e made && touch made && sleep 9 && echo {word}")
+        await until(lambda: processes("sleep\x009"), "it runs")
+
+        async def find_runner() -> Any:  # the daemon learns of it later than we of the process
+            return (await self.client.status(identifier))["runner"]
+
+        node = (await until(find_runner, "the node is known"))["node"]
         self.cluster.kill_node(node)
         runner = (await self.client.ended(identifier))["runner"]
         self.assertEqual(text(await self.client.follow(identifier)), f"{word}\n")
