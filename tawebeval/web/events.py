@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import lru_cache
+from typing import Any
 
 import attrs
 from twisted.web.http import NO_CONTENT
@@ -22,17 +23,19 @@ from tawebeval.evaluations.archive_reader import EventSubscription, read_archive
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import (
+    NO_STORE_HEADERS,
     get_query_argument,
     get_query_number,
     parse_prefer_wait,
-    prepare_response,
 )
+from tawebeval.web.server.headers import encode_headers, make_content_headers
 from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.server.request_headers import (
     get_header_values,
     parse_weights,
     split_elements,
 )
+from tawebeval.web.server.targets import cache_short_queries, parse_query
 from tawebeval.web.streams import HEARTBEAT_SECONDS, send_stream
 from tawebeval.web.websockets import (
     is_websocket_request,
@@ -71,64 +74,58 @@ class EventQuery:
     max_bytes: int | None
     with_times: bool
 
-    @classmethod
-    def parse(cls, request: ApiRequest) -> EventQuery:
-        """Return the query of a request. Raises: MalformedRequest, also for unused parameters."""
-        limit, times = get_query_number(request, "limit"), get_query_number(request, "times")
-        if limit == 0:
-            raise MalformedRequest(
-                "limit: 0 is too small; the minimum is 1 byte, which gives pages of one event"
-            )
-        if times not in (None, 0, 1):
-            raise MalformedRequest(f"times: {times} is neither 0 nor 1")
-        return cls(
-            get_query_argument(request, "after"),
-            get_query_number(request, "skip") or 0,
-            get_query_number(request, "wait"),
-            limit,
-            times == 1,
+
+@cache_short_queries
+def parse_event_query(raw_query: bytes) -> EventQuery:
+    """Return the query of a request. Raises: MalformedRequest, also for unused parameters."""
+    query = parse_query(raw_query)
+    limit, times = get_query_number(query, "limit"), get_query_number(query, "times")
+    if limit == 0:
+        raise MalformedRequest(
+            "limit: 0 is too small; the minimum is 1 byte, which gives pages of one event"
         )
+    if times not in (None, 0, 1):
+        raise MalformedRequest(f"times: {times} is neither 0 nor 1")
+    return EventQuery(
+        get_query_argument(query, "after"),
+        get_query_number(query, "skip") or 0,
+        get_query_number(query, "wait"),
+        limit,
+        times == 1,
+    )
 
 
-async def send_events(context: WebContext, request: ApiRequest, identifier: str) -> bytes:
-    """Answer GET /evaluation/{id}/events by a page, a stream or a WebSocket."""
+def send_events(
+    context: WebContext, request: ApiRequest, identifier: str
+) -> bytes | Coroutine[Any, Any, bytes]:
+    """Answer GET /evaluation/{id}/events by a page, a stream or a WebSocket.
+
+    Return a page that is at hand; else a coroutine that returns what is left to be sent. Raises:
+    RequestError, as the coroutine.
+    """
     request.responseHeaders.addRawHeader(b"Vary", b"Accept")
-    query = EventQuery.parse(request)
+    query = parse_event_query(request.raw_query)
     if is_websocket_request(request):
-        await context.stream_turns.wait(request.caller)  # a handshake takes 1 ms
-        context.check_websocket_origin(request.requestHeaders)
-        prepare_handshake(request)
-        subscription = await _subscribe(context, request, identifier, query)
-        request.waits_for_evaluation = True
-        await send_websocket_messages(
-            request, subscription, context.stream_turns, HEARTBEAT_SECONDS
-        )
-        return b""
+        return _send_websocket_messages(context, request, identifier, query)
     media_type = negotiate_media_type(request.requestHeaders, OFFERED_MEDIA_TYPES)
     if media_type != PAGE_MEDIA_TYPE:
-        await context.stream_turns.wait(request.caller)
-        await _send_stream(context, request, identifier, media_type, query)
-        return b""
-    page = await read_page(context, request, identifier, query)
-    if page.end_cursor is not None:
-        path = f"{context.configuration.http.base_path}/evaluation/{identifier}/events"
-        limit = "" if query.max_bytes is None else f"&limit={query.max_bytes}"
-        times = "&times=1" if query.with_times else ""
-        link = f'<{path}?after={page.end_cursor}{limit}{times}>; rel="next"'
-        request.setHeader(b"Link", link.encode())
-    return prepare_response(request, page.encode_json())
+        return _send_stream(context, request, identifier, media_type, query)
+    path = f"{context.configuration.http.base_path}/evaluation/{identifier}/events"
+    return send_page(context, request, identifier, query, next_path=path)
 
 
-async def read_page(
+def send_page(
     context: WebContext,
     request: ApiRequest,
     identifier: str,
     query: EventQuery,
     default_wait_seconds: int = 0,
-) -> EventPage:
-    """Return the page of a request; set the header that says when to poll again.
+    next_path: str = "",
+) -> bytes | Coroutine[Any, Any, bytes]:
+    """Return the page of a request, or a coroutine that waits for it. Raises: RequestError.
 
-    The response waits for `default_wait_seconds` seconds if the client names no wait.
+    The response waits for `default_wait_seconds` seconds if the client names no wait. It has a
+    link to the next page at `next_path`, none if that is empty.
     """
     preferred = query.wait_seconds
     if preferred is None:
@@ -145,20 +142,48 @@ async def read_page(
         query.with_times,
         is_head or request.is_read_only,
     )
+
+    def prepare_page(page: EventPage) -> bytes:
+        body = page.encode_json()
+        headers = make_content_headers(body)
+        if wait and preferred:
+            headers[b"Preference-Applied"] = b"wait=%d" % wait
+        elif not (wait or page.has_events_or_is_last):
+            headers[b"Retry-After"] = _POLL_AGAIN
+        if next_path and page.end_cursor is not None:
+            limit = "" if query.max_bytes is None else f"&limit={query.max_bytes}"
+            times = "&times=1" if query.with_times else ""
+            link = f'<{next_path}?after={page.end_cursor}{limit}{times}>; rel="next"'
+            headers[b"Link"] = link.encode()
+        request.encoded_headers = encode_headers({**headers, **NO_STORE_HEADERS})
+        return body
+
+    async def wait_for_page() -> bytes:
+        return prepare_page(await poll.read_page(context.registry))
+
     page = poll.read_page_now(context.registry)
-    if page is None:
-        request.waits_for_evaluation = not is_head
-        page = await poll.read_page(context.registry)
-    if wait and preferred:
-        request.setHeader(b"Preference-Applied", b"wait=%d" % wait)
-    elif not (wait or page.has_events_or_is_last):
-        request.setHeader(b"Retry-After", _POLL_AGAIN)
-    return page
+    if page is not None:
+        return prepare_page(page)
+    request.waits_for_evaluation = not is_head
+    return wait_for_page()
+
+
+async def _send_websocket_messages(
+    context: WebContext, request: ApiRequest, identifier: str, query: EventQuery
+) -> bytes:
+    await context.stream_turns.wait(request.caller)  # a handshake takes 1 ms
+    context.check_websocket_origin(request.requestHeaders)
+    prepare_handshake(request)
+    subscription = await _subscribe(context, request, identifier, query)
+    request.waits_for_evaluation = True
+    await send_websocket_messages(request, subscription, context.stream_turns, HEARTBEAT_SECONDS)
+    return b""
 
 
 async def _send_stream(
     context: WebContext, request: ApiRequest, identifier: str, media_type: str, query: EventQuery
-) -> None:
+) -> bytes:
+    await context.stream_turns.wait(request.caller)
     framing = STREAM_FRAMINGS[media_type]
     if not framing.last_bytes and request.clientproto == b"HTTP/1.0":
         # There the end of the connection ends the response, complete or not.
@@ -179,13 +204,14 @@ async def _send_stream(
         ended = subscription is None
     if ended and media_type == "text/event-stream":
         request.setResponseCode(NO_CONTENT)  # an EventSource does not reconnect after it
-        return
+        return b""
     request.setHeader(b"Content-Type", media_type.encode())
     request.setHeader(b"Cache-Control", b"no-store")
     request.setHeader(b"X-Accel-Buffering", b"no")  # or nginx would buffer them
     if subscription is not None:
         request.waits_for_evaluation = True
         await send_stream(request, subscription, framing, context.stream_turns, HEARTBEAT_SECONDS)
+    return b""
 
 
 async def _subscribe(
@@ -256,7 +282,7 @@ def _find_preferred(accept: bytes, offered: Sequence[str]) -> str:
     return found
 
 
-@attrs.frozen
+@attrs.define
 class EventPoll:
     """A request of `caller` for the events of `identifier` after the cursor `after_cursor`.
 

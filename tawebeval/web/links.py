@@ -255,6 +255,8 @@ def find_link(request: ApiRequest) -> str | None:
     HeaderTooLarge.
     """
     authorization = get_header_values(request.requestHeaders, "Authorization")
+    if not authorization and b"link" not in request.query:
+        return None
     given = [value.decode("latin-1") for value in request.query.get(b"link", [])]
     in_header = find_bearer_link(authorization)
     if len(given) > 1 or (given and authorization):
@@ -270,7 +272,7 @@ def parse_link_lifetime(request: ApiRequest, settings: CallerSettings) -> int:
     most = int(settings.link_days * _DAY)
     if not most:
         raise AccessDenied("links are disabled; the operator can set callers.link_days")
-    lifetime = get_query_number(request, "lifetime")
+    lifetime = get_query_number(request.query, "lifetime")
     if lifetime is None:
         return min(DEFAULT_LINK_LIFETIME, most)
     if not 0 < lifetime <= most:

@@ -35,9 +35,9 @@ async def list_evaluations(context: WebContext, request: ApiRequest) -> dict[str
     if own_limit is None and service.other_daemons:
         return await _list_all(context, request)
     listing = await context.registry.lister.list_evaluations(
-        get_query_argument(request, "after"),
+        get_query_argument(request.query, "after"),
         request.caller,
-        parse_filter(get_query_arguments(request, is_filter_parameter)),
+        parse_filter(get_query_arguments(request.query, is_filter_parameter)),
         own_limit,
     )
     own = {} if own_limit is None else {"daemon": service.name}
@@ -50,8 +50,8 @@ async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
     """Return the list over all daemons: a part of each, `MAX_LISTED_EVALUATIONS` in all."""
     service = context.configuration.service
     own, others = service.name, service.other_daemons
-    after = get_query_argument(request, "after") or ""
-    parameters = get_query_arguments(request, is_filter_parameter)
+    after = get_query_argument(request.query, "after") or ""
+    parameters = get_query_arguments(request.query, is_filter_parameter)
     wanted = parse_filter(parameters)
     before = MergedListCursor.parse(after, (own, *others))
     cursors = before.find_unfinished_lists((own, *others))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import orjson
 from twisted.web.http_headers import Headers
@@ -13,6 +13,9 @@ from tawebeval.errors import MalformedRequest
 from tawebeval.web.server.headers import JSON_MEDIA_TYPE, make_content_headers, set_headers
 from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.server.request_headers import get_header_elements, get_header_values
+
+Query: TypeAlias = Mapping[bytes, Sequence[bytes]]
+"""The parameters of a query by name."""
 
 NO_STORE_HEADERS = {b"Cache-Control": b"no-store"}
 
@@ -55,23 +58,23 @@ def get_header(headers: Headers, name: str) -> str | None:
         raise MalformedRequest(f"{name}: not UTF-8") from None
 
 
-def get_query_argument(request: ApiRequest, name: str) -> str | None:
+def get_query_argument(query: Query, name: str) -> str | None:
     """Return a query parameter; None if it is absent. Raises: MalformedRequest."""
-    values = request.query.get(name.encode(), [])
+    values = query.get(name.encode(), ())
     if len(values) > 1:
         raise MalformedRequest(f"{name}: the query parameter is repeated; send it once")
     return values[0].decode("utf-8", "replace") if values else None
 
 
-def get_query_arguments(request: ApiRequest, is_wanted: Callable[[str], bool]) -> dict[str, str]:
+def get_query_arguments(query: Query, is_wanted: Callable[[str], bool]) -> dict[str, str]:
     """Return the query parameters whose names are wanted, by name. Raises: MalformedRequest."""
-    names = (name.decode("utf-8", "replace") for name in request.query)
-    return {name: get_query_argument(request, name) or "" for name in names if is_wanted(name)}
+    names = (name.decode("utf-8", "replace") for name in query)
+    return {name: get_query_argument(query, name) or "" for name in names if is_wanted(name)}
 
 
-def get_query_number(request: ApiRequest, name: str) -> int | None:
+def get_query_number(query: Query, name: str) -> int | None:
     """Return a query parameter that is a whole number; None if absent. Raises: MalformedRequest."""
-    text = get_query_argument(request, name)
+    text = get_query_argument(query, name)
     if text is not None and not WHOLE_NUMBER_REGEX.fullmatch(text):
         raise MalformedRequest(
             f"{name}: {text[:80]!r} is not a whole number of up to {MAX_NUMBER_DIGITS} digits"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
@@ -47,7 +47,7 @@ from tawebeval.web.auth import (
     is_trusted_origin,
 )
 from tawebeval.web.context import WebContext
-from tawebeval.web.events import EventQuery, read_page, send_events
+from tawebeval.web.events import parse_event_query, send_events, send_page
 from tawebeval.web.links import find_link, parse_link_lifetime
 from tawebeval.web.lists import describe_problem, list_evaluations, list_problems
 from tawebeval.web.responses import (
@@ -125,7 +125,7 @@ def make_app(context: WebContext) -> Klein:
         """Return a page of the problems that the caller may use."""
         listing = list_problems(
             context.configuration,
-            get_query_argument(request, "after"),
+            get_query_argument(request.query, "after"),
             request.permitted_problems,
         )
         add_next_link(request, "/problems", listing["end"])
@@ -149,15 +149,15 @@ def make_app(context: WebContext) -> Klein:
         return prepare_json_response(request, {"files": files})
 
     @app.route(EVENTS_ROUTE, methods=["GET"])
-    async def events(request: ApiRequest, identifier: str) -> bytes:
+    def events(request: ApiRequest, identifier: str) -> bytes | Coroutine[Any, Any, bytes]:
         """Return a page of events, or a stream."""
-        return await send_events(context, request, identifier)
+        return send_events(context, request, identifier)
 
     @app.route("/evaluations", methods=["GET"])
     async def evaluations(request: ApiRequest) -> bytes:
         """Return a page of the caller's evaluations."""
         listing = await list_evaluations(context, request)
-        given = get_query_arguments(request, is_filter_parameter)
+        given = get_query_arguments(request.query, is_filter_parameter)
         add_next_link(request, "/evaluations", listing["end"], **given)
         return prepare_json_response(request, listing)
 
@@ -355,11 +355,19 @@ class ApiResource(Resource):
             return NOT_DONE_YET
         if events is None:
             return self._klein.render(request)
-        answer = Deferred.fromCoroutine(send_events(self._context, request, events))
-        if not answer.called:
-            request.notifyFinish().addErrback(lambda _: answer.cancel())
-        answer.addErrback(partial(_make_problem, request))
-        answer.addCallback(partial(_finish, request))
+        try:
+            answer = send_events(self._context, request, events)
+        except Exception:  # noqa: BLE001  (silence is no answer)
+            _finish(request, _make_problem(request, Failure()))
+            return NOT_DONE_YET
+        if isinstance(answer, bytes):
+            _finish(request, answer)
+            return NOT_DONE_YET
+        waiting = Deferred.fromCoroutine(answer)
+        if not waiting.called:
+            request.notifyFinish().addErrback(lambda _: waiting.cancel())
+        waiting.addErrback(partial(_make_problem, request))
+        waiting.addCallback(partial(_finish, request))
         return NOT_DONE_YET
 
 
@@ -373,7 +381,7 @@ def _make_problem(request: ApiRequest, failure: Failure) -> bytes | None:
 
 def _finish(request: ApiRequest, body: bytes | None) -> None:
     if body is not None:
-        request.write(body)  # type: ignore[no-untyped-call]
+        request.write(body)
         request.finish()
 
 
@@ -400,14 +408,13 @@ def add_legacy_routes(app: Klein, context: WebContext) -> None:
     """
 
     @app.route("/evaluation_events", methods=["GET"])
-    async def older_events(request: ApiRequest) -> bytes:
+    def older_events(request: ApiRequest) -> bytes | Coroutine[Any, Any, bytes]:
         """Return a page of events; wait some seconds also if the client names none."""
-        identifier = get_query_argument(request, "evaluation")
+        identifier = get_query_argument(request.query, "evaluation")
         if not identifier:
             raise InvalidField("evaluation", "is required")
         wait = min(_OLDER_CLIENT_WAIT, context.configuration.polls.wait)
-        page = await read_page(context, request, identifier, EventQuery.parse(request), wait)
-        return prepare_response(request, page.encode_json())
+        return send_page(context, request, identifier, parse_event_query(request.raw_query), wait)
 
 
 def answer_health(request: ApiRequest) -> bytes:

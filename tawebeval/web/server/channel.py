@@ -21,10 +21,10 @@ from twisted.web.http import HTTPChannel, Request
 from twisted.web.http_headers import Headers
 
 from tawebeval.config import HttpSettings
-from tawebeval.errors import RequestTooSlow, ServerStopping, format_size
+from tawebeval.errors import ServerStopping, format_size
 from tawebeval.web.server.deadlines import BodyRate, ConnectionPhase, Deadline
 from tawebeval.web.server.error_responses import encode_refusal
-from tawebeval.web.server.headers import encode_general_headers, encode_response_headers
+from tawebeval.web.server.headers import encode_head
 from tawebeval.web.server.interface import ChannelSite
 from tawebeval.web.server.limits import RETRY_AFTER_SECONDS, ConnectionPeer, ConnectionSlot
 from tawebeval.web.server.websocket_input import WebSocketInput
@@ -92,7 +92,11 @@ class ApiChannel(HTTPChannel):
         self.http_settings = connections.settings
         self._read_deadline = Deadline(self.site.clock)
         self._write_deadline = Deadline(self.site.clock)
-        self.body_rate = BodyRate(self.http_settings, self._read_deadline, self._refuse_slow_body)
+        self.body_rate = BodyRate(
+            self.http_settings,
+            self._read_deadline,
+            lambda error: self.requests[-1].refuse_request(error),
+        )
         self.MAX_LENGTH = self.http_settings.max_line_bytes
         super().connectionMade()
         self._set_read_size(_READ_DEFAULT)
@@ -114,8 +118,8 @@ class ApiChannel(HTTPChannel):
         if slot is not None:
             slot.give_back()
         self.phase = ConnectionPhase.CLOSED
-        self._read_deadline.cancel()
-        self._write_deadline.cancel()
+        self._read_deadline.close()
+        self._write_deadline.close()
         if self._answered is not None:
             self.requests.remove(self._answered)
             self._answered = None
@@ -128,7 +132,7 @@ class ApiChannel(HTTPChannel):
                 self._end_websocket()
             return
         self.phase = ConnectionPhase.CLOSED
-        self._read_deadline.cancel()
+        self._read_deadline.close()
         if not self._write_deadline.is_set:
             self._write_deadline.set(self._compute_write_timeout(), self.forceAbortClient)
         super().loseConnection()
@@ -136,7 +140,7 @@ class ApiChannel(HTTPChannel):
     def forceAbortClient(self) -> None:
         """Abort the connection and drop what is unsent."""
         self.phase = ConnectionPhase.CLOSED
-        self._read_deadline.cancel()
+        self._read_deadline.close()
         # All transports have it, though ITransport does not.
         self.transport.abortConnection()  # type: ignore[union-attr]
 
@@ -152,7 +156,7 @@ class ApiChannel(HTTPChannel):
         if not IHalfCloseableDescriptor.providedBy(self.transport):
             self.loseConnection()
             return
-        self._read_deadline.cancel()
+        self._read_deadline.close()
         self._write_deadline.set(timeout, on_timeout or self.forceAbortClient)
         self.phase = ConnectionPhase.CLOSED
         self.clearLineBuffer()
@@ -188,7 +192,7 @@ class ApiChannel(HTTPChannel):
 
     def _limit_head_time(self) -> None:
         """Set the deadline of a head that is not complete."""
-        if self._buffer and self._is_idle:
+        if self._buffer and self.phase.is_idle:
             self.phase = ConnectionPhase.HEAD
         on_timeout = self._on_head_deadline
         if self.phase is ConnectionPhase.HEAD and not self._read_deadline.is_for(on_timeout):
@@ -198,7 +202,7 @@ class ApiChannel(HTTPChannel):
         """Check and take a line of a request head."""
         if self.phase is ConnectionPhase.CLOSED:
             return
-        if line and self._is_idle:
+        if line and self.phase.is_idle:
             self.phase = ConnectionPhase.HEAD
         self._head_size += len(line) + 2
         if self._head_size > self.http_settings.max_header_bytes:
@@ -312,22 +316,16 @@ class ApiChannel(HTTPChannel):
         self.write(b"".join(iovec))
 
     def writeHeaders(self, version: bytes, code: bytes, reason: bytes, headers: Headers) -> None:
-        """Write a response's head, with `Connection: close` if it is the last one."""
+        """Write a response's head."""
+        self.transport.write(self.encode_head(self.requests[-1]))  # type: ignore[union-attr]
+
+    def encode_head(self, request: Any) -> bytes:
+        """Return a response's head, with `Connection: close` if it is the last one."""
         if self.site.open_connections.is_draining:
             self.persistent = False
-            if not headers.hasHeader(b"Connection"):
-                headers.setRawHeaders(b"Connection", [b"close"])
-        origins = self.requests[-1].requestHeaders.getRawHeaders(b"Origin", ())
-        self.transport.write(  # type: ignore[union-attr]
-            b"%b %b %b\r\n%b%b\r\n"
-            % (
-                version,
-                code,
-                reason,
-                encode_response_headers(headers),
-                encode_general_headers(self.site.application.origins, origins),
-            )
-        )
+            if not request.responseHeaders.hasHeader(b"Connection"):
+                request.responseHeaders.setRawHeaders(b"Connection", [b"close"])
+        return encode_head(request, request.encoded_headers, self.site.application.origins)
 
     def pauseProducing(self) -> None:
         """Set the deadline for the client: the transport's buffer is full."""
@@ -401,19 +399,14 @@ class ApiChannel(HTTPChannel):
         A request sent after the sending half is closed gets no response. It gets no reset either,
         which the client could take for a failure of its previous request.
         """
-        if self._is_idle:
+        if self.phase.is_idle:
             self._read_deadline.set(_IN_FLIGHT, self._close_idle)
-
-    @property
-    def _is_idle(self) -> bool:
-        """Whether nothing of a request has arrived."""
-        return self.phase is ConnectionPhase.NEW or self.phase is ConnectionPhase.IDLE
 
     def _close_idle(self) -> None:
         if IReadDescriptor.providedBy(self.transport):
             # Bytes in the socket by now arrived in time, however late the reactor is.
             self.transport.doRead()
-        if self._is_idle:
+        if self.phase.is_idle:
             # Nothing is unsent, so an orderly close follows the half-close.
             self._close_write_side(_IN_FLIGHT, self.transport.loseConnection)  # type: ignore[union-attr]
 
@@ -435,16 +428,6 @@ class ApiChannel(HTTPChannel):
         """Return the seconds in which the client has to take what was written."""
         settings = self.http_settings
         return settings.rate_window_seconds + self._unsent / settings.min_bytes_per_second
-
-    def _refuse_slow_body(self) -> None:
-        settings = self.http_settings
-        self.requests[-1].refuse_request(
-            RequestTooSlow(
-                "the request body arrives too slowly; the minimum is"
-                f" {format_size(settings.min_bytes_per_second)} per second, measured"
-                f" over {settings.rate_window_seconds:g} s"
-            )
-        )
 
     def _on_head_deadline(self) -> None:
         """Refuse a request whose head is incomplete at its deadline."""

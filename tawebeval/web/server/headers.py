@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
-from twisted.web.http import datetimeToString
+from twisted.web.http import Request, datetimeToString
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IRequest
 
@@ -63,6 +63,19 @@ def encode_general_headers(origins: Collection[str], request_origins: Sequence[b
 @lru_cache(1)
 def _encode_date(seconds: int) -> bytes:
     return b"Date: %b\r\n" % datetimeToString(seconds)
+
+
+def encode_head(request: Request, first_headers: bytes, origins: Collection[str]) -> bytes:
+    """Return the head of the response to `request`; `first_headers` are encoded already."""
+    request_origins = request.requestHeaders.getRawHeaders(b"Origin", ())
+    return b"%b %d %b\r\n%b%b%b\r\n" % (
+        request.clientproto,
+        request.code,
+        request.code_message,
+        first_headers,
+        encode_response_headers(request.responseHeaders),
+        encode_general_headers(origins, request_origins),
+    )
 
 
 def encode_response_headers(headers: Headers) -> bytes:

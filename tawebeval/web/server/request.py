@@ -44,7 +44,9 @@ log = Logger()
 class ApiRequest(Request):
     """A request; its form, if it has one, is in `form` before the request is processed.
 
-    `query` has the parameters of the query by name; Twisted's `args` are empty.
+    `query` has the parameters of the query by name, and `raw_query` the query as it was sent;
+    Twisted's `args` are empty. `encoded_headers` are the headers of a page, which is written at
+    once: several times as fast as `responseHeaders`, which may have further ones.
     `waits_for_evaluation` is whether the response waits for events or for the end of an evaluation.
     `permitted_problems` are the problems to which the token is restricted; None: it is not.
     `uses_link` is whether the request has a link, `is_read_only` whether it has a link or a token
@@ -53,7 +55,9 @@ class ApiRequest(Request):
 
     channel: ApiChannel
     form: BodyReceiver | None = None
+    raw_query = b""
     query: Mapping[bytes, Sequence[bytes]] = MappingProxyType({})
+    encoded_headers = b""
     caller = ANONYMOUS_CALLER
     permitted_problems: Collection[str] | None = None
     is_read_only = False
@@ -78,18 +82,17 @@ class ApiRequest(Request):
         self.method, target, self.clientproto = self.channel.get_request_line()
         target = strip_scheme_and_host(target)
         # First of all, for whatever is refused is counted and logged by its path, too.
-        self.path, _, query = site.base_path.strip_prefix(target).partition(b"?")
-        self.remote_address = RemoteAddress(self.channel.peer.address)
+        self.path, _, self.raw_query = site.base_path.strip_prefix(target).partition(b"?")
+        peer = self.channel.peer
+        self.remote_address = peer.direct_client or RemoteAddress(peer.address)
         try:
-            self.remote_address = site.address_resolver.resolve_client(
-                self.channel.peer, self.requestHeaders
-            )
+            self.remote_address = site.address_resolver.resolve_client(peer, self.requestHeaders)
             self._group = site.connection_limits.count_request(self.remote_address)
             site.base_path.require_trailing_slash(target)
             check_method_and_path(self.method, self.path)
             check_hosts(get_header_values(self.requestHeaders, "Host"), self.clientproto)
-            if query:
-                self.query = parse_query(query)
+            if self.raw_query:
+                self.query = parse_query(self.raw_query)
             if self.method != b"OPTIONS":
                 self.caller = site.application.identify_caller(self)
             self.form = site.application.make_form_receiver(self, length)
@@ -180,6 +183,15 @@ class ApiRequest(Request):
             self._write_problem(reason.value)
         self.finish()
         return reason
+
+    def write(self, data: bytes) -> None:
+        """Write a part of the response, a page with its head."""
+        if self.startedWriting or not self.encoded_headers or self.channel is None:
+            super().write(data)
+            return
+        body = b"" if self.method == b"HEAD" else data
+        self.startedWriting, self.sentLength = 1, len(body)
+        self.channel.write(self.channel.encode_head(self) + body)
 
     def finish(self) -> None:
         """End the response."""

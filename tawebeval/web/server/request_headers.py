@@ -23,7 +23,9 @@ _WEIGHT = re.compile(r"0(?:\.[0-9]*)?|1(?:\.0*)?|\.[0-9]+")  # Java writes .2 (R
 
 def get_header_values(headers: Headers, name: str) -> Sequence[bytes]:
     """Return the values of a header, one for each line of it. Raises: HeaderTooLarge."""
-    values: Sequence[bytes] = headers.getRawHeaders(name.encode(), [])
+    values: Sequence[bytes] | None = headers.getRawHeaders(name.encode())
+    if values is None:
+        return ()
     size = sum(map(len, values))
     if size > MAX_HEADER_BYTES:
         raise HeaderTooLarge(

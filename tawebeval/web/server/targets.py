@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import TypeVar
 from urllib.parse import unquote_to_bytes as unquote
 
 import attrs
@@ -27,23 +28,23 @@ _ABSOLUTE = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
 _SLASHES = re.compile(rb"/+")
 
+T = TypeVar("T")
+
 
 def strip_scheme_and_host(target: bytes) -> bytes:
     """Return a request target in origin form (RFC 9112, section 3.2.1)."""
     return target if target.startswith(b"/") else _ABSOLUTE.sub(b"", target) or b"/"
 
 
+def cache_short_queries(parse: Callable[[bytes], T]) -> Callable[[bytes], T]:
+    """Return `parse`, which remembers short queries: clients that wait repeat theirs."""
+    parse_short = lru_cache(256)(parse)
+    return lambda query: parse_short(query) if len(query) < _SHORT_QUERY else parse(query)
+
+
+@cache_short_queries
 def parse_query(query: bytes) -> Mapping[bytes, Sequence[bytes]]:
     """Return the parameters of a query by name. Raises: TargetTooLong."""
-    return _parse_short_query(query) if len(query) < _SHORT_QUERY else _parse_query(query)
-
-
-@lru_cache(256)  # clients that wait repeat a query
-def _parse_short_query(query: bytes) -> Mapping[bytes, Sequence[bytes]]:
-    return _parse_query(query)
-
-
-def _parse_query(query: bytes) -> Mapping[bytes, Sequence[bytes]]:
     if query.count(b"&") + query.count(b";") >= _MAX_PARAMETERS:
         raise TargetTooLong(f"the query has over {_MAX_PARAMETERS} parameters")
     parameters: dict[bytes, list[bytes]] = parse_qs(query, True)
