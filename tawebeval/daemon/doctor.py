@@ -40,12 +40,14 @@ from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.git.command import check_git_version
 from tawebeval.git.keyring import GitKeyring
 from tawebeval.linux import rlimits
+from tawebeval.linux.cgroup_report import describe_enforcement, find_cgroup_remedy
 from tawebeval.linux.cgroups import CgroupManager, Resource, open_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.ownership import find_readable_by_others_problem
 from tawebeval.linux.privileges import refuse_root
 from tawebeval.linux.reaper import OrphanReaper
+from tawebeval.linux.systemd_units import query_oom_policy
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.probe import (
@@ -158,15 +160,16 @@ def _try_sandbox(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
 
 
 def _check_cgroups(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
-    remedy = cgroups.unenforced_resources_remedy
+    remedy, enforced = find_cgroup_remedy(), cgroups.enforced_resources
     for what in get_args(Resource):
-        said = cgroups.describe_enforcement(what)
-        yield said if what in cgroups.enforced_resources else SetupProblem(said, remedy)
-    policy = cgroups.query_oom_policy()
-    if policy in ("stop", "kill"):
-        ends = f"OOMPolicy={policy} ends the daemon when an evaluation reaches limits.memory"
-        yield SetupProblem(ends, "set OOMPolicy=continue in the unit")
-    if "memory" in cgroups.enforced_resources:  # else no number of watches is enough
+        said = describe_enforcement(cgroups, what)
+        yield said if what in enforced else SetupProblem(said, remedy)
+    if "memory" in enforced and cgroups.evaluations is not None:
+        policy = query_oom_policy(cgroups.evaluations.path)
+        if policy in ("stop", "kill"):
+            ends = f"OOMPolicy={policy} ends the daemon when an evaluation reaches limits.memory"
+            yield SetupProblem(ends, "set OOMPolicy=continue in the unit")
+        # Without a limit of memory no number of watches is enough.
         watches = partial(_compare, rlimits.assess_epoll_watch_limit)
         yield from Check("watches", watches).run(daemon)
 

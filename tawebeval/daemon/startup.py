@@ -18,6 +18,7 @@ from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.restoring import LeftEvaluations
 from tawebeval.git.command import check_git_version
 from tawebeval.git.remotes import KERNEL_DIRECTORIES
+from tawebeval.linux.cgroup_report import describe_missing_limits
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.filetree import describe_disk_error
 from tawebeval.linux.reaper import kill_stale_processes
@@ -90,7 +91,7 @@ class StartupChecks(Service):
             raise SystemExit(f"tawebeval: {describe_disk_error(error)}") from None
         except ConfigurationError as error:
             raise SystemExit(f"tawebeval: {error}") from None
-        if problem := self._cgroups.enforcement_warning:
+        if problem := describe_missing_limits(self._cgroups):
             log.warn("limits: {problem}", problem=problem)
         check_sandbox_and_log_problems(
             self._sandbox, ProbeDirectories(directories.repositories, directories.evaluations)

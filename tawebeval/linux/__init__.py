@@ -13,8 +13,8 @@ packages `sandbox` and `git` use them.
   writes; `tail`: `FileTail` reads a file that another process writes.
 - `reaper`: `OrphanReaper` are processes that have left their parent; `kill_stale_processes` ends
   those that a dead daemon has left.
-- `cgroups`: limits and usage of whole process trees, with what `systemd_units` and `container`
-  know of them; `rlimits`: the limits of the daemon itself.
+- `cgroups`: limits and usage of whole process trees; `cgroup_report`: what the operator is told of
+  them, with what `systemd_units` and `container` know; `rlimits`: the limits of the daemon itself.
 - `privileges`: root is refused, or executes the command as another user; rights are dropped.
 - `filetree`: walking, copying and removing directory trees made by strangers; `ownership`: owners
   and modes of files, and secret files.

@@ -2,8 +2,8 @@
 
 `open_cgroups` makes the parent cgroup of all evaluations, below the cgroup that the daemon was
 started in, and returns a `CgroupManager`. That makes one `EvaluationCgroup` for each evaluation,
-and tells the operator which resources are not limited, and the remedy. A machine without usable
-cgroups is no error: limits of single processes then hold instead (`sandbox.run_limits`). For
+and knows why resources are not limited; `cgroup_report` tells the operator. A machine without
+usable cgroups is no error: limits of single processes then hold instead (`sandbox.run_limits`). For
 evaluations that outlive the daemon the starter has opened the cgroups, and the daemon uses these by
 `open_starter_cgroups`.
 
@@ -39,8 +39,7 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings
-from tawebeval.linux.container import find_container
-from tawebeval.linux.systemd_units import find_systemd_run, is_delegated, query_oom_policy
+from tawebeval.linux.systemd_units import is_delegated
 
 Resource = Literal["memory", "processes", "cpu", "weight"]
 
@@ -51,38 +50,6 @@ _CONTROLLERS: Mapping[Resource, str] = {
     "cpu": "",
     "weight": "cpu",
 }
-_ENFORCED: Mapping[Resource, str] = {
-    "memory": "limited for all processes of an evaluation together",
-    "processes": "limited for each evaluation",
-    "cpu": "measured and limited for all processes of an evaluation together",
-    "weight": "each evaluation has the same share of processor time, the daemon a larger one",
-}
-_MISSING: Mapping[Resource, str] = {
-    "memory": "limited for each process alone (RLIMIT_DATA), without shared memory; an excess"
-    " is not reported",
-    "processes": "limited by RLIMIT_NPROC in a sandbox, not at all without; an excess is not"
-    " reported",
-    "cpu": "measured by /proc and limited for all processes of an evaluation together, without"
-    " ended children of processes that ignore SIGCHLD",
-    "weight": "an evaluation with many processes slows down the others, and the daemon (nice 10)"
-    " less",
-}
-
-_UNIT = (
-    "start the daemon by a unit with Delegate=memory pids cpu and without ProtectControlGroups=yes,"
-    " such as tawebeval.service"
-)
-# Options by which systemd-run delegates the cgroup of its unit to the daemon.
-_DELEGATED = "-p Delegate=yes -p OOMPolicy=continue"
-_VERSION_2 = (
-    "boot the machine (of a container: its host) with the kernel parameter"
-    " systemd.unified_cgroup_hierarchy=1, for cgroups of version 2 alone"
-)
-_GIVEN = (
-    "as root, make a cgroup in /sys/fs/cgroup for the daemon, give it and its files cgroup.procs"
-    " and cgroup.subtree_control to the daemon's user, and start the daemon in it"
-)
-
 _WEIGHT = 100  # of a new cgroup (`cpu.weight`)
 _DAEMON_WEIGHT = 10 * _WEIGHT
 _NICENESS = 10
@@ -520,15 +487,14 @@ def _is_of_dead_process(name: str) -> bool:
 class CgroupManager:
     """The daemon's use of cgroups; made by `open_cgroups`, or by `open_starter_cgroups`.
 
-    `unenforced_resources` has the reason for each resource that is not limited, measured or shared;
-    `unenforced_resources_remedy` is a sentence for the operator. Evaluations have cgroups in
-    `evaluations`, git has `git`; each is None without.
+    `unenforced_resources` has the reason for each resource that is not limited, measured or shared.
+    Evaluations have cgroups in `evaluations`, None without. To `git_procs_files` git writes "0":
+    all git commands share one weight.
     """
 
     unenforced_resources: Mapping[Resource, str]
-    unenforced_resources_remedy: str = ""
     evaluations: CgroupDirectory | None = None
-    git: CgroupDirectory | None = None
+    git_procs_files: Sequence[str] = ()
     _parent: ParentCgroup | None = None
 
     @property
@@ -539,40 +505,9 @@ class CgroupManager:
         return frozenset(_CONTROLLERS) - self.unenforced_resources.keys()
 
     @property
-    def git_procs_files(self) -> Sequence[str]:
-        """The files to which git writes "0": all git commands share one weight."""
-        return [self.git.procs_file] if self.git else []
-
-    @property
     def evaluator_niceness(self) -> int:
         """The increment of the nice value of evaluators and git; 0 if "weight" is enforced."""
         return 0 if "weight" in self.enforced_resources else _NICENESS
-
-    def query_oom_policy(self) -> str:
-        """Return `OOMPolicy=` of the unit if systemd sees the cgroups of evaluations; "" otherwise.
-
-        Blocks, as long as systemd does.
-        """
-        if self.evaluations is None or "memory" not in self.enforced_resources:
-            return ""
-        return query_oom_policy(self.evaluations.path)
-
-    @property
-    def enforcement_warning(self) -> str:
-        """A sentence for the operator; "" if every resource is enforced."""
-        if not self.unenforced_resources:
-            return ""
-        return (
-            f"no cgroup limits {', '.join(self.unenforced_resources)} of an evaluation: each"
-            " process has limits of its own, and an excess is not reported; `tawebeval doctor` says"
-            f" more; {self.unenforced_resources_remedy}"
-        )
-
-    def describe_enforcement(self, what: Resource) -> str:
-        """Return how a resource is limited, with the reason if it is not."""
-        if what in self.enforced_resources:
-            return f"{what}: {_ENFORCED[what]}"
-        return f"{what}: {_MISSING[what]} ({self.unenforced_resources[what]})"
 
     def make_evaluation_cgroup(self, identifier: str, limits: LimitSettings) -> EvaluationCgroup:
         """Return a new cgroup with these limits, named by `identifier`.
@@ -637,7 +572,6 @@ def open_cgroups(name: str, own: CgroupDirectory | None = None) -> CgroupManager
     cgroup is removed by the next process if this one is killed. This process moves into a cgroup of
     its own; `own` is the present one, found if None.
     """
-    remedy = _find_remedy()
     try:
         if own is None and (path := find_own_cgroup()) is not None:
             own = CgroupDirectory(path)
@@ -645,7 +579,7 @@ def open_cgroups(name: str, own: CgroupDirectory | None = None) -> CgroupManager
             raise OSError(None, "the daemon is in no cgroup of version 2", "/proc/self/cgroup")
         parent = _make_parent(own, f"tawebeval-{name}")
     except OSError as error:
-        return CgroupManager(dict.fromkeys(_CONTROLLERS, _reason(error)), remedy)
+        return CgroupManager(dict.fromkeys(_CONTROLLERS, _reason(error)))
     missing = _probe(parent.directory, parent.refused)
     git = parent.directory / _GIT
     with suppress(FileExistsError):
@@ -655,17 +589,12 @@ def open_cgroups(name: str, own: CgroupDirectory | None = None) -> CgroupManager
             missing.setdefault("weight", _reason(error))
     if missing.keys() == _CONTROLLERS.keys():
         parent.remove()
-        return CgroupManager(missing, remedy)
-    return CgroupManager(
-        missing, remedy, parent.directory, None if "weight" in missing else git, parent
-    )
+        return CgroupManager(missing)
+    git_procs_files = () if "weight" in missing else (git.procs_file,)
+    return CgroupManager(missing, parent.directory, git_procs_files, parent)
 
 
-def open_starter_cgroups(
-    own: CgroupManager,
-    description: str,
-    make_directory: Callable[[str], CgroupDirectory] = CgroupDirectory,
-) -> CgroupManager:
+def open_starter_cgroups(own: CgroupManager, description: str) -> CgroupManager:
     """Return a manager that makes the cgroups of evaluations below the parent of the starter.
 
     `description` is what `describe_parent` has returned in the starter's process. Nothing there is
@@ -675,13 +604,12 @@ def open_starter_cgroups(
     missing: dict[Resource, str] = told["missing"]
     parent = None
     if told["evaluations"] is not None:
-        parent = make_directory(told["evaluations"])
+        parent = CgroupDirectory(told["evaluations"])
         kill_and_remove([parent / _PROBE])  # of a daemon that was killed at its start
         missing |= _probe(parent, {}, frozenset(_CONTROLLERS) - missing.keys())
     return attrs.evolve(
         own,
         unenforced_resources=missing,
-        unenforced_resources_remedy=_find_remedy(),
         evaluations=parent if missing.keys() != _CONTROLLERS.keys() else None,
     )
 
@@ -719,19 +647,6 @@ def _probe(
             missing[what] = _reason(error)
     kill_and_remove([group])
     return missing
-
-
-def _find_remedy() -> str:
-    """Return the remedy for missing resources."""
-    systemd_run = find_systemd_run()
-    with suppress(OSError):
-        if " - cgroup " in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape"):
-            return _VERSION_2
-    if systemd_run is not None:
-        command = f"; or by: {systemd_run} --pty {_DELEGATED} tawebeval serve"
-        return _UNIT + command if systemd_run else _UNIT
-    container = find_container()
-    return _GIVEN if container is None else container.cgroup_remedy
 
 
 def _reason(error: OSError) -> str:

@@ -61,6 +61,7 @@ class DoctorTestCase(SynchronousTestCase):
             (rlimits, "find_lowered_hard_limits", lambda: ()),
             (rlimits, "EPOLL_WATCH_LIMIT_FILE", watches),
             (doctor_disk, "shutil", usage),
+            (doctor, "find_cgroup_remedy", lambda: "a unit"),
         ):
             self.replace(module, name, fake)
 
@@ -77,7 +78,7 @@ class DoctorTestCase(SynchronousTestCase):
     def open_cgroups(self, name: str) -> CgroupManager:
         home: Any = SimpleNamespace(remove=lambda: self.closed.append(name))
         missing: Any = self.missing
-        return CgroupManager(missing, "a unit", CgroupDirectory("/cgroup"), None, home)
+        return CgroupManager(missing, CgroupDirectory("/cgroup"), (), home)
 
     def open_sandbox(
         self,

@@ -21,7 +21,6 @@ from tawebeval.daemon import doctor, doctor_disk
 from tawebeval.daemon.doctor import Finding, Severity
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.sandbox import probe
 from tests.cases.doctor_case import BROKEN, OK, RESOURCES, WEAKER, DoctorTestCase
 from tests.cases.roots import make_root
@@ -188,8 +187,8 @@ NO_SANDBOX = '[sandbox]\nkind = "none"'
 MANY_WATCHES = "up to 301500 may be needed -> run `sysctl fs.epoll.max_user_watches=301500`"
 IMPORTS = replace(doctor, "find_unreadable_import_directories", gives([PROBLEM]))
 OVERLAYS = replace(probe, "probe_overlays_or_copies", gives(PROBLEM))
-OOM_STOP = replace(CgroupManager, "query_oom_policy", gives("stop"))
-OOM_KILL = replace(CgroupManager, "query_oom_policy", gives("kill"))
+OOM_STOP = replace(doctor, "query_oom_policy", gives("stop"))
+OOM_KILL = replace(doctor, "query_oom_policy", gives("kill"))
 LOWERED = replace(rlimits, "find_lowered_hard_limits", gives([PROBLEM]))
 NO_WATCHES = replace(rlimits, "EPOLL_WATCH_LIMIT_FILE", Path("/nonexistent"))
 SOME_DESCRIPTORS = replace(rlimits, "count_allowed_descriptors", gives(4096))
@@ -321,7 +320,7 @@ class CheckTests(DoctorTestCase):
             self.assertIn(said, found.description)
 
     def test_machine_without_bounds_is_ok(self) -> None:
-        self.replace(CgroupManager, "query_oom_policy", gives("continue"))
+        self.replace(doctor, "query_oom_policy", gives("continue"))
         self.replace(rlimits, "count_allowed_descriptors", gives(2**31 - 1))
         self.replace(rlimits, "count_allowed_processes", gives(None))
         found = self.check_ok(RUNNING)

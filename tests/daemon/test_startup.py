@@ -48,7 +48,7 @@ class FakeParts:
     repositories: Path = REPOSITORIES
     evaluations: Path = EVALUATIONS
     gone: tuple[Path, ...] = ()
-    enforcement_warning: str = ""
+    unenforced_resources: tuple[str, ...] = ()
     evaluation_cgroups: tuple[str, ...] = ()
     programs: tuple[Path, ...] = ()
     errors: dict[str, Exception] = attrs.field(factory=dict)
@@ -249,12 +249,13 @@ class StartupTests(SynchronousTestCase):
         self.assertEqual(list(events), [])
 
     def test_missing_limits_are_reported_in_one_line_each(self) -> None:
-        self.parts.enforcement_warning = "memory is {not} limited; write to {problem}"
+        self.parts.unenforced_resources = ("memory", "{problem}")
         with capturedLogs() as events:
             self.startup.startService()
         said = [(formatEvent(event), event["log_level"]) for event in events]
-        wanted = f"limits: {self.parts.enforcement_warning}"
-        self.assertEqual(said, [(wanted, LogLevel.warn)])
+        ((warning, level),) = said
+        self.assertIn("limits: no cgroup limits memory, {problem} of an evaluation: ", warning)
+        self.assertEqual(level, LogLevel.warn)
 
 
 class PrivateTestCase(SynchronousTestCase):

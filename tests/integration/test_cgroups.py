@@ -23,6 +23,7 @@ from tests.run import LEFT_TO_MACHINES
 
 DAEMON = '''
 import json, os, pathlib, signal, subprocess, sys, time
+from tawebeval.linux.cgroup_report import describe_missing_limits
 from tawebeval.linux.cgroups import open_cgroups
 from tawebeval.config import MIB, LimitSettings
 
@@ -35,7 +36,7 @@ os.setresuid(NOBODY, NOBODY, NOBODY)
 before = pathlib.Path("/proc/self/cgroup").read_text()
 cgroups = open_cgroups(name)
 result["enforced"] = sorted(cgroups.enforced_resources)
-result["problem"] = cgroups.enforcement_warning
+result["problem"] = describe_missing_limits(cgroups)
 LIMITS = LimitSettings(memory=32 * MIB, processes=16)
 
 def start(group, inside):
@@ -150,10 +151,12 @@ until(lambda: members(group))
     def test_user_without_a_cgroup_of_its_own_has_none(self) -> None:
         script = (
             "import json, os, sys; from tawebeval.linux.cgroups import open_cgroups\n"
+            "from tawebeval.linux.cgroup_report import describe_missing_limits\n"
             "os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)\n"
             "cgroups = open_cgroups(sys.argv[1])\n"
             "cgroups.remove_all_cgroups()\n"
-            "print(json.dumps([sorted(cgroups.enforced_resources), cgroups.enforcement_warning]))"
+            "problem = describe_missing_limits(cgroups)\n"
+            "print(json.dumps([sorted(cgroups.enforced_resources), problem]))"
         )
         enforced, problem = json.loads(printed_by(script, self.name))
         self.assertEqual(enforced, [])

@@ -13,8 +13,13 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB, LimitSettings
+from tawebeval.linux import cgroup_report, systemd_units
 from tawebeval.linux import cgroups as module
-from tawebeval.linux import systemd_units
+from tawebeval.linux.cgroup_report import (
+    describe_enforcement,
+    describe_missing_limits,
+    find_cgroup_remedy,
+)
 from tawebeval.linux.cgroups import (
     CgroupDirectory,
     CgroupManager,
@@ -36,18 +41,16 @@ STRANGER = 4194305  # no process: numbers end below
 
 def describe(cgroups: CgroupManager) -> str:
     """Return all that is said of what is not limited."""
-    found = [cgroups.describe_enforcement(what) for what in cgroups.unenforced_resources]
-    return "\n".join([*found, cgroups.unenforced_resources_remedy])
+    found = [describe_enforcement(cgroups, what) for what in cgroups.unenforced_resources]
+    return "\n".join([*found, find_cgroup_remedy()])
 
 
 class CgroupsTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.delegated = True
-        self.policies: dict[str, str] = {}
         self.run_command: str | None = None
         self.patch(module, "is_delegated", lambda path: self.delegated)
-        self.patch(module, "query_oom_policy", lambda path: self.policies.get(path, ""))
-        self.patch(module, "find_systemd_run", lambda: self.run_command)
+        self.patch(cgroup_report, "find_systemd_run", lambda: self.run_command)
         self.machine = self.make_machine()
 
     def make_machine(self, controllers: str = "cpu memory pids") -> FakeMachine:
@@ -60,10 +63,11 @@ class CgroupsTestCase(SynchronousTestCase):
         self.assertEqual(cgroups.enforced_resources, enforced, describe(cgroups))
         # One line names all that is missing, and what to do about it.
         for resource in ALL - enforced:
-            self.assertIn(resource, cgroups.enforcement_warning)
-        remedy = "" if enforced == ALL else cgroups.unenforced_resources_remedy
-        self.assertEqual(bool(cgroups.enforcement_warning), enforced != ALL)
-        self.assertTrue(cgroups.enforcement_warning.endswith(remedy), cgroups.enforcement_warning)
+            self.assertIn(resource, describe_missing_limits(cgroups))
+        remedy = "" if enforced == ALL else find_cgroup_remedy()
+        warning = describe_missing_limits(cgroups)
+        self.assertEqual(bool(warning), enforced != ALL)
+        self.assertTrue(warning.endswith(remedy), warning)
         for word in words:
             self.assertIn(word, describe(cgroups))
 
@@ -162,27 +166,27 @@ class ParentTests(CgroupsTestCase):
         home = self.machine.own / "tawebeval-x"
         weights = [int((home / name / "cpu.weight").read_text()) for name in ("daemon", "git")]
         self.assertEqual([*weights, int(self.get(group, "cpu.weight"))], [1000, 100, 100])
-        self.assertEqual(cgroups.git_procs_files, [f"{home}/git/cgroup.procs"])
+        self.assertEqual(cgroups.git_procs_files, (f"{home}/git/cgroup.procs",))
         self.assertEqual(cgroups.evaluator_niceness, 0)
 
     def test_without_shares_evaluators_are_nicer(self) -> None:
         self.make_machine("memory pids")
         cgroups = self.machine.open()
         self.check(cgroups, ALL - {"weight"}, "weight: an evaluation with many processes", "'cpu'")
-        self.assertEqual((cgroups.git_procs_files, cgroups.evaluator_niceness), ([], 10))
+        self.assertEqual((cgroups.git_procs_files, cgroups.evaluator_niceness), ((), 10))
 
     def test_without_cgroup_of_git_there_are_no_shares(self) -> None:
         self.machine.refusals["/git"] = errno.ENOSPC
         cgroups = self.machine.open()
         self.check(cgroups, ALL - {"weight"}, "/git: No space left on device")
-        self.assertEqual(cgroups.git_procs_files, [])
+        self.assertEqual(cgroups.git_procs_files, ())
 
     def test_read_only_cgroups_limit_nothing(self) -> None:
         self.machine.refusals["/tawebeval-x"] = errno.EROFS
         self.patch(Path, "read_text", lambda *_: "")  # of mountinfo: no version 1
-        self.patch(module, "find_container", lambda: None)
+        self.patch(cgroup_report, "find_container", lambda: None)
         self.check(self.machine.open(), set(), "Read-only file system", "make a cgroup in /sys/fs")
-        self.patch(module, "find_container", lambda: PODMAN)
+        self.patch(cgroup_report, "find_container", lambda: PODMAN)
         option = "start the container with --security-opt unmask=/sys/fs/cgroup"
         self.check(self.machine.open(), set(), "Read-only file system", option)
 
@@ -196,7 +200,7 @@ class ParentTests(CgroupsTestCase):
             cgroups = self.machine.open()
             said = f"{self.machine.own}: systemd has not delegated it"
             self.check(cgroups, set(), said, *words)
-            remedy = cgroups.unenforced_resources_remedy
+            remedy = find_cgroup_remedy()
             self.assertEqual("systemd-run" in remedy, bool(self.run_command))
             self.assertEqual(self.machine.groups(), [])
 
@@ -204,7 +208,7 @@ class ParentTests(CgroupsTestCase):
         self.patch(Path, "read_text", lambda *_: "1 0 0:1 / /c rw - cgroup cgroup rw,memory\n")
         said = "with the kernel parameter systemd.unified_cgroup_hierarchy=1"
         for self.run_command in (None, "", "systemd-run --user"):
-            self.assertIn(said, open_cgroups("x").unenforced_resources_remedy)
+            self.assertIn(said, find_cgroup_remedy())
 
     def test_daemon_that_may_not_move_leaves_nothing(self) -> None:
         self.machine.refusals["/daemon/cgroup.procs"] = errno.EACCES
@@ -237,12 +241,6 @@ class ParentTests(CgroupsTestCase):
         self.check(self.machine.open(), set())
         self.assertEqual(self.machine.groups(), [])
         self.assertEqual((self.machine.own / "cgroup.procs").read_text(), f"{os.getpid()}\n")
-
-    def test_oom_policy_counts_where_memory_is_limited(self) -> None:
-        self.policies = {f"{self.machine.own}/tawebeval-x": "stop"}
-        self.assertEqual(self.machine.open().query_oom_policy(), "stop")
-        self.policies = {f"{self.make_machine('pids').own}/tawebeval-x": "stop"}
-        self.assertEqual(self.machine.open().query_oom_policy(), "")
 
     def test_kernel_without_swap_accounting_limits_memory(self) -> None:
         self.machine.refusals["/memory.swap.max"] = errno.ENOENT
@@ -319,23 +317,21 @@ class AttachTests(CgroupsTestCase):
         return self.attach_again()
 
     def attach_again(self) -> CgroupManager:
-        description = self.starter.describe_parent()
-        return open_starter_cgroups(self.own, description, self.machine.directory)
+        self.patch(module, "CgroupDirectory", self.machine.directory)
+        return open_starter_cgroups(self.own, self.starter.describe_parent())
 
     def test_evaluations_are_below_the_starter(self) -> None:
         own = self.machine.own
         cgroups = self.attach()
         self.check(cgroups, ALL)
         self.assertEqual(cgroups.evaluator_niceness, 0)
-        self.assertEqual(cgroups.git_procs_files, [f"{own}/tawebeval-x/git/cgroup.procs"])
+        self.assertEqual(cgroups.git_procs_files, (f"{own}/tawebeval-x/git/cgroup.procs",))
         daemon = own / "tawebeval-x/daemon/cgroup.procs"
         self.assertEqual(daemon.read_text(), f"{os.getpid()}\n")
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         path = own / "tawebeval-starter/evaluation-abc"
         self.assertEqual(group.procs_files, [f"{path}/cgroup.procs"])
         self.assertEqual(self.get(group, "memory.max"), str(64 * MIB))
-        self.policies[str(own / "tawebeval-starter")] = "continue"
-        self.assertEqual(cgroups.query_oom_policy(), "continue")
 
     def test_next_daemon_finds_the_cgroups_again(self) -> None:
         own = self.machine.own
