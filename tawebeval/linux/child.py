@@ -48,7 +48,7 @@ class PipeListener(Protocol):
 
 @implementer(IReadDescriptor)
 class PipeReader:
-    """The reader of one pipe of a child, which reads large pieces and can be paused.
+    """The reader of one pipe of a child, which reads large pieces.
 
     A pipe that is found full is made larger, for its writer waits. The pipes of a user other than
     root have one limit together (pipe(7)), so pipes that are never full stay small.
@@ -102,15 +102,6 @@ class PipeReader:
         os.close(self._descriptor)
         self._owner.on_pipe_end(self._name)
 
-    def pauseProducing(self) -> None:
-        """Stop reading, so that the child blocks once the pipe is full."""
-        self._reactor.removeReader(self)
-
-    def resumeProducing(self) -> None:
-        """Resume reading."""
-        if not self.is_closed:
-            self._reactor.addReader(self)
-
     def read_remaining_output(self) -> None:
         """Read what the pipe holds now, and close it, in the next turn: other writers may remain.
 
@@ -140,11 +131,11 @@ def open_pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> t
 
 
 @attrs.frozen
-class StartedProcess:
+class _StartedProcess:
     """A running child, leader of its own session and process group, that nobody waits for yet.
 
     `pidfd` becomes readable at the child's end; `stdout` and `stderr` are the non-blocking read
-    ends of its pipes. The code that takes the child over closes all three.
+    ends of its pipes. The `ChildProcess` that takes the child over closes all three.
     """
 
     pid: int
@@ -153,25 +144,20 @@ class StartedProcess:
     stderr: int
 
 
-def start_child(
+def _start_child(
     argv: Sequence[str],
     environment: Mapping[str, str],
     directory: str,
-    descriptors: Sequence[int] = (),
-    stdin: int = subprocess.DEVNULL,
-) -> StartedProcess:
-    """Start `argv` in `directory` with just that environment. Blocks, hardly.
-
-    The child gets `descriptors` under the same numbers, and the descriptor `stdin`; they stay open
-    here, too. Raises: OSError.
-    """
+    descriptors: Sequence[int],
+) -> _StartedProcess:
+    """Start a child, as `Spawner` says. Raises: OSError."""
     with contextlib.ExitStack() as writing, contextlib.ExitStack() as reading:
         stdout, stderr = (open_pipe(reading, writing) for _ in range(2))
         process = subprocess.Popen(
             argv,
             env=dict(environment),
             cwd=directory,
-            stdin=stdin,
+            stdin=subprocess.DEVNULL,
             stdout=stdout[1],
             stderr=stderr[1],
             start_new_session=True,
@@ -179,7 +165,7 @@ def start_child(
             umask=0o022,
         )
         process.returncode = 0  # so that Popen does not wait for the child
-        started = StartedProcess(process.pid, _open_pidfd(process.pid), stdout[0], stderr[0])
+        started = _StartedProcess(process.pid, _open_pidfd(process.pid), stdout[0], stderr[0])
         reading.pop_all()
         return started
 
@@ -297,10 +283,9 @@ class _PidReader:
 class ChildProcess:
     """A running child of this process, the transport of its `ProcessProtocol`.
 
-    It calls the protocol as a `ProcessTransport` does. Of `IProcessTransport` it has `pid` and the
-    methods of a producer; there is no stdin to write to. `resource_usage` is that of the child and
-    of the children that it waited for, None until its end. The child leads a session and a process
-    group.
+    It calls the protocol as a `ProcessTransport` does, but cannot be paused; there is no stdin to
+    write to. `resource_usage` is that of the child and of the children that it waited for, None
+    until its end. The child leads a session and a process group.
     """
 
     __slots__ = (
@@ -318,7 +303,7 @@ class ChildProcess:
         self,
         reactor: Any,
         protocol: ProcessProtocol,
-        started: StartedProcess,
+        started: _StartedProcess,
         on_reaped: Callable[[int], object] = lambda pid: None,
     ) -> None:
         """Take over a child. `on_reaped(pid)` is called when the kernel may use `pid` again."""
@@ -370,14 +355,6 @@ class ChildProcess:
         self._stdout.read_remaining_output()
         self._stderr.read_remaining_output()
 
-    def pauseProducing(self) -> None:
-        """Stop reading stdout."""
-        self._stdout.pauseProducing()
-
-    def resumeProducing(self) -> None:
-        """Read stdout again."""
-        self._stdout.resumeProducing()
-
 
 class Spawner:
     """The children of the daemon: it starts them, and knows which still run."""
@@ -395,8 +372,12 @@ class Spawner:
         *,
         descriptors: Sequence[int] = (),
     ) -> ChildProcess:
-        """Start a child, as `start_child` does. Blocks, hardly. Raises: OSError."""
-        started = start_child(argv, environment, directory, descriptors)
+        """Start `argv` in `directory` with just that environment. Blocks, hardly.
+
+        The child gets `descriptors` under the same numbers; they stay open here, too. Raises:
+        OSError.
+        """
+        started = _start_child(argv, environment, directory, descriptors)
         self._children.add(started.pid)
         return ChildProcess(self._reactor, protocol, started, self._children.discard)
 

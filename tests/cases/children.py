@@ -101,7 +101,6 @@ class ProcessTestCase(TestCase):
 
         async def end() -> None:
             child.signal_group(signal.SIGKILL)
-            child.resumeProducing()
             if child.is_running:
                 await recorder.exited.wait()
             child.read_remaining_output()

@@ -144,16 +144,8 @@ class PipeTests(PipeTestCase):
         self.reactor.read()
         self.assertEqual((sum(map(len, self.chunks)), self.capacity()), (written, 2**18))
 
-    def test_paused_pipe_is_no_reader(self) -> None:
-        for _ in range(2):
-            self.reader.pauseProducing()
-            self.assertEqual(self.reactor.readers, [])
-        self.reader.resumeProducing()
-        self.assertEqual(self.reactor.readers, [self.reader])
-
     def test_rest_is_read_and_nothing_that_comes_later(self) -> None:
         written = self.write(150_000)
-        self.reader.pauseProducing()
         self.reader.read_remaining_output()
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self.writing, b"later")
@@ -176,8 +168,6 @@ class PipeTests(PipeTestCase):
 
     def test_closed_reader_does_nothing(self) -> None:
         self.reader.connectionLost(Failure(CONNECTION_DONE))
-        self.reader.pauseProducing()
-        self.reader.resumeProducing()
         self.reader.read_remaining_output()
         self.assert_lost(b"")
 
