@@ -238,6 +238,11 @@ class Run(ProcessProtocol):
         self.clock.suspend()
         self._on_change()
 
+    async def wait_for_commit(self) -> None:
+        """Return once all changes until now are stored. Raises: StoreError, if they cannot be."""
+        if self._context.store is not None:
+            await self._context.store.flush()
+
     def restart_clock(self) -> None:
         """Give a run that was begun again its whole time."""
         if self.clock.restart():

@@ -178,9 +178,10 @@ class Attempt:
         path.write_text(json.dumps(specification))
 
     def read_start(self, other: Attempt) -> dict[str, Any]:
-        """Return what another job has to start, for the directories of this job. Raises: OSError.
+        """Return what another job has to start, for the directories of this job.
 
-        The names of these directories are random, and nothing else contains them.
+        The names of these directories are random, and nothing else contains them. Raises: OSError;
+        ValueError, if the description is damaged.
         """
         text = (other.workspace.output_directory / "start").read_text()
         found: dict[str, Any] = json.loads(text.replace(other.directory.name, self.directory.name))

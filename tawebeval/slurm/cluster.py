@@ -296,11 +296,20 @@ class SlurmRun(Launch, RunEnd):
         return process
 
     async def _repeat(self, lost: Attempt, avoided_node: str | None) -> Attempt:
-        """Start a job in place of a lost one, in directories of its own. Raises: OSError."""
+        """Start a job in place of a lost one, in directories of its own.
+
+        Raises: OSError; ValueError, if the description of the lost job is damaged.
+        """
         attempt = self._make_attempt()
-        await self._sandbox.access.threads.run_in_thread(
-            self._start_in_place_of, lost, attempt, avoided_node
-        )
+        try:
+            await self._sandbox.access.threads.run_in_thread(
+                self._start_in_place_of, lost, attempt, avoided_node
+            )
+        except Exception:
+            self._sandbox.own_jobs.discard(attempt.job_name)
+            # The starter may have started srun, and not have answered in time.
+            self._sandbox.commands.cancel_job(attempt.job_name)
+            raise
         self._sandbox.own_jobs.discard(lost.job_name)
         self._use_attempt(attempt)
         return attempt
@@ -314,8 +323,6 @@ class SlurmRun(Launch, RunEnd):
         attempt.make_directories()
         attempt.write_start(attempt.read_start(lost))
         copy_tree(self._checkout.path, attempt.workspace.tree_directory)
-        with suppress(OSError):  # what still runs somewhere writes to it
-            lost.remove()
         self._start_srun(attempt, avoided_node)
 
     def connect_process(self, run: ProcessProtocol, started: Attempt) -> NodeProcess:

@@ -114,8 +114,9 @@ class NodeJob:
         # The broker ends with its parent, which the daemon does not know.
         text = specification["broker"]["descriptors"][1]
         text["text"] = json.dumps({**json.loads(text["text"]), "parent_pid": starter_pid})
-        with open(path, "w", encoding="utf-8") as file:
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
             json.dump(specification, file)
+        os.rename(f"{path}.new", path)  # a job in place of this one reads the file, too
         self._send(request="attach")
         self._send(request="start", name=self._name, id=1)
         while True:

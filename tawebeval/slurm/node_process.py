@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from resource import struct_rusage
@@ -11,7 +12,7 @@ from typing import Any
 
 import attrs
 import msgspec
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.error import ProcessTerminated
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
@@ -19,7 +20,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from tawebeval.deferreds import OneShotEvent, WorkerThreads, run_in_background
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import EvaluationFailure, StoreError
 from tawebeval.linux.child import STDERR, STDOUT
 from tawebeval.linux.starter_client import (
     ProgramListener,
@@ -66,7 +67,7 @@ class ClusterAccess:
 
 
 RepeatJob = Callable[[Attempt, str | None], Awaitable[Attempt]]
-"""Start a job in place of a lost one, not on the node that is named. Raises: OSError."""
+"""Start a job in place of a lost one, not on the node that is named."""
 
 
 class _SrunListener:
@@ -119,6 +120,7 @@ class NodeProcess:
     _is_paused: bool = False
     _is_stopped: bool = False  # no job is started any more
     _is_explaining: bool = False
+    _losing: Deferred[None] = attrs.field(factory=partial(succeed, None))  # of the last `_lose`
     _has_ended: bool = False
     _kill: IDelayedCall | None = None  # None until the first SIGKILL
 
@@ -172,7 +174,7 @@ class NodeProcess:
     def connect(self, run: Any) -> None:
         """Let the process drive a protocol, after `start_event`. Raises: OSError.
 
-        It has `suspend_clock` and `restart_clock` of `Run` besides.
+        It has `suspend_clock`, `restart_clock` and `wait_for_commit` of `Run` besides.
         """
         state = self.attempt.state
         assert state is not None, "it has begun"
@@ -253,6 +255,7 @@ class NodeProcess:
         except CancelledError:
             self._is_stopped = True
             self._give_up(self.attempt)
+            await self._losing  # which may start another job just now
             await self.attempt.srun_ended.wait()
             self._end_watch()
             raise
@@ -322,8 +325,7 @@ class NodeProcess:
             self._release(attempt)
         if state.error is not None:
             what = f"the node {state.node} could not run the evaluator: {state.error}"
-            failure = EvaluationFailure("lost", what)
-            run_in_background(self._lose(attempt, failure), log, "defect: a job is lost")
+            self._lose_soon(attempt, EvaluationFailure("lost", what))
             return
         if not had_begun:
             self._begin(attempt, state)
@@ -468,7 +470,7 @@ class NodeProcess:
         self._access.commands.cancel_job(attempt.job_name)
         if not self._is_stopped:
             self._access.commands.counters.lost_jobs_by_reason[loss.reason] += 1
-        await self._lose(attempt, loss)
+        self._lose_soon(attempt, loss)
 
     async def _find_loss(self, attempt: Attempt) -> EvaluationFailure:
         """Return why a job was lost.
@@ -495,22 +497,46 @@ class NodeProcess:
 
     # The end of a lost job
 
+    def _lose_soon(self, attempt: Attempt, loss: EvaluationFailure) -> None:
+        self._losing = run_in_background(self._lose(attempt, loss), log, "defect: a job is lost")
+
     async def _lose(self, attempt: Attempt, loss: EvaluationFailure) -> None:
         """Begin a lost job again, or end."""
-        threads, commands = self._access.threads, self._access.commands
+        try:
+            repeated = await self._begin_again(attempt, loss)
+        except Exception as error:  # noqa: BLE001  (a client learns of every end)
+            log.error("the evaluator cannot be begun again: {error!r}", error=error)  # noqa: TRY400
+            repeated = None
+        if repeated is None:
+            self._end_lost(self._first_loss or loss)
+            return
+        self._access.commands.counters.restarted_jobs += 1
+        self.runner_status.retry_count += 1
+        if self._run is not None:
+            self._run.suspend_clock()  # stores the new job
+        if self._has_ended:  # it was left meanwhile: the next process of the daemon goes on
+            return
+        self.follow(repeated)
+        if self._is_stopped:  # meanwhile
+            self._give_up(repeated)
+        with suppress(OSError, StoreError):  # what still runs somewhere writes to the directory
+            if self._run is not None:  # a later process of the daemon would miss the lost job
+                await self._run.wait_for_commit()
+            await self._access.threads.run_in_thread(attempt.remove)
+
+    async def _begin_again(self, attempt: Attempt, loss: EvaluationFailure) -> Attempt | None:
+        """Start a job in place of a lost one, if that is allowed. Raises: Exception."""
         is_start_failure = attempt.state is not None and attempt.state.error is not None
         may_repeat = self._retries > 0 and (
             is_start_failure or loss.reason in ("node", "preempted")
         )
         if may_repeat and not self._is_stopped:
-            may_repeat = not await threads.run_in_thread(attempt.has_printed)
+            may_repeat = not await self._access.threads.run_in_thread(attempt.has_printed)
         if not may_repeat or self._is_stopped:
-            self._end_lost(self._first_loss or loss)
-            return
+            return None
         log.warn("{why}; the evaluator is begun again", why=loss.message)
         self._retries -= 1
         self._first_loss = loss if is_start_failure else None
-        self.runner_status.retry_count += 1
         self.runner_status.job_id = self.runner_status.node = None
         if self._process is not None:
             self._process.close()
@@ -518,17 +544,7 @@ class NodeProcess:
         if self._run is not None:
             self._run.suspend_clock()
         self._stdout_offset = 0
-        try:
-            repeated = await self._repeat(attempt, attempt.node if is_start_failure else None)
-        except OSError as error:
-            self._end_lost(EvaluationFailure("lost", f"srun cannot be started: {error.strerror}"))
-            return
-        commands.counters.restarted_jobs += 1
-        self.follow(repeated)
-        if self._run is not None:
-            self._run.suspend_clock()  # stores the new job
-        if self._is_stopped:  # meanwhile
-            self._give_up(repeated)
+        return await self._repeat(attempt, attempt.node if is_start_failure else None)
 
     def _end_lost(self, loss: EvaluationFailure) -> None:
         """Tell the run that a job is lost, after all that was printed."""

@@ -83,6 +83,15 @@ class NodeJobTests(NodeCase):
         self.assertEqual((output / "stdout").read_text(), "out\n")
         self.assertEqual((output / "stderr").read_text(), "err\n")
 
+    def test_description_is_replaced_and_never_cut(self) -> None:
+        self.write_start("/bin/true")
+        path = self.directory / "output" / "start"
+        written = path.read_text()
+        with path.open() as before:
+            self.finish(self.start("/bin/true"))
+            self.assertEqual(before.read(), written)
+        self.assertNotEqual(path.read_text(), written)
+
     def test_state_names_the_running_process(self) -> None:
         process = self.start("/bin/sleep", "600")
         self.wait(self.read_state, "it is started")

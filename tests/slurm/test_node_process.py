@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
@@ -85,6 +85,7 @@ class FakeRun(ProcessProtocol):
     def __init__(self) -> None:
         self.stdout = b""
         self.told: list[Any] = []
+        self.committed: Deferred[None] = Deferred()
 
     def outReceived(self, data: bytes) -> None:
         self.stdout += data
@@ -100,6 +101,9 @@ class FakeRun(ProcessProtocol):
 
     def restart_clock(self) -> None:
         self.told.append("restarted")
+
+    async def wait_for_commit(self) -> None:
+        await self.committed
 
 
 class NodeProcessCase(SynchronousTestCase):
@@ -123,6 +127,7 @@ class NodeProcessCase(SynchronousTestCase):
         )
         self.run_, self.status = FakeRun(), RunnerStatus("slurm")
         self.repeated: list[str | None] = []
+        self.repeat_gate: Deferred[None] = succeed(None)
         self.process = self.make_process(self.make_attempt())
 
     def make_attempt(self) -> Attempt:
@@ -135,6 +140,7 @@ class NodeProcessCase(SynchronousTestCase):
 
     async def repeat(self, lost: Attempt, avoided_node: str | None) -> Attempt:
         self.repeated.append(avoided_node)
+        await self.repeat_gate
         return self.make_attempt()
 
     @property
@@ -410,6 +416,58 @@ class RepeatTests(NodeProcessCase):
         self.end_srun("srun: error: Requested node configuration is not available\n")
         error = self.failureResultOf(started, EvaluationFailure).value
         self.assertIn("No space left on device", error.message)
+
+    def test_evaluation_ends_with_the_first_loss_if_it_cannot_be_begun_again(self) -> None:
+        self.repeat_gate = fail(ValueError("damaged"))
+        started = self.follow()
+        self.tell(error="No space left on device")
+        error = self.failureResultOf(started, EvaluationFailure).value
+        self.assertIn("No space left on device", error.message)
+        self.assertEqual(self.status.retry_count, 0)
+
+    def test_run_ends_if_its_evaluator_cannot_be_begun_again(self) -> None:
+        self.repeat_gate = fail(FileNotFoundError(2, "No such file or directory", "srun"))
+        self.connect()
+        self.lose()
+        self.assertEqual(self.run_.told[-2], "exited")
+        assert self.process.job_loss is not None
+        self.assertEqual(self.process.job_loss.reason, "node")
+
+    def test_lost_job_is_removed_once_the_new_one_is_stored(self) -> None:
+        self.connect()
+        first = self.attempt
+        self.lose()
+        self.assertIsNot(self.attempt, first)
+        self.assertTrue(first.directory.exists())
+        self.run_.committed.callback(None)
+        self.assertFalse(first.directory.exists())
+
+    def test_cancellation_ends_a_job_that_is_begun_again_meanwhile(self) -> None:
+        self.repeat_gate = Deferred()
+        started = self.follow()
+        first = self.attempt
+        self.tell(error="No space left on device")
+        started.cancel()
+        self.end_srun()
+        self.assertNoResult(started)
+        self.repeat_gate.callback(None)
+        self.assertNoResult(started)
+        self.assertIsNot(self.attempt, first)
+        self.assertIn(self.attempt.job_name, self.commands.cancelled)
+        self.end_srun()
+        self.failureResultOf(started, CancelledError)
+
+    def test_job_that_is_begun_while_the_run_is_left_goes_on(self) -> None:
+        self.repeat_gate = Deferred()
+        self.connect()
+        first = self.attempt
+        self.lose()
+        self.process.leave()
+        self.run_.told.clear()
+        self.repeat_gate.callback(None)
+        self.assertEqual(self.run_.told, ["suspended"])  # stores the new job
+        self.assertEqual(set(self.commands.cancelled), {first.job_name})
+        self.assertEqual((self.commands.watchers, self.starter.listeners), ({}, {}))
 
     def test_second_loss_is_the_end(self) -> None:
         self.connect()

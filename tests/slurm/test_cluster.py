@@ -1,0 +1,72 @@
+"""`slurm.cluster`: jobs in place of lost ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from types import SimpleNamespace
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from tawebeval.config import Configuration, LimitSettings
+from tawebeval.linux.starter_client import LaunchSpec
+from tawebeval.slurm.attempts import Attempt
+from tawebeval.slurm.cluster import SlurmRun
+from tests.slurm.test_node_process import NodeProcessCase
+
+
+class RepeatedJobTests(NodeProcessCase):
+    """A run whose job is lost, and the job in its place."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        tree = self.evaluation.root.parent / "checkout"
+        tree.mkdir()
+        self.started: list[LaunchSpec] = []
+        self.error: OSError | None = None
+        self.patch(shutil, "which", lambda *_, **__: "/usr/bin/srun")
+        sandbox: Any = SimpleNamespace(
+            access=self.access,
+            commands=self.commands,
+            configuration=Configuration(),
+            job_prefix="tawebeval-x-",
+            own_jobs=set(),
+            writable_trees=SimpleNamespace(starter=self),
+            local=SimpleNamespace(sandbox_files_directory=self.evaluation.root.parent),
+        )
+        self.sandbox = sandbox
+        commit = SimpleNamespace(size=0, file_count=0)
+        checkout: Any = SimpleNamespace(path=tree, commit=commit)
+        self.slurm_run = SlurmRun(self.evaluation, checkout, sandbox, LimitSettings())
+        self.slurm_run.sandboxed = SimpleNamespace(workspace=None)  # type: ignore[assignment]
+        self.lost = self.slurm_run.attempt
+        self.lost.make_directories()
+        self.lost.write_start({"argv": []})
+
+    def start_program(self, directory: os.PathLike[str], launch: LaunchSpec) -> None:
+        self.started.append(launch)
+        if self.error is not None:
+            raise self.error
+
+    def start_in_place(self) -> Deferred[Attempt]:
+        return Deferred.fromCoroutine(self.slurm_run._repeat(self.lost, None))
+
+    def test_job_in_place_of_a_lost_one_leaves_its_directory(self) -> None:
+        attempt = self.successResultOf(self.start_in_place())
+        self.assertIs(self.slurm_run.attempt, attempt)
+        self.assertEqual(self.sandbox.own_jobs, {attempt.job_name})
+        self.assertTrue(self.lost.directory.exists())
+
+    def test_damaged_description_starts_no_job(self) -> None:
+        (self.lost.workspace.output_directory / "start").write_text('{"argv"')
+        self.failureResultOf(self.start_in_place(), ValueError)
+        self.assertEqual(self.started, [])
+        self.assertEqual(self.sandbox.own_jobs, {self.lost.job_name})
+
+    def test_job_of_a_starter_that_does_not_answer_is_cancelled(self) -> None:
+        self.error = TimeoutError(110, "the starter of evaluators does not answer")
+        self.failureResultOf(self.start_in_place(), TimeoutError)
+        (name,) = self.commands.cancelled
+        self.assertIn(f"--job-name={name}", self.started[0].argv)
+        self.assertEqual(self.sandbox.own_jobs, {self.lost.job_name})
