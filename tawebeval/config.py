@@ -722,10 +722,7 @@ def check_problems(configuration: Configuration, problems: Mapping[str, ProblemS
         fields = problem.form_fields
         try:
             for field, value in fields.items():
-                size, most = (
-                    len(value.encode()),
-                    find_field_size_limit(field) or 0,
-                )
+                size, most = len(value.encode()), find_field_size_limit(field) or 0
                 if size > most:
                     raise InvalidField(
                         field, f"is {format_size(size)}; the limit is {format_size(most)}"

@@ -127,9 +127,7 @@ def _open_store(config: Path | None) -> Iterator[tuple[Configuration, Environmen
             configuration,
             EnvironmentStore(locate_store(state), configuration.limits.free_disk_for_readiness),
         )
-    except ConfigurationError as error:
-        click.echo(f"tawebeval: {error}", err=True)
-        raise SystemExit(2) from None
-    except OSError as error:
-        click.echo(f"tawebeval: {describe_disk_error(error)}", err=True)
+    except (ConfigurationError, OSError) as error:
+        said = describe_disk_error(error) if isinstance(error, OSError) else error
+        click.echo(f"tawebeval: {said}", err=True)
         raise SystemExit(2) from None

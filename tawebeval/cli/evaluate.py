@@ -287,14 +287,7 @@ def evaluate(
     """  # noqa: D301
     screen = make_screen(lines=lines, times=times)
     if problem is not None:
-        _check_problem_options(
-            evaluator=evaluator,
-            repository=repository,
-            commit=commit,
-            directory=directory,
-            seed=seed is not None,
-            **others,
-        )
+        _check_problem_options(click.get_current_context().params)
     elif evaluator is None:
         raise click.UsageError("give --evaluator CMD, or --problem NAME")
     elif repository is None or commit is None or not _OID.fullmatch(commit):
@@ -345,13 +338,13 @@ def evaluate(
     run_with_client(server, screen, work)
 
 
-def _check_problem_options(**options: Any) -> None:
+def _check_problem_options(options: Mapping[str, Any]) -> None:
     """Raise UsageError for an option of which the problem has its own value."""
     for name in (
         *("evaluator", "repository", "commit", "branch", "depth", "directory"),
         *("environment", "limits", "seed"),
     ):
-        if options[name]:
+        if options[name] or options[name] == 0:  # the seed may be 0
             option = f"--{name.removesuffix('s')}"
             raise click.UsageError(f"--problem sets {option}; give one of them")
 

@@ -39,7 +39,6 @@ from tawebeval.cli.json_fields import (
 )
 from tawebeval.cli.output import escape_control_characters, escape_table_row, summarize_results
 from tawebeval.cli.runtime import (
-    GOOD,
     UTF8_ARGUMENT,
     CommandContext,
     Interrupted,
@@ -158,13 +157,12 @@ def status(identifier: str, json_fields: JsonFields | None, server: ServerAccess
       tawebeval status --json all $ID | jq .usage
     """  # noqa: D301
 
-    def work(context: CommandContext) -> int:
+    def work(context: CommandContext) -> None:
         document = context.client.status(identifier)
         if json_fields is not None:
             screen.print_text(format_json(json_fields.select_fields(document)))
         else:
             screen.print_text(format_status(document))
-        return GOOD
 
     screen = make_screen()
     run_with_client(server, screen, work)
@@ -179,9 +177,8 @@ def cancel(identifier: str, server: ServerAccess) -> None:
     An evaluation that has ended does not change. Its output can still be read.
     """
 
-    def work(context: CommandContext) -> int:
+    def work(context: CommandContext) -> None:
         context.client.cancel(identifier)
-        return GOOD
 
     run_with_client(server, make_screen(), work)
 
@@ -248,7 +245,7 @@ def list_(json_fields: JsonFields | None, server: ServerAccess, **wanted: Any) -
     """  # noqa: D301
     away: list[str] = []
 
-    def work(context: CommandContext) -> int:
+    def work(context: CommandContext) -> None:
         listed = context.client.evaluations(**wanted, on_unreachable_daemons=away.extend)
         found = sorted(listed, key=itemgetter("created"))  # those of several daemons
         if away:
@@ -260,11 +257,10 @@ def list_(json_fields: JsonFields | None, server: ServerAccess, **wanted: Any) -
             if json_fields.has_field_outside(SUMMARY_FIELDS):
                 documents = request_statuses(context, found)
             screen.print_text(format_json([json_fields.select_fields(one) for one in documents]))
-            return GOOD
+            return
         screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM", "LABELS"))
         for document in request_statuses(context, found):
             screen.print_text(format_row(document, datetime.now(UTC)))
-        return GOOD
 
     screen = make_screen()
     run_with_client(server, screen, work)
@@ -319,11 +315,10 @@ def problems(json_fields: JsonFields | None, server: ServerAccess) -> None:
       tawebeval evaluate --problem word_count solution.awk
     """  # noqa: D301
 
-    def work(context: CommandContext) -> int:
+    def work(context: CommandContext) -> None:
         found = list(context.client.problems())
         rows = [(one["name"], ", ".join(one["fields"]) or "any", one["title"]) for one in found]
         print_list(screen, found, json_fields, "{:<24}  {:<24}  {}", [_PROBLEM_HEADS, *rows])
-        return GOOD
 
     screen = make_screen()
     run_with_client(server, screen, work)
@@ -340,11 +335,10 @@ def environments(json_fields: JsonFields | None, server: ServerAccess) -> None:
       tawebeval evaluate --environment python3.14 --evaluator ./evaluate solution.py
     """  # noqa: D301
 
-    def work(context: CommandContext) -> int:
+    def work(context: CommandContext) -> None:
         found = context.client.environments()
         rows = [(one["name"], one.get("description") or "") for one in found]
         print_list(screen, found, json_fields, "{:<24}  {}", [_ENVIRONMENT_HEADS, *rows])
-        return GOOD
 
     screen = make_screen()
     run_with_client(server, screen, work)

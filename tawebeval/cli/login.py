@@ -14,7 +14,6 @@ from tawebeval.cli.completion import complete_server
 from tawebeval.cli.json_fields import JsonFields, add_json_option, print_list
 from tawebeval.cli.output import Screen
 from tawebeval.cli.runtime import (
-    GOOD,
     CommandContext,
     ServerAccess,
     check_server_url,
@@ -84,7 +83,7 @@ def login(url: str, name: str | None, storage: str | None) -> None:
     name = name or derive_server_name(url)
     token = _ask_token()
 
-    def work(context: CommandContext) -> int:
+    def work(context: CommandContext) -> None:
         try:
             next(iter(context.client.evaluations()), None)
         except Forbidden as error:  # a token may be valid and not permit a list
@@ -93,7 +92,6 @@ def login(url: str, name: str | None, storage: str | None) -> None:
         place = store_login(name, StoredServer(url, token), storage, screen)
         kept = f"; the token is in {place}" if token else ""
         screen.show_message(f"stored {url} as {name}, the default server{kept}", "green")
-        return GOOD
 
     run_with_client(ServerAccess(url, token), screen, work)
 

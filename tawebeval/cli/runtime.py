@@ -281,13 +281,13 @@ def run_without_server(screen: Screen, work: Callable[[], object]) -> None:
 
 
 def run_with_client(
-    server: ServerAccess, screen: Screen, work: Callable[[CommandContext], int]
+    server: ServerAccess, screen: Screen, work: Callable[[CommandContext], int | None]
 ) -> NoReturn:
-    """Exit with the status that `work` returns; print why it failed."""
+    """Exit with the status that `work` returns, GOOD for None; print why it failed."""
     with InterruptHandler() as interrupt_handler:
         try:
             with server.make_client(screen) as client:
-                status = work(CommandContext(server, client, screen, interrupt_handler))
+                status = work(CommandContext(server, client, screen, interrupt_handler)) or GOOD
         except (ClientError, ConfigurationError, Interrupted, OutputError, OSError) as error:
             status = report_failure(error, screen)
     raise SystemExit(compute_exit_status(status, interrupt_handler.received_signals))

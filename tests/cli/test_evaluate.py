@@ -282,8 +282,7 @@ class InterruptTests(CommandTestCase):
                 raise SystemExit
 
         self.meanwhile = stop
-        with self.assertRaises(SystemExit):
-            reader.follow_evaluation()
+        self.assertRaises(SystemExit, reader.follow_evaluation)
         self.assertEqual((self.shown.out.getvalue(), again.out.getvalue()), ("a\nb", "\nc"))
         self.assertIn(f"the events before {cursor} are discarded", again.notes.getvalue())
         self.line.child.end()
@@ -373,9 +372,8 @@ class FieldTests(SynchronousTestCase):
             ([os.fsdecode(b"x=\xff")], "x: must be UTF-8"),
             (["x" * 5000], f"{'x' * 100}: File name too long"),
         ):
-            with self.assertRaises(ValueError) as caught:
-                parse_fields(arguments)
-            self.assertIn(words, str(caught.exception))
+            error = self.assertRaises(ValueError, parse_fields, arguments)
+            self.assertIn(words, str(error))
 
 
 class CheckoutTests(SynchronousTestCase):
@@ -426,9 +424,7 @@ class CheckoutTests(SynchronousTestCase):
 
     def refused(self, folder: Path) -> str:
         """Return why there is no checkout."""
-        with self.assertRaises(NoCheckoutError) as caught:
-            inspect_checkout(folder)
-        return str(caught.exception)
+        return str(self.assertRaises(NoCheckoutError, inspect_checkout, folder))
 
     def test_error_tells_what_to_do_where_nothing_can_be_fetched(self) -> None:
         for folder in (self.clone / ".git", self.clone / ".git" / "refs", self.upstream):
@@ -454,9 +450,8 @@ class CheckoutTests(SynchronousTestCase):
         url = "https://example.org/a.git"
         for origin in (self.url, f"{url}b"):
             git(self.clone, "remote", "set-url", "origin", origin)
-            with self.assertRaises(NoCheckoutError) as caught:
-                inspect_checkout(self.clone, repository=url)
-            self.assertIn(f"--repository {url} is not the `origin` of", str(caught.exception))
+            error = self.assertRaises(NoCheckoutError, inspect_checkout, self.clone, repository=url)
+            self.assertIn(f"--repository {url} is not the `origin` of", str(error))
         git(self.clone, "remote", "set-url", "origin", "https://secret@example.org/a.git")
         found = inspect_checkout(self.clone, repository=url)
         self.assertEqual((found.repository, found.commit), (url, self.commit))

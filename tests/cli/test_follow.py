@@ -171,8 +171,7 @@ class FolderTests(SynchronousTestCase):
 
     def test_invalid_file_names_are_refused(self) -> None:
         for name in ("", ".", "..", "a/", "a\0b", "x" * 300):
-            with self.assertRaises(ValueError):
-                self.folder.save_file(file(name))
+            self.assertRaises(ValueError, self.folder.save_file, file(name))
 
     def test_existing_file_or_link_is_replaced_by_a_plain_file(self) -> None:
         self.folder.path.mkdir(parents=True)
@@ -187,8 +186,7 @@ class FolderTests(SynchronousTestCase):
 
     def test_files_of_the_same_name_get_numbers_and_failed_ones_leave_no_trace(self) -> None:
         (self.folder.path / "a.txt").mkdir(parents=True)
-        with self.assertRaises(OSError):
-            self.folder.save_file(file("a.txt"))
+        self.assertRaises(OSError, self.folder.save_file, file("a.txt"))
         self.assertEqual([p.name for p in self.folder.path.iterdir()], ["a.txt"])
         (self.folder.path / "a.txt").rmdir()
         names = ["a.txt", "a-2.txt", "a.txt", "b/a.txt", "a-2.txt", "Makefile", "Makefile"]

@@ -285,10 +285,9 @@ class BrokenStreamTests(SynchronousTestCase):
         stream = self.stream(os.open("/dev/full", os.O_WRONLY))
         screen = Screen(stream, Stream(False), False)
         screen.show_event(Text("a"))
-        with self.assertRaises(OutputError) as caught:
-            screen.flush()
-        self.assertEqual(str(caught.exception), f"stdout: {os.strerror(errno.ENOSPC)}")
-        self.assertFalse(caught.exception.is_broken_pipe)
+        error = self.assertRaises(OutputError, screen.flush)
+        self.assertEqual(str(error), f"stdout: {os.strerror(errno.ENOSPC)}")
+        self.assertFalse(error.is_broken_pipe)
         screen.print_text("b" * 100_000)
         stream.close()  # writes what is buffered
 

@@ -38,8 +38,7 @@ class SignalTests(SynchronousTestCase):
     def test_first_signal_interrupts_and_the_next_ctrl_c_ends_the_program(self) -> None:
         for number in NUMBERS:
             with InterruptHandler() as interrupt_handler:
-                with self.assertRaises(Interrupted):
-                    signal.raise_signal(number)
+                self.assertRaises(Interrupted, signal.raise_signal, number)
                 self.assertEqual(signal.getsignal(signal.SIGINT), signal.SIG_DFL)
                 self.assertEqual(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
                 signal.raise_signal(signal.SIGHUP)  # shell and kernel may both send one

@@ -77,10 +77,9 @@ class FileTests(SynchronousTestCase):
         self.write()
         for mode in (0o640, 0o604, 0o620, 0o602, 0o601):
             self.path.chmod(mode)
-            with self.assertRaises(ConfigurationError) as caught:
-                read_servers(self.path)
-            self.assertIn(f"(mode {mode:04o}", str(caught.exception))
-            self.assertIn(f"; chmod 600 {self.path}", str(caught.exception))
+            error = self.assertRaises(ConfigurationError, read_servers, self.path)
+            self.assertIn(f"(mode {mode:04o}", str(error))
+            self.assertIn(f"; chmod 600 {self.path}", str(error))
         self.path.chmod(0o600)
         for content, words in (
             (b"{", "mend or remove the file"),
@@ -89,17 +88,14 @@ class FileTests(SynchronousTestCase):
             (b" " * (1 << 20) + b"{}", "larger than 1 MiB"),
         ):
             self.path.write_bytes(content)
-            with self.assertRaises(ConfigurationError) as caught:
-                read_servers(self.path)
-            self.assertIn(words, str(caught.exception))
+            error = self.assertRaises(ConfigurationError, read_servers, self.path)
+            self.assertIn(words, str(error))
         self.path.unlink()
         os.mkfifo(self.path, 0o600)
-        with self.assertRaises(ConfigurationError) as caught:
-            read_servers(self.path)
-        self.assertIn("not a regular file", str(caught.exception))
-        with self.assertRaises(ConfigurationError) as caught:
-            read_servers(self.path / "x")
-        self.assertIn("cannot read the file", str(caught.exception))
+        error = self.assertRaises(ConfigurationError, read_servers, self.path)
+        self.assertIn("not a regular file", str(error))
+        error = self.assertRaises(ConfigurationError, read_servers, self.path / "x")
+        self.assertIn("cannot read the file", str(error))
         with self.assertRaises(ConfigurationError), edit_stored_servers(self.path / "x" / "y"):
             self.fail("it cannot be written")
 

@@ -87,9 +87,8 @@ class WorkingTreeTests(SynchronousTestCase):
 
     def test_too_large_tree_is_refused_before_it_is_copied_whole(self) -> None:
         for limits in ({"files": 3}, {"size": 500}):
-            with self.assertRaises(EvaluationFailure) as caught:
-                self.copy(**limits)
-            self.assertEqual(caught.exception.reason, "repository")
+            error = self.assertRaises(EvaluationFailure, self.copy, **limits)
+            self.assertEqual(error.reason, "repository")
             shutil.rmtree(self.base / "copy")
 
     def test_unreadable_file_is_named(self) -> None:
@@ -97,14 +96,12 @@ class WorkingTreeTests(SynchronousTestCase):
             raise PermissionError(13, "Permission denied")
 
         self.patch(WorkingTreeSource, "_copy_entry", copy)
-        with self.assertRaises(EvaluationFailure) as caught:
-            self.copy()
-        self.assertIn("cannot be copied: Permission denied", str(caught.exception))
-        self.assertIn(str(self.root), str(caught.exception))
+        error = self.assertRaises(EvaluationFailure, self.copy)
+        self.assertIn("cannot be copied: Permission denied", str(error))
+        self.assertIn(str(self.root), str(error))
         self.root = self.base / "gone"
         shutil.rmtree(self.base / "copy")
-        with self.assertRaises(EvaluationFailure):
-            self.copy()
+        self.assertRaises(EvaluationFailure, self.copy)
 
 
 class UploadTests(SynchronousTestCase):
@@ -127,10 +124,8 @@ class UploadTests(SynchronousTestCase):
         self.assertEqual((submission / "source" / "a b.py").read_bytes(), b"\xff")
         self.assertEqual((submission / "language" / "language.txt").read_text(), "ü")
         self.assertEqual((submission / "stdin" / "stdin.txt").read_bytes(), b"\r\n")
-        with self.assertRaises(OSError):
-            write_upload({"source": folder / "none"}, folder / "other")
-        with self.assertRaises(InvalidField):
-            write_upload({"source": folder / ".."}, folder / "other")
+        self.assertRaises(OSError, write_upload, {"source": folder / "none"}, folder / "other")
+        self.assertRaises(InvalidField, write_upload, {"source": folder / ".."}, folder / "other")
 
 
 class PagesTests(SynchronousTestCase):
@@ -194,7 +189,6 @@ class PagesTests(SynchronousTestCase):
         self.print()
         self.world.child.end(3)
         self.world.turn()
-        with self.assertRaises(EventsEvicted):
-            self.events.read_now(0, 1)
+        self.assertRaises(EventsEvicted, self.events.read_now, 0, 1)
         self.successResultOf(Deferred.fromCoroutine(self.read()))
         self.check_whole()

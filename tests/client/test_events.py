@@ -77,8 +77,7 @@ class EventTests(SynchronousTestCase):
 
     def test_unbalanced_nesting_is_no_page(self) -> None:
         for body in (b"[" * 5000, b"]" * 5000 + b"[" * 5000, page(("data", "[" * 5000 + "}"))):
-            with self.assertRaises(ValueError):
-                parse_page(body, None)
+            self.assertRaises(ValueError, parse_page, body, None)
 
     def test_file_has_its_content_and_a_malformed_one_is_data(self) -> None:
         whole = {"type": "file", "filename": "a", "content_type": "b", "content_base64": "AAE="}
@@ -174,8 +173,6 @@ class PageTests(SynchronousTestCase):
             b'{"begin":null,"end":"1","data":[{"type":"text"}]}',
             *(page(end=""), page(end="1+2"), page(end="1 "), page(end="é")),  # no cursors
         ):
-            with self.assertRaises(ValueError) as caught:
-                parse_page(body, None)
-            self.assertIn("instead of a page of events", str(caught.exception))
-        with self.assertRaises(ValueError):
-            parse_page(page(), "3")
+            error = self.assertRaises(ValueError, parse_page, body, None)
+            self.assertIn("instead of a page of events", str(error))
+        self.assertRaises(ValueError, parse_page, page(), "3")

@@ -105,15 +105,13 @@ class EvaluateTests(ClientTestCase):
         first = self.line.begin(key="mine")
         self.assertEqual(self.line.begin(key="mine"), first)
         self.assertNotEqual(self.line.begin(), first)
-        with self.assertRaises(InvalidRequest) as caught:
-            self.line.begin(key="mine", seed=5)
-        self.assertEqual(caught.exception.status, 422)
+        error = self.assertRaises(InvalidRequest, self.line.begin, key="mine", seed=5)
+        self.assertEqual(error.status, 422)
 
     def test_invalid_field_is_named_and_the_form_is_not_repeated(self) -> None:
-        with self.assertRaises(InvalidRequest) as caught:
-            self.line.begin(commit="main")
-        self.assertEqual(caught.exception.field, "commit_oid")
-        self.assertIn("40 hexadecimal digits", str(caught.exception))
+        error = self.assertRaises(InvalidRequest, self.line.begin, commit="main")
+        self.assertEqual(error.field, "commit_oid")
+        self.assertIn("40 hexadecimal digits", str(error))
         self.assertEqual(len(self.line.agent.asked), 1)
 
     def test_too_large_form_is_refused_while_it_is_sent(self) -> None:
@@ -191,10 +189,8 @@ class EventsTests(ClientTestCase):
     def test_invalid_cursors_are_refused_by_client_or_server(self) -> None:
         identifier = self.printed(b"a\n")
         for cursor in ("1+", "1+x", "+-1", "+\N{SUPERSCRIPT TWO}"):
-            with self.assertRaises(ValueError):
-                self.line.follow(identifier, cursor)
-        with self.assertRaises(InvalidRequest):
-            self.line.follow(identifier, "7777")
+            self.assertRaises(ValueError, self.line.follow, identifier, cursor)
+        self.assertRaises(InvalidRequest, self.line.follow, identifier, "7777")
 
     def test_pages_are_contiguous_and_the_next_request_acknowledges_the_last_page(self) -> None:
         identifier = self.printed(b"0123456789\n" * 60)
@@ -245,8 +241,7 @@ class EventsTests(ClientTestCase):
         self.assertEqual([event.time for event in rest], [event.time for event in events[2:]])
 
     def test_unknown_forgotten_and_discarded_evaluations_are_reported_at_once(self) -> None:
-        with self.assertRaises(UnknownEvaluation):
-            self.line.follow("a" * 40)
+        self.assertRaises(UnknownEvaluation, self.line.follow, "a" * 40)
         identifier = self.printed(b"0123456789\n" * 60)
         pages = self.line.client.pages(identifier)
         self.line.wait(anext(pages))
@@ -285,8 +280,7 @@ class OtherTests(ClientTestCase):
         (last,) = self.line.follow(identifier)
         assert isinstance(last, EvaluationError)
         self.assertEqual(last.reason, "cancelled")
-        with self.assertRaises(UnknownEvaluation):
-            self.line.wait(self.line.client.cancel("../health"))
+        self.assertRaises(UnknownEvaluation, self.line.wait, self.line.client.cancel("../health"))
 
     def test_list_joins_several_pages(self) -> None:
         self.line = self.make(queued=300)
@@ -333,8 +327,7 @@ class OtherTests(ClientTestCase):
         found = self.line.wait(self.line.client.environments())
         self.assertEqual([one["name"] for one in found], ["default"])
         self.line.begin(environment="default")
-        with self.assertRaises(InvalidRequest):
-            self.line.begin(environment="java")
+        self.assertRaises(InvalidRequest, self.line.begin, environment="java")
 
     def test_problems_are_listed_submitted_for_and_filter_lists(self) -> None:
         problem = ProblemSettings("https://example.org/p.git", "./run", commit="c" * 40)
@@ -365,8 +358,7 @@ class OtherTests(ClientTestCase):
         self.line.child.end()
         self.assertEqual(self.line.follow(identifier), [])
         stranger = self.make(tokens=folder / "tokens")
-        with self.assertRaises(Forbidden):
-            stranger.begin()
+        self.assertRaises(Forbidden, stranger.begin)
 
     def test_server_is_an_http_url_without_query_and_user(self) -> None:
         self.assertEqual(normalize_server_url("http://localhost:8080/"), "http://localhost:8080")
@@ -388,9 +380,7 @@ class OtherTests(ClientTestCase):
 
     def refused(self, server: str) -> str:
         """Return why a URL is refused."""
-        with self.assertRaises(ValueError) as caught:
-            normalize_server_url(server)
-        return str(caught.exception)
+        return str(self.assertRaises(ValueError, normalize_server_url, server))
 
 
 WRITING = st.lists(

@@ -144,8 +144,7 @@ class SyncClientTests(SynchronousTestCase):
     def fail_request(self, server: str, **settings: Any) -> str:
         """Return the words of a request that fails."""
         with Client(server, request_backoff=ONCE, **settings) as client:
-            error = self.assertRaises(Unavailable, client.status, "x")
-        return str(error)
+            return str(self.assertRaises(Unavailable, client.status, "x"))
 
     def test_connection_is_reused_until_the_client_is_closed(self) -> None:
         server = self.serve(say(answer(STATUS)))

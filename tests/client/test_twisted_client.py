@@ -109,9 +109,8 @@ class RepeatTests(ClientTestCase):
             agent=self.line.agent,
             request_backoff=Backoff(2, 1, 10),
         )
-        with self.assertRaises(Unavailable) as caught:
-            self.line.wait(secure.status("x"))
-        self.assertEqual(str(caught.exception), "no answer from https://a within 60 seconds")
+        error = self.assertRaises(Unavailable, self.line.wait, secure.status("x"))
+        self.assertEqual(str(error), "no answer from https://a within 60 seconds")
         self.assertEqual(len(self.line.agent.asked), 2)
 
     def test_unknown_host_is_final_unless_the_server_has_answered_before(self) -> None:
@@ -209,7 +208,6 @@ class RepeatTests(ClientTestCase):
         client = TwistedClient(
             "http://a..b", reactor=self.line.service.reactor, agent=self.line.agent
         )
-        with self.assertRaises(Unavailable) as caught:
-            self.line.wait(client.status("x"))
-        self.assertIn("http://a..b: ", str(caught.exception))
+        error = self.assertRaises(Unavailable, self.line.wait, client.status("x"))
+        self.assertIn("http://a..b: ", str(error))
         self.assertEqual(self.line.agent.asked, [])

@@ -144,15 +144,12 @@ class ServiceTests(SynchronousTestCase):
 
     def fail_to_make(self, **settings: Any) -> str:
         """Hold that these settings are refused; return what is said of them."""
-        with self.assertRaises(ConfigurationError) as caught:
-            self.make(**settings)
-        return str(caught.exception)
+        return str(self.assertRaises(ConfigurationError, self.make, **settings))
 
     def fail_to_start(self, daemon: Daemon) -> str:
         """Hold that a daemon, which listens, does not start; return what is said of it."""
-        with self.assertRaises(SystemExit) as caught:
-            daemon.startService()
-        return str(caught.exception.code)
+        error = self.assertRaises(SystemExit, daemon.startService)
+        return str(error.code)
 
     def request(self, line: str, token: str = "") -> Answer:
         """Return the answer to a request on a connection of its own."""
@@ -388,8 +385,7 @@ class ServiceTests(SynchronousTestCase):
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
         reload()
-        with self.assertRaises(InvalidField):
-            callbacks.create_callback("https://8.8.8.8/", "")
+        self.assertRaises(InvalidField, callbacks.create_callback, "https://8.8.8.8/", "")
         steps: list[object] = []
 
         async def close_registry(drain: float) -> bool:
@@ -441,8 +437,7 @@ class ServiceTests(SynchronousTestCase):
         daemon = self.start()
         evaluations = self.evaluations(daemon)
         self.successResultOf(evaluations.stopService())
-        with self.assertRaises(ServerBusy):
-            evaluations.registry.check_admission()
+        self.assertRaises(ServerBusy, evaluations.registry.check_admission)
 
     def test_one_caller_of_several_gets_half_of_the_fetches(self) -> None:
         for callers, own in (
@@ -477,8 +472,7 @@ class ServiceTests(SynchronousTestCase):
     def test_rules_for_hosts_are_those_of_the_configuration(self) -> None:
         caches = self.note_calls("RepositoryCache")
         self.make(repositories=RepositoryFetchSettings(deny_hosts=("example.org",)))
-        with self.assertRaises(EvaluationFailure):
-            caches[0][3].check_url("https://example.org/x")
+        self.assertRaises(EvaluationFailure, caches[0][3].check_url, "https://example.org/x")
 
     def test_invalid_endpoint_is_named(self) -> None:
         for endpoint in ("nonsense:1", "tcp:x", "tcp", ""):
@@ -805,10 +799,9 @@ class ServiceTests(SynchronousTestCase):
 
         daemon = self.make()
         self.reactor.listenTCP = fail
-        with self.assertRaises(SystemExit) as caught:
-            daemon.privilegedStartService()
-        self.assertIn("8080", str(caught.exception.code))
-        self.assertTrue(str(caught.exception.code).startswith("tawebeval: "))
+        error = self.assertRaises(SystemExit, daemon.privilegedStartService)
+        self.assertIn("8080", str(error.code))
+        self.assertTrue(str(error.code).startswith("tawebeval: "))
 
     def test_systemd_socket_of_a_wrong_family_has_a_remedy(self) -> None:
         error = OSError(95, "Operation not supported")

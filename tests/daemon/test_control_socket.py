@@ -55,18 +55,15 @@ class ControlProtocolTests(SynchronousTestCase):
         self.digests = [*reloads]
         return transport.value(), len(reloads)
 
-    def test_reload_without_errors_is_done(self) -> None:
-        self.assertEqual(self.answer(b"reload\n"), (b"done\n", 1))
-
-    def test_each_error_of_a_reload_is_a_line(self) -> None:
-        answer = self.answer(b"reload\n", "a: no\nsuch file", "b: empty")
-        self.assertEqual(answer, (b"a: no such file\nb: empty\nrefused\n", 1))
-
-    def test_notes_precede_the_end_of_a_reload_that_is_done(self) -> None:
+    def test_answer_has_a_line_for_each_error_or_note_and_the_outcome(self) -> None:
         notes = ("listen: has changed", "a\nb")
-        answer = self.answer(b"reload\n", notes=notes)
-        self.assertEqual(answer, (b"listen: has changed\na b\ndone\n", 1))
-        self.assertEqual(self.answer(b"reload\n", "a: b", notes=notes), (b"a: b\nrefused\n", 1))
+        for problems, said, answer in (
+            ((), (), b"done\n"),
+            (("a: no\nsuch file", "b: empty"), (), b"a: no such file\nb: empty\nrefused\n"),
+            ((), notes, b"listen: has changed\na b\ndone\n"),
+            (("a: b",), notes, b"a: b\nrefused\n"),
+        ):
+            self.assertEqual(self.answer(b"reload\n", *problems, notes=said), (answer, 1))
 
     def test_digests_of_copied_files_follow_the_request(self) -> None:
         self.assertEqual(self.answer(b"reload tokens=12ab b\xff=\n"), (b"done\n", 1))
@@ -100,11 +97,12 @@ class SocketTestCase(TestCase):
 class ReloadTests(SocketTestCase):
     """The operator's side: the service, and a program that sends requests to it."""
 
-    def listen(self, *problems: str, notes: tuple[str, ...] = ()) -> None:
+    def listen(self, *problems: str, notes: tuple[str, ...] = ()) -> ControlSocket:
         """Listen for requests; each gets this result."""
         control_socket = ControlSocket(self.path, lambda _: ReloadResult(problems, notes), reactor)
         control_socket.startService()
-        self.addCleanup(control_socket.stopService)
+        self.addCleanup(lambda: control_socket.running and control_socket.stopService())
+        return control_socket
 
     def run_reload(self) -> Deferred[Result]:
         """Run the command."""
@@ -115,17 +113,17 @@ class ReloadTests(SocketTestCase):
         ended = await self.run_reload()
         self.assertEqual((ended.exit_code, ended.output), (status, said))
 
-    async def test_reload_that_reads_everything_is_done(self) -> None:
-        self.listen()
-        await self.check(0, "")
-
-    async def test_each_unreadable_file_is_named(self) -> None:
-        self.listen("tokens: line 2", "password: is empty")
-        await self.check(1, "tawebeval: tokens: line 2\ntawebeval: password: is empty\n")
-
-    async def test_notes_are_no_failure(self) -> None:
-        self.listen(notes=("listen: changed; takes effect after a restart",))
-        await self.check(0, "tawebeval: listen: changed; takes effect after a restart\n")
+    async def test_command_prints_errors_or_notes_and_fails_for_errors_only(self) -> None:
+        note = "listen: changed; takes effect after a restart"
+        errors = ("tokens: line 2", "password: is empty")
+        for problems, notes, status, said in (
+            ((), (), 0, ""),
+            (errors, (), 1, "tawebeval: tokens: line 2\ntawebeval: password: is empty\n"),
+            ((), (note,), 0, f"tawebeval: {note}\n"),
+        ):
+            service = self.listen(*problems, notes=notes)
+            await self.check(status, said)
+            await maybeDeferred(service.stopService)
 
     async def test_log_has_the_outcome_and_no_line_of_the_factory(self) -> None:
         with capturedLogs() as logged:
@@ -163,9 +161,7 @@ class ReloadTests(SocketTestCase):
         self.assertTrue(said.startswith(f"`tawebeval reload` does not work, as {self.path} cannot"))
 
     async def test_stop_closes_and_removes_the_socket(self) -> None:
-        control_socket = ControlSocket(self.path, lambda _: ReloadResult(), reactor)
-        control_socket.startService()
-        await maybeDeferred(control_socket.stopService)
+        await maybeDeferred(self.listen().stopService)
         self.assertEqual(os.listdir(self.path.parent), [])
 
     async def test_only_the_user_can_connect_and_a_stale_socket_is_replaced(self) -> None:

@@ -122,11 +122,10 @@ class DirectoriesTests(SynchronousTestCase):
             raise OSError(errno.ENOSPC, "No space left on device")
 
         self.patch(os, "fsync", sync)
-        with self.assertRaises(ConfigurationError) as caught:
-            self.open()
+        error = self.assertRaises(ConfigurationError, self.open)
         path = self.root / "state" / "key.new"
         self.assertEqual(
-            str(caught.exception),
+            str(error),
             f"{path}: No space left on device; free some disk space, or name other directories by"
             " STATE_DIRECTORY and CACHE_DIRECTORY",
         )
@@ -163,28 +162,24 @@ class DirectoriesTests(SynchronousTestCase):
     def test_directories_without_their_parent_are_not_made_again(self) -> None:
         directories = self.open()
         shutil.rmtree(self.root / "state")
-        with self.assertRaises(FileNotFoundError):
-            directories.restore_missing_directories()
+        self.assertRaises(FileNotFoundError, directories.restore_missing_directories)
         self.assertFalse((self.root / "state").exists())
 
     def test_second_daemon_does_not_start(self) -> None:
         first = self.open()
         (first.uploads / "form").touch()
-        with self.assertRaises(ConfigurationError) as caught:
-            self.open()
-        self.assertIn(str(self.root / "state"), str(caught.exception))
-        self.assertIn("STATE_DIRECTORY", str(caught.exception))
+        error = self.assertRaises(ConfigurationError, self.open)
+        self.assertIn(str(self.root / "state"), str(error))
+        self.assertIn("STATE_DIRECTORY", str(error))
         self.assertTrue((first.uploads / "form").exists())
         other = {**self.environment, "STATE_DIRECTORY": str(self.root / "other")}
-        with self.assertRaises(ConfigurationError) as caught:
-            self.open(**other)
-        self.assertIn(str(self.root / "cache"), str(caught.exception))
+        error = self.assertRaises(ConfigurationError, self.open, **other)
+        self.assertIn(str(self.root / "cache"), str(error))
 
     def test_daemon_that_could_not_start_holds_no_lock(self) -> None:
         first = self.open()
         other = {**self.environment, "STATE_DIRECTORY": str(self.root / "other")}
-        with self.assertRaises(ConfigurationError):
-            self.open(**other)
+        self.assertRaises(ConfigurationError, self.open, **other)
         self.close(first)
         self.open(**other)
 
@@ -230,6 +225,5 @@ class DirectoriesTests(SynchronousTestCase):
     def test_directory_that_cannot_be_made_is_named(self) -> None:
         self.root.mkdir()
         (self.root / "state").write_text("no directory")
-        with self.assertRaises(ConfigurationError) as caught:
-            self.open()
-        self.assertIn(os.fspath(self.root / "state"), str(caught.exception))
+        error = self.assertRaises(ConfigurationError, self.open)
+        self.assertIn(os.fspath(self.root / "state"), str(error))

@@ -141,9 +141,7 @@ class StartupTests(SynchronousTestCase):
 
     def refused(self) -> str:
         """Return with which message the daemon exits."""
-        with self.assertRaises(SystemExit) as caught:
-            self.startup.startService()
-        return str(caught.exception)
+        return str(self.assertRaises(SystemExit, self.startup.startService))
 
     def test_order(self) -> None:
         """What an earlier daemon left goes first, its processes before its files.
@@ -306,9 +304,8 @@ class EnvironmentTests(PrivateTestCase):
 
     def refuse(self, path: str, words: str) -> None:
         """Hold that a root is refused with these words."""
-        with self.assertRaises(ConfigurationError) as caught:
-            self.check(path)
-        self.assertTrue(str(caught.exception).startswith(f"environments.x.root: {words}"))
+        error = self.assertRaises(ConfigurationError, self.check, path)
+        self.assertTrue(str(error).startswith(f"environments.x.root: {words}"))
 
     def check(self, root: str) -> None:
         """Check a configuration with this root."""
@@ -352,9 +349,8 @@ class ReadableTests(PrivateTestCase):
     def refuse(self, path: str, what: str) -> None:
         """Hold that a path, below the root of the test, is refused, and why."""
         path = str(self.root / path)
-        with self.assertRaises(ConfigurationError) as caught:
-            self.check(f"{self.root}/free", path)
-        said = str(caught.exception)
+        error = self.assertRaises(ConfigurationError, self.check, f"{self.root}/free", path)
+        said = str(error)
         start = f"sandbox.readable[1]: {path} would show evaluators {what} ("
         self.assertTrue(said.startswith(start), said)
 

@@ -39,30 +39,25 @@ class OptionsTests(SynchronousTestCase):
         options.parseOptions(arguments)
         return options
 
-    def test_defaults_have_neither_file_nor_endpoint(self) -> None:
-        options = self.parse()
-        self.assertEqual((options["config"], options["listen"]), (None, ()))
-
-    def test_listen_may_be_repeated_and_keeps_its_order(self) -> None:
-        options = self.parse("--listen", "tcp:1", "-l", "unix:/x", "--listen=tcp:2")
-        self.assertEqual(options["listen"], ("tcp:1", "unix:/x", "tcp:2"))
-        self.assertEqual(self.parse()["listen"], ())
-
-    def test_config_names_the_file(self) -> None:
-        for arguments in (("--config", "x.toml"), ("-c", "x.toml")):
-            self.assertEqual(self.parse(*arguments)["config"], "x.toml")
+    def test_file_and_endpoints_are_optional_and_endpoints_keep_their_order(self) -> None:
+        for arguments, config, listen in (
+            ("", None, ()),
+            ("--config x.toml", "x.toml", ()),
+            ("-c x.toml", "x.toml", ()),
+            ("--listen tcp:1 -l unix:/x --listen=tcp:2", None, ("tcp:1", "unix:/x", "tcp:2")),
+        ):
+            options = self.parse(*arguments.split())
+            self.assertEqual((options["config"], options["listen"]), (config, listen))
 
     def test_unknown_options_and_arguments_are_refused(self) -> None:
         for argument in ("--port", "word", "--listen"):
-            with self.assertRaises(UsageError):
-                self.parse(argument)
+            self.assertRaises(UsageError, self.parse, argument)
 
     def test_version_is_printed_alone(self) -> None:
         printed: list[str] = []
         self.patch(builtins, "print", printed.append)
-        with self.assertRaises(SystemExit) as caught:
-            self.parse("--version")
-        self.assertFalse(caught.exception.code)
+        error = self.assertRaises(SystemExit, self.parse, "--version")
+        self.assertFalse(error.code)
         self.assertIn(f"tawebeval {__version__}", "".join(printed))
 
 
@@ -74,25 +69,18 @@ class ConfigurationFileTests(SynchronousTestCase):
         path = Path(self.mktemp())
         if content is not None:
             path.write_bytes(content)
-        with self.assertRaises(ConfigurationError) as caught:
-            read_configuration(path)
-        self.assertIn(str(path), str(caught.exception))
-        return str(caught.exception)
+        error = self.assertRaises(ConfigurationError, read_configuration, path)
+        self.assertIn(str(path), str(error))
+        return str(error)
 
-    def test_defaults_hold_without_a_file(self) -> None:
-        self.assertEqual(read_configuration(None), Configuration())
-
-    def test_settings_of_the_file_hold(self) -> None:
-        path = Path(self.mktemp())
-        path.write_text("[polls]\nwait = 7")
-        self.assertEqual(read_configuration(path).polls.wait, 7)
-
-    def test_reload_reads_the_same_file_from_any_directory_with_the_same_endpoints(self) -> None:
+    def test_file_is_read_again_with_the_same_endpoints(self) -> None:
         path = Path(self.mktemp())
         path.write_text("[polls]\nwait = 7")
         file = ConfigurationFile(path, ("tcp:1",), read_configuration(path, ("tcp:1",)))
         self.assertEqual(file.read_configuration(), file.initial_configuration)
-        self.assertEqual(file.read_configuration().listen, ("tcp:1",))
+        again = file.read_configuration()
+        self.assertEqual((again.listen, again.polls.wait), (("tcp:1",), 7))
+        self.assertEqual(read_configuration(None), Configuration())
 
     def test_unusable_file_is_named(self) -> None:
         self.refuse(None)
@@ -119,11 +107,13 @@ class MakeServiceTests(SynchronousTestCase):
         options.parseOptions(arguments)
         return makeService(options, self.reactor, lambda label: NO_CGROUPS)
 
-    def listeners(self, *arguments: str) -> list[int]:
-        """Return the ports on which the service of a command line listens."""
-        service = self.make(*arguments)
-        service.privilegedStartService()
-        return [server[0] for server in self.reactor.tcpServers]
+    def fail_to_make(self, *arguments: str) -> str:
+        """Hold that a command line makes no service; return the message."""
+        error = self.assertRaises(SystemExit, self.make, *arguments)
+        message = error.code
+        assert isinstance(message, str)
+        self.assertTrue(message.startswith("tawebeval: "), message)
+        return message
 
     def test_service_listens_at_the_default(self) -> None:
         service = self.make()
@@ -132,16 +122,18 @@ class MakeServiceTests(SynchronousTestCase):
         self.assertEqual([server[0] for server in self.reactor.tcpServers], [8080])
         self.assertEqual(self.reactor.tcpServers[0][3], "127.0.0.1")
 
-    def test_endpoints_of_the_command_line_replace_those_of_the_file(self) -> None:
-        path = self.mktemp()
-        Path(path).write_text('listen = ["tcp:1111:interface=127.0.0.1"]')
-        self.assertEqual(self.listeners("-c", path), [1111])
-
-    def test_all_endpoints_of_the_command_line_are_opened(self) -> None:
+    def listeners(self, *arguments: str) -> list[int]:
+        """Return the ports of a command line whose file names the port 1111."""
         path = self.mktemp()
         Path(path).write_text('listen = ["tcp:1111"]\n[callers]\nopen = true')
-        ports = self.listeners("-c", path, "-l", "tcp:2222", "--listen", "tcp:3333")
-        self.assertEqual(ports, [2222, 3333])
+        self.make("-c", path, *arguments).privilegedStartService()
+        return [server[0] for server in self.reactor.tcpServers]
+
+    def test_service_listens_at_the_endpoint_of_the_file(self) -> None:
+        self.assertEqual(self.listeners(), [1111])
+
+    def test_endpoints_of_the_command_line_replace_those_of_the_file(self) -> None:
+        self.assertEqual(self.listeners("-l", "tcp:2222", "--listen", "tcp:3333"), [2222, 3333])
 
     def test_reload_reads_the_file_of_the_start_from_any_directory(self) -> None:
         path = Path(self.mktemp())
@@ -166,14 +158,9 @@ class MakeServiceTests(SynchronousTestCase):
             (("-l", "tcp:port"), ("tcp:port",)),
             (("-l", ""), ("listen",)),
         ):
-            with self.assertRaises(SystemExit) as caught:
-                self.make(*arguments)
-            message = caught.exception.code
-            self.assertIsInstance(message, str)
-            self.assertTrue(str(message).startswith("tawebeval: "))
+            message = self.fail_to_make(*arguments)
             for word in words:
-                self.assertIn(word, str(message))
-            del caught
+                self.assertIn(word, message)
             gc.collect()  # what did not start lets go of its directories
             close_databases()
 
@@ -184,9 +171,7 @@ class MakeServiceTests(SynchronousTestCase):
             "get_hard_limit",
             lambda number, _pid=0: 10 if number == resource.RLIMIT_FSIZE else None,
         )
-        with self.assertRaises(SystemExit) as caught:
-            self.make()
-        self.assertIn("tawebeval: limits.file_size: ", str(caught.exception.code))
+        self.assertIn("tawebeval: limits.file_size: ", self.fail_to_make())
 
     def test_too_few_processes_are_warned_of(self) -> None:
         self.patch(rlimits, "count_allowed_processes", lambda: 10)
@@ -199,18 +184,14 @@ class MakeServiceTests(SynchronousTestCase):
         path = Path(self.mktemp()).absolute()
         for shown in (self.root, path):
             path.write_text(f'[sandbox]\nreadable = ["{shown}"]')
-            with self.assertRaises(SystemExit) as caught:
-                self.make("-c", str(path))
             start = f"tawebeval: sandbox.readable[0]: {shown} would show evaluators "
-            self.assertTrue(str(caught.exception.code).startswith(start), caught.exception.code)
+            self.assertIn(start, self.fail_to_make("-c", str(path)))
         self.assertFalse(self.root.exists())
 
     def test_root_is_refused_before_anything_is_made(self) -> None:
         self.patch(tap, "refuse_root", refuse_root)
         self.patch(os, "getresuid", lambda: (0, 1000, 1000))
-        with self.assertRaises(SystemExit) as caught:
-            self.make()
-        self.assertIn("as root: tawebeval serve --user NAME", str(caught.exception.code))
+        self.assertIn("as root: tawebeval serve --user NAME", self.fail_to_make())
         self.assertFalse(self.root.exists())
 
     def test_memory_of_events_is_kept(self) -> None:
@@ -221,9 +202,7 @@ class MakeServiceTests(SynchronousTestCase):
 
     def test_unusable_directories_are_refused(self) -> None:
         self.root.write_text("no directory")
-        with self.assertRaises(SystemExit) as caught:
-            self.make()
-        self.assertIn(str(self.root), str(caught.exception.code))
+        self.assertIn(str(self.root), self.fail_to_make())
 
 
 class PluginTests(SynchronousTestCase):
