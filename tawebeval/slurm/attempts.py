@@ -65,13 +65,11 @@ _writing = Lock()  # several threads may start jobs at once
 def write_node_program(parent: Path) -> Path:
     """Write the program of the nodes below a shared directory; return its path. Blocks.
 
-    Those of other versions are removed. Raises: OSError.
+    Raises: OSError.
     """
     target = parent / f"{_PROGRAMS}{_DIGEST}"
     with _writing:
         if not target.is_dir():
-            for old in parent.glob(f"{_PROGRAMS}*"):
-                remove_tree(old)
             new = parent / f"{_PROGRAMS}new"
             for name, content in _SOURCES.items():
                 path = new / name
@@ -79,6 +77,12 @@ def write_node_program(parent: Path) -> Path:
                 path.write_bytes(content)
             new.rename(target)
     return target / "start.py"
+
+
+def remove_node_programs(parent: Path) -> None:
+    """Remove the programs of nodes that earlier daemons have written. Blocks. Raises: OSError."""
+    for program in parent.glob(f"{_PROGRAMS}*"):
+        remove_tree(program)
 
 
 class NodeState(ProgramState, frozen=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.sandbox.workspace import Workspace
-from tawebeval.slurm.attempts import Attempt, write_node_program
+from tawebeval.slurm.attempts import Attempt, remove_node_programs, write_node_program
 
 
 class AttemptCase(SynchronousTestCase):
@@ -20,13 +20,16 @@ class AttemptCase(SynchronousTestCase):
 
 
 class ProgramTests(AttemptCase):
-    def test_several_threads_write_it_once_and_remove_that_of_another_version(self) -> None:
-        (self.parent / "node-0123456789abcdef" / "tawebeval").mkdir(parents=True)
+    def test_several_threads_write_it_once_beside_that_of_another_version(self) -> None:
+        other = self.parent / "node-0123456789abcdef"  # which jobs that wait may name
+        (other / "tawebeval").mkdir(parents=True)
         with ThreadPoolExecutor(8) as threads:
             found = set(threads.map(write_node_program, [self.parent] * 8))
         (program,) = found
-        self.assertEqual(list(self.parent.iterdir()), [program.parent])
+        self.assertEqual(set(self.parent.iterdir()), {other, program.parent})
         self.assertTrue(program.is_file())
+        remove_node_programs(self.parent)
+        self.assertEqual(list(self.parent.iterdir()), [])
 
 
 class JobTests(AttemptCase):
