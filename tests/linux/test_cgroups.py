@@ -79,7 +79,6 @@ class CgroupsTestCase(SynchronousTestCase):
         return Path(group.directory.path, name)
 
     def put(self, group: EvaluationCgroup, name: str, text: str) -> None:
-        """Let the kernel say something in a file of a group."""
         self.path(group, name).write_text(text)
 
     def get(self, group: EvaluationCgroup, name: str) -> str:
@@ -90,8 +89,6 @@ class CgroupsTestCase(SynchronousTestCase):
 
 
 class UnitTests(SynchronousTestCase):
-    """What systemd leaves to the daemon, and how something is started under it."""
-
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()
         self.folder.mkdir()
@@ -148,8 +145,6 @@ class UnitTests(SynchronousTestCase):
 
 
 class ParentTests(CgroupsTestCase):
-    """The parent of all evaluations, from the start of the daemon to its end."""
-
     def test_daemon_is_beside_its_evaluations(self) -> None:
         own = self.machine.own
         self.check(self.machine.open(), ALL)
@@ -309,10 +304,7 @@ class ParentTests(CgroupsTestCase):
 
 
 class AttachTests(CgroupsTestCase):
-    """The cgroups of the starter, which a daemon uses, and the next one."""
-
     def attach(self) -> CgroupManager:
-        """Open the cgroups of the starter and of a daemon."""
         self.starter, self.own = self.machine.open(name="starter"), self.machine.open()
         return self.attach_again()
 

@@ -11,8 +11,6 @@ from tawebeval.linux.container import DOCKER, PODMAN, find_container
 
 
 class ContainerTests(SynchronousTestCase):
-    """A root directory with the marks of an engine."""
-
     def setUp(self) -> None:
         self.root = Path(self.mktemp())
         (self.root / "run").mkdir(parents=True)

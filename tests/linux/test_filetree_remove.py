@@ -13,8 +13,6 @@ from tawebeval.linux.filetree import remove_tree
 
 
 class RemoveTests(SynchronousTestCase):
-    """Removal of whatever an evaluator has left."""
-
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
         self.tree = self.root / "one" / "tree"
@@ -31,7 +29,6 @@ class RemoveTests(SynchronousTestCase):
         )
 
     def assert_removed(self) -> None:
-        """Hold that the directory goes, all of it, and nothing else."""
         remove_tree(self.tree.parent)
         self.assertEqual([p.name for p in self.root.iterdir()], ["secret"])
         self.assertEqual(self.secret.read_text(), "secret")

@@ -73,8 +73,6 @@ class OwnerTests(SynchronousTestCase):
 
 
 class WriterTests(SynchronousTestCase):
-    """Files whose mode lets a group, or everybody, write."""
-
     def setUp(self) -> None:
         users = {7: ("alice", 70), 8: ("bob", 80)}
         groups = {70: ("alice", ["alice"]), 80: ("staff", []), 90: ("shared", ["bob"])}

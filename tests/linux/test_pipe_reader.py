@@ -43,8 +43,6 @@ class FakeReactor(TurnClock):
 
 
 class PipeTestCase(SynchronousTestCase):
-    """A pipe of which the test holds the writing end."""
-
     def setUp(self) -> None:
         self.reactor = FakeReactor()
         self.chunks: list[bytes] = []
@@ -72,7 +70,6 @@ class PipeTestCase(SynchronousTestCase):
             self.writing = -1
 
     def write(self, size: int) -> int:
-        """Write so many bytes into a pipe that can hold them; return how many."""
         fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, 2**18)
         os.set_blocking(self.writing, False)
         return os.write(self.writing, b"x" * size)
@@ -81,7 +78,6 @@ class PipeTestCase(SynchronousTestCase):
         return fcntl.fcntl(self.reading, fcntl.F_GETPIPE_SZ)
 
     def fill(self) -> int:
-        """Write as much as the pipe takes; return how much that was."""
         os.set_blocking(self.writing, False)
         written = 0
         with contextlib.suppress(BlockingIOError):

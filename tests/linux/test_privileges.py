@@ -20,8 +20,6 @@ NOBODY = pwd.getpwnam("nobody")
 
 
 class RefusalTests(SynchronousTestCase):
-    """The user of a process that must not be root."""
-
     def check_refused(self, words: str, name: str) -> None:
         error = self.assertRaises(ConfigurationError, become_user, name)
         self.assertIn(words, str(error))
@@ -83,8 +81,6 @@ privileges.execute_as_user(pwd.getpwnam("nobody"), ["python", "-c", script])
 
 
 class ExecutionTests(SynchronousTestCase):
-    """The command that root executes as another user."""
-
     def test_command_has_nothing_of_root(self) -> None:
         if os.geteuid():
             raise SkipTest("only root can become another user: run the tests as root")

@@ -278,8 +278,6 @@ result["children"] += list(orphans.list_descendants(gone.pid))
 
 
 class LookTests(SynchronousTestCase):
-    """How long it takes, with a Clock and a process that is none."""
-
     def setUp(self) -> None:
         self.clock = Clock()
         self.orphans = OrphanReaper(self.clock, FakeSpawner(self.clock))

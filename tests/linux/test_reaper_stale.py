@@ -52,13 +52,11 @@ class LeftoversTests(SynchronousTestCase):
         return child
 
     def end(self) -> list[str]:
-        """End what the dead daemon has left; return what the log says."""
         with capturedLogs() as events:
             kill_stale_processes(self.dead)
         return [formatEvent(event) for event in events]
 
     def check(self, child: subprocess.Popen[bytes], *, ended: bool) -> None:
-        """Hold that a process is ended, or spared, and whether the log tells of it."""
         said = self.end()
         if ended:
             self.assertEqual(child.wait(PATIENCE), -9)

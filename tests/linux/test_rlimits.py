@@ -41,8 +41,6 @@ USUAL = Configuration(
 
 
 class CeilingsTestCase(SynchronousTestCase):
-    """A process with hard limits that a test sets; others it has none."""
-
     def setUp(self) -> None:
         self.hard: dict[int, int] = {}
         self.patch(resource, "getrlimit", lambda which: (0, self.hard.get(which, -1)))

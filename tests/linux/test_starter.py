@@ -503,8 +503,6 @@ class LifeTests(StarterCase):
 
 
 class BrokerTests(StarterCase):
-    """The broker of a program, which is started with the first connection."""
-
     BROKER = (
         "import socket\n"
         "listening = socket.socket(fileno=3)\n"
@@ -514,7 +512,6 @@ class BrokerTests(StarterCase):
     )
 
     def start(self, broker: LaunchSpec | None = None, command: str = "sleep 60") -> Path:
-        """Start a program with an overlay and a broker; return the broker's socket."""
         folder = self.starter.directory
         layers = OverlayLayers(folder / "lower", folder / "upper", folder / "work")
         for each in (layers.lower, layers.upper, layers.work):
@@ -533,7 +530,6 @@ class BrokerTests(StarterCase):
         return path
 
     def talk(self, path: Path) -> bytes:
-        """Return what a broker sends; b"" if it refuses the connection."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(PATIENCE)
             try:

@@ -99,8 +99,6 @@ class PlayedWatcher:
 
 
 class PlayedTests(SynchronousTestCase):
-    """A process whose starter, files and time are the test's."""
-
     def setUp(self) -> None:
         self.directory = Path(self.mktemp())
         self.directory.mkdir()
@@ -110,12 +108,7 @@ class PlayedTests(SynchronousTestCase):
         self.protocol = Keeping()
 
     def connect(self, **offsets: int) -> TailedProcess:
-        files: Any = (
-            self.clock,
-            self.starter,
-            self.watcher,
-            lambda call: succeed(call()),
-        )
+        files: Any = (self.clock, self.starter, self.watcher, lambda call: succeed(call()))
         program = StartedProgram(self.directory, 7, 9)
         process = TailedProcess(ProgramFiles(*files), self.protocol, program, **offsets)
         for stream in process._streams:

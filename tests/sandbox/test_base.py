@@ -51,10 +51,7 @@ class ProcessLimitTests(CellTestCase):
                     expected[resource.RLIMIT_DATA] = (64 * MIB, 64 * MIB)
                 self.assertEqual(launch.rlimits, expected, enforced)
                 self.assertEqual(launch.argv, ["/bin/sh", "-c", "./it --now"])
-                self.assertEqual(
-                    launch.environment,
-                    add_tools_to_path(ENVIRONMENT, str(TOOLS)),
-                )
+                self.assertEqual(launch.environment, add_tools_to_path(ENVIRONMENT, str(TOOLS)))
                 self.assertEqual(launch.directory, "/some/where")
                 self.assertEqual(launch.descriptors, ())
 

@@ -116,8 +116,6 @@ class Measures(SynchronousTestCase):
 
 
 class Cgroups(SynchronousTestCase):
-    """The cgroup of a run, as the kernel's files describe it."""
-
     def setUp(self) -> None:
         self.parent = Path(self.mktemp()).resolve()
         self.place = self.parent / "run-1"
@@ -159,8 +157,6 @@ class Cgroups(SynchronousTestCase):
 
 
 class Sources(SynchronousTestCase):
-    """Which files and directories a run may have."""
-
     def setUp(self) -> None:
         self.top = Path(self.mktemp()).resolve()
         (self.top / "own" / "directory").mkdir(parents=True)
@@ -174,7 +170,6 @@ class Sources(SynchronousTestCase):
         ]
 
     def find(self, path: str, writable: bool = False) -> str:
-        """Return the daemon's path that was found, or why there is none."""
         try:
             source, descriptor = find_mount_source(self.places, path, "/x", writable)
         except RequestRefused as error:

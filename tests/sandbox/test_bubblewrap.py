@@ -92,7 +92,6 @@ class BubblewrapTestCase(CellTestCase):
         return sandbox.make_run(self.workspace, self.checkout, LIMITS)
 
     def start(self, cell: SandboxedRun) -> None:
-        """Start something in a cell, in nothing but name."""
         cell.launch.start_evaluator("x", ENVIRONMENT, self.workspace.tree_directory)
 
     @property
@@ -106,7 +105,6 @@ class BubblewrapTestCase(CellTestCase):
 
 class ArgumentTests(BubblewrapTestCase):
     def expected(self, *middle: str, network: bool = False) -> list[str]:
-        """Return the whole argv, whose part for what is readable is given."""
         own = str(self.workspace.root)
         return [
             *("/opt/bwrap", "--unshare-user", "--unshare-all", "--disable-userns"),
@@ -201,8 +199,6 @@ class ArgumentTests(BubblewrapTestCase):
 
 
 class DescriptorTests(BubblewrapTestCase):
-    """What is open for bwrap and for the broker."""
-
     def test_bwrap_appends_its_status_to_a_file_as_does_its_first_process(self) -> None:
         status = {"append": str(self.status_file)}
         self.assertEqual(self.launch.descriptors[1:3], [status, status])
@@ -259,8 +255,6 @@ class BrokerTests(BubblewrapTestCase):
 
 
 class ExitTests(BubblewrapTestCase):
-    """How the evaluator has ended, from what bwrap tells."""
-
     def note(self, text: bytes) -> None:
         self.status_file.write_bytes(text)
 
@@ -372,12 +366,10 @@ class SystemTests(SynchronousTestCase):
         self.patch(module, "glob", lambda pattern: glob.glob(f"{self.root}{pattern}"))
 
     def view(self, *, network: bool) -> list[str]:
-        """Return the arguments, as they would be on that machine."""
         arguments = list(build_system_options(self.root / "state/accounts/etc", network=network))
         return [argument.removeprefix(str(self.root)) for argument in arguments]
 
     def expected(self, *etc: str) -> list[str]:
-        """Return the arguments, of which those for files in /etc are given."""
         return [
             *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
             *("--ro-bind", "/lib32", "/lib32", "--symlink", "usr/lib64", "/lib64"),
@@ -385,7 +377,6 @@ class SystemTests(SynchronousTestCase):
         ]
 
     def copied(self, *, network: bool) -> set[str]:
-        """Return the names in /etc, and what is mounted there."""
         etc = prepare_etc(self.root, [], network=network)
         etc.source_directory = str(self.root / "etc")
         etc.update()

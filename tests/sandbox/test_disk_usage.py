@@ -37,8 +37,6 @@ FAR = 100
 
 
 class DiskTestCase(SynchronousTestCase):
-    """A directory, and one beside it that is not to be counted."""
-
     def setUp(self) -> None:
         root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
         self.addCleanup(shutil.rmtree, root)
@@ -48,7 +46,6 @@ class DiskTestCase(SynchronousTestCase):
         self.beside.mkdir()
 
     def write(self, path: Path, blocks: int) -> int:
-        """Write a file of that many blocks, down to the disk; return how many bytes it takes."""
         with open(path, "wb") as file:
             file.write(os.urandom(blocks * BLOCK))
             file.flush()
@@ -56,7 +53,6 @@ class DiskTestCase(SynchronousTestCase):
         return os.stat(path).st_blocks * 512
 
     def start(self, script: str) -> int:
-        """Start a process there that stays until the test's end; return its identifier."""
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             ["/bin/sh", "-c", f"{script}; echo; read x"], cwd=self.top, stdin=pipe, stdout=pipe
@@ -174,7 +170,6 @@ class WorkTests(DiskTestCase):
 
 class DepthTests(DiskTestCase):
     def dig(self, levels: int) -> int:
-        """Make directories in one another, as paths cannot name them; return the last one."""
         place = os.open(self.top, os.O_RDONLY)
         for _ in range(levels):
             os.mkdir("d", dir_fd=place)
@@ -231,8 +226,6 @@ class DepthTests(DiskTestCase):
 
 
 class RaceTests(DiskTestCase):
-    """A run that changes its directories while they are counted."""
-
     def test_replaced_directories_are_not_entered(self) -> None:
         self.write(self.beside / "big", 50)
         opened, sub = open_directory, self.top / "sub"
@@ -305,8 +298,6 @@ class PermissionTests(DiskTestCase):
 
 
 class NamelessTests(DiskTestCase):
-    """Files that a process has open, and that have no name any more."""
-
     def test_unlinked_files_take_room_until_they_are_closed(self) -> None:
         pid = self.start("exec 3>file; rm file; head -c 102400 /dev/zero >&3")
         use = self.count(pid)

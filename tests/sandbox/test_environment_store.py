@@ -27,8 +27,6 @@ def add(archive: tarfile.TarFile, name: str, kind: bytes = tarfile.REGTYPE, link
 
 
 class StoreTests(SynchronousTestCase):
-    """A store, and a source with a minimal root."""
-
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).resolve()
         self.folder.mkdir()
@@ -37,7 +35,6 @@ class StoreTests(SynchronousTestCase):
         self.store = EnvironmentStore(self.folder / "store")
 
     def archive(self, *members: tuple[str, bytes, str], kind: str = "w") -> Path:
-        """Return an archive of the source and of these members."""
         path = self.folder / "root.tar"
         with tarfile.open(path, kind) as archive:
             archive.add(self.source, ".")
@@ -49,7 +46,6 @@ class StoreTests(SynchronousTestCase):
         return self.store.import_root(self.archive())
 
     def refuse(self, archive: Path) -> str:
-        """Return why an archive is refused; nothing is left of it."""
         error = self.assertRaises(ConfigurationError, self.store.import_root, archive)
         self.assertEqual(os.listdir(self.store.directory), [])
         return str(error)

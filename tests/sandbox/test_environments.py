@@ -28,8 +28,6 @@ DIGEST = "sha256-" + "a" * 64
 
 
 class RootTestCase(SynchronousTestCase):
-    """Tests with a root and a directory of the sandbox's files."""
-
     def setUp(self) -> None:
         folder = Path(self.mktemp()).resolve()
         self.accounts = folder / "accounts"

@@ -31,7 +31,6 @@ class ArgumentTests(SynchronousTestCase):
         return box.build_argv_prefix(REPOSITORY, reach, (9, 10))
 
     def binds(self, option: str, reach: SandboxAccess = READ_ONLY_ACCESS) -> list[str]:
-        """Return the places inside that are bound by an option."""
         argv = self.argv(reach)
         return [argv[i + 2] for i, one in enumerate(argv) if one == option]
 

@@ -184,8 +184,6 @@ class SlowTests(WatchTestCase):
 
 
 class MuchWorkTests(WatchTestCase):
-    """Cells that have so many files that a look at them takes long."""
-
     def setUp(self) -> None:
         self.others = SlowThreads()
         super().setUp()
@@ -213,9 +211,7 @@ class MuchWorkTests(WatchTestCase):
     def test_large_run_is_counted_once_at_a_time(self) -> None:
         works: list[float] = []
         self.patch(
-            FakeRunLimits,
-            "check",
-            lambda cell, work: works.append(work) or self.judge(work),
+            FakeRunLimits, "check", lambda cell, work: works.append(work) or self.judge(work)
         )
         self.watch.remove_run(self.small)
         with self.over(self.large):
@@ -253,10 +249,7 @@ class MuchWorkTests(WatchTestCase):
         self.assertEqual((self.stopped, self.others.waiting), ([], []))
 
     def test_run_whose_large_count_fails_eight_times_is_stopped(self) -> None:
-        broken = BrokenRun(
-            LimitSettings(),
-            needed=MAX_SHARED_THREAD_INSPECTIONS + 1,
-        )
+        broken = BrokenRun(LimitSettings(), needed=MAX_SHARED_THREAD_INSPECTIONS + 1)
         with self.over(broken):
             for _ in range(8):
                 self.assertEqual(self.stopped, [])
@@ -290,7 +283,6 @@ class NearlyFullTests(WatchTestCase):
         self.cells.remove(cell)
 
     def stops(self, *cells: Any, looks: int = 1) -> None:
-        """Hold that these are stopped, in this order, within so many looks."""
         self.stopped.clear()
         self.clock.pump([PAUSE] * looks)
         self.assertEqual([cell for cell, _ in self.stopped], [*cells])

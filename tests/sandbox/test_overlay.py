@@ -188,8 +188,6 @@ class StarterTests(TreesTestCase):
 
 
 class ForgettingTests(TreesTestCase):
-    """Programs of a starter that cannot be asked."""
-
     def test_program_is_forgotten_later_if_descriptors_are_missing_now(self) -> None:
         trees = WritableTrees(self.root / "socket")
         workspace = self.make_workspace()

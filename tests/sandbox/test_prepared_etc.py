@@ -12,8 +12,6 @@ from tawebeval.sandbox.prepared_etc import PreparedEtc
 
 
 class PreparedEtcTests(SynchronousTestCase):
-    """A machine's /etc, and the one of its sandboxes."""
-
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
         self.machine = self.root / "machine"
@@ -30,7 +28,6 @@ class PreparedEtcTests(SynchronousTestCase):
         self.etc.update()
 
     def make(self, *places: str) -> PreparedEtc:
-        """Return the directory, as a daemon finds it."""
         return PreparedEtc(
             self.root / "etc",
             ("fonts", "hosts*", "localtime", "resolv.conf", "ssl/openssl.cnf"),

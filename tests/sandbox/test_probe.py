@@ -113,8 +113,6 @@ PROC_FAILURES = (
 
 
 class SandboxesTestCase(SynchronousTestCase):
-    """A machine where bwrap is what the test says."""
-
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
         self.in_shell = shlex.quote(str(self.root))
@@ -221,7 +219,6 @@ class TryTests(SandboxesTestCase):
     """A sandbox is tried out before anything relies on it."""
 
     def complaint(self, script: str) -> tuple[str, str]:
-        """Return what is said about such a bwrap, and the remedy."""
         self.install(script)
         return self.problem()
 
@@ -231,7 +228,6 @@ class TryTests(SandboxesTestCase):
         self.addCleanup(self.assert_nothing_left)
 
     def problem(self) -> tuple[str, str]:
-        """Return what is said about the bwrap that there is, and the remedy."""
         problem = probe_bubblewrap(self.open_bubblewrap())
         assert problem is not None
         return problem

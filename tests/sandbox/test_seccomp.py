@@ -12,12 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
 from tawebeval.sandbox import libseccomp
-from tawebeval.sandbox.libseccomp import (
-    FilterRule,
-    compile_filter,
-    get_architecture,
-    resolve_call,
-)
+from tawebeval.sandbox.libseccomp import FilterRule, compile_filter, get_architecture, resolve_call
 from tawebeval.sandbox.seccomp import ALLOWED_CALLS, REFUSED_CALLS, make_seccomp_filters
 from tests.cases.bpf_interpreter import ALLOW, ERRNO, KILL_PROCESS, MOST_INSTRUCTIONS, FilterStack
 
@@ -129,8 +124,6 @@ def answers() -> Mapping[int, int]:
 
 
 class FilterTestCase(SynchronousTestCase):
-    """The filters, read from what bwrap is given."""
-
     def setUp(self) -> None:
         self.filter = self.make()
 
@@ -181,7 +174,6 @@ class ArgumentTests(FilterTestCase):
     """Calls that are decided by their arguments; the upper half of these counts nowhere."""
 
     def check(self, name: str, argument: int, values: Mapping[int, int]) -> None:
-        """Check the answers to some values of one argument, where all others are 0."""
         for value, answer in values.items():
             for upper in (0, UPPER, 1 << 32, 0xFFFFFFFF << 32):
                 arguments = [0] * 6

@@ -64,8 +64,6 @@ def print_by(send: Callable[[], object]) -> list[Any]:
 
 
 class Events(SynchronousTestCase):
-    """What the daemon reads of what the library prints."""
-
     def sent(self, send: Callable[[], object]) -> Any:
         before, event, after = print_by(send)
         self.assertEqual((before, after), ("before", "after"))
@@ -184,8 +182,6 @@ class Comparisons(SynchronousTestCase):
 
 
 class Faults(SynchronousTestCase):
-    """The judgement of a program that has failed."""
-
     def test_limits_come_before_signals_and_statuses(self) -> None:
         table: list[tuple[dict[str, Any], tuple[str, str] | None]] = [
             ({}, None),
@@ -224,8 +220,6 @@ class Faults(SynchronousTestCase):
 
 
 class Checkers(SynchronousTestCase):
-    """How a checker's exit status and stderr become a judgement."""
-
     def test_statuses_of_testlib_have_verdicts(self) -> None:
         table: list[tuple[int, str, tuple[str, str, float | None]]] = [
             (0, "ok 3 numbers\n", ("accepted", "ok 3 numbers", None)),
@@ -291,8 +285,6 @@ class Checkers(SynchronousTestCase):
 
 
 class Outputs(SynchronousTestCase):
-    """Files that a program of the submission has written."""
-
     def test_links_are_not_followed(self) -> None:
         directory = Path(self.mktemp()).absolute()
         for name in ("TEMPORARY_DIRECTORY", "HOME"):
@@ -332,8 +324,6 @@ class Outputs(SynchronousTestCase):
 
 
 class Java(SynchronousTestCase):
-    """How a source file of Java is built and run."""
-
     def test_file_has_the_name_of_the_public_class(self) -> None:
         main = "public static void main(String[] a) {}"
         table = [

@@ -17,8 +17,6 @@ from tawebeval.sandbox.workspace import FileRefused, Workspace
 
 
 class WorkspaceTestCase(SynchronousTestCase):
-    """A workspace that has been made, and a secret beside it."""
-
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
         self.root.mkdir()
@@ -92,7 +90,6 @@ class DirectoryTests(WorkspaceTestCase):
 
 class ReadFileTests(WorkspaceTestCase):
     def read(self, path: str, limit: int = 100, opened: Mapping[Path, int] | None = None) -> bytes:
-        """Read a file as an evaluator in the tree's directory `a` names it."""
         directory = self.workspace.tree_directory / "a"
         directory.mkdir(exist_ok=True)
         view = attrs.evolve(self.workspace.make_unsandboxed_view(), path_descriptors=opened or {})
@@ -117,7 +114,6 @@ class ReadFileTests(WorkspaceTestCase):
                 self.read(path, opened=opened)
 
     def refuse(self, path: str, limit: int = 100) -> str:
-        """Hold that a path is refused, and return with what words."""
         with self.assertRaises(FileRefused) as caught:
             self.read(path, limit)
         self.assertNotIn("secret content", str(caught.exception))

@@ -23,7 +23,6 @@ RUN_HERE = 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'
 
 class CheckTests(SynchronousTestCase):
     def make_commands(self, **scripts: str) -> Path:
-        """Make the commands of a cluster; return their directory."""
         folder = Path(self.mktemp()).resolve()
         folder.mkdir()
         for name, script in {**SCRIPTS, **scripts}.items():

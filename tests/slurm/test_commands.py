@@ -23,8 +23,6 @@ from tawebeval.slurm.jobs import QueuedJob
 
 
 class FakeCommand:
-    """A command that runs until the test ends it."""
-
     def __init__(self, protocol: ProcessProtocol, argv: Sequence[str]) -> None:
         self.protocol = protocol
         self.argv = argv
@@ -42,8 +40,6 @@ class FakeCommand:
 
 
 class CommandTests(SynchronousTestCase):
-    """Commands that run, and the watch of the queue."""
-
     def setUp(self) -> None:
         self.clock = Clock()
         self.running: list[FakeCommand] = []
@@ -208,6 +204,5 @@ class CommandTests(SynchronousTestCase):
     def test_commands_get_the_configuration_of_slurm_and_no_secret(self) -> None:
         given = {"SLURM_CONF": "/c", "PATH": "/bin", "TOKEN": "x"}
         self.assertEqual(
-            build_command_environment(given),
-            {"PATH": "/bin", "LC_ALL": "C", "SLURM_CONF": "/c"},
+            build_command_environment(given), {"PATH": "/bin", "LC_ALL": "C", "SLURM_CONF": "/c"}
         )

@@ -152,7 +152,6 @@ class NodeProcessCase(SynchronousTestCase):
         return Deferred.fromCoroutine(self.process.wait_for_start())
 
     def tell(self, **members: Any) -> None:
-        """Write what the node tells, and let the daemon see it."""
         content = {"node": "one", "job": "7", "exceeded": None, "pid": 5, "start_time": 6}
         self.attempt.state_file.write_text(json.dumps({**content, **members}))
         self.pass_time()

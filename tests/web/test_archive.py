@@ -32,7 +32,6 @@ class ArchiveTestCase(WebTestCase):
         self.service.reactor.pump([0.1, 0.1])
 
     def archive(self, *texts: bytes) -> str:
-        """Return the identifier of an evaluation that is only in the archive."""
         identifier = self.evaluate()
         for text in texts or (PRINTED,):
             self.child.print(text)
@@ -157,7 +156,6 @@ class GoneTests(ArchiveTestCase):
             self.request("GET", f"/evaluation/{'a' * 40}{path}", 404)
 
     def damage(self, *, begins: int = 0, ends: int = 0) -> None:
-        """Change bytes in the middle of the file, or remove some at its end."""
         path = next(self.root.rglob("*.jsonl.zst"))
         content = bytearray(path.read_bytes())
         content[begins : begins + 8] = bytes(8 if begins else 0)
@@ -231,7 +229,6 @@ class StatusTests(ArchiveTestCase):
         self.assertEqual(self.page(identifier)["data"][0]["payload"], "line 0")
 
     def listed(self, query: str = "") -> list[str]:
-        """Return the identifiers of a list, page by page."""
         found, after = [], ""
         while True:
             listing = self.request("GET", f"/evaluations?{query}{after}").json()

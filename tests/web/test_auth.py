@@ -92,8 +92,6 @@ class RateTests(SynchronousTestCase):
 
 
 class AccessTests(SynchronousTestCase):
-    """The file of tokens, and reading it again."""
-
     def setUp(self) -> None:
         self.path = Path(self.mktemp()).absolute()
         self.alice, line = generate_token("alice", os.urandom)
@@ -105,7 +103,6 @@ class AccessTests(SynchronousTestCase):
         return self.access.authenticate_token([b"Bearer " + token.encode()]).caller
 
     def reload(self) -> None:
-        """Read the file again. Raises ConfigurationError."""
         found = [(one.name, one.paths) for one in self.access.list_reloadable_files()]
         self.assertEqual(found, [("callers.tokens", (self.path,))])
         read_again(self.access)

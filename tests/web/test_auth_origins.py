@@ -16,8 +16,6 @@ from tests.cases.web import WebTestCase
 
 
 class EndpointTests(SynchronousTestCase):
-    """Endpoint strings, as Twisted understands them."""
-
     def test_loopback_and_unix_endpoints_are_local(self) -> None:
         for endpoint in (
             "tcp:8080:interface=127.0.0.1",
@@ -112,8 +110,6 @@ class PageTests(SynchronousTestCase):
 
 
 class MethodTests(WebTestCase):
-    """Methods that pages of other origins may use, without tokens."""
-
     def test_pages_of_other_origins_may_read_what_they_can_name(self) -> None:
         headers = {"Origin": "https://example.org"}
         for method, status in (

@@ -95,7 +95,6 @@ class ChoiceTests(StreamTestCase):
                     self.assertEqual(head, get, (state, accept, query))
 
     def answers_to_both(self, path: str, accept: str) -> list[tuple[int, dict[str, str]]]:
-        """Return the status and the headers that HEAD is answered with, and then GET."""
         answers = []
         for method in ("HEAD", "GET"):
             connection = self.connect()
@@ -256,8 +255,6 @@ class PageTests(StreamTestCase):
 
 
 class ServerSentTests(StreamTestCase):
-    """What browsers do with server-sent events."""
-
     def test_stream_begins_at_once_with_retry(self) -> None:
         follower = self.follow(SourceFollower, self.evaluate())
         self.assertEqual(follower.answer.body, b"retry: 2000\n\n")

@@ -29,14 +29,12 @@ class EvictedEventsTests(StreamTestCase):
         self.begin()
 
     def begin(self) -> None:
-        """Begin another evaluation, and print."""
         self.identifier = self.evaluate()
         for number in range(LINES):
             self.print(b"line %d\n" % number)
         self.events = self.service.registry.records[self.identifier].events
 
     def wait(self, query: str) -> Deferred[Any]:
-        """Request a page that a thread has to read."""
         asked = self.ask("GET", f"/evaluation/{self.identifier}/events{query}")
         self.assertNoResult(asked)
         return asked
@@ -48,7 +46,6 @@ class EvictedEventsTests(StreamTestCase):
             self.turn()
 
     def damage(self) -> None:
-        """Change the beginning of stdout."""
         stdout = self.events.stdout
         assert stdout is not None
         stdout._files.stdout[:1] = b"?"  # type: ignore[attr-defined]

@@ -103,7 +103,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.clients) < 5)
     @rule(kind=st.sampled_from(FOLLOWERS))
     def come(self, kind: type[Follower]) -> None:
-        """Let a new reader begin at the oldest event there is."""
         begin = self.record.events.log.begin_cursor
         follower = kind(self.service, self.identifier, f"?after={begin}")
         self.clients.append(Client(begin, follower))
@@ -112,7 +111,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(number=st.integers(0, 9), then=st.integers(0, MOST))
     def stall(self, number: int, then: int) -> None:
-        """Let a reader take nothing any more, while some lines are printed."""
         follower = self.pick(number).follower
         if follower is not None:
             follower.full = True
@@ -122,7 +120,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(number=st.integers(0, 9), everything=st.booleans())
     def take(self, number: int, everything: bool) -> None:
-        """Let one take what there is for it, or all that comes."""
         follower = self.pick(number).follower
         if follower is not None and not follower.connection.closed:
             if everything:
@@ -145,7 +142,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(number=st.integers(0, 9), kind=st.sampled_from(FOLLOWERS))
     def come_back(self, number: int, kind: type[Follower]) -> None:
-        """Let one who was cut off go on, maybe by another transport."""
         client = self.pick(number)
         if client.follower is not None:
             return
@@ -162,7 +158,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 20))
     def ask_for_pages(self, count: int) -> None:
-        """Let the reader of pages ask for its next, and so on."""
         for _ in range(count):
             if self.after != "end":
                 self.ask_for_a_page()

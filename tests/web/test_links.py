@@ -229,10 +229,7 @@ class TokenlessTests(WebTestCase):
 
 
 class EndTests(LinkTestCase):
-    """Requests that wait, and streams, when the link ends."""
-
     def begin_all(self, link: str) -> list[Connection]:
-        """Begin a poll that waits, and a stream of each kind."""
         poll = self.connect()
         poll.request(f"GET {self.path}/events?after=0&wait=30&link={link}")
         streams = [
@@ -243,7 +240,6 @@ class EndTests(LinkTestCase):
         return [poll, *streams]
 
     def check_cut(self, connections: list[Connection]) -> None:
-        """Hold that all are cut, and nothing is left of them."""
         self.assertEqual([one.aborted for one in connections], [True] * 4)
         for one in connections:
             one.lose()
@@ -283,8 +279,6 @@ class EndTests(LinkTestCase):
 
 
 class BoundTests(LinkTestCase):
-    """The bounds of links, which are not those of their makers."""
-
     def test_readers_by_links_are_bounded_and_the_owner_is_not(self) -> None:
         link = self.share()
         for owner, bound, status in (
@@ -308,10 +302,7 @@ class BoundTests(LinkTestCase):
         own, other = self.share(), self.begin("bob").json()["id"]
         link = self.call("POST", f"/evaluation/{other}/links", 200, "bob").json()["link"]
         share, rate = self.links.readers_share, "LINK_REQUESTS_PER_MINUTE"
-        for owner, total, part in (
-            (share, "total", "part"),
-            (module, rate, f"{rate}_PER_CALLER"),
-        ):
+        for owner, total, part in ((share, "total", "part"), (module, rate, f"{rate}_PER_CALLER")):
             with mock.patch.object(owner, total, 8), mock.patch.object(owner, part, 4):
                 waiting = [self.connect() for _ in range(8)]
                 for one in waiting:
@@ -379,8 +370,6 @@ class ArchivedTests(LinkTestCase):
 
 
 class StoreTests(LinkTestCase):
-    """The store, in which links outlive the daemon."""
-
     @property
     def store(self) -> FakeStore:
         return self.service.world.store

@@ -43,7 +43,6 @@ class ObserverTestCase(StreamTestCase):
         return self.follow(kind, identifier, query, Authorization=self.observer)
 
     def check_whole(self, identifier: str, payloads: list[str]) -> None:
-        """Hold that the reader still gets an ended evaluation from its beginning."""
         page = self.read(identifier, "", self.reader).json()
         self.assertEqual([event["payload"] for event in page["data"]], payloads)
         self.assertEqual(page["end"], END)
@@ -53,7 +52,6 @@ class ObserverTestCase(StreamTestCase):
         self.read(identifier, "", self.reader, 410)
 
     def let_pass(self, seconds: int) -> None:
-        """Let time pass, with the housekeeping of each second."""
         for _ in range(seconds):
             self.service.reactor.advance(1)
             self.service.registry.expire_evaluations()

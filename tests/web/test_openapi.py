@@ -177,10 +177,7 @@ class DocumentTests(SynchronousTestCase):
             example = response["content"]["application/problem+json"]["example"]
             self.assertEqual(example["status"], int(status))
             self.assertEqual(example["message"], example["detail"])
-        for refusal in (
-            errors.EvaluationNotFound(),
-            errors.EvaluationExpired(STARTED),
-        ):
+        for refusal in (errors.EvaluationNotFound(), errors.EvaluationExpired(STARTED)):
             status = str(error_responses.ERROR_STATUSES[type(refusal)].value)
             response = DOCUMENT["components"]["responses"][status]
             example = response["content"]["application/problem+json"]["example"]
@@ -201,8 +198,6 @@ class DocumentTests(SynchronousTestCase):
 
 
 class ContentTests(SynchronousTestCase):
-    """What is said twice, here and in the code, is the same."""
-
     def test_form_fields_are_those_of_the_code(self) -> None:
         files = {name for name in FORM["properties"] if name.startswith("submission[")}
         self.assertEqual(set(FORM["properties"]) - files, set(form.TEXT_FIELD_SIZE_LIMITS))
@@ -290,8 +285,6 @@ class ContentTests(SynchronousTestCase):
 
 
 class RouteTests(WebTestCase):
-    """The routes and the description are of the same API."""
-
     def test_every_route_and_method_is_described_and_no_other(self) -> None:
         # OPTIONS is answered everywhere, and described in words.
         routes = {

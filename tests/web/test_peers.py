@@ -147,7 +147,6 @@ class SeveralTestCase(SynchronousTestCase):
 
     @property
     def warnings(self) -> list[str]:
-        """The lines of the log about daemons that are left out."""
         return [
             event["reason"] for event in self.events if "left out" in event.get("log_format", "")
         ]
@@ -230,8 +229,6 @@ class JointListTests(SeveralTestCase):
 
 
 class AwayTests(SeveralTestCase):
-    """Daemons that do not answer as they should."""
-
     def setUp(self) -> None:
         super().setUp()
         self.mine = [self.evaluate(name) for name in ("a", "b", "c")]

@@ -12,8 +12,6 @@ from tests.cases.web import RawTestCase
 
 
 class PollTests(RawTestCase):
-    """Polls over connections of which every byte is our own."""
-
     configuration = Configuration(
         buffers=with_constants(EventBufferSettings, max_page_bytes=1024)(),
         http=with_constants(
@@ -26,7 +24,6 @@ class PollTests(RawTestCase):
         self.identifier = self.evaluate()
 
     def poll(self, query: str = "", *headers: str) -> bytes:
-        """Return a request for a page."""
         return asking(query, *headers).replace(b"ID", self.identifier.encode())
 
     def test_requests_behind_a_waiting_poll_wait_in_the_socket(self) -> None:

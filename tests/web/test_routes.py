@@ -18,8 +18,6 @@ OVER = "1 GiB is over the maximum, 512 MiB (limits.maximum.memory); the operator
 
 
 class NameTests(WebTestCase):
-    """A daemon that has a name, because there are others."""
-
     configuration = Configuration(service=Process(name="judge1"))
 
     def test_identifiers_begin_with_the_name_of_the_daemon(self) -> None:
@@ -42,8 +40,6 @@ class NameTests(WebTestCase):
 
 
 class WrongPathTests(WebTestCase):
-    """Paths, methods and identifiers that do not exist."""
-
     configuration = Configuration(http=HttpSettings(base_path="/judge"))
 
     def test_404_names_the_nearest_path(self) -> None:

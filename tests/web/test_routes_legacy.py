@@ -12,7 +12,6 @@ from tests.fakes.clients import MULTIPART, Part, form, parts
 
 class FormTests(WebTestCase):
     def post_parts(self, *renamed: tuple[str, str]) -> Any:
-        """Post a good form of which some fields have other names."""
         names = dict(renamed)
         body = form(
             Part(names.get(part.name, part.name), part.content, part.filename) for part in parts()

@@ -12,8 +12,6 @@ from tests.fakes.world import straw
 
 
 class ListingTests(WebTestCase):
-    """Without tokens, for programs of this machine."""
-
     def listed(self, query: str = "", status: int = 200, **headers: str) -> Any:
         return self.request("GET", f"/evaluations{query}", status, headers=headers).json()
 
@@ -61,13 +59,11 @@ class ListingTests(WebTestCase):
         self.assertEqual((found, len(identifiers)), ([3, 1], 4))
 
     def label(self, **labels: str) -> str:
-        """Begin an evaluation with labels; return its identifier."""
         fields = {f"metadata[{name}]": value.encode() for name, value in labels.items()}
         identifier: str = self.post(body=form(parts(**fields))).json()["evaluation_id"]
         return identifier
 
     def find(self, query: str) -> list[str]:
-        """Return the identifiers of a list with a filter."""
         return [one["evaluation_id"] for one in self.listed(f"?{query}")["data"]]
 
     def test_filter_lists_evaluations_with_all_of_its_labels(self) -> None:
@@ -172,7 +168,6 @@ class ListingTests(WebTestCase):
         return end
 
     def refuse(self, cursor: str) -> None:
-        """Hold that it is said of a cursor that it is none, and what to do."""
         problem = self.listed(f"?after={cursor}", 400)
         self.assertIn(f"after: '{cursor}' is not a cursor of this list", problem["message"])
         self.assertIn("begin again without `after`", problem["message"])

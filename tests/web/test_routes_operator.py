@@ -20,8 +20,6 @@ TOKEN = "tawebeval_metrics"
 
 
 class OperationsTestCase(WebTestCase):
-    """A service of which the operator is told what a test says."""
-
     def setUp(self) -> None:
         super().setUp()
         self.obstacles: list[str] = []

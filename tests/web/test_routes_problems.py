@@ -37,8 +37,6 @@ CONFIGURATION = Configuration(
 
 
 class CountedLimits(LimitSettings, frozen=True):
-    """Limits that count how often their ranges are computed."""
-
     counted: ClassVar[list[None]] = []
 
     @property
@@ -60,7 +58,6 @@ class ProblemTests(WebTestCase):
         )
 
     def status(self, answer: Answer) -> dict[str, Any]:
-        """Return the status of an evaluation that was begun."""
         found: dict[str, Any] = self.request("GET", answer.headers["location"]).json()
         return found
 

@@ -69,11 +69,9 @@ class RerunTestCase(WebTestCase):
 
     @property
     def kept(self) -> int:
-        """Number of evaluations whose submitted files are on the disk."""
         return len(list(self.service.root.glob("evaluations/*/submission")))
 
     def read_to_end(self, *places: str) -> None:
-        """Acknowledge all events of evaluations, whose files are removed then."""
         for place in places:
             self.page(place.rpartition("/")[2], "?after=end")
 
@@ -351,7 +349,6 @@ class TokenTests(CallerTestCase):
         read_again(self.service.access)
 
     def submit(self, name: str) -> str:
-        """Submit for a problem as alice, and return the path of the ended evaluation."""
         answer = self.request(
             "POST",
             f"/problems/{name}/evaluate",

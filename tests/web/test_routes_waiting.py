@@ -11,7 +11,6 @@ from tests.cases.web import END, WebTestCase
 
 class WaitTests(WebTestCase):
     def wait(self, query: str = "?wait=20", **headers: str) -> Deferred[Any]:
-        """Ask for the first events of a new evaluation, and wait for them."""
         self.identifier = self.evaluate()
         path = f"/evaluation/{self.identifier}/events{query}"
         asked = self.ask("GET", path, headers=headers)

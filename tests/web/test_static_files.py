@@ -33,7 +33,6 @@ def policy(answer: Answer) -> dict[str, str]:
 
 class AssetTests(WebTestCase):
     def get(self, path: str, status: int = 200, method: str = "GET", **headers: str) -> Answer:
-        """Return an answer of which only the status is certain."""
         answer = self.answer(self.ask(method, path, headers=headers))
         self.assertEqual(answer.status, status, answer.body)
         described.check(method, path, answer)
@@ -173,7 +172,6 @@ class AssetTests(WebTestCase):
         self.assertEqual(len(held), 1)
 
     def ask_raw(self, path: str, accepted: str) -> Answer:
-        """Return the answer to a client that decodes nothing."""
         connection = self.service.connect()
         connection.request(f"GET {path}", Accept_Encoding=accepted)
         answer = connection.answer()
@@ -195,8 +193,6 @@ class AssetTests(WebTestCase):
 
 
 class NamedOriginTests(WebTestCase):
-    """Where the operator has named who may read."""
-
     configuration = Configuration(callers=CallerSettings(origins=("https://site.example.org",)))
 
     def test_only_named_origins_import_modules(self) -> None:

@@ -175,8 +175,6 @@ class FollowTests(StreamTestCase):
 
 
 class SlowReaderTests(StreamTestCase):
-    """Readers that are slow, or do not read at all."""
-
     text = b"".join(b"line %d\n" % number for number in range(20_000))
 
     def test_reader_that_takes_nothing_holds_one_piece(self) -> None:
@@ -380,8 +378,6 @@ class TurnTests(SynchronousTestCase):
 
 
 class StartTests(StreamTestCase):
-    """Streams that begin in one turn of the reactor."""
-
     def test_stream_begins_in_a_turn_of_streams_and_has_what_came_before_it(self) -> None:
         identifier = self.evaluate()
         for kind in FOLLOWERS:
@@ -414,7 +410,6 @@ class FramingTests(SynchronousTestCase):
         return EVENT_STREAM.encode_events(begin_cursor, batch)
 
     def frame(self, begin_cursor: int, lines: bytes) -> None:
-        """Frame lines, and hold that the frames are right."""
         batch = EventBatch(lines.count(b"\n"), lines)
         framed = self.batches.frame(self.framing, begin_cursor, batch)
         self.assertEqual(framed, EVENT_STREAM.encode_events(begin_cursor, batch))

@@ -115,10 +115,7 @@ class GoodFormTests(UploadTestCase):
 
 
 class ClientTests(UploadTestCase):
-    """Forms as other clients than browsers write them."""
-
     def receive_file(self, head: bytes, content: bytes = b"1") -> dict[str, bytes]:
-        """Return the files of a good form with this part in place of its file."""
         part = head + b"\r\n\r\n" + content
         return files(self.receive(form([part, *without("submission[source]")])))
 
@@ -194,8 +191,6 @@ class ClientTests(UploadTestCase):
 
 
 class DigestTests(UploadTestCase):
-    """The digest, by which repeated forms are told apart."""
-
     def digest(self, sent: Iterable[Part]) -> bytes:
         return self.receive(form(sent), key="k").form_digest
 

@@ -19,8 +19,6 @@ PER_FILE = 8192  # bytes that a file counts besides those received
 
 
 class EarlyRefusalTests(RawTestCase):
-    """Forms that are refused before they have arrived."""
-
     def begin(self, length: int | None = None, **headers: str) -> Connection:
         connection = self.connect()
         fields = {"Content-Type": MULTIPART}

@@ -19,8 +19,6 @@ from tests.fakes.clients import BOUNDARY, Part, form, parts
 
 
 class FieldTests(UploadTestCase):
-    """Fields that are missing, repeated or broken: the field is named."""
-
     def test_missing_required_field_is_named(self) -> None:
         for name in ("repository[url]", "commit_oid", "evaluator_cmd"):
             self.refuse(InvalidField, form(without(name)), name)

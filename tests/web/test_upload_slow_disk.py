@@ -44,7 +44,6 @@ class SlowDiskTests(RawTestCase):
         self.unwritten = self.service.registry.submissions.unwritten
 
     def close(self) -> None:
-        """Let the disk be quick, and end what still runs."""
         self.threads.finish()
         super().close()
 
@@ -55,7 +54,6 @@ class SlowDiskTests(RawTestCase):
         return connection
 
     def send(self, connection: Connection, body: bytes) -> bytes:
-        """Send of a body as much as is read; return the rest."""
         while body and connection.transport.producerState == "producing":
             connection.send(body[:READ])
             body = body[READ:]
@@ -70,7 +68,6 @@ class SlowDiskTests(RawTestCase):
         return connection, rest
 
     def check_gone(self, connections: Sequence[Connection] = ()) -> None:
-        """Hold that of connections which have ended nothing is left."""
         for connection in connections:
             connection.lose()
         self.threads.finish()

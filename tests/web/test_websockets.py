@@ -187,7 +187,6 @@ class ClientTests(SocketTestCase):
 
     @property
     def oldest(self) -> int:
-        """The cursor before the oldest event that is kept."""
         return self.service.registry.records[self.identifier].events.log.begin_cursor
 
     def test_only_acknowledgements_have_a_meaning(self) -> None:

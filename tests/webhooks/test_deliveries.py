@@ -370,10 +370,7 @@ class RoomTests(CallbacksTestCase):
         bob = self.send("bob", b"")
         alice = self.send("alice", b"a" * self.bounds.pending_bytes)
         self.check(
-            alice,
-            CallbackState.GIVEN_UP,
-            0,
-            "the caller's pending callbacks exceed 16.4 KiB",
+            alice, CallbackState.GIVEN_UP, 0, "the caller's pending callbacks exceed 16.4 KiB"
         )
         self.assertEqual(len(self.sender.posted), 1)
         self.assertEqual(bob.state, CallbackState.PENDING)
@@ -384,10 +381,7 @@ class RoomTests(CallbacksTestCase):
         for _ in range(4):
             self.send("alice", b"")
         self.check(
-            first,
-            CallbackState.GIVEN_UP,
-            1,
-            "the caller's pending callbacks exceed 16.4 KiB",
+            first, CallbackState.GIVEN_UP, 1, "the caller's pending callbacks exceed 16.4 KiB"
         )
         self.assertEqual(len(self.sender.posted), 3)
 
@@ -484,7 +478,6 @@ class CloseTests(CallbacksTestCase):
 
 class OpenTests(SynchronousTestCase):
     def open(self, settings: CallbackSettings) -> CallbackQueue:
-        """Return the callbacks of a daemon with these settings."""
         reactor: Any = MemoryReactorClock()
         return make_callback_queue(
             settings, {}, FakeResolver(), reactor, bytes, lambda: 0, has_one_caller=True

@@ -54,8 +54,6 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
 class Receiver(Resource):
-    """Takes what is posted, and answers as a test says."""
-
     isLeaf = True  # noqa: N815  (Twisted's name)
 
     def __init__(self) -> None:
@@ -78,8 +76,6 @@ class Receiver(Resource):
 
 @implementer(IAgent)
 class Broken:
-    """An agent whose every request ends in some way."""
-
     def __init__(self, outcome: Callable[[], Deferred[Any]]) -> None:
         self._outcome = outcome
 
@@ -89,8 +85,6 @@ class Broken:
 
 @implementer(IAgent)
 class Response:
-    """An agent whose answer has just these headers."""
-
     code, length = 503, 0
 
     def __init__(self, headers: Headers) -> None:
@@ -111,8 +105,6 @@ class Transport(StringTransport):
 
 @implementer(IPolicyForHTTPS)
 class Policy:
-    """Notes for which names certificates are wanted."""
-
     def __init__(self) -> None:
         self.asked: list[tuple[bytes, int]] = []
 
@@ -122,8 +114,6 @@ class Policy:
 
 
 class SenderTestCase(SynchronousTestCase):
-    """A receiver in memory, and a resolver that the test scripts."""
-
     def setUp(self) -> None:
         self.clock = Clock()
         self.receiver = Receiver()
@@ -216,10 +206,7 @@ class ExchangeTests(SenderTestCase):
     def test_attempt_without_status_in_time_is_repeated(self) -> None:
         self.receiver.answer = NOT_DONE_YET
         for status, expected in (
-            (
-                500,
-                AttemptResult(RequestOutcome.RETRY, "no answer within 15 seconds"),
-            ),
+            (500, AttemptResult(RequestOutcome.RETRY, "no answer within 15 seconds")),
             (200, AttemptResult(RequestOutcome.ACCEPTED, "the receiver answered with status 200")),
         ):
             self.receiver.status = status
@@ -336,7 +323,6 @@ class PinnedAgentTests(SynchronousTestCase):
     def ask(
         self, url: str = "http://name.example/x?y=z", *addresses: str, **headers: str
     ) -> Deferred[IResponse]:
-        """Ask for a URL by an agent that is bound to addresses."""
         target = parse_callback_url(url)
         pinned = list(map(ip_address, addresses or ["8.8.8.8"]))
         agent = PinnedAgent(self.reactor, self.policy, 15, target, pinned)
@@ -344,7 +330,6 @@ class PinnedAgentTests(SynchronousTestCase):
         return agent.request(b"POST", url.encode(), sent, None)
 
     def connect(self) -> Any:
-        """Let the connection be made; return its protocol."""
         protocol = self.reactor.tcpClients[0][2].buildProtocol(None)
         protocol.makeConnection(self.transport)
         return protocol
@@ -448,8 +433,7 @@ class OpenTests(SynchronousTestCase):
     def test_hosts_networks_and_time_are_those_of_the_settings(self) -> None:
         reactor: Any = MemoryReactorClock()
         settings = CallbackSettings(
-            allow_hosts=("8.8.8.8", "10.0.0.1", "10.1.0.1"),
-            private_networks=("10.0.0.0/24",),
+            allow_hosts=("8.8.8.8", "10.0.0.1", "10.1.0.1"), private_networks=("10.0.0.0/24",)
         )
         tls_policy: Any = None
         sender = make_webhook_sender(settings, tls_policy, FakeResolver(), reactor, lambda: EPOCH)
