@@ -28,6 +28,7 @@ from tests.cases.settings import with_constants
 from tests.fakes.children import FakeChild
 from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, parts
 from tests.fakes.streams import Follower
+from tests.fakes.world import read_again
 
 END = "end"
 BASE = "http://localhost:8080"
@@ -180,6 +181,13 @@ class CallerTestCase(WebTestCase):
         root = Path(self.mktemp()).resolve()
         self.service = Service(root, self.configuration, tokens=self.file)
         self.client, self.agent = self.service.treq()
+
+    def add_token(self, name: str, **restriction: Any) -> None:
+        """Give alice another token, whose header is that of `name`."""
+        token, line = generate_token("alice", os.urandom, **restriction)
+        self.headers[name] = f"Bearer {token}"
+        self.file.write_text(f"{self.file.read_text()}\n{line}")
+        read_again(self.service.access)
 
     def call(self, method: str, path: str, status: int, caller: str | None) -> Answer:
         """Make a request as that caller."""

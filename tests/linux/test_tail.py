@@ -11,7 +11,6 @@ from twisted.internet import inotify, reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
-from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.linux import tail
@@ -250,20 +249,3 @@ class WatcherTests(TestCase):
             watcher.close()
             self.assertEqual((clock.getDelayedCalls(), clock.readers), ([], set()))
             patched.restore()
-
-    async def test_tail_follows_a_file_that_another_process_writes(self) -> None:
-        path = Path(self.mktemp())
-        path.touch()
-        owner = Owner()
-        descriptor = os.open(path, os.O_RDONLY)
-        tailed = FileTail(reactor, descriptor, 0, owner, lambda call: deferToThread(call))
-        watcher = FileWatcher(reactor)
-        self.addCleanup(watcher.close)
-        complete: Deferred[None] = Deferred()
-        owner.on_data = lambda: complete.callback(None) if len(owner.received) == 490_000 else None
-        watcher.watch(path, tailed.on_change)
-        with path.open("ab", buffering=0) as file:
-            writing = deferToThread(lambda: [file.write(b"x" * 49) for _ in range(10_000)])
-            await complete.addTimeout(60, reactor)
-            await writing
-        tailed.close()

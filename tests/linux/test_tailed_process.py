@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import succeed
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.task import Clock
 from twisted.internet.threads import deferToThread
@@ -30,7 +30,7 @@ from tawebeval.linux.starter_client import (
 from tawebeval.linux.tail import FileWatcher
 from tawebeval.linux.tailed_process import ProgramFiles, TailedProcess
 from tests.cases.patience import PATIENCE
-from tests.cases.starters import Keeping, StarterProcess, eventually, is_alive, sh
+from tests.cases.starters import Keeping, StarterProcess, sh
 
 USAGE = tuple(resource.getrusage(resource.RUSAGE_SELF))
 READER = """
@@ -342,34 +342,6 @@ class RealTests(TestCase):
         self.assertEqual(self.protocol.printed, {1: b"out\n", 2: b"error\n"})
         assert process.resource_usage is not None
         self.assertIsInstance(process.resource_usage.ru_maxrss, int)
-
-    async def test_signal_ends_the_group(self) -> None:
-        process = self.connect(self.start("echo $$; sleep 60"))
-        self.protocol.on_data = lambda: process.signal_group(signal.SIGTERM)
-        reason = await self.protocol.ended
-        self.assertEqual(reason.signal, signal.SIGTERM)
-
-    async def test_daemon_that_comes_back_later_reads_the_end(self) -> None:
-        program = self.start("seq 1000")
-        eventually(lambda: (self.directory / "exit").exists())
-        self.client.forget_program_now(self.directory)
-        self.connect(program)
-        reason = await self.protocol.ended
-        self.assertIsInstance(reason, ProcessDone)
-        self.assertEqual(self.protocol.printed[1].split()[-1], b"1000")
-
-    async def test_kill_of_the_starter_loses_the_program(self) -> None:
-        program = self.start("echo some; sleep 60")
-        process = self.connect(program)
-        seen: Deferred[None] = Deferred()
-        self.protocol.on_data = lambda: seen.callback(None)
-        await seen
-        self.starter.kill()
-        await self.protocol.ended
-        self.assertEqual(process.lost_reason, STARTER_ENDED)
-        self.assertEqual(self.protocol.printed[1], b"some\n")
-        os.killpg(program.pid, signal.SIGKILL)
-        eventually(lambda: not is_alive(program.pid))
 
     def test_readers_that_are_killed_lose_and_repeat_no_byte(self) -> None:
         lines = "import sys\nfor i in range(200000): print(i, flush=i % 97 == 0)\nsys.exit(5)"

@@ -179,23 +179,18 @@ class AccessTests(SynchronousTestCase):
 
     def test_configured_token_file_wins_over_that_of_systemd(self) -> None:
         credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
-        given = self.path.parent / "tokens"
-        self.assertEqual(find_token_file(CallerSettings(), {}), None)
-        self.assertEqual(find_token_file(CallerSettings(), credentials), None)
-        given.touch()
-        self.addCleanup(given.unlink)
-        self.assertEqual(find_token_file(CallerSettings(), credentials), given)
-        self.assertEqual(find_token_file(CallerSettings(tokens="/x"), credentials), Path("/x"))
-        self.assertEqual(find_token_file(CallerSettings(tokens="x"), {}), Path.cwd() / "x")
-
-    def test_metrics_have_a_token_file_of_their_own(self) -> None:
-        credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
-        given = self.path.parent / "metrics-tokens"
-        self.assertEqual(find_metrics_token_file(MetricsSettings(), credentials), None)
-        given.touch()
-        self.addCleanup(given.unlink)
-        self.assertEqual(find_metrics_token_file(MetricsSettings(), credentials), given)
-        self.assertEqual(find_metrics_token_file(MetricsSettings("/x"), credentials), Path("/x"))
+        for find, settings, name in (
+            (find_token_file, CallerSettings, "tokens"),
+            (find_metrics_token_file, MetricsSettings, "metrics-tokens"),
+        ):
+            given = self.path.parent / name
+            for environment in ({}, credentials):
+                self.assertIsNone(find(settings(), environment))
+            given.touch()
+            self.addCleanup(given.unlink)
+            self.assertEqual(find(settings(), credentials), given)
+            self.assertEqual(find(settings(tokens="/x"), credentials), Path("/x"))
+            self.assertEqual(find(settings(tokens="x"), {}), Path.cwd() / "x")
 
     def test_unreadable_file_has_a_remedy_and_the_copy_of_systemd_another(self) -> None:
         closed = ClosedPath(self.path)

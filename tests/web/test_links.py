@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs, formatEvent
 
 from tawebeval.config import ArchiveSettings, CallerSettings, Configuration
-from tawebeval.core.tokens import generate_token
 from tawebeval.errors import StoreError
 from tawebeval.web import links as module
 from tests.cases.web import CallerTestCase, WebTestCase
@@ -127,17 +125,8 @@ class LinkTests(LinkTestCase):
         self.call("GET", f"{self.path}?%6cink={link}", 200, None)
 
     def test_tokens_of_the_caller_that_do_more_than_read_make_links(self) -> None:
-        lines = [self.file.read_text()]
-        for name, restriction in (
-            ("reader", {"is_read_only": True}),
-            ("student", {"problems": ["one"]}),
-        ):
-            settings: dict[str, Any] = restriction
-            token, line = generate_token("alice", os.urandom, **settings)
-            self.headers[name] = f"Bearer {token}"
-            lines.append(line)
-        self.file.write_text("\n".join(lines))
-        read_again(self.service.access)
+        self.add_token("reader", is_read_only=True)
+        self.add_token("student", problems=["one"])
         self.share(status=403, caller="reader")
         self.share(status=404, caller="bob")
         self.revoke(404, "bob")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 from unittest import mock
 
 from tawebeval.config import Configuration, LimitSettings, MaximumLimitSettings, ProblemSettings
 from tawebeval.core.limits import LimitRange
-from tawebeval.core.tokens import generate_token
 from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Part, form, head, parts
-from tests.fakes.world import OID, read_again
+from tests.fakes.world import OID
 
 URL = "https://example.org/problem.git"
 SOURCE = Part("submission[source]", b"print()", "a.py")
@@ -200,10 +198,7 @@ class TokenTests(CallerTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.service.registry.context.configuration = CONFIGURATION
-        token, line = generate_token("alice", os.urandom, problems=["one"])
-        self.file.write_text(f"{self.file.read_text()}\n{line}")
-        read_again(self.service.access)
-        self.headers["student"] = f"Bearer {token}"
+        self.add_token("student", problems=["one"])
         self.service.access.rate_limit.per_minute = 0
 
     def send(self, path: str, status: int, caller: str = "student", method: str = "POST") -> Answer:
@@ -319,9 +314,6 @@ class TokenTests(CallerTestCase):
                 self.assertEqual(is_refused, (method, route) not in permitted)
 
     def test_restricted_read_only_token_only_reads(self) -> None:
-        token, line = generate_token("alice", os.urandom, is_read_only=True, problems=["one"])
-        self.file.write_text(f"{self.file.read_text()}\n{line}")
-        read_again(self.service.access)
-        self.headers["student"] = f"Bearer {token}"
+        self.add_token("student", is_read_only=True, problems=["one"])
         self.submit("one", 403)
         self.call("GET", "/problems", 200, "student")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -14,12 +13,11 @@ from tawebeval.config import (
     MaximumLimitSettings,
     ProblemSettings,
 )
-from tawebeval.core.tokens import generate_token
 from tawebeval.errors import EvaluationFailure
 from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Part, form, head, parts
-from tests.fakes.world import OID, read_again
+from tests.fakes.world import OID
 
 OTHER = "d" * 40
 FIELDS = {
@@ -338,15 +336,8 @@ class TokenTests(CallerTestCase):
         super().setUp()
         self.service.registry.context.configuration = CONFIGURATION
         self.service.access.rate_limit.per_minute = 0
-        lines = [self.file.read_text()]
-        for name, restriction in (("student", {"problems": ["one"]}), ("reader", {})):
-            token, line = generate_token(
-                "alice", os.urandom, is_read_only=name == "reader", **restriction
-            )
-            self.headers[name] = f"Bearer {token}"
-            lines.append(line)
-        self.file.write_text("\n".join(lines))
-        read_again(self.service.access)
+        self.add_token("student", problems=["one"])
+        self.add_token("reader", is_read_only=True)
 
     def submit(self, name: str) -> str:
         answer = self.request(

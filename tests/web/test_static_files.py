@@ -121,7 +121,7 @@ class AssetTests(WebTestCase):
             self.assertEqual(answer.headers["referrer-policy"], "no-referrer")
 
     def test_conditional_request_is_304_and_caches_ask_each_time(self) -> None:
-        for path in ASSETS:
+        for path in STATIC_RESOURCES:
             answer = self.get(path)
             self.assertEqual(answer.headers["cache-control"], "no-cache")
             tag = answer.headers["etag"]

@@ -33,12 +33,6 @@ class GoodFormTests(UploadTestCase):
         self.assertEqual(request.submission, (SubmissionFile("source", "solution.py"),))
         self.assertEqual(files(upload), {"submission/source/solution.py": b"\r\n\0\xff"})
 
-    def test_optional_fields_may_be_absent_or_empty(self) -> None:
-        for body in (form(parts()), form(parts(branch=b"", depth=b"", directory=b"", seed=b""))):
-            request = self.receive(body).request
-            self.assertEqual((request.repository.branch, request.repository.depth), (None, None))
-            self.assertEqual((request.directory, request.seed), ("", None))
-
     def test_empty_line_may_precede_the_first_boundary(self) -> None:
         self.assertEqual(self.receive(b"\r\n" + form(parts())).request.commit_oid, OID)
 
@@ -104,9 +98,6 @@ class GoodFormTests(UploadTestCase):
     def test_text_field_may_have_a_file_name(self) -> None:
         part = Part("commit_oid", OID.encode(), "blob")
         self.assertEqual(self.receive(form([part, *without("commit_oid")])).request.commit_oid, OID)
-
-    def test_oid_in_upper_case_is_the_same_commit(self) -> None:
-        self.assertEqual(self.receive(form(parts(commit_oid=b"C" * 40))).request.commit_oid, OID)
 
     def test_nothing_is_on_disk_before_the_first_file(self) -> None:
         receiver = self.receiver()

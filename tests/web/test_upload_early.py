@@ -221,6 +221,8 @@ class GivenUpTests(RawTestCase):
                 self.assertTrue((upload / "submission" / "source" / "solution.py").exists())
             connection.lose()
             self.assertEqual(self.service.leftovers(), [])
+            submissions = self.service.registry.submissions
+            self.assertEqual((submissions.share.used, submissions.unwritten.size), (0, 0))
             self.assertEqual(self.service.reactor.getDelayedCalls(), [])
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
         self.assertEqual(self.service.world.spawn.children, [])

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.webhooks.callback import CallbackRecord, CallbackState
+from tawebeval.webhooks.callback import CallbackRecord
 
 
 class CallbackTests(SynchronousTestCase):
-    def test_callback_begins_pending(self) -> None:
-        callback = CallbackRecord("https://h/", "alice")
-        self.assertEqual((callback.state, callback.attempt_count), (CallbackState.WAITING, 0))
-        self.assertIsNone(callback.last_error)
-
     def test_url_is_shown_without_query_and_logged_without_path(self) -> None:
         for url, shown, origin in (
             ("https://Host/a/b?key=x", "https://Host/a/b", "https://host:443"),
