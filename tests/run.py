@@ -7,7 +7,7 @@ coverage triples their processor time, so they run a second time for that, with 
 output of each trial is shown when it has ended, with its processor time. Properties are tried on
 the same examples every time; with a NAME, on others. The exit status is 0 only if tests ran and
 everything is well; with CI in the environment a test that was skipped is not, unless
-`make test-machine` has it (`LEFT_TO_MACHINES`).
+it needs a kernel with cgroups of version 2 (`NEEDS_CGROUPS`).
 
 A part of `tests.integration` that failed beside the others is run once more, alone, and its
 second run counts: `unsteady: NAME` before the last line then says so. If more than a few
@@ -80,8 +80,11 @@ _AT_ONCE = 6
 _RUN_AGAIN = 3
 """How many parts may be run again after they failed: chance does not strike more of them."""
 
-LEFT_TO_MACHINES = "left to `make test-machine`: "
-"""What begins the reason to skip a test that needs the kernel or systemd of a virtual machine."""
+NEEDS_CGROUPS = "needs cgroups of version 2: "
+"""What begins the reason to skip a test where the kernel gives version 1 alone.
+
+`make test-machine` attacks the same limits, under the kernels of Debian.
+"""
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")
 
@@ -192,7 +195,7 @@ def run_trial(names: Sequence[str], python: Sequence[str], *, at_once: bool = Tr
     if outcome.failed:
         failed = find_names(b"".join(printed), b"[FAIL]\n", b"[ERROR]\n")
         outcome = outcome._replace(names=failed or tuple(names[:1]))
-    left = find_names(b"".join(printed), b"[SKIPPED]\n" + LEFT_TO_MACHINES.encode())
+    left = find_names(b"".join(printed), b"[SKIPPED]\n" + NEEDS_CGROUPS.encode())
     outcome = outcome._replace(left=left)
     took = used.ru_utime + used.ru_stime, time.monotonic() - began
     name = " ".join(names[:1]) + " and others" * (len(names) > 1)
@@ -279,7 +282,7 @@ def main(names: Sequence[str]) -> int:
         print("With CI set, no test may be skipped.")
         well = False
     for name in outcome.left:
-        print(f"{LEFT_TO_MACHINES}{name}")
+        print(f"{NEEDS_CGROUPS}{name}")
     if unsteady:
         print(f"unsteady: {', '.join(unsteady)} failed beside others, and passed alone")
     for name in outcome.names:

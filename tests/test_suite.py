@@ -67,11 +67,11 @@ class SkippedTests(SynchronousTestCase):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             return run.main(["tests.test_x"]), printed.getvalue()
 
-    def test_only_tests_of_the_machines_may_be_skipped(self) -> None:
+    def test_only_tests_that_need_cgroups_may_be_skipped(self) -> None:
         left = "tests.test_x.A.test_a"
         status, printed = self.run_main(run.Outcome(1, 0, 1, left=(left,)))
         self.assertEqual(status, 0)
-        self.assertIn(f"left to `make test-machine`: {left}\n", printed)
+        self.assertIn(f"needs cgroups of version 2: {left}\n", printed)
         status, printed = self.run_main(run.Outcome(1, 0, 2, left=(left,)))
         self.assertEqual(status, 1)
         self.assertIn("no test may be skipped", printed)

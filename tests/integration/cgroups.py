@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tawebeval.linux.cgroups import find_own_cgroup
-from tests.run import LEFT_TO_MACHINES
+from tests.run import NEEDS_CGROUPS
 
 
 def reason_to_skip() -> str | None:
@@ -16,4 +16,4 @@ def reason_to_skip() -> str | None:
         controllers = Path(own, "cgroup.controllers").read_text("ascii").split()
         if {"cpu", "memory", "pids"} <= {*controllers}:
             return None
-    return f"{LEFT_TO_MACHINES}no cgroup of version 2 is delegated to the user of the tests"
+    return f"{NEEDS_CGROUPS}none is delegated to the user of the tests"

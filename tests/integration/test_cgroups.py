@@ -19,7 +19,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from tawebeval.linux.cgroups import find_own_cgroup
 from tests.cases.own_python import printed_by
 from tests.integration.processes import alive
-from tests.run import LEFT_TO_MACHINES
+from tests.run import NEEDS_CGROUPS
 
 DAEMON = '''
 import json, os, pathlib, signal, subprocess, sys, time
@@ -77,7 +77,7 @@ class CgroupTests(SynchronousTestCase):
     def setUp(self) -> None:
         own = find_own_cgroup()
         if os.geteuid() or own is None or not os.access(own, os.W_OK):
-            raise SkipTest(f"{LEFT_TO_MACHINES}no cgroup of version 2 can be made here")
+            raise SkipTest(f"{NEEDS_CGROUPS}none can be made here")
         self.name = f"test-{os.getpid()}-{time.monotonic_ns()}"
         self.own = Path(own, f"tests-of-{self.name}")
         self.own.mkdir()

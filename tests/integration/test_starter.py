@@ -16,7 +16,7 @@ from tawebeval.linux.starter_client import StarterClient
 from tests.integration.harness import COMMAND
 from tests.integration.service_case import GATE, SERVICE, STARTER, WAIT, ServiceTestCase, reasons
 from tests.integration.unprivileged import USER, give, temporary_folder
-from tests.run import LEFT_TO_MACHINES
+from tests.run import NEEDS_CGROUPS
 
 GATED = f"{GATE}; echo ready; {WAIT}; sleep 23456"
 
@@ -73,7 +73,7 @@ class CommandTests(SynchronousTestCase):
     def setUp(self) -> None:
         own = find_own_cgroup()
         if USER is None or own is None or not os.access(own, os.W_OK):
-            raise SkipTest(f"{LEFT_TO_MACHINES}no cgroup of version 2 can be made here")
+            raise SkipTest(f"{NEEDS_CGROUPS}none can be made here")
         self.folder = temporary_folder("tawebeval-starter-")
         self.addCleanup(shutil.rmtree, self.folder)
         self.folder.chmod(0o700)
