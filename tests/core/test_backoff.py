@@ -19,10 +19,7 @@ CHANCES = st.floats(0, 1, exclude_max=True)
 
 
 class VerdictTests(SynchronousTestCase):
-    """Statuses."""
-
-    def test_table(self) -> None:
-        """2xx is taken, 5xx and two others ask for patience, the rest is a no."""
+    def test_response_statuses_mean_delivered_retry_or_refused(self) -> None:
         for status in (200, 201, 204, 299):
             self.assertIs(classify_http_status(status), RequestOutcome.ACCEPTED, status)
         for status in (408, 429, 500, 501, 503, 599):
@@ -32,12 +29,9 @@ class VerdictTests(SynchronousTestCase):
 
 
 class RetryAfterTests(SynchronousTestCase):
-    """The header `Retry-After`."""
-
     NOW = 784_111_777.0  # of which the dates below are
 
-    def test_values(self) -> None:
-        """Seconds, or a date in each of the three forms of HTTP; what is unclear or past is 0."""
+    def test_retry_after_is_seconds_or_a_date(self) -> None:
         for value, now, expected in (
             ("7", 0, 7),
             (" 07 ", 0, 7),
@@ -54,25 +48,20 @@ class RetryAfterTests(SynchronousTestCase):
             self.assertEqual(parse_retry_after(value.encode(), now), expected, value)
 
     @given(st.one_of(st.binary(), st.from_regex(r"\w{3}, \d+ (Jan|Feb) \d+ \d+:\d+:\d+ ?[\w+-]*")))
-    def test_any(self, value: str | bytes) -> None:
-        """Whatever stands there, it is a number of seconds."""
+    def test_any_value_is_a_number_of_seconds(self, value: str | bytes) -> None:
         header = value if isinstance(value, bytes) else value.encode()
         assert parse_retry_after(header, 0) >= 0
 
 
 class BackoffTests(SynchronousTestCase):
-    """Delays."""
-
-    def test_doubles(self) -> None:
-        """The range of delays doubles up to the longest; after the last attempt there is none."""
+    def test_range_of_delays_doubles_up_to_the_longest(self) -> None:
         backoff = Backoff(6, 5, 30)
         half = [backoff.draw_delay(made, 0.5) for made in range(1, 8)]
         self.assertEqual(half, [2.5, 5, 10, 15, 15, None, None])
         self.assertEqual(backoff.draw_delay(4, 0), 0)
         self.assertIsNone(Backoff(1, 5, 30).draw_delay(1, 0.5))
 
-    def test_asked(self) -> None:
-        """What the other side asks for is kept, or given up; a time gone by is none."""
+    def test_what_the_other_side_asks_for_is_kept_or_given_up(self) -> None:
         backoff = Backoff(9, 4, 30, max_retry_after_seconds=600)
         self.assertEqual(backoff.draw_delay(1, 0.5, 10), 12)
         self.assertEqual(backoff.draw_delay(1, 0.5, 600), 602)
@@ -80,8 +69,9 @@ class BackoffTests(SynchronousTestCase):
         self.assertEqual(backoff.draw_delay(1, 0.5, -10), 2)
 
     @given(BACKOFFS, st.integers(1, 5000), CHANCES, st.floats(-1e12, 1e12))
-    def test_bounds(self, backoff: Backoff, made: int, chance: float, asked: float) -> None:
-        """There is a delay as long as there are attempts and patience; it is never too short."""
+    def test_there_is_a_delay_as_long_as_there_are_attempts_and_patience(
+        self, backoff: Backoff, made: int, chance: float, asked: float
+    ) -> None:
         delay = backoff.draw_delay(made, chance, asked)
         if made >= backoff.max_attempts or asked > backoff.max_retry_after_seconds:
             assert delay is None
@@ -90,8 +80,9 @@ class BackoffTests(SynchronousTestCase):
         assert max(asked, 0) <= delay <= max(asked, 0) + backoff.max_delay_seconds
 
     @given(BACKOFFS, st.integers(1, 98), CHANCES, CHANCES)
-    def test_full_jitter(self, backoff: Backoff, made: int, one: float, other: float) -> None:
-        """The delay grows with the chance from nothing, and its range never shrinks."""
+    def test_delay_grows_with_the_chance_from_nothing_and_its_range_never_shrinks(
+        self, backoff: Backoff, made: int, one: float, other: float
+    ) -> None:
         lesser, greater = sorted((one, other))
         delays = [backoff.draw_delay(made, chance) for chance in (0, lesser, greater)]
         if made < backoff.max_attempts:

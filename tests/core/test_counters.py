@@ -18,14 +18,13 @@ from tawebeval.core.states import TRANSITIONS, EvaluationState
 
 
 class HistogramTests(SynchronousTestCase):
-    """Buckets of values."""
-
     @given(
         st.lists(st.integers(-5, 5), unique=True, max_size=5).map(sorted),
         st.lists(st.integers(-7, 7)),
     )
-    def test_model(self, bounds: list[int], values: list[int]) -> None:
-        """The count of each bound is the number of values up to it, equal ones included."""
+    def test_bucket_counts_values_up_to_its_bound(
+        self, bounds: list[int], values: list[int]
+    ) -> None:
         histogram = Histogram(bounds)
         for value in values:
             histogram.record_value(value)
@@ -33,8 +32,7 @@ class HistogramTests(SynchronousTestCase):
         self.assertEqual(list(histogram.list_buckets()), [*expected, (float("inf"), len(values))])
         self.assertEqual(histogram.sum, sum(values))
 
-    def test_bounds(self) -> None:
-        """The bounds ascend; otherwise some values would not be counted."""
+    def test_bounds_ascend(self) -> None:
         for bounds in (LONG_DURATION_BOUNDS, SHORT_DURATION_BOUNDS):
             self.assertEqual(sorted(set(bounds)), list(bounds))
 
@@ -49,11 +47,10 @@ def lives(draw: st.DrawFn) -> list[EvaluationState]:
 
 
 class EvaluationTests(SynchronousTestCase):
-    """Counters of evaluations."""
-
     @given(st.lists(lives()))
-    def test_model(self, all_lives: list[list[EvaluationState]]) -> None:
-        """Each evaluation counts in its present state, by its end, and in each stage it left."""
+    def test_each_evaluation_counts_in_its_state_and_stages(
+        self, all_lives: list[list[EvaluationState]]
+    ) -> None:
         tally = EvaluationCounters()
         for life in all_lives:
             tally.record_accepted_evaluation()
@@ -80,8 +77,7 @@ class EvaluationTests(SynchronousTestCase):
         endings = sum(any(state.has_ended for state in life) for life in all_lives)
         self.assertEqual(tally.ended_counts_by_state_and_reason.total(), endings)
 
-    def test_fault(self) -> None:
-        """The latest end sets or clears the fault of this machine."""
+    def test_latest_end_sets_or_clears_the_fault_of_this_machine(self) -> None:
         tally = EvaluationCounters()
         self.assertIsNone(tally.latest_fault)
         tally.set_latest_fault("no sandbox", 5.0)

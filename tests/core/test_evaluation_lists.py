@@ -56,11 +56,8 @@ def identify(entry: ListEntry) -> str:
 
 
 class JointListTests(SynchronousTestCase):
-    """Clients that read the list over several daemons."""
-
     @given(st.data())
-    def test_exactly_once(self, data: st.DataObject) -> None:
-        """Each evaluation is listed once, whatever clocks say and whoever is away meanwhile."""
+    def test_each_evaluation_is_listed_once(self, data: st.DataObject) -> None:
         times = st.lists(st.integers(0, 9).map(str), max_size=12)
         daemons = {name: FakeDaemon(name, data.draw(times)) for name in NAMES}
         before = {name: len(daemon.created) for name, daemon in daemons.items()}
@@ -95,8 +92,7 @@ class JointListTests(SynchronousTestCase):
             self.assertTrue(before[name] <= len(own) <= len(daemon.created))
 
     @given(st.lists(st.lists(st.integers(0, 99).map("{:02}".format)), max_size=3))
-    def test_order(self, times: list[list[str]]) -> None:
-        """Within a part the time decides, where the clocks of daemons do not go back."""
+    def test_entries_of_a_part_are_ordered_by_time(self, times: list[list[str]]) -> None:
         parts = {
             name: make_list_page(None, [{"created": each} for each in sorted(created)])
             for name, created in zip(NAMES, times, strict=False)
@@ -105,8 +101,7 @@ class JointListTests(SynchronousTestCase):
         found = [entry.created_time for entry in joint.entries]
         self.assertEqual(found, sorted(chain(*times)))
 
-    def test_away(self) -> None:
-        """A list goes on while somebody answers; then it ends, and names those who are away."""
+    def test_list_goes_on_while_somebody_answers(self) -> None:
         whole = make_list_page(None, [])
         first = merge_list_pages(MergedListCursor(), ["a", "b2"], {"a": whole})
         self.assertEqual(first, MergedListPage("a", [], ["b2"]))
@@ -118,21 +113,17 @@ class JointListTests(SynchronousTestCase):
 
 
 class CursorTests(SynchronousTestCase):
-    """Cursors in queries."""
-
     cursors = st.dictionaries(
         st.sampled_from(NAMES),
         st.none() | st.builds(ListCursor, st.just(MARK), st.integers(1, 10**18 - 1)).map(str),
     )
 
     @given(cursors)
-    def test_round_trip(self, places: dict[str, str | None]) -> None:
-        """A cursor is read as it was written."""
+    def test_cursor_is_read_as_it_was_written(self, places: dict[str, str | None]) -> None:
         text = str(MergedListCursor(places))
         self.assertEqual(MergedListCursor.parse(text, NAMES).cursors_by_daemon, places)
 
-    def test_refused(self) -> None:
-        """What is no cursor is refused: also other daemons, and a daemon twice."""
+    def test_what_is_no_cursor_is_refused(self) -> None:
         place = f"{MARK}-1"
         for text in (
             "_", "a_", "a_a", "c", f"a-{place}_c", f"a-{MARK}-0", f"a-{MARK}-01", "a-",
@@ -147,8 +138,7 @@ class CursorTests(SynchronousTestCase):
         self.assertEqual(parse_list_cursor(place), ListCursor(MARK, 1))
 
     @given(st.text())
-    def test_any_text(self, text: str) -> None:
-        """Any text is a cursor of this form, or refused."""
+    def test_any_text_is_a_cursor_of_this_form_or_refused(self, text: str) -> None:
         try:
             cursor = MergedListCursor.parse(text, NAMES)
         except InvalidCursor:
@@ -157,16 +147,13 @@ class CursorTests(SynchronousTestCase):
 
 
 class AnswerTests(SynchronousTestCase):
-    """Answers of daemons."""
-
     def parse(self, **changes: Any) -> DaemonListPage:
         """Parse an answer of the daemon a."""
         entry = {"evaluation_id": "a-1", "created": "2026", "new": [1]}
         whole = {"daemon": "a", "begin": None, "end": f"{MARK}-1", "data": [entry], **changes}
         return parse_list_page(orjson.dumps(whole), "a")
 
-    def test_good(self) -> None:
-        """An entry stays as it is, with members that this release does not know."""
+    def test_entry_keeps_unknown_members(self) -> None:
         part = self.parse()
         self.assertEqual(part.end_cursor, f"{MARK}-1")
         self.assertEqual(
@@ -174,8 +161,7 @@ class AnswerTests(SynchronousTestCase):
             b'[{"evaluation_id":"a-1","created":"2026","new":[1]}]',
         )
 
-    def test_garbage(self) -> None:
-        """Anything else is refused in words."""
+    def test_garbage_of_another_daemon_is_refused_in_words(self) -> None:
         for changes, words in (
             ({"daemon": "b"}, "the answer is of the daemon 'b'"),
             ({"end": "end"}, "malformed cursor"),
@@ -193,7 +179,6 @@ class AnswerTests(SynchronousTestCase):
                 parse_list_page(body, "a")
 
     @given(st.binary())
-    def test_any_bytes(self, body: bytes) -> None:
-        """Nothing but a list is taken for one."""
+    def test_nothing_but_a_list_is_taken_for_one(self, body: bytes) -> None:
         with self.assertRaises(ValueError):
             parse_list_page(body, "a")

@@ -13,10 +13,7 @@ from tawebeval.core.segi import Markers
 
 
 class ReservedTests(SynchronousTestCase):
-    """The names that the configuration refuses."""
-
     def test_all_that_a_run_sets(self) -> None:
-        """A configured variable either reaches the evaluator as it is, or its name is reserved."""
         run = {
             "home": "/home",
             "temporary_directory": "/tmp",
@@ -30,10 +27,7 @@ class ReservedTests(SynchronousTestCase):
 
 
 class ToolsTests(SynchronousTestCase):
-    """The tools for evaluators."""
-
-    def test_path(self) -> None:
-        """The tools come after the programs of the operator, or else after those of the system."""
+    def test_tools_come_after_the_operators_programs(self) -> None:
         for given, path in (
             ({"PATH": "/opt/bin"}, "/opt/bin"),
             ({}, "/usr/local/bin:/usr/bin:/bin"),

@@ -44,8 +44,6 @@ def ended(log: EventLog, *values: int) -> None:
 
 
 class LogTests(SynchronousTestCase):
-    """What readers and acknowledgements do to the log of an evaluation."""
-
     def setUp(self) -> None:
         self.patch(event_log, "MIN_SEGMENT_BYTES", 100)
         self.log = EventLog(EventMemory(PLENTY))
@@ -110,8 +108,6 @@ class LogTests(SynchronousTestCase):
 
 
 class MemoryTests(SynchronousTestCase):
-    """One bound for all logs."""
-
     def test_segment_read_least_recently_is_evicted(self) -> None:
         memory = EventMemory(250)
         logs = [EventLog(memory) for _ in range(3)]
@@ -188,8 +184,6 @@ def ring_of(*values: int) -> EventRing:
 
 
 class ParseTests(SynchronousTestCase):
-    """Segments that are parsed again."""
-
     def parse(
         self,
         stdout: bytes,

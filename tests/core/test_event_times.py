@@ -31,10 +31,7 @@ def timed(lines: bytes) -> list[str]:
 
 
 class EventTimesTests(SynchronousTestCase):
-    """Marks of writes, and events with their times."""
-
-    def test_times(self) -> None:
-        """Each event has the time of its write, wherever a batch of them begins and ends."""
+    def test_each_event_has_the_time_of_its_write(self) -> None:
         times = EventTimes()
         for cursor, time in ((0, 5), (2, 5), (3, 7), (4, 6)):
             times.record_time(cursor, time)
@@ -52,8 +49,7 @@ class EventTimesTests(SynchronousTestCase):
         self.assertEqual(ring.list_times(1, 3), [(1, 5)])
         self.assertEqual(ring.list_times(2, 5), [(2, 5), (3, 7), (4, 6)])
 
-    def test_unchanged(self) -> None:
-        """Apart from its time an event stays as it is, byte by byte."""
+    def test_apart_from_its_time_an_event_stays_as_it_is_byte_by_byte(self) -> None:
         times = EventTimes()
         times.record_time(0, 1)
         batch = encode_data_event(b'{"a" : 1.50}') + encode_text_events(b'}\n"}\n')
@@ -61,8 +57,7 @@ class EventTimesTests(SynchronousTestCase):
         self.assertEqual(lines.replace(b',"time":"1"', b""), batch.lines)
         self.assertEqual(lines.count(b',"time":"1"'), batch.count)
 
-    def test_size(self) -> None:
-        """Marks count, but for one: an empty ring counts nothing."""
+    def test_marks_count_but_for_one(self) -> None:
         times = EventTimes()
         self.assertEqual(times.memory_bytes, 0)
         for cursor in range(100):
@@ -80,8 +75,9 @@ class EventTimesTests(SynchronousTestCase):
             st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 10), st.integers(1, 400))
         )
     )
-    def test_ring(self, steps: list[tuple[int, int, int, int]]) -> None:
-        """In a ring, whatever is appended, read and acknowledged, each event keeps its time."""
+    def test_events_in_a_ring_keep_their_times(
+        self, steps: list[tuple[int, int, int, int]]
+    ) -> None:
         now = 0
         ring = EventRing()
         expected: list[str] = []
@@ -98,8 +94,7 @@ class EventTimesTests(SynchronousTestCase):
             if ring.begin_cursor == ring.end_cursor:
                 assert ring.memory_bytes == 0
 
-    def test_shrink(self) -> None:
-        """Times count where old events are discarded, and the ring can always be emptied."""
+    def test_ring_with_times_can_always_be_emptied(self) -> None:
         ring = EventRing()
         for number in range(1000):
             ring.append_batch(encode_data_event(b"1"), 1000 * number)
@@ -107,8 +102,7 @@ class EventTimesTests(SynchronousTestCase):
         ring.acknowledge(ring.end_cursor)
         self.assertEqual((ring.memory_bytes, ring.begin_cursor), (0, 1000))
 
-    def test_page(self) -> None:
-        """However large a page may be, times are added to a bounded number of events."""
+    def test_times_are_added_to_a_bounded_number_of_events(self) -> None:
         ring = EventRing()
         for number in range(5000):
             ring.append_batch(encode_data_event(b"1"), 1000 * number)

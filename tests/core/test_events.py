@@ -35,39 +35,34 @@ def text_events(block: bytes) -> list[str]:
 
 
 class TextTests(SynchronousTestCase):
-    """Text and its terminators."""
-
     def check(self, block: bytes, events: list[str]) -> None:
         """Hold a block against its events, and the rule above against both."""
         self.assertEqual(decode(encode_text_events(block)), events)
         self.assertEqual(text_events(block), events)
 
     def test_nothing(self) -> None:
-        """No text is no event."""
         self.check(b"", [])
         self.assertEqual(encode_text_events(b""), EMPTY_BATCH)
 
-    def test_exact_bytes(self) -> None:
-        """The form on the wire: compact, keys in the contract's order, one event per line."""
+    def test_event_has_the_exact_form_of_the_wire(self) -> None:
         lines = b'{"type":"text","payload":"a"}\n{"type":"text","payload":"\\n"}\n'
         self.assertEqual(encode_text_events(b"a\n"), EventBatch(2, lines))
 
-    def test_lines(self) -> None:
-        """Each line is one event, each terminator another."""
+    def test_each_line_is_one_event_each_terminator_another(self) -> None:
         self.check(b"a", ["a"])
         self.check(b"a\nb", ["a", "\n", "b"])
         self.check(b"\na\n", ["\n", "a", "\n"])
 
     @given(st.lists(st.sampled_from((1, 2, 50, 500, 5000)), max_size=30), st.integers(0, 30))
-    def test_search(self, lengths: list[int], place: int) -> None:
-        """A blank line is found wherever it stands, among short lines and long ones."""
+    def test_blank_line_is_found_among_lines_of_any_length(
+        self, lengths: list[int], place: int
+    ) -> None:
         lines = [b"x" * length for length in lengths]
         self.assertFalse(has_blank_line(b"\n".join(lines)))
         lines[place:place] = [b"x", b"", b"x"]
         self.assertTrue(has_blank_line(b"\n".join(lines)))
 
-    def test_blank_lines(self) -> None:
-        """Nothing stands for a line that is empty, wherever it is."""
+    def test_nothing_stands_for_a_line_that_is_empty_wherever_it_is(self) -> None:
         self.check(b"\n", ["\n"])
         self.check(b"\n\n", ["\n", "\n"])
         self.check(b"\n\n\n", ["\n", "\n", "\n"])
@@ -75,7 +70,6 @@ class TextTests(SynchronousTestCase):
         self.check(b"\n\na\n\n\nb\n\n", ["\n"] * 2 + ["a"] + ["\n"] * 3 + ["b"] + ["\n"] * 2)
 
     def test_blank_lines_between_long_ones(self) -> None:
-        """They are found where terminators are few, too: first, last, or in the middle."""
         long = "x" * 5000
         for count in (1, 2, 3):
             blank = ["\n"] * count
@@ -85,73 +79,64 @@ class TextTests(SynchronousTestCase):
             several = f"a\n{long}\nb\n{long}" + "\n" * count + "c"
             self.check(several.encode(), ["a", "\n", long, "\n", "b", "\n", long, *blank, "c"])
 
-    def test_delete_character(self) -> None:
-        """0x7f does not become a terminator, nor a terminator 0x7f."""
+    def test_0x7f_does_not_become_a_terminator_nor_a_terminator_0x7f(self) -> None:
         self.check(b"\x7f", ["\x7f"])
         self.check(b"\n\x7f\n\na\x7f\n", ["\n", "\x7f", "\n", "\n", "a\x7f", "\n"])
 
-    def test_every_stand_in(self) -> None:
-        """Text that has all that might stand for a terminator is as exact as any other."""
+    def test_text_with_every_stand_in_is_exact(self) -> None:
         everything = "\x7f" + "".join(map(chr, range(0xFDD0, 0xFDF0)))
         for end in range(len(everything) + 1):
             line = everything[:end]
             events = ["a", "\n", "\n", *([line] if line else []), "\n", "é\ufffd"]
             self.check(b"a\n\n" + line.encode() + b"\n\xc3\xa9\xff", events)
 
-    def test_every_other_stand_in(self) -> None:
-        """So is text that has, besides, the characters which are tried where all of those occur."""
+    def test_text_with_every_rare_stand_in_is_exact(self) -> None:
         everything = "\x7f" + "".join(map(chr, (*range(0xFDD0, 0xFDF0), *range(0x10000, 0x11000))))
         self.check(f"a\n{everything}\n\nb".encode(), ["a", "\n", everything, "\n", "\n", "b"])
 
     def test_text_that_looks_like_events(self) -> None:
-        """Text may quote any line that this module writes."""
         line = b'{"type":"text","payload":""}'
         self.check(line + b"\n" + line, [line.decode(), "\n", line.decode()])
         self.check(b'"}\n', ['"}', "\n"])
 
     @given(st.one_of(texts, st.binary(max_size=30)))
-    def test_any_bytes(self, block: bytes) -> None:
-        """Any bytes at all are encoded by the same rule, counted right."""
+    def test_any_bytes_at_all_are_encoded_by_the_same_rule_counted_right(
+        self, block: bytes
+    ) -> None:
         assert decode(encode_text_events(block)) == text_events(block)
 
-    def test_terminator(self) -> None:
-        r"""`\n` and nothing else."""
+    def test_only_newline_is_a_terminator(self) -> None:
         self.assertEqual(LINE_TERMINATOR, b"\n")
 
 
 class DataTests(SynchronousTestCase):
-    """Values, files and errors."""
-
-    def test_verbatim(self) -> None:
-        """A value stands in its event exactly as it was written."""
+    def test_value_stands_in_its_event_exactly_as_it_was_written(self) -> None:
         self.assertEqual(
             encode_data_event(b'{"a" : 1.0}'),
             EventBatch(1, b'{"type":"data","payload":{"a" : 1.0}}\n'),
         )
 
     @given(st.text(), st.text(), st.binary())
-    def test_file(self, filename: str, content_type: str, content: bytes) -> None:
-        """A file comes back with its name, its type and every byte."""
+    def test_file_comes_back_with_its_name_its_type_and_every_byte(
+        self, filename: str, content_type: str, content: bytes
+    ) -> None:
         batch = encode_file_event(filename, content_type, content)
         self.assertEqual(classify(decode(batch)), [PrintedFile(filename, content_type, content)])
 
     @given(st.binary())
-    def test_file_size(self, content: bytes) -> None:
-        """How much of an event the content takes is known before it is made."""
+    def test_size_of_a_files_event_is_known_before_it_is_made(self, content: bytes) -> None:
         [payload] = decode(encode_file_event("", "", content))
         [nothing] = decode(encode_file_event("", "", b""))
         assert len(payload) - len(nothing) == compute_base64_size(len(content))
 
-    def test_file_members(self) -> None:
-        """The members of a file's event are those of the contract, section 4."""
+    def test_members_of_a_files_event_are_those_of_the_contract_section_4(self) -> None:
         [payload] = decode(encode_file_event("a", "b", b"\xff\xfe"))
         self.assertEqual(
             json.loads(payload),
             {"type": "file", "filename": "a", "content_type": "b", "content_base64": "//4="},
         )
 
-    def test_error(self) -> None:
-        """The members of an error are those of the contract, section 5."""
+    def test_members_of_an_error_are_those_of_the_contract_section_5(self) -> None:
         [payload] = decode(encode_error_event("exit", "it failed\n", {"status": 1, "stderr": "é"}))
         self.assertEqual(
             json.loads(payload),
@@ -164,16 +149,12 @@ class DataTests(SynchronousTestCase):
             },
         )
 
-    def test_error_without_members(self) -> None:
-        """An error may have no further members."""
+    def test_error_may_have_no_further_members(self) -> None:
         self.assertEqual(classify(decode(encode_error_event("lost", "gone"))), [ErrorEvent("lost")])
 
 
 class BatchTests(SynchronousTestCase):
-    """Batches, one after another."""
-
-    def test_add(self) -> None:
-        """Two batches together are the events of both, in order."""
+    def test_two_batches_together_are_the_events_of_both_in_order(self) -> None:
         batch = encode_text_events(b"a\n") + encode_data_event(b"1")
         self.assertEqual(batch.count, 3)
         self.assertEqual(decode(batch), ["a", "\n", b"1"])

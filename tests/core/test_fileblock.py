@@ -63,15 +63,11 @@ def parse_bytewise(block: bytes, limit: int = LIMIT) -> PrintedFile | FileRefere
 
 
 class FeedTests(SynchronousTestCase):
-    """Finding the end."""
-
-    def test_rest(self) -> None:
-        """What follows the end marker's line is given back, byte for byte."""
+    def test_what_follows_the_end_markers_line_is_given_back_byte_for_byte(self) -> None:
         for rest in (b"", b"x", b"\n", b"\n~FE\n", b"~FE\n"):
             self.assertEqual(FileBlock(END, LIMIT).feed(b"\nbody\n~FE\n" + rest), rest)
 
-    def test_not_yet(self) -> None:
-        """Before the whole marker with its terminator has come, nothing is over."""
+    def test_before_the_whole_marker_with_its_terminator_has_come_nothing_is_over(self) -> None:
         block = FileBlock(END, LIMIT)
         for part in (b"\nbody\n", b"~F", b"E"):
             self.assertIs(block.feed(part), None)
@@ -80,26 +76,24 @@ class FeedTests(SynchronousTestCase):
             block.parse_file(), PrintedFile("file", "application/octet-stream", b"body")
         )
 
-    def test_first_line(self) -> None:
-        """The end marker may stand on the first line, before any header."""
+    def test_end_marker_may_stand_on_the_first_line_before_any_header(self) -> None:
         block = FileBlock(END, LIMIT)
         self.assertEqual(block.feed(b"~FE\nrest"), b"rest")
         self.assertRaises(FileBlockError, block.parse_file)
 
-    def test_whole_lines_only(self) -> None:
-        """With anything before or after it the end marker is part of the body."""
+    def test_end_marker_is_a_whole_line(self) -> None:
         body = b" ~FE\n~FE \n~FE\r\nx~FE\n~FEx"
         self.assertEqual(parse(b"\n" + body), PrintedFile("file", "application/octet-stream", body))
 
-    def test_empty_line_shared(self) -> None:
-        """The empty line after the headers may be the terminator before the end marker."""
+    def test_empty_line_of_the_headers_may_be_the_terminator_before_the_end_marker(self) -> None:
         block = FileBlock(END, LIMIT)
         self.assertEqual(block.feed(b"Content-Type: a/b\n\n~FE\n"), b"")
         self.assertEqual(block.parse_file(), PrintedFile("file", "a/b", b""))
 
     @given(any_bytes, st.lists(st.integers(1, 9)))
-    def test_chunks(self, data: bytes, sizes: list[int]) -> None:
-        """Cut anywhere, the block ends at the same place and says the same."""
+    def test_cut_anywhere_the_block_ends_at_the_same_place_and_says_the_same(
+        self, data: bytes, sizes: list[int]
+    ) -> None:
         data += b"\n~FE\nrest"
         whole, cut = FileBlock(END, 10), FileBlock(END, 10)
         rest = whole.feed(data)
@@ -113,7 +107,6 @@ class FeedTests(SynchronousTestCase):
         assert outcome(cut) == outcome(whole)
 
     def test_block_over_the_limit_says_the_same_however_it_is_read(self) -> None:
-        """Also if its headers never end."""
         for more in range(-2, len(END) + 4):
             size = MAX_HEADER_BYTES + LIMIT + len(b"\n\n") + more
             whole, cut = FileBlock(END, LIMIT), FileBlock(END, LIMIT)
@@ -133,10 +126,7 @@ def outcome(block: FileBlock) -> object:
 
 
 class HeaderTests(SynchronousTestCase):
-    """The headers."""
-
-    def test_all(self) -> None:
-        """Each header is understood, whatever the case of its name."""
+    def test_each_header_is_understood_whatever_the_case_of_its_name(self) -> None:
         block = (
             b"content-TYPE: image/svg+xml\n"
             b'CONTENT-disposition: attachment; filename="report.svg"\n'
@@ -146,19 +136,16 @@ class HeaderTests(SynchronousTestCase):
         )
         self.assertEqual(parse(block), PrintedFile("report.svg", "image/svg+xml", b"<svg/>"))
 
-    def test_none(self) -> None:
-        """Without headers there is still a name and a type."""
+    def test_without_headers_there_is_still_a_name_and_a_type(self) -> None:
         self.assertEqual(parse(b"\nx"), PrintedFile("file", "application/octet-stream", b"x"))
 
-    def test_path(self) -> None:
-        """With `X-SEGI-As: path` the body is a path, kept as it was written."""
+    def test_body_is_a_path_with_x_segi_as_path(self) -> None:
         self.assertEqual(
             parse(b"Content-Type: a/b\nX-SEGI-As: path\n\n../out/a b.txt"),
             FileReference("a b.txt", "a/b", "../out/a b.txt"),
         )
 
-    def test_path_with_a_name(self) -> None:
-        """A name in the headers goes before the path's own."""
+    def test_name_in_the_headers_goes_before_that_of_the_path(self) -> None:
         headers = b'X-SEGI-As: path\nContent-Disposition: attachment; filename="b"\n\n'
         self.assertEqual(
             parse(headers + b"dir/a"), FileReference("b", "application/octet-stream", "dir/a")
@@ -167,26 +154,22 @@ class HeaderTests(SynchronousTestCase):
         wanted = parse(headers + b"dir/\xff\n")
         self.assertEqual(wanted, FileReference("b", "application/octet-stream", "dir/\udcff\n"))
 
-    def test_path_that_is_no_name(self) -> None:
-        """Without a name in the headers the path must end in one that can be shown."""
+    def test_path_without_a_name_in_the_headers_ends_in_a_valid_name(self) -> None:
         for path in (b"", b"/", b"dir/", b"dir/..", b".", b"a\0b", b"a\xff", b"x" * 300):
             with self.assertRaises(FileBlockError):
                 parse(b"X-SEGI-As: path\n\n" + path, 1000)
 
-    def test_unknown_kind(self) -> None:
-        """Any other `X-SEGI-As` is refused, and shown."""
+    def test_any_other_x_segi_as_is_refused_and_shown(self) -> None:
         for kind in ("", "shell", "content, path"):
             with self.assertRaises(FileBlockError) as caught:
                 parse(f"X-SEGI-As: {kind}\n\nx".encode())
             self.assertIn(repr(kind), str(caught.exception))
 
-    def test_folded(self) -> None:
-        """A header goes on in lines that begin with a space or a tab."""
+    def test_header_goes_on_in_lines_that_begin_with_white_space(self) -> None:
         block = b'Content-Disposition: attachment;\n filename="a b.txt"\nX-Other:\n\tx\n \n\nx'
         self.assertEqual(parse(block).filename, "a b.txt")
 
-    def test_carriage_returns(self) -> None:
-        """Lines of the headers, and the empty one, may end as those of HTTP do."""
+    def test_header_lines_may_end_in_a_carriage_return(self) -> None:
         block = (
             b"Content-Type: a/b\r\n"
             b"Content-Disposition: attachment;\r\n filename=a.txt\r\n"
@@ -197,8 +180,7 @@ class HeaderTests(SynchronousTestCase):
             self.assertEqual(parse(empty + b"x").content, b"x")
         self.assertEqual(parse(b"Content-Type: a/b\r\n\r").content, b"")
 
-    def test_no_header(self) -> None:
-        """A line that is no header is refused and shown, wherever it is; nothing is dropped."""
+    def test_line_that_is_no_header_is_refused_and_shown_wherever_it_is(self) -> None:
         good = b"X-SEGI-As: path"
         for line in (
             *(b"nonsense", b": x", b"Content Type: a/b", b"Content-Type : a/b", b"X\xc3\xa9: y"),
@@ -210,23 +192,20 @@ class HeaderTests(SynchronousTestCase):
                     parse(block + b"\n\nout.txt")
                 self.assertIn(shown, str(caught.exception))
 
-    def test_no_header_to_continue(self) -> None:
-        """So is the continuation of a header where there is none before it."""
+    def test_continuation_without_a_header_is_refused(self) -> None:
         for line in (b" x", b"\tX-SEGI-As: path", b" "):
             with self.assertRaises(FileBlockError) as caught:
                 parse(line + b"\nA: b\n\nout.txt")
             self.assertIn(repr(line.decode()), str(caught.exception))
 
-    def test_long_line(self) -> None:
-        """Of a long line that is no header the beginning is shown."""
+    def test_of_a_long_line_that_is_no_header_the_beginning_is_shown(self) -> None:
         with self.assertRaises(FileBlockError) as caught:
             parse(b"x" * 1000 + b"\n\nbody")
         self.assertIn("x" * 50, str(caught.exception))
         self.assertLess(len(str(caught.exception)), 200)
 
     @given(st.lists(st.sampled_from(HEADER_PIECES)).map("".join))
-    def test_every_line_counts(self, head: str) -> None:
-        """Headers that are taken are all understood: the parser drops none of them."""
+    def test_headers_that_are_taken_are_all_understood(self, head: str) -> None:
         try:
             parse(head.encode() + b"\n\nbody")
         except FileBlockError:
@@ -239,14 +218,12 @@ class HeaderTests(SynchronousTestCase):
         assert [line.split(":")[0] for line in lines] == understood.keys()
         assert understood.get_payload() == ""
 
-    def test_no_empty_line(self) -> None:
-        """Headers that no empty line ends are refused."""
+    def test_headers_that_no_empty_line_ends_are_refused(self) -> None:
         for block in (b"Content-Type: a/b", b"Content-Type: a/b\nbody", b"body"):
             with self.assertRaises(FileBlockError):
                 parse(block)
 
-    def test_names(self) -> None:
-        """A file name is reduced to its base name, and a default where it is empty."""
+    def test_file_name_is_reduced_to_its_base_name(self) -> None:
         for name, base in (
             ("a.txt", "a.txt"),
             ("dir/a.txt", "a.txt"),
@@ -258,8 +235,7 @@ class HeaderTests(SynchronousTestCase):
             header = f'Content-Disposition: attachment; filename="{name}"\n\n'
             self.assertEqual(parse(header.encode()).filename, base, name)
 
-    def test_bad_names(self) -> None:
-        """What is no name for a file is refused."""
+    def test_what_is_no_name_for_a_file_is_refused(self) -> None:
         for name in ("..", ".", "dir/", "a\0b", "x" * (MAX_FILENAME_BYTES + 1)):
             header = f'Content-Disposition: attachment; filename="{name}"\n\n'
             with self.assertRaises(FileBlockError, msg=name):
@@ -273,8 +249,7 @@ class HeaderTests(SynchronousTestCase):
         except FileBlockError as error:
             return str(error)
 
-    def test_parameters(self) -> None:
-        """Names are tokens or quoted strings among other parameters (RFC 6266, RFC 9110)."""
+    def test_names_are_tokens_or_quoted_strings_among_other_parameters(self) -> None:
         for parameters, name in (
             ("", "file"),
             (";", "file"),
@@ -300,14 +275,12 @@ class HeaderTests(SynchronousTestCase):
             else:
                 self.assertEqual(found, name, parameters)
 
-    def test_no_disposition(self) -> None:
-        """A Content-Disposition has a type."""
+    def test_content_disposition_has_a_type(self) -> None:
         for value in ("", "; filename=a", '"attachment"'):
             with self.assertRaises(FileBlockError):
                 parse(f"Content-Disposition: {value}\n\nx".encode())
 
-    def test_encoded_name(self) -> None:
-        """A name may be encoded as RFC 8187 has it, which goes before one that is not."""
+    def test_encoded_name_of_rfc_8187_goes_before_a_plain_one(self) -> None:
         for parameters, name in (
             ("; filename*=utf-8''%C3%B6.txt", "ö.txt"),
             ("; filename*=UTF-8'en'%e2%82%ac%20rates", "€ rates"),
@@ -320,8 +293,7 @@ class HeaderTests(SynchronousTestCase):
         ):
             self.assertEqual(self.disposition(parameters), name, parameters)
 
-    def test_strangely_encoded_name(self) -> None:
-        """A name that is encoded in another way is refused, and shown."""
+    def test_name_that_is_encoded_in_another_way_is_refused_and_shown(self) -> None:
         for value in (
             *("x", "''x", "utf-8'x", "UTF-8''%ff", "UTF-8''%ED%A0%80", "UTF-8''%f", "UTF-8''a*b"),
             *("undefined''x", "idna''x", "punycode''%ff", "hex''x", "utf-7''+2AA-", "utf8''x"),
@@ -332,7 +304,6 @@ class HeaderTests(SynchronousTestCase):
             self.assertIn(repr(value), found, value)
 
     def test_charsets_are_not_looked_up(self) -> None:
-        """Python is asked for no charset by a stranger's name: it would keep the name for ever."""
         asked: list[str] = []
 
         def note(name: str) -> None:
@@ -344,8 +315,7 @@ class HeaderTests(SynchronousTestCase):
         self.disposition('; filename="=?qwertz?q?x?="')
         self.assertEqual(asked, [])
 
-    def test_twice(self) -> None:
-        """A header or a parameter that is there twice is refused: nobody knows which one counts."""
+    def test_header_or_a_parameter_that_is_there_twice_is_refused(self) -> None:
         for header in ("Content-Type: a/b", "X-Other: a", "X-SEGI-As: content"):
             block = f"{header}\nA: b\n{header.upper()}\n\nx".encode()
             with self.assertRaises(FileBlockError) as caught:
@@ -354,15 +324,13 @@ class HeaderTests(SynchronousTestCase):
         for parameters in ("; filename=a; FileName=a", "; x=y; x=z", "; x*=y; x*=y"):
             self.assertIn("repeats", self.disposition(parameters))
 
-    def test_control_characters(self) -> None:
-        """Control characters have no place in headers (RFC 9110, section 5.5), but for the tab."""
+    def test_control_characters_have_no_place_in_headers(self) -> None:
         for code in (*range(9), *range(11, 13), *range(14, 32), 127):
             with self.assertRaises(FileBlockError):
                 parse(b"Content-Type: a%cb\n\nx" % code)
         self.assertEqual(parse(b"Content-Type: \t a\tb \n\nx").content_type, "a\tb")
 
-    def test_messages_are_short(self) -> None:
-        """However long what is wrong, the message for people is not."""
+    def test_however_long_what_is_wrong_the_message_for_people_is_not(self) -> None:
         long = "x" * 900
         for head in (
             f"X-SEGI-As: {long}",
@@ -380,56 +348,49 @@ class HeaderTests(SynchronousTestCase):
         self.assertLess(len(str(caught.exception)), 300)
 
     @given(any_bytes)
-    def test_any_bytes(self, data: bytes) -> None:
-        """Whatever the block is, `parse` returns a file or raises FileBlockError."""
+    def test_whatever_the_block_is_parse_returns_a_file_or_raises_fileblockerror(
+        self, data: bytes
+    ) -> None:
         block = FileBlock(END, 10)
         if block.feed(data) is None:
             block.feed(b"\n~FE\n")
         outcome(block)
 
     @given(st.lists(st.sampled_from(PARAMETER_PIECES)).map("".join))
-    def test_any_parameter(self, parameter: str) -> None:
-        """However odd the headers, the same holds."""
+    def test_any_parameter_gives_a_file_or_an_error(self, parameter: str) -> None:
         block = FileBlock(END, 10)
         block.feed(f"Content-Disposition: a; filename{parameter}\n\nx\n~FE\n".encode())
         outcome(block)
 
 
 class LimitTests(SynchronousTestCase):
-    """Sizes."""
-
-    def test_body(self) -> None:
-        """A body of the limit passes, one byte more does not, whole or byte by byte."""
+    def test_body_of_the_limit_passes_and_one_byte_more_does_not(self) -> None:
         for take in (parse, parse_bytewise):
             self.assertEqual(len(take(b"\n" + b"x" * LIMIT).content), LIMIT)
             with self.assertRaises(FileBlockError) as caught:
                 take(b"\n" + b"x" * (LIMIT + 1))
             self.assertIn("100 bytes", str(caught.exception))
 
-    def test_far_over(self) -> None:
-        """So is a body over every bound, and what it had is not kept."""
+    def test_body_far_over_the_limit_is_refused(self) -> None:
         for take in (parse, parse_bytewise):
             with self.assertRaises(FileBlockError):
                 take(b"\n" + b"x\n" * 20_000)
 
-    def test_end_after_too_much(self) -> None:
-        """The end of a block that is not kept any more is found where its marker is cut."""
+    def test_end_of_a_block_over_the_limit_is_found_where_its_marker_is_cut(self) -> None:
         for at in range(1, 5):
             block = FileBlock(END, LIMIT)
             self.assertIs(block.feed(b"\n" + b"x" * 20_000 + b"\n~FE\n"[:at]), None)
             self.assertEqual(block.feed(b"\n~FE\n"[at:] + b"rest"), b"rest")
             self.assertRaises(FileBlockError, block.parse_file)
 
-    def test_headers(self) -> None:
-        """Headers are bounded as well, apart from the body."""
+    def test_headers_are_bounded_as_well_apart_from_the_body(self) -> None:
         line = b"X-Long: "
         longest = line + b"x" * (MAX_HEADER_BYTES - len(line) - 1)
         self.assertEqual(parse(longest + b"\n\nx").filename, "file")
         with self.assertRaises(FileBlockError):
             parse(longest + b"x\n\nx")
 
-    def test_path(self) -> None:
-        """A path is as long as Linux has them at most."""
+    def test_path_is_as_long_as_linux_has_them_at_most(self) -> None:
         head = b"X-SEGI-As: path\n\n"
         longest = b"a/" * ((MAX_PATH_BYTES - 2) // 2) + b"bc"
         self.assertEqual(len(parse(head + longest, 10_000).path), MAX_PATH_BYTES)
@@ -437,8 +398,7 @@ class LimitTests(SynchronousTestCase):
             parse(head + b"a" + longest, 10_000)
         self.assertIn("4 KiB", str(caught.exception))
 
-    def test_both_at_their_limits(self) -> None:
-        """Headers and body may both be at their limits, however the block comes."""
+    def test_headers_and_body_may_both_be_at_their_limits(self) -> None:
         line = b"X-Long: "
         block = line + b"x" * (MAX_HEADER_BYTES - len(line) - 1) + b"\n\n" + b"x" * LIMIT
         self.assertEqual(len(parse(block).content), LIMIT)

@@ -65,17 +65,13 @@ class Tables(SynchronousTestCase):
 
 
 class PresetTests(SynchronousTestCase):
-    """What is known of a form before it arrives."""
-
-    def test_any(self) -> None:
-        """Without a preset all is allowed."""
+    def test_without_a_preset_all_is_allowed(self) -> None:
         preset = FormPreset()
         preset.check_text_field("evaluator_cmd")
         preset.check_submission_field("a")
         preset.check_required_files([])
 
-    def test_problem(self) -> None:
-        """A form for a problem has a few fields, and the files that are expected."""
+    def test_form_for_a_problem_has_few_fields_and_the_expected_files(self) -> None:
         preset = FormPreset("the problem 'p'", "p", {}, PERMITTED_PROBLEM_FORM_FIELDS, ("a", "b"))
         for name in ("callback_url", "metadata[x]"):
             preset.check_text_field(name)
@@ -89,8 +85,7 @@ class PresetTests(SynchronousTestCase):
         error = self.assertRaises(InvalidField, preset.check_required_files, ["a"])
         self.assertEqual(error.extra_members, {"field": "submission[b]"})
 
-    def test_no_callback(self) -> None:
-        """A preset can refuse the callback, and nothing else."""
+    def test_preset_can_refuse_the_callback_and_nothing_else(self) -> None:
         preset = FormPreset(
             permitted_text_fields=PERMITTED_PROBLEM_FORM_FIELDS, permits_callback=False
         )
@@ -98,8 +93,7 @@ class PresetTests(SynchronousTestCase):
         error = self.assertRaises(InvalidField, preset.check_text_field, "callback_url")
         self.assertIn("restricted to problems", error.detail)
 
-    def test_rerun(self) -> None:
-        """A form that runs an evaluation again has no files, and may have limits."""
+    def test_form_for_a_rerun_has_limits_and_no_files(self) -> None:
         preset = FormPreset("the evaluation", None, {}, PERMITTED_RERUN_FORM_FIELDS, None)
         preset.check_text_field("limits[cpu]")
         preset.check_required_files(["a"])
@@ -107,10 +101,7 @@ class PresetTests(SynchronousTestCase):
 
 
 class ListTests(SynchronousTestCase):
-    """The fields of a request that was parsed."""
-
-    def test_listed(self) -> None:
-        """They are parsed to the same request; the callback is left out."""
+    def test_listed_fields_are_parsed_to_the_same_request(self) -> None:
         every = {
             "repository[branch]": "main",
             "repository[depth]": "2",
@@ -128,8 +119,7 @@ class ListTests(SynchronousTestCase):
             again = parse_form(build_form_fields(request), SUBMISSION, ALL, RANGES, ["java"])
             self.assertEqual(again, attrs.evolve(request, callback_url=None))
 
-    def test_unresolved(self) -> None:
-        """The commit of a branch stays open, which only the form of a problem may leave out."""
+    def test_only_the_form_of_a_problem_may_have_a_branch_without_a_commit(self) -> None:
         form = {"repository[url]": "https://example.org/a", "repository[branch]": "main"}
         form["evaluator_cmd"] = "x"
         request = parse_form(form, SUBMISSION, ALL, RANGES, problem="one")
@@ -142,40 +132,33 @@ class ListTests(SynchronousTestCase):
 
 
 class SubmissionTests(SynchronousTestCase):
-    """`submission[NAME]`."""
-
-    def test_file(self) -> None:
-        """A part with a file name keeps its base name, whatever separates directories."""
+    def test_part_with_a_file_name_keeps_its_base_name_whatever_separates_directories(self) -> None:
         for filename in ("a.cpp", "dir/a.cpp", "/home/x/a.cpp", "C:\\x\\a.cpp", "../a.cpp"):
             self.assertEqual(
                 parse_submission_file("submission[source]", filename),
                 SubmissionFile("source", "a.cpp"),
             )
 
-    def test_text(self) -> None:
-        """A part without a file name becomes a file called NAME.txt."""
+    def test_part_without_a_file_name_becomes_a_file_called_name_txt(self) -> None:
         self.assertEqual(
             parse_submission_file("submission[a_1]", None), SubmissionFile("a_1", "a_1.txt")
         )
 
-    def test_long_name(self) -> None:
-        """NAME.txt is a file's name too: over 255 bytes it is refused, as others are."""
+    def test_name_of_a_text_is_bounded_as_a_file_name(self) -> None:
         name = "a" * 251
         self.assertEqual(
             parse_submission_file(f"submission[{name}]", None), SubmissionFile(name, name + ".txt")
         )
         self.assertRaises(InvalidField, parse_submission_file, f"submission[{name}a]", None)
 
-    def test_bad_filename(self) -> None:
-        """What is no name for a file is refused, and the field named."""
+    def test_what_is_no_name_for_a_file_is_refused_and_the_field_named(self) -> None:
         for filename in ("", ".", "..", "a/", "a\0", "x" * 256, "\ud800"):
             error = self.assertRaises(
                 InvalidField, parse_submission_file, "submission[source]", filename
             )
             self.assertEqual(error.extra_members, {"field": "submission[source]"})
 
-    def test_names(self) -> None:
-        """NAME is a lower-case word; any other name that starts with `submission` is refused."""
+    def test_name_is_a_lower_case_word(self) -> None:
         for name in ("a", "a1", "a_b_", "z9", "source_code"):
             file = parse_submission_file(f"submission[{name}]", "x")
             self.assertEqual(file, SubmissionFile(name, "x"))
@@ -190,21 +173,18 @@ class SubmissionTests(SynchronousTestCase):
                 self.assertEqual(error.extra_members, {"field": name})
 
     def test_long_field_is_not_shown_whole(self) -> None:
-        """The error does not repeat a megabyte to whoever sent it."""
         error = self.assertRaises(
             InvalidField, parse_submission_file, "submission" + "x" * 10**6, None
         )
         self.assertLess(len(error.detail), 300)
 
-    def test_other_fields(self) -> None:
-        """Other fields are none of the submission's, file or not."""
+    def test_other_fields_are_none_of_the_submissions_file_or_not(self) -> None:
         for name in ("", "seed", "Submission[a]", "my_submission[a]", "[a]", " submission[a]"):
             self.assertIs(parse_submission_file(name, "x"), None)
             self.assertIs(parse_submission_file(name, None), None)
 
     @given(file_names)
-    def test_any_filename(self, filename: str) -> None:
-        """What is accepted is a name within one directory."""
+    def test_accepted_file_name_is_within_one_directory(self, filename: str) -> None:
         try:
             file = parse_submission_file("submission[a]", filename)
         except InvalidField:
@@ -214,17 +194,13 @@ class SubmissionTests(SynchronousTestCase):
         assert not set(file.filename) & set("/\\\0")
         assert len(file.filename.encode()) <= 255
 
-    def test_at_least_one(self) -> None:
-        """A form without any is refused."""
+    def test_form_without_a_submission_is_refused(self) -> None:
         error = self.assertRaises(InvalidField, parse_form, LEAST, (), ALL, RANGES)
         self.assertEqual(error.extra_members, {"field": "submission"})
 
 
 class FormTests(Tables):
-    """The form as a whole."""
-
-    def test_least(self) -> None:
-        """Four fields are enough; the others have defaults."""
+    def test_four_fields_are_enough(self) -> None:
         self.assertEqual(
             parse(),
             EvaluationRequest(
@@ -237,8 +213,7 @@ class FormTests(Tables):
             ),
         )
 
-    def test_all(self) -> None:
-        """Every field has its place."""
+    def test_every_field_has_its_place(self) -> None:
         fields = {
             "repository[url]": "ssh://git@host/x",
             "repository[branch]": "main",
@@ -267,8 +242,7 @@ class FormTests(Tables):
             ),
         )
 
-    def test_environment(self) -> None:
-        """The default has a name, too; the refusal of another name lists all."""
+    def test_default_has_a_name_too(self) -> None:
         for value in ("", "default"):
             self.assertEqual(parse({"environment": value}).environment, None)
         error = self.assertRaises(
@@ -284,8 +258,7 @@ class FormTests(Tables):
             str(error), "environment: no environment 'jav' here; allowed: default, java, rust"
         )
 
-    def test_required(self) -> None:
-        """Three fields must be there, and say something."""
+    def test_three_fields_must_be_there_and_say_something(self) -> None:
         for field in ("repository[url]", "commit_oid", "evaluator_cmd"):
             for value in (None, "", " ", "\t\n"):
                 self.check_refused(field, value)
@@ -293,35 +266,30 @@ class FormTests(Tables):
                 word = "required" if value is None else "empty"
                 self.assertIn(word, error.detail)
 
-    def test_nearest_unknown_name(self) -> None:
-        """A message about a missing field has the ignored one that is meant, if any is near."""
+    def test_message_about_a_missing_field_names_the_nearest_unknown_one(self) -> None:
         fields = {name: value for name, value in LEAST.items() if name != "commit_oid"}
         for names, words in (((), "required"), (("x", "comit"), "; 'comit' is no known field")):
             with self.assertRaises(InvalidField) as caught:
                 parse_form(fields, SUBMISSION, ALL, RANGES, unknown_names=names)
             self.assertIn(words, str(caught.exception))
 
-    def test_optional(self) -> None:
-        """The others may be absent, or empty as browsers send what was not filled in."""
+    def test_optional_fields_may_be_empty(self) -> None:
         for field in TEXT_FIELD_SIZE_LIMITS.keys() - LEAST.keys():
             self.assertEqual(parse({field: ""}), parse())
 
-    def test_commit_oid(self) -> None:
-        """40 hexadecimal digits, of any case, and nothing else."""
+    def test_commit_is_40_hexadecimal_digits(self) -> None:
         self.assertEqual(parse({"commit_oid": OID.upper()}).commit_oid, OID)
         for oid in (OID[1:], OID + "0", OID[1:] + "g", OID[1:] + "\n", OID + "\n", " " + OID[1:]):
             self.check_refused("commit_oid", oid)
         for oid in ("HEAD", "--help" + OID[6:], OID[1:] + "\u0661", OID[1:] + "\uff41", OID * 2):
             self.check_refused("commit_oid", oid)
 
-    def test_evaluator_cmd(self) -> None:
-        """Any command that the shell can be given, exactly as it was sent."""
+    def test_command_is_any_that_the_shell_can_be_given(self) -> None:
         for command in (" ./run 'a b' $X\n", "é", "-x", "\r\n./run"):
             self.assertEqual(parse({"evaluator_cmd": command}).evaluator_cmd, command)
         self.check_refused("evaluator_cmd", "./run\0")
 
-    def test_seed(self) -> None:
-        """A whole number from 0 to 2^31-1."""
+    def test_seed_is_a_whole_number_from_0_to_2_31_1(self) -> None:
         self.assertEqual(MAX_SEED, 2147483647)
         for text, seed in (("0", 0), ("7", 7), ("0007", 7), ("2147483647", MAX_SEED)):
             self.assertEqual(parse({"seed": text}).seed, seed)
@@ -330,8 +298,7 @@ class FormTests(Tables):
         for text in ("1_000", "\u0661", "\xb2", " ", "None"):
             self.check_refused("seed", text)
 
-    def test_depth(self) -> None:
-        """A positive whole number that git does not take for everything."""
+    def test_depth_is_a_positive_whole_number_below_gits_infinite(self) -> None:
         self.assertEqual(MAX_CLONE_DEPTH, 2**31 - 2)
         for text, depth in (("1", 1), ("50", 50), (str(MAX_CLONE_DEPTH), MAX_CLONE_DEPTH)):
             self.assertEqual(parse({"repository[depth]": text}).repository.depth, depth)
@@ -340,21 +307,15 @@ class FormTests(Tables):
 
 
 class SeedTests(SynchronousTestCase):
-    """Seeds that nobody has given."""
-
     @given(st.binary(min_size=4, max_size=4))
-    def test_drawn(self, drawn: bytes) -> None:
-        """They are such as the form takes, and every bit of them is drawn."""
+    def test_drawn_seed_is_one_that_the_form_takes(self, drawn: bytes) -> None:
         seed = draw_seed(lambda size: drawn[:size])
         self.assertEqual(seed, int.from_bytes(drawn, "big") % (MAX_SEED + 1))
         self.assertEqual(parse({"seed": str(seed)}).seed, seed)
 
 
 class DirectoryTests(Tables):
-    """`directory`."""
-
-    def test_relative(self) -> None:
-        """Where the evaluator runs, in the shortest form; other characters are names."""
+    def test_directory_is_kept_in_its_shortest_form(self) -> None:
         for text, directory in (
             ("a", "a"), ("a/b", "a/b"), ("a/b/", "a/b"), ("./a//b/.", "a/b"), (".", ""),
             ("./", ""), ("...", "..."), ("a..b/..c", "a..b/..c"), ("a\\..\\b", "a\\..\\b"),
@@ -362,8 +323,7 @@ class DirectoryTests(Tables):
         ):  # fmt: skip
             self.assertEqual(parse({"directory": text}).directory, directory)
 
-    def test_refused(self) -> None:
-        """Absolute, `..` anywhere, and NUL."""
+    def test_absolute_paths_parent_directories_and_nul_are_refused(self) -> None:
         for text in ("/", "/a", "//a", "..", "../a", "a/..", "a/../b", "./..", "a\0", "\0"):
             self.check_refused("directory", text)
 
@@ -374,8 +334,7 @@ class DirectoryTests(Tables):
             st.lists(st.sampled_from(["..", ".", "", "a"])).map("/".join),
         )
     )
-    def test_any(self, text: str) -> None:
-        """What is accepted stays below the root, and is only refused for a reason."""
+    def test_accepted_directory_stays_below_the_root(self, text: str) -> None:
         bad = text.startswith("/") or "\0" in text or ".." in text.split("/")
         try:
             directory = parse({"directory": text}).directory
@@ -405,10 +364,7 @@ def is_branch(name: str) -> bool:
 
 
 class BranchTests(Tables):
-    """`repository[branch]`."""
-
-    def test_accepted(self) -> None:
-        """What git takes for a branch's name."""
+    def test_what_git_takes_for_a_branchs_name(self) -> None:
         for name in (
             "main", "feature/x", "v1.0", "a.lock.b", "lock", "@a", "a@", "{", "é", "a-",
             "refs/heads", "locks/a", "a.locker",
@@ -416,8 +372,7 @@ class BranchTests(Tables):
             self.assertTrue(is_branch(name), name)
             self.assertEqual(parse({"repository[branch]": name}).repository.branch, name)
 
-    def test_refused(self) -> None:
-        """What git does not, and what it would take for something else."""
+    def test_names_that_git_refuses_or_takes_for_something_else_are_refused(self) -> None:
         for name in (
             "-x", "--upload-pack=x", "a b", "a..b", "a:b", ":a", "+a:b", "a~1", "a^", "a?", "a*",
             "a[b", "a\\b", "a\n", "\na", "a\x7f", "a\0", "/a", "a/", "a//b", ".a", "a/.b", "a.",
@@ -433,8 +388,7 @@ class BranchTests(Tables):
             st.lists(st.sampled_from([".lock", "/", ".", "a", "@", "-"]), min_size=1).map("".join),
         )
     )
-    def test_any(self, name: str) -> None:
-        """Accepted is exactly what git's rules let pass."""
+    def test_accepted_names_are_exactly_those_of_gits_rules(self, name: str) -> None:
         try:
             branch = parse({"repository[branch]": name}).repository.branch
         except InvalidField:
@@ -449,10 +403,7 @@ class BranchTests(Tables):
 
 
 class CommitHintTests(SynchronousTestCase):
-    """A short commit, or a branch, in `commit_oid`."""
-
-    def test_hint(self) -> None:
-        """The error shows the value, and says how to get the whole OID."""
+    def test_error_shows_the_value_and_says_how_to_get_the_whole_oid(self) -> None:
         for value in ("a1b2c3d", "main", "HEAD"):
             error = self.assertRaises(InvalidField, parse, {"commit_oid": value})
             for words in (repr(value), "git rev-parse COMMIT", "git ls-remote URL BRANCH"):
@@ -464,10 +415,7 @@ class CommitHintTests(SynchronousTestCase):
 
 
 class UrlTests(Tables):
-    """`repository[url]`."""
-
-    def test_https_url(self) -> None:
-        """The error about another protocol names the https URL of the repository."""
+    def test_error_about_another_protocol_names_the_https_url_of_the_repository(self) -> None:
         for url, protocol, https in (
             ("git@github.com:me/p.git", "ssh", "https://github.com/me/p.git"),
             ("github.com:/me/p.git", "ssh", "https://github.com/me/p.git"),
@@ -498,14 +446,12 @@ class UrlTests(Tables):
             error = self.assertRaises(InvalidField, parse, {"repository[url]": slip}, ("https",))
             self.assertTrue(error.detail.endswith(f"; try {meant}"), error.detail)
 
-    def test_no_https_url(self) -> None:
-        """Without an https URL the error names the setting."""
+    def test_without_an_https_url_the_error_names_the_setting(self) -> None:
         for url, protocols in (("/srv/p.git", ("https",)), ("ssh://[::1]/x", ("https",))):
             error = self.assertRaises(InvalidField, parse, {"repository[url]": url}, protocols)
             self.assertIn("(repositories.protocols)", error.detail)
 
-    def test_accepted(self) -> None:
-        """The ways to write where a repository is; it is kept as it was written."""
+    def test_ways_to_write_where_a_repository_is(self) -> None:
         for url, protocol in (
             ("https://host/x.git", "https"),
             ("https://host:8443/a/b@c", "https"),
@@ -529,23 +475,19 @@ class UrlTests(Tables):
             self.assertIn(f"over {protocol} ", error.detail)
             self.assertIn("https" if protocol != "https" else "file", error.detail)
 
-    def test_no_protocol_at_all(self) -> None:
-        """Where nothing is allowed the error says so."""
+    def test_error_says_that_no_protocol_is_allowed(self) -> None:
         error = self.assertRaises(InvalidField, parse, {}, ())
         self.assertIn("none", error.detail)
 
-    def test_unknown_protocols(self) -> None:
-        """Only what git knows under the names of the configuration."""
+    def test_only_what_git_knows_under_the_names_of_the_configuration(self) -> None:
         for url in ("ftp://host/x", "HTTPS://host/x", "svn+ssh://host/x", "ext://x"):
             self.check_refused("repository[url]", url)
 
-    def test_transports(self) -> None:
-        """Remote helpers of git, which run any command, are no URL."""
+    def test_remote_helpers_of_git_which_run_any_command_are_no_url(self) -> None:
         for url in ("ext::sh -c x", "fd::0", "https::x", "x::y"):
             self.check_refused("repository[url]", url)
 
-    def test_credentials(self) -> None:
-        """Names and passwords are refused, save the user of ssh."""
+    def test_names_and_passwords_are_refused_save_the_user_of_ssh(self) -> None:
         for url in (
             "https://user@host/x", "https://user:secret@host/x", "https://:secret@host/x",
             "http://token@host", "https://a@b@host/x", "ssh://user:secret@host/x",
@@ -556,24 +498,21 @@ class UrlTests(Tables):
             self.assertIn("credentials", error.detail)
             self.assertNotIn("secret", error.detail)
 
-    def test_options(self) -> None:
-        """Nothing that git, or ssh behind it, could take for an option."""
+    def test_options_of_git_or_ssh_are_refused(self) -> None:
         for url in (
             "-x", "--upload-pack=x", "-x:y", "ssh://-oProxyCommand=x/y", "ssh://-x@host/y",
             "https://-x/y", "-x@host:y", "git@-oProxyCommand=x:y", "ssh://git@-oProxyCommand=x/y",
         ):  # fmt: skip
             self.check_refused("repository[url]", url)
 
-    def test_control_characters(self) -> None:
-        """No control characters, and no space around it."""
+    def test_no_control_characters_and_no_space_around_it(self) -> None:
         for url in (
             "https://host/x\n", "https://host/\nx", "https://host/\0", "https://host/\x7f",
             " https://host/x", "https://host/x ", "host:x\ty", "\u2028https://host/x",
         ):  # fmt: skip
             self.check_refused("repository[url]", url)
 
-    def test_no_url(self) -> None:
-        """What is neither a URL nor a path nor ssh's short form is refused, with an example."""
+    def test_text_that_is_no_url_is_refused_with_an_example(self) -> None:
         for url in ("host", "./x", "../x", "a/b:c", "host: x", ":x", "@host:x", "é:x"):
             self.check_refused("repository[url]", url)
         error = self.assertRaises(InvalidField, parse, {"repository[url]": "x"})
@@ -586,8 +525,7 @@ class UrlTests(Tables):
             st.from_regex(r"(ssh|https)://[-@a:/?#]{0,9}", fullmatch=True),
         )
     )
-    def test_any(self, url: str) -> None:
-        """What is accepted is one line, is no option and no helper, and names its protocol."""
+    def test_accepted_url_is_one_line_no_option_and_no_helper(self, url: str) -> None:
         try:
             accepted = parse({"repository[url]": url}).repository.url
         except InvalidField:
@@ -605,18 +543,14 @@ class UrlTests(Tables):
 
 
 class CallbackTests(Tables):
-    """`callback_url`."""
-
-    def test_accepted(self) -> None:
-        """A URL of http or https, kept as it was written."""
+    def test_url_of_http_or_https_kept_as_it_was_written(self) -> None:
         for url in (
             "https://host", "http://host:8080/", "https://host/a/b?c=d&e=%20", "https://host?x",
             "https://[2001:db8::1]:8443/x", "http://127.0.0.1/x@y", "https://host/;(a)*!$',+~",
         ):  # fmt: skip
             self.assertEqual(parse({"callback_url": url}).callback_url, url)
 
-    def test_refused(self) -> None:
-        """Other protocols, credentials, fragments, doubtful hosts, all that is no plain ASCII."""
+    def test_doubtful_urls_are_refused(self) -> None:
         for url in (
             "x", "/x", "host/x", "ftp://host/", "HTTP://host/", "https:/host", "https://",
             "https:///x", "https://user@host/", "https://user:secret@host/", "https://@host/",
@@ -631,7 +565,6 @@ class CallbackTests(Tables):
             self.check_refused("callback_url", url)
 
     def test_credentials_are_not_repeated(self) -> None:
-        """Who sends a password by mistake does not get it back."""
         error = self.assertRaises(InvalidField, parse, {"callback_url": "https://a:secret@h/"})
         self.assertIn("credentials", error.detail)
         self.assertNotIn("secret", error.detail)
@@ -642,8 +575,7 @@ class CallbackTests(Tables):
             st.from_regex(r"https?://[-a.:\[\]0-9@]{1,9}[/?#%\[\] -~]{0,9}", fullmatch=True),
         )
     )
-    def test_any(self, url: str) -> None:
-        """What is accepted fits on the first line of a request, and others read the same host."""
+    def test_accepted_url_has_the_same_host_for_other_parsers(self, url: str) -> None:
         try:
             accepted = parse({"callback_url": url}).callback_url
         except InvalidField:
@@ -670,27 +602,21 @@ class CallbackTests(Tables):
 
 
 class LimitTests(Tables):
-    """`limits[NAME]`."""
-
-    def test_chosen(self) -> None:
-        """Only the limits that the form has are chosen; an empty one is the default."""
+    def test_only_the_limits_that_the_form_has_are_chosen(self) -> None:
         self.assertEqual(parse().limits, {})
         form = {"limits[memory]": "64K", "limits[cpu]": "", "limits[wall_clock]": "20"}
         self.assertEqual(parse(form).limits, {"memory": 65536, "wall_clock": 20})
 
-    def test_packed(self) -> None:
-        """A packed request keeps whole numbers whole; after the start it has no limits."""
+    def test_packed_request_keeps_whole_numbers_whole(self) -> None:
         request = parse({"limits[cpu]": "20", "limits[wall_clock]": "20.5"})
         limits = unpack_request(pack_request(request)).limits
         self.assertEqual(repr(limits), "{'wall_clock': 20.5, 'cpu': 20}")
         self.assertEqual(request.drop_start_only_fields().limits, {})
 
-    def test_refused(self) -> None:
-        """A value that is no limit is refused."""
+    def test_value_that_is_no_limit_is_refused(self) -> None:
         self.check_refused("limits[memory]", "much")
 
-    def test_unknown(self) -> None:
-        """A limit that does not exist is refused, with the names; other fields are not."""
+    def test_limit_that_does_not_exist_is_refused_with_the_names(self) -> None:
         for name in ("limits[memroy]", "limits[", "limits[data_value]"):
             error = self.assertRaises(InvalidField, find_field_size_limit, name)
             self.assertEqual(error.extra_members, {"field": name})
@@ -702,10 +628,7 @@ class LimitTests(Tables):
 
 
 class LabelTests(Tables):
-    """`metadata[NAME]`."""
-
-    def test_labels(self) -> None:
-        """Labels are kept with the request, also after the start; empty ones are none."""
+    def test_labels_are_kept_with_the_request_also_after_the_start(self) -> None:
         form = {
             "metadata[contest]": "finals",
             "metadata[a.b-c_1]": "x = 'é' 😀",
@@ -717,8 +640,7 @@ class LabelTests(Tables):
         self.assertEqual(unpack_problem_and_labels(packed).metadata, request.metadata)
         self.assertEqual(unpack_request(packed).metadata, request.metadata)
 
-    def test_names(self) -> None:
-        """A name has 1 to 64 characters of a few kinds."""
+    def test_name_has_1_to_64_characters_of_a_few_kinds(self) -> None:
         for name in ("a", "a" * 64, "-._9"):
             self.assertEqual(find_field_size_limit(f"metadata[{name}]"), 256)
         for name in ("", "a" * 65, "A", "a b", "é", "a]", "a\n"):
@@ -726,8 +648,7 @@ class LabelTests(Tables):
             error = self.assertRaises(InvalidField, find_field_size_limit, field)
             self.assertEqual(error.extra_members, {"field": field})
 
-    def test_refused(self) -> None:
-        """Control characters, and more than 16 labels, are refused."""
+    def test_control_characters_and_more_than_16_labels_are_refused(self) -> None:
         for value in ("a\nb", "\x1b[31m", "\x7f"):
             self.check_refused("metadata[a]", value)
         many = {f"metadata[a{number}]": "x" for number in range(16)}

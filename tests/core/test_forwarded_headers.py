@@ -67,46 +67,42 @@ def elements(draw: st.DrawFn, node: str) -> str:
 
 
 class NodeTests(SynchronousTestCase):
-    """What a client may be called."""
-
     @given(OTHERS_MODE, HIDDEN_PORTS, st.data())
-    def test_addresses(self, address: str, port: str | None, data: st.DataObject) -> None:
-        """An address comes through, whatever its port, in both headers."""
+    def test_address_comes_through_whatever_its_port_in_both_headers(
+        self, address: str, port: str | None, data: st.DataObject
+    ) -> None:
         node = with_port(address, port)
         self.assertEqual(FORWARDED.find_client_address([data.draw(elements(node))]), address)
         self.assertEqual(PLAIN.find_client_address([node]), address)
 
     @given(OTHERS_MODE)
-    def test_without_brackets(self, address: str) -> None:
-        """`X-Forwarded-For` has IPv6 addresses without brackets; `Forwarded` never."""
+    def test_x_forwarded_for_has_ipv6_addresses_without_brackets(self, address: str) -> None:
         self.assertEqual(PLAIN.find_client_address([address]), address)
         if ":" in address:
             self.assertRaises(MalformedRequest, FORWARDED.find_client_address, [f'for="{address}"'])
 
     @given(HIDDEN, HIDDEN_PORTS, st.data())
-    def test_hidden(self, name: str, port: str | None, data: st.DataObject) -> None:
-        """A name with which a proxy hides an address is a name."""
+    def test_name_with_which_a_proxy_hides_an_address_is_a_name(
+        self, name: str, port: str | None, data: st.DataObject
+    ) -> None:
         node = name if port is None else f"{name}:{port}"
         self.assertEqual(FORWARDED.find_client_address([data.draw(elements(node))]), name)
         self.assertEqual(PLAIN.find_client_address([node]), name)
         self.assertEqual(compute_address_group(name), "")
 
-    def test_unknown(self) -> None:
-        """What the proxy does not know is empty, and nobody's word is taken in its place."""
+    def test_address_that_the_proxy_does_not_know_is_empty(self) -> None:
         for value in ("for=unknown", 'for="Unknown:80"', "proto=https", "for=192.0.2.1, by=_x"):
             self.assertEqual(FORWARDED.find_client_address([value]), "")
         for value in ("unknown", "unix:", "192.0.2.1, unknown"):
             self.assertEqual(PLAIN.find_client_address([value]), "")
 
-    def test_mapped(self) -> None:
-        """An IPv4 address within one of IPv6 is that address, also as a proxy's."""
+    def test_mapped_ipv4_address_is_that_address(self) -> None:
         self.assertEqual(PLAIN.find_client_address(["::ffff:192.0.2.1"]), "192.0.2.1")
         self.assertEqual(
             PLAIN.find_client_address(["192.0.2.1, [::ffff:127.0.0.1]:7"]), "192.0.2.1"
         )
 
-    def test_no_address(self) -> None:
-        """What should be an address and is none is refused, with the name of the header."""
+    def test_what_is_no_address_is_refused_with_the_header(self) -> None:
         for node in (
             *("1.2.3", "1.2.3.4.5", "256.1.1.1", "01.2.3.4", "[::1", "::1]", "[1.2.3.4]", "[]"),
             *("[fe80::1%eth0]", "example.org", "_", "_" + "a" * 65, "1.2.3.4:", "1.2.3.4:123456"),
@@ -127,10 +123,7 @@ class NodeTests(SynchronousTestCase):
 
 
 class ForwardedTests(SynchronousTestCase):
-    """The form of `Forwarded`."""
-
-    def test_specification(self) -> None:
-        """The examples of RFC 7239."""
+    def test_examples_of_rfc_7239(self) -> None:
         for value, client in (
             ('for="_gazonk"', "_gazonk"),
             ('For="[2001:db8:cafe::17]:4711"', "2001:db8:cafe::17"),
@@ -141,14 +134,12 @@ class ForwardedTests(SynchronousTestCase):
         ):
             self.assertEqual(FORWARDED.find_client_address([value]), client)
 
-    def test_nothing(self) -> None:
-        """Without an element a proxy asks for itself; empty ones do not count (RFC 9110, 5.6.1)."""
+    def test_without_an_element_a_proxy_asks_for_itself(self) -> None:
         for values in ([], [""], [" , ,"], [";"]):
             self.assertIsNone(FORWARDED.find_client_address(values))
         self.assertEqual(FORWARDED.find_client_address([",for=192.0.2.1, ,", ""]), "192.0.2.1")
 
-    def test_broken(self) -> None:
-        """A header that is not of that form is refused as a whole, for its ends are not clear."""
+    def test_malformed_header_is_refused_as_a_whole(self) -> None:
         for value in (
             *('for="192.0.2.1', 'for="a, for=192.0.2.1', "for", "=a", "for=", "for =192.0.2.1"),
             *("for= 192.0.2.1", "for=192.0.2.1 for=192.0.2.2", "for=[::1]", 'for="a"b', 'x="\\'),
@@ -160,41 +151,36 @@ class ForwardedTests(SynchronousTestCase):
             error = self.assertRaises(MalformedRequest, FORWARDED.find_client_address, [value])
             self.assertIn("occurs twice", str(error))
 
-    def test_long(self) -> None:
-        """The longest headers that may come do not take longer than others, byte for byte."""
+    def test_time_is_linear_in_the_length_of_the_header(self) -> None:
         for value in (" " * 32_000 + "x", '"' * 32_000, 'a="' + "\\\\" * 16_000, "a=b;" * 8_000):
             self.assertRaises(MalformedRequest, FORWARDED.find_client_address, [value])
             self.assertRaises(MalformedRequest, PLAIN.find_client_address, [value])
 
 
 class TrustTests(SynchronousTestCase):
-    """Whose word is taken."""
-
     @given(WORDS, OTHERS_MODE, st.lists(PROXIES, max_size=3), st.integers(0, 4))
-    def test_forgery(self, word: str, client: str, proxies: list[str], cut: int) -> None:
-        """Whatever a client claims, its own address stands where the first proxy has put it."""
+    def test_address_that_a_client_claims_does_not_count(
+        self, word: str, client: str, proxies: list[str], cut: int
+    ) -> None:
         said = [with_port(each, None) for each in (client, *proxies)]
         lines = [word, ", ".join(said[:cut]), ", ".join(said[cut:])]
         self.assertEqual(PLAIN.find_client_address(lines), client)
         self.assertEqual(PLAIN.find_client_address([",".join(lines)]), client)
 
     @given(st.data(), st.lists(ADDRESSES, max_size=3), OTHERS_MODE, st.lists(PROXIES, max_size=3))
-    def test_forwarded_forgery(
+    def test_address_that_a_client_claims_in_forwarded_does_not_count(
         self, data: st.DataObject, word: list[str], client: str, proxies: list[str]
     ) -> None:
-        """So it is in `Forwarded`, in one line or in several."""
         nodes = [with_port(each, None) for each in (*word, client, *proxies)]
         said = [data.draw(elements(node)) for node in nodes]
         self.assertEqual(FORWARDED.find_client_address(said), client)
         self.assertEqual(FORWARDED.find_client_address([" , ".join(said)]), client)
 
     @given(st.lists(PROXIES, min_size=1, max_size=3))
-    def test_only_proxies(self, proxies: list[str]) -> None:
-        """Where all are proxies the first of them is who asks."""
+    def test_where_all_are_proxies_the_first_of_them_is_who_asks(self, proxies: list[str]) -> None:
         self.assertEqual(PLAIN.find_client_address([",".join(proxies)]), proxies[0])
 
-    def test_trusts(self) -> None:
-        """Trusted are those that are listed, and nobody without a list, or without an address."""
+    def test_only_listed_proxies_are_trusted(self) -> None:
         for address, trusted in (
             *(("127.0.0.1", True), ("127.0.0.2", False), ("10.255.0.1", True), ("11.0.0.1", False)),
             *(("2001:db8:1:2::3", True), ("2001:db8:2::", False), ("", False), ("unix", False)),
@@ -206,8 +192,7 @@ class TrustTests(SynchronousTestCase):
         self.assertTrue(PLAIN.trusts_unix_sockets)
         self.assertFalse(TrustedProxies.parse(("::1",), "Forwarded").trusts_unix_sockets)
 
-    def test_too_wide(self) -> None:
-        """Networks in which strangers may be are found; a single address is named on purpose."""
+    def test_networks_in_which_strangers_may_be_are_found(self) -> None:
         fine = (
             "192.0.2.1",
             "2001:db8::1",
@@ -224,10 +209,7 @@ class TrustTests(SynchronousTestCase):
 
 
 class GroupTests(SynchronousTestCase):
-    """What counts as one client."""
-
-    def test_groups(self) -> None:
-        """An IPv4 address, however written; a network of IPv6; nothing for what is no address."""
+    def test_an_ipv4_address_however_written(self) -> None:
         for address, group in (
             ("2001:db8::1", "2001:db8::"),
             ("2001:db8:0:0:ffff::1", "2001:db8::"),
@@ -242,8 +224,9 @@ class GroupTests(SynchronousTestCase):
             self.assertEqual(compute_address_group(address), group)
 
     @given(st.ip_addresses())
-    def test_canonical(self, address: IPv4Address | IPv6Address) -> None:
-        """An address has one spelling, whichever it came in."""
+    def test_address_has_one_spelling_whichever_it_came_in(
+        self, address: IPv4Address | IPv6Address
+    ) -> None:
         name = canonicalize_address(address.exploded)
         self.assertEqual(canonicalize_address(name), name)
         self.assertEqual(canonicalize_address(str(address).upper()), name)

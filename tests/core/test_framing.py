@@ -60,36 +60,31 @@ def unframe(frames: bytes) -> list[bytes]:
 
 
 class ServerSentTests(SynchronousTestCase):
-    """`text/event-stream`."""
-
-    def test_bytes(self) -> None:
-        """Each event has its data and the cursor after it."""
+    def test_each_event_has_its_data_and_the_cursor_after_it(self) -> None:
         self.assertEqual(
             encode_server_sent_events(7, encode_data_event(b"1") + encode_data_event(b"2")),
             b'data: {"type":"data","payload":1}\nid: 8\n\n'
             b'data: {"type":"data","payload":2}\nid: 9\n\n',
         )
 
-    def test_nothing(self) -> None:
-        """No events are no bytes."""
+    def test_no_events_are_no_bytes(self) -> None:
         self.assertEqual(encode_server_sent_events(7, EMPTY_BATCH), b"")
 
-    def test_carriage_return(self) -> None:
-        """What would end a line there is a space of JSON, and becomes another one."""
+    def test_carriage_return_between_tokens_becomes_another_space(self) -> None:
         self.assertEqual(
             encode_server_sent_events(0, encode_data_event(b"[1,\r2]\r")),
             b'data: {"type":"data","payload":[1, 2] }\nid: 1\n\n',
         )
 
-    def test_percent(self) -> None:
-        """A percent sign is one, whatever stands after it."""
+    def test_percent_sign_is_one_whatever_stands_after_it(self) -> None:
         for text in (b"%", b"%d", b"%%d", b"100 %s", b"%(x)s"):
             framed = encode_server_sent_events(0, encode_text_events(text))
             self.assertEqual(framed, b"data: %s\nid: 1\n\n" % encode_text_events(text).lines[:-1])
 
     @given(FIRST, PAYLOADS)
-    def test_read_by_a_browser(self, first: int, batches: list[EventBatch]) -> None:
-        """A reader as the HTML standard has it finds each event, and each cursor."""
+    def test_browser_finds_each_event_and_cursor(
+        self, first: int, batches: list[EventBatch]
+    ) -> None:
         batch = joined(batches)
         source = EventSource()
         source.feed(
@@ -106,23 +101,22 @@ class ServerSentTests(SynchronousTestCase):
         assert source.retry == 2000
 
     @given(FIRST, PAYLOADS, st.integers(0, 6))
-    def test_cut_anywhere(self, first: int, batches: list[EventBatch], at: int) -> None:
-        """However events are put into batches, the stream is the same."""
+    def test_however_events_are_put_into_batches_the_stream_is_the_same(
+        self, first: int, batches: list[EventBatch], at: int
+    ) -> None:
         one, other = joined(batches[:at]), joined(batches[at:])
         whole = encode_server_sent_events(first, joined(batches))
         assert whole == encode_server_sent_events(first, one) + encode_server_sent_events(
             first + one.count, other
         )
 
-    def test_end(self) -> None:
-        """The end is an event of its own, with the cursor after which there is nothing."""
+    def test_end_is_an_event_of_its_own(self) -> None:
         source = EventSource()
         source.feed(EVENT_STREAM.last_bytes)
         (event,) = source.events
         self.assertEqual((event.type, event.data, event.last_event_id), ("end", "null", "end"))
 
-    def test_heartbeat(self) -> None:
-        """The sign of life is none of a browser's events, and changes no cursor."""
+    def test_heartbeat_is_no_event_and_changes_no_cursor(self) -> None:
         source = EventSource()
         source.feed(
             encode_server_sent_events(0, encode_data_event(b"1")) + EVENT_STREAM.heartbeat_bytes * 3
@@ -132,10 +126,7 @@ class ServerSentTests(SynchronousTestCase):
 
 
 class MessageTests(SynchronousTestCase):
-    """Messages of a WebSocket."""
-
-    def test_lengths(self) -> None:
-        """The three forms of a header, at the borders between them."""
+    def test_three_forms_of_a_header_at_the_borders_between_them(self) -> None:
         overhead = len(encode_data_event(b'""').lines) - 1
         for length, header in (
             (124, b"\x81\x7c"),
@@ -149,13 +140,11 @@ class MessageTests(SynchronousTestCase):
             batch = encode_data_event(b'"%s"' % (b"x" * (length - overhead)))
             self.assertEqual(encode_websocket_messages(0, batch), header + batch.lines[:-1])
 
-    def test_nothing(self) -> None:
-        """No events are no bytes."""
+    def test_no_events_are_no_bytes(self) -> None:
         self.assertEqual(encode_websocket_messages(0, EMPTY_BATCH), b"")
 
     @given(FIRST, PAYLOADS)
     def test_each_event_is_a_message(self, first: int, batches: list[EventBatch]) -> None:
-        """Messages are the events, in order, as they were encoded."""
         batch = joined(batches)
         assert (
             unframe(WEBSOCKET_MESSAGES.encode_events(first, batch)) == batch.lines.split(b"\n")[:-1]
@@ -163,16 +152,14 @@ class MessageTests(SynchronousTestCase):
 
 
 class LineTests(SynchronousTestCase):
-    """JSON Lines."""
-
     @given(FIRST, PAYLOADS)
-    def test_as_they_are(self, first: int, batches: list[EventBatch]) -> None:
-        """Nothing is added, and nothing is copied."""
+    def test_nothing_is_added_and_nothing_is_copied(
+        self, first: int, batches: list[EventBatch]
+    ) -> None:
         batch = joined(batches)
         assert JSON_LINES.encode_events(first, batch) is batch.lines
 
-    def test_no_words_of_our_own(self) -> None:
-        """There are only events: no beginning, no end, no signs of life."""
+    def test_stream_of_lines_has_events_only(self) -> None:
         for framing in (JSON_LINES, WEBSOCKET_MESSAGES):
             self.assertEqual(
                 (framing.first_bytes, framing.last_bytes, framing.heartbeat_bytes), (b"", b"", b"")

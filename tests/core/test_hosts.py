@@ -66,10 +66,7 @@ PRIVATE = [
 
 
 class PathTests(SynchronousTestCase):
-    """Which repository of this machine git reads."""
-
-    def test_path(self) -> None:
-        """As it is after `file://`, decoded, and whole where there is a host."""
+    def test_path_is_what_follows_file(self) -> None:
         for url, path in (
             ("/srv/a%20b", "/srv/a%20b"),
             ("file:///srv/x.git", "/srv/x.git"),
@@ -80,10 +77,7 @@ class PathTests(SynchronousTestCase):
 
 
 class TargetTests(SynchronousTestCase):
-    """Where URLs lead."""
-
-    def test_names(self) -> None:
-        """Name and port, however the URL is written."""
+    def test_name_and_port_however_the_url_is_written(self) -> None:
         for url, protocol, host, port in (
             ("https://Example.ORG/x", "https", "example.org", 443),
             ("http://h:8080", "http", "h", 8080),
@@ -98,8 +92,7 @@ class TargetTests(SynchronousTestCase):
                 parse_server_address(url), ServerAddress(protocol, host, port, None), url
             )
 
-    def test_addresses(self) -> None:
-        """Addresses in their usual form are known as such."""
+    def test_addresses_in_their_usual_form_are_known_as_such(self) -> None:
         for url, host in (
             ("http://127.0.0.1/x", "127.0.0.1"),
             ("http://[::1]/x", "::1"),
@@ -110,13 +103,11 @@ class TargetTests(SynchronousTestCase):
             assert target is not None
             self.assertEqual((target.host, target.ip_address), (host, ip_address(host)))
 
-    def test_paths(self) -> None:
-        """A path of this machine has no host."""
+    def test_path_of_this_machine_has_no_host(self) -> None:
         self.assertIsNone(parse_server_address("/srv/x"))
         self.assertIsNone(parse_server_address("file:///srv/x"))
 
-    def test_refused(self) -> None:
-        """What git, curl or ssh might read in another way is no host."""
+    def test_what_git_curl_or_ssh_might_read_in_another_way_is_no_host(self) -> None:
         for url in (
             *("http://2130706433/", "http://0x7f.1/", "http://127.1/", "http://0177.0.0.1/"),
             *("http://0x7f000001/", "http://0/", "http://0x/", "http://1.2.3.4.5/", "http://a.08/"),
@@ -148,8 +139,7 @@ class TargetTests(SynchronousTestCase):
             self.assertRaises(ValueError, parse_server_address, url)
 
     @given(st.text(max_size=30), st.sampled_from(["http://", "git://", "ssh://", ""]))
-    def test_anything(self, rest: str, scheme: str) -> None:
-        """Whatever is taken for a host can be handed to a shell and to curl as it is."""
+    def test_accepted_host_is_safe_for_shell_and_curl(self, rest: str, scheme: str) -> None:
         try:
             target = parse_server_address(scheme + rest)
         except ValueError:
@@ -159,21 +149,16 @@ class TargetTests(SynchronousTestCase):
 
 
 class PublicTests(SynchronousTestCase):
-    """Which addresses are public."""
-
-    def test_public(self) -> None:
-        """Those of the internet, whatever they are wrapped in."""
+    def test_public_addresses_are_public(self) -> None:
         for text in PUBLIC:
             self.assertTrue(is_public_address(ip_address(text)), text)
 
-    def test_not_public(self) -> None:
-        """All others: loopback, private, shared, link-local, multicast, reserved, wrapped."""
+    def test_special_addresses_are_not_public(self) -> None:
         for text in PRIVATE:
             self.assertFalse(is_public_address(ip_address(text)), text)
 
     @given(st.ip_addresses(v=4))
-    def test_wrapped(self, address: object) -> None:
-        """A wrapped address is as public as the one in it."""
+    def test_wrapped_address_is_as_public_as_the_one_in_it(self, address: object) -> None:
         inner = ip_address(str(address))
         for prefix in ("::ffff:0:0", "64:ff9b::"):
             wrapped = ip_address(int(ip_address(prefix)) | int(inner))
@@ -181,8 +166,6 @@ class PublicTests(SynchronousTestCase):
 
 
 class PolicyTests(SynchronousTestCase):
-    """What the operator allows."""
-
     def refused(self, policy: HostPolicy, url: str, *addresses: str) -> str:
         """Return why a URL is refused, "" when it is not."""
         target = parse_server_address(url)
@@ -197,8 +180,7 @@ class PolicyTests(SynchronousTestCase):
             return str(error)
         return ""
 
-    def test_default(self) -> None:
-        """Any host at a public address; one address that is not is enough to be refused."""
+    def test_any_host_at_a_public_address(self) -> None:
         policy = HostPolicy()
         self.assertEqual(self.refused(policy, "http://h/", *PUBLIC), "")
         for text in PRIVATE:
@@ -207,12 +189,10 @@ class PolicyTests(SynchronousTestCase):
             self.assertIn("private_networks", self.refused(policy, url))
         self.assertIn("no IP address", self.refused(policy, "http://h/"))
 
-    def test_address_is_not_told(self) -> None:
-        """Strangers do not learn which address a name has in the private network."""
+    def test_refusal_does_not_tell_the_private_address(self) -> None:
         self.assertNotIn("10.1.2.3", self.refused(HostPolicy(), "http://h/", "10.1.2.3"))
 
-    def test_private_networks(self) -> None:
-        """What the operator opens is open, and nothing beside it."""
+    def test_what_the_operator_opens_is_open_and_nothing_beside_it(self) -> None:
         policy = HostPolicy(allowed_private_networks=["10.0.0.0/8", "fd00::/8", "fe80::/10"])
         for text in ("10.1.2.3", "fd00::1", "fe80::1", "::ffff:10.1.2.3"):
             self.assertEqual(self.refused(policy, "http://h/", text), "")
@@ -233,16 +213,14 @@ class PolicyTests(SynchronousTestCase):
             self.assertEqual(list(map(str, chosen)), expected)
         self.refused(HostPolicy(), "http://h/", *["8.8.8.8"] * 9, "10.0.0.1")
 
-    def test_section(self) -> None:
-        """What refuses is called as the operator has written it."""
+    def test_what_refuses_is_called_as_the_operator_has_written_it(self) -> None:
         policy = HostPolicy(["a.org"], ["x.a.org"], settings_section="callbacks")
         for url in ("http://x.a.org/", "http://b.org/"):
             self.assertIn(" callbacks.", self.refused(policy, url))
         policy = HostPolicy(settings_section="callbacks")
         self.assertIn(" callbacks.private_networks", self.refused(policy, "http://10.0.0.1/"))
 
-    def test_lists(self) -> None:
-        """Names are matched whole, or below a domain; who is denied is not allowed again."""
+    def test_names_are_matched_whole_or_below_a_domain(self) -> None:
         policy = HostPolicy(allowed_hosts=["a.org", "*.B.org"], denied_hosts=["x.b.org"])
         for host, setting in (
             *(("a.org", ""), ("A.org", ""), ("c.b.org", ""), ("d.c.b.org", "")),
@@ -255,8 +233,6 @@ class PolicyTests(SynchronousTestCase):
 
 
 class RouteTests(SynchronousTestCase):
-    """How git is bound to an address."""
-
     def check(self, url: str, address: str, expected: ResolvedGitRemote) -> None:
         """Check the route to one or more addresses."""
         target = parse_server_address(url)
@@ -264,8 +240,7 @@ class RouteTests(SynchronousTestCase):
         addresses = list(map(ip_address, address.split()))
         self.assertEqual(resolve_git_remote(url, target, addresses), expected)
 
-    def test_http(self) -> None:
-        """Curl is told what the name's addresses are."""
+    def test_curl_is_told_what_the_names_addresses_are(self) -> None:
         for address, text in (
             ("8.8.8.8", "8.8.8.8"),
             ("2606:4700::1 8.8.8.8", "[2606:4700::1],8.8.8.8"),
@@ -277,16 +252,14 @@ class RouteTests(SynchronousTestCase):
             }
             self.check("https://H/x", address, ResolvedGitRemote("https://H/x", environment))
 
-    def test_git(self) -> None:
-        """The address stands in the URL, and the server is told the name."""
+    def test_address_stands_in_the_url_and_the_server_is_told_the_name(self) -> None:
         environment = {"GIT_OVERRIDE_VIRTUAL_HOST": "h:9418"}
         self.check(
             "git://h/x/y", "8.8.8.8", ResolvedGitRemote("git://8.8.8.8:9418/x/y", environment)
         )
         self.check("git://h/x", "2606::1", ResolvedGitRemote("git://[2606::1]:9418/x", environment))
 
-    def test_ssh(self) -> None:
-        """Ssh connects to the address, and looks for the name's key."""
+    def test_ssh_connects_to_the_address_and_looks_for_the_names_key(self) -> None:
         for url, alias in (("u@h:x", "h"), ("ssh://h:23/x", "'-oHostKeyAlias=[h]:23'")):
             target = parse_server_address(url)
             assert target is not None
@@ -296,8 +269,7 @@ class RouteTests(SynchronousTestCase):
             self.assertIn(" -oHostName=8.8.8.8 ", command)
             self.assertIn(alias, command)
 
-    def test_ssh_options(self) -> None:
-        """What ssh is told of a key comes along, also where the URL has an address."""
+    def test_ssh_keeps_the_options_of_its_key(self) -> None:
         for url in ("u@h:x", "u@8.8.8.8:x"):
             target = parse_server_address(url)
             assert target is not None
@@ -307,6 +279,5 @@ class RouteTests(SynchronousTestCase):
             self.assertTrue(command.startswith("ssh -oBatchMode=yes -oUser=git '-i/k y'"), command)
             self.assertEqual("-oHostName=8.8.8.8" in command, url == "u@h:x")
 
-    def test_address(self) -> None:
-        """An address in the URL needs nothing else."""
+    def test_address_in_the_url_needs_nothing_else(self) -> None:
         self.check("http://8.8.8.8/x", "8.8.8.8", ResolvedGitRemote("http://8.8.8.8/x"))

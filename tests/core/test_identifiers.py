@@ -30,15 +30,11 @@ names = st.just("") | st.from_regex(DAEMON_NAME_PATTERN, fullmatch=True)
 
 
 class IssuedTests(SynchronousTestCase):
-    """What is recognised and what is not."""
-
-    def test_form(self) -> None:
-        """An identifier is 40 characters that stand in a URL as they are."""
+    def test_identifier_is_40_characters_that_stand_in_a_url_as_they_are(self) -> None:
         identifier = IdentifierIssuer(KEY, os.urandom).issue_identifier()
         self.assertTrue(re.fullmatch(r"[a-z2-7]{40}", identifier), identifier)
 
-    def test_fresh(self) -> None:
-        """No two are the same, by at least 80 random bits."""
+    def test_no_two_are_the_same_by_at_least_80_random_bits(self) -> None:
         asked: list[int] = []
 
         def random(count: int) -> bytes:
@@ -50,14 +46,12 @@ class IssuedTests(SynchronousTestCase):
         self.assertGreaterEqual(min(asked) * 8, 80)
 
     @given(draws)
-    def test_own(self, drawn: bytes) -> None:
-        """Its own are recognised, after a restart with the same key too."""
+    def test_own_identifiers_are_recognised_after_a_restart(self, drawn: bytes) -> None:
         identifier = IdentifierIssuer(KEY, repeating(drawn)).issue_identifier()
         assert IdentifierIssuer(KEY, os.urandom).is_issued(identifier)
 
     @given(draws, st.binary(min_size=1, max_size=64))
-    def test_other_key(self, drawn: bytes, key: bytes) -> None:
-        """Another key's are not."""
+    def test_identifiers_of_another_key_are_not_recognised(self, drawn: bytes, key: bytes) -> None:
         if key == KEY:
             return
         assert not IdentifierIssuer(KEY, os.urandom).is_issued(
@@ -69,8 +63,9 @@ class IssuedTests(SynchronousTestCase):
         st.integers(0, 39),
         st.one_of(st.text(max_size=2), st.sampled_from("aA=\u0131\u017f7-_")),
     )
-    def test_mutation(self, drawn: bytes, place: int, other: str) -> None:
-        """With any one character changed, left out or added it is another's."""
+    def test_changed_identifier_is_not_recognised(
+        self, drawn: bytes, place: int, other: str
+    ) -> None:
         identities = IdentifierIssuer(KEY, repeating(drawn))
         identifier = identities.issue_identifier()
         for changed in (
@@ -80,8 +75,7 @@ class IssuedTests(SynchronousTestCase):
         ):
             assert identities.is_issued(changed) == (changed == identifier), changed
 
-    def test_each_character_counts(self) -> None:
-        """Every character of the identifier matters."""
+    def test_every_character_of_the_identifier_matters(self) -> None:
         identities = IdentifierIssuer(KEY, os.urandom)
         identifier = identities.issue_identifier()
         for place, character in enumerate(identifier):
@@ -89,13 +83,11 @@ class IssuedTests(SynchronousTestCase):
             changed = identifier[:place] + other + identifier[place + 1 :]
             self.assertFalse(identities.is_issued(changed), place)
 
-    def test_case(self) -> None:
-        """There is one way to write an identifier."""
+    def test_there_is_one_way_to_write_an_identifier(self) -> None:
         identifier = IdentifierIssuer(KEY, repeating(b"x")).issue_identifier()
         self.assertFalse(IdentifierIssuer(KEY, os.urandom).is_issued(identifier.upper()))
 
     def test_characters_that_change_case_to_ascii(self) -> None:
-        """No other character passes for one of `a-z`: some become those in upper case."""
         identities = [IdentifierIssuer(KEY, repeating(b"%d" % number)) for number in range(500)]
         for own, other in (
             ("s", "\u017f"),
@@ -110,25 +102,25 @@ class IssuedTests(SynchronousTestCase):
                 self.assertEqual(issuer.is_issued(changed), changed == identifier, changed)
 
     @given(st.one_of(st.text(), st.from_regex(r"[a-z2-7=]{0,56}"), st.text("a=\0é\ud800\n ")))
-    def test_garbage(self, identifier: str) -> None:
-        """Anything else is not, and raises nothing."""
+    def test_garbage_is_no_identifier(self, identifier: str) -> None:
         assert not IdentifierIssuer(KEY, os.urandom).is_issued(identifier)
 
     def test_secrets_are_not_shown(self) -> None:
-        """The key is in no representation, which may end in a log."""
         self.assertNotIn(repr(KEY)[2:-1], repr(IdentifierIssuer(KEY, os.urandom)))
 
     @given(draws, st.text(max_size=5), st.text(max_size=5))
-    def test_caller(self, drawn: bytes, caller: str, other: str) -> None:
-        """To another caller it looks like one that was never issued."""
+    def test_to_another_caller_it_looks_like_one_that_was_never_issued(
+        self, drawn: bytes, caller: str, other: str
+    ) -> None:
         identities = IdentifierIssuer(KEY, repeating(drawn))
         identifier = identities.issue_identifier(caller)
         assert identities.is_issued(identifier, caller)
         assert identities.is_issued(identifier, other) == (caller == other)
 
     @given(draws, names, names, st.text(max_size=5))
-    def test_name(self, drawn: bytes, name: str, other: str, caller: str) -> None:
-        """It begins with the daemon's name, and to a daemon of another name it is another's."""
+    def test_identifier_begins_with_the_daemons_name(
+        self, drawn: bytes, name: str, other: str, caller: str
+    ) -> None:
         identifier = IdentifierIssuer(KEY, repeating(drawn), name).issue_identifier(caller)
         before, dash, own = identifier.rpartition("-")
         self.assertEqual((before, dash), (name, "-" if name else ""))
@@ -140,12 +132,10 @@ class IssuedTests(SynchronousTestCase):
                 expected = read == name and written == identifier
                 self.assertEqual(daemon.is_issued(written, caller), expected, (read, written))
 
-    def test_key_size(self) -> None:
-        """The key has 256 bits."""
+    def test_key_has_256_bits(self) -> None:
         self.assertEqual(SECRET_KEY_BYTES, 32)
 
-    def test_known(self) -> None:
-        """An identifier that was issued once stays valid in later versions."""
+    def test_identifier_that_was_issued_once_stays_valid_in_later_versions(self) -> None:
         for name, identifier in (
             ("", "aaaaaaaaaaaaaaaaaaaaashy5uyx6gkm4qzx6j67"),
             ("a", "a-aaaaaaaaaaaaaaaaaaaaagkjvvtpndmqyqrnwg3i"),

@@ -11,8 +11,6 @@ MIB = 1024**2
 
 
 class LimitTests(SynchronousTestCase):
-    """One value at a time."""
-
     def parse(self, name: str, value: str, least: float = 0, most: float = 2**40) -> float:
         """Return the value of one limit."""
         return parse_limits({name: value}, {name: LimitRange(least, most)})[name]
@@ -26,8 +24,7 @@ class LimitTests(SynchronousTestCase):
         self.assertEqual(error.extra_members["field"], f"limits[{name}]")
         return error
 
-    def test_values(self) -> None:
-        """Each unit has its syntax; only seconds of the clock have fractions."""
+    def test_each_unit_has_its_syntax(self) -> None:
         for name, value, number in (
             ("wall_clock", "10", 10),
             ("wall_clock", "0.25", 0.25),
@@ -44,12 +41,10 @@ class LimitTests(SynchronousTestCase):
             self.assertEqual(found, number)
             self.assertIs(type(found), float if name == "wall_clock" else int)
 
-    def test_absent(self) -> None:
-        """An empty value chooses nothing."""
+    def test_empty_value_chooses_nothing(self) -> None:
         self.assertEqual(parse_limits(dict.fromkeys(LIMIT_UNITS, ""), {}), {})
 
-    def test_malformed(self) -> None:
-        """The refusal of any other text says what is expected."""
+    def test_refusal_of_any_other_text_says_what_is_expected(self) -> None:
         for name, values, words in (
             (
                 "wall_clock",
@@ -67,8 +62,7 @@ class LimitTests(SynchronousTestCase):
             for value in values:
                 self.check_refused(name, value, f"{value!r} is not {words}")
 
-    def test_too_low(self) -> None:
-        """Below the minimum, and at 0, the refusal names the minimum."""
+    def test_below_the_minimum_and_at_0_the_refusal_names_the_minimum(self) -> None:
         error = self.check_refused(
             "memory", "1M", "'1M' is below the minimum, 16 MiB", least=16 * MIB
         )
@@ -77,8 +71,7 @@ class LimitTests(SynchronousTestCase):
         self.check_refused("memory", "0.1", "'0.1' is not above 0")
         self.assertEqual(self.parse("memory", "16M", least=16 * MIB), 16 * MIB)
 
-    def test_too_high(self) -> None:
-        """Above the maximum the refusal names both numbers, and the setting."""
+    def test_above_the_maximum_the_refusal_names_both_numbers_and_the_setting(self) -> None:
         error = self.check_refused(
             "memory", "2G", "2 GiB is over the maximum, 1 GiB (limits.maximum.memory)", most=2**30
         )

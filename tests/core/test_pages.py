@@ -66,8 +66,6 @@ def ask(log: EventLog, after: str | None, limit: int) -> EventPage:
 
 
 class PageTests(SynchronousTestCase):
-    """Pages, case by case."""
-
     def check(
         self, log: EventLog, after: str | None, end: str | None, data: list[object]
     ) -> EventPage:
@@ -79,44 +77,36 @@ class PageTests(SynchronousTestCase):
         )
         return page
 
-    def test_first_page(self) -> None:
-        """Without `after` a page begins with null."""
+    def test_without_after_a_page_begins_with_null(self) -> None:
         self.check(log_of(b"1", b"2"), None, "2", [1, 2])
 
-    def test_first_page_with_nothing_yet(self) -> None:
-        """The first page's end is never null, where every client would stop."""
+    def test_first_pages_end_is_never_null(self) -> None:
         self.check(log_of(), None, "0", [])
 
-    def test_first_page_again(self) -> None:
-        """The cursor before the first event gives what null gives, and begins with itself."""
+    def test_cursor_before_the_first_event_gives_the_first_page(self) -> None:
         self.check(log_of(b"1"), "0", "1", [1])
 
-    def test_next_page(self) -> None:
-        """`begin` is exactly `after`, and the page goes on there."""
+    def test_next_page_begins_at_its_cursor(self) -> None:
         log = log_of(b"1", b"2", b"3")
         self.check(log, "2", "3", [3])
 
-    def test_nothing_new(self) -> None:
-        """Running and nothing new: no events, and end is begin."""
+    def test_running_and_nothing_new(self) -> None:
         page = self.check(log_of(b"1"), "1", "1", [])
         self.assertFalse(page.is_last_page)
 
-    def test_last_page(self) -> None:
-        """The page that reaches the end of what is finished has the dummy end."""
+    def test_last_page_of_a_finished_log_has_the_dummy_end(self) -> None:
         page = self.check(log_of(b"1", b"2", closed=True), None, ALL_RECEIVED_CURSOR, [1, 2])
         self.assertTrue(page.is_last_page)
         page = self.check(log_of(b"1", b"2", closed=True), "1", ALL_RECEIVED_CURSOR, [2])
         self.assertTrue(page.is_last_page)
 
-    def test_finished_with_nothing_more(self) -> None:
-        """So has an empty page, when the end came after the last event was read."""
+    def test_empty_last_page_has_the_dummy_end(self) -> None:
         self.assertTrue(
             self.check(log_of(b"1", closed=True), "1", ALL_RECEIVED_CURSOR, []).is_last_page
         )
         self.assertTrue(self.check(log_of(closed=True), None, ALL_RECEIVED_CURSOR, []).is_last_page)
 
-    def test_finished_but_not_read(self) -> None:
-        """A page that stops short of the end has no dummy end."""
+    def test_page_before_the_last_has_no_dummy_end(self) -> None:
         log = log_of(b"1", b"2", closed=True)
         page = ask(log, None, 1)
         self.assertEqual(
@@ -124,8 +114,7 @@ class PageTests(SynchronousTestCase):
         )
         self.assertEqual(page.events, encode_data_event(b"1"))
 
-    def test_after_the_dummy_end(self) -> None:
-        """The dummy end is followed by an empty page with null as its end, for ever."""
+    def test_page_after_the_dummy_end_is_empty_and_ends_at_null(self) -> None:
         page = make_empty_last_page()
         self.assertEqual(
             json.loads(page.encode_json()), {"begin": ALL_RECEIVED_CURSOR, "end": None, "data": []}
@@ -133,30 +122,26 @@ class PageTests(SynchronousTestCase):
         self.assertTrue(page.is_last_page)
         self.assertEqual(page, make_empty_last_page())
 
-    def test_dummy_end_of_what_runs(self) -> None:
-        """While events may come nobody can have got the dummy end: it lies beyond the newest."""
+    def test_dummy_end_of_a_running_log_is_beyond_the_newest_event(self) -> None:
         log = log_of(b"1")
         self.assertRaises(InvalidCursor, ask, log, ALL_RECEIVED_CURSOR, PLENTY)
         self.assertEqual(log.begin_cursor, 0)
 
-    def test_reading(self) -> None:
-        """Reading alone discards nothing, wherever it begins."""
+    def test_reading_alone_discards_nothing_wherever_it_begins(self) -> None:
         log = log_of(b"1", b"2", b"3")
         for after in ("2", None, "3", "1"):
             self.assertEqual(read_page(log, after, PLENTY).begin_cursor, after)
             self.assertEqual(log.begin_cursor, 0)
         self.assertRaises(InvalidCursor, read_page, log, "4", PLENTY)
 
-    def test_repeatable(self) -> None:
-        """The same `after` gives the same events, and more when there are more."""
+    def test_same_after_gives_the_same_events_and_more_when_there_are_more(self) -> None:
         log = log_of(b"1", b"2")
         self.check(log, "1", "2", [2])
         self.check(log, "1", "2", [2])
         log.append_batch(encode_data_event(b"3"), 0)
         self.check(log, "1", "3", [2, 3])
 
-    def test_discarded(self) -> None:
-        """A cursor before what was discarded is refused, with the oldest usable one."""
+    def test_cursor_before_what_was_discarded_is_refused_with_the_oldest_usable_one(self) -> None:
         log = log_of(b"1", b"2", b"3")
         ask(log, "2", PLENTY)
         for after in (None, "0", "1"):
@@ -164,8 +149,7 @@ class PageTests(SynchronousTestCase):
             self.assertEqual(error.extra_members, {"oldest": "2"})
         self.check(log, "2", "3", [3])
 
-    def test_beyond(self) -> None:
-        """A cursor beyond the newest event is refused, and discards nothing."""
+    def test_cursor_beyond_the_newest_event_is_refused_and_discards_nothing(self) -> None:
         log = log_of(b"1")
         for after in ("2", "3", "9" * 18):
             self.assertRaises(InvalidCursor, ask, log, after, PLENTY)
@@ -173,8 +157,7 @@ class PageTests(SynchronousTestCase):
             (log.begin_cursor, count_line_bytes(log)), (0, len(encode_data_event(b"1").lines))
         )
 
-    def test_bounded(self) -> None:
-        """A page is bounded in bytes; one event is always let through."""
+    def test_page_is_bounded_in_bytes(self) -> None:
         log = make_log()
         log.append_batch(encode_text_events(b"a\nb\nc"), 0)
         line = len(encode_text_events(b"a").lines)
@@ -183,8 +166,7 @@ class PageTests(SynchronousTestCase):
         page = ask(log, "2", 0)
         self.assertEqual((page.events.count, page.end_cursor), (1, "3"))
 
-    def test_times(self) -> None:
-        """With times a page ends where it ends without, and each event has its time."""
+    def test_times_do_not_change_where_a_page_ends(self) -> None:
         log = make_log()
         log.append_batch(encode_text_events(b"a\nb\nc"), 1500)
         limit = 2 * len(encode_text_events(b"a").lines) + 1
@@ -195,10 +177,7 @@ class PageTests(SynchronousTestCase):
 
 
 class EncodeTests(SynchronousTestCase):
-    """A page as JSON."""
-
-    def test_bytes(self) -> None:
-        """The form on the wire."""
+    def test_form_on_the_wire(self) -> None:
         page = EventPage(None, "2", encode_text_events(b"a\n"))
         self.assertEqual(
             page.encode_json(),
@@ -206,28 +185,22 @@ class EncodeTests(SynchronousTestCase):
             b'[{"type":"text","payload":"a"},{"type":"text","payload":"\\n"}]}',
         )
 
-    def test_empty(self) -> None:
-        """A page without events."""
+    def test_page_without_events(self) -> None:
         self.assertEqual(
             EventPage("7", "7", EMPTY_BATCH).encode_json(), b'{"begin":"7","end":"7","data":[]}'
         )
 
 
 class CursorTests(SynchronousTestCase):
-    """`after` as clients send it."""
-
-    def test_absent(self) -> None:
-        """Absent and empty are the same: the very beginning."""
+    def test_absent_and_empty_are_the_same(self) -> None:
         self.assertIs(parse_cursor(None), None)
         self.assertIs(parse_cursor(""), None)
 
-    def test_kept(self) -> None:
-        """A cursor is given back exactly as it came."""
+    def test_cursor_is_given_back_exactly_as_it_came(self) -> None:
         for after in ("0", "1", "10", "9" * 18, ALL_RECEIVED_CURSOR):
             self.assertEqual(parse_cursor(after), after)
 
-    def test_refused(self) -> None:
-        """What this server never wrote is no cursor of it, number or not."""
+    def test_what_this_server_never_wrote_is_no_cursor_of_it_number_or_not(self) -> None:
         for after in (
             "00", "01", "-1", "+1", "1.0", "1e3", " 1", "1 ", "1\n", "1_0", "0x1", "x", "END",
             "end ", "null", "None", "\u0661", "\xb2", "\uff11", "9" * 19, "9" * 5000, "\0",
@@ -235,15 +208,15 @@ class CursorTests(SynchronousTestCase):
         ):  # fmt: skip
             self.assertRaises(InvalidCursor, parse_cursor, after)
 
-    def test_message(self) -> None:
-        """The error shows the cursor, but not at length and nothing unprintable."""
+    def test_error_shows_the_cursor_but_not_at_length_and_nothing_unprintable(self) -> None:
         error = self.assertRaises(InvalidCursor, parse_cursor, "\0\ud800" + "x" * 10_000)
         self.assertTrue(str(error).isprintable())
         self.assertLess(len(str(error)), 300)
 
     @given(st.one_of(st.text(), st.from_regex(r"[0-9a-z]{1,20}")))
-    def test_any(self, after: str) -> None:
-        """Whatever passes can be written into a URL without being encoded."""
+    def test_whatever_passes_can_be_written_into_a_url_without_being_encoded(
+        self, after: str
+    ) -> None:
         try:
             cursor = parse_cursor(after)
         except InvalidCursor:
@@ -252,10 +225,7 @@ class CursorTests(SynchronousTestCase):
 
 
 class NewsTests(SynchronousTestCase):
-    """Whether a page answers who waits."""
-
-    def test_news(self) -> None:
-        """Events do, and the end, also without any."""
+    def test_events_and_the_end_are_news(self) -> None:
         for page, news in (
             (EventPage("7", "7", EMPTY_BATCH), False),
             (EventPage(None, "0", EMPTY_BATCH), False),
@@ -267,25 +237,20 @@ class NewsTests(SynchronousTestCase):
 
 
 class SkipTests(SynchronousTestCase):
-    """Places so many events after a cursor."""
-
     def setUp(self) -> None:
         self.log = make_log()
         self.log.append_batch(EventBatch(4, b"1\n2\n3\n4\n"), 0)
 
-    def test_place(self) -> None:
-        """They are counted from the cursor, or the very beginning."""
+    def test_skipped_events_are_counted_from_the_cursor(self) -> None:
         for after, skip, expected in ((None, 0, 0), (None, 3, 3), ("1", 2, 3), ("4", 0, 4)):
             self.assertEqual(resolve_cursor(self.log, after, skip), expected)
 
-    def test_discarded(self) -> None:
-        """The cursor may be discarded, where the place itself is not."""
+    def test_cursor_may_be_discarded_where_the_place_itself_is_not(self) -> None:
         self.log.acknowledge(2)
         self.assertEqual(resolve_cursor(self.log, "0", 2), 2)
         self.assertRaises(DiscardedCursor, resolve_cursor, self.log, "0", 1)
 
-    def test_beyond(self) -> None:
-        """Beyond the newest event there is none, nor after an end that has not come."""
+    def test_skip_beyond_the_newest_event_is_refused(self) -> None:
         for after, skip, said in (
             ("3", 2, "after: '3' with skip: 2 is after the newest event, 4"),
             (None, 5, "after: '' with skip: 5 is after the newest event, 4"),
@@ -426,9 +391,6 @@ class PagesMachine(RuleBasedStateMachine):
 
 
 class InterleavingTests(SynchronousTestCase):
-    """Pages under any interleaving."""
-
-    def test_pages(self) -> None:
-        """Contiguous and repeatable, bounded, nothing discarded unacknowledged, sizes right."""
+    def test_pages_are_contiguous_repeatable_and_bounded(self) -> None:
         self.patch(ring_module, "MIN_BATCH_PART_BYTES", 64)
         run_state_machine_as_test(PagesMachine, settings=settings(stateful_step_count=40))

@@ -77,10 +77,7 @@ results = st.lists(
 
 
 class ResultSummaryTests(SynchronousTestCase):
-    """What becomes of results, and of values that resemble them."""
-
     def test_first_value_that_does_not_count_is_described(self) -> None:
-        """An author who writes "yes" for true learns why no goal is reached."""
         begin = 'a value of the type "{}" does not count as a result: '
         long = "x" * 50
         for value, words in (
@@ -125,12 +122,10 @@ class ResultSummaryTests(SynchronousTestCase):
         deep = describe(wrong + b', "deep": ' + b"[" * 5000 + b"]" * 5000 + b"}")
         self.assertIn(deep, ("", describe(wrong + b"}")))
 
-    def test_nothing(self) -> None:
-        """Without a result there is no summary."""
+    def test_without_a_result_there_is_no_summary(self) -> None:
         self.assertIsNone(sum_up())
 
-    def test_results(self) -> None:
-        """Goals by name, cases by verdict, the last progress and the last score."""
+    def test_goals_by_name_cases_by_verdict_the_last_progress_and_the_last_score(self) -> None:
         case = {"type": "case", "verdict": "accepted"}
         self.assertEqual(
             sum_up(
@@ -154,14 +149,12 @@ class ResultSummaryTests(SynchronousTestCase):
             },
         )
 
-    def test_verdicts(self) -> None:
-        """The ten verdicts, and no other."""
+    def test_ten_verdicts_and_no_other(self) -> None:
         cases = [{"type": "case", "case": "", "verdict": one} for one in (*VERDICTS, "ok", None)]
         self.assertEqual(sum_up(*cases), {**EMPTY, "cases": dict.fromkeys(VERDICTS, 1)})
         self.assertEqual(len(VERDICTS), 10)
 
-    def test_numbers(self) -> None:
-        """Numbers of a score are whole where they are; without a maximum there is none."""
+    def test_numbers_of_a_score_are_whole_where_they_are(self) -> None:
         for written, shown in (
             *(("1e3", 1000), ("0.5", 0.5), ("-0.0", 0), ("1e-999", 0), (2**53, 2**53)),
             *((-3, -3), ("1E-7", 1e-7)),
@@ -172,8 +165,7 @@ class ResultSummaryTests(SynchronousTestCase):
             sum_up(score(1, maximum="null")), {**EMPTY, "score": {"score": 1, "maximum": None}}
         )
 
-    def test_other_values(self) -> None:
-        """What does not fit is not counted, however near it comes."""
+    def test_what_does_not_fit_is_not_counted_however_near_it_comes(self) -> None:
         for value in (
             *(
                 b"1",
@@ -200,30 +192,25 @@ class ResultSummaryTests(SynchronousTestCase):
         ):
             self.assertIsNone(sum_up(value), value)
 
-    def test_deep(self) -> None:
-        """A member may be nested so deeply that msgspec gives up; Python's version decides that."""
+    def test_member_may_be_nested_so_deeply_that_msgspec_gives_up(self) -> None:
         found = sum_up(score(1, deep="[" * 5000 + "]" * 5000))
         self.assertIn(found, (None, sum_up(score(1))))
 
-    def test_spaces(self) -> None:
-        """Spaces and the order of members make no difference, nor do others that are nested."""
+    def test_spaces_and_order_of_members_make_no_difference(self) -> None:
         value = b'{ "x":[{"type":"case"}],\t"score" : 3 ,"type"\t: \r"score" }'
         self.assertEqual(sum_up(value), {**EMPTY, "score": {"score": 3, "maximum": None}})
 
-    def test_bounds(self) -> None:
-        """The smallest result has the least size, and all have the member."""
+    def test_smallest_result_has_the_least_size_and_all_have_the_member(self) -> None:
         self.assertEqual(MIN_RESULT_BYTES, len(b'{"type":"score","score":1}'))
         shortest = b'{"type":"case","case":"","verdict":"partial"}'
         self.assertIn(TYPE_KEY_JSON, shortest)
         self.assertGreater(len(shortest), MIN_RESULT_BYTES)
 
-    def test_names(self) -> None:
-        """Names of goals are any strings, and come back as they are."""
+    def test_names_of_goals_are_any_strings_and_come_back_as_they_are(self) -> None:
         names = ["", "\0", "😀", "é" * 1000, '"\\', "\u2028"]
         self.assertEqual(sum_up(*map(goal, names)), {**EMPTY, "goals": dict.fromkeys(names, True)})
 
-    def test_many_goals(self) -> None:
-        """Beyond a number of goals each value is counted as omitted; known goals change on."""
+    def test_beyond_a_number_of_goals_each_value_is_counted_as_omitted(self) -> None:
         goals = [goal(str(number)) for number in range(10 * MAX_GOALS)]
         summary = sum_up(*goals, goal("0", False), goals[-1])
         assert summary is not None
@@ -231,8 +218,7 @@ class ResultSummaryTests(SynchronousTestCase):
         self.assertEqual(summary["goals_omitted"], 9 * MAX_GOALS + 1)
         self.assertIs(summary["goals"]["0"], False)
 
-    def test_long_names(self) -> None:
-        """Beyond the bytes of all names likewise; a shorter name may still fit."""
+    def test_beyond_the_bytes_of_all_names_values_are_omitted(self) -> None:
         longest = "x" * (MAX_GOAL_NAMES_BYTES - 2 - 3)
         for names, kept in (
             (["x" * (MAX_GOAL_NAMES_BYTES - 1)], []),
@@ -248,8 +234,7 @@ class ResultSummaryTests(SynchronousTestCase):
                 },
             )
 
-    def test_memory(self) -> None:
-        """Hostile results leave less than 20 KiB, of which `size` counts the most."""
+    def test_hostile_results_leave_less_than_20_kib_of_which_size_counts_the_most(self) -> None:
         names = [f"{number:03}" + "é" * 16 for number in range(2 * MAX_GOALS)]
         values = [json.dumps(goal(name), ensure_ascii=False).encode() for name in names]
         values += [b'{"type":"goal_result","goal":"%b","result":true}' % (b"x" * 16_000)] * 9
@@ -267,8 +252,7 @@ class ResultSummaryTests(SynchronousTestCase):
         self.assertGreater(summary.memory_bytes, taken / 2)
 
     @given(results)
-    def test_model(self, values: list[Any]) -> None:
-        """The summary is that of a reader who follows all values."""
+    def test_summary_is_that_of_a_reader_who_follows_all_values(self, values: list[Any]) -> None:
         expected: dict[str, Any] = {**EMPTY, "goals": {}, "cases": {}}
         for value in values:
             match value:
@@ -282,11 +266,10 @@ class ResultSummaryTests(SynchronousTestCase):
 
 
 class PackingTests(SynchronousTestCase):
-    """Summaries that are packed and unpacked."""
-
     @given(results, results)
-    def test_unpacked(self, before: list[Any], after: list[Any]) -> None:
-        """The summary is the same, and goes on as the one that was packed."""
+    def test_unpacked_summary_goes_on_as_the_packed_one(
+        self, before: list[Any], after: list[Any]
+    ) -> None:
         first = ResultSummary()
         for value in before:
             first.add_if_result(json.dumps(value).encode())
@@ -297,8 +280,7 @@ class PackingTests(SynchronousTestCase):
         assert json.dumps(second.build_json_object()) == json.dumps(first.build_json_object())
         assert second.memory_bytes == first.memory_bytes
 
-    def test_limits(self) -> None:
-        """Omitted goals and the limits last; the largest summary packs into 8 KiB."""
+    def test_largest_summary_packs_into_8_kib(self) -> None:
         goals = [goal(f"{number:038}") for number in range(2 * MAX_GOALS)]
         summary = ResultSummary()
         for value in [*goals, *({"type": "case", "case": "", "verdict": v} for v in VERDICTS)]:
@@ -312,16 +294,13 @@ class PackingTests(SynchronousTestCase):
         self.assertEqual(again.build_json_object(), summary.build_json_object())
         self.assertEqual(again.pack(), summary.pack())
 
-    def test_invalid(self) -> None:
-        """What is no summary is refused."""
+    def test_what_is_no_summary_is_refused(self) -> None:
         for packed in (b"", b"\x90", b"\xff" * 9):
             with self.assertRaises(msgspec.DecodeError):
                 ResultSummary.unpack(packed)
 
 
 class ParserTests(SynchronousTestCase):
-    """Which values reach the summary of a parser."""
-
     def check(self, stdout: bytes, expected: dict[str, Any] | None) -> None:
         """Hold that the parser sums up stdout so, however it is cut."""
         chunkings: list[list[Chunk]] = [[], *([BYTE_BY_BYTE] if len(stdout) < 1000 else [])]
@@ -333,8 +312,7 @@ class ParserTests(SynchronousTestCase):
                     parser.parse_pending()
             self.assertEqual(parser.result_summary.build_json_object(), expected)
 
-    def test_values(self) -> None:
-        """Values of data blocks count, once they have come; text and broken lines do not."""
+    def test_values_of_data_blocks_count_once_they_have_come(self) -> None:
         line = score(3) + b"\n"
         shown = {**EMPTY, "score": {"score": 3, "maximum": None}}
         self.check(line + b"~DB\n{\n~DE\n" + line, None)
@@ -342,15 +320,13 @@ class ParserTests(SynchronousTestCase):
         self.check(b"~DB\n" + score(3) + b"}\n1\n~DE\n", None)
         self.check(b"x\n~DB\n1\n" + line + b"~DE\n", shown)
 
-    def test_long_values(self) -> None:
-        """A value counts up to its greatest length."""
+    def test_value_counts_up_to_its_greatest_length(self) -> None:
         start, end = b'{"type":"score","score":3,"x":"', b'"}'
         fitting = start + b"x" * (MAX_RESULT_BYTES - len(start + end)) + end
         shown = {**EMPTY, "score": {"score": 3, "maximum": None}}
         self.check(b"~DB\n" + fitting + b"\n~DE\n", shown)
         self.check(b"~DB\n" + fitting.replace(b"xx", b"xxx", 1) + b"\n~DE\n", None)
 
-    def test_shortest_value(self) -> None:
-        """The shortest result counts."""
+    def test_shortest_result_counts(self) -> None:
         shown = {**EMPTY, "score": {"score": 3, "maximum": None}}
         self.check(b'~DB\n{"type":"score","score":3}\n~DE\n', shown)

@@ -21,10 +21,7 @@ def measured(interval: float, slots: int = 4) -> RetrySchedule:
 
 
 class IntervalTests(SynchronousTestCase):
-    """The measured time between two ends."""
-
-    def test_measured(self) -> None:
-        """It is the mean of late ends; before any, runs are taken to last 10 seconds."""
+    def test_interval_is_the_mean_of_late_ends(self) -> None:
         self.assertEqual(RetrySchedule(4).estimate_seconds_between_ends(0), 2.5)
         schedule = measured(0.5)
         self.assertAlmostEqual(schedule.estimate_seconds_between_ends(0.1), 0.5, 2)
@@ -32,8 +29,7 @@ class IntervalTests(SynchronousTestCase):
             schedule.record_evaluation_end(number * 3, are_all_slots_used=True)
         self.assertAlmostEqual(schedule.estimate_seconds_between_ends(597), 3, 1)
 
-    def test_batches(self) -> None:
-        """Evaluations that begin and end together count as many, however long none has ended."""
+    def test_evaluations_that_end_together_count_as_many(self) -> None:
         schedule = RetrySchedule(100)
         schedule.record_all_slots_used(0)
         self.assertLess(abs(schedule.estimate_seconds_between_ends(60) - 0.7), 0.2)
@@ -45,8 +41,7 @@ class IntervalTests(SynchronousTestCase):
                     0.4,
                 )
 
-    def test_idle(self) -> None:
-        """Time without waiters does not count."""
+    def test_time_without_waiters_does_not_count(self) -> None:
         schedule = measured(0.5)
         schedule.record_evaluation_end(0.5, are_all_slots_used=False)
         self.assertAlmostEqual(schedule.estimate_seconds_between_ends(9999), 0.5, 2)
@@ -55,8 +50,7 @@ class IntervalTests(SynchronousTestCase):
         schedule.record_evaluation_end(9999.5, are_all_slots_used=True)
         self.assertAlmostEqual(schedule.estimate_seconds_between_ends(9999.5), 0.5, 2)
 
-    def test_standstill(self) -> None:
-        """The longer none ends, the later clients come back."""
+    def test_longer_none_ends_the_later_clients_come_back(self) -> None:
         schedule = measured(0.5)
         found = [schedule.estimate_seconds_between_ends(now) for now in (0, 10, 100, 1000)]
         self.assertEqual(found, sorted(found))
@@ -64,8 +58,6 @@ class IntervalTests(SynchronousTestCase):
 
 
 class PlanTests(SynchronousTestCase):
-    """The times given to clients."""
-
     @given(
         st.integers(1, 1000),
         st.lists(
@@ -76,8 +68,9 @@ class PlanTests(SynchronousTestCase):
             )
         ),
     )
-    def test_bounded(self, slots: int, steps: list[tuple[str, float, int]]) -> None:
-        """From 1 to 120 whole seconds, whatever has happened."""
+    def test_from_1_to_120_whole_seconds_whatever_has_happened(
+        self, slots: int, steps: list[tuple[str, float, int]]
+    ) -> None:
         schedule, now = RetrySchedule(slots), 0.0
         for step, seconds, count in steps:
             now += seconds
@@ -89,8 +82,7 @@ class PlanTests(SynchronousTestCase):
                 caller = "alice" if step == "refuse a caller" else None
                 self.assertIn(schedule.schedule_retry(now, caller, count), range(1, 121))
 
-    def test_one_for_each_end(self) -> None:
-        """Clients that are refused at once come back one by one, as evaluations end."""
+    def test_refused_clients_come_back_one_by_one(self) -> None:
         schedule = measured(0.5)
         found = Counter(schedule.schedule_retry(0) for _ in range(200))
         self.assertLessEqual(set(range(1, 100)), set(found))
@@ -99,16 +91,16 @@ class PlanTests(SynchronousTestCase):
         schedule.record_evaluation_end(0, are_all_slots_used=False)
         self.assertEqual(schedule.schedule_retry(300), 1)
 
-    def test_beyond(self) -> None:
-        """More clients than evaluations end in 2 minutes share the second minute evenly."""
+    def test_more_clients_than_evaluations_end_in_2_minutes_share_the_second_minute_evenly(
+        self,
+    ) -> None:
         schedule = measured(1)
         found = Counter(schedule.schedule_retry(0) for _ in range(120 + 600))
         for second in range(62, 120):
             self.assertLessEqual(abs(found[second] - 11), 2, second)
         self.assertLessEqual(max(found.values()), 13)
 
-    def test_callers(self) -> None:
-        """A caller over its share has its own times, longer the more callers wait."""
+    def test_caller_over_its_share_has_its_own_times(self) -> None:
         schedule = measured(0.5)
         own = [schedule.schedule_retry(0, "alice", 10) for _ in range(3)]
         for found, expected in zip(own, (5, 10, 15), strict=True):
@@ -116,8 +108,7 @@ class PlanTests(SynchronousTestCase):
         self.assertEqual(schedule.schedule_retry(0, "bob", 10), own[0])
         self.assertEqual(schedule.schedule_retry(0), 1)
 
-    def test_forgotten(self) -> None:
-        """Past times of callers are dropped: the memory is that of the last minutes."""
+    def test_past_times_of_callers_are_dropped(self) -> None:
         self.patch(retry_schedule, "_PURGED_CALLERS", 10)
         schedule = RetrySchedule(1)
         schedule._purge_at = 10

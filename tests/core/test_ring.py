@@ -30,8 +30,6 @@ def filled(*counts: int) -> EventRing:
 
 
 class TimesTests(SynchronousTestCase):
-    """Times of events."""
-
     def test_times_are_listed_where_they_change(self) -> None:
         ring = EventRing()
         for count, time_ms in ((2, 1000), (1, 1000), (3, 2500)):
@@ -41,34 +39,27 @@ class TimesTests(SynchronousTestCase):
 
 
 class AppendTests(SynchronousTestCase):
-    """Growing."""
-
-    def test_new(self) -> None:
-        """A new ring is empty, and begins at 0."""
+    def test_new_ring_is_empty_and_begins_at_0(self) -> None:
         ring = EventRing()
         self.assertEqual((ring.begin_cursor, ring.end_cursor, ring.line_bytes), (0, 0, 0))
         self.assertEqual(ring.read_events(0, PLENTY), EMPTY_BATCH)
 
-    def test_append(self) -> None:
-        """Events are numbered in the order in which they come."""
+    def test_events_are_numbered_in_the_order_in_which_they_come(self) -> None:
         ring = filled(1, 2, 3)
         self.assertEqual((ring.begin_cursor, ring.end_cursor, ring.line_bytes), (0, 6, 6 * LINE))
         self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 6))
 
-    def test_nothing(self) -> None:
-        """A batch without events changes nothing."""
+    def test_batch_without_events_changes_nothing(self) -> None:
         ring = filled(1)
         ring.append_batch(EMPTY_BATCH, 0)
         self.assertEqual((ring.end_cursor, ring.read_events(0, PLENTY)), (1, numbers(0, 1)))
 
     def test_small_batches_are_put_together(self) -> None:
-        """A thousand events that came one by one are read as one batch would be."""
         ring = filled(*[1] * 1000)
         self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 1000))
         self.assertLess(len(ring.batches), 10)
 
     def test_large_batches_are_left_alone(self) -> None:
-        """Putting together does not copy what is large already."""
         ring = filled(1, 1)
         large = encode_text_events(b"x" * 20_000)
         ring.append_batch(large, 0)
@@ -78,26 +69,21 @@ class AppendTests(SynchronousTestCase):
 
 
 class ReadTests(SynchronousTestCase):
-    """Reading, which changes nothing that can be seen."""
-
-    def test_after(self) -> None:
-        """Any cursor will do, within a batch too, and again and again."""
+    def test_any_cursor_will_do_within_a_batch_too_and_again_and_again(self) -> None:
         ring = filled(3, 3)
         for _ in range(2):
             for after in (4, 0, 6, 3, 1, 5, 2):
                 self.assertEqual(ring.read_events(after, PLENTY), numbers(after, 6 - after))
         self.assertEqual((ring.begin_cursor, ring.end_cursor, ring.line_bytes), (0, 6, 6 * LINE))
 
-    def test_limit(self) -> None:
-        """As many events as fit, to the byte, wherever the batches are cut."""
+    def test_as_many_events_as_fit_to_the_byte_wherever_the_batches_are_cut(self) -> None:
         for counts in ((6,), (1,) * 6, (2, 4), (4, 2)):
             for limit in range(LINE, 7 * LINE):
                 ring = filled(*counts)
                 self.assertEqual(ring.read_events(0, limit), numbers(0, min(limit // LINE, 6)))
                 self.assertEqual(ring.read_events(2, limit), numbers(2, min(limit // LINE, 4)))
 
-    def test_one_event_is_let_through(self) -> None:
-        """One event goes over the limit, where it is the first of the page; never two."""
+    def test_first_event_of_a_page_may_exceed_the_limit(self) -> None:
         for limit in (0, 1, LINE - 1):
             for counts in ((3,), (1, 2)):
                 self.assertEqual(filled(*counts).read_events(1, limit), numbers(1, 1))
@@ -110,15 +96,13 @@ class ReadTests(SynchronousTestCase):
         for limit in (0, LINE + 1):
             self.assertEqual(ring.read_events(2, limit), numbers(2, 1))
 
-    def test_out_of_range(self) -> None:
-        """What is not there cannot be asked for."""
+    def test_what_is_not_there_cannot_be_asked_for(self) -> None:
         ring = filled(4)
         ring.acknowledge(2)
         self.assertRaises(AssertionError, ring.read_events, 1, PLENTY)
         self.assertRaises(AssertionError, ring.read_events, 5, PLENTY)
 
-    def test_growing(self) -> None:
-        """Who reads each event as it comes does not leave a batch for each of them."""
+    def test_reading_each_event_as_it_comes_leaves_few_batches(self) -> None:
         ring = EventRing()
         for number in range(1000):
             ring.append_batch(numbers(number, 1), 0)
@@ -126,8 +110,7 @@ class ReadTests(SynchronousTestCase):
         self.assertLess(len(ring.batches), 10)
         self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 1000))
 
-    def test_cut(self) -> None:
-        """Where a page ends within a batch the next one begins with a batch."""
+    def test_page_that_ends_within_a_batch_cuts_it(self) -> None:
         self.patch(module, "MIN_BATCH_PART_BYTES", 2 * LINE)
         ring = filled(6)
         self.assertEqual(ring.read_events(1, 2 * LINE), numbers(1, 2))
@@ -135,16 +118,14 @@ class ReadTests(SynchronousTestCase):
         self.assertEqual(ring.read_events(3, PLENTY), numbers(3, 3))
         self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 6))
 
-    def test_not_cut_small(self) -> None:
-        """Nothing is cut off that is small, at neither end; to the byte."""
+    def test_nothing_is_cut_off_that_is_small_at_neither_end(self) -> None:
         self.patch(module, "MIN_BATCH_PART_BYTES", 2 * LINE)
         for after, limit, counts in ((0, 1, [6]), (0, 2, [2, 4]), (1, 3, [4, 2]), (1, 4, [6])):
             ring = filled(6)
             self.assertEqual(ring.read_events(after, limit * LINE), numbers(after, limit))
             self.assertEqual([batch.count for batch in ring.batches], counts)
 
-    def test_many_places(self) -> None:
-        """Readers who each go on at places of their own do not leave a batch for each event."""
+    def test_readers_at_many_places_leave_few_batches(self) -> None:
         ring = EventRing()
         while ring.line_bytes < 2**18:
             ring.append_batch(encode_text_events(b"\n" * 400), 0)
@@ -157,10 +138,7 @@ class ReadTests(SynchronousTestCase):
 
 
 class AcknowledgeTests(SynchronousTestCase):
-    """Shrinking."""
-
-    def test_discards(self) -> None:
-        """What lies before the cursor is discarded and its bytes are free, nothing else."""
+    def test_events_before_the_cursor_are_discarded(self) -> None:
         for counts in ((6,), (1,) * 6, (2, 4)):
             for after in range(7):
                 ring = filled(*counts)
@@ -169,20 +147,17 @@ class AcknowledgeTests(SynchronousTestCase):
                 self.assertEqual(ring.line_bytes, (6 - after) * LINE)
                 self.assertEqual(ring.read_events(after, PLENTY), numbers(after, 6 - after))
 
-    def test_older(self) -> None:
-        """A cursor that is not later than the last one changes nothing."""
+    def test_cursor_that_is_not_later_than_the_last_one_changes_nothing(self) -> None:
         ring = filled(6)
         ring.acknowledge(3)
         for after in (3, 2, 0):
             ring.acknowledge(after)
             self.assertEqual((ring.begin_cursor, ring.line_bytes), (3, 3 * LINE))
 
-    def test_beyond(self) -> None:
-        """Nobody acknowledges what was never there."""
+    def test_nobody_acknowledges_what_was_never_there(self) -> None:
         self.assertRaises(AssertionError, filled(2).acknowledge, 3)
 
     def test_append_after_all_was_acknowledged(self) -> None:
-        """A ring that has become empty goes on at the next number."""
         ring = filled(3)
         ring.acknowledge(3)
         self.assertEqual((ring.begin_cursor, ring.end_cursor, ring.line_bytes), (3, 3, 0))
@@ -190,8 +165,7 @@ class AcknowledgeTests(SynchronousTestCase):
         ring.append_batch(numbers(4, 1), 0)
         self.assertEqual(ring.read_events(3, PLENTY), numbers(3, 2))
 
-    def test_rings_share_nothing(self) -> None:
-        """Each ring has events of its own."""
+    def test_each_ring_has_events_of_its_own(self) -> None:
         one, other = filled(1), EventRing()
         self.assertEqual((one.end_cursor, other.end_cursor), (1, 0))
         self.assertEqual(other.read_events(0, PLENTY), EMPTY_BATCH)

@@ -63,93 +63,48 @@ class Tables(SynchronousTestCase):
 
 
 class TextTests(Tables):
-    """Ordinary output, in which there is no block."""
-
-    def test_nothing(self) -> None:
-        """No output is no event."""
+    def test_lines_and_terminators_are_text(self) -> None:
+        separators = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei"
+        escaped = '"\\\0\x1b\t{"type":"text","payload":""}'
+        invalid = b"a\xffb\xc0\xaf\xed\xa0\x80\xf0\x9f\x98c\xe2\x82"
+        replaced = invalid.decode("utf-8", "replace")
+        for stdout, events in (
+            (b"hello\n\nbye", ["hello", "\n", "\n", "bye"]),  # the contract's example
+            (b"hello\n", ["hello", "\n"]),
+            (b"\n", ["\n"]),
+            (b"\n\na\n\n\nb\n\n", ["\n", "\n", "a", "\n", "\n", "\n", "b", "\n", "\n"]),
+            (b" \n\t a \n", [" ", "\n", "\t a ", "\n"]),
+            (b"a\r\n\r\rb\r", ["a\r", "\n", "\r\rb\r"]),
+            (separators.encode() + b"\n", [separators, "\n"]),
+            # The fast way of encoding needs 0x7f for itself.
+            (b"\x7f\n\na\x7fb\n\x7f\x7f", ["\x7f", "\n", "\n", "a\x7fb", "\n", "\x7f\x7f"]),
+            (escaped.encode() + b"\n\n", [escaped, "\n", "\n"]),
+            ("é€😀\n\ufeff\ufffd😀".encode(), ["é€😀", "\n", "\ufeff\ufffd😀"]),
+            (invalid + b"\n" + invalid, [replaced, "\n", replaced]),
+            (b"\xf0\x9f\n\x98\x80\n", ["\ufffd", "\n", "\ufffd\ufffd", "\n"]),
+        ):
+            self.check(stdout, events)
         self.check_end(b"", [])
+        self.check_end(b"a\n\xe2\x82", ["a", "\n", "\ufffd"])
 
-    def test_example(self) -> None:
-        """The contract's own example: nothing stands for the line that is empty."""
-        self.check(b"hello\n\nbye", ["hello", "\n", "\n", "bye"])
-
-    def test_finished(self) -> None:
-        """Finishing again adds nothing: what was delivered is not delivered once more."""
+    def test_finishing_again_adds_nothing(self) -> None:
         parser = SegiParser(MARKERS)
         parser.feed(b"a\nb")
         self.assertEqual(decode(parser.finish()), ["\n", "b"])
         self.assertEqual(decode(parser.finish()), [])
 
-    def test_terminated(self) -> None:
-        """The terminator that ends the last line is an event."""
-        self.check(b"hello\n", ["hello", "\n"])
-
-    def test_one_terminator(self) -> None:
-        """A terminator at the very start is one like any other."""
-        self.check(b"\n", ["\n"])
-
-    def test_blank_lines(self) -> None:
-        """Blank lines at the start, in the middle and at the end are a terminator each."""
-        self.check(b"\n\na\n\n\nb\n\n", ["\n", "\n", "a", "\n", "\n", "\n", "b", "\n", "\n"])
-
-    def test_spaces(self) -> None:
-        """White space is text, and stays."""
-        self.check(b" \n\t a \n", [" ", "\n", "\t a ", "\n"])
-
-    def test_carriage_return(self) -> None:
-        r"""`\r` stays in the text, before `\n` and elsewhere."""
-        self.check(b"a\r\n\r\rb\r", ["a\r", "\n", "\r\rb\r"])
-
-    def test_other_separators(self) -> None:
-        """What Unicode or Python takes for the end of a line is ordinary text."""
-        line = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei"
-        self.check(line.encode() + b"\n", [line, "\n"])
-
-    def test_delete_character(self) -> None:
-        """0x7f, which the fast way of encoding needs for itself, is text like any other."""
-        self.check(b"\x7f\n\na\x7fb\n\x7f\x7f", ["\x7f", "\n", "\n", "a\x7fb", "\n", "\x7f\x7f"])
-
-    def test_json_characters(self) -> None:
-        """What JSON must escape comes back as it was, even what looks like an event."""
-        line = '"\\\0\x1b\t{"type":"text","payload":""}'
-        self.check(line.encode() + b"\n\n", [line, "\n", "\n"])
-
-    def test_utf8(self) -> None:
-        """Characters of every length survive being cut anywhere."""
-        self.check("é€😀\n\ufeff\ufffd😀".encode(), ["é€😀", "\n", "\ufeff\ufffd😀"])
-
-    def test_invalid_utf8(self) -> None:
-        """What is not UTF-8 becomes U+FFFD, as Python's own decoder has it."""
-        line = b"a\xffb\xc0\xaf\xed\xa0\x80\xf0\x9f\x98c\xe2\x82"
-        text = line.decode("utf-8", "replace")
-        self.check(line + b"\n" + line, [text, "\n", text])
-
-    def test_character_cut_by_terminator(self) -> None:
-        """A character that a terminator breaks off is U+FFFD, and the terminator stands."""
-        self.check(b"\xf0\x9f\n\x98\x80\n", ["\ufffd", "\n", "\ufffd\ufffd", "\n"])
-
-    def test_character_cut_by_the_end(self) -> None:
-        """A character that the end of stdout breaks off is U+FFFD too."""
-        self.check_end(b"a\n\xe2\x82", ["a", "\n", "\ufffd"])
-
 
 class NearMarkerTests(Tables):
-    """What resembles a marker and is none."""
-
-    def test_end_markers(self) -> None:
-        """An end marker outside a block is text."""
-        self.check(b"~DE\n~FE\na\n~DE", ["~DE", "\n", "~FE", "\n", "a", "\n", "~DE"])
-
-    def test_something_before(self) -> None:
-        """A begin marker with anything before it on its line is text."""
-        self.check(b"x~DB\n ~FB\n~~DB\n", ["x~DB", "\n", " ~FB", "\n", "~~DB", "\n"])
-
-    def test_something_after(self) -> None:
-        r"""A begin marker with anything after it on its line is text, were it only a `\r`."""
-        self.check(b"~DBx\n~FB \n~DB\r\n", ["~DBx", "\n", "~FB ", "\n", "~DB\r", "\n"])
+    def test_text_near_a_marker_is_text(self) -> None:
+        for stdout, events in (
+            (b"~DE\n~FE\na\n~DE", ["~DE", "\n", "~FE", "\n", "a", "\n", "~DE"]),
+            (b"x~DB\n ~FB\n~~DB\n", ["x~DB", "\n", " ~FB", "\n", "~~DB", "\n"]),
+            (b"~DBx\n~FB \n~DB\r\n", ["~DBx", "\n", "~FB ", "\n", "~DB\r", "\n"]),
+            (b"~\n~D\n~F\n~", ["~", "\n", "~D", "\n", "~F", "\n", "~"]),
+        ):
+            self.check(stdout, events)
 
     def test_begin_marker_ends_stdout(self) -> None:
-        """A begin marker that stdout ends in is text, and so is the terminator before it."""
         for marker in (b"~DB", b"~FB"):
             text = marker.decode()
             self.check_end(marker, [text])
@@ -158,19 +113,13 @@ class NearMarkerTests(Tables):
             self.check_end(b"~DB\n1\n~DE\n" + marker, [b"1", text])
             self.check_end(b"~DB\n1\n~DE\n\n" + marker, [b"1", "\n", text])
 
-    def test_prefixes(self) -> None:
-        """The beginning of a marker is text."""
-        self.check(b"~\n~D\n~F\n~", ["~", "\n", "~D", "\n", "~F", "\n", "~"])
-
     def test_marker_after_text_of_its_line_was_delivered(self) -> None:
-        """A line whose beginning was flushed long ago does not become a marker."""
         parser = SegiParser(MARKERS)
         events = decode(parser.feed(b"x")) + decode(parser.flush_partial_line())
         events += decode(parser.feed(b"~DB\n1\n~DE\n")) + decode(parser.finish())
         self.assertEqual(join_text(events), ["x~DB\n1\n~DE\n"])
 
     def test_marker_as_the_rest_of_the_last_line(self) -> None:
-        """Not even at the end of stdout is the rest of a flushed line a marker."""
         for rest in (b"~DB", b"y~DB", b"~FB"):
             parser = SegiParser(MARKERS)
             events = decode(parser.feed(b"x")) + decode(parser.flush_partial_line())
@@ -178,7 +127,6 @@ class NearMarkerTests(Tables):
             self.assertEqual(join_text(events), ["x" + rest.decode()])
 
     def test_terminator_after_a_flushed_line(self) -> None:
-        """The terminator of a flushed line may be the one that belongs to a block."""
         parser = SegiParser(MARKERS)
         events = decode(parser.feed(b"x")) + decode(parser.flush_partial_line())
         events += decode(parser.feed(b"\n~DB\n1\n~DE\n")) + decode(parser.finish())
@@ -186,81 +134,41 @@ class NearMarkerTests(Tables):
 
 
 class DataBlockTests(Tables):
-    """Data blocks that are as they should be."""
+    def test_one_terminator_before_a_block_belongs_to_it(self) -> None:
+        for stdout, events in (
+            (b"a\n~DB\n1\n~DE\nb\n", ["a", b"1", "b", "\n"]),
+            (b"~DB\n1\n~DE\n", [b"1"]),
+            (b"\n~DB\n1\n~DE\n", [b"1"]),
+            (b"~DB\n1\n~DE\n~DB\n2\n~DE\n", [b"1", b"2"]),
+            (b"~DB\n1\n~DE\n\n~DB\n2\n~DE\n", [b"1", b"2"]),
+            (b"~DB\n1\n~DE\n\n\n~DB\n2\n~DE\n", [b"1", "\n", b"2"]),
+            (b"a\n\n\n~DB\n1\n~DE\n\n\n", ["a", "\n", "\n", b"1", "\n", "\n"]),
+            (b"a\n~DB\n~DE\nb\n", ["a", "b", "\n"]),
+            (b"~DB\n1\n~DE\n~DE\n~FE\n", [b"1", "~DE", "\n", "~FE", "\n"]),
+        ):
+            self.check(stdout, events)
 
-    def test_block_between_lines(self) -> None:
-        """The terminator before the block belongs to it; the next line follows directly."""
-        self.check(b"a\n~DB\n1\n~DE\nb\n", ["a", b"1", "b", "\n"])
-
-    def test_at_the_start(self) -> None:
-        """At the very start of stdout a marker needs no terminator before it."""
-        self.check(b"~DB\n1\n~DE\n", [b"1"])
-
-    def test_terminator_at_the_start(self) -> None:
-        """A terminator that stdout begins with belongs to the block after it."""
-        self.check(b"\n~DB\n1\n~DE\n", [b"1"])
-
-    def test_right_after_a_block(self) -> None:
-        """Right after a block's end a marker needs no terminator either."""
-        self.check(b"~DB\n1\n~DE\n~DB\n2\n~DE\n", [b"1", b"2"])
-
-    def test_terminator_between_blocks(self) -> None:
-        """A terminator between two blocks belongs to the second; only one does."""
-        self.check(b"~DB\n1\n~DE\n\n~DB\n2\n~DE\n", [b"1", b"2"])
-        self.check(b"~DB\n1\n~DE\n\n\n~DB\n2\n~DE\n", [b"1", "\n", b"2"])
-
-    def test_one_terminator_belongs_to_the_block(self) -> None:
-        """Of the blank lines before a block only the last terminator is the block's."""
-        self.check(b"a\n\n\n~DB\n1\n~DE\n\n\n", ["a", "\n", "\n", b"1", "\n", "\n"])
-
-    def test_empty_block(self) -> None:
-        """A block with no line has no event."""
-        self.check(b"a\n~DB\n~DE\nb\n", ["a", "b", "\n"])
-
-    def test_several_values(self) -> None:
-        """Each line of a block is an event."""
-        self.check(b'~DB\n{"a": 1}\nnull\n"x"\n~DE\n', [b'{"a": 1}', b"null", b'"x"'])
-
-    def test_numbers(self) -> None:
-        """Numbers stay as the evaluator wrote them, beyond any machine's range too."""
-        numbers = [b"1e400", b"1.0", b"12345678901234567890123", b"-0", b"0.10", b"1E+2"]
-        self.check(b"~DB\n" + b"\n".join(numbers) + b"\n~DE\n", numbers)
-
-    def test_verbatim(self) -> None:
-        """White space and escapes within a value stay; those around it go."""
+    def test_each_line_is_a_value_as_it_was_written(self) -> None:
+        greatest = b'"' + b"x" * (MAX_VALUE - 2) + b'"'
+        for values in (
+            (b'{"a": 1}', b"null", b'"x"'),
+            (b"1e400", b"1.0", b"12345678901234567890123", b"-0", b"0.10", b"1E+2"),
+            ('["é😀\u2028\x85\x7f"]'.encode(), greatest),
+        ):
+            self.check(b"~DB\n" + b"\n".join(values) + b"\n~DE\n", values)
         value = b'{"b" : [ 1,\t2 ], "a":"\\ud83d\\ude00"}'
         self.check(b"~DB\n\t " + value + b" \r\n~DE\n", [value])
-
-    def test_unicode_in_values(self) -> None:
-        """Strings in values may have any character, U+2028 and 0x7f among them."""
-        value = '["é😀\u2028\x85\x7f"]'.encode()
-        self.check(b"~DB\n" + value + b"\n~DE\n", [value])
-
-    def test_invalid_utf8_in_values(self) -> None:
-        """What is not UTF-8 becomes U+FFFD in a value as it does in text."""
         self.check(b'~DB\n"a\xff\xe2\x82"\n~DE\n', ['"a\ufffd\ufffd"'.encode()])
-
-    def test_text_looks_like_a_marker_of_another_kind(self) -> None:
-        """Between blocks lines are text again, near markers included."""
-        self.check(b"~DB\n1\n~DE\n~DE\n~FE\n", [b"1", "~DE", "\n", "~FE", "\n"])
-
-    def test_value_of_the_greatest_size(self) -> None:
-        """A line of exactly the limit passes."""
-        value = b'"' + b"x" * (MAX_VALUE - 2) + b'"'
-        self.check(b"~DB\n" + value + b"\n~DE\n", [value])
 
 
 class BrokenDataBlockTests(Tables):
-    """Data blocks that are not as they should be: an error, and not a byte of text lost."""
-
     def check_line(self, line: bytes) -> None:
         """Hold that `line` is refused, and nothing around it touched."""
         stdout = b"a\n~DB\n1\n" + line + b"\n2\n~DE\nb\n"
         self.assertEqual(classify(parse(stdout)), ["a", b"1", ErrorEvent(), b"2", "b", "\n"], line)
         self.assertEqual(parse(stdout, BYTE_BY_BYTE), parse(stdout), line)
 
-    def test_no_json(self) -> None:
-        """A line that is no JSON by RFC 8259 is one error; the others are delivered."""
+    def test_line_that_is_no_json_by_rfc_8259_is_one_error(self) -> None:
         for line in (
             b"nope", b"{", b"[1,]", b"[1 2]", b"{1:2}", b"01", b"1.", b".5", b"+1", b"-", b"1 2",
             b"0x1", b"'a'", b'"a', b'"\t"', b'"\x00"', b'"\\x"', b'"\\u12g4"', b"\xef\xbb\xbf1",
@@ -268,18 +176,15 @@ class BrokenDataBlockTests(Tables):
         ):  # fmt: skip
             self.check_line(line)
 
-    def test_blank_line(self) -> None:
-        """A blank line in a data block is no JSON value."""
+    def test_blank_line_in_a_data_block_is_no_json_value(self) -> None:
         self.check_line(b"")
         self.check_line(b" \t\r")
 
-    def test_not_a_number(self) -> None:
-        """NaN and the infinities are no JSON, however common they are."""
+    def test_nan_and_the_infinities_are_no_json_however_common_they_are(self) -> None:
         for line in (b"NaN", b"Infinity", b"-Infinity", b"[NaN]", b"nan", b"inf"):
             self.check_line(line)
 
-    def test_lone_surrogates(self) -> None:
-        """Half a surrogate pair, which is no character, is refused."""
+    def test_half_a_surrogate_pair_which_is_no_character_is_refused(self) -> None:
         for line in (
             *(rb'"\ud800"', rb'"\udc00"', rb'"\ud800\u0041"', rb'"\uD800\ud800"', rb'{"\uDfff":1}'),
             *(rb'["\\\ud83d"]', rb'"\udc00\ud800 \ud83d\ude00"', rb'"\ud800 and more"'),
@@ -290,7 +195,6 @@ class BrokenDataBlockTests(Tables):
             self.assertNotIn(b"not JSON", event)
 
     def test_surrogates_are_not_to_blame(self) -> None:
-        """What is no JSON whatever becomes of its halves is told to be none, and where."""
         for line, why in (
             (rb'"\ud800', b"truncated"),
             (rb'x"\ud800"', b"byte 0"),
@@ -302,13 +206,11 @@ class BrokenDataBlockTests(Tables):
             self.assertIn(b"is not JSON", event)
             self.assertIn(why, event, line)
 
-    def test_end_marker_with_something(self) -> None:
-        """An end marker counts as a whole line only, and of its own kind only."""
+    def test_end_marker_is_a_whole_line_of_its_own_kind(self) -> None:
         for line in (b" ~DE", b"~DE ", b"~DE\r", b"x~DE", b"~FE"):
             self.check_line(line)
 
-    def test_deep_nesting(self) -> None:
-        """A value nested too deep to be decoded is refused, and nothing crashes."""
+    def test_value_nested_too_deep_to_be_decoded_is_refused_and_nothing_crashes(self) -> None:
         for line in (b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 50_000 + b"1" + b"}" * 50_000):
             stdout = b"a\n~DB\n" + line + b"\n2\n~DE\nb\n"
             events = parse(stdout, [Chunk(2**16)], max_value=2**20)
@@ -316,14 +218,11 @@ class BrokenDataBlockTests(Tables):
             self.assertIn(b"up to 500 levels", events[1])
 
     def test_deep_nesting_behind_a_surrogate(self) -> None:
-        """Nor where something else is wrong before that."""
         line = rb'["\ud800",' + b"[" * 100_000
         [event] = parse(b"~DB\n" + line + b"\n~DE\n", max_value=2**20)
         self.assertIn(b"nested too deeply", event)
 
-    def test_nesting(self) -> None:
-        """As many levels as are promised are taken, however far down the stack."""
-
+    def test_as_many_levels_as_are_promised_are_taken_however_far_down_the_stack(self) -> None:
         def check(frames: int) -> None:
             if frames:
                 check(frames - 1)
@@ -333,40 +232,33 @@ class BrokenDataBlockTests(Tables):
 
         check(300)
 
-    def test_excerpt(self) -> None:
-        """The error shows the line, but not at length."""
+    def test_error_shows_the_line_but_not_at_length(self) -> None:
         [event] = parse(b"~DB\nsome \xff text" + b"x" * 1000 + b"\n~DE\n", max_value=2000)
         self.assertIn("some \ufffd text".encode(), event)
         self.assertLess(len(event), 600)
 
-    def test_over_the_limit(self) -> None:
-        """A line over the limit is one error, and what follows it is intact."""
+    def test_line_over_the_limit_is_one_error(self) -> None:
         self.check_line(b'"' + b"x" * (MAX_VALUE - 1) + b'"')
         self.check_line(b"1" * 1000)
         self.check(b"~DB\n" + b"x" * 100 + b"\n~DE\nb\n", [ErrorEvent(), "b", "\n"])
 
-    def test_over_the_limit_at_the_end(self) -> None:
-        """A line over the limit that stdout ends in is an error, as is the block's end."""
+    def test_last_line_over_the_limit_is_an_error_beside_the_missing_end(self) -> None:
         self.check_end(b"~DB\n" + b"1" * 100, [ErrorEvent(), ErrorEvent()])
 
-    def test_one_error_a_block(self) -> None:
-        """Of several wrong lines the first is reported, whatever is wrong with the others."""
+    def test_first_wrong_line_of_a_block_is_reported(self) -> None:
         for wrong in (b"{nonsense", b"1" * 1000):
             lines = b"\n".join((b"1", wrong, b"NaN", b"1" * 1000, b"2"))
             self.check(b"~DB\n" + lines + b"\n~DE\nb\n", [b"1", ErrorEvent(), b"2", "b", "\n"])
 
-    def test_size_is_in_the_message(self) -> None:
-        """The error tells the limit."""
+    def test_error_tells_the_limit(self) -> None:
         self.assertIn(b" 40 bytes", parse(b"~DB\n" + b"1" * 100 + b"\n~DE\n")[0])
 
-    def test_unterminated(self) -> None:
-        """A block that stdout ends in is an error, after the values that it has."""
+    def test_block_without_an_end_marker_is_an_error_after_its_values(self) -> None:
         self.check_end(b"a\n~DB\n1\n2\n", ["a", b"1", b"2", ErrorEvent()])
         self.check_end(b"a\n~DB\n1\n2", ["a", b"1", b"2", ErrorEvent()])
         self.check_end(b"a\n~DB\n1\n2x", ["a", b"1", ErrorEvent(), ErrorEvent()])
 
-    def test_marker_without_a_terminator(self) -> None:
-        """At the end of stdout, too, an end marker needs its terminator; it is no value either."""
+    def test_end_marker_needs_a_terminator_at_the_end_of_stdout(self) -> None:
         for marker in (b"~DE", b"~DB", b"~FB"):
             self.check_end(b"a\n~DB\n1\n" + marker, ["a", b"1", ErrorEvent()])
             self.check_end(b"~DB\n" + marker, [ErrorEvent()])
@@ -374,15 +266,13 @@ class BrokenDataBlockTests(Tables):
         self.assertIn(b"print the end marker on a line", event)
         self.check_end(b"~DB\n1\n~FE", [b"1", ErrorEvent(), ErrorEvent()])
 
-    def test_begin_marker_ends_stdout(self) -> None:
-        """A begin marker that stdout ends in begins a block only with its own terminator."""
+    def test_begin_marker_with_a_terminator_at_the_end_of_stdout_is_an_error(self) -> None:
         for marker in (b"~DB", b"~FB"):
             self.check_end(marker + b"\n", [ErrorEvent()])
             self.check_end(b"a\n" + marker + b"\n", ["a", ErrorEvent()])
             self.check_end(b"~DB\n1\n~DE\n" + marker + b"\n", [b"1", ErrorEvent()])
 
-    def test_block_in_a_block(self) -> None:
-        """A begin marker in a data block breaks that off, and its own block counts."""
+    def test_begin_marker_in_a_block_begins_another_block(self) -> None:
         self.check(b"~DB\n1\n~DB\n2\n~DE\nb", [b"1", ErrorEvent(), b"2", "b"])
         file = b"X-SEGI-As: content\n\nbody\n~FE\n"
         body = PrintedFile("file", "application/octet-stream", b"body")
@@ -397,10 +287,7 @@ def file_block(
 
 
 class FileBlockTests(Tables):
-    """File blocks, as the parser delivers them."""
-
-    def test_file(self) -> None:
-        """A file is one data event, with its name, its type and its bytes."""
+    def test_file_is_one_event_with_name_type_and_bytes(self) -> None:
         block = file_block(
             b"<svg/>\n",
             "Content-Type: image/svg+xml",
@@ -410,14 +297,12 @@ class FileBlockTests(Tables):
         file = PrintedFile("report.svg", "image/svg+xml", b"<svg/>\n")
         self.check(b"a\n" + block + b"b\n", ["a", file, "b", "\n"])
 
-    def test_every_byte(self) -> None:
-        """A body may have any byte, terminators and other markers among them."""
+    def test_body_may_have_any_byte_terminators_and_other_markers_among_them(self) -> None:
         content = bytes(range(256)) + b"\n\n~FB\n~DB\n~DE\n~FEx\n ~FE"
         [event] = classify(parse(file_block(content), [Chunk(7)], max_file=1000))
         self.assertEqual(event, PrintedFile("file", "application/octet-stream", content))
 
-    def test_empty(self) -> None:
-        """A file may be empty; the terminator before the end marker is not its own."""
+    def test_file_may_be_empty(self) -> None:
         file = PrintedFile("file", "application/octet-stream", b"")
         self.check(b"~FB\n\n~FE\n", [file])
         self.check(b"~FB\n\n\n~FE\n", [file])
@@ -425,56 +310,46 @@ class FileBlockTests(Tables):
         self.check(b"~FB\nContent-Type: a/b\n\n~FE\n", [PrintedFile("file", "a/b", b"")])
 
     def test_blocks_in_a_row(self) -> None:
-        """Blocks of both kinds may follow each other, blank line or none between."""
         file = PrintedFile("file", "application/octet-stream", b"x")
         block = file_block(b"x")
         self.check(block + block + b"\n" + block, [file, file, file])
         self.check(block + b"~DB\n1\n~DE\n" + block, [file, b"1", file])
         self.check(b"~DB\n1\n~DE\n" + block + b"\n~DB\n2\n~DE\n", [b"1", file, b"2"])
 
-    def test_end_marker_ends_stdout(self) -> None:
-        """At the end of stdout, too, an end marker needs its terminator."""
+    def test_end_marker_needs_a_terminator_at_the_end_of_stdout(self) -> None:
         self.check_end(file_block(b"x", end=b"\n~FE"), [ErrorEvent()])
         self.check_end(file_block(b"a", "X-SEGI-As: path", end=b"\n~FE"), [ErrorEvent()])
 
-    def test_greatest_size(self) -> None:
-        """A body of exactly the limit passes, one byte more does not; text after it is intact."""
+    def test_body_of_exactly_the_limit_passes_one_byte_more_does_not(self) -> None:
         body = b"x" * MAX_FILE
         file = PrintedFile("file", "application/octet-stream", body)
         self.check(b"a\n" + file_block(body) + b"b\n", ["a", file, "b", "\n"])
         self.check(b"a\n" + file_block(body + b"x") + b"b\n", ["a", ErrorEvent(), "b", "\n"])
 
-    def test_far_over_the_limit(self) -> None:
-        """Of a file far over the limit every byte is skipped and none of what follows."""
+    def test_file_far_over_the_limit_is_skipped_to_its_end(self) -> None:
         stdout = b"a\n" + file_block(b"x\n" * 20_000 + b"~DB") + b"b\n~DB\n1\n~DE\n"
         for size in (1, 1000, 10**6):
             events = parse(stdout, [Chunk(size)])
             self.assertEqual(classify(events), ["a", ErrorEvent(), "b", b"1"])
 
-    def test_over_the_limit_says_the_same(self) -> None:
-        """The error for a file over the limit does not depend on how stdout was cut."""
+    def test_error_for_a_file_over_the_limit_is_the_same_however_stdout_is_cut(self) -> None:
         for body in (b"x" * (MAX_FILE + 1), b"x" * (MAX_FILE + MAX_HEADER_BYTES + 100)):
             stdout = file_block(body)
             self.assertEqual(parse(stdout, BYTE_BY_BYTE), parse(stdout))
 
-    def test_broken(self) -> None:
-        """A broken block is an error, and the text around it is intact."""
+    def test_broken_block_is_an_error_and_the_text_around_it_is_intact(self) -> None:
         for block in (b"~FB\nno headers\n~FE\n", file_block(b"x", "X-SEGI-As: shell")):
             self.check(b"a\n" + block + b"b\n", ["a", ErrorEvent(), "b", "\n"])
 
-    def test_unterminated(self) -> None:
-        """A file block that stdout ends in is an error."""
+    def test_file_block_that_stdout_ends_in_is_an_error(self) -> None:
         self.check_end(b"a\n~FB\n\nbody\n~FEx\n", ["a", ErrorEvent()])
         self.check_end(b"~FB\n\nbody", [ErrorEvent()])
 
 
 class WantedFileTests(SynchronousTestCase):
-    """A file named by its path: somebody else reads it, and the parser waits."""
-
     block = file_block(b"out/a.txt", "X-SEGI-As: path", "Content-Type: text/plain")
 
-    def test_wanted(self) -> None:
-        """What stands before the block is delivered, and the path told."""
+    def test_what_stands_before_the_block_is_delivered_and_the_path_told(self) -> None:
         parser = SegiParser(MARKERS)
         self.assertIs(parser.awaited_file, None)
         self.assertEqual(decode(parser.feed(b"a\n" + self.block)), ["a"])
@@ -482,8 +357,7 @@ class WantedFileTests(SynchronousTestCase):
         self.assertEqual(parser.awaited_file.path, "out/a.txt")
         self.assertEqual(parser.awaited_file.filename, "a.txt")
 
-    def test_supply(self) -> None:
-        """The supplied content is the event, and what came meanwhile follows, in order."""
+    def test_supplied_content_is_the_event_and_what_came_meanwhile_follows_in_order(self) -> None:
         parser = SegiParser(MARKERS)
         parser.feed(self.block + b"b\n~DB\n1")
         self.assertEqual(decode(parser.feed(b"\n~DE\nc")), [])
@@ -495,8 +369,7 @@ class WantedFileTests(SynchronousTestCase):
         self.assertEqual(decode(parser.flush_partial_line()), ["c"])
         self.assertEqual(decode(parser.finish()), [])
 
-    def test_refuse(self) -> None:
-        """A refused file is an error with the reason, and what came meanwhile follows."""
+    def test_refused_file_is_an_error_with_the_reason(self) -> None:
         parser = SegiParser(MARKERS)
         parser.feed(self.block + b"b\n")
         events = decode(parser.refuse_file("it is a directory"))
@@ -505,8 +378,7 @@ class WantedFileTests(SynchronousTestCase):
         self.assertIs(parser.awaited_file, None)
         self.assertEqual(decode(parser.finish()), ["\n"])
 
-    def test_wanted_after_wanted(self) -> None:
-        """The next file is wanted only after the first has been answered."""
+    def test_next_file_is_wanted_only_after_the_first_has_been_answered(self) -> None:
         parser = SegiParser(MARKERS)
         parser.feed(self.block + self.block.replace(b"a.txt", b"b.txt") + b"c\n")
         self.assertEqual(
@@ -517,31 +389,25 @@ class WantedFileTests(SynchronousTestCase):
         self.assertEqual(parser.awaited_file.path, "out/b.txt")
         self.assertEqual(classify(decode(parser.refuse_file("no"))), [ErrorEvent(), "c"])
 
-    def test_finish_waits(self) -> None:
-        """To finish while a file is wanted is a mistake: what came after it would be misread."""
+    def test_to_finish_while_a_file_is_wanted_is_a_mistake(self) -> None:
         parser = SegiParser(MARKERS)
         parser.feed(self.block + b"~DB\n1\n~DE\n")
         self.assertRaises(AssertionError, parser.finish)
         parser.refuse_file("no")
         parser.finish()
 
-    def test_finish_waits_for_turns(self) -> None:
-        """So it is while there is something to be parsed."""
+    def test_finish_with_pending_input_is_a_mistake(self) -> None:
         parser = SegiParser(MARKERS)
         parser.feed(b"\n" * 40_000)
         self.assertTrue(parser.has_pending_input)
         self.assertRaises(AssertionError, parser.finish)
 
-    def test_nothing_wanted(self) -> None:
-        """To supply what nobody wants is a mistake."""
+    def test_to_supply_what_nobody_wants_is_a_mistake(self) -> None:
         self.assertRaises(AssertionError, SegiParser(MARKERS).supply_file, b"")
 
 
 class FlushTests(SynchronousTestCase):
-    """A partial line is delivered on request; what may be a block's is held back."""
-
-    def test_partial_line(self) -> None:
-        """A line without its terminator waits for `flush`."""
+    def test_line_without_its_terminator_waits_for_flush(self) -> None:
         parser = SegiParser(MARKERS)
         self.assertEqual(decode(parser.feed(b"a\nprogress 5")), ["a"])
         self.assertTrue(parser.has_partial_line)
@@ -552,8 +418,7 @@ class FlushTests(SynchronousTestCase):
         self.assertEqual(decode(parser.flush_partial_line()), ["0 %"])
         self.assertEqual(decode(parser.finish()), [])
 
-    def test_first_line(self) -> None:
-        """The first line of stdout can be flushed; the imagined terminator never comes out."""
+    def test_first_line_of_stdout_can_be_flushed(self) -> None:
         parser = SegiParser(MARKERS)
         self.assertFalse(parser.has_partial_line)
         self.assertEqual(decode(parser.flush_partial_line()), [])
@@ -562,8 +427,7 @@ class FlushTests(SynchronousTestCase):
         parser.feed(b"\n")
         self.assertEqual(decode(parser.finish()), ["\n"])
 
-    def test_after_a_block(self) -> None:
-        """The same holds right after a block."""
+    def test_partial_line_after_a_block_waits_for_a_flush(self) -> None:
         parser = SegiParser(MARKERS)
         self.assertEqual(decode(parser.feed(b"~DB\n1\n~DE\na")), [b"1"])
         self.assertEqual(decode(parser.flush_partial_line()), ["a"])
@@ -573,7 +437,6 @@ class FlushTests(SynchronousTestCase):
         self.assertEqual(decode(parser.finish()), [])
 
     def test_terminator_is_held_back(self) -> None:
-        """A terminator may belong to a block: no number of flushes delivers it."""
         parser = SegiParser(MARKERS)
         self.assertEqual(decode(parser.feed(b"a\n")), ["a"])
         for _ in range(1000):
@@ -585,7 +448,6 @@ class FlushTests(SynchronousTestCase):
         self.assertEqual(decode(parser.finish()), [])
 
     def test_beginning_of_a_marker_is_held_back(self) -> None:
-        """So is whatever may yet become a begin marker, each byte of it."""
         for marker in (MARKERS.data_begin, MARKERS.file_begin):
             for start in (b"", b"a\n"):
                 parser = SegiParser(MARKERS)
@@ -602,13 +464,11 @@ class FlushTests(SynchronousTestCase):
                 )
 
     def test_end_markers_are_not_held_back(self) -> None:
-        """An end marker can become nothing but text."""
         parser = SegiParser(MARKERS)
         parser.feed(b"~DE")
         self.assertEqual(decode(parser.flush_partial_line()), ["~DE"])
 
     def test_marker_in_mid_line_is_not_held_back(self) -> None:
-        """What follows a flushed beginning of a line can be no marker and waits for nothing."""
         parser = SegiParser(MARKERS)
         parser.feed(b"x")
         parser.flush_partial_line()
@@ -616,8 +476,7 @@ class FlushTests(SynchronousTestCase):
         self.assertTrue(parser.has_partial_line)
         self.assertEqual(decode(parser.flush_partial_line()), ["~DB"])
 
-    def test_character(self) -> None:
-        """A character whose last bytes are missing is not delivered in parts."""
+    def test_character_whose_last_bytes_are_missing_is_not_delivered_in_parts(self) -> None:
         parser = SegiParser(MARKERS)
         parser.feed("a😀".encode()[:-1])
         self.assertEqual(decode(parser.flush_partial_line()), ["a"])
@@ -626,8 +485,7 @@ class FlushTests(SynchronousTestCase):
         parser.feed("😀".encode()[-1:])
         self.assertEqual(decode(parser.flush_partial_line()), ["😀"])
 
-    def test_within_blocks(self) -> None:
-        """Within a block there is nothing to flush."""
+    def test_within_a_block_there_is_nothing_to_flush(self) -> None:
         for stdout in (b"~DB\n", b"~DB\n1", b"~FB\n", b"~FB\n\nbody"):
             parser = SegiParser(MARKERS)
             parser.feed(stdout)
@@ -635,8 +493,7 @@ class FlushTests(SynchronousTestCase):
             self.assertEqual(decode(parser.flush_partial_line()), [])
 
     @given(any_bytes)
-    def test_partial_and_flush_agree(self, stdout: bytes) -> None:
-        """Where `partial` says no, `flush` delivers nothing; after a flush it says no."""
+    def test_has_partial_line_tells_whether_a_flush_delivers(self, stdout: bytes) -> None:
         parser = SegiParser(MARKERS)
         parser.feed(stdout)
         partial = parser.has_partial_line
@@ -647,8 +504,6 @@ class FlushTests(SynchronousTestCase):
 
 
 class LongLineTests(SynchronousTestCase):
-    """Lines over what one event carries; `decode` holds every event to its limit."""
-
     def check(self, line: bytes) -> None:
         """Hold that a long line comes through between two short ones, however it is cut."""
         expected = ["a\n" + line.decode("utf-8", "replace") + "\nb"]
@@ -664,39 +519,32 @@ class LongLineTests(SynchronousTestCase):
             at_end = join_text(parse(stdout[2:-2], chunking))
             self.assertEqual(at_end, [line.decode("utf-8", "replace")])
 
-    def test_ascii(self) -> None:
-        """100,000 bytes on one line."""
+    def test_100_000_bytes_on_one_line(self) -> None:
         self.check(b"x" * 100_000)
 
-    def test_multibyte(self) -> None:
-        """Characters of two, three and four bytes at every shift are never cut apart."""
+    def test_characters_are_never_cut_apart(self) -> None:
         for character in ("é", "€", "😀"):
             for shift in range(4):
                 self.check(b"x" * shift + (character * 100_000).encode()[:100_000])
 
-    def test_invalid(self) -> None:
-        """Invalid bytes, each of which becomes three, stay under the limit."""
+    def test_invalid_bytes_each_of_which_becomes_three_stay_under_the_limit(self) -> None:
         for byte in (b"\xff", b"\x80", b"\xf0\x9f\x98", b"\xf0"):
             self.check(byte * (100_000 // len(byte)))
 
-    def test_delete_character(self) -> None:
-        """The slower way of encoding keeps the limit too."""
+    def test_slower_way_of_encoding_keeps_the_limit_too(self) -> None:
         self.check(b"\x7f" + b"\xff" * 100_000)
 
-    def test_near_marker(self) -> None:
-        """A marker at the end of a long line is text."""
+    def test_marker_at_the_end_of_a_long_line_is_text(self) -> None:
         self.check(b"x" * 99_999 + b"\xe2" + MARKERS.data_begin)
 
-    def test_delivered_while_it_comes(self) -> None:
-        """A long line is not held back until its end: what is kept of it stays small."""
+    def test_long_line_is_delivered_while_it_comes(self) -> None:
         parser = SegiParser(MARKERS)
         delivered = 0
         for count in range(1, 100):
             delivered += sum(len(event) for event in decode(parser.feed(b"x" * 5000)))
             self.assertLessEqual(5000 * count - delivered, MAX_PAYLOAD_BYTES)
 
-    def test_limit_is_the_contract_s(self) -> None:
-        """64 KiB."""
+    def test_limit_is_64_kib(self) -> None:
         self.assertEqual(MAX_PAYLOAD_BYTES, 65536)
 
 
@@ -711,8 +559,6 @@ def peak_of(action: Callable[[], object]) -> int:
 
 
 class MemoryTests(SynchronousTestCase):
-    """What is over a limit is not kept."""
-
     def check(self, start: bytes) -> None:
         """Hold that 4 MB after `start` leave no trace of that order."""
 
@@ -725,24 +571,18 @@ class MemoryTests(SynchronousTestCase):
         chunk = b"x" * 10_000
         self.assertLess(peak_of(feed), 500_000)
 
-    def test_value(self) -> None:
-        """A line of a data block over the limit is skipped, not gathered."""
+    def test_line_of_a_data_block_over_the_limit_is_skipped_not_gathered(self) -> None:
         self.check(b"~DB\n")
 
-    def test_file(self) -> None:
-        """A file over the limit is skipped, not gathered."""
+    def test_file_over_the_limit_is_skipped_not_gathered(self) -> None:
         self.check(b"~FB\n\n")
 
-    def test_line(self) -> None:
-        """A line of text without an end leaves as it comes."""
+    def test_line_of_text_without_an_end_leaves_as_it_comes(self) -> None:
         self.check(b"")
 
 
 class MarkersTests(SynchronousTestCase):
-    """The four markers of one run."""
-
-    def test_environment(self) -> None:
-        """The evaluator finds them under the names of SEGI."""
+    def test_evaluator_finds_them_under_the_names_of_segi(self) -> None:
         self.assertEqual(
             MARKERS.build_environment(),
             {
@@ -753,8 +593,7 @@ class MarkersTests(SynchronousTestCase):
             },
         )
 
-    def test_fresh(self) -> None:
-        """Four markers, all of them new in each run, which no JSON can be mistaken for."""
+    def test_each_run_has_new_markers_that_are_no_json(self) -> None:
         drawn = [*Markers.generate(os.urandom).build_environment().values()]
         drawn += Markers.generate(os.urandom).build_environment().values()
         self.assertEqual(len(set(drawn)), 8)
@@ -763,8 +602,7 @@ class MarkersTests(SynchronousTestCase):
             self.assertEqual(classify(events), [ErrorEvent()])
             self.assertTrue(re.fullmatch(r"[!-~]+", marker), "one line, in one word")
 
-    def test_randomness(self) -> None:
-        """Each has at least 80 bits that `random` gave, and all of them show."""
+    def test_each_marker_has_80_random_bits(self) -> None:
         asked: list[int] = []
 
         def random(count: int) -> bytes:
@@ -777,8 +615,7 @@ class MarkersTests(SynchronousTestCase):
         for number, marker in enumerate(markers.build_environment().values(), 1):
             self.assertIn((bytes([number]) * asked[0]).hex(), marker)
 
-    def test_fresh_markers_work(self) -> None:
-        """The parser recognises drawn markers as it does short ones."""
+    def test_parser_recognises_drawn_markers_as_it_does_short_ones(self) -> None:
         markers = Markers.generate(os.urandom)
         blocks = b"%b\n1\n%b\n" % (markers.data_begin, markers.data_end)
         blocks += b"%b\n\nx\n%b\n" % (markers.file_begin, markers.file_end)
@@ -787,8 +624,7 @@ class MarkersTests(SynchronousTestCase):
             file = PrintedFile("file", "application/octet-stream", b"x")
             self.assertEqual(classify(events), ["a", b"1", file, "b"])
 
-    def test_default_limits(self) -> None:
-        """Without limits of its own a parser takes a megabyte of value and two of file."""
+    def test_default_limits_are_1_mib_of_value_and_2_mib_of_file(self) -> None:
         parser = SegiParser(MARKERS)
         value = b'"' + b"x" * (2**20 - 2) + b'"'
         file = b"x" * 2**21
@@ -799,8 +635,6 @@ class MarkersTests(SynchronousTestCase):
 
 
 class StrayMarkersTests(SynchronousTestCase):
-    """Markers that the parser delivers as text."""
-
     MARKERS = Markers.generate(os.urandom)
 
     def advice(self, output: bytes, *, flush: bool = False) -> list[str]:
@@ -829,8 +663,7 @@ class StrayMarkersTests(SynchronousTestCase):
             self.assertEqual(parser.stray_marker_advice, begins[0] if begins else None)
         return advice
 
-    def test_part_of_a_line(self) -> None:
-        """A marker after the delivered beginning of its line is found by the parser."""
+    def test_marker_after_a_flushed_beginning_of_its_line_is_found(self) -> None:
         parser = SegiParser(self.MARKERS)
         parser.feed(b"x")
         parser.flush_partial_line()
@@ -838,8 +671,7 @@ class StrayMarkersTests(SynchronousTestCase):
         parser.finish()
         self.assertIn("DATA_BEGIN is not at the start of a line", parser.stray_marker_advice or "")
 
-    def test_advice(self) -> None:
-        """Each mistake has its remedy, in however many events its line arrives."""
+    def test_each_mistake_has_its_remedy_in_however_many_events_its_line_arrives(self) -> None:
         begin, end = self.MARKERS.data_begin, self.MARKERS.data_end
         file = self.MARKERS.file_begin
         before = "at the start of a line: the block is shown as text; print a newline before it"
@@ -878,59 +710,46 @@ places = st.sets(st.integers(1, 80), max_size=8)
 
 
 class PropertyTests(SynchronousTestCase):
-    """What holds of every stdout and of every way in which it may arrive."""
-
     @given(streams(), chunkings, st.integers(0, 3))
-    def test_model(self, stream: Stream, chunking: list[Chunk], late: int) -> None:
-        """Text, blocks and errors come out as they were put together, however cut."""
+    def test_text_blocks_and_errors_come_out_as_they_were_put_together_however_cut(
+        self, stream: Stream, chunking: list[Chunk], late: int
+    ) -> None:
         events = parse(stream.stdout, chunking, late=late)
         assert join_text(classify(events)) == stream.events
 
-    @given(streams(), chunkings)
-    def test_text(self, stream: Stream, chunking: list[Chunk]) -> None:
-        """The text payloads joined are stdout without the blocks."""
-        text = "".join(e for e in parse(stream.stdout, chunking) if isinstance(e, str))
-        assert text == "".join(e for e in stream.events if isinstance(e, str))
-
-    @given(st.one_of(any_bytes, streams().map(lambda s: s.stdout)), chunkings, st.integers(0, 3))
-    def test_chunking(self, stdout: bytes, chunking: list[Chunk], late: int) -> None:
-        """The events do not depend on chunks, flushes or late answers; nothing ever raises."""
-        assert join_text(parse(stdout, chunking, late=late)) == join_text(parse(stdout))
-
     @given(stdouts, chunkings, st.integers(0, 3))
-    def test_reference(self, stdout: bytes, chunking: list[Chunk], late: int) -> None:
-        """Whatever is printed means what the contract says, however it is cut."""
+    def test_whatever_is_printed_means_what_the_contract_says_however_it_is_cut(
+        self, stdout: bytes, chunking: list[Chunk], late: int
+    ) -> None:
         check_reference(stdout, chunking, late)
 
     @given(outputs, places, places)
     def test_events_depend_on_flushes_and_not_on_reads(
         self, stdout: bytes, reads: set[int], flushes: set[int]
     ) -> None:
-        """One by one."""
         assert parse_reads(stdout, reads, flushes) == parse_reads(stdout, set(), flushes)
 
     @given(any_bytes, chunkings)
-    def test_invalid_utf8(self, stdout: bytes, chunking: list[Chunk]) -> None:
-        """Where there is no block, text is what Python's decoder makes of the whole."""
+    def test_text_without_blocks_is_what_python_decodes(
+        self, stdout: bytes, chunking: list[Chunk]
+    ) -> None:
         stdout = stdout.replace(b"~", b"\xe2")
         assert "".join(map(str, parse(stdout, chunking))) == stdout.decode("utf-8", "replace")
 
 
 class SmallStepTests(SynchronousTestCase):
-    """The same where the parser works in steps of some bytes, and makes a few in a turn."""
-
     def setUp(self) -> None:
         for name, size in SMALL_STEPS.items():
             self.patch(segi, name, size)
 
     @given(stdouts, chunkings, st.integers(0, 3))
-    def test_reference(self, stdout: bytes, chunking: list[Chunk], late: int) -> None:
-        """No step and no turn leaves a trace in the events."""
+    def test_no_step_and_no_turn_leaves_a_trace_in_the_events(
+        self, stdout: bytes, chunking: list[Chunk], late: int
+    ) -> None:
         check_reference(stdout, chunking, late)
 
     @given(outputs, places, places)
     def test_events_depend_on_flushes_and_not_on_reads(
         self, stdout: bytes, reads: set[int], flushes: set[int]
     ) -> None:
-        """One by one, also of lines that are cut."""
         assert parse_reads(stdout, reads, flushes) == parse_reads(stdout, set(), flushes)

@@ -181,40 +181,38 @@ def check_repeated(stdout: bytes, parts: Sequence[Sequence[Call]]) -> None:
 
 
 class PropertyTests(SynchronousTestCase):
-    """What holds of every stdout, and of every place of the checkpoint."""
-
     @given(outputs, calls, calls)
-    def test_same_calls(self, stdout: bytes, before: list[Call], after: list[Call]) -> None:
-        """A resumed parser cannot be told from the first one."""
+    def test_resumed_parser_cannot_be_told_from_the_first_one(
+        self, stdout: bytes, before: list[Call], after: list[Call]
+    ) -> None:
         check_same_calls(stdout, before, after)
 
     @given(outputs, st.lists(calls, min_size=3, max_size=3))
-    def test_repeated(self, stdout: bytes, parts: list[list[Call]]) -> None:
-        """Neither can the third of three, also where the second had not got all again."""
+    def test_third_process_gives_the_same_events(
+        self, stdout: bytes, parts: list[list[Call]]
+    ) -> None:
         check_repeated(stdout, parts)
 
 
 class SmallStepTests(SynchronousTestCase):
-    """The same where checkpoints are made while input is pending."""
-
     def setUp(self) -> None:
         for name, size in SMALL_STEPS.items():
             self.patch(segi, name, size)
 
     @given(outputs, calls, calls)
-    def test_same_calls(self, stdout: bytes, before: list[Call], after: list[Call]) -> None:
-        """A resumed parser cannot be told from the first one."""
+    def test_resumed_parser_cannot_be_told_from_the_first_one(
+        self, stdout: bytes, before: list[Call], after: list[Call]
+    ) -> None:
         check_same_calls(stdout, before, after)
 
     @given(outputs, st.lists(calls, min_size=3, max_size=3))
-    def test_repeated(self, stdout: bytes, parts: list[list[Call]]) -> None:
-        """Neither can the third of three."""
+    def test_third_process_gives_the_same_events(
+        self, stdout: bytes, parts: list[list[Call]]
+    ) -> None:
         check_repeated(stdout, parts)
 
 
 class CutTests(SynchronousTestCase):
-    """Checkpoints after each byte of some outputs."""
-
     def check(self, stdout: bytes, markers: Markers = MARKERS, *, in_parts: bool = False) -> None:
         """Resume after each byte, and compare with the parser that was not interrupted.
 
@@ -234,8 +232,9 @@ class CutTests(SynchronousTestCase):
                 second.parser.stray_marker_advice, first.parser.stray_marker_advice, size
             )
 
-    def test_cuts(self) -> None:
-        """Terminators, real and imagined, markers, characters, blocks, errors and their flags."""
+    def test_terminators_real_and_imagined_markers_characters_blocks_errors_and_their_flags(
+        self,
+    ) -> None:
         for stdout in (
             b"",
             b"\n",
@@ -250,14 +249,12 @@ class CutTests(SynchronousTestCase):
             self.check(stdout)
             self.check(stdout, in_parts=True)
 
-    def test_stray_marker(self) -> None:
-        """The advice about a begin marker that was text is not lost."""
+    def test_advice_about_a_begin_marker_that_was_text_is_not_lost(self) -> None:
         markers = Markers.generate(os.urandom)
         self.check(b"x" + markers.file_begin + b"\na\n", markers)
         self.check(markers.data_begin + b" \na\n", markers)
 
-    def test_all_strays(self) -> None:
-        """The state has its size with every advice."""
+    def test_state_has_its_size_with_every_advice(self) -> None:
         markers = Markers.generate(os.urandom)
         for stray in (b"x%b\n", b"%b x\n"):
             for marker in markers.begin_markers:
@@ -266,16 +263,13 @@ class CutTests(SynchronousTestCase):
                 self.assertTrue(player.parser.stray_marker_advice)
                 self.assertLess(len(player.parser.make_checkpoint()[1]), MAX_STATE)
 
-    def test_invalid(self) -> None:
-        """What is no state is refused."""
+    def test_what_is_no_state_is_refused(self) -> None:
         for packed in (b"", b"\x90", b"\xff" * 9, ResultSummary().pack()):
             with self.assertRaises(msgspec.DecodeError):
                 SegiParser.resume(packed, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE)
 
 
 class DistanceTests(SynchronousTestCase):
-    """How much has to be fed again."""
-
     def check(self, start: bytes, piece: bytes, sizes: Sequence[int] = (READ, 1000)) -> None:
         """Hold the number to its bound in 1 MB of pieces after `start`, also after a resume."""
         limit = 20_000
@@ -298,23 +292,19 @@ class DistanceTests(SynchronousTestCase):
             for tail in (b"\n~DE\n", b"\n~FE\nx"):
                 self.assertEqual(decode(again.feed(tail)), decode(parser.feed(tail)))
 
-    def test_text(self) -> None:
-        """A line of text without an end."""
+    def test_line_of_text_without_an_end(self) -> None:
         self.check(b"", b"x")
         self.check(b"", b"\xff")
 
-    def test_value(self) -> None:
-        """A line of a data block that is over its limit, of any bytes."""
+    def test_value_over_its_limit(self) -> None:
         self.check(b"~DB\n", b"x")
         self.check(b"~DB\n", b"\xff")
         self.check(b"~DB\n", b"\xe2\x82")
 
     def test_values(self) -> None:
-        """Values."""
         self.check(b"~DB\n", b"[1]\n")
 
-    def test_file(self) -> None:
-        """A file over its limit, and what resembles its end."""
+    def test_file_over_its_limit_and_what_resembles_its_end(self) -> None:
         self.check(b"~FB\n\n", b"x")
         self.check(b"~FB\n\n", b"\n~F")
         self.check(b"~FB\nx", b"\n")

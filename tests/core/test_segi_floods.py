@@ -34,8 +34,6 @@ MOST_EVENTS = MAX_BYTES_PARSED_PER_CALL + max(
 
 
 class FloodTests(SynchronousTestCase):
-    """Every flood, through the parser."""
-
     def setUp(self) -> None:
         self.markers = Markers.generate(os.urandom)
 
@@ -59,8 +57,7 @@ class FloodTests(SynchronousTestCase):
                     content = b"x"
         yield measure(parser.finish)
 
-    def test_turns(self) -> None:
-        """No turn makes more calls than that, or more events."""
+    def test_no_turn_makes_more_calls_than_that_or_more_events(self) -> None:
         calls = 0
 
         def count(frame: object, event: str, argument: object) -> None:
@@ -81,8 +78,7 @@ class FloodTests(SynchronousTestCase):
                 self.assertLess(calls, MOST_CALLS, name)
                 self.assertLess(len(batch.lines), MOST_EVENTS, name)
 
-    def test_reference(self) -> None:
-        """In turns, they mean what they mean to the reference, which takes them at once."""
+    def test_turns_mean_what_the_reference_says(self) -> None:
         for name, stdout in floods(self.markers, READ // 4).items():
             events: list[str | bytes] = []
             for batch in self.turns(stdout, lambda turn: turn(), READ // 10):

@@ -16,8 +16,6 @@ PACKAGE = Path(tawebeval.__file__).parent
 
 
 class ShareTests(SynchronousTestCase):
-    """100 for all callers, of which one may take 40."""
-
     def setUp(self) -> None:
         self.share = Share(SharedResource.UPLOADS, 100, 40, "your part is used up", "full", 7)
 
@@ -93,8 +91,6 @@ class ShareTests(SynchronousTestCase):
 
 
 class ListTests(SynchronousTestCase):
-    """All shares of the daemon."""
-
     def test_each_share_is_made_in_one_place_and_documented_with_its_test(self) -> None:
         made = [
             name

@@ -13,8 +13,6 @@ EXPIRES = 1_800_000_000
 
 
 class SignerTests(SynchronousTestCase):
-    """Signed links."""
-
     def setUp(self) -> None:
         self.signer = LinkSigner(b"k" * 32)
         self.link = self.signer.sign_link("a" * 40, GENERATION, EXPIRES)
@@ -23,14 +21,12 @@ class SignerTests(SynchronousTestCase):
         """Read the expiry of a link."""
         return self.signer.verify_and_read_expiry(link, identifier, generation)
 
-    def test_read(self) -> None:
-        """A link tells its expiry, and the key is in no text of the signer."""
+    def test_link_tells_its_expiry_and_not_the_key(self) -> None:
         self.assertTrue(re.fullmatch(LINK_PATTERN, self.link))
         self.assertEqual(self.read(self.link), EXPIRES)
         self.assertNotIn("kkk", repr(self.signer))
 
-    def test_others(self) -> None:
-        """No other link, evaluation, generation or key will do."""
+    def test_no_other_link_evaluation_generation_or_key_will_do(self) -> None:
         for link in (
             *("", "link_", self.link[:-1], f"{self.link}A", self.link.upper(), f" {self.link}"),
             *(f"{self.link}\n", self.link.replace("link_", "link-"), "link_" + "é" * 28),
@@ -45,10 +41,7 @@ class SignerTests(SynchronousTestCase):
 
 
 class HeaderTests(SynchronousTestCase):
-    """Links in place of a token."""
-
-    def test_found(self) -> None:
-        """All that has the prefix of a link is one, so that no damaged link is taken for none."""
+    def test_every_text_with_the_prefix_is_a_link(self) -> None:
         for values, link in (
             ([], None),
             ([b"Bearer tawebeval_x"], None),

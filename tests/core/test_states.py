@@ -13,10 +13,7 @@ API = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 
 
 class StepTests(SynchronousTestCase):
-    """Which state may follow which."""
-
-    def test_table(self) -> None:
-        """Every state has its row, and what is in it may follow, and nothing else."""
+    def test_every_state_has_a_row_in_the_table_of_transitions(self) -> None:
         self.assertEqual(set(TRANSITIONS), set(EvaluationState))
         for state in EvaluationState:
             for following in EvaluationState:
@@ -27,9 +24,7 @@ class StepTests(SynchronousTestCase):
                     self.assertIn(following.value, str(error))
                     self.assertIn(state.value, str(error))
 
-    def test_forward(self) -> None:
-        """Only what was fetched goes back, to the queue; each way leads to one of the two last."""
-
+    def test_only_what_was_fetched_goes_back_to_the_queue(self) -> None:
         def ways(
             state: EvaluationState, before: tuple[EvaluationState, ...] = ()
         ) -> list[EvaluationState]:
@@ -43,8 +38,7 @@ class StepTests(SynchronousTestCase):
             set(ways(EvaluationState.QUEUED)), {EvaluationState.DRAINED, EvaluationState.EXPIRED}
         )
 
-    def test_ended(self) -> None:
-        """Whatever has ended stays so, and what only waits or runs has not."""
+    def test_whatever_has_ended_stays_so_and_what_only_waits_or_runs_has_not(self) -> None:
         for state in EvaluationState:
             for following in TRANSITIONS[state]:
                 self.assertLessEqual(state.has_ended, following.has_ended)
@@ -53,8 +47,7 @@ class StepTests(SynchronousTestCase):
             [EvaluationState.QUEUED, EvaluationState.FETCHING, EvaluationState.RUNNING],
         )
 
-    def test_documented(self) -> None:
-        """The table in docs/api.md has the same states, and the same that may be next."""
+    def test_documented_states_are_those_of_the_table(self) -> None:
         section = API.read_text("utf-8").partition("### States")[2]
         rows = re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", section.partition("\n#")[0], re.M)
         shown = {name: set(re.findall(r"`(\w+)`", following)) for name, following in rows}

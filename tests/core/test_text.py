@@ -32,36 +32,30 @@ def decoded(data: bytes) -> str:
 
 
 class BoundaryTests(SynchronousTestCase):
-    """`find_character_boundary`: where a character ends."""
-
     @given(st.text(min_size=1), st.data())
-    def test_last_place(self, text: str, data: st.DataObject) -> None:
-        """In UTF-8 it is the last place between two characters that is not after `at`."""
+    def test_boundary_is_the_last_one_between_characters(
+        self, text: str, data: st.DataObject
+    ) -> None:
         encoded = ("abc" + text).encode()
         at = data.draw(st.integers(3, len(encoded)))
         places = [len(("abc" + text)[:n].encode()) for n in range(len(text) + 4)]
         assert find_character_boundary(encoded, at) == max(place for place in places if place <= at)
 
     @given(some_bytes, st.data())
-    def test_any_bytes(self, some: bytes, data: st.DataObject) -> None:
-        """In any bytes a cut there changes nothing, and is at most 3 before `at`."""
+    def test_cut_at_a_boundary_changes_nothing(self, some: bytes, data: st.DataObject) -> None:
         at = data.draw(st.integers(0, len(some) + 3))
         some = b"abc" + some
         place = find_character_boundary(some, at + 3)
         assert at <= place <= at + 3
         assert decoded(some[:place]) + decoded(some[place:]) == decoded(some)
 
-    def test_first_character(self) -> None:
-        """The first character is not cut apart either."""
+    def test_first_character_is_not_cut_apart_either(self) -> None:
         for at in range(4):
             self.assertEqual(find_character_boundary("😀".encode(), at), 0)
 
 
 class CompleteTests(SynchronousTestCase):
-    """`measure_complete_characters`: what can be decoded before the next bytes are known."""
-
-    def test_cases(self) -> None:
-        """Only a character that may yet be completed waits."""
+    def test_only_a_character_that_may_yet_be_completed_waits(self) -> None:
         for data, length in (
             (b"", 0),
             (b"a", 1),
@@ -76,25 +70,24 @@ class CompleteTests(SynchronousTestCase):
             self.assertEqual(measure_complete_characters(data), length, data)
 
     @given(some_bytes, st.binary(max_size=4))
-    def test_any_bytes(self, some: bytes, rest: bytes) -> None:
-        """Whatever comes next, a cut there changes nothing; at most 3 bytes wait."""
+    def test_cut_where_a_character_is_complete_changes_nothing(
+        self, some: bytes, rest: bytes
+    ) -> None:
         length = measure_complete_characters(some)
         assert len(some) - 3 <= length <= len(some)
         assert decoded(some[:length]) + decoded(some[length:] + rest) == decoded(some + rest)
 
 
 class TailTests(SynchronousTestCase):
-    """`take_tail`: the end of something long."""
-
     @given(st.text(), st.integers(0, 20))
-    def test_characters(self, text: str, limit: int) -> None:
-        """Of UTF-8 it is as many of the last characters as fit."""
+    def test_of_utf_8_it_is_as_many_of_the_last_characters_as_fit(
+        self, text: str, limit: int
+    ) -> None:
         ends = (text[start:].encode() for start in range(len(text) + 1))
         assert take_tail(text.encode(), limit) == next(end for end in ends if len(end) <= limit)
 
     @given(some_bytes, st.integers(0, 20))
-    def test_any_bytes(self, some: bytes, limit: int) -> None:
-        """Of any bytes it is the end, where at most 3 are missing, and none if all fit."""
+    def test_tail_is_the_end_of_any_bytes(self, some: bytes, limit: int) -> None:
         end = take_tail(some, limit)
         assert some.endswith(end)
         assert len(end) <= limit
@@ -102,28 +95,22 @@ class TailTests(SynchronousTestCase):
 
 
 class PiecesTests(SynchronousTestCase):
-    """`split_long_lines`: no line over a limit."""
-
-    def test_one_piece(self) -> None:
-        """A block whose lines are short is one piece, however long it is."""
+    def test_block_whose_lines_are_short_is_one_piece_however_long_it_is(self) -> None:
         block = b"abcd\n" * 100
         self.assertEqual(list(split_long_lines(block, 5)), [block])
         self.assertEqual(list(split_long_lines(b"", 5)), [b""])
 
-    def test_exactly_the_limit(self) -> None:
-        """A line of exactly the limit is not cut, one that is longer by a byte is."""
+    def test_line_of_exactly_the_limit_is_not_cut(self) -> None:
         self.assertEqual(list(split_long_lines(b"abcde\nabcde", 5)), [b"abcde\nabcde"])
         self.assertEqual(list(split_long_lines(b"a\nabcdef\nb", 5)), [b"a\nabcde", b"f\nb"])
 
-    def test_long_line(self) -> None:
-        """A line is cut as often as need be, and between characters."""
+    def test_line_is_cut_as_often_as_need_be_and_between_characters(self) -> None:
         self.assertEqual(
             list(split_long_lines("a😀😀😀".encode(), 8)), ["a😀".encode(), "😀😀".encode()]
         )
 
     @given(some_bytes, st.integers(4, 9))
-    def test_any_bytes(self, block: bytes, limit: int) -> None:
-        """The pieces are the block, decode as the block, and have no line over the limit."""
+    def test_pieces_are_the_block_within_the_limit(self, block: bytes, limit: int) -> None:
         cut = list(split_long_lines(block, limit))
         assert b"".join(cut) == block
         assert "".join(map(decoded, cut)) == decoded(block)
@@ -132,10 +119,7 @@ class PiecesTests(SynchronousTestCase):
 
 
 class BaseNameTests(SynchronousTestCase):
-    """`get_base_name`: the base name of a file that a client names (contract, section 2)."""
-
-    def test_kept(self) -> None:
-        """A plain name stays exactly as it is, odd characters included."""
+    def test_plain_name_stays_exactly_as_it_is_odd_characters_included(self) -> None:
         for name in (
             "a.cpp",
             ".bashrc",
@@ -149,17 +133,14 @@ class BaseNameTests(SynchronousTestCase):
         ):
             self.assertEqual(get_base_name(name), name)
 
-    def test_base(self) -> None:
-        r"""Only what follows the last `/` or `\` counts."""
+    def test_only_what_follows_the_last_or_counts(self) -> None:
         for name in ("/a", "d/a", "../a", "/etc/../a", "C:\\d\\a", "d\\e/a", "d/e\\a", "//a"):
             self.assertEqual(get_base_name(name), "a")
 
     def test_long_directories(self) -> None:
-        """It is the base name that is bounded, not the path before it."""
         self.assertEqual(get_base_name("d" * 1000 + "/a"), "a")
 
-    def test_refused(self) -> None:
-        """What names no file is refused; the limit is one of bytes."""
+    def test_what_names_no_file_is_refused(self) -> None:
         for name in (
             "", ".", "..", "/", "a/", "a/.", "a\\..", "a\0", "\0", "a\0/..",
             "x" * (MAX_FILENAME_BYTES + 1), "é" * 128, "\ud800",
@@ -167,18 +148,17 @@ class BaseNameTests(SynchronousTestCase):
             self.assertRaises(ValueError, get_base_name, name)
 
     def test_nul_before_the_base(self) -> None:
-        """What is cut off may be anything."""
         self.assertEqual(get_base_name("\0\ud800/a"), "a")
 
-    def test_limit(self) -> None:
-        """255 bytes, told along with the name's own length."""
+    def test_255_bytes_told_along_with_the_names_own_length(self) -> None:
         self.assertEqual(MAX_FILENAME_BYTES, 255)
         with self.assertRaisesRegex(ValueError, "256 bytes; the limit is 255"):
             get_base_name("é" * 128)
 
     @given(file_names)
-    def test_any_name(self, name: str) -> None:
-        """Whatever passes can be used as a file's name within one directory."""
+    def test_whatever_passes_can_be_used_as_a_files_name_within_one_directory(
+        self, name: str
+    ) -> None:
         try:
             base = get_base_name(name)
         except ValueError as error:

@@ -20,8 +20,6 @@ def line(name: str, token: str) -> str:
 
 
 class FileTests(SynchronousTestCase):
-    """What may stand in a file of tokens."""
-
     def refuse(self, text: str, number: int | None) -> str:
         """Hold that a file is refused because of that line, of which nothing is shown."""
         error = str(self.assertRaises(ConfigurationError, parse_tokens, text))
@@ -29,24 +27,21 @@ class FileTests(SynchronousTestCase):
         self.assertNotIn("secret", error)
         return error
 
-    def test_file(self) -> None:
-        """A caller on each line; comments, empty lines and spaces around do not count."""
+    def test_caller_on_each_line(self) -> None:
         text = f"# ours\n\n{line('alice', 'a')}\r\n \t\n  {line('bob', 'b').upper()[3:]}  "
         text = text.replace("SHA256", "sha256").replace("\n  ", "\n  bob")
         tokens = parse_tokens(text)
         self.assertEqual(tokens.find_token([b"Bearer a"]).caller, "alice")
         self.assertEqual(tokens.find_token([b"Bearer b"]).caller, "bob")
 
-    def test_several(self) -> None:
-        """One caller may have several tokens."""
+    def test_one_caller_may_have_several_tokens(self) -> None:
         tokens = parse_tokens(f"{line('alice', 'a')}\n{line('alice', 'b')}")
         self.assertEqual(
             {tokens.find_token([b"Bearer " + t]).caller for t in (b"a", b"b")}, {"alice"}
         )
         self.assertEqual(tokens.caller_names, {"alice"})
 
-    def test_broken(self) -> None:
-        """What is anything else is refused with its line."""
+    def test_what_is_anything_else_is_refused_with_its_line(self) -> None:
         good = line("alice", "a")
         for broken in (
             "alice",
@@ -72,29 +67,23 @@ class FileTests(SynchronousTestCase):
             self.refuse(f"# first\n{broken}\n", 2)
             self.refuse(f"{line('bob', 'b')}\n\n{broken}", 3)
 
-    def test_same_token(self) -> None:
-        """A token cannot be two callers', nor stand there twice."""
+    def test_token_cannot_be_two_callers_nor_stand_there_twice(self) -> None:
         self.refuse(f"{line('alice', 'a')}\n{line('bob', 'a')}", 2)
 
-    def test_empty(self) -> None:
-        """A file without a token lets nobody in: surely a mistake."""
+    def test_file_without_a_token_lets_nobody_in(self) -> None:
         self.refuse("", None)
         self.refuse("# alice\n", None)
 
 
 class AuthenticateTests(SynchronousTestCase):
-    """`Authorization`."""
-
     tokens = parse_tokens(f"{line('alice', 'secret-a')}\n{line('bob', 'secret-b')}")
 
-    def test_known(self) -> None:
-        """The scheme is Bearer, however it is written."""
+    def test_scheme_is_bearer_however_it_is_written(self) -> None:
         for header in (b"Bearer secret-a", b"bearer secret-a", b"BEARER   secret-a "):
             self.assertEqual(self.tokens.find_token([header]).caller, "alice")
         self.assertEqual(self.tokens.find_token([b"Bearer secret-b"]).caller, "bob")
 
-    def test_refused(self) -> None:
-        """No header, two, another scheme, no token, a wrong one; nothing of it is repeated."""
+    def test_other_authorization_headers_are_refused(self) -> None:
         for headers in (
             [],
             [b"Bearer secret-a", b"Bearer secret-a"],
@@ -115,12 +104,10 @@ class AuthenticateTests(SynchronousTestCase):
             self.assertNotIn("secret", str(error))
 
     @given(st.binary(max_size=80))
-    def test_garbage(self, sent: bytes) -> None:
-        """Nothing else gets in."""
+    def test_garbage_gets_nobody_in(self, sent: bytes) -> None:
         self.assertRaises(Unauthorized, self.tokens.find_token, [b"Bearer " + sent])
 
-    def test_constant_time(self) -> None:
-        """Each token of the file is compared, in constant time, whichever it is."""
+    def test_each_token_of_the_file_is_compared_in_constant_time_whichever_it_is(self) -> None:
         compared: list[bytes] = []
 
         def compare(known: bytes, digest: bytes) -> bool:
@@ -133,17 +120,13 @@ class AuthenticateTests(SynchronousTestCase):
             self.tokens.find_token([b"Bearer " + token])
             self.assertEqual(len(compared), 2)
 
-    def test_not_shown(self) -> None:
-        """What is known of tokens is in no representation, which may end in a log."""
+    def test_tokens_are_in_no_representation(self) -> None:
         self.assertEqual(repr(self.tokens), "TokenHashes()")
         self.assertIsInstance(self.tokens, TokenHashes)
 
 
 class NewTests(SynchronousTestCase):
-    """New tokens."""
-
-    def test_new(self) -> None:
-        """A token of 256 random bits, and the line that makes it a caller's."""
+    def test_new_token_has_256_random_bits_and_a_line_for_its_caller(self) -> None:
         asked: list[int] = []
 
         def random(count: int) -> bytes:
@@ -157,8 +140,7 @@ class NewTests(SynchronousTestCase):
         found = parse_tokens(written).find_token([b"Bearer " + token.encode()])
         self.assertEqual(found.caller, "alice")
 
-    def test_restricted(self) -> None:
-        """What restricts a token stands in its line."""
+    def test_what_restricts_a_token_stands_in_its_line(self) -> None:
         for read, rate, problems, end in (
             (False, None, (), ""),
             (True, None, (), " read"),
@@ -179,8 +161,7 @@ class NewTests(SynchronousTestCase):
             self.assertEqual((found.is_read_only, found.requests_per_minute), (read, rate))
             self.assertEqual(found.permitted_problems, frozenset(problems) or None)
 
-    def test_malformed_problems(self) -> None:
-        """A list that is no list of names is refused, as no token without restriction may come."""
+    def test_malformed_list_of_problems_is_refused(self) -> None:
         _, line = generate_token("a", os.urandom)
         for end in ("problems=", "problems=A", "problems=a,", "problems=a, b", "problem=a"):
             self.assertRaises(ConfigurationError, parse_tokens, f"{line} {end}")
@@ -188,12 +169,10 @@ class NewTests(SynchronousTestCase):
             with self.assertRaises(ConfigurationError):
                 generate_token("a", os.urandom, problems=[name])
 
-    def test_fresh(self) -> None:
-        """No two are the same."""
+    def test_no_two_tokens_are_the_same(self) -> None:
         self.assertEqual(len({generate_token("a", os.urandom)[0] for _ in range(50)}), 50)
 
-    def test_name(self) -> None:
-        """What could not stand in the file is refused."""
+    def test_what_could_not_stand_in_the_file_is_refused(self) -> None:
         for name in ("", "a b", "#a", "a\nb", "a" * 65, "ü"):
             self.assertRaises(ConfigurationError, generate_token, name, os.urandom)
         for name in ("a" * 64, "alice@example.org", "site-1"):

@@ -57,8 +57,6 @@ _SLIPS = {
 
 
 class GuessTests(SynchronousTestCase):
-    """What people copy from a browser, a terminal or a chat."""
-
     def test_slips(self) -> None:
         for text, expected in _SLIPS.items():
             self.assertEqual(guess_repository_url(text, ("https", "http")), expected, text)
