@@ -118,8 +118,6 @@ class ArchiveTestCase(SynchronousTestCase):
 
 
 class ReadingTests(ArchiveTestCase):
-    """Events of archived evaluations."""
-
     def setUp(self) -> None:
         super().setUp()
         self.lines = next(make_ring(2000)).read_events(0, MIB).lines.splitlines(keepends=True)
@@ -195,8 +193,6 @@ class ReadingTests(ArchiveTestCase):
 
 
 class StoringTests(ArchiveTestCase):
-    """Evaluations that are archived, or are not."""
-
     def assert_lost(self, reason: Any, message: str) -> None:
         """Hold that an evaluation was not archived, and left nothing."""
         said = self.messages(lambda: self.assertFalse(self.store()))
@@ -261,8 +257,6 @@ class StoringTests(ArchiveTestCase):
 
 
 class RemovalTests(ArchiveTestCase):
-    """Evaluations beyond `archive.days` and `archive.size`."""
-
     def fill(self, count: int, caller: str = "alice") -> None:
         """Archive evaluations, one a second."""
         for number in range(count):
@@ -373,8 +367,6 @@ class RemovalTests(ArchiveTestCase):
 
 
 class SubmissionTests(ArchiveTestCase):
-    """The submission of an evaluation, to run it again."""
-
     def setUp(self) -> None:
         super().setUp()
         self.packed = pack_request(
@@ -416,8 +408,6 @@ class SubmissionTests(ArchiveTestCase):
 
 
 class StartTests(ArchiveTestCase):
-    """What a kill has left of the last change."""
-
     def test_row_without_its_file_goes(self) -> None:
         self.store()
         self.locate().unlink()
@@ -460,8 +450,6 @@ class StartTests(ArchiveTestCase):
 
 
 class KillTests(ArchiveTestCase):
-    """A daemon that is killed in the middle of any change."""
-
     ROUNDS = 40
     CALLS = 15_000  # of functions, until the kill at most
 

@@ -89,8 +89,6 @@ class FileTestCase(SynchronousTestCase):
 
 
 class ReadingTests(FileTestCase):
-    """Pages of a file."""
-
     @given(batches, st.integers(1, 5), st.integers(1, 3000), st.booleans())
     def test_page_at_any_cursor_has_as_many_events_as_fit(
         self, batches: Batches, per_ring: int, max_bytes: int, with_times: bool
@@ -139,8 +137,6 @@ class ReadingTests(FileTestCase):
 
 
 class DamageTests(FileTestCase):
-    """A file that has changed."""
-
     def setUp(self) -> None:
         super().setUp()
         batches: Batches = [([b'"event %d"' % number], number % 2) for number in range(60)]

@@ -10,7 +10,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.events import (
     EMPTY_BATCH,
-    LINE_TERMINATOR,
     EventBatch,
     compute_base64_size,
     encode_data_event,
@@ -48,10 +47,20 @@ class TextTests(SynchronousTestCase):
         lines = b'{"type":"text","payload":"a"}\n{"type":"text","payload":"\\n"}\n'
         self.assertEqual(encode_text_events(b"a\n"), EventBatch(2, lines))
 
-    def test_each_line_is_one_event_each_terminator_another(self) -> None:
-        self.check(b"a", ["a"])
-        self.check(b"a\nb", ["a", "\n", "b"])
-        self.check(b"\na\n", ["\n", "a", "\n"])
+    def test_each_line_and_each_terminator_is_an_event(self) -> None:
+        quoted = '{"type":"text","payload":""}'
+        for block, events in (
+            ("a", ["a"]),
+            ("a\nb", ["a", "\n", "b"]),
+            ("\na\n", ["\n", "a", "\n"]),
+            ("\n\n\n", ["\n", "\n", "\n"]),
+            ("\n\na\n\n\nb\n\n", [*"\n\na\n\n\nb\n\n"]),
+            ("\x7f", ["\x7f"]),
+            ("\n\x7f\n\na\x7f\n", ["\n", "\x7f", "\n", "\n", "a\x7f", "\n"]),
+            (f"{quoted}\n{quoted}", [quoted, "\n", quoted]),
+            ('"}\n', ['"}', "\n"]),
+        ):
+            self.check(block.encode(), events)
 
     @given(st.lists(st.sampled_from((1, 2, 50, 500, 5000)), max_size=30), st.integers(0, 30))
     def test_blank_line_is_found_among_lines_of_any_length(
@@ -62,13 +71,6 @@ class TextTests(SynchronousTestCase):
         lines[place:place] = [b"x", b"", b"x"]
         self.assertTrue(has_blank_line(b"\n".join(lines)))
 
-    def test_nothing_stands_for_a_line_that_is_empty_wherever_it_is(self) -> None:
-        self.check(b"\n", ["\n"])
-        self.check(b"\n\n", ["\n", "\n"])
-        self.check(b"\n\n\n", ["\n", "\n", "\n"])
-        self.check(b"a\n\nb", ["a", "\n", "\n", "b"])
-        self.check(b"\n\na\n\n\nb\n\n", ["\n"] * 2 + ["a"] + ["\n"] * 3 + ["b"] + ["\n"] * 2)
-
     def test_blank_lines_between_long_ones(self) -> None:
         long = "x" * 5000
         for count in (1, 2, 3):
@@ -78,10 +80,6 @@ class TextTests(SynchronousTestCase):
             self.check((long + "\n" * count + long).encode(), [long, *blank, long])
             several = f"a\n{long}\nb\n{long}" + "\n" * count + "c"
             self.check(several.encode(), ["a", "\n", long, "\n", "b", "\n", long, *blank, "c"])
-
-    def test_0x7f_does_not_become_a_terminator_nor_a_terminator_0x7f(self) -> None:
-        self.check(b"\x7f", ["\x7f"])
-        self.check(b"\n\x7f\n\na\x7f\n", ["\n", "\x7f", "\n", "\n", "a\x7f", "\n"])
 
     def test_text_with_every_stand_in_is_exact(self) -> None:
         everything = "\x7f" + "".join(map(chr, range(0xFDD0, 0xFDF0)))
@@ -94,19 +92,11 @@ class TextTests(SynchronousTestCase):
         everything = "\x7f" + "".join(map(chr, (*range(0xFDD0, 0xFDF0), *range(0x10000, 0x11000))))
         self.check(f"a\n{everything}\n\nb".encode(), ["a", "\n", everything, "\n", "\n", "b"])
 
-    def test_text_that_looks_like_events(self) -> None:
-        line = b'{"type":"text","payload":""}'
-        self.check(line + b"\n" + line, [line.decode(), "\n", line.decode()])
-        self.check(b'"}\n', ['"}', "\n"])
-
     @given(st.one_of(texts, st.binary(max_size=30)))
     def test_any_bytes_at_all_are_encoded_by_the_same_rule_counted_right(
         self, block: bytes
     ) -> None:
         assert decode(encode_text_events(block)) == text_events(block)
-
-    def test_only_newline_is_a_terminator(self) -> None:
-        self.assertEqual(LINE_TERMINATOR, b"\n")
 
 
 class DataTests(SynchronousTestCase):

@@ -67,19 +67,11 @@ class ServerSentTests(SynchronousTestCase):
             b'data: {"type":"data","payload":2}\nid: 9\n\n',
         )
 
-    def test_no_events_are_no_bytes(self) -> None:
-        self.assertEqual(encode_server_sent_events(7, EMPTY_BATCH), b"")
-
     def test_carriage_return_between_tokens_becomes_another_space(self) -> None:
         self.assertEqual(
             encode_server_sent_events(0, encode_data_event(b"[1,\r2]\r")),
             b'data: {"type":"data","payload":[1, 2] }\nid: 1\n\n',
         )
-
-    def test_percent_sign_is_one_whatever_stands_after_it(self) -> None:
-        for text in (b"%", b"%d", b"%%d", b"100 %s", b"%(x)s"):
-            framed = encode_server_sent_events(0, encode_text_events(text))
-            self.assertEqual(framed, b"data: %s\nid: 1\n\n" % encode_text_events(text).lines[:-1])
 
     @given(FIRST, PAYLOADS)
     def test_browser_finds_each_event_and_cursor(
@@ -139,9 +131,6 @@ class MessageTests(SynchronousTestCase):
         ):
             batch = encode_data_event(b'"%s"' % (b"x" * (length - overhead)))
             self.assertEqual(encode_websocket_messages(0, batch), header + batch.lines[:-1])
-
-    def test_no_events_are_no_bytes(self) -> None:
-        self.assertEqual(encode_websocket_messages(0, EMPTY_BATCH), b"")
 
     @given(FIRST, PAYLOADS)
     def test_each_event_is_a_message(self, first: int, batches: list[EventBatch]) -> None:

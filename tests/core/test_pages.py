@@ -77,34 +77,21 @@ class PageTests(SynchronousTestCase):
         )
         return page
 
-    def test_without_after_a_page_begins_with_null(self) -> None:
-        self.check(log_of(b"1", b"2"), None, "2", [1, 2])
-
-    def test_first_pages_end_is_never_null(self) -> None:
-        self.check(log_of(), None, "0", [])
-
-    def test_cursor_before_the_first_event_gives_the_first_page(self) -> None:
-        self.check(log_of(b"1"), "0", "1", [1])
-
-    def test_next_page_begins_at_its_cursor(self) -> None:
-        log = log_of(b"1", b"2", b"3")
-        self.check(log, "2", "3", [3])
-
-    def test_running_and_nothing_new(self) -> None:
-        page = self.check(log_of(b"1"), "1", "1", [])
-        self.assertFalse(page.is_last_page)
-
-    def test_last_page_of_a_finished_log_has_the_dummy_end(self) -> None:
-        page = self.check(log_of(b"1", b"2", closed=True), None, ALL_RECEIVED_CURSOR, [1, 2])
-        self.assertTrue(page.is_last_page)
-        page = self.check(log_of(b"1", b"2", closed=True), "1", ALL_RECEIVED_CURSOR, [2])
-        self.assertTrue(page.is_last_page)
-
-    def test_empty_last_page_has_the_dummy_end(self) -> None:
-        self.assertTrue(
-            self.check(log_of(b"1", closed=True), "1", ALL_RECEIVED_CURSOR, []).is_last_page
-        )
-        self.assertTrue(self.check(log_of(closed=True), None, ALL_RECEIVED_CURSOR, []).is_last_page)
+    def test_page_has_its_cursor_its_events_and_the_next_cursor(self) -> None:
+        end = ALL_RECEIVED_CURSOR
+        for payloads, closed, after, expected_end, data in (
+            ((b"1", b"2"), False, None, "2", [1, 2]),
+            ((), False, None, "0", []),  # null would stop every client
+            ((b"1",), False, "0", "1", [1]),
+            ((b"1", b"2", b"3"), False, "2", "3", [3]),
+            ((b"1",), False, "1", "1", []),
+            ((b"1", b"2"), True, None, end, [1, 2]),
+            ((b"1", b"2"), True, "1", end, [2]),
+            ((b"1",), True, "1", end, []),
+            ((), True, None, end, []),
+        ):
+            page = self.check(log_of(*payloads, closed=closed), after, expected_end, list(data))
+            self.assertIs(page.is_last_page, closed)
 
     def test_page_before_the_last_has_no_dummy_end(self) -> None:
         log = log_of(b"1", b"2", closed=True)
@@ -122,49 +109,12 @@ class PageTests(SynchronousTestCase):
         self.assertTrue(page.is_last_page)
         self.assertEqual(page, make_empty_last_page())
 
-    def test_dummy_end_of_a_running_log_is_beyond_the_newest_event(self) -> None:
-        log = log_of(b"1")
-        self.assertRaises(InvalidCursor, ask, log, ALL_RECEIVED_CURSOR, PLENTY)
-        self.assertEqual(log.begin_cursor, 0)
-
     def test_reading_alone_discards_nothing_wherever_it_begins(self) -> None:
         log = log_of(b"1", b"2", b"3")
         for after in ("2", None, "3", "1"):
             self.assertEqual(read_page(log, after, PLENTY).begin_cursor, after)
             self.assertEqual(log.begin_cursor, 0)
         self.assertRaises(InvalidCursor, read_page, log, "4", PLENTY)
-
-    def test_same_after_gives_the_same_events_and_more_when_there_are_more(self) -> None:
-        log = log_of(b"1", b"2")
-        self.check(log, "1", "2", [2])
-        self.check(log, "1", "2", [2])
-        log.append_batch(encode_data_event(b"3"), 0)
-        self.check(log, "1", "3", [2, 3])
-
-    def test_cursor_before_what_was_discarded_is_refused_with_the_oldest_usable_one(self) -> None:
-        log = log_of(b"1", b"2", b"3")
-        ask(log, "2", PLENTY)
-        for after in (None, "0", "1"):
-            error = self.assertRaises(DiscardedCursor, ask, log, after, PLENTY)
-            self.assertEqual(error.extra_members, {"oldest": "2"})
-        self.check(log, "2", "3", [3])
-
-    def test_cursor_beyond_the_newest_event_is_refused_and_discards_nothing(self) -> None:
-        log = log_of(b"1")
-        for after in ("2", "3", "9" * 18):
-            self.assertRaises(InvalidCursor, ask, log, after, PLENTY)
-        self.assertEqual(
-            (log.begin_cursor, count_line_bytes(log)), (0, len(encode_data_event(b"1").lines))
-        )
-
-    def test_page_is_bounded_in_bytes(self) -> None:
-        log = make_log()
-        log.append_batch(encode_text_events(b"a\nb\nc"), 0)
-        line = len(encode_text_events(b"a").lines)
-        page = ask(log, None, 2 * line + 1)
-        self.assertEqual((page.events.count, page.end_cursor), (2, "2"))
-        page = ask(log, "2", 0)
-        self.assertEqual((page.events.count, page.end_cursor), (1, "3"))
 
     def test_times_do_not_change_where_a_page_ends(self) -> None:
         log = make_log()

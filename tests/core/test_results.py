@@ -122,9 +122,6 @@ class ResultSummaryTests(SynchronousTestCase):
         deep = describe(wrong + b', "deep": ' + b"[" * 5000 + b"]" * 5000 + b"}")
         self.assertIn(deep, ("", describe(wrong + b"}")))
 
-    def test_without_a_result_there_is_no_summary(self) -> None:
-        self.assertIsNone(sum_up())
-
     def test_goals_by_name_cases_by_verdict_the_last_progress_and_the_last_score(self) -> None:
         case = {"type": "case", "verdict": "accepted"}
         self.assertEqual(
@@ -326,7 +323,3 @@ class ParserTests(SynchronousTestCase):
         shown = {**EMPTY, "score": {"score": 3, "maximum": None}}
         self.check(b"~DB\n" + fitting + b"\n~DE\n", shown)
         self.check(b"~DB\n" + fitting.replace(b"xx", b"xxx", 1) + b"\n~DE\n", None)
-
-    def test_shortest_result_counts(self) -> None:
-        shown = {**EMPTY, "score": {"score": 3, "maximum": None}}
-        self.check(b'~DB\n{"type":"score","score":3}\n~DE\n', shown)

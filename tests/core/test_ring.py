@@ -39,16 +39,6 @@ class TimesTests(SynchronousTestCase):
 
 
 class AppendTests(SynchronousTestCase):
-    def test_new_ring_is_empty_and_begins_at_0(self) -> None:
-        ring = EventRing()
-        self.assertEqual((ring.begin_cursor, ring.end_cursor, ring.line_bytes), (0, 0, 0))
-        self.assertEqual(ring.read_events(0, PLENTY), EMPTY_BATCH)
-
-    def test_events_are_numbered_in_the_order_in_which_they_come(self) -> None:
-        ring = filled(1, 2, 3)
-        self.assertEqual((ring.begin_cursor, ring.end_cursor, ring.line_bytes), (0, 6, 6 * LINE))
-        self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 6))
-
     def test_batch_without_events_changes_nothing(self) -> None:
         ring = filled(1)
         ring.append_batch(EMPTY_BATCH, 0)
@@ -69,13 +59,6 @@ class AppendTests(SynchronousTestCase):
 
 
 class ReadTests(SynchronousTestCase):
-    def test_any_cursor_will_do_within_a_batch_too_and_again_and_again(self) -> None:
-        ring = filled(3, 3)
-        for _ in range(2):
-            for after in (4, 0, 6, 3, 1, 5, 2):
-                self.assertEqual(ring.read_events(after, PLENTY), numbers(after, 6 - after))
-        self.assertEqual((ring.begin_cursor, ring.end_cursor, ring.line_bytes), (0, 6, 6 * LINE))
-
     def test_as_many_events_as_fit_to_the_byte_wherever_the_batches_are_cut(self) -> None:
         for counts in ((6,), (1,) * 6, (2, 4), (4, 2)):
             for limit in range(LINE, 7 * LINE):
@@ -147,13 +130,6 @@ class AcknowledgeTests(SynchronousTestCase):
                 self.assertEqual(ring.line_bytes, (6 - after) * LINE)
                 self.assertEqual(ring.read_events(after, PLENTY), numbers(after, 6 - after))
 
-    def test_cursor_that_is_not_later_than_the_last_one_changes_nothing(self) -> None:
-        ring = filled(6)
-        ring.acknowledge(3)
-        for after in (3, 2, 0):
-            ring.acknowledge(after)
-            self.assertEqual((ring.begin_cursor, ring.line_bytes), (3, 3 * LINE))
-
     def test_nobody_acknowledges_what_was_never_there(self) -> None:
         self.assertRaises(AssertionError, filled(2).acknowledge, 3)
 
@@ -164,8 +140,3 @@ class AcknowledgeTests(SynchronousTestCase):
         ring.append_batch(numbers(3, 1), 0)
         ring.append_batch(numbers(4, 1), 0)
         self.assertEqual(ring.read_events(3, PLENTY), numbers(3, 2))
-
-    def test_each_ring_has_events_of_its_own(self) -> None:
-        one, other = filled(1), EventRing()
-        self.assertEqual((one.end_cursor, other.end_cursor), (1, 0))
-        self.assertEqual(other.read_events(0, PLENTY), EMPTY_BATCH)

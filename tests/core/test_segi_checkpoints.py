@@ -292,19 +292,16 @@ class DistanceTests(SynchronousTestCase):
             for tail in (b"\n~DE\n", b"\n~FE\nx"):
                 self.assertEqual(decode(again.feed(tail)), decode(parser.feed(tail)))
 
-    def test_line_of_text_without_an_end(self) -> None:
-        self.check(b"", b"x")
-        self.check(b"", b"\xff")
-
-    def test_value_over_its_limit(self) -> None:
-        self.check(b"~DB\n", b"x")
-        self.check(b"~DB\n", b"\xff")
-        self.check(b"~DB\n", b"\xe2\x82")
-
-    def test_values(self) -> None:
-        self.check(b"~DB\n", b"[1]\n")
-
-    def test_file_over_its_limit_and_what_resembles_its_end(self) -> None:
-        self.check(b"~FB\n\n", b"x")
-        self.check(b"~FB\n\n", b"\n~F")
-        self.check(b"~FB\nx", b"\n")
+    def test_endless_lines_values_and_files_need_little_again(self) -> None:
+        for start, piece in (
+            (b"", b"x"),
+            (b"", b"\xff"),
+            (b"~DB\n", b"x"),
+            (b"~DB\n", b"\xff"),
+            (b"~DB\n", b"\xe2\x82"),
+            (b"~DB\n", b"[1]\n"),
+            (b"~FB\n\n", b"x"),
+            (b"~FB\n\n", b"\n~F"),
+            (b"~FB\nx", b"\n"),
+        ):
+            self.check(start, piece)

@@ -25,8 +25,6 @@ from tests.fakes.world import EPOCH, OID, TREE
 
 
 class ChosenEnvironmentTests(EvaluationTestCase):
-    """An environment that a request has chosen."""
-
     settings = EnvironmentSettings("/srv/java", {"FLAVOUR": "sweet"})
 
     def configure(self, **environments: EnvironmentSettings) -> None:
@@ -47,11 +45,7 @@ class ChosenEnvironmentTests(EvaluationTestCase):
         """Return the environment of the status."""
         return build_status(self.evaluation, None)["environment"]
 
-    def test_run(self) -> None:
-        """The sandbox gets it, the evaluator its variables; a reload after the start changes none.
-
-        The status keeps it after the end.
-        """
+    def test_run_has_the_chosen_environment(self) -> None:
         self.choose("java", java=self.settings)
         (environment,) = self.world.sandbox.environments
         self.assertEqual(environment, Environment("java", Path("/srv/java"), {"FLAVOUR": "sweet"}))
@@ -61,14 +55,12 @@ class ChosenEnvironmentTests(EvaluationTestCase):
         self.world.child.end()
         self.assertEqual(self.document(), {"name": "java", "digest": None})
 
-    def test_default(self) -> None:
-        """Without one there is none."""
+    def test_run_without_a_choice_has_no_environment(self) -> None:
         self.begin()
         self.assertEqual(self.world.sandbox.environments, [None])
         self.assertIs(self.document(), None)
 
-    def test_removed(self) -> None:
-        """Before the start that counts which is configured; without it the evaluation fails."""
+    def test_environment_removed_before_the_start_fails_the_evaluation(self) -> None:
         self.slot.shut = True
         digest = "sha256-" + "0" * 64
         self.choose("java", java=EnvironmentSettings(f"/srv/{digest}"))
@@ -85,10 +77,7 @@ class ChosenEnvironmentTests(EvaluationTestCase):
 
 
 class LifeTests(EvaluationTestCase):
-    """A life without incident."""
-
-    def test_life(self) -> None:
-        """Queued, fetching, running, finished: each with its time, and waited for in that order."""
+    def test_evaluation_is_queued_fetching_running_and_finished(self) -> None:
         self.slot.shut = self.world.repositories.gate.shut = True
         self.world.clock.advance(1)
         self.begin()
@@ -117,8 +106,7 @@ class LifeTests(EvaluationTestCase):
         expected = {"created": 1, "fetching": 2, "running": 3, "finished": 4, "ended": 4}
         self.assertEqual(times, expected)
 
-    def test_workspace(self) -> None:
-        """While it runs the upload has become its workspace, with empty directories."""
+    def test_upload_becomes_the_workspace_of_the_run(self) -> None:
         self.begin()
         self.assertEqual(self.world.repositories.users, 1)
         found = {str(path.relative_to(self.root)) for path in self.root.rglob("*")}
@@ -137,8 +125,7 @@ class LifeTests(EvaluationTestCase):
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
 
-    def test_command(self) -> None:
-        """The command is the shell's, in the directory that the form names."""
+    def test_command_is_the_shells_in_the_directory_that_the_form_names(self) -> None:
         (self.tree / "a" / "b").mkdir(parents=True)
         self.evaluation = self.make_again(directory="a/b", evaluator_cmd="echo $PWD | cat")
         self.begin()
@@ -152,8 +139,7 @@ class LifeTests(EvaluationTestCase):
         (self.root / "upload").rename(Path(self.mktemp()))
         return self.make(**changes)
 
-    def test_environment(self) -> None:
-        """Its environment is SEGI's, a small base and what is configured, and nothing else."""
+    def test_environment_is_that_of_segi_a_small_base_and_the_configured(self) -> None:
         files = (SubmissionFile("source", "solution.py"), SubmissionFile("x_1", "a b"))
         self.evaluation = self.make_again(submission=files)
         self.begin()
@@ -187,8 +173,7 @@ class LifeTests(EvaluationTestCase):
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
 
-    def test_markers(self) -> None:
-        """The markers in the environment are those that are looked for, fresh for each run."""
+    def test_markers_in_the_environment_are_fresh_for_each_run(self) -> None:
         self.begin()
         first = self.world.child.environment
         begin, end = first["EVALUATION_DATA_BEGIN"], first["EVALUATION_DATA_END"]
@@ -201,8 +186,7 @@ class LifeTests(EvaluationTestCase):
         self.begin()
         self.assertNotEqual(self.world.child.environment["EVALUATION_DATA_BEGIN"], begin)
 
-    def test_file(self) -> None:
-        """A file that the run names is read in its directories, below its limit."""
+    def test_file_that_the_run_names_is_read_below_its_limit(self) -> None:
         self.begin()
         block = self.write_file()
         self.world.child.print(block)
@@ -214,8 +198,7 @@ class LifeTests(EvaluationTestCase):
         self.assertEqual(self.lines()[-1]["payload"]["reason"], "protocol")
         self.world.child.end()
 
-    def test_orphans(self) -> None:
-        """Processes left by the run are gone before its end; then the sandboxed run closes."""
+    def test_processes_left_by_the_run_are_gone_before_its_end(self) -> None:
         self.world.sandbox.orphan_reaper.shut = True
         self.begin()
         sandboxed = self.world.sandbox.last
@@ -228,8 +211,7 @@ class LifeTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual((len(sandboxed.started_as), sandboxed.closed), (1, 1))
 
-    def test_sandbox(self) -> None:
-        """What is started is what the sandboxed run says, and paths are those that it shows."""
+    def test_sandboxed_run_decides_what_is_started(self) -> None:
         sandboxed = FakeSandboxedRun(
             self.world.configuration.limits,
             self.evaluation.workspace.make_sandboxed_view(Path("/inside")),
@@ -248,8 +230,7 @@ class LifeTests(EvaluationTestCase):
         child.end()
         self.assert_over(EvaluationState.FINISHED, None)
 
-    def test_limit(self) -> None:
-        """A run that goes over a limit, as its sandboxed run finds, is stopped and says which."""
+    def test_run_over_a_limit_of_its_sandbox_is_stopped(self) -> None:
         self.begin()
         self.world.sandbox.last.run_limits.over = build_limit_failure(
             "memory", "memory", "bytes", 2**20
@@ -259,8 +240,7 @@ class LifeTests(EvaluationTestCase):
         self.world.child.end(signal=signal.SIGKILL)
         self.assert_over(EvaluationState.FAILED, "memory")
 
-    def test_chosen_limits(self) -> None:
-        """The run has the limits that the request has chosen, up to the maxima, until the end."""
+    def test_run_has_the_limits_that_the_request_has_chosen(self) -> None:
         (self.root / "upload").rename(self.mktemp())
         self.evaluation = self.make(limits={"memory": 2**28, "wall_clock": 5, "cpu": 301})
         self.begin()
@@ -270,8 +250,7 @@ class LifeTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual(self.evaluation.limits, limits)
 
-    def test_limits_without_a_start(self) -> None:
-        """An evaluation that never runs shows the limits that it would have had."""
+    def test_evaluation_that_never_runs_shows_its_limits(self) -> None:
         (self.root / "upload").rename(self.mktemp())
         self.evaluation = self.make(limits={"cpu": 5})
         self.slot.shut = True
@@ -279,8 +258,7 @@ class LifeTests(EvaluationTestCase):
         self.evaluation.stop(CANCELLED)
         self.assertEqual(self.evaluation.limits.cpu, 5)
 
-    def test_readers_are_woken(self) -> None:
-        """Those who wait for events are woken by each that comes, and by the end."""
+    def test_readers_are_woken_by_each_event_and_by_the_end(self) -> None:
         self.begin()
         waiting = self.evaluation.events.change_condition.wait()
         self.world.child.print(b"hello\n")
@@ -330,15 +308,12 @@ class LifeTests(EvaluationTestCase):
 
 
 class ClusterTests(EvaluationTestCase):
-    """A sandbox with a queue of its own, such as a cluster's."""
-
     def setUp(self) -> None:
         super().setUp()
         self.world.sandbox.has_external_queue = True
         self.world.sandbox.begin.shut = True
 
-    def test_queued(self) -> None:
-        """It is queued until the cluster runs it, and nothing of its clock passes."""
+    def test_evaluation_is_queued_until_the_cluster_runs_it(self) -> None:
         self.begin()
         self.assertIs(self.evaluation.details.state, EvaluationState.QUEUED)
         self.world.clock.advance(1000)
@@ -349,16 +324,14 @@ class ClusterTests(EvaluationTestCase):
         self.world.turn()
         self.assertIs(self.evaluation.details.state, EvaluationState.FINISHED)
 
-    def test_stopped(self) -> None:
-        """A stop takes it from the cluster's queue."""
+    def test_stop_takes_the_evaluation_from_the_clusters_queue(self) -> None:
         self.begin()
         self.evaluation.stop(CANCELLED)
         self.assert_over(EvaluationState.CANCELLED, "cancelled")
         self.assertEqual(self.world.sandbox.begin.cancelled, 1)
         self.assertEqual(self.released, 1)
 
-    def test_lost(self) -> None:
-        """What the cluster does not run fails, with the cluster's reason."""
+    def test_failed_job_fails_the_evaluation_with_the_clusters_reason(self) -> None:
         self.begin()
         self.world.sandbox.begin.error = EvaluationFailure("node", "the node failed")
         self.world.sandbox.begin.open()
@@ -366,8 +339,6 @@ class ClusterTests(EvaluationTestCase):
 
 
 class FetchTests(EvaluationTestCase):
-    """Commits that are fetched over a network, before there is a place to run."""
-
     def setUp(self) -> None:
         super().setUp()
         self.slot.shut = True
@@ -376,8 +347,7 @@ class FetchTests(EvaluationTestCase):
         self.fetches = self.world.fetches = FairQueue(1, UNLIMITED_WAITERS)
         self.evaluation.context = self.world.context()
 
-    def test_fetched_first(self) -> None:
-        """It keeps its turn, is fetched, and waits for a place with nothing of the cache in use."""
+    def test_fetched_evaluation_waits_for_a_slot_without_using_the_cache(self) -> None:
         self.begin()
         self.assertIs(self.evaluation.details.state, EvaluationState.FETCHING)
         self.assertEqual((self.reserved, len(self.slot)), (1, 0))
@@ -397,8 +367,7 @@ class FetchTests(EvaluationTestCase):
         self.assertEqual((times["fetching"], times["running"]), (0, 2))
         self.assertEqual(self.released, 1)
 
-    def test_free_place(self) -> None:
-        """Where there is a place then it runs without being queued again."""
+    def test_fetched_evaluation_takes_a_free_slot_without_being_queued_again(self) -> None:
         self.slot.open()
         self.begin()
         with capturedLogs() as events:
@@ -406,8 +375,7 @@ class FetchTests(EvaluationTestCase):
         self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
         self.assertNotIn("queued", " ".join(map(str, map(formatEvent, events))))
 
-    def test_places(self) -> None:
-        """Places to fetch are few; one that was fetched counts for its caller until it runs."""
+    def test_fetch_slots_are_few(self) -> None:
         other = self.fetches.acquire_slot("other", "")
         self.begin()
         self.assertIs(self.evaluation.details.state, EvaluationState.QUEUED)
@@ -435,8 +403,7 @@ class FetchTests(EvaluationTestCase):
         found: str | None = build_status(self.evaluation, None)["commit_oid"]
         return found
 
-    def test_branch(self) -> None:
-        """A branch is resolved in the fetch slot, once, whatever is pushed afterwards."""
+    def test_branch_is_resolved_once_in_the_fetch_slot(self) -> None:
         self.ask()
         repositories, repository = (
             self.world.repositories,
@@ -454,8 +421,7 @@ class FetchTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual(self.shown_commit(), OID)
 
-    def test_local_branch(self) -> None:
-        """The branch of a repository of this machine is resolved in the run slot."""
+    def test_local_branch_is_resolved_in_the_run_slot(self) -> None:
         self.world.repositories.remote = False
         self.ask()
         self.assertEqual(len(self.world.repositories.question), 0)
@@ -466,8 +432,7 @@ class FetchTests(EvaluationTestCase):
         self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
         self.assertEqual(self.shown_commit(), OID)
 
-    def test_no_branch(self) -> None:
-        """An evaluation without a commit ends like one whose fetch fails, or is stopped."""
+    def test_branch_that_cannot_be_resolved_ends_the_evaluation(self) -> None:
         for end, state, reason in (
             (EvaluationFailure("repository", "no"), EvaluationState.FAILED, "repository"),
             (None, EvaluationState.CANCELLED, "cancelled"),
@@ -484,16 +449,14 @@ class FetchTests(EvaluationTestCase):
             self.assertIs(self.shown_commit(), None)
             self.check_nothing_kept()
 
-    def test_failed(self) -> None:
-        """What cannot be fetched ends without a place to run, and gives back all that it has."""
+    def test_failed_fetch_gives_back_all_that_it_has(self) -> None:
         self.begin()
         self.world.repositories.fail("repository", "no")
         self.world.repositories.gate.open()
         self.assert_over(EvaluationState.FAILED, "repository")
         self.check_nothing_kept()
 
-    def test_refused(self) -> None:
-        """So does what may not be fetched at all, before anything is done for it."""
+    def test_forbidden_fetch_ends_before_anything_is_done(self) -> None:
         self.world.repositories.fail("repository", "no")
         self.patch(self.world.repositories, "checkout_needs_network", self.refuse)
         self.begin()
@@ -504,8 +467,7 @@ class FetchTests(EvaluationTestCase):
         """Refuse a URL."""
         raise EvaluationFailure("repository", "no")
 
-    def test_stopped(self) -> None:
-        """It can be stopped while it waits to fetch, fetches, and waits to run."""
+    def test_evaluation_can_be_stopped_around_its_fetch(self) -> None:
         self.fetches.acquire_slot("other", "")
         self.stop()
         self.setUp()

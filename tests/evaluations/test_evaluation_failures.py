@@ -21,12 +21,9 @@ from tests.fakes.world import SlowThreads
 
 
 class FailureTests(EvaluationTestCase):
-    """Each failure is one final event after all that was printed."""
-
     configuration = Configuration(limits=LimitSettings(wall_clock=10, output=1024))
 
-    def test_repository(self) -> None:
-        """A repository that cannot be had, with git's own words."""
+    def test_failed_repository_has_gits_own_words(self) -> None:
         self.world.repositories.fail("repository", "could not be fetched", stderr="fatal: no")
         self.begin()
         error = self.assert_over(EvaluationState.FAILED, "repository")
@@ -34,8 +31,7 @@ class FailureTests(EvaluationTestCase):
         self.assertEqual((self.world.spawn.children, self.released), ([], 1))
         self.assertNotIn("running", self.evaluation.details.state_times)
 
-    def test_directory(self) -> None:
-        """A directory that is not in the commit, or leads out of it."""
+    def test_directory_outside_the_commit_is_a_failure(self) -> None:
         for directory in ("missing", "file", "out"):
             self.setUp()
             (self.tree / "file").touch()
@@ -47,16 +43,14 @@ class FailureTests(EvaluationTestCase):
             self.assertIn(directory, error["message"])
             self.assertEqual(self.world.spawn.children, [])
 
-    def test_fault_by_a_caller(self) -> None:
-        """What a caller can cause is lost all the same, but says nothing of the machine."""
+    def test_loss_by_a_caller_is_no_fault_of_the_machine(self) -> None:
         lost = EvaluationFailure("lost", "git was killed", is_daemon_fault=False)
         self.world.repositories.gate.error = lost
         self.begin()
         self.assert_over(EvaluationState.FAILED, "lost")
         self.assertIsNone(self.evaluation.context.counters.latest_fault)
 
-    def test_fault(self) -> None:
-        """What this machine has lost is noted, until an evaluation ends in another way."""
+    def test_fault_of_the_machine_is_noted_until_another_end(self) -> None:
         tally = self.evaluation.context.counters
         self.world.sandbox.unable = OSError(28, "No space left on device")
         self.world.clock.advance(5)
@@ -79,8 +73,7 @@ class FailureTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertIsNone(tally.latest_fault)
 
-    def test_exit(self) -> None:
-        """An exit status, with the end of stderr."""
+    def test_exit_status_with_the_end_of_stderr(self) -> None:
         self.begin()
         self.world.child.print(b"some output\n")
         self.world.child.complain(b"Traceback")
@@ -88,16 +81,14 @@ class FailureTests(EvaluationTestCase):
         error = self.assert_over(EvaluationState.FAILED, "exit", "some output\n")
         self.assertEqual((error["status"], error["stderr"]), (3, "Traceback"))
 
-    def test_output(self) -> None:
-        """The limit of output."""
+    def test_output_over_its_limit_is_a_failure(self) -> None:
         self.begin()
         self.world.child.print(b"x" * 2000)
         self.world.child.end(signal=signal.SIGTERM)
         error = self.assert_over(EvaluationState.FAILED, "output", "x" * 1024)
         self.assertEqual((error["limit"], error["value"]), ("limits.output", 1024))
 
-    def test_output_of_files(self) -> None:
-        """A file that is named counts as output, in base64; one beyond the limit is not sent."""
+    def test_named_file_counts_as_output(self) -> None:
         self.begin()
         child = self.world.child
         for size, events in ((150, 1), (600, 2)):
@@ -119,9 +110,7 @@ class FailureTests(EvaluationTestCase):
         self.world.turn()
         self.assertEqual(self.lines()[-1]["payload"]["limit"], "limits.output")
 
-    def test_defect_between_stdout_and_the_ring(self) -> None:
-        """Events that a defect loses make it `lost`: it is killed, and did not finish."""
-
+    def test_defect_that_loses_events_kills_the_run_as_lost(self) -> None:
         def fail(*_: object) -> NoReturn:
             raise ZeroDivisionError("oh")
 
@@ -134,7 +123,6 @@ class FailureTests(EvaluationTestCase):
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
     def test_protocol_error_is_not_final(self) -> None:
-        """A broken block is an event like any other, and the evaluation finishes well."""
         self.begin()
         begin = self.world.child.environment["EVALUATION_DATA_BEGIN"]
         self.world.child.print(f"{begin}\n".encode())
@@ -143,8 +131,7 @@ class FailureTests(EvaluationTestCase):
         self.assertIs(self.evaluation.details.state, EvaluationState.FINISHED)
         self.assertEqual([e["payload"]["reason"] for e in self.lines()], ["protocol"])
 
-    def test_cannot_be_spawned(self) -> None:
-        """A process that cannot be started: `lost`, and a line in the log, which has the path."""
+    def test_process_that_cannot_be_started_is_lost_and_logged(self) -> None:
         self.world.sandbox.unable = OSError(11, "no more processes", "/bin/x")
         with capturedLogs() as events:
             self.begin()
@@ -156,15 +143,13 @@ class FailureTests(EvaluationTestCase):
         self.assertNotIn(EvaluationState.RUNNING.value, self.evaluation.details.state_times)
         self.assertEqual((self.released, self.world.sandbox.last.closed), (1, 1))
 
-    def test_defect(self) -> None:
-        """Whatever else goes wrong on the way: `lost`, and logged."""
+    def test_defect_on_the_way_is_lost_and_logged(self) -> None:
         self.world.repositories.gate.error = ZeroDivisionError("oh")
         self.begin()
         self.assert_over(EvaluationState.FAILED, "lost")
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
-    def test_workspace_cannot_be_made(self) -> None:
-        """A workspace that cannot be made: `lost`, and the upload is removed."""
+    def test_workspace_that_cannot_be_made_is_lost(self) -> None:
         self.patch(Workspace, "create_directories", lambda workspace, upload, view: 1 // 0)
         self.begin()
         self.assert_over(EvaluationState.FAILED, "lost")
@@ -191,23 +176,19 @@ class SlowTestCase(EvaluationTestCase):
 
 
 class StopTests(SlowTestCase):
-    """Ended from outside, in each state."""
-
     def stop(self, reason: EvaluationFailure = CANCELLED) -> None:
         """End it."""
         self.evaluation.stop(reason)
         self.world.turn()
 
-    def test_queued(self) -> None:
-        """While it waits for a place: at once, and it never had one to give back."""
+    def test_queued_evaluation_stops_at_once(self) -> None:
         self.slot.shut = True
         self.begin()
         self.stop()
         self.assert_over(EvaluationState.CANCELLED, "cancelled")
         self.assertEqual((self.slot.cancelled, len(self.slot)), (1, 0))
 
-    def test_fetching(self) -> None:
-        """While it fetches: the fetch is given up."""
+    def test_fetching_evaluation_gives_up_its_fetch(self) -> None:
         self.world.repositories.gate.shut = True
         self.begin()
         self.stop()
@@ -215,8 +196,7 @@ class StopTests(SlowTestCase):
         self.assert_over(EvaluationState.CANCELLED, "cancelled")
         self.assertEqual(self.released, 1)
 
-    def test_in_a_thread(self) -> None:
-        """While a thread works for it: when that has returned, so that nothing is made later."""
+    def test_stop_waits_for_a_thread_that_works_for_the_evaluation(self) -> None:
         threads = self.slow_threads()
         self.begin()
         self.stop()
@@ -226,8 +206,7 @@ class StopTests(SlowTestCase):
         self.assert_over(EvaluationState.CANCELLED, "cancelled")
         self.assertEqual(self.world.spawn.children, [])
 
-    def test_as_it_starts(self) -> None:
-        """When it is started already, in a thread: it is killed at once, and nothing is lost."""
+    def test_evaluator_that_starts_during_the_stop_is_killed(self) -> None:
         threads = self.slow_threads()
         start = FakeSandboxedRun.start_evaluator
 
@@ -246,8 +225,7 @@ class StopTests(SlowTestCase):
         threads.finish()
         self.assert_over(EvaluationState.CANCELLED, "cancelled", "last words")
 
-    def test_running(self) -> None:
-        """While it runs: TERM, KILL after the grace time, and the end when the process is gone."""
+    def test_running_evaluator_gets_term_and_after_the_grace_time_kill(self) -> None:
         self.begin()
         self.world.child.print(b"working\n")
         self.stop()
@@ -259,15 +237,13 @@ class StopTests(SlowTestCase):
         self.world.child.end(signal=signal.SIGKILL)
         self.assert_over(EvaluationState.CANCELLED, "cancelled", "working\nlast words")
 
-    def test_obedient(self) -> None:
-        """One that exits with 0 when it is told to go was cancelled nevertheless."""
+    def test_exit_with_0_after_the_stop_is_cancelled(self) -> None:
         self.begin()
         self.stop()
         self.world.child.end(0)
         self.assert_over(EvaluationState.CANCELLED, "cancelled")
 
-    def test_reasons(self) -> None:
-        """Every reason other than `cancelled` makes it a failure."""
+    def test_every_reason_other_than_cancelled_makes_it_a_failure(self) -> None:
         for reason in ("shutdown", "lost"):
             self.setUp()
             self.world.repositories.gate.shut = True
@@ -275,8 +251,7 @@ class StopTests(SlowTestCase):
             self.stop(EvaluationFailure(reason, "so it is"))
             self.assert_over(EvaluationState.FAILED, reason)
 
-    def test_twice(self) -> None:
-        """Only the first reason counts."""
+    def test_only_the_first_reason_counts(self) -> None:
         for prepare in self.states():
             self.setUp()
             prepare()
@@ -295,24 +270,14 @@ class StopTests(SlowTestCase):
             lambda: None,
         ]
 
-    def test_after_the_end(self) -> None:
-        """One that has ended stays as it is."""
-        self.begin()
-        self.world.child.end()
-        self.assert_over(EvaluationState.FINISHED, None)
-        self.stop()
-        self.assert_over(EvaluationState.FINISHED, None)
-
-    def test_while_it_cleans_up(self) -> None:
-        """So does one that only has to be cleaned up."""
+    def test_evaluation_that_is_cleaned_up_stays_as_it_is(self) -> None:
         threads = self.slow_threads()
         self.run_to_the_clean_up(threads)
         self.stop()
         threads.finish()
         self.assert_over(EvaluationState.FINISHED, None)
 
-    def test_readers_are_woken(self) -> None:
-        """Those who wait for events are told of the end."""
+    def test_stop_wakes_readers(self) -> None:
         self.slot.shut = True
         self.begin()
         waiting = self.evaluation.events.change_condition.wait()
@@ -321,10 +286,7 @@ class StopTests(SlowTestCase):
 
 
 class CleanUpTests(SlowTestCase):
-    """What an evaluation leaves: nothing."""
-
-    def test_order(self) -> None:
-        """The events are closed and the place is free before directories are removed."""
+    def test_events_are_closed_and_the_place_is_free_before_directories_are_removed(self) -> None:
         threads = self.slow_threads()
         over: Deferred[None] = self.evaluation.cleanup_event.wait()
         self.run_to_the_clean_up(threads)
@@ -335,8 +297,7 @@ class CleanUpTests(SlowTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.successResultOf(over)
 
-    def test_cannot_be_removed_yet(self) -> None:
-        """Where the machine does not let them be removed just now that is done later."""
+    def test_removal_that_fails_is_tried_again(self) -> None:
         self.begin()
         remove, broken = Workspace.remove_evaluator_content, [True]
 
@@ -358,8 +319,7 @@ class CleanUpTests(SlowTestCase):
             cleanups.retry_next_calls()
         self.assert_removed()
 
-    def test_group_stays(self) -> None:
-        """Where killed processes have not gone as yet, the rest is removed, and later they."""
+    def test_group_that_does_not_go_is_removed_later(self) -> None:
         self.begin()
         close, closed, broken = FakeSandboxedRun.close, [], [True]
 
@@ -381,8 +341,7 @@ class CleanUpTests(SlowTestCase):
             cleanups.retry_next_calls()
         self.assertEqual(closed, [False, False, True])
 
-    def test_cannot_be_removed(self) -> None:
-        """Where directories cannot be removed it is over all the same, and that is logged."""
+    def test_evaluation_is_over_without_the_removal_and_that_is_logged(self) -> None:
         self.begin()
         self.patch(Workspace, "remove_evaluator_content", lambda *_, keep_submission: 1 // 0)
         self.world.child.end()

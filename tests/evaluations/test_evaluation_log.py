@@ -19,8 +19,6 @@ from tests.fakes.world import EPOCH, OID
 
 
 class StoryTests(EvaluationTestCase):
-    """What stands in the log after an evaluation."""
-
     def setUp(self) -> None:
         super().setUp()
         logs = capturedLogs()
@@ -39,8 +37,7 @@ class StoryTests(EvaluationTestCase):
             lines.append(line.removeprefix(f"{name}: "))
         return lines
 
-    def test_finished(self) -> None:
-        """Each step has its line, with the time before it, the limits, and what was used."""
+    def test_each_step_has_its_line(self) -> None:
         self.slot.shut = self.world.repositories.gate.shut = True
         self.begin()
         self.world.clock.advance(1)
@@ -62,8 +59,7 @@ class StoryTests(EvaluationTestCase):
         self.assertEqual(states, ["queued", "fetching", "running", "finished", "drained"])
         self.assertEqual([event.get("after") for event in self.events], [None, 1, 2, 3, 0])
 
-    def test_failed(self) -> None:
-        """A bad end has its reason; nothing in stderr is taken for a format or another line."""
+    def test_bad_end_has_its_reason(self) -> None:
         self.begin()
         self.world.child.complain(b"{evaluation} %s {nothing}\n\x1b[2J")
         self.world.child.end(3)
@@ -74,7 +70,6 @@ class StoryTests(EvaluationTestCase):
         self.assertEqual(self.events[-1]["reason"], "exit")
 
     def test_stray_marker(self) -> None:
-        """A begin marker that does not stand alone on its line is pointed out."""
         self.begin()
         begin = self.world.child.environment["EVALUATION_DATA_BEGIN"].encode()
         self.world.child.print(b"x" + begin + b"\n1\n")
@@ -83,7 +78,6 @@ class StoryTests(EvaluationTestCase):
         self.assertIn("; EVALUATION_DATA_BEGIN is not at the start of a line", self.story()[-1])
 
     def test_value_that_does_not_count(self) -> None:
-        """The log tells why a value with the type of a result is none; it is no format."""
         self.begin()
         environment = self.world.child.environment
         value = '{"type": "goal_result", "goal": "x", "result": "{yes}"}'
@@ -94,8 +88,7 @@ class StoryTests(EvaluationTestCase):
         words = '"goal_result" does not count as a result: "result" is "{yes}"; write true or false'
         self.assertTrue(self.story()[-1].endswith(words), self.story()[-1])
 
-    def test_stopped_early(self) -> None:
-        """What was never run used nothing."""
+    def test_evaluation_that_never_ran_used_nothing(self) -> None:
         self.slot.shut = True
         self.begin()
         self.evaluation.stop(CANCELLED)
@@ -104,7 +97,6 @@ class StoryTests(EvaluationTestCase):
         )
 
     def test_what_is_not_measured(self) -> None:
-        """What was not measured is not told."""
         for number, (usage, told) in enumerate(
             (
                 (ResourceUsage(None, None), "; 0 events"),
@@ -133,11 +125,7 @@ class StoryTests(EvaluationTestCase):
                 self.assertEqual(field in self.events[-1], value is not None)
             self.events.clear()
 
-    def test_clock_set(self) -> None:
-        """Once an evaluation is accepted, neither times nor durations follow the time of day.
-
-        A later process of the daemon goes on by the same clock.
-        """
+    def test_times_and_durations_do_not_follow_the_clock(self) -> None:
         times = iter((50.0, 1e9, 60.0))
         object.__setattr__(self.evaluation.context, "read_wall_clock", lambda: next(times))
         self.begin()
@@ -155,8 +143,7 @@ class StoryTests(EvaluationTestCase):
             [EPOCH, EPOCH, EPOCH, EPOCH + 10],
         )
 
-    def test_rights(self) -> None:
-        """The log has no identifier, which gives rights, and the status has the name."""
+    def test_log_has_no_identifier(self) -> None:
         self.evaluation.details.identifier = "z" * 40
         self.begin()
         self.world.child.complain(b"oops")

@@ -58,8 +58,6 @@ LETTERS = str.maketrans("0123456789", "abcdefghij")
 
 
 class MemoryTests(EvaluationTestCase):
-    """With everything as large as it may be."""
-
     configuration = Configuration()
 
     def make(self, **changes: Any) -> Any:
@@ -97,16 +95,14 @@ class MemoryTests(EvaluationTestCase):
                 waiting += gc.get_referents(one)
         return found
 
-    def test_queued(self) -> None:
-        """A form that waits takes as many bytes as it has, not four times as many."""
+    def test_queued_form_takes_as_many_bytes_as_it_has(self) -> None:
         self.slot.shut = True
         self.begin()
         sent = sum(TEXT_FIELD_SIZE_LIMITS.values())
         names = sum(len(file.field) + len(file.filename.encode()) for file in files())
         self.assertLess(self.texts(), sent + names + USUAL)
 
-    def test_running(self) -> None:
-        """With the start the command and the names of the files go."""
+    def test_command_and_file_names_go_with_the_start(self) -> None:
         self.begin()
         self.world.sandbox.last.started_as.clear()
         self.assertLess(self.texts(), KEPT + USUAL)
@@ -118,8 +114,7 @@ class MemoryTests(EvaluationTestCase):
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
 
-    def test_ended(self) -> None:
-        """At the end it has no part of stdout that is no event, and stderr twice: in the event."""
+    def test_ended_evaluation_has_no_partial_line(self) -> None:
         self.begin()
         begin = self.world.child.environment["EVALUATION_FILE_BEGIN"].encode()
         self.world.child.print(begin + b"\n\n" + b"x" * 10**6)
@@ -137,8 +132,7 @@ class MemoryTests(EvaluationTestCase):
         """Let readers have taken all events."""
         self.evaluation.events.acknowledge(self.evaluation.events.log.end_cursor)
 
-    def test_failed(self) -> None:
-        """Of a failure there are its event and what the status tells, not where it was raised."""
+    def test_failure_does_not_keep_its_traceback(self) -> None:
         self.world.repositories.fail("repository", "could not be fetched", stderr="x" * 8192)
         self.begin()
         self.assertEqual(
@@ -151,8 +145,7 @@ class MemoryTests(EvaluationTestCase):
         self.assertEqual((failure.reason, str(failure)), ("repository", "could not be fetched"))
         self.assertEqual((failure.extra_members, failure.__traceback__), ({}, None))
 
-    def test_long_directory(self) -> None:
-        """A directory that is not there is not repeated whole."""
+    def test_missing_directory_is_not_repeated_whole(self) -> None:
         (self.root / "upload").rename(self.mktemp())
         self.evaluation = self.make(directory="\x01" * 4096)
         self.begin()
@@ -160,8 +153,7 @@ class MemoryTests(EvaluationTestCase):
         self.assertLess(len(message), 400)
         self.assertLess(self.texts(), KEPT + len(message) + 3 * USUAL)
 
-    def test_packed(self) -> None:
-        """What was packed is what was sent."""
+    def test_packed_form_is_what_was_sent(self) -> None:
         self.assertEqual(self.evaluation.details.request.submission, files())
         request = self.evaluation.details.request
         self.assertEqual(unpack_request(pack_request(request)), request)

@@ -234,8 +234,6 @@ class ArchivedLogMachine(LogMachine):
 
 
 class PropertyTests(SynchronousTestCase):
-    """Everything that may happen, in any order."""
-
     def setUp(self) -> None:
         for name, size in SMALL_STEPS.items():
             self.patch(segi, name, size)
@@ -253,8 +251,6 @@ class PropertyTests(SynchronousTestCase):
 
 
 class ChangedStdoutTests(SynchronousTestCase):
-    """An evaluator that changes what it has printed."""
-
     def setUp(self) -> None:
         self.patch(event_log, "MAX_SEGMENT_BYTES", 1000)
         self.directory = Path(self.mktemp())

@@ -22,23 +22,18 @@ def explain(end: EvaluatorExit = FAILED, stderr: str = "", *, network: bool = Fa
 
 
 class ExitTests(SynchronousTestCase):
-    """Bad exits, and what stderr tells of them."""
-
-    def test_plain(self) -> None:
-        """Without a known reason the message has only the status, or the signal."""
+    def test_without_a_known_reason_the_message_has_only_the_status_or_the_signal(self) -> None:
         self.assertEqual(explain(stderr="AssertionError"), MESSAGE)
         self.assertEqual(
             explain(EvaluatorExit(None, signal.SIGSEGV)),
             "the evaluator was ended by signal 11 (Segmentation fault)",
         )
 
-    def test_silent(self) -> None:
-        """An evaluator without any output is said to have printed nothing."""
+    def test_evaluator_without_any_output_is_said_to_have_printed_nothing(self) -> None:
         said = explain_exit(FAILED, "", LimitSettings(), has_network=True, has_output=False)
         self.assertEqual(said, f"{MESSAGE}; it printed nothing")
 
-    def test_stray_marker(self) -> None:
-        """The advice about a marker that was text comes first."""
+    def test_advice_about_a_marker_that_was_text_comes_first(self) -> None:
         said = explain_exit(
             *(FAILED, "MemoryError", LimitSettings()),
             has_network=True,
@@ -47,8 +42,9 @@ class ExitTests(SynchronousTestCase):
         )
         self.assertTrue(said.startswith(f"{MESSAGE}; EVALUATION_DATA_BEGIN is not"), said)
 
-    def test_network(self) -> None:
-        """A failed connection in a sandbox without network is explained, and only there."""
+    def test_failed_connection_in_a_sandbox_without_network_is_explained_and_only_there(
+        self,
+    ) -> None:
         for stderr in (
             "curl: (6) Could not resolve host: example.org",
             "socket.gaierror: [Errno -3] Temporary failure in name resolution",
@@ -63,15 +59,13 @@ class ExitTests(SynchronousTestCase):
             )
             self.assertEqual(explain(stderr=stderr, network=True), MESSAGE)
 
-    def test_memory(self) -> None:
-        """Signs of a lack of memory name the limit, its size and its setting."""
+    def test_signs_of_a_lack_of_memory_name_its_limit(self) -> None:
         hint = "; if memory ran out: the limit is 512 MiB (limits.memory)"
         for stderr in ("MemoryError", "Killed\n", "sh: line 1: 7 Killed  ./run: killed"):
             self.assertEqual(explain(stderr=stderr), MESSAGE + hint, stderr)
         self.assertTrue(explain(EvaluatorExit(None, signal.SIGKILL)).endswith(hint))
 
-    def test_limits(self) -> None:
-        """Signs of another limit name it."""
+    def test_signs_of_another_limit_name_it(self) -> None:
         for end, stderr, hint in (
             (EvaluatorExit(None, signal.SIGXFSZ), "", "a file is 256 MiB (limits.file_size)"),
             (FAILED, "[Errno 27] File too large", "a file is 256 MiB (limits.file_size)"),
@@ -83,7 +77,6 @@ class ExitTests(SynchronousTestCase):
             self.assertTrue(explain(end, stderr).endswith(hint), (stderr, hint))
 
     def test_eagain_of_a_write_blames_no_limit(self) -> None:
-        """Only a program or thread that cannot be started is at the limit of processes."""
         again = "Resource temporarily unavailable"
         for stderr, words in (
             (f"cat: write error: {again}", "O_NONBLOCK"),
@@ -101,8 +94,7 @@ class ExitTests(SynchronousTestCase):
             self.assertIn(words, said)
             self.assertEqual(said.endswith("(limits.processes)"), "processes" in words, stderr)
 
-    def test_not_executable(self) -> None:
-        """A missing execute bit names the commands that set it."""
+    def test_missing_execute_bit_names_the_commands_that_set_it(self) -> None:
         said = explain(EvaluatorExit(126), "/bin/sh: 1: ./run: Permission denied")
         self.assertIn("chmod +x ./run`", said)
         self.assertIn("git update-index --chmod=+x ./run`", said)
@@ -111,8 +103,7 @@ class ExitTests(SynchronousTestCase):
         self.assertNotIn("chmod", explain(EvaluatorExit(126), "Exec format error"))
         self.assertNotIn("chmod", explain(FAILED, "Permission denied"))
 
-    def test_not_found(self) -> None:
-        """An unknown command is named as the reason."""
+    def test_unknown_command_is_named_as_the_reason(self) -> None:
         for stderr, words in (
             ("", "a command was not found: check its path"),
             ("sh: 1: g++-20: not found", "the command g++-20 was not found: check its path"),
@@ -122,7 +113,6 @@ class ExitTests(SynchronousTestCase):
             self.assertIn(words, explain(EvaluatorExit(127), stderr))
 
     def test_hint_of_the_command_comes_first(self) -> None:
-        """The files of the commit tell more than stderr."""
         said = explain_exit(
             *(EvaluatorExit(127), "sh: 1: x: not found", LimitSettings()),
             has_network=True,
@@ -192,8 +182,6 @@ _COMMANDS = (
 
 
 class CommandHintTests(SynchronousTestCase):
-    """Commands that the shell of this machine runs among a few files."""
-
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
         for name, content in _FILES.items():
@@ -218,14 +206,12 @@ class CommandHintTests(SynchronousTestCase):
         return ran.returncode, ran.stderr.decode()
 
     def test_hint_fits_what_the_shell_says(self) -> None:
-        """No command of the table succeeds, but for one that Python can run."""
         for command, words in _COMMANDS:
             status, stderr = self.run_command(command)
             hint = find_command_hint(command, self.root, "", status, stderr)
             self.assertEqual(hint[: len(words)] if words else hint, words, (command, stderr))
 
     def test_path_is_relative_to_the_directory(self) -> None:
-        """A file of the root is not that of the evaluator's directory."""
         stderr = "sh: 0: cannot open plain.sh: No such file"
         found = find_command_hint("sh plain.sh", self.root, "directory", 2, stderr)
         self.assertIn("no file plain.sh in directory", found)

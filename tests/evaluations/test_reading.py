@@ -247,8 +247,6 @@ class ReadingMachine(RuleBasedStateMachine):
 
 
 class PropertyTests(SynchronousTestCase):
-    """Everything that may happen, in any order."""
-
     def test_readers_get_what_was_printed_once_and_in_order(self) -> None:
         for name, size in SMALL_STEPS.items():
             self.patch(segi, name, size)
@@ -292,8 +290,6 @@ class ReadingTestCase(SynchronousTestCase):
 
 
 class LoadTests(ReadingTestCase):
-    """Events that have left memory."""
-
     def test_events_in_memory_need_no_thread(self) -> None:
         newest = self.log.end_cursor - 1
         batch = self.events.read_now(newest, PLENTY)
@@ -350,8 +346,6 @@ class LoadTests(ReadingTestCase):
 
 
 class DamageTests(ReadingTestCase):
-    """Events that cannot be parsed again."""
-
     def test_reader_is_told_once_that_events_are_lost(self) -> None:
         self.damage()
         for _ in range(2):
@@ -401,8 +395,6 @@ class DamageTests(ReadingTestCase):
 
 
 class FileTests(ReadingTestCase):
-    """Files behind acknowledged events, and of evaluations that have ended."""
-
     def test_thread_frees_what_is_acknowledged(self) -> None:
         calls: list[int] = []
         self.patch(self.source.files, "punch_stdout", calls.append)
@@ -482,8 +474,6 @@ class FileTests(ReadingTestCase):
 
 
 class SubscriptionTests(ReadingTestCase):
-    """Streams."""
-
     def follow(self, cursor: int, *, is_observer: bool = False) -> Subscription:
         """Return a stream at a cursor."""
         ignore: Callable[[Subscription], None] = lambda subscription: None  # noqa: E731

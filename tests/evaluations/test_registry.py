@@ -7,16 +7,12 @@ from tests.cases.evaluations import END, RegistryTestCase
 
 
 class PageTests(RegistryTestCase):
-    """Pages and cursors."""
-
-    def test_queued_or_fetching(self) -> None:
-        """One that does not run yet can be asked already."""
+    def test_evaluation_that_does_not_run_yet_has_an_empty_page(self) -> None:
         self.world.repositories.gate.shut = True
         for _ in range(3):
             self.assertEqual(self.page(self.accept())["end"], "0")
 
-    def test_contiguous(self) -> None:
-        """Pages follow each other without a gap and without repetition, each within its bytes."""
+    def test_pages_follow_each_other_without_a_gap(self) -> None:
         text = "".join(f"line {number}\n" for number in range(40))
         identifier, child = self.start(text.encode())
         self.finish(child)
@@ -34,8 +30,7 @@ class PageTests(RegistryTestCase):
         self.assertEqual(len(events), 80)
         self.assertGreater(pages, 2)
 
-    def test_end(self) -> None:
-        """The page that reaches the end ends at the dummy end; after that comes null."""
+    def test_page_that_reaches_the_end_ends_at_the_dummy_end(self) -> None:
         identifier, child = self.start(b"a\n")
         self.finish(child)
         first = {"begin": None, "end": END, "data": ["a", "\n"]}
@@ -47,15 +42,13 @@ class PageTests(RegistryTestCase):
             for _ in range(3):
                 self.assertEqual(self.page(identifier, after), page)
 
-    def test_nothing_at_all(self) -> None:
-        """One that ends without an event has a first page all the same."""
+    def test_evaluation_without_events_has_a_first_page(self) -> None:
         identifier, child = self.start()
         self.finish(child)
         self.assertEqual(self.page(identifier), {"begin": None, "end": END, "data": []})
         self.assertEqual(self.page(identifier, END), {"begin": END, "end": None, "data": []})
 
-    def test_end_frees(self) -> None:
-        """To ask after the dummy end frees all: from then on everything else is gone."""
+    def test_asking_after_the_dummy_end_frees_all(self) -> None:
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.page(identifier, END)
@@ -68,26 +61,21 @@ class PageTests(RegistryTestCase):
         )
         self.assertEqual(self.page(identifier, END)["end"], None)
 
-    def test_end_before_the_end(self) -> None:
-        """The dummy end is no cursor of one that runs, and asking for it frees nothing."""
+    def test_dummy_end_is_no_cursor_of_a_running_evaluation(self) -> None:
         identifier, child = self.start(b"a\n")
         self.assert_refused(InvalidCursor, identifier, END)
         self.assertEqual(self.page(identifier)["data"], ["a"])
         self.finish(child)
         self.assertEqual(self.consume(identifier), ["a", "\n"])
 
-    def test_final_error(self) -> None:
-        """A bad end is the last event, once."""
+    def test_bad_end_is_the_last_event_once(self) -> None:
         identifier, child = self.start(b"a\n")
         self.finish(child, 1)
         self.assertEqual(self.consume(identifier), ["a", "\n", "exit"])
 
 
 class RepetitionTests(RegistryTestCase):
-    """Requests that are repeated, and acknowledgement."""
-
-    def test_acknowledges(self) -> None:
-        """A later `after` discards what is before it, and nothing else."""
+    def test_later_cursor_discards_what_is_before_it(self) -> None:
         identifier, _ = self.start(b"a\nb\nc\n")
         self.page(identifier, "2")
         with self.assertRaises(DiscardedCursor) as caught:

@@ -11,8 +11,6 @@ from tests.fakes.files import FakeStore
 
 
 class ArchiveTests(RegistryTestCase):
-    """Evaluations that are archived at their end."""
-
     def setUp(self) -> None:
         super().setUp()
         self.world.archive = self.archive = FakeArchive()
@@ -112,8 +110,6 @@ class ArchiveTests(RegistryTestCase):
 
 
 class StoreTests(RegistryTestCase):
-    """A store whose disk is full or fails."""
-
     def wait(self, identifier: str) -> Deferred[None]:
         """Wait until an evaluation outlives the daemon."""
         return Deferred.fromCoroutine(self.registry.wait_until_stored(identifier))

@@ -18,8 +18,6 @@ from tests.fakes.world import UntidyThreads, make_request
 
 
 class RetryTests(RegistryTestCase):
-    """The time after which a client comes back that the full queue has refused."""
-
     running, queued = 1, 1
     configuration = Configuration(limits=LimitSettings(wall_clock=1000))
 
@@ -27,8 +25,7 @@ class RetryTests(RegistryTestCase):
         """Return the seconds that a refused client is to wait."""
         return self.assertRaises(ServerBusy, self.accept).retry_after
 
-    def test_rate(self) -> None:
-        """It follows from the rate of ends, and each client gets another time."""
+    def test_retry_time_follows_from_the_rate_of_ends(self) -> None:
         self.accept()
         for _ in range(40):
             self.accept()
@@ -47,13 +44,10 @@ class RetryTests(RegistryTestCase):
 
 
 class IdleRetryTests(RegistryTestCase):
-    """The same where slots were idle before."""
-
     running, queued = 2, 1
     configuration = Configuration(limits=LimitSettings(wall_clock=1000))
 
-    def test_lone_evaluations(self) -> None:
-        """Ends count only of times in which all slots were in use."""
+    def test_ends_count_only_of_times_in_which_all_slots_were_in_use(self) -> None:
         self.world.repositories.remote = True
         for _ in range(40):
             self.world.repositories.gate.shut = True
@@ -69,8 +63,6 @@ class IdleRetryTests(RegistryTestCase):
 
 
 class KeptTests(RegistryTestCase):
-    """Evaluations that have ended and are not read to their end."""
-
     configuration = Configuration(evaluations=EvaluationSettings(kept=2, retain=600))
 
     def fill(self) -> list[str]:
@@ -88,8 +80,7 @@ class KeptTests(RegistryTestCase):
         error = self.assertRaises(ServerBusy, self.accept)
         self.assertGreater(error.retry_after, 0)
 
-    def test_read(self) -> None:
-        """When as many are kept as may be no new one is accepted, until one is read."""
+    def test_reading_a_kept_evaluation_makes_room(self) -> None:
         first, second = self.fill()
         self.refuse()
         self.page(first)
@@ -98,16 +89,14 @@ class KeptTests(RegistryTestCase):
         self.accept()
         self.assertEqual(self.page(second)["data"], ["a", "\n"])
 
-    def test_expired(self) -> None:
-        """Or until one expires; none is thrown away before."""
+    def test_expiry_of_a_kept_evaluation_makes_room(self) -> None:
         self.fill()
         self.expire(599)
         self.refuse()
         self.expire(1)
         self.accept()
 
-    def test_sent(self) -> None:
-        """What a stream has sent to the end goes before a new one is refused, and not before."""
+    def test_evaluation_that_a_stream_has_sent_goes_before_a_refusal(self) -> None:
         first, second = self.fill()
         self.send_all(second)
         self.send_all(first)
@@ -119,8 +108,7 @@ class KeptTests(RegistryTestCase):
         self.page(first)
         self.accept()
 
-    def test_sent_before_it_is_over(self) -> None:
-        """A stream may end before its evaluation has been tidied up."""
+    def test_stream_may_end_before_its_evaluation_is_cleaned_up(self) -> None:
         self.world.threads = threads = UntidyThreads()
         self.registry = self.make()
         threads.tidied.shut = True
@@ -141,8 +129,7 @@ class KeptTests(RegistryTestCase):
             self.read(subscription)
             raise ConnectionError
 
-    def test_sent_in_part(self) -> None:
-        """What was broken off stays, and so does what somebody is reading again."""
+    def test_partly_sent_evaluation_stays(self) -> None:
         first, second = self.fill()
         self.cut_stream(first)
         subscription = self.registry.events.subscribe(second, None)
@@ -165,13 +152,11 @@ class KeptTests(RegistryTestCase):
         self.page(second)
         self.assert_refused(EvaluationExpired, first)
 
-    def test_running_ones(self) -> None:
-        """Those that wait or run do not count."""
+    def test_waiting_and_running_evaluations_do_not_count(self) -> None:
         for _ in range(4):
             self.accept()
 
-    def test_forgotten_while_it_ends(self) -> None:
-        """One that is abandoned is never kept."""
+    def test_abandoned_evaluation_is_never_kept(self) -> None:
         for _ in range(3):
             _, child = self.start()
             self.expire(900)
@@ -180,8 +165,6 @@ class KeptTests(RegistryTestCase):
 
 
 class DiskTests(RegistryTestCase):
-    """The events of all evaluations together take 20 KB of the disk at most, and one more run."""
-
     configuration = Configuration(
         evaluations=EvaluationSettings(retain=900),
         buffers=with_constants(EventBufferSettings, max_page_bytes=4096)(disk=20_000),
@@ -240,8 +223,6 @@ class DiskTests(RegistryTestCase):
 
 
 class SpoolTests(RegistryTestCase):
-    """The uploads on the disk."""
-
     def send(self, size: int, **settings: Any) -> str:
         """Begin an evaluation with an upload of that size."""
         self.registry.submissions.share.take_within_part(size, "")
@@ -249,8 +230,7 @@ class SpoolTests(RegistryTestCase):
             ReceivedForm(make_request(), Path("/uploads/some"), upload_bytes=size, **settings)
         )
 
-    def test_until_it_is_over(self) -> None:
-        """An upload counts until its evaluation is over and its directories are removed."""
+    def test_upload_counts_until_its_directories_are_removed(self) -> None:
         identifiers = [self.send(100) for _ in range(3)]
         self.assertEqual(self.registry.submissions.share.used, 300)
         self.finish(self.world.spawn.children[0])
@@ -260,16 +240,13 @@ class SpoolTests(RegistryTestCase):
         self.finish(self.world.spawn.children[1])
         self.assertEqual(self.registry.submissions.share.used, 100)
 
-    def test_repeated(self) -> None:
-        """A form that begins nothing is removed, and does not count any more."""
+    def test_form_that_begins_nothing_is_removed_and_does_not_count_any_more(self) -> None:
         self.send(100, idempotency_key="k", form_digest=b"1")
         self.send(100, idempotency_key="k", form_digest=b"1")
         self.assertEqual(self.registry.submissions.share.used, 100)
 
 
 class NothingLeftTests(RegistryTestCase):
-    """What is left in memory of one that is forgotten."""
-
     def watch(self, identifier: str) -> list[weakref.ref[Any]]:
         """Return references that keep nothing."""
         record = self.registry.records[identifier]
@@ -285,8 +262,7 @@ class NothingLeftTests(RegistryTestCase):
         self.assertEqual((self.world.memory.share.used, self.world.store.rows), (0, {}))
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
 
-    def test_drained(self) -> None:
-        """One that was read to its end leaves nothing, also when others waited and followed."""
+    def test_evaluation_read_to_its_end_leaves_nothing(self) -> None:
         identifier, child = self.start(b"a line\n" * 100)
         references = self.watch(identifier)
         self.ask(identifier, "0", 20)
@@ -299,8 +275,7 @@ class NothingLeftTests(RegistryTestCase):
         self.consume(identifier)
         self.assert_nothing_left(references)
 
-    def test_sent(self) -> None:
-        """Nor does one that a stream has sent to the end, whether it is read or not."""
+    def test_evaluation_sent_to_its_end_leaves_nothing(self) -> None:
         for way in (self.consume, lambda _: self.world.clock.advance(900)):
             identifier, child = self.start(b"a line\n")
             references = self.watch(identifier)
@@ -314,8 +289,7 @@ class NothingLeftTests(RegistryTestCase):
             self.registry.expire_evaluations()
             self.assert_nothing_left(references)
 
-    def test_expired(self) -> None:
-        """Nor does one that was abandoned."""
+    def test_abandoned_evaluation_leaves_nothing(self) -> None:
         identifier, child = self.start(b"a line\n" * 100)
         references = self.watch(identifier)
         self.world.clock.advance(200)

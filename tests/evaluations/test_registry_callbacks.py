@@ -15,16 +15,12 @@ URL = "https://receiver.example/hook?key=s3cret"
 
 
 class CallbackTests(RegistryTestCase):
-    """A registry with callbacks, and with more time to run than to be asked for."""
-
     configuration = Configuration(
         evaluations=EvaluationSettings(retain=900),
         limits=LimitSettings(wall_clock=10**6),
     )
 
-    def test_defect(self) -> None:
-        """Where it cannot be told, nothing is left of the evaluation all the same."""
-
+    def test_callback_with_a_defect_leaves_nothing(self) -> None:
         def send(*_: object) -> None:
             raise ValueError("a defect")
 
@@ -37,8 +33,7 @@ class CallbackTests(RegistryTestCase):
         closed = Deferred.fromCoroutine(self.registry.drain_and_close())
         self.assertFalse(self.successResultOf(closed), "there was nothing to end")
 
-    def test_ended(self) -> None:
-        """When nothing is left of an evaluation its status is sent, once."""
+    def test_status_is_sent_once_when_nothing_is_left(self) -> None:
         identifier = self.accept(callback_url=URL)
         child = self.world.child
         child.print(b"one\n")
@@ -59,15 +54,13 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual(document["callback"], {**waiting, "state": "pending"})
         self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
 
-    def test_not_wanted(self) -> None:
-        """Without the field nobody is told, and the status has null."""
+    def test_evaluation_without_a_callback_has_null_in_its_status(self) -> None:
         identifier, child = self.start()
         self.finish(child)
         self.assertIsNone(self.registry.get_status(identifier)["callback"])
         self.assertEqual(self.callbacks.sent, [])
 
-    def test_however_it_ends(self) -> None:
-        """Cancelled, failed or stopped with the daemon: each end is told, with its state."""
+    def test_each_kind_of_end_is_sent_with_its_state(self) -> None:
         cancelled = self.accept(callback_url=URL)
         done = Deferred.fromCoroutine(self.registry.cancel_evaluation(cancelled))
         self.world.end()
@@ -88,8 +81,7 @@ class CallbackTests(RegistryTestCase):
             ],
         )
 
-    def test_is_not_abandoned(self) -> None:
-        """Who waits for a callback does not have to ask, neither in the queue nor later."""
+    def test_evaluation_with_a_callback_is_not_abandoned(self) -> None:
         first, second, third = (self.accept(callback_url=URL) for _ in range(3))
         for child in self.world.spawn.children:
             child.print(b"one\n")
@@ -101,8 +93,7 @@ class CallbackTests(RegistryTestCase):
             self.assertEqual(self.callbacks.sent[-1][1]["state"], "finished")
         self.assertEqual(self.page(first)["data"], ["one", "\n"])
 
-    def test_expires(self) -> None:
-        """When it has ended it is kept as all are, also where its callback could not be sent."""
+    def test_ended_evaluation_with_a_callback_expires(self) -> None:
         identifier = self.accept(callback_url=URL)
         self.expire(2000)
         self.patch(self.callbacks, "start_delivery", lambda *_: None)
@@ -112,15 +103,13 @@ class CallbackTests(RegistryTestCase):
         self.expire(1)
         self.assertNotIn(identifier, self.registry.records)
 
-    def test_refused(self) -> None:
-        """A callback that is not to be had refuses the form, and nothing has begun."""
+    def test_forbidden_callback_refuses_the_form(self) -> None:
         self.callbacks.refuse = True
         with self.assertRaises(InvalidField):
             self.accept(callback_url=URL)
         self.assertEqual(self.list_all(), [])
 
-    def test_repeated(self) -> None:
-        """A form that is repeated under its key has one evaluation, and one callback."""
+    def test_repeated_form_has_one_callback(self) -> None:
         one = self.accept(callback_url=URL, key="k")
         self.callbacks.refuse = True
         self.assertEqual(self.accept(callback_url=URL, key="k"), one)

@@ -27,8 +27,6 @@ from tests.fakes.world import answer
 
 
 class CallerTests(RegistryTestCase):
-    """Alice has begun something, and Bob knows its identifier."""
-
     def asked(self, identifier: str, caller: str) -> list[type[Exception] | None]:
         """Ask for everything that there is; return how each is refused."""
         registry = self.registry
@@ -60,8 +58,7 @@ class CallerTests(RegistryTestCase):
         """Begin an evaluation."""
         return self.registry.accept_form(self.upload(key, digest), caller)
 
-    def test_others(self) -> None:
-        """For Bob it was never there, from the first moment to after it was forgotten."""
+    def test_other_caller_never_sees_the_evaluation(self) -> None:
         identifier = self.begin("alice")
         child = self.world.child
         child.print(b"a\nb\n")
@@ -82,15 +79,13 @@ class CallerTests(RegistryTestCase):
             self.registry.events.read_page_now(identifier, END, "alice").end_cursor, None
         )
 
-    def test_repositories(self) -> None:
-        """For each of them repositories are fetched in its own name: what it may see of them."""
+    def test_repositories_are_fetched_in_the_name_of_the_caller(self) -> None:
         for caller in ("alice", "bob"):
             self.begin(caller)
             self.finish(self.world.child)
         self.assertEqual(self.world.repositories.callers, ["alice", "bob"])
 
-    def test_restart(self) -> None:
-        """Neither does a daemon that has lost everything tell Bob of it."""
+    def test_daemon_that_lost_everything_tells_other_callers_nothing(self) -> None:
         identifier = self.begin("alice")
         self.end_all()
         self.registry = self.make(2)
@@ -98,8 +93,7 @@ class CallerTests(RegistryTestCase):
         with self.assertRaises(EvaluationExpired):
             self.registry.events.read_page_now(identifier, None, "alice")
 
-    def test_others_do_not_keep_it(self) -> None:
-        """That Bob asks for it does not count as a request."""
+    def test_requests_of_another_caller_do_not_keep_the_evaluation(self) -> None:
         identifier = self.begin("alice")
         self.world.clock.advance(899)
         self.asked(identifier, "bob")
@@ -107,8 +101,7 @@ class CallerTests(RegistryTestCase):
         with self.assertRaises(EvaluationExpired):
             self.registry.events.read_page_now(identifier, None, "alice")
 
-    def test_keys(self) -> None:
-        """An `Idempotency-Key` is its caller's own."""
+    def test_idempotency_key_is_its_callers_own(self) -> None:
         first = self.begin("alice", "k", b"1")
         second = self.begin("bob", "k", b"2")
         self.assertNotEqual(first, second)
@@ -118,12 +111,9 @@ class CallerTests(RegistryTestCase):
 
 
 class ShareTests(RegistryTestCase):
-    """Two places to run, three to wait, of which one is each caller's share."""
-
     running, queued, own = 2, 3, (1, 1)
 
-    def test_shares(self) -> None:
-        """A caller over its share is refused, another let in; where all is full, both are."""
+    def test_caller_over_its_share_is_refused_another_let_in(self) -> None:
         begin = self.registry.accept_form
         for _ in range(2):
             begin(self.upload(), "alice")
@@ -138,8 +128,6 @@ class ShareTests(RegistryTestCase):
 
 
 class FetchTests(RegistryTestCase):
-    """Two places to run, and two to fetch, of which one is each caller's share."""
-
     queued = 1000
 
     def setUp(self) -> None:
@@ -152,14 +140,12 @@ class FetchTests(RegistryTestCase):
         """Begin an evaluation."""
         self.registry.accept_form(self.upload(), caller)
 
-    def test_others(self) -> None:
-        """A caller whose servers are slow does not keep others from being fetched."""
+    def test_slow_servers_of_a_caller_do_not_delay_other_callers(self) -> None:
         for caller in ("alice", "alice", "bob"):
             self.begin(caller)
         self.assertEqual(self.world.repositories.callers, ["alice", "bob"])
 
-    def test_fetched_ahead(self) -> None:
-        """Of a long queue no more is fetched than will run soon, whatever waits."""
+    def test_little_of_a_long_queue_is_fetched_ahead(self) -> None:
         for _ in range(500):
             self.begin("alice")
         self.world.repositories.gate.open()
@@ -189,8 +175,6 @@ class KeptShareTestCase(RegistryTestCase):
 
 
 class KeptShareTests(KeptShareTestCase):
-    """Of five that may be unread two are each caller's share."""
-
     configuration = Configuration(
         callers=CallerSettings(kept=2),
         evaluations=EvaluationSettings(kept=5, retain=600),
@@ -206,8 +190,7 @@ class KeptShareTests(KeptShareTestCase):
             self.assertEqual(error.retry_after, 30)
             self.assertIn("after=end", error.detail)
 
-    def test_others(self) -> None:
-        """Who leaves its share unread gets nothing more, and others do, up to all that may be."""
+    def test_caller_with_an_unread_share_is_refused_and_others_are_not(self) -> None:
         self.leave("alice", 2)
         self.check_over("alice")
         self.leave("bob", 2)
@@ -217,8 +200,7 @@ class KeptShareTests(KeptShareTestCase):
         self.assertIs(type(refusal), ServerBusy)
         self.check_over("alice")
 
-    def test_read(self) -> None:
-        """Reading one to its end makes room, and nothing less does."""
+    def test_only_reading_to_the_end_makes_room(self) -> None:
         identifier, _ = self.leave("alice", 2)
         self.registry.events.read_page_now(identifier, None, "alice")
         self.check_over("alice")
@@ -226,8 +208,7 @@ class KeptShareTests(KeptShareTestCase):
         self.leave("alice")
         self.check_over("alice")
 
-    def test_sent(self) -> None:
-        """One of the caller's own that a stream has sent to the end makes room, no other's."""
+    def test_own_evaluation_that_a_stream_has_sent_makes_room(self) -> None:
         (bobs,) = self.leave("bob")
         self.send_all(bobs, "bob")
         first, second = self.leave("alice", 2)
@@ -238,8 +219,7 @@ class KeptShareTests(KeptShareTestCase):
         for identifier, known in ((bobs, True), (first, True), (second, False)):
             self.assertEqual(identifier in self.registry.records, known)
 
-    def test_discarded(self) -> None:
-        """One can be discarded unread, by asking after its end; a DELETE leaves it to be read."""
+    def test_discarding_unread_events_makes_room(self) -> None:
         identifier, _ = self.leave("alice", 2)
         cancelled = Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier, "alice"))
         self.successResultOf(cancelled)
@@ -247,8 +227,7 @@ class KeptShareTests(KeptShareTestCase):
         self.assertIsNone(self.registry.events.read_page_now(identifier, END, "alice").end_cursor)
         self.leave("alice")
 
-    def test_cancelled(self) -> None:
-        """One that was cancelled counts, for its events are to be read, too."""
+    def test_cancelled_evaluation_counts(self) -> None:
         self.leave("alice")
         identifier = self.registry.accept_form(self.upload(), "alice")
         Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier, "alice"))
@@ -256,16 +235,14 @@ class KeptShareTests(KeptShareTestCase):
         self.finish(self.world.child)
         self.check_over("alice")
 
-    def test_expired(self) -> None:
-        """One that nobody has asked for in time makes room, too; nothing is left of the count."""
+    def test_expired_evaluation_makes_room(self) -> None:
         self.leave("alice", 2)
         self.expire(600)
         self.assertFalse(self.registry.records.ended_share.used)
         self.leave("alice", 2)
         self.check_over("alice")
 
-    def test_running(self) -> None:
-        """Those that run or wait do not count, nor do those that are forgotten as they end."""
+    def test_waiting_and_running_evaluations_do_not_count(self) -> None:
         for _ in range(4):
             self.registry.accept_form(self.upload(), "alice")
         self.expire(900)
@@ -274,8 +251,7 @@ class KeptShareTests(KeptShareTestCase):
         self.leave("alice", 2)
         self.check_over("alice")
 
-    def test_without_tokens(self) -> None:
-        """Where there are no callers nobody has a share: all may be unread."""
+    def test_without_tokens_there_are_no_shares(self) -> None:
         self.leave(ANONYMOUS_CALLER, 5)
         refusal = self.assertRaises(
             ServerBusy, self.registry.accept_form, self.upload(), ANONYMOUS_CALLER
@@ -284,10 +260,7 @@ class KeptShareTests(KeptShareTestCase):
 
 
 class NoKeptShareTests(KeptShareTestCase):
-    """Shares that are none: nobody's fault is what everybody may have."""
-
-    def test_alone(self) -> None:
-        """With 0, or as much as there is room for, one caller may leave all of that unread."""
+    def test_one_caller_may_leave_all_unread_without_a_share(self) -> None:
         for share in (0, 5, 6):
             self.configuration = Configuration(
                 callers=CallerSettings(kept=share),
@@ -302,8 +275,6 @@ class NoKeptShareTests(KeptShareTestCase):
 
 
 class BytesShareTests(KeptShareTestCase):
-    """Of 4 KiB on the disk for all two are each caller's share."""
-
     configuration = Configuration(
         evaluations=EvaluationSettings(retain=600),
         buffers=EventBufferSettings(disk=4096),

@@ -9,12 +9,9 @@ from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 
 
 class ExpireTests(RegistryTestCase):
-    """Evaluations for which nobody asks."""
-
     configuration = PATIENT
 
-    def test_abandoned(self) -> None:
-        """After that time, and no moment before, it is killed and forgotten."""
+    def test_abandoned_evaluation_is_killed_and_forgotten_in_time(self) -> None:
         identifier, child = self.start(b"a\n")
         self.expire(899.999)
         self.assertEqual(child.signals, [])
@@ -23,8 +20,7 @@ class ExpireTests(RegistryTestCase):
         self.assert_refused(EvaluationExpired, identifier)
         self.assertEqual(self.page(identifier, END)["end"], None)
 
-    def test_finished(self) -> None:
-        """One that has ended is forgotten after a time of its own, counted from its end."""
+    def test_ended_evaluation_is_forgotten_after_its_own_time(self) -> None:
         identifier, child = self.start(b"a\n")
         self.world.clock.advance(899)
         self.finish(child)
@@ -34,8 +30,7 @@ class ExpireTests(RegistryTestCase):
         self.assert_refused(EvaluationExpired, identifier)
         self.assertEqual(self.page(identifier, END)["end"], None)
 
-    def test_queued(self) -> None:
-        """So is one that waits for its turn."""
+    def test_abandoned_evaluation_in_the_queue_is_forgotten(self) -> None:
         identifiers = [self.accept() for _ in range(4)]
         for _ in range(9):
             for identifier in identifiers[:2]:
@@ -45,8 +40,7 @@ class ExpireTests(RegistryTestCase):
         self.assert_refused(EvaluationExpired, *identifiers[3:])
         self.accept()
 
-    def test_each_request_counts(self) -> None:
-        """Whoever asks for its events keeps it, or before its end for its status."""
+    def test_each_request_keeps_the_evaluation(self) -> None:
         identifier, child = self.start(b"a\n")
         for ask in (
             lambda: self.page(identifier),
@@ -59,8 +53,7 @@ class ExpireTests(RegistryTestCase):
             self.expire(899)
             self.page(identifier)
 
-    def test_requests_that_do_not_read(self) -> None:
-        """After the end neither the status nor a DELETE does."""
+    def test_after_the_end_only_readers_keep_the_evaluation(self) -> None:
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.expire(899)
@@ -69,8 +62,7 @@ class ExpireTests(RegistryTestCase):
         self.expire(1)
         self.assert_refused(EvaluationExpired, identifier)
 
-    def test_refused_cursor_counts(self) -> None:
-        """So does one whose cursor is refused: it is a client all the same."""
+    def test_refused_cursor_keeps_the_evaluation(self) -> None:
         identifier, child = self.start()
         self.finish(child)
         self.expire(899)
@@ -78,8 +70,7 @@ class ExpireTests(RegistryTestCase):
         self.expire(899)
         self.page(identifier)
 
-    def test_who_waits(self) -> None:
-        """One for whose events somebody waits is not abandoned, however long that takes."""
+    def test_waiting_reader_keeps_the_evaluation(self) -> None:
         identifier, child = self.start()
         asked = self.ask(identifier, None, 2000)
         self.expire(1000)
@@ -90,8 +81,7 @@ class ExpireTests(RegistryTestCase):
         self.expire(899)
         self.page(identifier)
 
-    def test_only_old_ones(self) -> None:
-        """Younger ones stay, in whatever order they were asked for."""
+    def test_younger_evaluations_stay(self) -> None:
         pairs = [self.start() for _ in range(2)]
         for _, child in pairs:
             self.finish(child)
@@ -108,8 +98,7 @@ class ExpireTests(RegistryTestCase):
         for identifier in (pairs[1][0], pairs[3][0]):
             self.assert_refused(EvaluationExpired, identifier)
 
-    def test_place_is_free(self) -> None:
-        """The place of one that was abandoned is given to the next when its process is gone."""
+    def test_slot_of_an_abandoned_evaluation_is_free_when_its_process_is_gone(self) -> None:
         _, child = self.start()
         others = [self.accept() for _ in range(2)]
         self.world.clock.advance(899)

@@ -13,18 +13,14 @@ from tests.fakes.world import IdleThreads
 
 
 class AcceptTests(RegistryTestCase):
-    """New evaluations."""
-
-    def test_identifiers(self) -> None:
-        """Each has an identifier of its own, and is known by it."""
+    def test_each_evaluation_has_an_identifier_of_its_own(self) -> None:
         identifiers = [self.accept() for _ in range(4)]
         self.assertEqual(len(set(identifiers)), 4)
         for identifier in identifiers:
             self.assertEqual(self.registry.get_status(identifier)["evaluation_id"], identifier)
             self.assertEqual(self.page(identifier)["end"], "0")
 
-    def test_places(self) -> None:
-        """As many run as may, the others wait in order, and each of them is told its place."""
+    def test_evaluations_beyond_the_slots_wait_in_order(self) -> None:
         identifiers = [self.accept() for _ in range(4)]
         seen = [self.registry.get_status(identifier) for identifier in identifiers]
         self.assertEqual([s["state"] for s in seen], ["running", "running", "queued", "queued"])
@@ -34,8 +30,7 @@ class AcceptTests(RegistryTestCase):
         self.assertEqual([s["state"] for s in seen], ["running", "finished", "running", "queued"])
         self.assertEqual([s["queue_place"] for s in seen], [None, None, None, 0])
 
-    def test_restored_in_another_order(self) -> None:
-        """Evaluations that a restart has restored are listed in the order of their acceptance."""
+    def test_restored_evaluations_are_listed_in_the_order_of_acceptance(self) -> None:
         records = self.registry.records
         for number in (6, 2, 4):
             records.last_sequence_number = number - 1
@@ -44,8 +39,7 @@ class AcceptTests(RegistryTestCase):
         listed = records.list_records("", 0, 2)
         self.assertEqual([record.details.sequence_number for record in listed], [2, 4])
 
-    def test_full(self) -> None:
-        """With no place even to wait, none is accepted, and that is told with a time."""
+    def test_full_queue_refuses_with_a_retry_time(self) -> None:
         for _ in range(4):
             self.registry.check_admission()
             self.accept()
@@ -57,8 +51,7 @@ class AcceptTests(RegistryTestCase):
         self.finish(self.world.spawn.children[0])
         self.accept()
 
-    def test_seed(self) -> None:
-        """The seed is the client's, or one is drawn and told."""
+    def test_seed_is_the_clients_or_one_is_drawn_and_told(self) -> None:
         given = self.registry.get_status(self.accept(seed=0))["seed"]
         self.assertEqual(given, 0)
         self.assertEqual(self.world.child.environment["TURINGARENA_SEED"], "0")
@@ -70,8 +63,6 @@ class AcceptTests(RegistryTestCase):
 
 
 class IdempotencyTests(RegistryTestCase):
-    """`Idempotency-Key`."""
-
     def setUp(self) -> None:
         super().setUp()
         self.removed: list[str] = []
@@ -84,8 +75,7 @@ class IdempotencyTests(RegistryTestCase):
         self.world.threads = Threads()
         self.registry = self.make()
 
-    def test_same_form(self) -> None:
-        """The same key with the same form is answered as before, and begins nothing."""
+    def test_same_key_and_form_begin_nothing(self) -> None:
         first = self.accept(key="k", digest=b"1")
         self.removed.clear()
         for _ in range(2):
@@ -93,21 +83,18 @@ class IdempotencyTests(RegistryTestCase):
         self.assertEqual(len(self.world.spawn.children), 1)
         self.assertEqual(self.removed, ["remove_tree", "remove_tree"])
 
-    def test_other_form(self) -> None:
-        """With another form it is refused, and the first is not disturbed."""
+    def test_same_key_with_another_form_is_refused(self) -> None:
         first = self.accept(key="k", digest=b"1")
         with self.assertRaises(IdempotencyKeyReused):
             self.accept(key="k", digest=b"2")
         self.assertEqual(self.accept(key="k", digest=b"1"), first)
         self.assertEqual(len(self.world.spawn.children), 1)
 
-    def test_other_keys(self) -> None:
-        """Other keys, and none, begin evaluations of their own."""
+    def test_other_keys_begin_evaluations_of_their_own(self) -> None:
         identifiers = [self.accept(key=key, digest=b"1") for key in ("a", "b", None, None)]
         self.assertEqual(len(set(identifiers)), 4)
 
-    def test_when_full(self) -> None:
-        """A repetition is answered also when nothing new would be accepted."""
+    def test_repetition_is_answered_when_the_queue_is_full(self) -> None:
         first = self.accept(key="k", digest=b"1")
         for _ in range(3):
             self.accept()
@@ -115,8 +102,7 @@ class IdempotencyTests(RegistryTestCase):
         with self.assertRaises(ServerBusy):
             self.accept(key="l", digest=b"1")
 
-    def test_refused_key_is_free(self) -> None:
-        """A key that came when there was no place is as if it had never come."""
+    def test_key_of_a_refused_form_is_free(self) -> None:
         for _ in range(4):
             self.accept()
         with self.assertRaises(ServerBusy):
@@ -124,8 +110,7 @@ class IdempotencyTests(RegistryTestCase):
         self.finish(self.world.spawn.children[0])
         self.accept(key="k", digest=b"2")
 
-    def test_as_long_as_the_evaluation(self) -> None:
-        """The key is kept until its evaluation is forgotten, and then is free."""
+    def test_key_lasts_as_long_as_its_evaluation(self) -> None:
         first = self.accept(key="k", digest=b"1")
         self.finish(self.world.child)
         self.assertEqual(self.accept(key="k", digest=b"1"), first)
@@ -137,14 +122,11 @@ class IdempotencyTests(RegistryTestCase):
 
 
 class CancelTests(RegistryTestCase):
-    """Cancelling."""
-
     def cancel(self, identifier: str) -> Deferred[None]:
         """Cancel an evaluation."""
         return Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
 
-    def test_running(self) -> None:
-        """It is told when the process is gone; the events stay, with the final one."""
+    def test_cancel_is_answered_when_the_process_is_gone(self) -> None:
         identifier, child = self.start(b"a\n")
         cancelled = self.cancel(identifier)
         self.assertNoResult(cancelled)
@@ -153,16 +135,14 @@ class CancelTests(RegistryTestCase):
         self.assertEqual(self.registry.get_status(identifier)["state"], "cancelled")
         self.assertEqual(self.consume(identifier), ["a", "\n", "cancelled"])
 
-    def test_queued(self) -> None:
-        """One that waits is cancelled at once, and makes room for others."""
+    def test_queued_evaluation_is_cancelled_at_once(self) -> None:
         identifiers = [self.accept() for _ in range(4)]
         self.successResultOf(self.cancel(identifiers[2]))
         self.assertEqual(self.registry.get_status(identifiers[3])["queue_place"], 0)
         self.accept()
         self.assertEqual(self.consume(identifiers[2]), ["cancelled"])
 
-    def test_repeatable(self) -> None:
-        """To cancel again, at once or later, waits for the same end and changes nothing."""
+    def test_cancel_can_be_repeated(self) -> None:
         identifier, child = self.start()
         asked = [self.cancel(identifier) for _ in range(3)]
         self.finish(child)
@@ -171,8 +151,7 @@ class CancelTests(RegistryTestCase):
         self.assertEqual(self.consume(identifier), ["cancelled"])
         self.assertIsNone(self.successResultOf(self.cancel(identifier)))
 
-    def test_client_gone(self) -> None:
-        """Where the client who cancels does not wait for the end, it comes all the same."""
+    def test_cancel_goes_on_without_its_client(self) -> None:
         identifier, child = self.start()
         asked = self.cancel(identifier)
         asked.addErrback(lambda failure: None)
@@ -180,8 +159,7 @@ class CancelTests(RegistryTestCase):
         self.finish(child)
         self.assertEqual(self.consume(identifier), ["cancelled"])
 
-    def test_ended(self) -> None:
-        """One that has ended is left as it is."""
+    def test_ended_evaluation_is_not_cancelled(self) -> None:
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.successResultOf(self.cancel(identifier))

@@ -355,15 +355,11 @@ class Machine(Reading):
 
 
 class RegistryModelTests(SynchronousTestCase):
-    """The registry does what the model does."""
-
     def setUp(self) -> None:
         self.patch(event_log, "MIN_SEGMENT_BYTES", 300)
 
-    def test_model(self) -> None:
-        """No event is lost, repeated or moved, and every refusal is the contract's."""
+    def test_no_event_is_lost_repeated_or_moved_and_every_refusal_is_the_contracts(self) -> None:
         run_state_machine_as_test(Machine, settings=settings(stateful_step_count=40))
 
-    def test_readers(self) -> None:
-        """Who reads pages misses nothing, whatever streams do."""
+    def test_page_readers_miss_nothing_beside_streams(self) -> None:
         run_state_machine_as_test(OneAtATime, settings=settings(stateful_step_count=40))

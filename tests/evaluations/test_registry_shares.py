@@ -35,8 +35,6 @@ class ShareTestCase(RegistryTestCase):
 
 
 class UnreadEventTests(ShareTestCase):
-    """The disk has 20 KB for unread events, 10 KB of it for one caller."""
-
     configuration = Configuration(
         evaluations=EvaluationSettings(retain=900),
         buffers=with_constants(EventBufferSettings, max_page_bytes=4096)(disk=20_000),
@@ -81,8 +79,6 @@ class UnreadEventTests(ShareTestCase):
 
 
 class FixedMemoryTests(ShareTestCase):
-    """The memory has room for 20 KB of events, of which error events stay there."""
-
     configuration = Configuration(buffers=EventBufferSettings(total=20_000))
 
     def test_error_events_of_a_greedy_caller_leave_room_for_those_of_another(self) -> None:

@@ -13,10 +13,7 @@ from tests.fakes.world import straw
 
 
 class RefusalTests(RegistryTestCase):
-    """Who asks for what is not there."""
-
-    def test_unknown(self) -> None:
-        """An identifier that was never issued here: 404, whatever is asked."""
+    def test_identifier_that_was_never_issued_here(self) -> None:
         foreign = IdentifierIssuer(b"x" * 32, straw()).issue_identifier()
         for identifier in (foreign, "", "x", "A" * 40, self.accept()[:-1] + "1"):
             self.assert_refused(EvaluationNotFound, identifier, None, "0", END)
@@ -28,8 +25,7 @@ class RefusalTests(RegistryTestCase):
             )
             self.failureResultOf(self.ask(identifier, None, 10), EvaluationNotFound)
 
-    def test_restart(self) -> None:
-        """One that was lost in a restart is gone; its end is told, and it can be cancelled."""
+    def test_evaluation_that_was_lost_in_a_restart_is_gone(self) -> None:
         identifier = self.accept()
         self.registry = self.make(2)
         self.assert_refused(EvaluationExpired, identifier)
@@ -40,8 +36,7 @@ class RefusalTests(RegistryTestCase):
             )
         )
 
-    def test_beyond_a_closed_end(self) -> None:
-        """A number beyond the newest event is none either when all has ended."""
+    def test_cursor_beyond_the_end_is_refused(self) -> None:
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.assert_refused(InvalidCursor, identifier, "3")
@@ -49,8 +44,6 @@ class RefusalTests(RegistryTestCase):
 
 
 class WaitTests(RegistryTestCase):
-    """Long polls."""
-
     def waiting(self, after: str | None = None) -> tuple[str, FakeChild, Deferred[EventPage]]:
         """Begin an evaluation, and wait 20 s for its first event."""
         identifier, child = self.start()
@@ -62,8 +55,7 @@ class WaitTests(RegistryTestCase):
         """Hold that no call is scheduled but the run's own, and that of the watch over it."""
         self.assertEqual(len(self.world.clock.getDelayedCalls()), 2)
 
-    def test_event(self) -> None:
-        """An event answers at once."""
+    def test_event_answers_at_once(self) -> None:
         for after in (None, "0"):
             _, child, asked = self.waiting(after)
             child.print(b"a\n")
@@ -71,8 +63,7 @@ class WaitTests(RegistryTestCase):
             self.assertEqual(page, {"begin": after, "end": "1", "data": ["a"]})
             self.finish(child)
 
-    def test_nothing_to_wait_for(self) -> None:
-        """Where there are events, or the end, there is no waiting."""
+    def test_events_or_the_end_are_not_waited_for(self) -> None:
         identifier, child = self.start(b"a\n")
         self.assertEqual(self.successResultOf(self.ask(identifier, None, 20)).events.count, 1)
         self.finish(child)
@@ -80,21 +71,18 @@ class WaitTests(RegistryTestCase):
         self.assertEqual(self.successResultOf(self.ask(identifier, END, 20)).end_cursor, None)
         self.assertEqual(self.successResultOf(self.ask(identifier, END, 20)).end_cursor, None)
 
-    def test_no_wish_to_wait(self) -> None:
-        """Who does not wish to wait is answered with nothing."""
+    def test_reader_that_does_not_wait_gets_nothing(self) -> None:
         identifier, _ = self.start()
         self.assertEqual(self.successResultOf(self.ask(identifier, None, 0)).end_cursor, "0")
         self.assert_nothing_left()
 
-    def test_end(self) -> None:
-        """The end answers, even if it brings no event."""
+    def test_end_answers_even_if_it_brings_no_event(self) -> None:
         _, child, asked = self.waiting("0")
         self.finish(child)
         page = self.decode(self.successResultOf(asked))
         self.assertEqual(page, {"begin": "0", "end": END, "data": []})
 
-    def test_bad_end(self) -> None:
-        """A final error answers with it."""
+    def test_final_error_answers_with_it(self) -> None:
         identifier, _, asked = self.waiting()
         self.world.child.obeys = (15,)
         Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
@@ -102,8 +90,7 @@ class WaitTests(RegistryTestCase):
         page = self.decode(self.successResultOf(asked))
         self.assertEqual((page["data"], page["end"]), (["cancelled"], END))
 
-    def test_time(self) -> None:
-        """When the time is over, and no moment before, the answer is an empty page."""
+    def test_wait_ends_in_an_empty_page_in_time(self) -> None:
         _, _, asked = self.waiting("0")
         self.world.clock.advance(19.999)
         self.assertNoResult(asked)
@@ -112,15 +99,13 @@ class WaitTests(RegistryTestCase):
         self.assertEqual(page, {"begin": "0", "end": "0", "data": []})
         self.assert_nothing_left()
 
-    def test_answered_leaves_nothing(self) -> None:
-        """An answer before its time leaves no timer."""
+    def test_answer_before_its_time_leaves_no_timer(self) -> None:
         _, child, asked = self.waiting()
         child.print(b"a\n")
         self.successResultOf(asked)
         self.assert_nothing_left()
 
-    def test_cancelled_leaves_nothing(self) -> None:
-        """A client that goes away leaves nothing, and its events stay for the next."""
+    def test_cancelled_wait_leaves_nothing(self) -> None:
         identifier, child, asked = self.waiting()
         asked.cancel()
         self.failureResultOf(asked, CancelledError)
@@ -128,8 +113,7 @@ class WaitTests(RegistryTestCase):
         child.print(b"a\n")
         self.assertEqual(self.page(identifier)["data"], ["a"])
 
-    def test_several(self) -> None:
-        """Any number may wait for the same events, each as long as it likes."""
+    def test_any_number_of_readers_may_wait(self) -> None:
         identifier, child, first = self.waiting("0")
         second, third = self.ask(identifier, None, 5), self.ask(identifier, "0", 30)
         self.world.clock.advance(5)
@@ -138,8 +122,7 @@ class WaitTests(RegistryTestCase):
         for asked in (first, third):
             self.assertEqual(self.successResultOf(asked).events.count, 1)
 
-    def test_acknowledged_meanwhile(self) -> None:
-        """Who waits at a cursor that another one goes beyond meanwhile is told so."""
+    def test_reader_whose_cursor_is_discarded_meanwhile_is_refused(self) -> None:
         identifier, child, asked = self.waiting("0")
         child.print(b"")
         second = self.ask(identifier, "0", 20).addCallback(
@@ -151,8 +134,7 @@ class WaitTests(RegistryTestCase):
         self.assertEqual(self.successResultOf(second).events.count, 0)
         self.failureResultOf(third, DiscardedCursor)
 
-    def test_forgotten_meanwhile(self) -> None:
-        """Who waits for an evaluation that another one reads to its end is told so."""
+    def test_reader_of_an_evaluation_that_is_forgotten_meanwhile_is_refused(self) -> None:
         identifier, child, first = self.waiting("0")
         second = self.ask(identifier, "0", 20)
         first.addCallback(

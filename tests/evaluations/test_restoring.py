@@ -101,8 +101,6 @@ class RestoringTestCase(RegistryTestCase):
 
 
 class WaitingTests(RestoringTestCase):
-    """Evaluations that have not started."""
-
     running, queued = 1, 5
 
     def test_evaluations_wait_in_the_old_order_behind_the_one_that_runs(self) -> None:
@@ -201,8 +199,6 @@ class WaitingTests(RestoringTestCase):
 
 
 class RunningTests(RestoringTestCase):
-    """Evaluators that go on."""
-
     def test_events_go_on_with_the_state_of_the_parser(self) -> None:
         identifier, child = self.start()
         names = "EVALUATION_DATA_BEGIN", "EVALUATION_DATA_END"
@@ -487,8 +483,6 @@ class RunningTests(RestoringTestCase):
 
 
 class EndedTests(RestoringTestCase):
-    """Evaluations that have ended."""
-
     def test_unread_evaluation_is_as_it_was(self) -> None:
         for status in (0, 3):
             identifier, child = self.start(b"one\ntwo")
@@ -658,8 +652,6 @@ class EndedTests(RestoringTestCase):
 
 
 class CallbackTests(RestoringTestCase):
-    """Callbacks that were not delivered yet."""
-
     def start_callback(self) -> tuple[str, dict[str, Any]]:
         """Let an evaluation end whose callback is not delivered; return what was sent."""
         identifier = self.accept(callback_url=URL)
@@ -717,8 +709,6 @@ class CallbackTests(RestoringTestCase):
 
 
 class LeftEvaluationsTests(RestoringTestCase):
-    """What the start of the daemon must not remove."""
-
     running = 1
 
     def test_names_of_what_is_needed(self) -> None:

@@ -17,10 +17,7 @@ RESOURCES = {"memory", "processes", "disk", "file_size", "output", "stderr"}
 
 
 class EndTests(RunTestCase):
-    """How runs end by themselves."""
-
-    def test_good_end(self) -> None:
-        """Status 0 is no failure; all output is there, its last line too."""
+    def test_status_0_is_no_failure(self) -> None:
         self.child.print(b"hello\nworld")
         self.child.end()
         self.assert_over(status=0)
@@ -30,8 +27,7 @@ class EndTests(RunTestCase):
         assert waited is not None
         self.assertEqual(self.run_.usage, ResourceUsage(waited.ru_utime + waited.ru_stime, None))
 
-    def test_status(self) -> None:
-        """Another status is the failure `exit`, with the status and stderr."""
+    def test_other_status_is_the_failure_exit(self) -> None:
         self.child.complain(b"no such file\n")
         self.child.end(3)
         self.assert_over(status=3)
@@ -41,8 +37,7 @@ class EndTests(RunTestCase):
         self.assertEqual(failure.extra_members, {"status": 3, "stderr": "no such file\n"})
         self.assertIn("status 3", failure.message)
 
-    def test_signal(self) -> None:
-        """A signal that nobody here sent is the failure `exit` with that signal."""
+    def test_signal_of_a_stranger_is_the_failure_exit(self) -> None:
         self.child.end(signal=signal.SIGSEGV)
         self.assert_over(number=signal.SIGSEGV)
         failure = self.run_.failure
@@ -51,8 +46,7 @@ class EndTests(RunTestCase):
         self.assertEqual(failure.extra_members, {"signal": 11, "stderr": ""})
         self.assertIn("signal 11 (Segmentation fault)", failure.message)
 
-    def test_stderr_after_the_exit(self) -> None:
-        """What stands in the pipes at the exit belongs to the run as well."""
+    def test_output_in_the_pipes_at_the_exit_counts(self) -> None:
         self.orphans.shut = True
         self.child.exit(1)
         self.child.print(b"late")
@@ -63,8 +57,7 @@ class EndTests(RunTestCase):
         self.assertEqual(self.run_.failure.extra_members["stderr"], "last words")
         self.assertEqual(self.text(), "late")
 
-    def test_the_group_is_killed(self) -> None:
-        """What the process left in its group is killed when it exits, and not before."""
+    def test_group_is_killed_when_its_process_exits(self) -> None:
         self.turn()
         self.assertEqual(self.child.group_signals, [])
         self.child.end()
@@ -101,8 +94,7 @@ class EndTests(RunTestCase):
         self.assertEqual(self.run_.failure.reason, "lost")
         self.assertIn("Too many open files", self.run_.failure.message)
 
-    def test_pipes_held_by_others(self) -> None:
-        """Who still holds stdout when the orphans are gone is not waited for."""
+    def test_others_that_hold_stdout_are_not_waited_for(self) -> None:
         self.orphans.shut = True
         self.child.print(b"printed")
         self.child.exit()
@@ -114,8 +106,7 @@ class EndTests(RunTestCase):
         self.assert_over(status=0)
         self.assertEqual(self.text(), "printed")
 
-    def test_files_hold_up_the_end(self) -> None:
-        """Nor before a file that it named is read, and stands among the events."""
+    def test_run_ends_after_its_files_are_read(self) -> None:
         self.child.print(make_file_block(b"out.txt"))
         self.child.end()
         self.turn()
@@ -124,8 +115,7 @@ class EndTests(RunTestCase):
         self.assert_over(status=0)
         self.assertEqual(self.log.end_cursor, 1)
 
-    def test_orphans_hold_up_the_end(self) -> None:
-        """It has not ended before its orphans are gone, although its pipes are closed."""
+    def test_run_ends_after_its_orphans_are_gone(self) -> None:
         self.orphans.shut = True
         self.child.end()
         self.turn()
@@ -134,8 +124,7 @@ class EndTests(RunTestCase):
         self.orphans.open()
         self.assert_over(status=0)
 
-    def test_orphans_cannot_be_ended(self) -> None:
-        """Where ending them goes wrong the run ends all the same."""
+    def test_run_ends_though_its_orphans_cannot_be_ended(self) -> None:
         self.orphans.error = RuntimeError("no /proc")
         self.child.exit()
         self.assert_over(status=0)
@@ -145,10 +134,7 @@ class EndTests(RunTestCase):
 
 
 class StderrTests(RunTestCase):
-    """What is kept of stderr."""
-
-    def test_tail(self) -> None:
-        """Its last 8 KiB are kept, in whatever pieces they came."""
+    def test_last_8_kib_of_stderr_are_kept(self) -> None:
         for number in range(5000):
             self.child.complain(b"%d\n" % number)
         everything = "".join(f"{number}\n" for number in range(5000))
@@ -157,15 +143,13 @@ class StderrTests(RunTestCase):
         self.child.complain(b"x" * 10000)
         self.assertEqual(self.run_.stderr_text, "x" * 8192)
 
-    def test_bytes(self) -> None:
-        """It is shown as UTF-8, with what is not replaced; it is no part of the events."""
+    def test_stderr_is_shown_as_utf_8(self) -> None:
         self.child.complain(b"\xff\xc3")
         self.child.complain(b"\xa9")
         self.assertEqual(self.run_.stderr_text, "\ufffd\u00e9")
         self.assertEqual(self.log.end_cursor, 0)
 
-    def test_begins_with_a_character(self) -> None:
-        """A character that does not fit as a whole is left out, however stderr came."""
+    def test_stderr_begins_with_a_whole_character(self) -> None:
         for end in ("", "a", "ab", "abc"):
             for size in (1, 3, 20_000):
                 printed = ("😀" * 3000 + end).encode()
@@ -174,8 +158,7 @@ class StderrTests(RunTestCase):
                 characters = (STDERR_TAIL_BYTES - len(end)) // 4
                 self.assertEqual(self.run_.stderr_text, "😀" * characters + end)
 
-    def test_stray_bytes(self) -> None:
-        """With what is not UTF-8 replaced it is no longer either."""
+    def test_stderr_with_replaced_bytes_is_no_longer(self) -> None:
         self.child.complain(b"\xff" * 10_000 + b"end")
         self.assertEqual(self.run_.stderr_text, "\ufffd" * 2729 + "end")
         self.child.complain(b"\x80")
@@ -183,10 +166,7 @@ class StderrTests(RunTestCase):
 
 
 class StopTests(RunTestCase):
-    """How runs are ended."""
-
-    def test_term_then_kill(self) -> None:
-        """TERM at once, KILL after the grace time, and not one moment before."""
+    def test_kill_follows_term_after_the_grace_time(self) -> None:
         self.run_.stop(CANCELLED)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
         self.clock.advance(GRACE - 0.001)
@@ -198,8 +178,7 @@ class StopTests(RunTestCase):
         self.assert_over(number=signal.SIGKILL)
         self.assertIs(self.run_.failure, CANCELLED)
 
-    def test_obedient(self) -> None:
-        """One that goes on TERM gets no KILL, and what it still prints counts."""
+    def test_process_that_goes_on_term_gets_no_kill(self) -> None:
         self.child.print(b"working\n")
         self.run_.stop(CANCELLED)
         self.clock.advance(1)
@@ -212,7 +191,6 @@ class StopTests(RunTestCase):
         self.assertEqual(self.text(), "working\ngoodbye\n")
 
     def test_first_reason_counts(self) -> None:
-        """Neither a second reason nor the exit that follows replaces the first."""
         self.run_.stop(CANCELLED)
         self.run_.stop(EvaluationFailure("shutdown", "too late"))
         self.clock.advance(20)  # over the time limit, too
@@ -221,8 +199,7 @@ class StopTests(RunTestCase):
         self.assertIs(self.run_.failure, CANCELLED)
         self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
 
-    def test_closed_output(self) -> None:
-        """One that has closed its stdout and runs on is stopped as others are."""
+    def test_run_without_stdout_is_stopped(self) -> None:
         self.child.lose(STDOUT)
         self.run_.stop(CANCELLED)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
@@ -230,16 +207,14 @@ class StopTests(RunTestCase):
         self.assert_over(number=signal.SIGTERM)
         self.assertIs(self.run_.failure, CANCELLED)
 
-    def test_reasons(self) -> None:
-        """Time that is over, a wish, and whatever else is no such limit leave the grace time."""
+    def test_other_reasons_leave_the_grace_time(self) -> None:
         for reason in get_args(FailureReason):
             self.setUp()
             self.run_.stop(EvaluationFailure(reason, "enough"))
             expected = signal.SIGKILL if reason in RESOURCES else signal.SIGTERM
             self.assertEqual(self.child.signals, [expected], reason)
 
-    def test_resources_in_the_grace_time(self) -> None:
-        """It is killed also where it was stopped before for another reason, which stays."""
+    def test_limit_in_the_grace_time_kills(self) -> None:
         self.run_.stop(CANCELLED)
         for _ in range(2):  # each look tells of it
             self.run_.stop(build_limit_failure("disk", "disk", "bytes", 7))
@@ -248,8 +223,7 @@ class StopTests(RunTestCase):
         self.assert_over(number=signal.SIGKILL)
         self.assertIs(self.run_.failure, CANCELLED)
 
-    def test_after_the_exit(self) -> None:
-        """What has exited by itself gets no signal, but its end was still asked for."""
+    def test_exited_process_gets_no_signal(self) -> None:
         self.child.exit(0)
         self.run_.stop(CANCELLED)
         self.child.close()

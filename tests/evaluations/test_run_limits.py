@@ -16,10 +16,7 @@ from tests.fakes.sandbox import FakeRunLimits
 
 
 class TimeoutTests(RunTestCase):
-    """The limit of time."""
-
-    def test_timeout(self) -> None:
-        """At the limit it is stopped: the failure `timeout`, with the limit's name and value."""
+    def test_run_is_stopped_at_its_time_limit(self) -> None:
         self.clock.advance(9.999)
         self.assertEqual(self.child.signals, [])
         self.clock.advance(0.001)
@@ -35,7 +32,6 @@ class TimeoutTests(RunTestCase):
         self.assertIs(self.run_.failure, failure)
 
     def test_evaluator_that_ended_in_time_is_not_stopped(self) -> None:
-        """It has ended, and the reactor, or the starter, tells it later than the limit."""
         self.child.has_exited = True
         self.clock.advance(20)
         self.assertEqual(self.child.signals, [])
@@ -78,8 +74,6 @@ class TimeoutTests(RunTestCase):
 
 
 class CellTests(RunTestCase):
-    """What the sandboxed run says of a run that has ended badly."""
-
     limits = LimitSettings(wall_clock=10, cpu=5)
 
     def end(self, number: int, cpu: float) -> EvaluationFailure:
@@ -91,13 +85,11 @@ class CellTests(RunTestCase):
         assert self.run_.failure is not None
         return self.run_.failure
 
-    def test_cpu(self) -> None:
-        """The signal of the limit of processor time is believed when that was used."""
+    def test_signal_of_the_cpu_limit_is_believed_when_the_time_was_used(self) -> None:
         error = self.end(signal.SIGXCPU, 5.1)
         self.assertEqual(error.extra_members, {"limit": "limits.cpu", "value": 5})
 
-    def test_no_cpu(self) -> None:
-        """Anybody may end by it: then that is how it has ended, also just below the limit."""
+    def test_signal_of_the_cpu_limit_below_the_limit_is_an_exit(self) -> None:
         error = self.end(signal.SIGXCPU, 4.99)
         self.assertEqual((error.reason, error.extra_members["signal"]), ("exit", signal.SIGXCPU))
 
@@ -119,25 +111,21 @@ class CellTests(RunTestCase):
         assert self.run_.failure is not None
         self.assertEqual(self.run_.failure.reason, "cpu")
 
-    def test_file_size(self) -> None:
-        """So with that of a too large file, which the sandboxed run would have found."""
+    def test_signal_of_the_file_size_limit_is_believed(self) -> None:
         self.assertEqual(self.end(signal.SIGXFSZ, 0.1).reason, "exit")
         self.assertEqual(self.sandboxed.run_limits.looks, [True])
 
-    def test_limit(self) -> None:
-        """A limit that the sandboxed run knows of explains a bad end."""
+    def test_limit_that_the_sandboxed_run_knows_of_explains_a_bad_end(self) -> None:
         self.sandboxed.run_limits.over = build_limit_failure("disk", "disk", "bytes", 7)
         self.assertEqual(self.end(signal.SIGKILL, 0.1).reason, "disk")
 
-    def test_memory(self) -> None:
-        """A run over its memory has failed, also if the evaluator has gone on and succeeded."""
+    def test_run_over_its_memory_fails_though_it_succeeded(self) -> None:
         self.sandboxed.run_limits.over = build_limit_failure("memory", "memory", "bytes", 7)
         self.child.end(status=0)
         self.turn()
         self.assertIs(self.run_.failure, self.sandboxed.run_limits.over)
 
-    def test_no_answer(self) -> None:
-        """A sandboxed run that cannot be asked hides no failure; a traceback tells a defect."""
+    def test_sandboxed_run_that_cannot_be_asked_hides_no_failure(self) -> None:
         for error, defects in ((OSError(errno.EMFILE, "Too many open files"), 0), (KeyError(), 2)):
             self.setUp()
 
@@ -152,8 +140,7 @@ class CellTests(RunTestCase):
             self.assertEqual(self.run_.failure.reason, "exit")
             self.assertEqual(len(self.flushLoggedErrors(type(error))), defects)
 
-    def test_not_started(self) -> None:
-        """A sandbox that did not start says so, with what it complained of."""
+    def test_sandbox_that_did_not_start_says_so_with_what_it_complained_of(self) -> None:
         self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
         self.child.complain(b"bwrap: no")
         self.child.end(status=1)
@@ -173,8 +160,7 @@ class CellTests(RunTestCase):
         self.assertEqual(failure.reason, "lost")
         self.assertIn("Too many open files", failure.message)
 
-    def test_too_little_for_a_sandbox(self) -> None:
-        """One whose own limit has kept it from starting goes by that."""
+    def test_limit_that_kept_the_sandbox_from_starting_is_named(self) -> None:
         self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
         self.sandboxed.run_limits.over = build_limit_failure(
             "processes", "processes", "processes", 2
@@ -185,12 +171,9 @@ class CellTests(RunTestCase):
 
 
 class OutputTests(RunTestCase):
-    """The limit of output."""
-
     limits = LimitSettings(wall_clock=10, output=1024, stderr=10_000)
 
-    def test_exactly(self) -> None:
-        """As much as the limit is allowed."""
+    def test_output_of_exactly_the_limit_is_allowed(self) -> None:
         self.child.print(b"x" * 1000)
         self.child.print(b"y" * 24)
         self.assertEqual(self.child.signals, [])
@@ -199,8 +182,7 @@ class OutputTests(RunTestCase):
         self.assertIsNone(self.run_.failure)
         self.assertEqual(self.text(), "x" * 1000 + "y" * 24)
 
-    def test_one_more(self) -> None:
-        """One byte more stops it: the failure `output`; what was within the limit stays."""
+    def test_one_byte_more_stops_it(self) -> None:
         self.child.print(b"x" * 1000)
         self.child.print(b"y" * 25)
         self.assertEqual(self.child.signals, [signal.SIGKILL])
@@ -213,8 +195,7 @@ class OutputTests(RunTestCase):
         self.assertEqual(failure.extra_members, {"limit": "limits.output", "value": 1024})
         self.assertEqual(self.text(), "x" * 1000 + "y" * 24)
 
-    def test_one_byte_after_the_limit(self) -> None:
-        """It is noticed also when the limit was reached exactly before."""
+    def test_byte_after_a_limit_that_was_reached_exactly_is_noticed(self) -> None:
         self.child.print(b"x" * 1024)
         self.child.print(b"y")
         self.assertEqual(self.child.signals, [signal.SIGKILL])
@@ -246,7 +227,6 @@ class OutputTests(RunTestCase):
         self.assertEqual(child.signals, [signal.SIGKILL])
 
     def test_evaluator_that_exceeded_the_limit_meanwhile_is_stopped(self) -> None:
-        """The next process of the daemon has found a byte too much in the file of stdout."""
         for size, signals in ((1024, []), (1025, [signal.SIGKILL])):
             self.setUp()
             self.stdout.feed(b"x" * size)
@@ -256,11 +236,7 @@ class OutputTests(RunTestCase):
             run.go_on()
             self.assertEqual(child.signals, signals)
 
-    def test_delay(self) -> None:
-        """Reads that take the starter too long, of stdout or stderr, end the run at once.
-
-        So do those of just the seconds from which on the starter reads no more.
-        """
+    def test_slow_read_ends_the_run(self) -> None:
         self.child.pipe_read_cpu_seconds = MAX_SLOW_READ_SECONDS - 0.01
         self.child.print(b"a\n")
         self.assertEqual(self.child.signals, [])

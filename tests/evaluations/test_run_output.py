@@ -37,8 +37,6 @@ PLAIN = "application/octet-stream"
 
 
 class PartialLineTests(RunTestCase):
-    """Lines that are not whole yet."""
-
     def test_whole_lines_are_delivered_at_once(self) -> None:
         self.child.print(b"one\ntwo\nthree\n")
         self.assertEqual(self.events(), ["one", "\n", "two", "\n", "three"])
@@ -82,8 +80,6 @@ class PartialLineTests(RunTestCase):
 
 
 class TurnTests(RunTestCase):
-    """Stdout that is too much work for one turn of the reactor."""
-
     limits = LimitSettings(wall_clock=100)
 
     def test_much_stdout_is_parsed_in_several_turns(self) -> None:
@@ -116,8 +112,6 @@ class TurnTests(RunTestCase):
 
 
 class FileTests(RunTestCase):
-    """Files that stdout names."""
-
     def answer(self, content: bytes) -> None:
         """Give the content of the file that is wanted now."""
         self.wanted[-1][1].callback(content)
@@ -175,8 +169,6 @@ class FileTests(RunTestCase):
 
 
 class LostOutputTests(RunTestCase):
-    """Defects and full disks between stdout and the log."""
-
     def break_(self, owner: object, name: str) -> None:
         """Let a method raise."""
 
@@ -269,8 +261,6 @@ class LostOutputTests(RunTestCase):
 
 
 class PropertyTests(RunTestCase):
-    """Whatever is printed."""
-
     limits = LimitSettings(wall_clock=10**6)
     max_value, max_file = MAX_VALUE, MAX_FILE
 

@@ -9,16 +9,13 @@ from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 
 
 class CloseTests(RegistryTestCase):
-    """The end of the daemon."""
-
     configuration = PATIENT
 
     def close(self, drain: float = 0) -> Deferred[bool]:
         """Close the registry."""
         return Deferred.fromCoroutine(self.registry.drain_and_close(drain))
 
-    def test_close(self) -> None:
-        """All end with `shutdown`; it is closed when the last of their processes is gone."""
+    def test_all_evaluations_end_with_shutdown(self) -> None:
         identifiers = [self.accept() for _ in range(4)]
         closed = self.close()
         self.assertEqual([child.signals for child in self.world.spawn.children], [[15], [15]])
@@ -30,23 +27,20 @@ class CloseTests(RegistryTestCase):
             self.assertEqual(self.consume(identifier), ["shutdown"])
         self.assertEqual(len(self.world.spawn.children), 2)
 
-    def test_idle(self) -> None:
-        """With nothing to end it is closed at once."""
+    def test_empty_registry_is_closed_at_once(self) -> None:
         identifier, child = self.start()
         self.finish(child)
         self.assertFalse(self.successResultOf(self.close()))
         self.assertEqual(self.consume(identifier), [])
 
-    def test_nothing_new(self) -> None:
-        """From then on nothing is accepted."""
+    def test_closed_registry_accepts_nothing(self) -> None:
         self.successResultOf(self.close())
         with self.assertRaises(ServerBusy):
             self.registry.check_admission()
         with self.assertRaises(ServerBusy):
             self.accept()
 
-    def test_forgotten_ones(self) -> None:
-        """It waits also for those that are forgotten, but not gone yet."""
+    def test_forgotten_evaluations_are_waited_for(self) -> None:
         _, child = self.start()
         self.world.clock.advance(900)
         self.registry.expire_evaluations()
@@ -55,8 +49,7 @@ class CloseTests(RegistryTestCase):
         self.finish(child)
         self.successResultOf(closed)
 
-    def test_wakes_readers(self) -> None:
-        """Those who wait for events get the final one."""
+    def test_waiting_readers_get_the_final_event(self) -> None:
         identifier, child = self.start()
         asked = self.ask(identifier, None, 20)
         closed = self.close()
@@ -66,8 +59,7 @@ class CloseTests(RegistryTestCase):
         self.page(identifier, END)
         self.assertTrue(self.successResultOf(closed))
 
-    def test_reader_that_does_not_come_back(self) -> None:
-        """Who has been told, and does not read on, is waited for five seconds and no longer."""
+    def test_reader_is_waited_for_five_seconds(self) -> None:
         identifier, child = self.start(b"a\n")
         self.finish(child)
         closed = self.close()
@@ -80,8 +72,7 @@ class CloseTests(RegistryTestCase):
         self.assertTrue(self.successResultOf(closed))
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
 
-    def test_reader_between_two_polls(self) -> None:
-        """Who has asked for a page lately is there, and waited for until it has the end."""
+    def test_reader_between_two_polls_is_waited_for(self) -> None:
         identifier, child = self.start()
         cursor = self.page(identifier)["end"]
         self.world.clock.advance(29.9)
@@ -95,16 +86,14 @@ class CloseTests(RegistryTestCase):
         self.page(identifier, END)
         self.assertTrue(self.successResultOf(closed))
 
-    def test_who_has_gone(self) -> None:
-        """Who has not asked for a page in half a minute is not there any more."""
+    def test_reader_without_a_poll_in_half_a_minute_has_gone(self) -> None:
         identifier, child = self.start()
         self.finish(child)
         self.page(identifier)
         self.world.clock.advance(30)
         self.assertFalse(self.successResultOf(self.close()))
 
-    def test_looking(self) -> None:
-        """Who only looks at a page, and takes nothing, is no reader."""
+    def test_page_without_an_acknowledgement_makes_no_reader(self) -> None:
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.successResultOf(self.close())
@@ -113,8 +102,7 @@ class CloseTests(RegistryTestCase):
             self.successResultOf(Deferred.fromCoroutine(self.registry.drain_and_close()))
         )
 
-    def test_stream(self) -> None:
-        """A stream is waited for until it has left."""
+    def test_stream_is_waited_for_until_it_has_left(self) -> None:
         identifier, child = self.start(b"a\n")
         subscription = self.registry.events.subscribe(identifier, None)
         assert subscription is not None
@@ -126,8 +114,6 @@ class CloseTests(RegistryTestCase):
 
 
 class DrainTests(CloseTests):
-    """The end of a daemon that lets what runs end by itself; the rest holds as without that."""
-
     def close(self, drain: float = 10) -> Deferred[bool]:
         """Close the registry, and let the drain of the other tests be over."""
         closed = super().close(drain)
@@ -135,8 +121,7 @@ class DrainTests(CloseTests):
             self.world.clock.advance(10)
         return closed
 
-    def test_drain(self) -> None:
-        """What runs may end, and nothing new may begin."""
+    def test_running_evaluations_may_end_and_no_other_begins(self) -> None:
         first, child = self.start(b"a\n")
         second, other = self.start(b"b\n")
         closed = self.close(20)
@@ -152,8 +137,7 @@ class DrainTests(CloseTests):
         self.assertEqual(self.consume(second), ["b", "\n", "c", "\n"])
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
 
-    def test_time_is_over(self) -> None:
-        """What has not ended by then is ended, and no moment before."""
+    def test_drain_ends_evaluations_in_time(self) -> None:
         identifier, child = self.start()
         closed = self.close(20)
         self.world.clock.advance(19.999)
@@ -164,8 +148,7 @@ class DrainTests(CloseTests):
         self.assertTrue(self.successResultOf(closed))
         self.assertEqual(self.consume(identifier), ["shutdown"])
 
-    def test_queued(self) -> None:
-        """What waits for its turn does not get it: it ends at once, and its readers know."""
+    def test_queued_evaluation_does_not_begin(self) -> None:
         _, child = self.start()
         self.start()
         waiting = [self.accept() for _ in range(2)]
@@ -177,8 +160,7 @@ class DrainTests(CloseTests):
         self.finish(child)
         self.assertEqual(len(self.world.spawn.children), 2)
 
-    def test_fetching(self) -> None:
-        """What is being fetched may run."""
+    def test_fetched_evaluation_may_run(self) -> None:
         self.world.repositories.gate.shut = True
         identifier = self.accept()
         closed = self.close(20)
@@ -187,8 +169,7 @@ class DrainTests(CloseTests):
         self.assertTrue(self.successResultOf(closed))
         self.assertEqual(self.consume(identifier), [])
 
-    def test_hurry(self) -> None:
-        """Whoever is in a hurry ends it at once, also before it has begun."""
+    def test_hurry_ends_the_drain_at_once(self) -> None:
         _, child = self.start()
         closed = self.close(20)
         self.registry.end_drain_early()
@@ -196,6 +177,5 @@ class DrainTests(CloseTests):
         self.finish(child)
         self.assertTrue(self.successResultOf(closed))
 
-    def test_nothing_runs(self) -> None:
-        """With nothing that runs there is nothing to wait for."""
+    def test_idle_registry_is_drained_at_once(self) -> None:
         self.assertFalse(self.successResultOf(self.close(20)))

@@ -15,16 +15,13 @@ from tests.fakes.world import OID, TREE
 
 
 class StatusTests(EvaluationTestCase):
-    """The status document through an evaluation's life."""
-
     def status(self, position: int | None = None) -> dict[str, Any]:
         """Return the document as clients see it."""
         document = build_status(self.evaluation, position)
         self.assertEqual(json.loads(json.dumps(document)), document)
         return document
 
-    def test_queued(self) -> None:
-        """At first it tells what was asked for, and what is not known yet is null."""
+    def test_queued_status_has_the_request_and_nulls(self) -> None:
         self.slot.shut = True
         self.begin()
         self.assertEqual(
@@ -71,8 +68,7 @@ class StatusTests(EvaluationTestCase):
             },
         )
 
-    def test_running(self) -> None:
-        """Then the commit's tree, stderr so far, and the events that wait or have gone."""
+    def test_running_status_has_tree_stderr_and_event_counts(self) -> None:
         self.begin()
         self.world.child.print(b"one\ntwo\nthree\n")
         self.world.child.complain(b"careful")
@@ -84,8 +80,7 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual(document["buffered_bytes"], len(b"one\ntwo\nthree\n"))
         self.assertEqual((document["exit"], document["usage"]), (None, None))
 
-    def test_results(self) -> None:
-        """The results that the evaluator has printed so far, also after their events are gone."""
+    def test_status_has_the_results_so_far(self) -> None:
         self.begin()
         self.assertIsNone(self.status()["results"])
         environment = self.world.child.environment
@@ -110,8 +105,7 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual(self.status()["results"], shown)
         self.assertEqual(build_listing_entry(self.evaluation.details)["results"], shown)
 
-    def test_finished(self) -> None:
-        """In the end how it exited and what it used, in seconds."""
+    def test_finished_status_has_exit_and_usage(self) -> None:
         self.begin()
         self.world.clock.advance(1.5)
         self.world.child.end()
@@ -127,8 +121,7 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual(document["running"], "2023-11-14T22:13:20.000+00:00")
         self.assertEqual(document["ended"], "2023-11-14T22:13:21.500+00:00")
 
-    def test_failed(self) -> None:
-        """And why it failed."""
+    def test_failed_status_has_the_error(self) -> None:
         self.begin()
         self.world.child.end(3)
         self.world.turn()
@@ -143,8 +136,7 @@ class StatusTests(EvaluationTestCase):
             },
         )
 
-    def test_cancelled(self) -> None:
-        """One that never ran has neither exit nor usage."""
+    def test_evaluation_that_never_ran_has_neither_exit_nor_usage(self) -> None:
         self.slot.shut = True
         self.begin()
         self.evaluation.stop(CANCELLED)
@@ -153,8 +145,7 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual(document["error"]["reason"], "cancelled")
         self.assertEqual(document["usage"], None)
 
-    def test_cancelled_at_its_start(self) -> None:
-        """One that was ended before its evaluator began has no exit, as that has none."""
+    def test_evaluation_ended_before_its_start_has_no_exit(self) -> None:
         self.begin()
         self.evaluation.stop(CANCELLED)
         self.world.sandbox.last.unstarted = EvaluationFailure("lost", "at its start")
@@ -165,22 +156,19 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual(document["error"]["reason"], "cancelled")
         self.assertIsNot(document["usage"], None)
 
-    def test_signal(self) -> None:
-        """One whose evaluator a signal has ended has no status."""
+    def test_exit_by_a_signal_has_no_status(self) -> None:
         self.begin()
         self.world.child.end(signal=SIGKILL)
         self.world.turn()
         self.assertEqual(self.status()["exit"], {"status": None, "signal": 9})
 
-    def test_while_orphans_are_ended(self) -> None:
-        """Before the end is reached it tells of none."""
+    def test_status_tells_no_exit_while_orphans_are_ended(self) -> None:
         self.world.sandbox.orphan_reaper.shut = True
         self.begin()
         self.world.child.exit()
         self.assertEqual((self.status()["exit"], self.status()["state"]), (None, "running"))
 
-    def test_repository(self) -> None:
-        """The repository is told by its URL, which cannot carry credentials."""
+    def test_repository_is_told_by_its_url_which_cannot_carry_credentials(self) -> None:
         (self.root / "upload").rename(self.mktemp())
         self.evaluation = self.make(repository=Repository("ssh://git@example.org/x"))
         self.begin()

@@ -128,8 +128,6 @@ def make_archived_row(number: int, caller: str = "bob", size: int = 10) -> Evalu
 
 
 class RowTests(SynchronousTestCase):
-    """`rows`."""
-
     @given(evaluation_rows)
     def test_row_survives_packing(self, row: EvaluationRow) -> None:
         packed = pack(row)
@@ -175,8 +173,6 @@ class StoreTestCase(SynchronousTestCase):
 
 
 class WritingTests(StoreTestCase):
-    """Changes, and when they are committed."""
-
     def setUp(self) -> None:
         super().setUp()
         self.threads = SlowThreads()
@@ -333,8 +329,6 @@ class WritingTests(StoreTestCase):
 
 
 class ArchivedTests(StoreTestCase):
-    """Archived rows."""
-
     def setUp(self) -> None:
         super().setUp()
         self.store = self.open()
@@ -396,8 +390,6 @@ def damage_row(path: Path, name: str) -> None:
 
 
 class OpeningTests(StoreTestCase):
-    """The start, also with what a damage, another version or another daemon has left."""
-
     def set_aside(self) -> list[Path]:
         """Return the databases that were set aside."""
         return sorted(self.directory.glob("*.damaged-*[0-9]"))
@@ -530,8 +522,6 @@ class OpeningTests(StoreTestCase):
 
 
 class FullDiskTests(StoreTestCase):
-    """A file system of 2 MiB that fills up."""
-
     def setUp(self) -> None:
         super().setUp()
         mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(self.directory)]
@@ -697,15 +687,11 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 class ModelTests(SynchronousTestCase):
-    """The store beside a dictionary."""
-
     def test_store_has_after_each_start_what_was_committed(self) -> None:
         run_state_machine_as_test(StoreMachine)
 
 
 class CrashTests(SynchronousTestCase):
-    """A process that is killed in the middle of its commits."""
-
     def test_killed_process_leaves_all_that_was_committed_and_nothing_torn(self) -> None:
         directory = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, directory)

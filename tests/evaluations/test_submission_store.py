@@ -16,8 +16,6 @@ from tawebeval.evaluations.submission_store import (
 
 
 class SubmittedFileTests(SynchronousTestCase):
-    """Files below a directory."""
-
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).absolute()
         self.root.mkdir()
@@ -29,8 +27,7 @@ class SubmittedFileTests(SynchronousTestCase):
         path.write_bytes(content)
         return path
 
-    def test_contents(self) -> None:
-        """Text is text; what is no UTF-8, or has control characters, is base64."""
+    def test_text_is_text(self) -> None:
         texts = (b"", b"print()\n", b"\tb\r\n\x0c", "\u00e0\u2028".encode())
         others = (b"\xff", b"a\0", b"\x1b[0m")
         for number, content in enumerate((*texts, *others)):
@@ -43,8 +40,7 @@ class SubmittedFileTests(SynchronousTestCase):
             self.assertEqual((one["filename"], one["size"]), ("a.txt", len(content)))
             self.assertEqual(len({"text", "base64"} & set(one)), 1)
 
-    def test_bounds(self) -> None:
-        """A file over what is left is only named, and a smaller one after it has its content."""
+    def test_file_over_the_rest_is_only_named(self) -> None:
         self.add("a", b"x" * (MAX_LISTED_CONTENT_BYTES - 1))
         self.add("b", b"xy")
         self.add("c", b"z")
@@ -55,16 +51,14 @@ class SubmittedFileTests(SynchronousTestCase):
             self.add(f"d{number:04}", b"")
         self.assertEqual(len(read_submitted_files([self.root])), MAX_LISTED_FILES)
 
-    def test_directories(self) -> None:
-        """The first directory that is there counts: a start moves the files."""
+    def test_first_directory_that_is_there_counts(self) -> None:
         self.add("a", b"1")
         missing = self.root / "missing"
         for directories in ([missing, self.root], [self.root, missing], [self.root]):
             self.assertEqual(read_submitted_files(directories)[0]["text"], "1")
         self.assertRaises(FileNotFoundError, read_submitted_files, [missing, missing])
 
-    def test_links(self) -> None:
-        """Nothing is read that an evaluator without a sandbox has put in place of a file."""
+    def test_replaced_files_are_not_read(self) -> None:
         secret = Path(self.mktemp()).absolute()
         secret.mkdir()
         (secret / "a.txt").write_text("secret")

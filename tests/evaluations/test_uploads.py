@@ -19,8 +19,6 @@ HALF = b"x" * (WRITE_BATCH_BYTES // 2)
 
 
 class WriterTests(SynchronousTestCase):
-    """One form, and threads that write when the test says so."""
-
     def setUp(self) -> None:
         self.place = Path(self.mktemp()).absolute()
         self.place.mkdir()
@@ -49,8 +47,7 @@ class WriterTests(SynchronousTestCase):
         """Give the form up."""
         self.writer.stop_writing(lambda: self.gone.append("form"))
 
-    def test_small(self) -> None:
-        """A small form is in memory until it is complete, and is then written by one call."""
+    def test_small_form_is_written_by_one_call(self) -> None:
         other = Path("submission", "b", "empty")
         self.writer.begin_file(FILE)
         self.writer.add_content(b"one, ")
@@ -66,8 +63,7 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"one, two")
         self.assertEqual((self.writer.directory / other).read_bytes(), b"")
 
-    def test_large(self) -> None:
-        """A large one is written as it comes, by one call after the other, in its order."""
+    def test_large_form_is_written_as_it_comes(self) -> None:
         sent = [bytes([number]) * (WRITE_BATCH_BYTES // 3) for number in range(20)]
         self.writer.begin_file(FILE)
         for content in sent[:-1]:
@@ -84,8 +80,7 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual((self.writer.directory / "submission/b/last").read_bytes(), sent[-1])
         self.assertEqual(self.unwritten.size, 0)
 
-    def test_pause(self) -> None:
-        """While a call is made as much again is gathered; then nothing is read until it ends."""
+    def test_while_a_call_is_made_as_much_again_is_gathered(self) -> None:
         self.begin()
         self.writer.add_content(HALF)
         self.assertFalse(self.source.paused)
@@ -98,8 +93,7 @@ class WriterTests(SynchronousTestCase):
         self.threads.step()
         self.assertEqual((self.threads.waiting, self.unwritten.size), ([], 0))
 
-    def test_crowded(self) -> None:
-        """Where all forms together take much memory, what comes is written at once."""
+    def test_crowded_memory_makes_forms_be_written_at_once(self) -> None:
         self.unwritten.size = 2**30
         self.writer.begin_file(FILE)
         self.writer.add_content(b"one")
@@ -113,8 +107,7 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"onetwo")
         self.assertEqual(self.unwritten.size, 2**30)
 
-    def test_disk_fails(self) -> None:
-        """What the disk does not take is refused, named, and nothing more is tried."""
+    def test_disk_error_refuses_the_form(self) -> None:
         self.begin()
         self.writer.add_content(HALF)
         self.place.rmdir()
@@ -128,8 +121,7 @@ class WriterTests(SynchronousTestCase):
         self.abandon()
         self.assertEqual((self.gone, self.unwritten.size), (["form"], 0))
 
-    def test_disk_fails_at_the_end(self) -> None:
-        """Who waits for the end is told the error, and is not refused besides."""
+    def test_disk_error_at_the_end_is_told_once(self) -> None:
         self.begin()
         self.writer.add_content(HALF)
         finished = self.finish()
@@ -138,8 +130,7 @@ class WriterTests(SynchronousTestCase):
         self.failureResultOf(finished, FileNotFoundError)
         self.assertEqual((self.source.refused, self.threads.waiting), ([], []))
 
-    def test_disk_full(self) -> None:
-        """What fits in part is an error that names the file."""
+    def test_partial_write_is_an_error_that_names_the_file(self) -> None:
         self.begin()
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
@@ -153,8 +144,7 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual(error.filename, str(self.writer.directory / FILE))
         self.assertEqual((self.writer.directory / FILE).stat().st_size, 1000)
 
-    def test_abandoned(self) -> None:
-        """What is given up is not written, and its directory is free when no call is made."""
+    def test_abandoned_form_is_not_written(self) -> None:
         self.writer.begin_file(FILE)
         self.writer.add_content(HALF)
         self.abandon()
@@ -168,16 +158,14 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual((self.gone, self.unwritten.size), (["form"], 0))
         self.assertEqual(self.threads.waiting, [])
 
-    def test_abandoned_while_the_disk_fails(self) -> None:
-        """Who has gone is not refused; the directory is free all the same."""
+    def test_disk_error_of_an_abandoned_form_refuses_nothing(self) -> None:
         self.begin()
         self.abandon()
         self.place.rmdir()
         self.threads.step()
         self.assertEqual((self.gone, self.source.refused), (["form"], []))
 
-    def test_nobody_waits(self) -> None:
-        """Who waits for the end may go away: what is being written is, and the next can wait."""
+    def test_write_goes_on_without_a_waiter(self) -> None:
         self.begin()
         self.finish().addErrback(lambda failure: None).cancel()
         finished = self.finish()

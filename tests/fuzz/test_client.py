@@ -258,15 +258,12 @@ _AFTER = re.compile(rb"[?&]after=([^& ]*)")
 
 
 class ClientTests(SynchronousTestCase):
-    """Whatever a server answers."""
-
     @given(
         st.sampled_from(["events", "events", "pages", *ASKING]),
         st.lists(LIES, min_size=1, max_size=6),
     )
     @example("events", [Lie(b"HTTP/1.1 200 x\r\nSet-Cookie: \xff\r\n\r\n{}", [], None)])
-    def test_any(self, asking: str, lies: Sequence[Lie]) -> None:
-        """There is a result or an error of the client, and an end."""
+    def test_any_lies_give_a_result_or_an_error(self, asking: str, lies: Sequence[Lie]) -> None:
         reactor: Any = MemoryReactorClock()
         server = LyingServer(lies)
         reactor.callFromThread = lambda call: reactor.callLater(0, call)
@@ -305,8 +302,9 @@ class ClientTests(SynchronousTestCase):
         st.lists(LIES, min_size=1, max_size=6),
     )
     @example("events", [Lie(b"HTTP/1.1 200 x\r\nSet-Cookie: \xff\r\n\r\n{}", [], None)])
-    def test_any_blocking(self, asking: str, lies: Sequence[Lie]) -> None:
-        """The client that blocks has a result or an error of its own, too."""
+    def test_any_lies_give_the_blocking_client_a_result_or_an_error(
+        self, asking: str, lies: Sequence[Lie]
+    ) -> None:
         client = HastyClient("http://127.0.0.1:1/", draw_random=random.Random(1).random)
         pool: Any = client._get_pool()._transport
         pool._pool._network_backend = sync_client._DeadlineBackend(

@@ -94,8 +94,6 @@ PIECES = (
 
 
 class ConfigurationTests(SynchronousTestCase):
-    """Whatever a file says, it is a configuration or refused with the path of a key."""
-
     def read(self, text: bytes) -> str | None:
         """Return why a file is refused, None if it is taken."""
         with tempfile.NamedTemporaryFile(prefix="tawebeval-test-") as file:
@@ -113,13 +111,13 @@ class ConfigurationTests(SynchronousTestCase):
         return None
 
     @given(mutated(st.sampled_from(FILES), PIECES))
-    def test_text(self, text: bytes) -> None:
-        """Bytes of any kind are refused with a sentence, and not with an error of a library."""
+    def test_any_bytes_are_refused_in_a_sentence(self, text: bytes) -> None:
         self.read(text)
 
     @given(st.sampled_from(PATHS), VALUES)
-    def test_paths(self, path: tuple[str | int, ...], value: Any) -> None:
-        """Of one setting its path is named."""
+    def test_error_about_a_setting_names_its_path(
+        self, path: tuple[str | int, ...], value: Any
+    ) -> None:
         message = self.read(document(path, value).encode())
         if message is not None:
             named = ".".join(str(name) for name in path if name != 0)

@@ -185,12 +185,9 @@ class World:
 
 
 class CursorTests(SynchronousTestCase):
-    """Whatever is asked for."""
-
     @settings(max_examples=settings().max_examples // 4)  # each takes long
     @given(STEPS)
-    def test_any(self, steps: Sequence[Any]) -> None:
-        """Each cursor leads to its place, or is refused as the contract has it."""
+    def test_any_cursor_leads_to_its_place_or_is_refused(self, steps: Sequence[Any]) -> None:
         root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
         try:
             world = World(root)

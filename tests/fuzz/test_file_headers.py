@@ -40,9 +40,8 @@ PIECES = (
 
 
 class FileHeaderTests(SynchronousTestCase):
-    """Whatever the headers are."""
-
     @given(mutated(odd_file_blocks(), PIECES), chunkings, st.integers(0, 3))
-    def test_reference(self, stdout: bytes, chunking: list[Chunk], late: int) -> None:
-        """A block means what it means to the reference, however it is cut."""
+    def test_block_means_what_the_reference_says(
+        self, stdout: bytes, chunking: list[Chunk], late: int
+    ) -> None:
         check_reference(stdout, chunking, late)

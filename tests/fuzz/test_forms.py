@@ -79,8 +79,6 @@ CONTENT_TYPES = st.just(MULTIPART) | st.one_of(
 
 
 class FormTests(UploadTestCase):
-    """Whatever stands in a body, whole and cut."""
-
     def outcome(
         self, pieces: Sequence[bytes], length: int | None, content_type: str
     ) -> dict[str, Any]:
@@ -117,18 +115,18 @@ class FormTests(UploadTestCase):
         assert len(f"{error.detail}{error.extra_members}".encode()) < 4096
 
     @given(mutated(BODIES, DELIMITERS), CONTENT_TYPES, st.booleans(), long_chunkings)
-    def test_any(
+    def test_any_body_is_a_form_or_refused_however_cut(
         self, body: bytes, content_type: str, announced: bool, chunking: Sequence[Chunk]
     ) -> None:
-        """It is a form or refused, and the same wherever the body is cut."""
         length = len(body) if announced else None
         whole = self.outcome([body], length, content_type)
         pieces = [piece for piece, _ in chunks_of(body, chunking) if piece]
         assert self.outcome(pieces, length, content_type) == whole
 
     @given(st.lists(st.binary(max_size=80), min_size=1, max_size=5), long_chunkings)
-    def test_kept(self, contents: Sequence[bytes], chunking: Sequence[Chunk]) -> None:
-        """The bytes of files are kept, whatever they resemble."""
+    def test_bytes_of_files_are_kept_whatever_they_resemble(
+        self, contents: Sequence[bytes], chunking: Sequence[Chunk]
+    ) -> None:
         contents = [
             content.replace(b"\xfe", f"\r\n--{BOUNDARY[:-1]}".encode()) for content in contents
         ]

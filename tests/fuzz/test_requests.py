@@ -67,12 +67,9 @@ _HEAD = re.compile(rb"HTTP/1\.[01] ([0-9]{3}) [^\r\n]*\r\n(.*?)\r\n\r\n", re.DOT
 
 
 class RequestTests(SynchronousTestCase):
-    """Whatever comes on two connections."""
-
     @settings(max_examples=settings().max_examples // 4)  # each takes long
     @given(st.sampled_from(sorted(CONFIGURATIONS)), STEPS)
-    def test_any(self, kind: str, steps: Sequence[Any]) -> None:
-        """Klein alone answers alike, each refusal is a problem document, and nothing fails."""
+    def test_any_request_is_answered_as_by_klein(self, kind: str, steps: Sequence[Any]) -> None:
         try:
             check_alike(kind, steps, self.check)
         finally:

@@ -25,8 +25,6 @@ NO_ROUTE = failed("fatal: no route to host")
 
 
 class CheckOutTests(CacheTestCase):
-    """Checkouts of commits that are new, or in the cache."""
-
     def test_commits_tree_is_checked_out_in_cache(self) -> None:
         self.get()
         command = self.git.commands[-1]
@@ -112,7 +110,6 @@ class CheckOutTests(CacheTestCase):
         self.assertEqual(len(self.fetch_commands()), 2)
 
     def test_failure_leaves_nothing(self) -> None:
-        """Made-up URLs and cancelled requests leave nothing on the disk and in memory."""
         running = Running()
         self.fetches = [NO_ROUTE] * 3 + [running]
         for number in range(3):
@@ -170,8 +167,6 @@ class CheckOutTests(CacheTestCase):
 
 
 class SharingTests(CacheTestCase):
-    """Concurrent requests, which share a fetch."""
-
     def setUp(self) -> None:
         super().setUp()
 
@@ -271,8 +266,6 @@ class SharingTests(CacheTestCase):
 
 
 class DamageTests(CacheTestCase):
-    """A repository that was whole when it was fetched, and is not now."""
-
     def setUp(self) -> None:
         self.broken_once: set[str] = set()  # commands that fail in the damaged repository
         self.printed = CORRUPT

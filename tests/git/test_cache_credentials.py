@@ -16,8 +16,6 @@ LOGIN = Login("https://example.org", "judge", "s3cret")
 
 
 class CredentialTests(CacheTestCase):
-    """A private repository, with a password that Alice and Carol may use."""
-
     def setUp(self) -> None:
         super().setUp()
         folder = Path(self.mktemp()).absolute()

@@ -57,8 +57,6 @@ class EvictionTestCase(CacheTestCase):
 
 
 class EvictionTests(EvictionTestCase):
-    """The least recently used is evicted."""
-
     def test_least_recently_used_goes_when_there_is_no_room(self) -> None:
         for fetched, cached in (("abc", "abc"), ("ad", "acd"), ("e", "ade")):
             self.fetch_all(fetched)
@@ -121,8 +119,7 @@ class EvictionTests(EvictionTestCase):
             self.fetch_all(name)
             self.check_cached(name)
 
-    def test_vanished(self) -> None:
-        """A repository that somebody has removed from the disk is evicted without an error."""
+    def test_repository_that_somebody_has_removed_is_evicted_without_error(self) -> None:
         self.fetch_all("abc")
         self.find("a").rename(self.mktemp())
         self.fetch_all("d")
@@ -130,8 +127,6 @@ class EvictionTests(EvictionTestCase):
 
 
 class RestartTests(EvictionTestCase):
-    """The cache of an earlier daemon."""
-
     def test_new_daemon_knows_what_is_in_cache(self) -> None:
         self.fetch_all("abca")
         for age, name in enumerate("acb"):

@@ -64,8 +64,6 @@ class CheckoutsTestCase(SynchronousTestCase):
 
 
 class ProvideTests(CheckoutsTestCase):
-    """Checkouts that are made or shared."""
-
     def test_tree_is_written_at_first_request(self) -> None:
         checkout = self.get()
         self.assertEqual(checkout.commit, Commit(OID, ONE, FILES, SIZE))
@@ -159,8 +157,6 @@ class ProvideTests(CheckoutsTestCase):
 
 
 class EvictionTests(CheckoutsTestCase):
-    """The eviction of checkouts, and their size."""
-
     def test_size_is_the_most_that_the_files_take(self) -> None:
         checkout = self.get()
         top = os.open(checkout.path, os.O_RDONLY)
@@ -213,8 +209,6 @@ class EvictionTests(CheckoutsTestCase):
 
 
 class RestartTests(CheckoutsTestCase):
-    """Checkouts of an earlier daemon."""
-
     def test_complete_checkouts_are_taken_over(self) -> None:
         for tree in (ONE, OTHER):
             self.get(tree)

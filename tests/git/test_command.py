@@ -46,8 +46,6 @@ class GitTestCase(SynchronousTestCase):
 
 
 class CommandTests(GitTestCase):
-    """Arguments, environment and limits of a command."""
-
     def start(self, *arguments: str, **settings: Any) -> Any:
         """Start a command and return its process."""
         self.patch(os, "environ", {"SECRET": "x", "GIT_DIR": "/x", "PATH": "/x", "HOME": "/x"})
@@ -165,8 +163,6 @@ class CommandTests(GitTestCase):
 
 
 class LoginTests(GitTestCase):
-    """User name and password: how git gets them, and where they show."""
-
     login = Login("https://git.example.org", "judge", "s3cr:t@")
 
     def setUp(self) -> None:
@@ -228,8 +224,6 @@ class LoginTests(GitTestCase):
 
 
 class BoxTests(GitTestCase):
-    """Commands in a sandbox, which the test plays."""
-
     def setUp(self) -> None:
         super().setUp()
         self.entered: list[tuple[Path | None, SandboxAccess]] = []
@@ -285,8 +279,6 @@ class BoxTests(GitTestCase):
 
 
 class ResultTests(GitTestCase):
-    """The result of a command, or the error in its place."""
-
     def get(
         self, printed: bytes = b"", status: int = 0, number: int | None = None, **settings: Any
     ) -> GitResult:
@@ -407,8 +399,6 @@ class ResultTests(GitTestCase):
 
 
 class KillTests(GitTestCase):
-    """Commands that are killed before their end."""
-
     def check_killed(self, requested: Deferred[GitResult]) -> None:
         """Check that git is killed, with its descendants, and let it end."""
         self.assertEqual(self.spawn.child.group_signals, [signal.SIGKILL])
@@ -471,8 +461,6 @@ class KillTests(GitTestCase):
 
 
 class VersionTests(SynchronousTestCase):
-    """The check of git's version at the start."""
-
     def install(self, script: str) -> None:
         """Install a script as git."""
         folder = Path(self.mktemp()).absolute()

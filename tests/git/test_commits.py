@@ -29,8 +29,6 @@ LIST = (
 
 
 class MeterTests(SynchronousTestCase):
-    """Limits of the list of a tree; `InspectionTests` cuts the list anywhere."""
-
     def check(self, limits: TreeLimits, content: bytes, **members: object) -> None:
         """Check the limit that the error names."""
         error = self.assertRaises(EvaluationFailure, TreeSizeMeter(limits).feed, content)
@@ -56,8 +54,6 @@ class MeterTests(SynchronousTestCase):
 
 
 class InspectionTests(SynchronousTestCase):
-    """The commit that git has found."""
-
     def feed(self, *chunks: bytes, before: int = 0) -> CommitInspectionParser:
         """Return an inspection that has read these chunks."""
         inspection = CommitInspectionParser(TreeLimits(4, 15, 1), before=before)
@@ -66,8 +62,7 @@ class InspectionTests(SynchronousTestCase):
         return inspection
 
     @given(st.lists(st.integers(0, 250)), st.integers(0, 2))
-    def test_any_chunks(self, cuts: list[int], before: int) -> None:
-        """The commit, its tree and the tree's size do not depend on where the output is cut."""
+    def test_result_does_not_depend_on_chunks(self, cuts: list[int], before: int) -> None:
         printed = b"\0" * before + LINE + b"\0" + LIST
         edges = [0, *sorted(min(cut, len(printed)) for cut in cuts), len(printed)]
         chunks = (printed[start:end] for start, end in pairwise(edges))

@@ -27,16 +27,12 @@ def parse(url: str) -> ServerAddress:
 
 
 class BasicTests(SynchronousTestCase):
-    """The header of HTTP."""
-
     def test_name_and_password_are_encoded_together(self) -> None:
         login = Login("https://host", "Aladdin", "open sesame")
         self.assertEqual(login.basic_authorization, "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==")
 
 
 class TargetTests(SynchronousTestCase):
-    """The servers and callers of a credential."""
-
     def check(self, credential: Credential, expected: bool, *urls: str) -> None:
         """Check whether a credential is for the servers of these URLs."""
         for url in urls:
@@ -96,8 +92,6 @@ class TargetTests(SynchronousTestCase):
 
 
 class LoginTests(SynchronousTestCase):
-    """User name and password for a server, and options for ssh."""
-
     def login(self, url: str = "https://git.example.org/", **changes: Any) -> Login:
         """Return the login for a server at a private address."""
         found = attrs.evolve(PASSWORD, **changes).make_login(parse(url), PRIVATE)
@@ -145,8 +139,6 @@ class LoginTests(SynchronousTestCase):
 
 
 class PasswordTests(SynchronousTestCase):
-    """The password in a file."""
-
     def test_line_end_does_not_belong_to_password(self) -> None:
         for content in (b" a b", b" a b\n", b" a b\r\n"):
             self.assertEqual(parse_password(content), " a b")

@@ -17,8 +17,6 @@ URL = "https://git.example.org/x"
 
 
 class KeyringTests(SynchronousTestCase):
-    """Credentials whose files are in a directory."""
-
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()
         self.folder.mkdir()

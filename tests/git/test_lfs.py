@@ -16,8 +16,6 @@ POINTER = f"{START}oid sha256:{OID}\nsize 7\n"
 
 
 class PointerTests(SynchronousTestCase):
-    """A tree with a link, an executable file and a pointer."""
-
     def setUp(self) -> None:
         folder = Path(self.mktemp()).resolve()
         self.tree, self.objects = folder / "tree", folder / "objects"

@@ -19,8 +19,6 @@ from tests.fakes.resolver import FakeResolver
 
 
 class RouteTests(SynchronousTestCase):
-    """Routes by a resolver that the test scripts."""
-
     def setUp(self) -> None:
         self.clock = Clock()
 
@@ -99,8 +97,6 @@ class RouteTests(SynchronousTestCase):
 
 
 class SourceTests(SynchronousTestCase):
-    """Repositories of this machine."""
-
     def check_refused(self, remotes: RemoteResolver, path: str, words: str) -> None:
         """Check that a path is refused, in these words."""
         error = self.assertRaises(EvaluationFailure, remotes.check_local_repository, path)

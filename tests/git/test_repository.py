@@ -25,8 +25,6 @@ ALL = ["--prune", "refs/*:refs/origin/*"]
 
 
 class ArgumentsTests(CacheTestCase):
-    """The fetches that bring a commit."""
-
     def check_fetches(self, *expected: list[str]) -> None:
         """Check the arguments of all fetches, without those that each of them has."""
         found = []
@@ -67,8 +65,7 @@ class ArgumentsTests(CacheTestCase):
             self.get()
             self.check_fetches(["--depth=1", BY_OID], ALL)
 
-    def test_shallow(self) -> None:
-        """A shallow repository is deepened where a fetch is meant to bring everything."""
+    def test_shallow_repository_is_deepened(self) -> None:
         self.grow = lambda repository: (repository / "shallow").touch()
         self.get()
         self.present.clear()
@@ -144,8 +141,7 @@ class ArgumentsTests(CacheTestCase):
         )
         self.assertEqual(len(self.fetch_commands()), 1)
 
-    def test_local(self) -> None:
-        """Only for a repository of this machine does upload-pack take those of other users."""
+    def test_only_local_repositories_may_belong_to_other_users(self) -> None:
         self.get("/srv/x")
         self.get()
         local, remote = self.fetch_commands()
@@ -180,8 +176,6 @@ class ArgumentsTests(CacheTestCase):
 
 
 class BranchTests(CacheTestCase):
-    """Questions for the newest commit of a branch."""
-
     def ask(self, url: str = URL, branch: str = "main") -> Deferred[str]:
         """Ask for a branch."""
         return Deferred.fromCoroutine(self.cache.resolve_branch(Repository(url, branch), ""))
@@ -223,8 +217,7 @@ class BranchTests(CacheTestCase):
             self.assertEqual(error.reason, "repository")
             self.assertIn(words, error.message)
 
-    def test_local(self) -> None:
-        """A repository of this machine is served to git itself, without a network."""
+    def test_local_repository_is_served_without_a_network(self) -> None:
         self.broken["ls-remote"] = GitResult(0, f"{OID}\trefs/heads/main\n", "")
         self.assertEqual(self.successResultOf(self.ask("/srv/x")), OID)
         (command,) = self.git.commands
@@ -253,8 +246,6 @@ class BranchTests(CacheTestCase):
 
 
 class DeadlineTests(CacheTestCase):
-    """The timeout of a fetch, from the request to its end."""
-
     def test_look_up_ends_before_fetch_as_whole_does(self) -> None:
         self.resolver.silent = True
         requested = self.check_out()
@@ -320,8 +311,6 @@ class DeadlineTests(CacheTestCase):
 
 
 class LimitTests(CacheTestCase):
-    """Limits of trees, hosts and bytes."""
-
     def test_tree_over_limit_is_not_checked_out(self) -> None:
         self.broken["ls-tree"] = GitResult(0, "100644 blob cc 1001\tx\0", "")
         members = self.refuse().extra_members
@@ -379,8 +368,6 @@ class LimitTests(CacheTestCase):
 
 
 class LeftoverTests(CacheTestCase):
-    """Files that killed git commands leave."""
-
     leftovers = (
         *(
             "gc.pid",
@@ -454,8 +441,6 @@ NO = GitResult(128, "", "no")
 
 
 class FetchLimitTests(SynchronousTestCase):
-    """A repository in which the test plays git; `is_complete` as the fetch asks for it."""
-
     def setUp(self) -> None:
         self.clock = Clock()
         self.path = Path(self.mktemp())

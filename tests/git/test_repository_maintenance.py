@@ -82,8 +82,6 @@ class MaintenanceTestCase(CacheTestCase):
 
 
 class DueTests(MaintenanceTestCase):
-    """When maintenance is due, and its commands."""
-
     def test_maintenance_is_due_after_about_thirty_fetches(self) -> None:
         self.maintain()
         self.fetch_again()
@@ -149,8 +147,6 @@ class DueTests(MaintenanceTestCase):
 
 
 class LockTests(MaintenanceTestCase):
-    """Fetches and maintenance of one repository, which are never at the same time."""
-
     def setUp(self) -> None:
         super().setUp()
         self.running = Running()
@@ -205,8 +201,6 @@ class LockTests(MaintenanceTestCase):
 
 
 class FailureTests(MaintenanceTestCase):
-    """Maintenance that fails."""
-
     def test_failure_is_logged_with_gits_stderr(self) -> None:
         self.runs = [failed("fatal: no")]
         self.fetch_again()
@@ -247,8 +241,6 @@ class FailureTests(MaintenanceTestCase):
 
 
 class SizeTests(MaintenanceTestCase):
-    """The size of the cache during maintenance."""
-
     capacity = 34 * 3 * BLOCK * 4
 
     def test_new_packs_count_beside_old_ones(self) -> None:

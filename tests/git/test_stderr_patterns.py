@@ -79,8 +79,6 @@ OTHERS = (
 
 
 class ClassificationTests(SynchronousTestCase):
-    """Messages, each of one class."""
-
     def test_message_is_of_its_own_class(self) -> None:
         classes = (
             UNADVERTISED,

@@ -40,8 +40,6 @@ def listed(modules: Mapping[str, Mapping[str, str]]) -> bytes:
 
 
 class UrlsTests(SynchronousTestCase):
-    """URLs of the submodules of a commit."""
-
     def complete(self, printed: bytes, *paths: str, cuts: list[int] | None = None) -> Commit:
         """Return a commit with submodules at `paths`, whose URLs git prints."""
         urls = SubmoduleUrlParser()
@@ -87,8 +85,6 @@ class UrlsTests(SynchronousTestCase):
 
 
 class ResolveTests(SynchronousTestCase):
-    """URLs in `.gitmodules`, as git reads them."""
-
     def test_relative_url_leads_from_url_of_parent(self) -> None:
         for parent, url, expected in (
             ("https://h/a/b.git", "../c.git", "https://h/a/c.git"),
@@ -125,8 +121,6 @@ class ResolveTests(SynchronousTestCase):
 
 
 class CheckoutTests(CacheTestCase):
-    """Checkouts of `OID`, which has a submodule `lib` with `OTHER`, by default."""
-
     most = 2
     url = "../lib.git"
     nested = False
