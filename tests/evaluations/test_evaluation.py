@@ -258,16 +258,6 @@ class LifeTests(EvaluationTestCase):
         self.evaluation.stop(CANCELLED)
         self.assertEqual(self.evaluation.limits.cpu, 5)
 
-    def test_readers_are_woken_by_each_event_and_by_the_end(self) -> None:
-        self.begin()
-        waiting = self.evaluation.events.change_condition.wait()
-        self.world.child.print(b"hello\n")
-        self.successResultOf(waiting)
-        waiting = self.evaluation.events.change_condition.wait()
-        self.world.child.end()
-        self.world.turn()
-        self.successResultOf(waiting)
-
     def test_readers_never_slow_the_evaluator(self) -> None:
         self.world.memory.share.total = 1000
         self.begin()

@@ -73,43 +73,6 @@ class FailureTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertIsNone(tally.latest_fault)
 
-    def test_exit_status_with_the_end_of_stderr(self) -> None:
-        self.begin()
-        self.world.child.print(b"some output\n")
-        self.world.child.complain(b"Traceback")
-        self.world.child.end(3)
-        error = self.assert_over(EvaluationState.FAILED, "exit", "some output\n")
-        self.assertEqual((error["status"], error["stderr"]), (3, "Traceback"))
-
-    def test_output_over_its_limit_is_a_failure(self) -> None:
-        self.begin()
-        self.world.child.print(b"x" * 2000)
-        self.world.child.end(signal=signal.SIGTERM)
-        error = self.assert_over(EvaluationState.FAILED, "output", "x" * 1024)
-        self.assertEqual((error["limit"], error["value"]), ("limits.output", 1024))
-
-    def test_named_file_counts_as_output(self) -> None:
-        self.begin()
-        child = self.world.child
-        for size, events in ((150, 1), (600, 2)):
-            (self.root / "some/tmp/plot").write_bytes(b"x" * size)
-            child.print(
-                "{}\nX-SEGI-As: path\n\n{}/plot\n{}\n".format(
-                    child.environment["EVALUATION_FILE_BEGIN"],
-                    child.environment["TEMPORARY_DIRECTORY"],
-                    child.environment["EVALUATION_FILE_END"],
-                ).encode()
-            )
-            self.world.turn()
-            self.assertEqual(len(self.lines()), events)
-        sent, refused = (event["payload"] for event in self.lines())
-        self.assertEqual((sent["type"], refused["reason"]), ("file", "protocol"))
-        self.assertIn("limits.output", refused["message"])
-        self.assertEqual(child.signals, [signal.SIGKILL])
-        child.end(signal=signal.SIGKILL)
-        self.world.turn()
-        self.assertEqual(self.lines()[-1]["payload"]["limit"], "limits.output")
-
     def test_defect_that_loses_events_kills_the_run_as_lost(self) -> None:
         def fail(*_: object) -> NoReturn:
             raise ZeroDivisionError("oh")
@@ -148,12 +111,6 @@ class FailureTests(EvaluationTestCase):
         self.begin()
         self.assert_over(EvaluationState.FAILED, "lost")
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-
-    def test_workspace_that_cannot_be_made_is_lost(self) -> None:
-        self.patch(Workspace, "create_directories", lambda workspace, upload, view: 1 // 0)
-        self.begin()
-        self.assert_over(EvaluationState.FAILED, "lost")
-        self.flushLoggedErrors(ZeroDivisionError)
 
 
 class SlowTestCase(EvaluationTestCase):
@@ -225,24 +182,6 @@ class StopTests(SlowTestCase):
         threads.finish()
         self.assert_over(EvaluationState.CANCELLED, "cancelled", "last words")
 
-    def test_running_evaluator_gets_term_and_after_the_grace_time_kill(self) -> None:
-        self.begin()
-        self.world.child.print(b"working\n")
-        self.stop()
-        self.assertEqual(self.world.child.signals, [signal.SIGTERM])
-        self.world.clock.advance(2)
-        self.assertEqual(self.world.child.signals, [signal.SIGTERM, signal.SIGKILL])
-        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
-        self.world.child.print(b"last words")
-        self.world.child.end(signal=signal.SIGKILL)
-        self.assert_over(EvaluationState.CANCELLED, "cancelled", "working\nlast words")
-
-    def test_exit_with_0_after_the_stop_is_cancelled(self) -> None:
-        self.begin()
-        self.stop()
-        self.world.child.end(0)
-        self.assert_over(EvaluationState.CANCELLED, "cancelled")
-
     def test_every_reason_other_than_cancelled_makes_it_a_failure(self) -> None:
         for reason in ("shutdown", "lost"):
             self.setUp()
@@ -276,13 +215,6 @@ class StopTests(SlowTestCase):
         self.stop()
         threads.finish()
         self.assert_over(EvaluationState.FINISHED, None)
-
-    def test_stop_wakes_readers(self) -> None:
-        self.slot.shut = True
-        self.begin()
-        waiting = self.evaluation.events.change_condition.wait()
-        self.stop()
-        self.successResultOf(waiting)
 
 
 class CleanUpTests(SlowTestCase):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tawebeval.errors import DiscardedCursor, EvaluationExpired, InvalidCursor
+from tawebeval.errors import EvaluationExpired
 from tests.cases.evaluations import END, RegistryTestCase
 
 
@@ -42,12 +42,6 @@ class PageTests(RegistryTestCase):
             for _ in range(3):
                 self.assertEqual(self.page(identifier, after), page)
 
-    def test_evaluation_without_events_has_a_first_page(self) -> None:
-        identifier, child = self.start()
-        self.finish(child)
-        self.assertEqual(self.page(identifier), {"begin": None, "end": END, "data": []})
-        self.assertEqual(self.page(identifier, END), {"begin": END, "end": None, "data": []})
-
     def test_asking_after_the_dummy_end_frees_all(self) -> None:
         identifier, child = self.start(b"a\n")
         self.finish(child)
@@ -60,29 +54,3 @@ class PageTests(RegistryTestCase):
             caught.exception.extra_members, {"started": "2023-11-14T22:13:20.000+00:00"}
         )
         self.assertEqual(self.page(identifier, END)["end"], None)
-
-    def test_dummy_end_is_no_cursor_of_a_running_evaluation(self) -> None:
-        identifier, child = self.start(b"a\n")
-        self.assert_refused(InvalidCursor, identifier, END)
-        self.assertEqual(self.page(identifier)["data"], ["a"])
-        self.finish(child)
-        self.assertEqual(self.consume(identifier), ["a", "\n"])
-
-    def test_bad_end_is_the_last_event_once(self) -> None:
-        identifier, child = self.start(b"a\n")
-        self.finish(child, 1)
-        self.assertEqual(self.consume(identifier), ["a", "\n", "exit"])
-
-
-class RepetitionTests(RegistryTestCase):
-    def test_later_cursor_discards_what_is_before_it(self) -> None:
-        identifier, _ = self.start(b"a\nb\nc\n")
-        self.page(identifier, "2")
-        with self.assertRaises(DiscardedCursor) as caught:
-            self.registry.events.read_page_now(identifier, "1")
-        self.assertEqual(caught.exception.extra_members, {"oldest": "2"})
-        self.assert_refused(DiscardedCursor, identifier, None, "", "0", "1")
-        self.assertEqual(self.page(identifier, "2")["data"], ["b", "\n", "c"])
-        self.assertEqual(
-            self.registry.get_status(identifier)["events"], {"buffered": 3, "discarded": 2}
-        )

@@ -89,13 +89,6 @@ class KeptTests(RegistryTestCase):
         self.accept()
         self.assertEqual(self.page(second)["data"], ["a", "\n"])
 
-    def test_expiry_of_a_kept_evaluation_makes_room(self) -> None:
-        self.fill()
-        self.expire(599)
-        self.refuse()
-        self.expire(1)
-        self.accept()
-
     def test_evaluation_that_a_stream_has_sent_goes_before_a_refusal(self) -> None:
         first, second = self.fill()
         self.send_all(second)
@@ -152,17 +145,6 @@ class KeptTests(RegistryTestCase):
         self.page(second)
         self.assert_refused(EvaluationExpired, first)
 
-    def test_waiting_and_running_evaluations_do_not_count(self) -> None:
-        for _ in range(4):
-            self.accept()
-
-    def test_abandoned_evaluation_is_never_kept(self) -> None:
-        for _ in range(3):
-            _, child = self.start()
-            self.expire(900)
-            self.finish(child)
-        self.accept()
-
 
 class DiskTests(RegistryTestCase):
     configuration = Configuration(
@@ -183,14 +165,6 @@ class DiskTests(RegistryTestCase):
         self.finish(child)
         self.assertEqual(self.registry.get_status(identifier)["state"], "finished")
         self.assertEqual(self.registry.get_status(identifier)["buffered_bytes"], 40_002)
-
-    def test_ended_evaluation_counts_until_it_is_read(self) -> None:
-        identifier, child = self.start(b"x" * 20_000)
-        self.finish(child)
-        self.refuse()
-        self.consume(identifier)
-        self.assertEqual(self.world.disk.used, 0)
-        self.accept()
 
     def test_abandoned_evaluation_counts_until_its_process_is_gone(self) -> None:
         _, child = self.start(b"x" * 20_000)

@@ -12,7 +12,6 @@ from tawebeval.config import (
     EvaluationSettings,
     EventBufferSettings,
 )
-from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue
 from tawebeval.errors import (
     CallerQuotaExceeded,
@@ -251,13 +250,6 @@ class KeptShareTests(KeptShareTestCase):
         self.leave("alice", 2)
         self.check_over("alice")
 
-    def test_without_tokens_there_are_no_shares(self) -> None:
-        self.leave(ANONYMOUS_CALLER, 5)
-        refusal = self.assertRaises(
-            ServerBusy, self.registry.accept_form, self.upload(), ANONYMOUS_CALLER
-        )
-        self.assertIs(type(refusal), ServerBusy)
-
 
 class NoKeptShareTests(KeptShareTestCase):
     def test_one_caller_may_leave_all_unread_without_a_share(self) -> None:
@@ -316,10 +308,3 @@ class BytesShareTests(KeptShareTestCase):
         self.check_over("alice")
         self.expire(1)
         self.registry.check_admission("alice")
-
-    def test_what_a_stream_has_sent_goes_before_a_refusal(self) -> None:
-        first, second = self.leave("alice", 2)
-        self.send_all(second, "alice")
-        self.registry.check_admission("alice")
-        self.assertNotIn(second, self.registry.records)
-        self.assertIn(first, self.registry.records)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from twisted.internet.defer import Deferred
-
-from tawebeval.errors import EvaluationExpired, InvalidCursor
+from tawebeval.errors import EvaluationExpired
 from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 
 
@@ -30,16 +28,6 @@ class ExpireTests(RegistryTestCase):
         self.assert_refused(EvaluationExpired, identifier)
         self.assertEqual(self.page(identifier, END)["end"], None)
 
-    def test_abandoned_evaluation_in_the_queue_is_forgotten(self) -> None:
-        identifiers = [self.accept() for _ in range(4)]
-        for _ in range(9):
-            for identifier in identifiers[:2]:
-                self.page(identifier)
-            self.expire(100)
-        self.assert_refused(EvaluationExpired, *identifiers[2:3])
-        self.assert_refused(EvaluationExpired, *identifiers[3:])
-        self.accept()
-
     def test_each_request_keeps_the_evaluation(self) -> None:
         identifier, child = self.start(b"a\n")
         for ask in (
@@ -53,23 +41,6 @@ class ExpireTests(RegistryTestCase):
             self.expire(899)
             self.page(identifier)
 
-    def test_after_the_end_only_readers_keep_the_evaluation(self) -> None:
-        identifier, child = self.start(b"a\n")
-        self.finish(child)
-        self.expire(899)
-        self.registry.get_status(identifier)
-        self.successResultOf(Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier)))
-        self.expire(1)
-        self.assert_refused(EvaluationExpired, identifier)
-
-    def test_refused_cursor_keeps_the_evaluation(self) -> None:
-        identifier, child = self.start()
-        self.finish(child)
-        self.expire(899)
-        self.assert_refused(InvalidCursor, identifier, "99")
-        self.expire(899)
-        self.page(identifier)
-
     def test_waiting_reader_keeps_the_evaluation(self) -> None:
         identifier, child = self.start()
         asked = self.ask(identifier, None, 2000)
@@ -80,23 +51,6 @@ class ExpireTests(RegistryTestCase):
         self.assertEqual(self.successResultOf(asked).events.count, 1)
         self.expire(899)
         self.page(identifier)
-
-    def test_younger_evaluations_stay(self) -> None:
-        pairs = [self.start() for _ in range(2)]
-        for _, child in pairs:
-            self.finish(child)
-        pairs += [self.start() for _ in range(2)]
-        for _, child in pairs[2:]:
-            self.finish(child)
-        self.world.clock.advance(500)
-        kept = [pairs[2][0], pairs[0][0]]
-        for identifier in kept:
-            self.page(identifier)
-        self.expire(500)
-        for identifier in kept:
-            self.page(identifier)
-        for identifier in (pairs[1][0], pairs[3][0]):
-            self.assert_refused(EvaluationExpired, identifier)
 
     def test_slot_of_an_abandoned_evaluation_is_free_when_its_process_is_gone(self) -> None:
         _, child = self.start()

@@ -7,7 +7,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from tawebeval.core.form import MAX_SEED
-from tawebeval.errors import IdempotencyKeyReused, ServerBusy
+from tawebeval.errors import ServerBusy
 from tests.cases.evaluations import RegistryTestCase
 from tests.fakes.world import IdleThreads
 
@@ -83,43 +83,6 @@ class IdempotencyTests(RegistryTestCase):
         self.assertEqual(len(self.world.spawn.children), 1)
         self.assertEqual(self.removed, ["remove_tree", "remove_tree"])
 
-    def test_same_key_with_another_form_is_refused(self) -> None:
-        first = self.accept(key="k", digest=b"1")
-        with self.assertRaises(IdempotencyKeyReused):
-            self.accept(key="k", digest=b"2")
-        self.assertEqual(self.accept(key="k", digest=b"1"), first)
-        self.assertEqual(len(self.world.spawn.children), 1)
-
-    def test_other_keys_begin_evaluations_of_their_own(self) -> None:
-        identifiers = [self.accept(key=key, digest=b"1") for key in ("a", "b", None, None)]
-        self.assertEqual(len(set(identifiers)), 4)
-
-    def test_repetition_is_answered_when_the_queue_is_full(self) -> None:
-        first = self.accept(key="k", digest=b"1")
-        for _ in range(3):
-            self.accept()
-        self.assertEqual(self.accept(key="k", digest=b"1"), first)
-        with self.assertRaises(ServerBusy):
-            self.accept(key="l", digest=b"1")
-
-    def test_key_of_a_refused_form_is_free(self) -> None:
-        for _ in range(4):
-            self.accept()
-        with self.assertRaises(ServerBusy):
-            self.accept(key="k", digest=b"1")
-        self.finish(self.world.spawn.children[0])
-        self.accept(key="k", digest=b"2")
-
-    def test_key_lasts_as_long_as_its_evaluation(self) -> None:
-        first = self.accept(key="k", digest=b"1")
-        self.finish(self.world.child)
-        self.assertEqual(self.accept(key="k", digest=b"1"), first)
-        self.consume(first)
-        second = self.accept(key="k", digest=b"2")
-        self.assertNotEqual(second, first)
-        self.expire(900)
-        self.assertNotIn(self.accept(key="k", digest=b"3"), (first, second))
-
 
 class CancelTests(RegistryTestCase):
     def cancel(self, identifier: str) -> Deferred[None]:
@@ -158,10 +121,3 @@ class CancelTests(RegistryTestCase):
         asked.cancel()
         self.finish(child)
         self.assertEqual(self.consume(identifier), ["cancelled"])
-
-    def test_ended_evaluation_is_not_cancelled(self) -> None:
-        identifier, child = self.start(b"a\n")
-        self.finish(child)
-        self.successResultOf(self.cancel(identifier))
-        self.assertEqual(self.registry.get_status(identifier)["state"], "finished")
-        self.assertEqual(self.consume(identifier), ["a", "\n"])

@@ -6,7 +6,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import EventPage
-from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, InvalidCursor
+from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.children import FakeChild
 from tests.fakes.world import straw
@@ -35,12 +35,6 @@ class RefusalTests(RegistryTestCase):
                 Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
             )
         )
-
-    def test_cursor_beyond_the_end_is_refused(self) -> None:
-        identifier, child = self.start(b"a\n")
-        self.finish(child)
-        self.assert_refused(InvalidCursor, identifier, "3")
-        self.assertEqual(self.page(identifier, "2")["end"], END)
 
 
 class WaitTests(RegistryTestCase):
@@ -76,12 +70,6 @@ class WaitTests(RegistryTestCase):
         self.assertEqual(self.successResultOf(self.ask(identifier, None, 0)).end_cursor, "0")
         self.assert_nothing_left()
 
-    def test_end_answers_even_if_it_brings_no_event(self) -> None:
-        _, child, asked = self.waiting("0")
-        self.finish(child)
-        page = self.decode(self.successResultOf(asked))
-        self.assertEqual(page, {"begin": "0", "end": END, "data": []})
-
     def test_final_error_answers_with_it(self) -> None:
         identifier, _, asked = self.waiting()
         self.world.child.obeys = (15,)
@@ -99,12 +87,6 @@ class WaitTests(RegistryTestCase):
         self.assertEqual(page, {"begin": "0", "end": "0", "data": []})
         self.assert_nothing_left()
 
-    def test_answer_before_its_time_leaves_no_timer(self) -> None:
-        _, child, asked = self.waiting()
-        child.print(b"a\n")
-        self.successResultOf(asked)
-        self.assert_nothing_left()
-
     def test_cancelled_wait_leaves_nothing(self) -> None:
         identifier, child, asked = self.waiting()
         asked.cancel()
@@ -112,15 +94,6 @@ class WaitTests(RegistryTestCase):
         self.assert_nothing_left()
         child.print(b"a\n")
         self.assertEqual(self.page(identifier)["data"], ["a"])
-
-    def test_any_number_of_readers_may_wait(self) -> None:
-        identifier, child, first = self.waiting("0")
-        second, third = self.ask(identifier, None, 5), self.ask(identifier, "0", 30)
-        self.world.clock.advance(5)
-        self.assertEqual(self.successResultOf(second).events.count, 0)
-        child.print(b"a\n")
-        for asked in (first, third):
-            self.assertEqual(self.successResultOf(asked).events.count, 1)
 
     def test_reader_whose_cursor_is_discarded_meanwhile_is_refused(self) -> None:
         identifier, child, asked = self.waiting("0")

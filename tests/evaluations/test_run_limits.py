@@ -150,16 +150,6 @@ class CellTests(RunTestCase):
         self.assertEqual((failure.reason, failure.extra_members), ("lost", {"stderr": "bwrap: no"}))
         self.assertIs(self.run_.exit_status, None)
 
-    def test_run_whose_exit_cannot_be_read_ends_as_lost(self) -> None:
-        self.sandboxed.unstarted = OSError(errno.EMFILE, "Too many open files")
-        self.child.end(status=1)
-        self.turn()
-        self.assertTrue(self.run_.run_ended.is_set)
-        failure = self.run_.failure
-        assert failure is not None
-        self.assertEqual(failure.reason, "lost")
-        self.assertIn("Too many open files", failure.message)
-
     def test_limit_that_kept_the_sandbox_from_starting_is_named(self) -> None:
         self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
         self.sandboxed.run_limits.over = build_limit_failure(

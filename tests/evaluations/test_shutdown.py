@@ -176,6 +176,3 @@ class DrainTests(CloseTests):
         self.assertEqual(child.signals, [15])
         self.finish(child)
         self.assertTrue(self.successResultOf(closed))
-
-    def test_idle_registry_is_drained_at_once(self) -> None:
-        self.assertFalse(self.successResultOf(self.close(20)))
