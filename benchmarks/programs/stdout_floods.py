@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.floods import FILE, VALUE, floods
+from benchmarks.floods import FILE, floods
 from tawebeval.core.event_log import EventLog, EventMemory
 from tawebeval.core.segi import Markers
 from tawebeval.daemon.process_setup import keep_freed_memory
@@ -34,9 +34,7 @@ _REPETITIONS = 5
 def measure_turns(markers: Markers, stdout: bytes, folder: Path) -> Iterator[float]:
     """Yield the processor time of each turn of the parser, in seconds; events are acknowledged."""
     log = EventLog(EventMemory(_CAPACITY))
-    recorded = RecordedStdout(
-        log, EventFiles(folder), markers, time.time, max_value=VALUE, max_file=FILE
-    )
+    recorded = RecordedStdout(log, EventFiles(folder), markers, time.time)
     file = bytes(FILE)  # a large one only once
     for place in range(0, len(stdout), _READ):
         steps: list[Callable[[], object]] = [partial(recorded.feed, stdout[place : place + _READ])]

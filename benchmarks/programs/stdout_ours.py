@@ -15,7 +15,7 @@ from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.event_log import EventLog, EventMemory
 from tawebeval.core.form import EvaluationRequest, Repository, pack_request
-from tawebeval.core.segi import MAX_FILE_BYTES, MAX_VALUE_BYTES, Markers
+from tawebeval.core.segi import Markers
 from tawebeval.daemon.process_setup import keep_freed_memory
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
@@ -87,8 +87,6 @@ def _measure(folder: Path) -> None:
         EventFiles(workspace.output_directory),
         Markers.generate(os.urandom),
         time.time,
-        max_value=MAX_VALUE_BYTES,
-        max_file=MAX_FILE_BYTES,
     )
     events = EvaluationEvents(stdout.log, "", "some", context.segment_loader, stdout)
 

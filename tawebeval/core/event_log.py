@@ -312,9 +312,6 @@ def parse_segment(
     marks: Sequence[Mark],
     read_file: Callable[[int], bytes | str],
     markers: Markers,
-    *,
-    max_value: int,
-    max_file: int,
 ) -> EventRing:
     """Return the events of an evicted segment in a ring of their own. Blocks for a while.
 
@@ -326,11 +323,9 @@ def parse_segment(
     assert source is not None, "the newest events are in memory"
     if zlib.crc32(stdout) != source.checksum:
         raise StdoutChanged
-    parser = SegiParser(markers, max_value=max_value, max_file=max_file)
+    parser = SegiParser(markers)
     if source.checkpoint:
-        parser = SegiParser.resume(
-            source.checkpoint, markers, max_value=max_value, max_file=max_file
-        )
+        parser = SegiParser.resume(source.checkpoint, markers)
     flushes = [mark.flushed_at for mark in marks if mark.flushed_at is not None]
     count = segment.end_cursor - segment.begin_cursor
     batch = _join(_parse(parser, source, stdout, flushes, read_file), count)

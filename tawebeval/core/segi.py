@@ -39,6 +39,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import Any
 
 import attrs
 import msgspec
@@ -216,8 +217,8 @@ class SegiParser:
     """
 
     _markers: Markers
-    _max_value: int = attrs.field(default=MAX_VALUE_BYTES, kw_only=True)
-    _max_file: int = attrs.field(default=MAX_FILE_BYTES, kw_only=True)
+    _max_value: int = attrs.field(factory=lambda: MAX_VALUE_BYTES, kw_only=True)
+    _max_file: int = attrs.field(factory=lambda: MAX_FILE_BYTES, kw_only=True)
     result_summary: ResultSummary = attrs.field(factory=ResultSummary)
     awaited_file: FileReference | None = None
     has_pending_input: bool = False
@@ -336,17 +337,16 @@ class SegiParser:
         return max(position, 0), _pack_checkpoint(checkpoint)
 
     @classmethod
-    def resume(
-        cls, packed: bytes, markers: Markers, *, max_value: int, max_file: int
-    ) -> SegiParser:
+    def resume(cls, packed: bytes, markers: Markers, **limits: Any) -> SegiParser:
         """Return a parser that continues from a checkpoint.
 
         Fed stdout from the checkpoint's number on, in any chunks, the parser returns the events
-        that the first parser had not returned, and awaits the same file again. The caller sets
-        `result_summary`. Raises msgspec.DecodeError.
+        that the first parser had not returned, and awaits the same file again. `limits` are the
+        same `max_value` and `max_file`. The caller sets `result_summary`. Raises
+        msgspec.DecodeError.
         """
         checkpoint = _unpack_checkpoint(packed)
-        parser = cls(markers, max_value=max_value, max_file=max_file)
+        parser = cls(markers, **limits)
         if checkpoint.position >= 0:
             parser._input = b""
             parser._offset = parser._part_begin = checkpoint.position
@@ -358,7 +358,7 @@ class SegiParser:
             parser._is_overlong = checkpoint.is_overlong
         elif checkpoint.state is _State.FILE:
             make_block = FileBlock.resume_overlong_block if checkpoint.is_overlong else FileBlock
-            parser._file = make_block(markers.file_end, max_file)
+            parser._file = make_block(markers.file_end, parser._max_file)
         return parser
 
     # Output

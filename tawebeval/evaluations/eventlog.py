@@ -207,8 +207,6 @@ class RecordedStdout:
     _files: EventFiles
     markers: Markers
     _read_wall_clock: Callable[[], float]
-    _max_value: int = attrs.field(kw_only=True)
-    _max_file: int = attrs.field(kw_only=True)
     _max_output: int = attrs.field(default=2**62, kw_only=True)
     stdout_bytes: int = 0
     file_bytes: int = 0
@@ -228,7 +226,7 @@ class RecordedStdout:
     _drops_new_events: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self._parser = SegiParser(self.markers, max_value=self._max_value, max_file=self._max_file)
+        self._parser = SegiParser(self.markers)
 
     @property
     def stray_marker_advice(self) -> str | None:
@@ -419,12 +417,7 @@ class RecordedStdout:
         self._mark_count, self._file_count = last.source.end_mark, last.next_file
         self.stdout_bytes, self.file_bytes = last.next_stdout_begin, last.file_bytes
         if not last.source.is_last:
-            self._parser = SegiParser.resume(
-                last.next_checkpoint,
-                self.markers,
-                max_value=self._max_value,
-                max_file=self._max_file,
-            )
+            self._parser = SegiParser.resume(last.next_checkpoint, self.markers)
         self._parser.result_summary = ResultSummary.unpack(last.result_summary)
         self._begin_segment(last.end_cursor, last.next_stdout_begin, last.next_checkpoint, 0)
 
@@ -489,8 +482,6 @@ class RecordedStdout:
             self._files.read_marks(source.first_mark, source.end_mark),
             read_file,
             self.markers,
-            max_value=self._max_value,
-            max_file=self._max_file,
         )
 
     @property
@@ -516,8 +507,6 @@ def read_ended_evaluation(
     final_event: EventBatch,
     final_time_ms: int,
     *,
-    max_value: int,
-    max_file: int,
     max_output: int,
     end_cursor: int,
 ) -> Iterator[EventRing]:
@@ -530,15 +519,7 @@ def read_ended_evaluation(
     log = EventLog(EventMemory(0))
     files = EventFiles(directory)
     try:
-        recorded = RecordedStdout(
-            log,
-            files,
-            markers,
-            time.time,
-            max_value=max_value,
-            max_file=max_file,
-            max_output=max_output,
-        )
+        recorded = RecordedStdout(log, files, markers, time.time, max_output=max_output)
         changed: StdoutChanged | None = None
         try:
             for _ in recorded.restore(has_ended=True):

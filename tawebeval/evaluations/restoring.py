@@ -22,7 +22,7 @@ from tawebeval.core.event_log import StdoutChanged
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.results import ResultSummary
 from tawebeval.core.ring import EventRing
-from tawebeval.core.segi import MAX_FILE_BYTES, MAX_VALUE_BYTES, Markers
+from tawebeval.core.segi import Markers
 from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import run_in_background
 from tawebeval.errors import EvaluationFailure
@@ -193,8 +193,6 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
         evaluation.events.stdout.markers,
         final,
         time_ms,
-        max_value=MAX_VALUE_BYTES,
-        max_file=MAX_FILE_BYTES,
         max_output=evaluation.limits.output,
         end_cursor=evaluation.events.log.end_cursor,
     )

@@ -18,7 +18,7 @@ from twisted.logger import Logger
 
 from tawebeval.core.checkout import Checkout
 from tawebeval.core.form import Repository, SubmissionFile
-from tawebeval.core.segi import MAX_FILE_BYTES, MAX_VALUE_BYTES, Markers
+from tawebeval.core.segi import Markers
 from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import run_in_background
 from tawebeval.errors import EvaluationFailure
@@ -294,8 +294,6 @@ def open_stdout(evaluation: Evaluation, markers: Markers) -> RecordedStdout:
         evaluation.context.open_event_files(evaluation.workspace.output_directory),
         markers,
         evaluation.read_clock,
-        max_value=MAX_VALUE_BYTES,
-        max_file=MAX_FILE_BYTES,
         max_output=evaluation.limits.output,
     )
     return stdout

@@ -17,7 +17,6 @@ from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.form import pack_request
 from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.pages import EventPage
-from tawebeval.core.segi import MAX_FILE_BYTES, MAX_VALUE_BYTES
 from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure, RequestError
 from tawebeval.evaluations.details import EvaluationDetails
@@ -185,7 +184,6 @@ class RunTestCase(SynchronousTestCase):
     """
 
     limits = LimitSettings(wall_clock=10, output=100_000)
-    max_value, max_file = MAX_VALUE_BYTES, MAX_FILE_BYTES
 
     def setUp(self) -> None:
         self.clock = TurnClock()
@@ -201,8 +199,6 @@ class RunTestCase(SynchronousTestCase):
             self.files,  # type: ignore[arg-type]
             MARKERS,
             self.clock.seconds,
-            max_value=self.max_value,
-            max_file=self.max_file,
         )
         self.sandboxed = FakeSandboxedRun(
             self.limits,

@@ -21,7 +21,7 @@ from tawebeval.core.event_log import (
 from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_data_event, encode_text_events
 from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import SegiParser
-from tests.cases.strategies import MARKERS, MAX_FILE, MAX_VALUE, SMALL_STEPS
+from tests.cases.strategies import MARKERS, SMALL_STEPS
 
 PLENTY = 2**20
 
@@ -201,8 +201,7 @@ class ParseTests(SynchronousTestCase):
         """Return the ring of a segment of `count` events, at the start of stdout by default."""
         segment = EventSegment(0, count, None, source or source_of(stdout, is_last=True))
         marks = marks or (Mark(count, 0),)
-        limits = {"max_value": MAX_VALUE, "max_file": MAX_FILE}
-        return parse_segment(segment, stdout, marks, read_file, MARKERS, **limits)
+        return parse_segment(segment, stdout, marks, read_file, MARKERS)
 
     def test_flushes_and_times_are_those_of_the_marks(self) -> None:
         ring = self.parse(b"ab\n", 3, Mark(1, 1000, flushed_at=1), Mark(3, 2000, is_last=True))
@@ -212,7 +211,7 @@ class ParseTests(SynchronousTestCase):
         self.assertEqual(batch.lines, one + two)
 
     def test_segment_begins_with_the_state_of_its_checkpoint(self) -> None:
-        parser = SegiParser(MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE)
+        parser = SegiParser(MARKERS)
         parser.feed(b"~DB\n1\n")
         place, checkpoint = parser.make_checkpoint()
         stdout = b"2\n~DE\n"

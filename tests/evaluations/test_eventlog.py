@@ -29,8 +29,6 @@ from tawebeval.evaluations.eventlog import (
 )
 from tests.cases.strategies import (
     MARKERS,
-    MAX_FILE,
-    MAX_VALUE,
     SMALL_STEPS,
     any_bytes,
     classify,
@@ -100,8 +98,6 @@ class LogMachine(RuleBasedStateMachine):
             self.files,
             MARKERS,
             lambda: next(self.seconds) // 3,
-            max_value=MAX_VALUE,
-            max_file=MAX_FILE,
         )
         for _ in self.recorded.restore():
             pass
@@ -218,8 +214,6 @@ class ArchivedLogMachine(LogMachine):
             MARKERS,
             final,
             9,
-            max_value=MAX_VALUE,
-            max_file=MAX_FILE,
             max_output=MAX_OUTPUT,
             end_cursor=len(self.seen) + 1,
         )
@@ -264,8 +258,7 @@ class ChangedStdoutTests(SynchronousTestCase):
         files = EventFiles(self.directory)
         self.addCleanup(files.close)
         log = EventLog(EventMemory(max_bytes))
-        limits = {"max_value": MAX_VALUE, "max_file": MAX_FILE}
-        return files, RecordedStdout(log, files, MARKERS, float, **limits)
+        return files, RecordedStdout(log, files, MARKERS, float)
 
     def restore(self) -> RecordedStdout:
         """Return the log that a new daemon makes of the files."""
@@ -300,8 +293,6 @@ class ChangedStdoutTests(SynchronousTestCase):
                 MARKERS,
                 EMPTY_BATCH,
                 0,
-                max_value=MAX_VALUE,
-                max_file=MAX_FILE,
                 max_output=MAX_OUTPUT,
                 end_cursor=self.recorded.log.end_cursor,
             )

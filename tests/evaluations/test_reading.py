@@ -37,7 +37,7 @@ from tawebeval.evaluations.reading import (
     SegmentLoader,
     Subscription,
 )
-from tests.cases.strategies import MARKERS, MAX_FILE, MAX_VALUE, SMALL_STEPS, read_file, stdouts
+from tests.cases.strategies import MARKERS, SMALL_STEPS, read_file, stdouts
 from tests.fakes.world import SlowThreads
 
 PLENTY = 2**20
@@ -71,8 +71,7 @@ class Source:
         self.log = WatchedLog(memory)
         self.log.lines = []
         self.events = EvaluationEvents(self.log, caller, "name", loader)
-        limits = {"max_value": MAX_VALUE, "max_file": MAX_FILE}
-        self.stdout = RecordedStdout(self.log, self.files, MARKERS, float, **limits)
+        self.stdout = RecordedStdout(self.log, self.files, MARKERS, float)
         self.events.stdout = self.stdout
 
     def print(self, output: bytes) -> None:

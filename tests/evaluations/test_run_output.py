@@ -262,9 +262,10 @@ class LostOutputTests(RunTestCase):
 
 class PropertyTests(RunTestCase):
     limits = LimitSettings(wall_clock=10**6)
-    max_value, max_file = MAX_VALUE, MAX_FILE
 
     def setUp(self) -> None:
+        self.patch(segi, "MAX_VALUE_BYTES", MAX_VALUE)
+        self.patch(segi, "MAX_FILE_BYTES", MAX_FILE)
         super().setUp()
         self.patch(segi, "MAX_BYTES_PARSED_PER_CALL", 300)
 
