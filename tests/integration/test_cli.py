@@ -151,7 +151,8 @@ class CommandTests(DaemonTestCase):
         self.assertEqual(done.returncode, 2)
         self.assertRegex(
             done.stderr,
-            r"\Arepeat this run with --seed \d+\n(no answer .*\n)*stdout: No space left on device\n\Z",
+            r"\Arepeat this run with --seed \d+\n(no answer .*\n)*"
+            r"stdout: No space left on device\n\Z",
         )
         await self.daemon.nothing_left()
 
