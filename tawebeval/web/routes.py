@@ -315,7 +315,8 @@ class KleinApplication:
     def record_response(self, request: ApiRequest, status: int, seconds: float) -> None:
         """Count a response by its route; log it if the access log is enabled."""
         request_log = self.context.request_log
-        self.context.links.remove_reader(request)
+        if request.uses_link:
+            self.context.links.remove_reader(request)
         method, route = self.routes.match_route(request.method, request.path)
         request_log.record_response(
             method, route, status, None if request.waits_for_evaluation else seconds

@@ -102,6 +102,7 @@ class ApiChannel(HTTPChannel):
         self._set_read_size(_READ_DEFAULT)
         self.site.open_connections.add_connection(self)
         assert self.transport is not None
+        self._host = self.transport.getHost()
         self.peer = self.site.address_resolver.identify_peer(self.transport.getPeer())
         self._slot = connections.take_slot(self.peer.address_group)
         if self._slot is None:
@@ -110,6 +111,10 @@ class ApiChannel(HTTPChannel):
             self._write_deadline.set(LINGER_SECONDS, self.forceAbortClient)
         else:
             self._read_deadline.set(self.http_settings.head_timeout, self._on_head_deadline)
+
+    def getHost(self) -> Any:
+        """Return the daemon's address, without a system call for each request."""
+        return self._host
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         """Count one connection less, cancel its deadlines and drop the answered request."""
@@ -435,10 +440,7 @@ class ApiChannel(HTTPChannel):
             self.loseConnection()
             return
         seconds = self.http_settings.head_timeout
-        self._refuse(
-            HTTPStatus.REQUEST_TIMEOUT,
-            f"the request's headers took over {seconds:g} s",
-        )
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's headers took over {seconds:g} s")
 
     # Refusals
 
@@ -448,10 +450,7 @@ class ApiChannel(HTTPChannel):
         if hasattr(self, "_command"):  # which Twisted has while headers come
             self._refuse(_TOO_LARGE, f"a header is over {limit}")
         elif self.phase is not ConnectionPhase.CLOSED:
-            self._refuse(
-                HTTPStatus.REQUEST_URI_TOO_LONG,
-                f"the request line is over {limit}",
-            )
+            self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG, f"the request line is over {limit}")
 
     def _respondToBadRequestAndDisconnect(self) -> None:
         self._refuse(_BAD_REQUEST, "malformed HTTP/1.1 request")

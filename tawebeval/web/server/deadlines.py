@@ -22,10 +22,9 @@ class ConnectionPhase(Enum):
     RESPONSE = "a response, and the client to take it"
     CLOSED = "the end"  # received bytes are dropped
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing of a request has arrived."""
-        return self is ConnectionPhase.NEW or self is ConnectionPhase.IDLE
+    def __init__(self, _: str) -> None:
+        # Whether nothing of a request has arrived. No property, for each line of a head asks.
+        self.is_idle = self.name in ("NEW", "IDLE")
 
 
 @attrs.define(eq=False)
