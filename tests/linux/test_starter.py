@@ -54,6 +54,13 @@ class StarterCase(SynchronousTestCase):
     def locate(self, name: str = "program") -> Path:
         return self.starter.directory / name
 
+    def make_layers(self) -> OverlayLayers:
+        folder = self.starter.directory
+        layers = OverlayLayers(folder / "lower", folder / "upper", folder / "work")
+        for each in (layers.lower, layers.upper, layers.work):
+            each.mkdir()
+        return layers
+
     def run_program(self, launch: LaunchSpec, name: str = "program") -> tuple[int, bytes]:
         self.client.start_program(self.locate(name), launch)
         return self.client.wait_for_program(self.locate(name), PATIENCE)
@@ -123,10 +130,7 @@ class StartTests(StarterCase):
         self.assertEqual((state.stdout_bytes, state.stderr_bytes), (4, 6))
 
     def test_overlay_is_for_the_program_alone(self) -> None:
-        folder = self.starter.directory
-        layers = OverlayLayers(folder / "lower", folder / "upper", folder / "work")
-        for each in (layers.lower, layers.upper, layers.work):
-            each.mkdir()
+        layers = self.make_layers()
         (layers.lower / "file").write_text("old")
         started = self.client.start_program(
             self.locate(), sh(f"cd {layers.upper}; cat file; echo new >file; read x"), layers
@@ -145,10 +149,7 @@ class StartTests(StarterCase):
         self.assertEqual((self.locate() / "stdout").read_text(), "old")
 
     def test_programs_get_no_descriptor_of_another_ones_overlay(self) -> None:
-        folder = self.starter.directory
-        layers = OverlayLayers(folder / "lower", folder / "upper", folder / "work")
-        for each in (layers.lower, layers.upper, layers.work):
-            each.mkdir()
+        layers = self.make_layers()
         started = self.client.start_program(self.locate("first"), sh("sleep 60"), layers)
         assert started.overlay is not None
         self.addCleanup(os.close, started.overlay.root_descriptor)
@@ -512,16 +513,13 @@ class BrokerTests(StarterCase):
     )
 
     def start(self, broker: LaunchSpec | None = None, command: str = "sleep 60") -> Path:
-        folder = self.starter.directory
-        layers = OverlayLayers(folder / "lower", folder / "upper", folder / "work")
-        for each in (layers.lower, layers.upper, layers.work):
-            each.mkdir()
+        layers = self.make_layers()
         (layers.lower / "file").write_text("lower")
         source = f"TREE = {str(layers.upper / 'file')!r}\n{self.BROKER}"
         broker = broker or LaunchSpec(
             [sys.executable, "-c", source], {}, "/", [{"socket": ""}], niceness=1
         )
-        path = folder / "runner"
+        path = self.starter.directory / "runner"
         started = self.client.start_program(
             self.locate(), sh(command, broker=broker, broker_socket=path), layers
         )

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from twisted.internet.defer import Deferred
-
 from tawebeval.archive import evaluation_files
 from tawebeval.config import ArchiveSettings, CallerSettings, Configuration, EventBufferSettings
-from tawebeval.errors import DiscardedCursor
 from tests.cases.settings import with_constants
 from tests.cases.web import END, CallerTestCase, WebTestCase, payload
 from tests.fakes.clients import MULTIPART, Service, form, parts
@@ -306,18 +303,6 @@ class StreamTests(ArchiveTestCase):
         self.assertTrue(follower.complete)
         self.assertEqual("".join(follower.payloads).encode(), text)
         self.assertIn("time", follower.events[-1])
-
-    def test_stream_of_an_evaluation_that_is_removed_meanwhile_is_cut(self) -> None:
-        identifier = self.archive(b"".join(b"%d\n" % number for number in range(20_000)))
-        subscribed = self.service.registry.archived.subscribe(identifier, None, "")
-        subscription = self.successResultOf(Deferred.fromCoroutine(subscribed))
-        assert subscription is not None
-        batch = self.successResultOf(Deferred.fromCoroutine(subscription.read_events(1)))
-        self.assertGreater(batch.count, 0)
-        next(self.root.rglob("*.jsonl.zst")).unlink()
-        removed = Deferred.fromCoroutine(subscription.read_events(1))
-        self.failureResultOf(removed, DiscardedCursor)
-        self.assertFalse(subscription.has_ended)
 
 
 class RerunTests(ArchiveTestCase):

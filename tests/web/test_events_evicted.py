@@ -58,32 +58,6 @@ class EvictedEventsTests(StreamTestCase):
         self.assertEqual(page["data"][0]["payload"], "line 0")
         self.assertEqual(self.events.waiting_poll_count, 0)
 
-    def test_plain_poll_waits_for_a_thread(self) -> None:
-        connection = self.service.connect()
-        connection.send(f"GET /evaluation/{self.identifier}/events HTTP/1.1\r\n".encode())
-        connection.send(b"Host: x\r\n\r\n")
-        self.assertEqual(connection.received, b"")
-        self.threads.finish()
-        self.assertEqual(connection.answer().json()["data"][0]["payload"], "line 0")
-
-    def test_pages_are_contiguous_and_acknowledge(self) -> None:
-        after, payloads = "", []
-        for _ in range(LINES):
-            asked = self.ask("GET", f"/evaluation/{self.identifier}/events?after={after}")
-            self.threads.finish()
-            page = self.answer(asked).json()
-            self.assertEqual(self.events.log.begin_cursor, int(after or 0))
-            payloads += [event["payload"] for event in page["data"]]
-            after = page["end"]
-        self.assertEqual("".join(payloads), "".join(f"line {n}\n" for n in range(LINES))[:-1])
-
-    def test_page_is_410_if_another_reader_acknowledges_it_meanwhile(self) -> None:
-        asked = self.wait("?after=1")
-        self.request("GET", f"/evaluation/{self.identifier}/events?after=38")
-        self.threads.finish()
-        answer = self.answer(asked)
-        self.assertEqual((answer.status, answer.json()["oldest"]), (410, "38"))
-
     def test_streams_read_on_from_memory(self) -> None:
         for kind in FOLLOWERS:
             follower = self.follow(kind, self.identifier)

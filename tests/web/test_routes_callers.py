@@ -9,7 +9,6 @@ from tawebeval.evaluations import submission_store, uploads
 from tawebeval.linux import filetree
 from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Connection, form, head, parts
-from tests.fakes.world import read_again
 
 
 class TokenTests(CallerTestCase):
@@ -63,19 +62,6 @@ class TokenTests(CallerTestCase):
         self.call("GET", f"{place}/events?after=end", 404, "bob")
         self.call("DELETE", place, 404, "bob")
         self.call("DELETE", place, 204, "alice")
-
-    def test_idempotency_keys_of_callers_are_apart(self) -> None:
-        key = {"Idempotency-Key": "k"}
-        first = self.begin("alice", **key).json()
-        self.assertNotEqual(first, self.begin("bob", **key).json())
-        self.assertEqual(first, self.begin("alice", **key).json())
-
-    def test_caller_removed_from_the_file_is_out_after_a_reload(self) -> None:
-        self.call("GET", "/evaluation/x", 404, "alice")
-        self.file.write_text(self.file.read_text().split("\n")[1])
-        read_again(self.service.access)
-        self.call("GET", "/evaluation/x", 401, "alice")
-        self.call("GET", f"/evaluation/{'a' * 40}", 404, "bob")
 
     def test_queue_share_is_429_before_the_body_and_others_go_on(self) -> None:
         for _ in range(2):

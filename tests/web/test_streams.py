@@ -38,27 +38,6 @@ class FollowTests(StreamTestCase):
             self.assertTrue(follower.complete, kind)
             self.check_nothing_left(identifier)
 
-    def test_readers_on_all_transports_get_everything(self) -> None:
-        identifier = self.evaluate()
-        followers = [self.follow(kind, identifier) for kind in FOLLOWERS * 2]
-        text = b"".join(b"line %d\n" % number for number in range(500))
-        payloads: list[Any] = []
-        after = ""
-        for at in range(0, len(text), 700):
-            self.print(text[at : at + 700])
-            page = self.page(identifier, f"?after={after}")
-            payloads += [event["payload"] for event in page["data"]]
-            after = page["end"]
-        self.finish()
-        while after != END:
-            page = self.page(identifier, f"?after={after}")
-            payloads += [event["payload"] for event in page["data"]]
-            after = page["end"]
-        self.assertEqual("".join(payloads), text.decode())
-        for follower in followers:
-            self.assertEqual("".join(follower.payloads), text.decode())
-            self.assertTrue(follower.complete)
-
     def test_stream_from_any_cursor_is_exactly_the_rest(self) -> None:
         identifier = self.evaluate()
         self.print(b"a\nb\nc\n")
@@ -124,25 +103,6 @@ class FollowTests(StreamTestCase):
                 follower.lose()
         self.check_nothing_left(identifier)
 
-    def test_stream_behind_an_acknowledgement_is_cut(self) -> None:
-        for kind in FOLLOWERS:
-            identifier = self.evaluate()
-            follower = self.follow(kind, identifier)
-            follower.full = True
-            for _ in range(50):
-                self.print(b"x" * 900 + b"\n")
-            newest = self.service.registry.records[identifier].events.log.end_cursor
-            self.page(identifier, f"?after={newest}")
-            follower.take()
-            self.assertFalse(follower.complete)
-            if isinstance(follower, SocketFollower):
-                self.assertEqual(follower.code, 4410)
-            else:
-                self.assertTrue(follower.connection.aborted)
-            late = self.follow(kind, identifier, f"?after={len(follower.events)}")
-            self.assertEqual((late.answer.status, late.answer.json()["oldest"]), (410, str(newest)))
-            self.finish()
-
     def test_reader_that_asks_after_the_end_has_it_forgotten(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.evaluate()
@@ -201,20 +161,6 @@ class SlowReaderTests(StreamTestCase):
             slow.take()
             self.assertEqual("".join(slow.payloads), self.text.decode())
             self.assertTrue(slow.complete)
-
-    def test_client_of_a_cut_stream_finds_all_that_it_lacks(self) -> None:
-        identifier = self.evaluate()
-        slow = self.follow(LineFollower, identifier)
-        slow.full = True
-        for at in range(0, 100_000, 1000):
-            self.print(self.text[at : at + 1000])
-        received = len(slow.payloads)
-        slow.lose()
-        self.service.reactor.pump([1] * 200)
-        resumed = self.follow(LineFollower, identifier, f"?skip={received}")
-        self.finish()
-        self.service.reactor.pump([0] * 199)
-        self.assertEqual("".join(slow.payloads + resumed.payloads), self.text[:100_000].decode())
 
     def test_reader_that_takes_nothing_in_time_is_cut_off(self) -> None:
         for kind in FOLLOWERS:

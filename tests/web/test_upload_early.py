@@ -65,28 +65,22 @@ class EarlyRefusalTests(RawTestCase):
                 connection.send(body[at : at + 1000])
         self.assert_refused(connection, 413)
 
-    def test_other_media_type_is_415_before_the_body(self) -> None:
-        self.assert_refused(self.begin(10**5, Content_Type="application/json"), 415)
-        connection = self.connect()
-        connection.send(head("POST /evaluate", {"Content-Length": "1000"}))
-        self.check_raw(connection.answer(), 415)
-
-    def test_compressed_body_is_refused(self) -> None:
-        for coding in ("gzip", "identity, br", "x"):
-            self.assert_refused(self.begin(10**5, Content_Encoding=coding), 415)
+    def test_wrong_headers_are_refused_before_the_body(self) -> None:
+        good, length = ("Content-Type", MULTIPART), ("Content-Length", "100000")
+        for headers, status in (
+            ([], 415),
+            ([("Content-Type", "application/json")], 415),
+            *(([good, ("Content-Encoding", coding)], 415) for coding in ("gzip", "identity, br")),
+            ([("Content-Type", "multipart/form-data")], 400),
+            ([good, good], 400),
+            ([good, ("Idempotency-Key", "k"), ("Idempotency-Key", "k")], 400),
+        ):
+            connection = self.connect()
+            connection.send(head("POST /evaluate", [length, *headers]))
+            self.assert_refused(connection, status)
         connection = self.begin(1000, Content_Encoding="Identity")
         self.assertEqual(connection.received, b"")
         connection.lose()
-
-    def test_missing_boundary_is_400_before_the_body(self) -> None:
-        self.assert_refused(self.begin(10**5, Content_Type="multipart/form-data"), 400)
-
-    def test_repeated_header_is_400(self) -> None:
-        for name, value in (("Content-Type", MULTIPART), ("Idempotency-Key", "k")):
-            connection = self.connect()
-            fields = [("Content-Type", MULTIPART), ("Content-Length", "100000"), (name, value)]
-            connection.send(head("POST /evaluate", [*fields, (name, value)]))
-            self.assert_refused(connection, 400)
 
     def test_full_queue_is_503_before_the_body(self) -> None:
         for _ in range(4):

@@ -90,22 +90,6 @@ class SlowDiskTests(RawTestCase):
             self.assertEqual(connection.answer().status, 200)
         self.assertEqual(self.unwritten.size, 0)
 
-    def test_form_has_two_batches_and_a_read_in_memory(self) -> None:
-        connection, rest = self.stuck()
-        for _ in range(3):
-            self.assertLess(self.unwritten.size, 2 * (WRITE_BATCH_BYTES + READ) + 10_000)
-            self.threads.step()
-            rest = self.send(connection, rest)
-        self.check_gone([connection])
-
-    def test_small_form_is_answered_after_one_write(self) -> None:
-        connection = self.begin(SMALL)
-        connection.send(SMALL)
-        self.assertEqual((connection.received, len(self.threads.waiting)), (b"", 1))
-        self.threads.step()
-        self.assertEqual(connection.answer().status, 200)
-        self.assertEqual(self.threads.waiting, [])
-
     def test_time_paused_for_the_disk_is_not_the_clients(self) -> None:
         connection, rest = self.stuck()
         self.service.reactor.advance(10 * WINDOW)
