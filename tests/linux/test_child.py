@@ -89,22 +89,18 @@ class EndTests(ProcessTestCase):
 
 
 class FailureTests(ProcessTestCase):
-    def test_missing_program_is_an_error_and_leaves_nothing(self) -> None:
+    def test_child_that_cannot_be_started_is_an_error_and_leaves_nothing(self) -> None:
         before, readers = descriptors(), len(reactor.getReaders())
         recorder = Recorder()
-        for _ in range(3):
-            with self.assertRaises(FileNotFoundError):
-                Spawner(reactor)(recorder, ["/nonexistent/program"], PATH, "/")
+        for error, program, directory in (
+            (FileNotFoundError, "/nonexistent/program", "/"),
+            (FileNotFoundError, "/bin/true", "/nonexistent"),
+            (PermissionError, "/etc/passwd", "/"),
+        ):
+            with self.assertRaises(error):
+                Spawner(reactor)(recorder, [program], PATH, directory)
         self.assertEqual((descriptors(), len(reactor.getReaders())), (before, readers))
         self.assertEqual(recorder.calls, [])
-
-    def test_missing_directory_or_no_program_is_an_error(self) -> None:
-        before = descriptors()
-        with self.assertRaises(FileNotFoundError):
-            Spawner(reactor)(Recorder(), ["/bin/true"], PATH, "/nonexistent")
-        with self.assertRaises(PermissionError):
-            Spawner(reactor)(Recorder(), ["/etc/passwd"], PATH, "/")
-        self.assertEqual(descriptors(), before)
 
     async def test_ended_child_leaves_no_descriptor(self) -> None:
         await turn()  # in which a reactor that starts opens what it needs itself

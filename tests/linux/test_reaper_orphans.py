@@ -209,7 +209,7 @@ result["later"] = [exists(other), alive(child)]
         )
         self.assertEqual(result, {"after": [False, True, True], "later": [False, True]})
 
-    def test_orphans_of_the_starter(self) -> None:
+    def test_orphans_that_the_starter_adopted_are_killed_by_their_mark(self) -> None:
         result = self.play(
             """
 starter = subprocess.Popen(
@@ -222,7 +222,7 @@ result["after"] = [alive(mine), alive(other)]
         )
         self.assertEqual(result, {"after": [False, True]})
 
-    def test_process_of_a_run(self) -> None:
+    def test_process_is_killed_if_it_is_of_the_run(self) -> None:
         result = self.play(
             """
 class Group:

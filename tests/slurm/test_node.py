@@ -148,7 +148,7 @@ class NodeJobTests(NodeCase):
 
 
 class CheckTests(NodeCase):
-    def test_report(self) -> None:
+    def test_check_tells_the_problem_and_missing_paths(self) -> None:
         file = self.directory / "check"
         told = {"token": "x", "argv": ["/bin/sh", "-c", "echo no >&2; exit 1"], "paths": ["/gone"]}
         file.write_text(json.dumps(told))

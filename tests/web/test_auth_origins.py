@@ -12,7 +12,6 @@ from tawebeval.web.auth import (
     classify_endpoint,
     find_endpoints_of_unknown_exposure,
 )
-from tests.cases.web import WebTestCase
 
 
 class EndpointTests(SynchronousTestCase):
@@ -107,18 +106,3 @@ class PageTests(SynchronousTestCase):
             error = self.assertRaises(ForeignOrigin, self.read, origin, host)
             self.assertIn("cannot read this", str(error))
             self.assertNotIn("tokens", str(error), "that holds with them, too")
-
-
-class MethodTests(WebTestCase):
-    def test_pages_of_other_origins_may_read_what_they_can_name(self) -> None:
-        headers = {"Origin": "https://example.org"}
-        for method, status in (
-            ("GET", 404),
-            ("HEAD", 404),
-            ("OPTIONS", 204),
-            ("POST", 403),
-            ("DELETE", 403),
-            ("PUT", 403),
-        ):
-            answer = self.answer(self.ask(method, "/evaluation/x", headers=headers))
-            self.assertEqual(answer.status, status, method)

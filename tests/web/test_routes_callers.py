@@ -199,24 +199,30 @@ class OriginTestCase(WebTestCase):
         connection: Connection = self.connect()
         headers = {"Content-Type": MULTIPART} | ({"Origin": origin} if origin else {})
         connection.request(f"{method} {path}", form(parts()), **headers)
-        return connection.answer()
+        return connection.answer(method)
 
 
 class PageTests(OriginTestCase):
     def test_page_of_another_origin_begins_and_cancels_nothing(self) -> None:
         self.evaluate()
         for origin in ("https://evil.example", "null", "http://localhost:8080"):
-            for method, path in (("POST", "/evaluate"), ("DELETE", "/evaluation/x")):
+            for method, path in (
+                ("POST", "/evaluate"),
+                ("DELETE", "/evaluation/x"),
+                ("PUT", "/evaluation/x"),
+            ):
                 answer = self.ask_from(origin, method, path)
                 self.assertEqual(answer.status, 403, origin)
                 self.assertEqual(answer.headers["Access-Control-Allow-Origin"], "*")
                 self.assertIn("origins", answer.json()["message"])
         self.assertEqual(len(self.service.world.spawn.children), 1)
 
-    def test_own_pages_and_programs_begin_and_cancel(self) -> None:
+    def test_own_pages_and_programs_begin_and_any_page_reads(self) -> None:
         self.assertEqual(self.ask_from("http://localhost").status, 200)
         self.assertEqual(self.ask_from(None).status, 200)
-        self.assertEqual(self.ask_from("https://evil.example", "GET", "/evaluation/x").status, 404)
+        for method, status in (("GET", 404), ("HEAD", 404), ("OPTIONS", 204)):
+            answer = self.ask_from("https://evil.example", method, "/evaluation/x")
+            self.assertEqual(answer.status, status)
 
 
 class OpenTests(OriginTestCase):
