@@ -448,10 +448,10 @@ def check_repository_url(url: str, protocols: Sequence[str]) -> None:
 
     `protocols` are those allowed, by git's names. The host is not checked against any rule.
     """
-    guess = guess_repository_url(url, protocols)
-    try_guess = f"; try {guess}" if guess else ""
     if _CONTROL.search(url) or url != url.strip():
-        raise ValueError(f"cannot contain control characters or surrounding space{try_guess}")
+        raise ValueError(
+            "cannot contain control characters or surrounding space" + _format_guess(url, protocols)
+        )
     match = _SCHEME.fullmatch(url)
     if match is not None:
         protocol, rest = match.groups()
@@ -459,7 +459,7 @@ def check_repository_url(url: str, protocols: Sequence[str]) -> None:
         if userinfo and (protocol != "ssh" or ":" in userinfo):
             raise ValueError(
                 "cannot contain credentials (a user name or password); the operator sets them"
-                f" (repositories.credentials){try_guess}"
+                f" (repositories.credentials){_format_guess(url, protocols)}"
             )
         if userinfo.startswith("-") or host.startswith("-"):
             raise ValueError("has a host that begins with '-'")
@@ -468,11 +468,17 @@ def check_repository_url(url: str, protocols: Sequence[str]) -> None:
     elif _SCP_LIKE.fullmatch(url):
         protocol = "ssh"
     else:
-        example = try_guess or ", such as https://example.org/problems.git"
+        example = _format_guess(url, protocols) or ", such as https://example.org/problems.git"
         raise ValueError(f"is not the URL of a repository{example}")
     if protocol not in protocols:
         raise ValueError(_explain_protocol(url, protocol, protocols))
     parse_server_address(url)
+
+
+def _format_guess(url: str, protocols: Sequence[str]) -> str:
+    """Return the end of a message: the URL that was probably meant, or nothing."""
+    guess = guess_repository_url(url, protocols)
+    return f"; try {guess}" if guess else ""
 
 
 def _explain_protocol(url: str, protocol: str, protocols: Sequence[str]) -> str:

@@ -6,13 +6,12 @@ import re
 from collections.abc import Sequence
 
 _AROUND = " \t\r\n'\"`<>,;"
-_CLONE = re.compile(r"(?:\$\s*)?git\s+clone\s.*?((?:\w+://|[\w.-]+@)\S+).*")
+_MAX_LENGTH = 2048  # characters, as `repository[url]` may have
+# Clients choose the text: no pattern may take more than linear time.
 # With one slash, with backslashes, or twice.
 _WEB_SCHEME = re.compile(r"(?:(https?)\s*:?[/\\]+)+", re.IGNORECASE)
-_SSH = re.compile(r"(?:ssh://)?git@([\w.-]+\.[\w-]+)(?::[0-9]+)?[:/]+(\S+)")
-_PLACE = re.compile(
-    r"(?:[^/@\s]*@)?((?:[\w-]+\.)+[A-Za-z][\w-]*(?::[0-9]{1,5})?)/([^\s?#\x00-\x1f\x7f]+).*"
-)
+_SSH = re.compile(r"(?:ssh://)?git@([\w.-]++)(?::[0-9]++)?[:/]++(\S++)")
+_PLACE = re.compile(r"(?:[^/@\s]*@)?((?:[\w-]+\.)+[A-Za-z][\w-]*(?::[0-9]{1,5})?)/([^\s?#]+).*")
 _PAGES = frozenset(
     (
         *("actions", "activity", "blame", "blob", "branches", "commit", "commits", "edit", "forks"),
@@ -32,8 +31,9 @@ def guess_repository_url(text: str, protocols: Sequence[str]) -> str | None:
     give to a web page.
     """
     url = text.strip(_AROUND)
-    if clone := _CLONE.fullmatch(url):
-        url = clone[1].strip(_AROUND)
+    if len(text) > _MAX_LENGTH or not url.isprintable():
+        return None
+    url = _find_cloned_url(url)
     scheme = _WEB_SCHEME.match(url)
     protocol, rest = (scheme[1].lower(), url[scheme.end() :]) if scheme else ("https", url)
     if ssh := _SSH.fullmatch(rest):
@@ -49,3 +49,13 @@ def guess_repository_url(text: str, protocols: Sequence[str]) -> str | None:
         parts = parts[:_OWNER_AND_NAME]
     found = f"{protocol}://{host}/{'/'.join(parts)}"
     return found if protocol in protocols and parts and found != text.rstrip("/") else None
+
+
+def _find_cloned_url(text: str) -> str:
+    """Return the URL in a command `git clone URL`, or any other text as it is."""
+    words = text.removeprefix("$").split()
+    if words[:2] == ["git", "clone"]:
+        for word in words[2:]:
+            if "://" in word or "@" in word:
+                return word.strip(_AROUND)
+    return text

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import URI
 
+from tawebeval.core import form as module
 from tawebeval.core.form import (
     MAX_CLONE_DEPTH,
     MAX_SEED,
@@ -430,6 +431,14 @@ class UrlTests(Tables):
                 f" try {https}",
                 url,
             )
+
+    def test_no_slip_is_looked_for_in_a_good_url(self) -> None:
+        def refuse(*_: object) -> None:
+            self.fail("looked for a slip")
+
+        self.patch(module, "guess_repository_url", refuse)
+        for url in ("https://host/x.git", "git@host:x/y.git", "/srv/x"):
+            self.assertEqual(parse({"repository[url]": url}).repository.url, url)
 
     def test_slip_names_the_url_that_was_meant(self) -> None:
         meant = "https://github.com/me/p.git"

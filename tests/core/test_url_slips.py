@@ -67,3 +67,36 @@ class GuessTests(SynchronousTestCase):
     def test_guess_of_a_guess_is_none(self) -> None:
         for guess in filter(None, _SLIPS.values()):
             self.assertIsNone(guess_repository_url(guess, ("https", "http")))
+
+    def test_nothing_is_guessed_for_long_texts_and_control_characters(self) -> None:
+        fitting = f"{_PROBLEMS}/tree/".ljust(2048, "x")
+        self.assertEqual(guess_repository_url(fitting, ("https",)), _PROBLEMS)
+        for text in (
+            f"{fitting}x",
+            f"{_PROBLEMS}/tree/{'x' * 65536}",
+            f"git clone {_PROBLEMS} {'a@' * 32768}",
+            f"{_PROBLEMS}/tree/\n.",
+            f"git clone\t{_PROBLEMS}",
+        ):
+            self.assertIsNone(guess_repository_url(text, ("https",)), text[:80])
+
+    def test_texts_that_make_patterns_backtrack_are_no_url(self) -> None:
+        for begin, repeated, end in (
+            ("git clone ", "a@", "\nx"),
+            ("git clone ", "a@", " x"),
+            ("git clone ", "a", ""),
+            ("git clone ", "a ", ""),
+            ("", "https:", ""),
+            ("", "https:/", ""),
+            ("", "http\\", ""),
+            ("http", " ", ""),
+            ("git@a.b", "/", " x"),
+            ("git@a.b", ":1", " x"),
+            ("git@", "a.", " /x"),
+            ("git@", "a", ""),
+            ("", "a.", ""),
+            ("", "a-", "@"),
+            ("", "a", "/"),
+        ):
+            text = begin + repeated * ((2048 - len(begin + end)) // len(repeated)) + end
+            self.assertIsNone(guess_repository_url(text, ("https", "http")), text[:80])
