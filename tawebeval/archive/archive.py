@@ -229,7 +229,7 @@ class EvaluationArchive:
         """Let another daemon use the archive."""
         if self._lock_descriptor is not None:
             os.close(self._lock_descriptor)
-            self._lock_descriptor = None
+            self._lock_descriptor = self._expiry_clock = None
 
     def _locate(self, identifier: str, kind: str) -> Path:
         name = derive_directory_name(identifier)
@@ -279,9 +279,7 @@ class EvaluationArchive:
             self.evaluation_count += 1
             self._share.take(stored.file_bytes, ended.caller)
         if self.total_bytes > self.settings.size:
-            run_in_background(
-                self.remove_excess(), log, "defect: archive.size may not hold until the next minute"
-            )
+            self.begin_removal()
         return True
 
     def _count_loss(self, ended: EndedEvaluation, reason: ArchiveLossReason, why: str) -> bool:
@@ -342,8 +340,17 @@ class EvaluationArchive:
 
     # Removal
 
+    def begin_removal(self) -> None:
+        """Begin `remove_excess`. To be called once a minute."""
+        what = "defect: archive.days and archive.size may not hold until the next minute"
+        run_in_background(self._try_to_remove_excess(), log, what)
+
+    async def _try_to_remove_excess(self) -> None:
+        with suppress(StoreError):  # the store has logged it
+            await self.remove_excess()
+
     async def remove_excess(self) -> None:
-        """Remove evaluations beyond `archive.days` and `archive.size`; call it once a minute.
+        """Remove evaluations beyond `archive.days` and `archive.size`.
 
         Beyond `archive.size` the caller that holds most loses the oldest. Evaluations whose files
         cannot be removed stay and count; others go in their place. Raises: ServerBusy of the store.

@@ -72,6 +72,8 @@ from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.site import ApiSite
 from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
 
+_REMOVAL_PERIOD = 60.0  # seconds
+
 log = Logger()
 
 
@@ -280,6 +282,7 @@ def build_daemon(
         monitoring.reactor_lag,
         monitoring.sandbox_probe,
         make_periodic_timer(calls, reactor),
+        *_make_archive_timers(parts.evaluation_context.archive, reactor),
         *(make_listener(one, parts.site, reactor, configuration.http) for one in endpoints),
         _make_watchdog(notifier, parts, reactor),
     ):
@@ -437,6 +440,12 @@ def _make_archive(base: SharedDependencies) -> EvaluationArchive | None:
         pools.archive_reader_threads,
         format_rfc3339_time,
     )
+
+
+def _make_archive_timers(archive: EvaluationArchive | None, reactor: Any) -> Iterator[Service]:
+    """Yield the service that removes old evaluations, if there is an archive."""
+    if archive is not None:
+        yield make_periodic_timer((archive.begin_removal,), reactor, _REMOVAL_PERIOD)
 
 
 def _compute_archive_reserve(configuration: Configuration) -> int:

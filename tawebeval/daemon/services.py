@@ -397,8 +397,10 @@ def explain_listen_error(endpoint: str, error: Exception) -> str:
     return f"{cause.strerror or cause}; {_OTHER_ENDPOINT}"
 
 
-def make_periodic_timer(calls: Iterable[Callable[[], object]], reactor: Any) -> TimerService:
-    """Return a service that makes all `calls` once a second, also those after one that fails.
+def make_periodic_timer(
+    calls: Iterable[Callable[[], object]], reactor: Any, period: float = _TIMER_PERIOD
+) -> TimerService:
+    """Return a service that makes all `calls` every `period` seconds, also after one that fails.
 
     No call may block.
     """
@@ -411,6 +413,6 @@ def make_periodic_timer(calls: Iterable[Callable[[], object]], reactor: Any) -> 
             except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
                 log.failure("defect: {chore} failed", chore=call.__name__)
 
-    timer = TimerService(_TIMER_PERIOD, make_calls)
+    timer = TimerService(period, make_calls)
     timer.clock = reactor
     return timer

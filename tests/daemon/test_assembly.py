@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from time import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,9 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from tawebeval.archive.archive import EndedEvaluation, StoredEvaluation
 from tawebeval.config import (
+    ArchiveSettings,
     CallbackSettings,
     CallerSettings,
     Configuration,
@@ -40,6 +43,8 @@ from tawebeval.config import (
     RepositoryFetchSettings,
     ServiceSettings,
 )
+from tawebeval.core.form import pack_request
+from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import generate_token
 from tawebeval.daemon import assembly as module
 from tawebeval.daemon import directories, services, startup
@@ -64,16 +69,19 @@ from tawebeval.errors import (
     ServerBusy,
     SetupProblem,
 )
+from tawebeval.evaluations.database import EvaluationRow
+from tawebeval.evaluations.details import ArchivedRow
 from tawebeval.reloadable import ReloadableFiles, ReloadResult
 from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox
 from tawebeval.web.context import WebContext
 from tawebeval.web.server.site import ApiSite
+from tests.cases.archived import make_ring
 from tests.cases.databases import close_databases_at_end
 from tests.cases.secrets import OLD, format_secret
 from tests.cases.settings import with_constants
 from tests.fakes.clients import Answer, Connection
 from tests.fakes.sandbox import NO_CGROUPS
-from tests.fakes.world import FakeNotifier, InlineThreads, straw
+from tests.fakes.world import FakeNotifier, InlineThreads, make_request, straw
 
 
 class ServiceTests(SynchronousTestCase):
@@ -286,6 +294,37 @@ class ServiceTests(SynchronousTestCase):
         )
         self.assertEqual([call.__name__ for call in calls], names.split())
         self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)
+
+    def test_archive_removes_within_a_minute_what_is_older_than_its_days(self) -> None:
+        daemon = self.start(archive=ArchiveSettings(enabled=True, days=1))
+        context, registry = self.evaluations(daemon).context, self.context().registry
+        archive, store = context.archive, context.store
+        assert archive is not None
+        assert store is not None
+        name, ended = registry._identities.issue_identifier(""), time() - 25 * 60 * 60
+
+        async def save_row(stored: StoredEvaluation) -> None:
+            row = EvaluationRow(
+                name,
+                pack_request(make_request()),
+                5,
+                1,
+                state=EvaluationState.FINISHED,
+                state_times=dict.fromkeys(("created", "ended"), ended),
+                archived=ArchivedRow(stored.file_bytes, stored.event_count, b"{}"),
+                is_forgotten=True,
+            )
+            store.save(row)
+            await store.flush()
+
+        evaluation = EndedEvaluation(name, "", {}, lambda: make_ring(3))
+        storing = Deferred.fromCoroutine(archive.store_evaluation(evaluation, save_row))
+        self.assertTrue(self.successResultOf(storing))
+        for seconds, status in ((59, 200), (1, 410)):
+            self.reactor.advance(seconds)
+            answer = self.request(f"GET /evaluation/{name}/events?after=0")
+            self.assertEqual(answer.status, status, answer.body)
+        self.assertEqual(archive.total_bytes, 0)
 
     def test_stop_waits_for_the_end_of_all_evaluations(self) -> None:
         daemon = self.start()
