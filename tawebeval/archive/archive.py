@@ -152,6 +152,8 @@ class EvaluationArchive:
     _stuck: set[str] = attrs.field(factory=set)  # whose files could not be removed
     _lock_descriptor: int | None = None
     _left_pending: Sequence[str] = ()  # identifiers of the last change of an earlier process
+    _is_live: Callable[[str], bool] | None = None
+    _has_counted: bool = False  # the rows of earlier processes
     _expiry_clock: ExpiryClock | None = None
     _reads: FairQueue = attrs.field(
         factory=lambda: FairQueue(READER_THREADS, UNLIMITED_WAITERS, READS_PER_CALLER)
@@ -168,23 +170,27 @@ class EvaluationArchive:
         """Open the directory, and mend what an earlier process has left of its last change.
 
         `is_live` tells whether the store has a row of an identifier that is not archived. If the
-        directory cannot be opened, evaluations are not archived until it can. Raises: ServerBusy
-        of the store.
+        directory cannot be opened, evaluations are not archived until it can. If the store is
+        busy, `remove_excess` mends and counts first.
         """
+        self._is_live = is_live
+        with suppress(StoreError):  # the store has logged it
+            await self._mend_and_count(is_live)
+
+    async def _mend_and_count(self, is_live: Callable[[str], bool]) -> None:
         async with self._changes:
-            pending, has_files = await self._writer.run_in_thread(self._look_at_files)
-            for identifier in pending:
-                row = await self._rows.find_archived(identifier)
-                file = self._locate(identifier, "jsonl")
-                if row is not None and not await self._writer.run_in_thread(file.exists):
-                    self._delete_row(identifier)
-                elif row is None and not is_live(identifier):
-                    await self._writer.run_in_thread(self._unlink, identifier)
+            if self._has_counted:
+                return
+            has_files = await self._writer.run_in_thread(self._look_at_files)
+            for identifier in self._left_pending:
+                await self._mend(identifier, is_live)
             await self._rows.flush()
             found = await self._rows.count_archived()
+            self._left_pending = ()
             self.evaluation_count = sum(count for count, _ in found.values())
             for caller, (_, size) in found.items():
                 self._share.take(size - self._share.used_by_caller[caller], caller)
+            self._has_counted = True
             if has_files and not found:
                 log.error(
                     "archive: {path} has evaluations that the store does not know; restore the"
@@ -192,14 +198,25 @@ class EvaluationArchive:
                     path=self.directory / "files",
                 )
 
-    def _look_at_files(self) -> tuple[Sequence[str], bool]:
-        """Open the directory; return what is pending, and whether there are files."""
+    async def _mend(self, identifier: str, is_live: Callable[[str], bool]) -> None:
+        """Delete the row without a file, or the file without a row."""
+        row = await self._rows.find_archived(identifier)
+        try:
+            file = self._locate(identifier, "jsonl")
+            if row is not None and not await self._writer.run_in_thread(file.exists):
+                self._delete_row(identifier)
+            elif row is None and not is_live(identifier):
+                await self._writer.run_in_thread(self._unlink, identifier)
+        except OSError as error:
+            log.error("archive: {error}", error=describe_disk_error(error))  # noqa: TRY400
+
+    def _look_at_files(self) -> bool:
+        """Open the directory; return whether there are files."""
         try:
             self._open()
         except OSError as error:
             log.error("archive: {error}", error=describe_disk_error(error))  # noqa: TRY400
-        pending, self._left_pending = self._left_pending, ()
-        return pending, any((self.directory / "files").glob("*/*"))
+        return any((self.directory / "files").glob("*/*"))
 
     def _open(self) -> None:
         """Create what is missing, and keep other daemons away. Raises: OSError."""
@@ -355,12 +372,14 @@ class EvaluationArchive:
         Beyond `archive.size` the caller that holds most loses the oldest. Evaluations whose files
         cannot be removed stay and count; others go in their place. Raises: ServerBusy of the store.
         """
-        if self._is_removing or self._expiry_clock is None:
+        clock = self._expiry_clock
+        if self._is_removing or clock is None or self._is_live is None:
             return
         self._is_removing = True
         try:
-            await self._writer.run_in_thread(self._note_time, self._expiry_clock)
-            while await self._remove_some(self._expiry_clock):
+            await self._mend_and_count(self._is_live)
+            await self._writer.run_in_thread(self._note_time, clock)
+            while await self._remove_some(clock):
                 pass
         finally:
             self._is_removing = False
@@ -383,8 +402,9 @@ class EvaluationArchive:
             removed = await self._writer.run_in_thread(self._remove, rows)
             for identifier, caller, size in removed:
                 self._delete_row(identifier)
-                self._share.give_back(size, caller)
-            self.evaluation_count -= len(removed)
+                # A row that was never counted must not keep the others.
+                self._share.give_back(min(size, self._share.used_by_caller[caller]), caller)
+            self.evaluation_count = max(0, self.evaluation_count - len(removed))
             await self._rows.flush()
         return True
 

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import orjson
 from twisted.logger import Logger
@@ -102,6 +103,8 @@ class EvaluationRegistry:
         self._alive: dict[str, EvaluationRecord] = {}
         subscriptions: set[Subscription] = set()
         self._drain = EvaluationDrain(self._alive, self.records, subscriptions, self._clock)
+        # Forgotten ones, as long as anything, such as a callback, may still save them.
+        self._forgotten: WeakValueDictionary[str, EvaluationDetails] = WeakValueDictionary()
         self.archived = ArchiveReader(context.archive, context.store, context.clock)
         if context.archive is not None:
             context.archive.release_copy = self._release_archived_copy
@@ -391,6 +394,9 @@ class EvaluationRegistry:
     def _release_archived_copy(self, identifier: str) -> bool:
         """Note that the archive has removed an evaluation; return whether it can still be read."""
         if identifier not in self.records:
+            details = self._forgotten.get(identifier)
+            if details is not None:
+                details.is_row_deleted = True
             return False
         evaluation = self.records[identifier].evaluation
         evaluation.details.archived = None
@@ -398,6 +404,7 @@ class EvaluationRegistry:
         return True
 
     def _on_forgotten(self, record: EvaluationRecord) -> None:
+        self._forgotten[record.details.identifier] = record.details
         if record.events.keeps_files:
             self.archived.in_transit[record.details.identifier] = record
         record.evaluation.save()

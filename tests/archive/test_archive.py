@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import capturedLogs, formatEvent
@@ -273,6 +274,13 @@ class RemovalTests(ArchiveTestCase):
         self.assertEqual(self.remove(), ["alice-003", "alice-004"])
         self.assertEqual(self.archive.evaluation_count, 2)
 
+    def test_row_that_was_not_counted_keeps_no_other_from_removal(self) -> None:
+        self.fill(2)
+        self.rows.save(FakeRow("uncounted", "bob", NOW - 1, StoredEvaluation(100, 1)))
+        self.now = self.booted = NOW + 1000 * DAY
+        self.assertEqual(self.remove(), [])
+        self.assertEqual((self.archive.evaluation_count, self.archive.total_bytes), (0, 0))
+
     def test_row_stays_of_an_evaluation_that_is_not_forgotten(self) -> None:
         kept: list[FakeRow] = []
 
@@ -439,6 +447,37 @@ class StartTests(ArchiveTestCase):
         self.assertTrue(self.locate().exists())
         self.open()
         self.assertFalse(self.locate().exists())
+
+    def test_busy_store_is_asked_again_before_the_next_removal(self) -> None:
+        self.store()
+        self.store("two")
+        self.locate().unlink()
+        self.archive._note_pending(["one"])
+        size = self.rows.rows["two"].archived.file_bytes
+
+        async def fail(*_: object) -> None:
+            raise StoreError
+
+        for method in ("find_archived", "count_archived"):
+            with mock.patch.object(FakeRows, method, fail):
+                self.open()
+                removing = Deferred.fromCoroutine(self.archive.remove_excess())
+                self.failureResultOf(removing, StoreError)
+            self.assertEqual(self.archive.total_bytes, 0)
+            self.run_now(self.archive.remove_excess())
+            self.assertEqual(self.list_names(), ["two"])
+            self.assertEqual((self.archive.evaluation_count, self.archive.total_bytes), (1, size))
+
+    def test_pending_file_that_cannot_be_removed_keeps_no_other_from_being_counted(self) -> None:
+        self.store()
+        self.rows.delete("one")
+        self.store("two")
+        self.archive._note_pending(["one"])
+        self.locate().unlink()
+        self.locate().mkdir()
+        said = self.messages(self.open)
+        self.assertIn("Is a directory", said[0])
+        self.assertEqual(self.archive.evaluation_count, 1)
 
     def test_files_of_a_lost_store_stay_and_are_told(self) -> None:
         self.store()

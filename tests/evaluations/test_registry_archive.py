@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
+
 from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval.errors import EvaluationExpired, ServerBusy, StoreError
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.archive import FakeArchive
+from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.files import FakeStore
 
 
@@ -44,6 +48,19 @@ class ArchiveTests(RegistryTestCase):
         self.assertEqual(self.consume(identifier), ["a", "\n"])
         self.assertEqual(self.world.store.rows, {})
         self.assertFalse(self.archive.release_copy(identifier))
+
+    def test_late_callback_brings_back_no_row_that_the_archive_has_removed(self) -> None:
+        ends: list[Callable[[], object]] = []
+        self.patch(FakeCallbacks, "start_delivery", lambda _, *arguments: ends.append(arguments[3]))
+        identifier = self.accept(callback_url="https://receiver.example/hook")
+        self.finish(self.world.child)
+        self.consume(identifier)
+        gc.collect()
+        self.assertFalse(self.archive.release_copy(identifier))
+        self.world.store.delete(identifier)
+        (on_end,) = ends
+        on_end()
+        self.assertEqual(self.world.store.rows, {})
 
     def test_events_stay_on_the_disk_until_the_archive_has_them(self) -> None:
         self.archive.gate.shut = True
