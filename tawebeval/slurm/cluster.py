@@ -276,7 +276,11 @@ class SlurmRun(Launch, RunEnd):
             stderr_limit=_SRUN_OUTPUT_BYTES,
         )
         self._is_started = True
-        self._sandbox.writable_trees.starter.start_program(attempt.directory, launch)
+        try:
+            self._sandbox.writable_trees.starter.start_program(attempt.directory, launch)
+        finally:  # it has SLURM_JWT, for which the shared directory is no place
+            with suppress(FileNotFoundError):
+                (attempt.directory / "start").unlink()
 
     async def wait_for_evaluator_start(self, started: Attempt) -> None:
         """Wait until a node runs the evaluator. Raises: EvaluationFailure, OSError.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +47,7 @@ class RepeatedJobTests(NodeProcessCase):
 
     def start_program(self, directory: os.PathLike[str], launch: LaunchSpec) -> None:
         self.started.append(launch)
+        Path(directory, "start").write_text("SLURM_JWT")
         if self.error is not None:
             raise self.error
 
@@ -57,6 +59,14 @@ class RepeatedJobTests(NodeProcessCase):
         self.assertIs(self.slurm_run.attempt, attempt)
         self.assertEqual(self.sandbox.own_jobs, {attempt.job_name})
         self.assertTrue(self.lost.directory.exists())
+
+    def test_token_of_srun_does_not_stay_on_the_disk(self) -> None:
+        attempt = self.successResultOf(self.start_in_place())
+        self.assertFalse((attempt.directory / "start").exists())
+        self.assertTrue((attempt.workspace.output_directory / "start").exists())
+        self.error = TimeoutError(110, "the starter of evaluators does not answer")
+        self.failureResultOf(self.start_in_place(), TimeoutError)
+        self.assertEqual(list(self.evaluation.root.glob("job-*/start")), [])
 
     def test_damaged_description_starts_no_job(self) -> None:
         (self.lost.workspace.output_directory / "start").write_text('{"argv"')
