@@ -154,8 +154,6 @@ class DaemonParts:
     def apply_settings(self, configuration: Configuration) -> None:
         """Apply the environments and problems of a configuration."""
         self.evaluation_context.configuration = configuration
-        if isinstance(self.evaluation_context.sandbox, SlurmSandbox):
-            self.evaluation_context.sandbox.configuration = configuration
 
     def make_metrics(self, log_lines: LineWriter | None) -> DaemonMetrics:
         """Return the metrics of the parts; `log_lines` is None if twistd writes the log."""
@@ -417,7 +415,7 @@ def _open_runner(base: SharedDependencies) -> Sandbox:
         return base.sandbox
     check_shared_directories(base.configuration, (directories.state, directories.repositories))
     return SlurmSandbox.create(
-        base.configuration,
+        base.configuration.runner,
         base.sandbox,
         commands,
         base.thread_pools.file_tree_threads,

@@ -16,6 +16,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
+from tawebeval.config import Configuration, SlurmJobSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.segi import Markers
@@ -24,7 +25,7 @@ from tawebeval.deferreds import run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.cleanup import conclude, conclude_in_background
 from tawebeval.evaluations.context import RunSlots
-from tawebeval.evaluations.details import make_log_fields
+from tawebeval.evaluations.details import EvaluationDetails, make_log_fields
 from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.run import Run
@@ -282,9 +283,20 @@ def make_sandboxed_run(evaluation: Evaluation, checkout: Checkout) -> SandboxedR
     sandboxed = evaluation.sandboxed = evaluation.context.sandbox.make_run(
         evaluation.workspace, checkout, evaluation.limits, details.environment
     )
-    sandboxed.launch.problem_name = details.request.problem
+    sandboxed.launch.job_settings = _list_job_settings(evaluation.context.configuration, details)
     details.runner_status = sandboxed.runner_status
     return sandboxed
+
+
+def _list_job_settings(
+    configuration: Configuration, details: EvaluationDetails
+) -> Sequence[SlurmJobSettings]:
+    environment, problem = details.environment, details.request.problem
+    chosen = (
+        None if environment is None else configuration.environments.get(environment.name),
+        None if problem is None else configuration.problems.get(problem),
+    )
+    return [each.runner for each in chosen if each is not None]
 
 
 def open_stdout(evaluation: Evaluation, markers: Markers) -> RecordedStdout:

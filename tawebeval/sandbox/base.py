@@ -15,14 +15,14 @@ from __future__ import annotations
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
 from twisted.internet.protocol import ProcessProtocol
 
-from tawebeval.config import LimitSettings
+from tawebeval.config import LimitSettings, SlurmJobSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.core.evaluator_environment import add_tools_to_path
 from tawebeval.linux.cgroups import CgroupManager
@@ -98,7 +98,8 @@ class Launch(ABC):
     the end, also without a start.
     """
 
-    problem_name: str | None = None  # the name of the problem, for kinds with settings by problem
+    # Those of the environment and of the problem, for a kind of sandbox whose runs are jobs.
+    job_settings: Sequence[SlurmJobSettings] = ()
 
     @property
     @abstractmethod

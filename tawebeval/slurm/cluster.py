@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 from twisted.internet.protocol import ProcessProtocol
 
-from tawebeval.config import Configuration, LimitSettings
+from tawebeval.config import LimitSettings, RunnerSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, build_limit_failure, format_size
@@ -60,11 +60,11 @@ class SlurmSandbox:
 
     `limits`, `cgroup_manager`, `orphan_reaper` and `writable_trees` are those of the daemon's own
     sandbox; its starter runs each srun. `local` makes what a node has to start, of paths that the
-    node has, too. A reload replaces `configuration`. `job_prefix` begins the names of all jobs of
-    the daemon; `own_jobs` are the names of those that are followed.
+    node has, too. `job_prefix` begins the names of all jobs of the daemon; `own_jobs` are the names
+    of those that are followed.
     """
 
-    configuration: Configuration
+    settings: RunnerSettings
     limits: LimitSettings
     cgroup_manager: CgroupManager
     orphan_reaper: OrphanReaper
@@ -78,7 +78,7 @@ class SlurmSandbox:
     @classmethod
     def create(
         cls,
-        configuration: Configuration,
+        settings: RunnerSettings,
         local: Sandbox,
         commands: SlurmCommands,
         threads: WorkerThreads,
@@ -99,7 +99,7 @@ class SlurmSandbox:
         watcher = PollingWatcher(reactor, threads)
         access = ClusterAccess(reactor, lambda: trees.starter, watcher, threads, commands)
         sandbox = cls(
-            configuration,
+            settings,
             local.limits,
             local.cgroup_manager,
             local.orphan_reaper,
@@ -212,7 +212,6 @@ class SlurmRun(Launch, RunEnd):
         self._workspace = workspace
         self._checkout = checkout
         self._sandbox = sandbox
-        self._configuration = sandbox.configuration
         self._environment = environment
         self._is_started = False
         self.attempt = self._make_attempt()
@@ -254,12 +253,8 @@ class SlurmRun(Launch, RunEnd):
 
     def _start_srun(self, attempt: Attempt, avoided_node: str | None = None) -> None:
         """Start srun by the starter. Blocks. Raises: OSError."""
-        configuration, environment = self._configuration, self._environment
-        problem = configuration.problems.get(self.problem_name or "")
-        named = None if environment is None else configuration.environments.get(environment.name)
-        own = (one.runner for one in (named, problem) if one is not None)
-        limits = self.run_limits.settings
-        options = list(build_srun_options(limits, attempt.job_name, configuration.runner, *own))
+        limits, runner = self.run_limits.settings, self._sandbox.settings
+        options = list(build_srun_options(limits, attempt.job_name, runner, *self.job_settings))
         if avoided_node is not None:
             options = exclude_node(options, avoided_node)
         variables = build_command_environment()
@@ -292,7 +287,7 @@ class SlurmRun(Launch, RunEnd):
         await process.wait_for_start()
 
     def _make_process(self, attempt: Attempt) -> NodeProcess:
-        retries = self._configuration.runner.retries - self.runner_status.retry_count
+        retries = self._sandbox.settings.retries - self.runner_status.retry_count
         process = NodeProcess(
             self._sandbox.access, self.runner_status, self._repeat, retries, attempt
         )

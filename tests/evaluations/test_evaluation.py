@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from twisted.logger import capturedLogs, formatEvent
 
-from tawebeval.config import EnvironmentSettings
+from tawebeval.config import EnvironmentSettings, ProblemSettings, SlurmJobSettings
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.states import EvaluationState
@@ -54,6 +54,20 @@ class ChosenEnvironmentTests(EvaluationTestCase):
         self.configure()
         self.world.child.end()
         self.assertEqual(self.document(), {"name": "java", "digest": None})
+
+    def test_run_has_the_options_of_jobs_of_environment_and_problem(self) -> None:
+        left, right = (SlurmJobSettings(arguments=(f"--constraint={name}",)) for name in "lr")
+        remove_tree(self.root / "upload")
+        self.evaluation = self.make(environment="java", problem="sum")
+        problem = ProblemSettings("https://git.example/sum", "./judge", branch="b", runner=right)
+        context = self.evaluation.context
+        context.configuration = msgspec.structs.replace(
+            context.configuration,
+            environments={"java": EnvironmentSettings("/srv/java", runner=left)},
+            problems={"sum": problem},
+        )
+        self.begin()
+        self.assertEqual(self.world.sandbox.last.job_settings, [left, right])
 
     def test_run_without_a_choice_has_no_environment(self) -> None:
         self.begin()

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 from twisted.internet.protocol import ProcessProtocol
 
-from tawebeval.config import LimitSettings
+from tawebeval.config import LimitSettings, SlurmJobSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups import CgroupDirectory, CgroupManager, ResourceUsage
@@ -85,7 +85,7 @@ class FakeSandboxedRun:
     has_network: bool = True
     has_external_queue: bool = False
     runner_status: RunnerStatus | None = None
-    problem_name: str | None = None
+    job_settings: Sequence[SlurmJobSettings] = ()
     begin: Gate = attrs.field(factory=Gate)
     workspace: Workspace = attrs.field(factory=lambda: Workspace(Path("/some")))
     run_limits: FakeRunLimits = attrs.field(init=False)

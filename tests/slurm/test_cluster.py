@@ -10,7 +10,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from tawebeval.config import Configuration, LimitSettings
+from tawebeval.config import LimitSettings, RunnerSettings, SlurmJobSettings
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.slurm.attempts import Attempt
 from tawebeval.slurm.cluster import SlurmRun
@@ -30,7 +30,7 @@ class RepeatedJobTests(NodeProcessCase):
         sandbox: Any = SimpleNamespace(
             access=self.access,
             commands=self.commands,
-            configuration=Configuration(),
+            settings=RunnerSettings(arguments=("--partition=all", "--qos=low")),
             job_prefix="tawebeval-x-",
             own_jobs=set(),
             writable_trees=SimpleNamespace(starter=self),
@@ -59,6 +59,12 @@ class RepeatedJobTests(NodeProcessCase):
         self.assertIs(self.slurm_run.attempt, attempt)
         self.assertEqual(self.sandbox.own_jobs, {attempt.job_name})
         self.assertTrue(self.lost.directory.exists())
+
+    def test_options_of_environment_and_problem_follow_those_of_the_runner(self) -> None:
+        self.slurm_run.job_settings = [SlurmJobSettings(arguments=("--qos=high",))]
+        self.successResultOf(self.start_in_place())
+        options = self.started[0].argv[: self.started[0].argv.index("--")]
+        self.assertEqual(options[-3:], ["--partition=all", "--qos=low", "--qos=high"])
 
     def test_token_of_srun_does_not_stay_on_the_disk(self) -> None:
         attempt = self.successResultOf(self.start_in_place())

@@ -17,7 +17,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, LimitSettings
+from tawebeval.config import LimitSettings, RunnerSettings
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.starter_client import ProgramState
 from tawebeval.sandbox.base import LeftProcess, RunnerStatus
@@ -342,7 +342,7 @@ class ResumeTests(NodeProcessCase):
         sandbox: Any = SimpleNamespace(
             access=self.access,
             commands=self.commands,
-            configuration=Configuration(),
+            settings=RunnerSettings(),
             job_prefix="tawebeval-x-",
             own_jobs=set(),
             writable_trees=SimpleNamespace(starter=self.starter),
