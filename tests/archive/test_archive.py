@@ -53,7 +53,6 @@ class ArchiveTestCase(SynchronousTestCase):
         self.archive = self.open()
 
     def open(self, reserve: int = 0, live: Sequence[str] = (), **changes: Any) -> EvaluationArchive:
-        """Return the archive as a new process opens it."""
         if hasattr(self, "archive"):
             self.archive.close()
         threads: Any = InlineThreads()
@@ -95,13 +94,11 @@ class ArchiveTestCase(SynchronousTestCase):
         return archived
 
     def find(self, name: str = "one", caller: str = "alice") -> ArchivedEvents:
-        """Return the events of an evaluation."""
         events: ArchivedEvents | None = self.run_now(self.archive.find_events(name, caller))
         assert events is not None, name
         return events
 
     def locate(self, name: str = "one", kind: str = "jsonl") -> Path:
-        """Return the path of an evaluation's file."""
         stem = derive_directory_name(name)
         return self.root / "files" / stem[:2] / f"{stem}.{kind}.zst"
 
@@ -112,7 +109,6 @@ class ArchiveTestCase(SynchronousTestCase):
         return list(self.rows.rows)
 
     def messages(self, call: Callable[[], object]) -> list[str]:
-        """Return what a call logs."""
         with capturedLogs() as logged:
             call()
         return [formatEvent(event) for event in logged]
@@ -259,7 +255,6 @@ class StoringTests(ArchiveTestCase):
 
 class RemovalTests(ArchiveTestCase):
     def fill(self, count: int, caller: str = "alice") -> None:
-        """Archive evaluations, one a second."""
         for number in range(count):
             self.store(f"{caller}-{number:03}", caller, ended=NOW + number)
 
@@ -352,7 +347,6 @@ class RemovalTests(ArchiveTestCase):
         self.assertEqual(len(self.list_names()), 20)
 
     def stick(self, name: str) -> None:
-        """Make a file one that cannot be removed."""
         self.locate(name).unlink()
         self.locate(name).mkdir()
 
@@ -385,7 +379,6 @@ class SubmissionTests(ArchiveTestCase):
         )
 
     def extract(self) -> Any:
-        """Return the submission, extracted."""
         target = self.root.with_name(f"target-{len(os.listdir(self.root.parent))}")
         return self.run_now(self.archive.extract_submission("one", "alice", target))
 

@@ -77,14 +77,12 @@ class FileTestCase(SynchronousTestCase):
         self.path = Path(self.mktemp())
 
     def write(self, batches: Batches, batches_per_ring: int = 2, max_bytes: int = PLENTY) -> int:
-        """Write the events of payloads."""
         rings = make_rings(batches, batches_per_ring)
         return write_evaluation(self.path, HEADER, rings, END, format_time, max_bytes)
 
     def read(
         self, cursor: int = 0, max_bytes: int = PLENTY, *, with_times: bool = False
     ) -> EventBatch:
-        """Return the events after a cursor."""
         return read_events(self.path, cursor, max_bytes, with_times=with_times)
 
 

@@ -33,17 +33,14 @@ class FakeRows:
     rows: dict[str, FakeRow] = attrs.field(factory=dict)
 
     def save(self, row: FakeRow) -> None:
-        """Write a row."""
         self.rows[row.identifier] = row
 
     async def find_archived(self, identifier: str) -> FakeRow | None:
-        """Return the row."""
         return self.rows.get(identifier)
 
     async def list_oldest_archived(
         self, max_count: int, *, caller: str | None = None, ended_before: float = math.inf
     ) -> list[tuple[str, str, int]]:
-        """Return the rows that ended first."""
         found = sorted(self.rows.values(), key=lambda row: row.ended)
         return [
             (row.identifier, row.caller, row.archived.file_bytes)
@@ -63,7 +60,6 @@ class FakeRows:
         }
 
     def delete(self, identifier: str) -> None:
-        """Delete a row."""
         del self.rows[identifier]
 
     async def flush(self) -> None:
@@ -80,14 +76,12 @@ class DirectoryRows(FakeRows):
         directory.mkdir()
 
     def save(self, row: FakeRow) -> None:
-        """Write a row."""
         super().save(row)
         new = self.directory / "new"
         new.write_bytes(orjson.dumps(attrs.asdict(row)))
         new.rename(self.directory / row.identifier)
 
     def load(self) -> None:
-        """Read all rows."""
         self.rows = {}
         for path in self.directory.iterdir():
             if path.name.endswith("-deleted"):
@@ -98,7 +92,6 @@ class DirectoryRows(FakeRows):
                 self.rows[path.name] = FakeRow(**row)
 
     def delete(self, identifier: str) -> None:
-        """Delete a row."""
         super().delete(identifier)
         self.deleted.add(identifier)
         (self.directory / identifier).rename(self.directory / f"{identifier}-deleted")

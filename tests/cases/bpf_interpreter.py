@@ -30,11 +30,9 @@ class FilterStack:
 
     @classmethod
     def read(cls, descriptors: Iterable[int]) -> FilterStack:
-        """Return the filters in these files."""
         return cls(tuple(Filter.parse(os.pread(each, 2**20, 0)) for each in descriptors))
 
     def answer(self, number: int, *arguments: int, architecture: int) -> int:
-        """Return the answer to a call."""
         answers = [
             one.answer(number, *arguments, architecture=architecture)
             for one in reversed(self.filters)
@@ -51,11 +49,9 @@ class Filter:
 
     @classmethod
     def parse(cls, program: bytes) -> Filter:
-        """Return the program with these bytes."""
         return cls(tuple(struct.iter_unpack("=HBBI", program)))
 
     def answer(self, number: int, *arguments: int, architecture: int) -> int:
-        """Return the answer to a call."""
         given = [*arguments, *[0] * (6 - len(arguments))]
         data = struct.pack("=IIQ6Q", number, architecture, 0, *given)
         accumulator = place = 0

@@ -110,11 +110,9 @@ class ProcessTestCase(TestCase):
         return recorder
 
     def shell(self, command: str, **settings: Any) -> Recorder:
-        """Start a shell command."""
         return self.spawn("/bin/sh", "-c", command, **settings)
 
     def python(self, script: str, **settings: Any) -> Recorder:
-        """Start a Python script."""
         return self.spawn(sys.executable, "-IS", "-c", script, **settings)
 
 

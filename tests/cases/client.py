@@ -89,7 +89,6 @@ class Line:
         return self.service.world.child
 
     def settle(self) -> None:
-        """Let happen what is due."""
         for _ in range(6):
             self._flush()
             self.service.reactor.advance(0)
@@ -131,7 +130,6 @@ class Line:
         return found
 
     def begin(self, **changes: Any) -> str:
-        """Begin an evaluation."""
         fields = {**REQUEST, **changes}
         return self.wait(
             self.client.evaluate(fields.pop("submission", {"source": b"print()\n"}), **fields)
@@ -143,7 +141,6 @@ class Line:
         after: str | None = None,
         meanwhile: Callable[[], object] = lambda: None,
     ) -> list[Event]:
-        """Return all events."""
         return self.wait(gathered(self.client.events(identifier, after)), meanwhile)
 
     def close(self) -> None:

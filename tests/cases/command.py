@@ -41,7 +41,6 @@ class LineClient(Client):
         self.line, self.meanwhile = line, meanwhile
 
     def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
-        """Do a step of an operation."""
         return self.line.wait(self.line.client.execute_step(step), self.meanwhile)
 
 
@@ -83,7 +82,6 @@ class CommandTestCase(ClientTestCase):
         return result
 
     def make_context(self, screen: Screen) -> CommandContext:
-        """Return what a command works with."""
         server = ServerAccess("http://localhost:8080")
         client = LineClient(self.line, lambda: self.meanwhile())
         return CommandContext(server, client, screen, InterruptHandler())

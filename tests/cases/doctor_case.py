@@ -70,7 +70,6 @@ class DoctorTestCase(SynchronousTestCase):
         self.replaced.append(self.patch(place, name, fake))
 
     def reset(self) -> None:
-        """Let all be well again."""
         for patch in reversed(self.replaced):
             patch.restore()
         self.setUp()
@@ -102,12 +101,10 @@ class DoctorTestCase(SynchronousTestCase):
         return None
 
     def examine(self, settings: str = "") -> list[Finding]:
-        """Return all findings."""
         self.file.write_text(settings)
         return list(doctor.examine_system(self.file, self.environment, MemoryReactorClock()))
 
     def check_ok(self, settings: str = "") -> list[Finding]:
-        """Check that all components are ok."""
         found = self.examine(settings)
         self.assertEqual({each.severity for each in found}, {OK}, found)
         return found
@@ -123,7 +120,6 @@ class DoctorTestCase(SynchronousTestCase):
         return found[0]
 
     def write(self, name: str, content: str, mode: int = 0o600) -> Path:
-        """Make a file with a mode."""
         path = self.folder / name
         path.write_text(content)
         path.chmod(mode)

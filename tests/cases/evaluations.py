@@ -87,14 +87,12 @@ class EvaluationTestCase(SynchronousTestCase):
         self.addCleanup(self.end_all)
 
     def end_all(self) -> None:
-        """End what still runs."""
         if self.evaluation.details.state_times:
             self.evaluation.stop(CANCELLED)
         self.slot.open()
         self.world.end()
 
     def make(self, **changes: Any) -> Evaluation:
-        """Return an evaluation that has not begun."""
         upload = self.root / "upload"
         (upload / "submission" / "source").mkdir(parents=True)
         (upload / "submission" / "source" / "solution.py").write_text("print()")
@@ -106,7 +104,6 @@ class EvaluationTestCase(SynchronousTestCase):
         return Evaluation(details, Workspace(self.root / "some"), context, events)
 
     def reserve_queue_place(self, name: str, caller: str) -> None:
-        """Count reserved turns."""
         self.reserved += 1
 
     def acquire_slot(self, name: str, caller: str) -> Deferred[None]:
@@ -114,7 +111,6 @@ class EvaluationTestCase(SynchronousTestCase):
         return Deferred.fromCoroutine(self.slot.wait())
 
     def release_slot(self, name: str) -> None:
-        """Count released slots."""
         self.released += 1
 
     def begin(self) -> None:
@@ -214,7 +210,6 @@ class RunTestCase(SynchronousTestCase):
         self.run_.makeConnection(self.child)
 
     def make_run(self, deadline: float | None = None) -> Run:
-        """Return a run that is not connected."""
         details = EvaluationDetails("some", pack_request(make_request()), 7, None)
         run = Run(
             self.world.context(),
@@ -230,15 +225,12 @@ class RunTestCase(SynchronousTestCase):
         return run
 
     def on_new_events(self) -> None:
-        """Count."""
         self.batches += 1
 
     def on_change(self) -> None:
-        """Count."""
         self.changes += 1
 
     def read_file(self, path: str) -> Deferred[bytes]:
-        """Let the test answer."""
         content: Deferred[bytes] = Deferred()
         self.wanted.append((path, content))
         return content
@@ -248,7 +240,6 @@ class RunTestCase(SynchronousTestCase):
         self.clock.turn(count)
 
     def events(self) -> list[Event]:
-        """Return the events."""
         return classify(decode(read_all_segments(self.log)))
 
     def text(self) -> str:
@@ -279,7 +270,6 @@ class RegistryTestCase(SynchronousTestCase):
         self.addCleanup(self.end_all)
 
     def end_all(self) -> None:
-        """End what still runs."""
         closed = Deferred.fromCoroutine(self.registry.drain_and_close())
         self.world.end()
         self.world.clock.advance(5)  # for those who might read on
@@ -297,16 +287,13 @@ class RegistryTestCase(SynchronousTestCase):
         )
 
     def upload(self, key: str | None = None, digest: bytes = b"", **changes: Any) -> ReceivedForm:
-        """Return a form that has arrived."""
         return ReceivedForm(make_request(**changes), Path("/uploads/some"), key, digest)
 
     def list_all(self) -> list[dict[str, Any]]:
-        """Return the list."""
         listed = Deferred.fromCoroutine(self.registry.lister.list_evaluations(None))
         return [json.loads(one.encoded_json) for one in self.successResultOf(listed).entries]
 
     def accept(self, **settings: Any) -> str:
-        """Begin an evaluation."""
         return self.registry.accept_form(self.upload(**settings))
 
     def expire(self, seconds: float) -> None:
@@ -345,23 +332,19 @@ class RegistryTestCase(SynchronousTestCase):
         return value
 
     def read(self, subscription: Subscription | None, max_bytes: int = 10**6) -> EventBatch:
-        """Return the next events of a stream."""
         assert subscription is not None
         return self.successResultOf(Deferred.fromCoroutine(subscription.read_events(max_bytes)))
 
     def send_all(self, identifier: str, caller: str = "") -> None:
-        """Let a stream send all that there is."""
         subscription = self.registry.events.subscribe(identifier, None, caller)
         assert subscription is not None
         with subscription:
             self.read(subscription)
 
     def ask(self, identifier: str, after: str | None, wait: int) -> Deferred[EventPage]:
-        """Ask for a page and wait for it."""
         return Deferred.fromCoroutine(answer(EventPoll("", identifier, after, wait), self.registry))
 
     def finish(self, child: FakeChild, status: int = 0) -> None:
-        """Let a run end."""
         child.end(status)
         self.world.turn()
 

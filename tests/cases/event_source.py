@@ -34,7 +34,6 @@ class EventSource:
         self._id = self.last_event_id
 
     def feed(self, some: bytes) -> None:
-        """Take some of the stream."""
         self._rest += some
         end = self._rest.rfind(b"\n") + 1  # so that no line, and no character, is cut
         lines, self._rest = self._rest[:end].decode(), self._rest[end:]

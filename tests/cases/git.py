@@ -56,7 +56,6 @@ class Command:
 
     @property
     def name(self) -> str:
-        """The git command."""
         return next(word for word in self.arguments if word[0] != "-" and "." not in word)
 
 
@@ -110,7 +109,6 @@ class Running:
         self.killed += 1
 
     def end(self, result: GitResult = DONE) -> None:
-        """Let the command end."""
         self._latch.set_value(result)
 
     async def result(self) -> GitResult:
@@ -152,7 +150,6 @@ class CacheTestCase(SynchronousTestCase):
         self.cache = self.make()
 
     def make(self, threads: Any = None) -> RepositoryCache:
-        """Return a cache over the directory."""
         return RepositoryCache(
             self.root,
             self.git,
@@ -172,7 +169,6 @@ class CacheTestCase(SynchronousTestCase):
         self.cache.start_maintenance()
 
     def script(self, command: Command) -> GitResult | Awaitable[GitResult]:
-        """Answer as git does."""
         if command.name in self.broken:
             return self.broken[command.name]
         if command.name == "log":
@@ -219,7 +215,6 @@ class CacheTestCase(SynchronousTestCase):
         return self.successResultOf(self.check_out(*where, **settings))
 
     def error(self, requested: Deferred[Commit]) -> EvaluationFailure:
-        """Return the error of a request."""
         return self.failureResultOf(requested, EvaluationFailure).value
 
     def refuse(self, *where: str, **settings: Any) -> EvaluationFailure:
@@ -238,14 +233,11 @@ class CacheTestCase(SynchronousTestCase):
             checkout.rename(self.mktemp())
 
     def names(self) -> list[str]:
-        """Return the names of the git commands so far."""
         return [command.name for command in self.git.commands]
 
     def fetch_commands(self) -> list[Command]:
-        """Return the fetches so far."""
         return [command for command in self.git.commands if command.name == "fetch"]
 
     def path(self) -> Path:
-        """Return the path of the only cached repository."""
         (path,) = self.root.glob("*.git")
         return path

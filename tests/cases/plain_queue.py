@@ -22,7 +22,6 @@ class PlainQueue:
     waiting: dict[str, dict[str, bool]] = attrs.field(factory=dict)
 
     def count_slots(self, caller: str) -> int:
-        """Return the slots of a caller's share that are taken."""
         return Counter([*self.holders.values(), *self.suspended.values()])[caller]
 
     def count_free(self, caller: str) -> tuple[int, int]:
@@ -77,7 +76,6 @@ class PlainQueue:
         self.dispatch()
 
     def remove(self, name: str, caller: str) -> None:
-        """Remove a waiter."""
         del self.waiting[caller][name]
         if not self.waiting[caller]:
             del self.waiting[caller]
@@ -92,7 +90,6 @@ class PlainQueue:
             self.enter(name, caller)
 
     def find_next(self) -> tuple[str, str] | None:
-        """Return the next waiter and its caller."""
         for caller, own in self.waiting.items():
             for name, is_ready in own.items():
                 if is_ready and self.count_free(caller)[0]:

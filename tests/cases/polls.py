@@ -196,11 +196,9 @@ class World:
         self.clients = [self.connect(), self.connect()]
 
     def connect(self) -> Connection:
-        """Return a new client."""
         return self.service.connect()
 
     def take(self, step: Any) -> None:
-        """Let something happen."""
         child = self.service.world.child
         if step == "print":
             if not self.ended:
@@ -243,7 +241,6 @@ class World:
         ]
 
     def close(self) -> None:
-        """End everything."""
         for client in self.clients:
             client.lose()
         self.service.close()

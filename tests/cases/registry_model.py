@@ -94,7 +94,6 @@ class Model:
         return self.marker("BEGIN")
 
     def marker(self, which: str) -> bytes:
-        """Return a line that is a marker."""
         assert self.real.events.stdout is not None
         environment = self.real.events.stdout.markers.build_environment()
         return environment[f"EVALUATION_DATA_{which}"].encode() + b"\n"
@@ -134,7 +133,6 @@ class Stream:
     over: Deferred[None] = attrs.field(init=False)
 
     def begin(self) -> None:
-        """Start the stream."""
         self.over = Deferred.fromCoroutine(
             write_events(self.subscription, self.flow, self.framing, self.write, lambda: None, 1e6)
         )
@@ -157,7 +155,6 @@ class Stream:
 
     @property
     def events(self) -> list[str]:
-        """Events received so far."""
         data = bytes(self.received)
         if self.framing is JSON_LINES:
             lines = data.splitlines()
@@ -222,16 +219,13 @@ class Comparison(RuleBasedStateMachine):
         return self.world.clock.seconds()
 
     def pick(self, number: int) -> tuple[str, Model]:
-        """Return one of the evaluations."""
         return list(self.models.items())[number % len(self.models)]
 
     def add_model(self, identifier: str, *, running: bool = True) -> None:
-        """Add a model of an accepted evaluation."""
         real = self.registry.records[identifier].evaluation
         self.models[identifier] = Model(self.now, real, running=running)
 
     def child(self, identifier: str) -> FakeChild:
-        """Return the process of an evaluation."""
         run = self.models[identifier].real.run
         assert run is not None
         child: Any = run._process
@@ -289,7 +283,6 @@ class Comparison(RuleBasedStateMachine):
             self.end(model, reason)
 
     def forget(self, identifier: str) -> None:
-        """Forget an evaluation of the model."""
         self.models[identifier].forgotten = True
         if identifier in self.sent:
             self.sent.remove(identifier)

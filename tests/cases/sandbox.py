@@ -53,7 +53,6 @@ class CellTestCase(SynchronousTestCase):
         run_start_time: float,
         floor: int,
     ) -> FakeDisk:
-        """Return a fake watch."""
         self.assertEqual(floor, LIMITS.free_disk)
         self.assertEqual(sorted(excluded_names), ["output", "request", "submission"])
         self.assertGreater(run_start_time, 0)
@@ -62,17 +61,14 @@ class CellTestCase(SynchronousTestCase):
 
     @property
     def disk(self) -> FakeDisk:
-        """What the one cell looks at."""
         (disk,) = self.disks
         return disk
 
     def no_cell(self) -> SandboxedRun:
-        """Return a cell that is none."""
         sandbox = NoSandbox(LIMITS, self.cgroups, self.orphans, TOOLS, self.trees)
         return sandbox.make_run(self.workspace, self.checkout, LIMITS)
 
     def started(self) -> SandboxedRun:
-        """Return one in which something was started."""
         cell = self.no_cell()
         cell.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
         return cell

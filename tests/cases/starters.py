@@ -47,15 +47,12 @@ class StarterProcess:
 
     @property
     def pid(self) -> int:
-        """The number of its process."""
         return self.process.pid
 
     def connect(self) -> StarterClient:
-        """Return a new client."""
         return StarterClient.connect(self.path)
 
     def kill(self) -> None:
-        """Kill the starter alone."""
         self.process.kill()
         self.process.wait()
 
@@ -78,7 +75,6 @@ class Keeping(ProcessProtocol):
         self.on_data: Callable[[], object] = lambda: None
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
-        """Keep output."""
         self.printed[childFD] += data
         self.on_data()
 
@@ -87,12 +83,10 @@ class Keeping(ProcessProtocol):
         self.told.append(f"lost {childFD}")
 
     def processExited(self, reason: Failure) -> None:
-        """Note the exit."""
         self.told.append("exited")
         self.exited.callback(reason.value)
 
     def processEnded(self, reason: Failure) -> None:
-        """Note the end."""
         self.told.append("ended")
         self.ended.callback(reason.value)
 

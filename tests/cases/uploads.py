@@ -46,7 +46,6 @@ class FakeSubmissions:
         self.unwritten = UnwrittenUploads()
 
     def discard_upload(self, directory: Path, size: int, caller: str) -> None:
-        """Remove what there is of a form."""
         shutil.rmtree(directory)
         self.share.give_back(size, caller)
 
@@ -68,7 +67,6 @@ class UploadTestCase(SynchronousTestCase):
         content_type: str = MULTIPART,
         configuration: Configuration = CONFIGURATION,
     ) -> FormReceiver:
-        """Return what takes one form."""
         self.count += 1
         threads: Any = InlineThreads()
         files = UploadWriter(self.uploads / str(self.count), FakeSource(), self.unwritten, threads)

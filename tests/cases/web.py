@@ -110,7 +110,6 @@ class WebTestCase(SynchronousTestCase):
             self.assertNotIn("Traceback", problem["detail"])
 
     def post(self, status: int = 200, body: bytes | None = None, **headers: str) -> Answer:
-        """Post a form."""
         return self.request(
             "POST",
             "/evaluate",
@@ -120,12 +119,10 @@ class WebTestCase(SynchronousTestCase):
         )
 
     def evaluate(self) -> str:
-        """Begin an evaluation and return its identifier."""
         identifier: str = self.post().json()["evaluation_id"]
         return identifier
 
     def page(self, identifier: str, query: str = "", **settings: Any) -> dict[str, Any]:
-        """Return a page."""
         page: dict[str, Any] = self.request(
             "GET", f"/evaluation/{identifier}/events{query}", **settings
         ).json()
@@ -136,7 +133,6 @@ class WebTestCase(SynchronousTestCase):
         return self.service.connect()
 
     def finish(self, status: int = 0) -> None:
-        """Let the evaluator end."""
         self.child.end(status)
         self.service.world.turn()
 
@@ -190,7 +186,6 @@ class CallerTestCase(WebTestCase):
         read_again(self.service.access)
 
     def call(self, method: str, path: str, status: int, caller: str | None) -> Answer:
-        """Make a request as that caller."""
         headers = {} if caller is None else {"Authorization": self.headers[caller]}
         answer = self.request(method, path, status, headers=headers)
         if status == 401:
@@ -198,7 +193,6 @@ class CallerTestCase(WebTestCase):
         return answer
 
     def begin(self, caller: str, status: int = 200, **headers: str) -> Answer:
-        """Post a form as that caller."""
         return self.post(status, **{"Authorization": self.headers[caller], **headers})
 
 
@@ -219,7 +213,6 @@ class StreamTestCase(WebTestCase):
         self.patch(streams, "MAX_STREAM_WRITE_BYTES", 4096)
 
     def turn(self) -> None:
-        """Let happen what is due."""
         self.service.reactor.pump([0] * 6)
 
     def print(self, text: bytes) -> None:

@@ -148,7 +148,6 @@ class CursorTests(SynchronousTestCase):
 
 class AnswerTests(SynchronousTestCase):
     def parse(self, **changes: Any) -> DaemonListPage:
-        """Parse an answer of the daemon a."""
         entry = {"evaluation_id": "a-1", "created": "2026", "new": [1]}
         whole = {"daemon": "a", "begin": None, "end": f"{MARK}-1", "data": [entry], **changes}
         return parse_list_page(orjson.dumps(whole), "a")

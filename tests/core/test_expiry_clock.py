@@ -16,7 +16,6 @@ class ExpiryClockTests(SynchronousTestCase):
         self.clock = self.make()
 
     def make(self, earliest: float | None = None, ahead: float = 0.0) -> ExpiryClock:
-        """Return a clock of a new process."""
         return ExpiryClock(lambda: self.booted + self.offset, lambda: self.booted, earliest, ahead)
 
     def check(self, wanted: float, passed: float = 0) -> None:

@@ -234,7 +234,6 @@ class PolicyTests(SynchronousTestCase):
 
 class RouteTests(SynchronousTestCase):
     def check(self, url: str, address: str, expected: ResolvedGitRemote) -> None:
-        """Check the route to one or more addresses."""
         target = parse_server_address(url)
         assert target is not None
         addresses = list(map(ip_address, address.split()))

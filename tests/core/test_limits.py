@@ -12,7 +12,6 @@ MIB = 1024**2
 
 class LimitTests(SynchronousTestCase):
     def parse(self, name: str, value: str, least: float = 0, most: float = 2**40) -> float:
-        """Return the value of one limit."""
         return parse_limits({name: value}, {name: LimitRange(least, most)})[name]
 
     def check_refused(

@@ -229,14 +229,12 @@ class PagesMachine(RuleBasedStateMachine):
 
     @initialize(counts=st.lists(st.integers(0, 4), max_size=4))
     def fill(self, counts: list[int]) -> None:
-        """Begin with some events, in batches."""
         for count in counts:
             self.append([0] * count)
 
     @precondition(lambda self: not self.closed)
     @rule(sizes=st.lists(SIZES, max_size=5))
     def append(self, sizes: list[int]) -> None:
-        """Print some events."""
         batch = EMPTY_BATCH
         for size in sizes:
             event = encode_data_event(b'"%d %s"' % (len(self.lines), b"x" * size))
@@ -247,7 +245,6 @@ class PagesMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.lines) > 8)
     @rule()
     def close(self) -> None:
-        """End the evaluator."""
         self.log.mark_end()
         self.closed = True
 
@@ -290,7 +287,6 @@ class PagesMachine(RuleBasedStateMachine):
 
     @rule()
     def read_all(self) -> None:
-        """Nothing is gone that nobody has acknowledged."""
         batch = self.log.read_events(self.acknowledged, PLENTY)
         assert batch.lines == b"".join(self.lines[self.acknowledged :])
 
@@ -310,7 +306,6 @@ class PagesMachine(RuleBasedStateMachine):
         self.acknowledged = max(self.acknowledged, after)
 
     def check(self, page: EventPage, after: str | None, begin: int, limit: int) -> None:
-        """Hold a page against the list."""
         self.skip(begin)
         expected: list[bytes] = []
         for line in self.lines[begin:]:
@@ -333,7 +328,6 @@ class PagesMachine(RuleBasedStateMachine):
 
     @invariant()
     def books_are_right(self) -> None:
-        """Cursors and size are those of the list."""
         assert self.log.begin_cursor == self.acknowledged
         assert self.log.end_cursor == len(self.lines)
         assert count_line_bytes(self.log) == sum(map(len, self.lines[self.acknowledged :]))

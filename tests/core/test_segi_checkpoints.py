@@ -103,7 +103,6 @@ class Player:
         return player
 
     def settle(self) -> None:
-        """Parse all that was fed."""
         while self.parser.has_pending_input:
             self.call("turn")
 

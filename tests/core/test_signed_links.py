@@ -18,7 +18,6 @@ class SignerTests(SynchronousTestCase):
         self.link = self.signer.sign_link("a" * 40, GENERATION, EXPIRES)
 
     def read(self, link: str, identifier: str = "a" * 40, generation: bytes = GENERATION) -> object:
-        """Read the expiry of a link."""
         return self.signer.verify_and_read_expiry(link, identifier, generation)
 
     def test_link_tells_its_expiry_and_not_the_key(self) -> None:

@@ -28,21 +28,18 @@ class ChosenEnvironmentTests(EvaluationTestCase):
     settings = EnvironmentSettings("/srv/java", {"FLAVOUR": "sweet"})
 
     def configure(self, **environments: EnvironmentSettings) -> None:
-        """Reload the configuration."""
         context = self.evaluation.context
         context.configuration = msgspec.structs.replace(
             context.configuration, environments=environments
         )
 
     def choose(self, name: str, **environments: EnvironmentSettings) -> None:
-        """Begin an evaluation with an environment of these."""
         remove_tree(self.root / "upload")
         self.evaluation = self.make(environment=name)
         self.configure(**environments)
         self.begin()
 
     def document(self) -> Any:
-        """Return the environment of the status."""
         return build_status(self.evaluation, None)["environment"]
 
     def test_run_has_the_chosen_environment(self) -> None:
@@ -149,7 +146,6 @@ class LifeTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
 
     def make_again(self, **changes: Any) -> Evaluation:
-        """Return another evaluation in place of the first."""
         (self.root / "upload").rename(Path(self.mktemp()))
         return self.make(**changes)
 
@@ -403,7 +399,6 @@ class FetchTests(EvaluationTestCase):
         self.begin()
 
     def shown_commit(self) -> str | None:
-        """Return the commit in the status."""
         found: str | None = build_status(self.evaluation, None)["commit_oid"]
         return found
 
@@ -468,7 +463,6 @@ class FetchTests(EvaluationTestCase):
         self.assertEqual(self.reserved, 0)
 
     def refuse(self, *wanted: object) -> bool:
-        """Refuse a URL."""
         raise EvaluationFailure("repository", "no")
 
     def test_evaluation_can_be_stopped_around_its_fetch(self) -> None:
@@ -483,7 +477,6 @@ class FetchTests(EvaluationTestCase):
         self.stop()
 
     def stop(self) -> None:
-        """Begin it, and stop it."""
         if not self.evaluation.details.state_times:
             self.begin()
         self.evaluation.stop(CANCELLED)
@@ -492,7 +485,6 @@ class FetchTests(EvaluationTestCase):
         self.check_nothing_kept()
 
     def check_nothing_kept(self) -> None:
-        """Hold that turns and places were given back."""
         self.assertEqual(self.released, 1)
         self.assertEqual((self.fetches.taken_slot_count, self.fetches.waiter_count), (0, 0))
         self.successResultOf(self.fetches.acquire_slot("next", ""))

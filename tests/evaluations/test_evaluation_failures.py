@@ -134,7 +134,6 @@ class SlowTestCase(EvaluationTestCase):
 
 class StopTests(SlowTestCase):
     def stop(self, reason: EvaluationFailure = CANCELLED) -> None:
-        """End it."""
         self.evaluation.stop(reason)
         self.world.turn()
 

@@ -129,7 +129,6 @@ class MemoryTests(EvaluationTestCase):
         )
 
     def read_all(self) -> None:
-        """Let readers have taken all events."""
         self.evaluation.events.acknowledge(self.evaluation.events.log.end_cursor)
 
     def test_failure_does_not_keep_its_traceback(self) -> None:

@@ -85,12 +85,10 @@ class LogMachine(RuleBasedStateMachine):
 
     @initialize(max_bytes=st.integers(0, 8000))
     def start(self, max_bytes: int) -> None:
-        """Start the daemon."""
         self.max_bytes = max_bytes
         self.open()
 
     def open(self) -> None:
-        """Open the files, and make the log of them."""
         self.files = EventFiles(self.directory)
         self.memory = EventMemory(self.max_bytes)
         self.recorded = RecordedStdout(
@@ -104,13 +102,11 @@ class LogMachine(RuleBasedStateMachine):
         self.discard()
 
     def discard(self) -> None:
-        """Discard what is acknowledged."""
         self.recorded.log.acknowledge(self.acknowledged)
         while self.recorded.has_discarded_files:
             self.recorded.free_discarded_files()
 
     def read(self, cursor: int, max_bytes: int) -> list[bytes]:
-        """Return events after a cursor, with their times."""
         log = self.recorded.log
         while True:
             try:
@@ -128,7 +124,6 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(output=printed)
     def print(self, output: bytes) -> None:
-        """Let the evaluator print."""
         with (self.directory / "stdout").open("ab") as file:
             file.write(output)
         self.stdout += output
@@ -136,7 +131,6 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: not (self.recorded.has_pending_input or self.recorded.awaited_file))
     @rule(size=st.integers(1, 400))
     def feed(self, size: int) -> None:
-        """Read stdout."""
         begin = self.recorded.stdout_bytes
         if chunk := self.files.read_stdout(begin, begin + size):
             self.recorded.feed(chunk)
@@ -144,7 +138,6 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        """Deliver a partial line."""
         self.recorded.flush_partial_line()
         self.look()
 
@@ -164,7 +157,6 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(part=st.floats(0, 1), max_bytes=st.integers(1, 2000))
     def read_again(self, part: float, max_bytes: int) -> None:
-        """Read from any cursor that is not acknowledged."""
         kept = len(self.seen) - self.acknowledged
         cursor = self.acknowledged + int(part * kept)
         lines = self.read(cursor, max_bytes)
@@ -173,7 +165,6 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(part=st.floats(0, 1))
     def acknowledge(self, part: float) -> None:
-        """Acknowledge events up to any cursor."""
         self.acknowledged += int(part * (len(self.seen) - self.acknowledged))
         self.discard()
 
@@ -199,7 +190,6 @@ class ArchivedLogMachine(LogMachine):
 
     @rule(part=st.floats(0, 1))
     def acknowledge(self, part: float) -> None:
-        """Acknowledge events up to any cursor."""
         self.recorded.log.acknowledge(int(part * len(self.seen)))
 
     @rule()

@@ -195,7 +195,6 @@ class CommandHintTests(SynchronousTestCase):
         (self.root / "circle.sh").symlink_to("circle.sh")
 
     def run_command(self, command: str) -> tuple[int, str]:
-        """Return the exit status and stderr."""
         ran = subprocess.run(
             ["/bin/sh", "-c", command],
             cwd=self.root,

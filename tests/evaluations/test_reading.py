@@ -55,7 +55,6 @@ class WatchedLog(EventLog):
     lines: list[bytes]
 
     def append_batch(self, batch: EventBatch, time_ms: int) -> None:
-        """Append a batch."""
         super().append_batch(batch, time_ms)
         self.lines += batch.lines.splitlines(keepends=True)
 
@@ -75,7 +74,6 @@ class Source:
         self.events.stdout = self.stdout
 
     def print(self, output: bytes) -> None:
-        """Print, and let the daemon read all of it."""
         with (self.directory / "stdout").open("ab") as file:
             file.write(output)
         self.stdout.feed(output)
@@ -116,7 +114,6 @@ class ReadingMachine(RuleBasedStateMachine):
 
     @initialize(max_bytes=st.integers(0, 4000))
     def start(self, max_bytes: int) -> None:
-        """Start an evaluation."""
         self.directory = Path(tempfile.mkdtemp())
         self.threads = SlowThreads()
         memory = EventMemory(max_bytes)
@@ -144,7 +141,6 @@ class ReadingMachine(RuleBasedStateMachine):
             shutil.rmtree(self.directory)
 
     def begin(self, work: Awaitable[None]) -> None:
-        """Let a reader read, at once or later."""
         reading: Deferred[None] = Deferred.fromCoroutine(work)  # type: ignore[arg-type]
         self.pending = [one for one in self.pending if not one.called]
         self.pending.append(reading)
@@ -152,12 +148,10 @@ class ReadingMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_reader_has_failed(self) -> None:
-        """Raise what a reader has raised."""
         for failure in self.failures:
             failure.raiseException()
 
     def check(self, cursor: int, batch: EventBatch) -> None:
-        """Compare events after a cursor with what was printed."""
         lines = batch.lines.splitlines(keepends=True)
         assert lines == self.log.lines[cursor : cursor + batch.count]
         assert batch.count or cursor == self.log.end_cursor
@@ -165,20 +159,17 @@ class ReadingMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.has_ended)
     @rule(output=printed)
     def print(self, output: bytes) -> None:
-        """Let the evaluator print."""
         self.source.print(output)
 
     @precondition(lambda self: not self.has_ended)
     @rule()
     def flush(self) -> None:
-        """Deliver a partial line."""
         self.source.stdout.flush_partial_line()
         self.events.change_condition.notify()
 
     @precondition(lambda self: not self.has_ended)
     @rule()
     def end(self) -> None:
-        """Let the evaluator end."""
         self.source.end(encode_error_event("exit", "it has failed"))
         self.has_ended = True
 
@@ -227,7 +218,6 @@ class ReadingMachine(RuleBasedStateMachine):
 
     @rule(part=st.floats(0, 1))
     def acknowledge(self, part: float) -> None:
-        """Acknowledge events, as the client of a WebSocket may."""
         first = self.log.begin_cursor
         self.events.acknowledge(first + int(part * (self.log.end_cursor - first)))
 
@@ -239,7 +229,6 @@ class ReadingMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 5))
     def step(self, count: int) -> None:
-        """Let a thread do its work."""
         for _ in range(count):
             if self.threads.waiting:
                 self.threads.step()
@@ -279,11 +268,9 @@ class ReadingTestCase(SynchronousTestCase):
         return source
 
     def read(self, cursor: int, source: Source | None = None) -> Deferred[EventBatch]:
-        """Begin to read the events after a cursor."""
         return Deferred.fromCoroutine((source or self.source).events.read(cursor, 1))
 
     def damage(self, content: bytes = b"?") -> None:
-        """Change the beginning of stdout."""
         with (self.source.directory / "stdout").open("r+b") as file:
             file.write(content)
 
@@ -474,7 +461,6 @@ class FileTests(ReadingTestCase):
 
 class SubscriptionTests(ReadingTestCase):
     def follow(self, cursor: int, *, is_observer: bool = False) -> Subscription:
-        """Return a stream at a cursor."""
         ignore: Callable[[Subscription], None] = lambda subscription: None  # noqa: E731
         return Subscription(cursor, self.events, is_observer, ignore, ignore)
 

@@ -21,7 +21,6 @@ class ArchiveTests(RegistryTestCase):
         self.registry = self.make()
 
     def status(self, identifier: str) -> dict[str, object] | None:
-        """Return the archived status."""
         reading = self.registry.archived.read_status(identifier, "")
         return self.successResultOf(Deferred.fromCoroutine(reading))
 
@@ -128,7 +127,6 @@ class ArchiveTests(RegistryTestCase):
 
 class StoreTests(RegistryTestCase):
     def wait(self, identifier: str) -> Deferred[None]:
-        """Wait until an evaluation outlives the daemon."""
         return Deferred.fromCoroutine(self.registry.wait_until_stored(identifier))
 
     def test_accepted_evaluation_is_stored(self) -> None:

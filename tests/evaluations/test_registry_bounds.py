@@ -66,7 +66,6 @@ class KeptTests(RegistryTestCase):
     configuration = Configuration(evaluations=EvaluationSettings(kept=2, retain=600))
 
     def fill(self) -> list[str]:
-        """Let as many end as may be kept."""
         identifiers = []
         for _ in range(2):
             identifier, child = self.start(b"a\n")
@@ -198,7 +197,6 @@ class DiskTests(RegistryTestCase):
 
 class SpoolTests(RegistryTestCase):
     def send(self, size: int, **settings: Any) -> str:
-        """Begin an evaluation with an upload of that size."""
         self.registry.submissions.share.take_within_part(size, "")
         return self.registry.accept_form(
             ReceivedForm(make_request(), Path("/uploads/some"), upload_bytes=size, **settings)
@@ -222,12 +220,10 @@ class SpoolTests(RegistryTestCase):
 
 class NothingLeftTests(RegistryTestCase):
     def watch(self, identifier: str) -> list[weakref.ref[Any]]:
-        """Return references that keep nothing."""
         record = self.registry.records[identifier]
         return [weakref.ref(one) for one in (record, record.evaluation, record.events)]
 
     def assert_nothing_left(self, references: list[weakref.ref[Any]]) -> None:
-        """Hold that nothing is left."""
         self.world.spawn.children.clear()
         self.world.sandbox.cells.clear()
         gc.collect()

@@ -54,7 +54,6 @@ class CallerTests(RegistryTestCase):
         return refusals
 
     def begin(self, caller: str, key: str | None = None, digest: bytes = b"") -> str:
-        """Begin an evaluation."""
         return self.registry.accept_form(self.upload(key, digest), caller)
 
     def test_other_caller_never_sees_the_evaluation(self) -> None:
@@ -136,7 +135,6 @@ class FetchTests(RegistryTestCase):
         repositories.remote = repositories.gate.shut = True
 
     def begin(self, caller: str) -> None:
-        """Begin an evaluation."""
         self.registry.accept_form(self.upload(), caller)
 
     def test_slow_servers_of_a_caller_do_not_delay_other_callers(self) -> None:
@@ -161,7 +159,6 @@ class KeptShareTestCase(RegistryTestCase):
     """Callers who do not read, or by streams only."""
 
     def leave(self, caller: str, count: int = 1) -> list[str]:
-        """Let some evaluations end that nobody reads."""
         identifiers = []
         for _ in range(count):
             identifiers.append(self.registry.accept_form(self.upload(), caller))
@@ -273,7 +270,6 @@ class BytesShareTests(KeptShareTestCase):
     )
 
     def print(self) -> None:
-        """Let the newest evaluation print half of a share."""
         self.world.child.print(b"x" * 1024 + b"\n")
 
     def check_over(self, caller: str) -> None:

@@ -86,7 +86,6 @@ class IdempotencyTests(RegistryTestCase):
 
 class CancelTests(RegistryTestCase):
     def cancel(self, identifier: str) -> Deferred[None]:
-        """Cancel an evaluation."""
         return Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
 
     def test_cancel_is_answered_when_the_process_is_gone(self) -> None:

@@ -42,7 +42,6 @@ class Reading(Comparison):
     @precondition(lambda self: self.models)
     @rule(number=st.integers(0, 20), count=st.integers(1, 12))
     def print(self, number: int, count: int) -> None:
-        """Let an evaluator print some lines."""
         identifier, model = self.pick(number)
         if model.running:
             self.child(identifier).print(model.print(count))
@@ -51,7 +50,6 @@ class Reading(Comparison):
     @precondition(lambda self: self.models)
     @rule(number=st.integers(0, 20))
     def follow(self, number: int) -> None:
-        """Let a faithful reader ask for its next page."""
         identifier, model = self.pick(number)
         page = self.request(identifier, model.cursor)
         if isinstance(page, EventPage) and model.read is not None:
@@ -65,7 +63,6 @@ class Reading(Comparison):
     @precondition(lambda self: self.models)
     @rule(number=st.integers(0, 20), seconds=st.integers(1, 200))
     def wait(self, number: int, seconds: int) -> None:
-        """Let somebody wait for what comes next."""
         identifier, model = self.pick(number)
         after = model.newest
         if after < model.real.events.log.begin_cursor:
@@ -85,7 +82,6 @@ class Reading(Comparison):
     @precondition(lambda self: self.polls)
     @rule(number=st.integers(0, 20))
     def hang_up(self, number: int) -> None:
-        """Let one who waits go away."""
         poll = self.polls.pop(number % len(self.polls))
         poll.answer.addErrback(lambda failure: None)
         poll.answer.cancel()
@@ -136,7 +132,6 @@ class Reading(Comparison):
     @precondition(lambda self: self.streams)
     @rule(number=st.integers(0, 20))
     def break_off(self, number: int) -> None:
-        """Let the client of a stream go away."""
         one = self.streams[number % len(self.streams)]
         one.flow.stopProducing()
         one.over.cancel()
@@ -235,7 +230,6 @@ class OneAtATime(Reading):
     @precondition(lambda self: all(model.forgotten for model in self.models.values()))
     @rule()
     def begin(self) -> None:
-        """Begin the next."""
         if self.make_room():
             self.add_model(
                 self.registry.accept_form(ReceivedForm(make_request(), Path("/uploads/some")))
@@ -243,7 +237,6 @@ class OneAtATime(Reading):
             self.settle()
 
     def pick(self, number: int) -> tuple[str, Model]:
-        """Return the last one."""
         return super().pick(-1)
 
 
@@ -252,7 +245,6 @@ class Machine(Reading):
 
     @rule(key=st.sampled_from([None, "a", "b"]), digest=st.sampled_from([b"1", b"1", b"2"]))
     def accept(self, key: str | None, digest: bytes) -> None:
-        """Let a form arrive."""
         upload = ReceivedForm(make_request(), Path("/uploads/some"), key, digest)
         known = self.keys.get(key or "")
         running = sum(model.running for model in self.models.values())
@@ -281,14 +273,12 @@ class Machine(Reading):
     @precondition(lambda self: self.models)
     @rule()
     def kill(self) -> None:
-        """Let the daemon be killed, and started again."""
         self.restart()
         self.settle()
 
     @precondition(lambda self: self.models)
     @rule(number=st.integers(0, 20))
     def begin_block(self, number: int) -> None:
-        """Let an evaluator print something that makes no event."""
         identifier, model = self.pick(number)
         if model.running and not model.blocked:
             self.child(identifier).print(model.block())
@@ -307,7 +297,6 @@ class Machine(Reading):
     @precondition(lambda self: self.models)
     @rule(number=st.integers(0, 20))
     def cancel(self, number: int) -> None:
-        """Let a client cancel."""
         identifier, model = self.pick(number)
         asked = Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
         if not model.forgotten:
@@ -322,7 +311,6 @@ class Machine(Reading):
         after=st.none() | st.just(ALL_RECEIVED_CURSOR) | st.integers(0, 30),
     )
     def ask(self, number: int, after: str | int | None) -> None:
-        """Let somebody ask for a page anywhere."""
         identifier, _ = self.pick(number)
         self.request(identifier, str(after) if isinstance(after, int) else after)
         self.settle()
@@ -345,7 +333,6 @@ class Machine(Reading):
         text=st.text("abc234", max_size=40), after=st.sampled_from([None, "0", ALL_RECEIVED_CURSOR])
     )
     def stray(self, text: str, after: str | None) -> None:
-        """Let somebody ask for what was never here."""
         if text not in self.models:
             try:
                 self.registry.events.read_page_now(text, after)

@@ -21,16 +21,13 @@ class ShareTestCase(RegistryTestCase):
     running, queued = 3, 6
 
     def begin(self, caller: str) -> str:
-        """Begin an evaluation."""
         return self.registry.accept_form(self.upload(), caller)
 
     def state(self, identifier: str, caller: str) -> str:
-        """Return the state of an evaluation."""
         state: str = self.registry.get_status(identifier, caller)["state"]
         return state
 
     def discard(self, identifier: str, caller: str) -> None:
-        """Discard the events of an evaluation that has ended."""
         self.registry.events.read_page_now(identifier, END, caller)
 
 

@@ -82,21 +82,17 @@ class RestoringTestCase(RegistryTestCase):
         self.world.turn()
 
     def resume_checkout(self, commit: Commit, path: Path) -> Checkout:
-        """Return a checkout, and count its users."""
         self.world.repositories.users += 1
         return Checkout(commit, path, self.world.repositories._release)
 
     def files(self, identifier: str) -> MemoryEventFiles:
-        """Return the files of the events of an evaluation."""
         name = derive_directory_name(identifier)
         return self.world.files[Path("/evaluations") / name / "output"]
 
     def states(self, *identifiers: str) -> list[str]:
-        """Return the states of evaluations."""
         return [self.registry.get_status(identifier)["state"] for identifier in identifiers]
 
     def row(self, identifier: str) -> EvaluationRow:
-        """Return the row of an evaluation in the store."""
         return next(row for row in self.world.store.load_live() if row.identifier == identifier)
 
 
@@ -506,7 +502,6 @@ class EndedTests(RestoringTestCase):
         self.assertEqual(self.last_event(identifier), before)
 
     def last_event(self, identifier: str) -> bytes:
-        """Return the last event, with its time."""
         cursor = str(self.registry.records[identifier].events.log.end_cursor - 1)
         return self.registry.events.read_page_now(identifier, cursor, with_times=True).events.lines
 
@@ -600,7 +595,6 @@ class EndedTests(RestoringTestCase):
         self.assertEqual(self.archived_events(identifier), ["lost"])
 
     def archived_events(self, identifier: str) -> list[str]:
-        """Return what would be archived of an evaluation."""
         self.patch(eventlog, "EventFiles", self.world.open_files)
         found = []
         for ring in read_all_events(self.registry.records[identifier].evaluation):

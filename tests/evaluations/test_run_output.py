@@ -170,15 +170,12 @@ class FileTests(RunTestCase):
 
 class LostOutputTests(RunTestCase):
     def break_(self, owner: object, name: str) -> None:
-        """Let a method raise."""
-
         def fail(*_: object) -> NoReturn:
             raise RuntimeError("a defect")
 
         self.patch(owner, name, fail)
 
     def print_file(self) -> None:
-        """Let a file be wanted."""
         self.child.print(make_file_block(b"a"))
         self.turn()
 

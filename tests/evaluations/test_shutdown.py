@@ -12,7 +12,6 @@ class CloseTests(RegistryTestCase):
     configuration = PATIENT
 
     def close(self, drain: float = 0) -> Deferred[bool]:
-        """Close the registry."""
         return Deferred.fromCoroutine(self.registry.drain_and_close(drain))
 
     def test_all_evaluations_end_with_shutdown(self) -> None:

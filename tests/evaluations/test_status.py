@@ -16,7 +16,6 @@ from tests.fakes.world import OID, TREE
 
 class StatusTests(EvaluationTestCase):
     def status(self, position: int | None = None) -> dict[str, Any]:
-        """Return the document as clients see it."""
         document = build_status(self.evaluation, position)
         self.assertEqual(json.loads(json.dumps(document)), document)
         return document

@@ -148,16 +148,13 @@ class StoreTestCase(SynchronousTestCase):
         self.threads: Any = InlineThreads()
 
     def open(self) -> EvaluationStore:
-        """Open the store."""
         reader = cast(WorkerThreads, InlineThreads())
         return EvaluationStore.open(self.path, self.threads, reader, self.clock)
 
     def take(self, coroutine: Coroutine[Deferred[Any], Any, T]) -> T:
-        """Return the result of a coroutine that does not wait."""
         return self.successResultOf(Deferred.fromCoroutine(coroutine))
 
     def fill(self, count: int) -> None:
-        """Write so many evaluations, and close the store."""
         store = self.open()
         for number in range(count):
             store.save(make_row(number))
@@ -180,7 +177,6 @@ class WritingTests(StoreTestCase):
         self.database = self.store._database
 
     def commit_all(self) -> None:
-        """Let the thread make all calls."""
         while self.threads.waiting:
             self.threads.step()
 
@@ -391,7 +387,6 @@ def damage_row(path: Path, name: str) -> None:
 
 class OpeningTests(StoreTestCase):
     def set_aside(self) -> list[Path]:
-        """Return the databases that were set aside."""
         return sorted(self.directory.glob("*.damaged-*[0-9]"))
 
     def test_files_are_closed_to_other_users(self) -> None:
@@ -581,7 +576,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        """Open the store in its directory."""
         self.path = self.directory / "evaluations.sqlite"
         self.threads, self.clock = SlowThreads(), Clock()
         writer, reader = cast(WorkerThreads, self.threads), cast(WorkerThreads, InlineThreads())
@@ -598,18 +592,15 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("abc"))
     def save(self, name: str) -> None:
-        """Change an evaluation."""
         self.store.save(self.change(name))
 
     @rule(name=st.sampled_from("abc"))
     def delete(self, name: str) -> None:
-        """Delete an evaluation."""
         self.change(name, is_deletion=True)
         self.store.delete(name)
 
     @rule()
     def add(self) -> None:
-        """Accept a new evaluation."""
         row = self.change("")
 
         def on_refused(_: object) -> None:
@@ -619,20 +610,17 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        """Ask when all changes until now are committed."""
         number = next(self.numbers)
         self.store.flush().addCallbacks(
             self.on_committed, lambda failure: failure.trap(StoreError) and None, (number,)
         )
 
     def on_committed(self, _: object, number: int) -> None:
-        """Note that all changes up to one are committed."""
         self.committed = max(self.committed, number)
 
     @precondition(lambda self: self.threads.waiting)
     @rule()
     def step(self) -> None:
-        """Let the thread make a call."""
         self.threads.step()
 
     @rule(is_full=st.booleans())
@@ -643,7 +631,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        """Begin anew with the files as they are."""
         directory = Path(tempfile.mkdtemp())
         for suffix in ("", "-wal", ".lock"):
             shutil.copy(f"{self.path}{suffix}", directory)
@@ -680,7 +667,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.state = found
 
     def teardown(self) -> None:
-        """Remove the files."""
         self.close()
         self.store._database.close()
         shutil.rmtree(self.directory)

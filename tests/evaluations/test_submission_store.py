@@ -21,7 +21,6 @@ class SubmittedFileTests(SynchronousTestCase):
         self.root.mkdir()
 
     def add(self, field: str, content: bytes, filename: str = "a.txt") -> Path:
-        """Write a file."""
         path = self.root / field / filename
         path.parent.mkdir()
         path.write_bytes(content)

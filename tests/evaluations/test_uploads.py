@@ -29,7 +29,6 @@ class WriterTests(SynchronousTestCase):
         self.gone: list[str] = []
 
     def make(self, name: str) -> UploadWriter:
-        """Return what writes a form."""
         return UploadWriter(self.place / name, self.source, self.unwritten, self.threads)
 
     def begin(self) -> None:
@@ -40,11 +39,9 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual(len(self.threads.waiting), 1)
 
     def finish(self) -> Deferred[None]:
-        """Say that the form is complete."""
         return Deferred.fromCoroutine(self.writer.finish())
 
     def abandon(self) -> None:
-        """Give the form up."""
         self.writer.stop_writing(lambda: self.gone.append("form"))
 
     def test_small_form_is_written_by_one_call(self) -> None:

@@ -18,13 +18,11 @@ class FakeArchive:
         self.release_copy: Callable[[str], bool] = lambda identifier: False
 
     async def find_events(self, identifier: str, caller: str) -> None:
-        """Find nothing."""
         self.asked.append((identifier, caller))
 
     async def store_evaluation(
         self, ended: EndedEvaluation, save_row: Callable[[StoredEvaluation], Awaitable[None]]
     ) -> bool:
-        """Take an evaluation."""
         await self.gate.wait()
         self.ended.append(ended)
         await save_row(StoredEvaluation(100, 2))

@@ -19,7 +19,6 @@ class FakeCallbacks:
         self.refuse = False
 
     def create_callback(self, url: str, caller: str) -> CallbackRecord:
-        """Note it."""
         if self.refuse:
             raise InvalidField("callback_url", "the host is forbidden")
         self.expected.append((url, caller))
@@ -33,6 +32,5 @@ class FakeCallbacks:
         on_end: Callable[[], object] = lambda: None,
         wait_until_stored: Callable[[], object] = lambda: None,
     ) -> None:
-        """Note it."""
         callback.state = CallbackState.PENDING
         self.sent.append((evaluation, json.loads(document())))

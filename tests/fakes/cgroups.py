@@ -65,11 +65,9 @@ class FakeMachine:
         (self.own / "cgroup.procs").write_text(f"{os.getpid()}\n")
 
     def directory(self, path: str) -> CgroupDirectory:
-        """Return a group of this machine."""
         return FakeDirectory(path, self)
 
     def open(self, name: str = "x") -> CgroupManager:
-        """Open the cgroups of a daemon."""
         return open_cgroups(name, self.directory(str(self.own)))
 
     def write_proc(self) -> Path:

@@ -34,7 +34,6 @@ class _StdoutFile:
         self._files = files
 
     def extend(self, chunk: bytes) -> None:
-        """Append bytes."""
         descriptor = self._files._open("stdout")
         os.pwrite(descriptor, chunk, os.fstat(descriptor).st_size)
 
@@ -84,7 +83,6 @@ class FakeChild:
         self._read()
 
     def complain(self, data: bytes) -> None:
-        """Write to stderr."""
         self._protocol.childDataReceived(STDERR, data)
 
     def exit(self, status: int = 0, signal: int | None = None) -> None:
@@ -100,13 +98,11 @@ class FakeChild:
         self._check_end()
 
     def close(self) -> None:
-        """Close stdout and stderr."""
         self._closed = True
         self.lose(STDERR)
         self._read()
 
     def lose(self, name: int) -> None:
-        """Close one of the two."""
         if name in self._open:
             self._open.remove(name)
             self._protocol.childConnectionLost(name)

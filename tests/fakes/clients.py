@@ -55,7 +55,6 @@ class Part:
     filename: str | None = None
 
     def encode(self) -> bytes:
-        """Return the part as browsers send it."""
         head = f'Content-Disposition: form-data; name="{self.name}"'
         if self.filename is not None:
             head += f'; filename="{self.filename}"\r\nContent-Type: application/octet-stream'
@@ -104,7 +103,6 @@ class Answer:
     body: bytes
 
     def json(self) -> Any:
-        """Return the body as JSON."""
         return json.loads(self.body)
 
 
@@ -130,7 +128,6 @@ class Connection:
         self.channel.makeConnection(self.transport)
 
     def send(self, data: bytes) -> None:
-        """Send some bytes."""
         self.channel.dataReceived(data)
 
     def settle(self) -> None:
@@ -153,12 +150,10 @@ class Connection:
 
     @property
     def received(self) -> bytes:
-        """What has come so far."""
         return bytes(self.transport.value())
 
     @property
     def closed(self) -> bool:
-        """Whether the server has closed the connection."""
         return bool(self.transport.disconnecting)
 
     @property
@@ -187,7 +182,6 @@ class Connection:
         return Answer(response.status, response.headers, body), stream.read()
 
     def lose(self) -> None:
-        """Go away."""
         self.channel.connectionLost(Failure(ConnectionDone()))
 
 
@@ -302,12 +296,10 @@ class Service:
         return HTTPClient(agent=agent, data_to_body_producer=_SynchronousProducer), agent
 
     def close(self) -> None:
-        """End all evaluations."""
         closed = Deferred.fromCoroutine(self.registry.drain_and_close())
         self.world.end()
         self.reactor.advance(5)  # for those who might read on
         assert closed.called
 
     def leftovers(self) -> list[str]:
-        """Return what is on the disk."""
         return sorted(str(p.relative_to(self.root)) for p in self.root.glob("*/*"))

@@ -20,13 +20,11 @@ class LimitedEpoll:
         self.close = self._epoll.close
 
     def register(self, descriptor: int, events: int) -> None:
-        """Watch a descriptor."""
         if len(self._watched) >= self.most:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._epoll.register(descriptor, events)
         self._watched.add(descriptor)
 
     def unregister(self, descriptor: int) -> None:
-        """Watch it no more."""
         self._epoll.unregister(descriptor)
         self._watched.remove(descriptor)

@@ -36,16 +36,13 @@ class MemoryEventFiles:
     is_open: bool = True
 
     def close(self) -> None:
-        """Note it."""
         self.is_open = False
 
     @property
     def stdout_size(self) -> int:
-        """Bytes of stdout."""
         return len(self.stdout)
 
     def read_stdout(self, begin: int, end: int) -> bytes:
-        """Return bytes of stdout."""
         return bytes(self.stdout[begin:end])
 
     def has_room_to_free(self, stdout_bytes: int, file_count: int) -> bool:
@@ -53,39 +50,31 @@ class MemoryEventFiles:
         return (stdout_bytes, file_count) != self.freed
 
     def punch_stdout(self, before: int) -> None:
-        """Note it."""
         self.freed = before, self.freed[1]
 
     def write_mark(self, number: int, mark: Mark) -> None:
-        """Keep a mark."""
         if self.error is not None:
             raise self.error
         self.marks[number:] = [mark]
 
     def read_marks(self, first: int, end: int | None = None) -> list[Mark]:
-        """Return marks."""
         return self.marks[first:end]
 
     def append_segment(self, record: Any) -> None:
-        """Keep a segment."""
         self.segments.append(record)
 
     def read_segments(self) -> list[Any]:
-        """Return all segments."""
         return self.segments[:]
 
     def store_file(self, number: int, content: bytes | str) -> None:
-        """Keep a file."""
         self.named[number] = content
 
     def remove_files(self, before: int) -> None:
-        """Remove files."""
         self.freed = self.freed[0], before
         for number in [each for each in self.named if each < before]:
             del self.named[number]
 
     def read_file(self, number: int) -> bytes | str | None:
-        """Return a file."""
         return self.named.get(number)
 
 
@@ -101,46 +90,36 @@ class FakeStore:
     problem: str | None = None
 
     def add(self, row: EvaluationRow) -> Deferred[None]:
-        """Keep a new row."""
         if self.error is not None:
             return fail(self.error)
         self.save(row)
         return succeed(None)
 
     def save(self, row: EvaluationRow) -> None:
-        """Keep a row."""
         self.rows[row.identifier] = pack(row)
 
     def delete(self, identifier: str) -> None:
-        """Drop a row."""
         self.rows.pop(identifier, None)
 
     def save_callback(self, name: str, callback: PendingCallback) -> None:
-        """Keep a callback."""
         self.callbacks[name] = callback
 
     def delete_callback(self, name: str) -> None:
-        """Drop a callback."""
         self.callbacks.pop(name, None)
 
     def save_link(self, identifier: str, link: LinkRow) -> None:
-        """Keep a link."""
         self.links[identifier] = link
 
     def delete_link(self, identifier: str) -> None:
-        """Drop a link."""
         self.links.pop(identifier, None)
 
     def load_links(self) -> dict[str, LinkRow]:
-        """Return all links."""
         return dict(self.links)
 
     def flush(self) -> Deferred[None]:
-        """Return at once."""
         return fail(self.error) if self.error is not None else succeed(None)
 
     async def find_archived(self, identifier: str) -> EvaluationRow | None:
-        """Return an archived row."""
         packed = self.rows.get(identifier)
         row = None if packed is None else unpack_evaluation(packed)
         return row if row is not None and row.archived is not None else None
@@ -150,7 +129,6 @@ class FakeStore:
         return [row for row in rows if row.archived is not None]
 
     async def list_archived(self, query: ArchivedQuery) -> list[ArchivedEvaluation]:
-        """Return archived rows of a caller."""
         found = []
         for row in sorted(self._list_archived(), key=lambda row: row.sequence_number):
             number = row.sequence_number
@@ -175,7 +153,6 @@ class FakeStore:
     async def list_oldest_archived(
         self, max_count: int, *, caller: str | None = None, ended_before: float = inf
     ) -> list[tuple[str, str, int]]:
-        """Return the archived rows that ended first."""
         rows = [
             row
             for row in self._list_archived()
@@ -204,5 +181,4 @@ class FakeStore:
         )
 
     def load_callbacks(self) -> dict[str, PendingCallback]:
-        """Return all callbacks."""
         return dict(self.callbacks)

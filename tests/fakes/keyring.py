@@ -12,17 +12,14 @@ class FakeKeyring:
         self.error: Exception | None = None
 
     def get_password(self, service: str, account: str) -> str | None:
-        """Return a password."""
         self._fail()
         return self.passwords.get((service, account))
 
     def set_password(self, service: str, account: str, password: str) -> None:
-        """Store a password."""
         self._fail()
         self.passwords[service, account] = password
 
     def delete_password(self, service: str, account: str) -> None:
-        """Remove a password."""
         self._fail()
         del self.passwords[service, account]
 

@@ -22,7 +22,6 @@ class FakeResolver:
         self.silent = False
 
     async def look_up_host(self, host: str) -> Sequence[IPAddress]:
-        """Answer at once."""
         self.asked.append(host)
         if self.silent:
             await Deferred()

@@ -58,7 +58,6 @@ class FakeRunLimits(RunLimits):
         return self.over if self.over is not None and self.over.reason == "memory" else None
 
     def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
-        """Return what the test says."""
         return self.used
 
 
@@ -95,17 +94,14 @@ class FakeSandboxedRun:
 
     @property
     def launch(self) -> Any:
-        """This."""
         return self
 
     @property
     def end(self) -> Any:
-        """This."""
         return self
 
     @property
     def child(self) -> Any:
-        """The first process."""
         return self.run_limits.first_process
 
     async def wait_for_evaluator_start(self, started: LaunchSpec) -> None:
@@ -113,7 +109,6 @@ class FakeSandboxedRun:
         await self.begin.wait()
 
     def connect_process(self, run: ProcessProtocol, started: LaunchSpec) -> FakeChild:
-        """Let the process drive `run`."""
         return self._spawner.adopt_child(run, started)
 
     def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> FakeChild:
@@ -133,7 +128,6 @@ class FakeSandboxedRun:
         return self.started_as[-1]
 
     def send_signal(self, child: Any, number: int) -> None:
-        """Pass on a signal."""
         child.signal_group(number)
 
     async def kill_remaining_processes(self) -> None:
@@ -144,17 +138,14 @@ class FakeSandboxedRun:
         await self.orphans.wait()
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
-        """Return what was given."""
         if self.unstarted is not None:
             raise self.unstarted
         return EvaluatorExit(status, number)
 
     def close(self) -> None:
-        """Count."""
         self.closed += 1
 
     def describe_for_resume(self) -> dict[str, Any]:
-        """Return what says nothing."""
         return {"group": None}
 
 
@@ -186,15 +177,12 @@ class FakeTrees:
         return self
 
     def connect_starter(self) -> FakeTrees:
-        """Return the starter."""
         return self
 
     def list_programs(self) -> dict[Path, tuple[int, int]]:
-        """Return none."""
         return {}
 
     def use_overlays(self) -> None:
-        """Count."""
         self.asked += 1
         if self.error is not None:
             raise self.error
@@ -207,7 +195,6 @@ class FakeTrees:
     def start_program(
         self, checkout: Path, workspace: Workspace, launch: LaunchSpec
     ) -> StartedProgram:
-        """Return a program."""
         self.made.append(checkout)
         self.launched.append(launch)
         if self.error is not None:
@@ -220,22 +207,18 @@ class FakeTrees:
         return None
 
     def reopen_overlay(self, workspace: Workspace) -> MountedOverlay | None:
-        """Return the overlay."""
         return self.overlay
 
     def wait_for_program(self, directory: Path, timeout: float) -> tuple[int, bytes]:
-        """Return what the test says."""
         return self.ended
 
     def forget_program(self, workspace: Workspace) -> None:
-        """Note the workspace."""
         self.forgotten.append(workspace)
 
     def attach(self, *_: Any) -> None:
         """Do nothing."""
 
     def close(self, *, stop: bool = True) -> None:
-        """Count."""
         self.closed += 1
 
 
@@ -259,7 +242,6 @@ class FakeSandbox:
         limits: LimitSettings,
         environment: Environment | None = None,
     ) -> Any:
-        """Return a new cell."""
         self.environments.append(environment)
         cell = FakeSandboxedRun(
             limits,

@@ -42,7 +42,6 @@ class Follower:
         self.turn()
 
     def hello(self) -> dict[str, str]:
-        """Return the headers with which it asks."""
         return {"Accept": self.accept}
 
     def _watch(self, transport: StringTransport) -> None:
@@ -87,16 +86,13 @@ class Follower:
 
     @property
     def events(self) -> list[Any]:
-        """The events that have come."""
         raise NotImplementedError
 
     @property
     def payloads(self) -> list[Any]:
-        """Their payloads."""
         return [event["payload"] for event in self.events]
 
     def lose(self) -> None:
-        """Go away."""
         self.connection.lose()
 
 
@@ -117,7 +113,6 @@ class SourceFollower(Follower):
 
     @property
     def source(self) -> EventSource:
-        """What a browser has understood."""
         source = EventSource()
         source.feed(self.answer.body)
         return source
@@ -162,7 +157,6 @@ class SocketFollower(Follower):
 
     @property
     def code(self) -> int | None:
-        """The code with which it was closed."""
         closes = [content for opcode, content in self.frames if opcode == 8]
         return int.from_bytes(closes[0][:2], "big") if closes else None
 

@@ -13,13 +13,10 @@ class FakeSource:
     refused: list[Exception] = attrs.field(factory=list)
 
     def pause_body(self) -> None:
-        """Read no more."""
         self.paused = True
 
     def resume_body(self) -> None:
-        """Read on."""
         self.paused = False
 
     def refuse_request(self, error: Exception) -> None:
-        """Note why."""
         self.refused.append(error)

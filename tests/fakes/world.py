@@ -80,7 +80,6 @@ class TurnClock(Clock):
         return super().callLater(max(delay, 0.001), *call, **arguments)
 
     def turn(self, times: int = 1) -> None:
-        """Let some turns pass."""
         self.pump([0.001] * times)
 
 
@@ -165,7 +164,6 @@ class FakeNotifier(SystemdNotifier):
     sent: list[str] = attrs.field(factory=list)
 
     def send_notices(self, *notices: str) -> None:
-        """Keep a datagram."""
         self.sent.append(" ".join(notices))
 
 
@@ -192,7 +190,6 @@ class FakeRepositories:
         return self.remote
 
     async def resolve_branch(self, repository: Repository, caller: str) -> str:
-        """Return the newest commit of a branch."""
         await self.question.wait()
         return self.branches[repository.branch]
 
@@ -210,7 +207,6 @@ class FakeRepositories:
         self.users -= 1
 
     def fail(self, reason: str, message: str, **members: str) -> None:
-        """Let fetches fail from now on."""
         self.gate.error = EvaluationFailure(reason, message, members)
 
     def load_existing(self) -> None:
@@ -258,7 +254,6 @@ class World:
         return self.files.setdefault(directory, MemoryEventFiles())
 
     def context(self) -> EvaluationContext:
-        """Return the world as evaluations see it."""
         return EvaluationContext(
             configuration=self.configuration,
             clock=self.clock,

@@ -151,11 +151,9 @@ class LyingServer:
         self.connections: list[tuple[Any, StringTransport]] = []
 
     def endpointForURI(self, uri: object) -> LyingServer:
-        """Return what connects."""
         return self
 
     def connect(self, factory: Any) -> Deferred[Any]:
-        """Connect, or refuse."""
         if not self.lies:
             return fail(ConnectError())
         protocol, transport = factory.buildProtocol(None), StringTransport()
@@ -192,7 +190,6 @@ class LyingServer:
 
     @staticmethod
     def left(transport: StringTransport) -> bool:
-        """Tell whether the client has closed a connection."""
         return bool(transport.disconnecting or transport.disconnected)
 
 
@@ -200,7 +197,6 @@ class HastyClient(Client):
     """A client without pauses."""
 
     def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
-        """Do a step, unless it is a pause."""
         return None if isinstance(step, Pause) else super().execute_step(step)
 
 
@@ -211,7 +207,6 @@ class LyingNetwork(httpcore.NetworkBackend):
         self.lies = list(lies)
 
     def connect_tcp(self, *_: Any, **__: Any) -> httpcore.NetworkStream:
-        """Connect, or refuse."""
         if not self.lies:
             raise httpcore.ConnectError
         return LyingStream(self)
@@ -227,11 +222,9 @@ class LyingStream(httpcore.NetworkStream):
         self.end: type[Exception] | None = None
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Take a part of a request."""
         self.written += buffer
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return a piece of the next lie."""
         if self.written and not self.pieces:
             lies = self.network.lies
             lie = lies.pop(0) if lies else Lie(b"", (), ConnectionLost)

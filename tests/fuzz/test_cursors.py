@@ -75,7 +75,6 @@ class World:
         self.ended = self.gone = False
 
     def ask(self, line: str, body: bytes = b"", **headers: str) -> Answer:
-        """Return what one request is answered with."""
         connection = self.service.connect()
         connection.request(line, body, **headers)
         answer = connection.answer(line.partition(" ")[0])
@@ -151,7 +150,6 @@ class World:
         return None
 
     def ask_for_stream(self, kind: str, after: str, query: str, skip: int) -> None:
-        """Do the same by a stream."""
         headers = {}
         if kind == "last" and after.isprintable():
             after, skip, query = after.strip(" \t"), skip if not after else 0, "?"

@@ -77,12 +77,10 @@ class RequestTests(SynchronousTestCase):
         assert not logged, logged
 
     def check(self, world: World) -> None:
-        """Hold what is promised of every answer."""
         for client in world.clients:
             self.check_received(client.received)
 
     def check_received(self, received: bytes) -> None:
-        """Hold it of the answers on one connection."""
         assert not received or received.startswith((b"HTTP/1.0 ", b"HTTP/1.1 ")), received
         assert b"Traceback" not in received
         for status, headers in _HEAD.findall(received):

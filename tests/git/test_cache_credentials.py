@@ -38,7 +38,6 @@ class CredentialTests(CacheTestCase):
         super().restart(threads)
 
     def logins(self) -> list[Login | None]:
-        """Return the login of each fetch."""
         return [command.login for command in self.fetch_commands()]
 
     def check_private(self, *callers: str) -> None:

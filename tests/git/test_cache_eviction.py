@@ -27,7 +27,6 @@ class EvictionTestCase(CacheTestCase):
         self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 100_000)
 
     def set_tree_size(self, size: int) -> None:
-        """Set the bytes of the trees of commits."""
         self.broken["ls-tree"] = GitResult(0, f"100644 blob cc {size}\tfile\0", "")
 
     def fetch_all(self, names: str) -> None:
@@ -37,7 +36,6 @@ class EvictionTestCase(CacheTestCase):
             self.release()
 
     def find(self, name: str) -> Path:
-        """Return the path of a repository."""
         found = self.root.glob("*.git")
         return next(path for path in found if (path / "url").read_text() == f"/{name}\n")
 
@@ -51,7 +49,6 @@ class EvictionTestCase(CacheTestCase):
         self.assertEqual("".join(cached), expected)
 
     def check_trees(self, expected: str) -> None:
-        """Check which repositories have a checkout."""
         left = {path.name[:40] for path in self.root.glob("*.tree")}
         self.assertEqual(left, {self.find(name).stem for name in expected})
 

@@ -42,14 +42,12 @@ class CheckoutsTestCase(SynchronousTestCase):
     def check_out(
         self, tree: str = ONE, repository: str = "a" * 40, oid: str = OID
     ) -> Deferred[Checkout]:
-        """Request a tree."""
         commit = Commit(oid, tree, FILES, SIZE)
         return Deferred.fromCoroutine(
             self.checkouts.get_or_create_checkout(repository, commit, self.write)
         )
 
     def get(self, tree: str = ONE, repository: str = "a" * 40, oid: str = OID) -> Checkout:
-        """Return a checkout that is there at once."""
         return self.successResultOf(self.check_out(tree, repository, oid))
 
     def detach(self, capacity: int = 0) -> str:

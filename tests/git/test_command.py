@@ -36,18 +36,15 @@ class GitTestCase(SynchronousTestCase):
         self.git = GitRunner(self.clock, self.spawn, ("https", "ssh"), 77777777)
 
     def run_git(self, *arguments: str, **settings: Any) -> Deferred[GitResult]:
-        """Start a command."""
         return Deferred.fromCoroutine(self.git.run_command(REPOSITORY, *arguments, **settings))
 
     def end(self, status: int = 0, number: int | None = None) -> None:
-        """Let the command end."""
         self.spawn.child.end(status, number)
         self.clock.pump([0] * 3)
 
 
 class CommandTests(GitTestCase):
     def start(self, *arguments: str, **settings: Any) -> Any:
-        """Start a command and return its process."""
         self.patch(os, "environ", {"SECRET": "x", "GIT_DIR": "/x", "PATH": "/x", "HOME": "/x"})
         self.run_git(*arguments, **settings)
         self.addCleanup(self.end)
@@ -234,12 +231,10 @@ class BoxTests(GitTestCase):
     def prepare_command(
         self, repository: Path | None, reach: SandboxAccess
     ) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
-        """Return a prefix for the command, and descriptors."""
         self.entered.append((repository, reach))
         yield ("box", "--"), (9, 10)
 
     def kill_command(self, child: Any) -> None:
-        """Note the kill."""
         self.killed.append(child)
 
     def test_sandbox_is_inside_limits(self) -> None:
@@ -462,7 +457,6 @@ class KillTests(GitTestCase):
 
 class VersionTests(SynchronousTestCase):
     def install(self, script: str) -> None:
-        """Install a script as git."""
         folder = Path(self.mktemp()).absolute()
         folder.mkdir()
         (folder / "git").write_text(f"#!/bin/sh\n{script}\n")

@@ -30,7 +30,6 @@ LIST = (
 
 class MeterTests(SynchronousTestCase):
     def check(self, limits: TreeLimits, content: bytes, **members: object) -> None:
-        """Check the limit that the error names."""
         error = self.assertRaises(EvaluationFailure, TreeSizeMeter(limits).feed, content)
         self.assertEqual((error.reason, error.extra_members), ("repository", members))
 
@@ -55,7 +54,6 @@ class MeterTests(SynchronousTestCase):
 
 class InspectionTests(SynchronousTestCase):
     def feed(self, *chunks: bytes, before: int = 0) -> CommitInspectionParser:
-        """Return an inspection that has read these chunks."""
         inspection = CommitInspectionParser(TreeLimits(4, 15, 1), before=before)
         for chunk in chunks:
             inspection.feed(chunk)

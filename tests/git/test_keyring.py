@@ -36,7 +36,6 @@ class KeyringTests(SynchronousTestCase):
         return CredentialSettings(**given)
 
     def keyring(self, *entries: CredentialSettings, directory: str = "") -> GitKeyring:
-        """Return a keyring of these entries."""
         return GitKeyring(entries or (self.entry(),), directory, b"key")
 
     def check_refused(self, *entries: CredentialSettings, words: str, setting: str) -> None:
@@ -47,7 +46,6 @@ class KeyringTests(SynchronousTestCase):
         self.assertNotIn("s3cret", error)
 
     def find_password(self, keyring: GitKeyring, caller: str = "", url: str = URL) -> str | None:
-        """Return the password that a caller may use."""
         found = keyring.choose_credential(url, caller)
         return found and found.password
 

@@ -23,14 +23,12 @@ class RouteTests(SynchronousTestCase):
         self.clock = Clock()
 
     def find(self, resolver: FakeResolver, url: str = "https://h/x") -> Deferred[ResolvedGitRemote]:
-        """Look up the route to a URL."""
         remotes = RemoteResolver(CheckedResolver(HostPolicy(), resolver, self.clock))
         return Deferred.fromCoroutine(remotes.resolve_remote(url)).addCallback(
             lambda found: found[0]
         )
 
     def refuse(self, resolver: FakeResolver, url: str = "https://h/x") -> EvaluationFailure:
-        """Return the error of a look-up."""
         return self.failureResultOf(self.find(resolver, url), EvaluationFailure).value
 
     def test_addresses_are_pinned_later(self) -> None:
@@ -98,7 +96,6 @@ class RouteTests(SynchronousTestCase):
 
 class SourceTests(SynchronousTestCase):
     def check_refused(self, remotes: RemoteResolver, path: str, words: str) -> None:
-        """Check that a path is refused, in these words."""
         error = self.assertRaises(EvaluationFailure, remotes.check_local_repository, path)
         self.assertEqual(error.reason, "repository")
         self.assertIn(f"{path} {words}", error.message)

@@ -177,7 +177,6 @@ class ArgumentsTests(CacheTestCase):
 
 class BranchTests(CacheTestCase):
     def ask(self, url: str = URL, branch: str = "main") -> Deferred[str]:
-        """Ask for a branch."""
         return Deferred.fromCoroutine(self.cache.resolve_branch(Repository(url, branch), ""))
 
     def test_commit_is_that_of_one_ref(self) -> None:
@@ -395,7 +394,6 @@ class LeftoverTests(CacheTestCase):
             path.write_text("x")
 
     def check_tidy(self) -> None:
-        """Check that leftovers are removed, and nothing else."""
         path = self.path()
         self.assertEqual([n for n in self.leftovers if (path / n).exists()], [])
         self.assertEqual([n for n in self.kept if not (path / n).exists()], [])
@@ -466,11 +464,9 @@ class FetchLimitTests(SynchronousTestCase):
         )
 
     def write(self, name: str, size: int) -> None:
-        """Write a file into the repository."""
         (self.path / name).write_bytes(b"x" * size)
 
     def write_much(self) -> None:
-        """Write files that are over the limit only together."""
         for number in range(4):
             self.write(f"objects/new{number}", LIMIT // 2)
 

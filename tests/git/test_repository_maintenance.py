@@ -29,7 +29,6 @@ class MaintenanceTestCase(CacheTestCase):
         self.grow = self.add_packs
 
     def add_packs(self, repository: Path) -> None:
-        """Add as many files as 34 fetches do."""
         for number in range(34):
             for suffix in ("idx", "pack", "rev"):
                 name = f"objects/pack/pack-{self.fetched}-{number}.{suffix}"
@@ -42,7 +41,6 @@ class MaintenanceTestCase(CacheTestCase):
         return self.pack(command.repository, self.runs.pop(0) if self.runs else DONE)
 
     async def pack(self, repository: Path, answer: GitResult | Running) -> GitResult:
-        """Answer maintenance."""
         result = await answer.result() if isinstance(answer, Running) else answer
         if result.status == 0:
             for part in sorted(repository.glob("objects/pack/*"))[3:]:
@@ -50,24 +48,20 @@ class MaintenanceTestCase(CacheTestCase):
         return result
 
     def request(self, url: str = URL) -> Deferred[Commit]:
-        """Request a commit that has to be fetched."""
         self.present.clear()
         for marker in self.root.glob("*.git/commits/*"):
             marker.unlink()
         return self.check_out(url)
 
     def fetch_again(self, *urls: str) -> None:
-        """Fetch from each of these URLs."""
         for url in urls or (URL,):
             self.successResultOf(self.request(url))
 
     def maintain(self, times: int = 1) -> None:
-        """Start maintenance as the daemon does once a second."""
         for _ in range(times):
             self.cache.start_maintenance()
 
     def check_maintained(self, *expected: str) -> None:
-        """Check the commands of maintenance so far."""
         found = [name for name in self.names() if name == MAINTENANCE]
         self.assertEqual(found, list(expected))
 
@@ -77,7 +71,6 @@ class MaintenanceTestCase(CacheTestCase):
         return [(command.repository / "url").read_text().strip() for command in runs]
 
     def count_packs(self) -> int:
-        """Return the number of packs."""
         return len(list(self.path().glob("objects/pack/*.pack")))
 
 

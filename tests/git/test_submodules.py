@@ -126,7 +126,6 @@ class CheckoutTests(CacheTestCase):
     nested = False
 
     def script(self, command: Command) -> GitResult | Awaitable[GitResult]:
-        """Answer as git does for these commits."""
         words = " ".join(command.arguments)
         if command.name == "ls-tree" and (OID in words or self.nested):
             return GitResult(0, f"100644 blob 01 5\ta\x00160000 commit {OTHER} -\tlib\0", "")
