@@ -83,6 +83,16 @@ class IdempotencyTests(RegistryTestCase):
         self.assertEqual(len(self.world.spawn.children), 1)
         self.assertEqual(self.removed, ["remove_tree", "remove_tree"])
 
+    def test_key_lasts_as_long_as_its_evaluation(self) -> None:
+        first = self.accept(key="k", digest=b"1")
+        self.finish(self.world.child)
+        self.assertEqual(self.accept(key="k", digest=b"1"), first)
+        self.consume(first)
+        second = self.accept(key="k", digest=b"2")
+        self.assertNotEqual(second, first)
+        self.expire(900)
+        self.assertNotIn(self.accept(key="k", digest=b"3"), (first, second))
+
 
 class CancelTests(RegistryTestCase):
     def cancel(self, identifier: str) -> Deferred[None]:
