@@ -121,16 +121,8 @@ class PiecesTests(SynchronousTestCase):
 class BaseNameTests(SynchronousTestCase):
     def test_plain_name_stays_exactly_as_it_is_odd_characters_included(self) -> None:
         for name in (
-            "a.cpp",
-            ".bashrc",
-            "a b",
-            "...",
-            "-rf",
-            "ö😀",
-            "a\n",
-            "~",
-            "x" * MAX_FILENAME_BYTES,
-        ):
+            "a.cpp", ".bashrc", "a b", "...", "-rf", "ö😀", "a\n", "~", "x" * MAX_FILENAME_BYTES,
+        ):  # fmt: skip
             self.assertEqual(get_base_name(name), name)
 
     def test_only_what_follows_the_last_slash_or_backslash_counts(self) -> None:

@@ -44,26 +44,13 @@ class FileTests(SynchronousTestCase):
     def test_what_is_anything_else_is_refused_with_its_line(self) -> None:
         good = line("alice", "a")
         for broken in (
-            "alice",
-            "secret",
-            "alice secret",
-            "alice sha256:",
-            good[:-1],
-            good + "0",
-            good + " # secret",
-            good + "read",
-            good + " write",
-            good + " read read",
-            good + " rate=0",
-            good + " rate=1000000",
-            good + " rate=-1",
-            good.replace("sha256", "md5"),
-            good.replace("alice", ""),
-            good.replace("alice", "al ice"),
-            good.replace("alice", "ül"),
-            good.replace("alice", "a" * 65),
-            good.replace("alice", "-a"),
-        ):
+            "alice", "secret", "alice secret", "alice sha256:", good[:-1], good + "0",
+            good + " # secret", good + "read", good + " write", good + " read read",
+            good + " rate=0", good + " rate=1000000", good + " rate=-1",
+            good.replace("sha256", "md5"), good.replace("alice", ""),
+            good.replace("alice", "al ice"), good.replace("alice", "ül"),
+            good.replace("alice", "a" * 65), good.replace("alice", "-a"),
+        ):  # fmt: skip
             self.refuse(f"# first\n{broken}\n", 2)
             self.refuse(f"{line('bob', 'b')}\n\n{broken}", 3)
 
@@ -85,21 +72,12 @@ class AuthenticateTests(SynchronousTestCase):
 
     def test_other_authorization_headers_are_refused(self) -> None:
         for headers in (
-            [],
-            [b"Bearer secret-a", b"Bearer secret-a"],
-            [b""],
-            [b"Bearer"],
-            [b"Bearer "],
-            [b"Bearersecret-a"],
-            [b"Basic secret-a"],
-            [b"Bearer secret-a secret-b"],
-            [b"Bearer secret-A"],
-            [b"Bearer secret-"],
-            [b"Bearer secret-aa"],
-            [b"Bearer secret-a\0"],
-            [b"Bearer \xff"],
+            [], [b"Bearer secret-a", b"Bearer secret-a"], [b""], [b"Bearer"], [b"Bearer "],
+            [b"Bearersecret-a"], [b"Basic secret-a"], [b"Bearer secret-a secret-b"],
+            [b"Bearer secret-A"], [b"Bearer secret-"], [b"Bearer secret-aa"],
+            [b"Bearer secret-a\0"], [b"Bearer \xff"],
             [b"Bearer " + sha256(b"secret-a").hexdigest().encode()],
-        ):
+        ):  # fmt: skip
             error = self.assertRaises(Unauthorized, self.tokens.find_token, headers)
             self.assertNotIn("secret", str(error))
 
