@@ -39,6 +39,7 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings
+from tawebeval.linux.starter import has_process
 from tawebeval.linux.systemd_units import is_delegated
 
 Resource = Literal["memory", "processes", "cpu", "weight"]
@@ -480,7 +481,7 @@ def _make_parent(own: CgroupDirectory, name: str) -> ParentCgroup:
 def _is_of_dead_process(name: str) -> bool:
     """Tell whether a parent cgroup is one of `try`, of a starter or the like that has ended."""
     found = _OF_PROCESS.fullmatch(name)
-    return found is not None and not os.path.exists(f"/proc/{found[1]}")
+    return found is not None and not has_process(int(found[1]))
 
 
 @attrs.frozen

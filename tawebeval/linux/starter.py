@@ -397,18 +397,18 @@ class Program:
         """Send a signal to the process group, also after the program's own end.
 
         The kernel gives the number to no other process before this process is reaped and its group
-        is empty. Afterwards /proc may hide a process that has the number (`hidepid`).
+        is empty.
         """
         with contextlib.suppress(OSError):
-            if self.exit is None or not _has_process(self.pid):
+            if self.exit is None or not has_process(self.pid):
                 os.killpg(self.pid, number)
         if self.exit is None:  # it may not lead its group yet
             with contextlib.suppress(OSError):
                 os.kill(self.pid, number)
 
 
-def _has_process(pid: int) -> bool:
-    """Tell whether a process has this number, of whichever user."""
+def has_process(pid: int) -> bool:
+    """Tell whether a process has this number, also if /proc hides it (`hidepid` in proc(5))."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

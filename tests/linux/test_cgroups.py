@@ -285,6 +285,13 @@ class ParentTests(CgroupsTestCase):
         found = {path.name for path in self.machine.own.iterdir() if path.is_dir()}
         self.assertEqual(found, {*kept, "tawebeval-x"})
 
+    def test_cgroups_of_a_process_that_proc_hides_are_kept(self) -> None:
+        self.patch(os.path, "exists", lambda path: False)
+        beside = self.machine.own / f"tawebeval-starter-{os.getpid()}"
+        self.machine.make(beside)
+        self.machine.open()
+        self.assertTrue(beside.is_dir())
+
     def test_process_without_cgroup_has_empty_shells(self) -> None:
         self.patch(module, "find_own_cgroup", lambda: None)
         cgroups = open_cgroups("x")
