@@ -73,6 +73,7 @@ class EvaluationRow(msgspec.Struct, omit_defaults=True):
     - `markers`: those of stdout (`core.segi`), None before the start.
     - `run`: None unless the evaluator runs.
     - `begin_cursor`: the acknowledged cursor. `end_cursor`: the cursor at the end, 0 before.
+      `has_lost_events`: whether clients may have received newest events that are lost.
     - `is_forgotten`: whether the registry has forgotten it; the archive may still need it.
     - `archived`: None unless it is in the archive.
 
@@ -111,6 +112,7 @@ class EvaluationRow(msgspec.Struct, omit_defaults=True):
     failure_event: bytes = b""
     begin_cursor: int = 0
     end_cursor: int = 0
+    has_lost_events: bool = False
     archived: ArchivedRow | None = None
 
 

@@ -133,6 +133,13 @@ class EvaluationEvents:
             raise ServerBusy("the end of the evaluation is being restored; try again", 1)
         return resolve_cursor(self.log, after_cursor or None, skip_count, may_be_ahead=may_be_ahead)
 
+    def is_after_loss(self, cursor: int) -> bool:
+        """Return whether a client at a cursor may have received events that are lost."""
+        if not self.log.has_ended:
+            return False
+        # As many events as there are now, with the error, may have been others before the loss.
+        return cursor >= self.log.end_cursor + (not self.has_lost_events)
+
     def read_now(
         self, after_cursor: int, max_bytes: int, *, with_times: bool = False
     ) -> EventBatch:
@@ -143,9 +150,7 @@ class EvaluationEvents:
         """
         if after_cursor < self.log.begin_cursor:
             raise DiscardedCursor(str(self.log.begin_cursor))
-        # As many events as there are now, with the error, may have been others before the loss.
-        is_after_loss = self.has_lost_events and after_cursor == self.log.end_cursor
-        if self.log.has_ended and (is_after_loss or after_cursor > self.log.end_cursor):
+        if self.is_after_loss(after_cursor):
             return LOST_EVENT
         if after_cursor > self.log.end_cursor:
             return EMPTY_BATCH
@@ -275,7 +280,7 @@ class Subscription:
     _on_enter: Callable[[Subscription], object]
     _on_left: Callable[[Subscription], object]
     with_times: bool = False
-    _is_lost: bool = False
+    _has_read_end: bool = False
 
     def __enter__(self) -> None:
         self._count(1)
@@ -296,9 +301,9 @@ class Subscription:
     @property
     def has_ended(self) -> bool:
         """Whether all events were read, and no event will follow."""
-        event_log = self._events.log
-        is_read = event_log.has_ended and self.read_cursor == event_log.end_cursor
-        return is_read or self._is_lost
+        events, cursor = self._events, self.read_cursor
+        is_at_end = events.log.has_ended and cursor == events.log.end_cursor
+        return self._has_read_end or (is_at_end and not events.is_after_loss(cursor))
 
     async def read_events(self, max_bytes: int) -> EventBatch:
         """Return the next events, as `EvaluationEvents.read`, which may wait for a thread.
@@ -307,9 +312,12 @@ class Subscription:
         """
         batch = await self._events.read(self.read_cursor, max_bytes, with_times=self.with_times)
         self.read_cursor += batch.count
+        event_log = self._events.log
         if batch is LOST_EVENT:
-            self._is_lost = True
-            self.read_cursor = max(self.read_cursor, self._events.log.end_cursor)
+            self._has_read_end = True
+            self.read_cursor = max(self.read_cursor, event_log.end_cursor)
+        elif batch.count and event_log.has_ended and self.read_cursor == event_log.end_cursor:
+            self._has_read_end = True
         return batch
 
     def wait_for_events(self) -> Deferred[None]:

@@ -95,6 +95,7 @@ def make_row(evaluation: Evaluation) -> EvaluationRow:
         failure_event=details.failure_event,
         begin_cursor=event_log.begin_cursor,
         end_cursor=event_log.end_cursor if event_log.has_ended else 0,
+        has_lost_events=evaluation.events.has_lost_events,
         archived=details.archived,
     )
 
@@ -169,8 +170,7 @@ def restore_events(evaluation: Evaluation, row: EvaluationRow) -> None:
     if event_log.end_cursor < row.end_cursor and row.failure_event and not is_lost:
         event_log.append_batch(EventBatch(1, row.failure_event), time_ms)
     event_log.mark_end()
-    was_lost = row.failure is not None and row.failure.reason == "lost"
-    evaluation.events.has_lost_events = is_lost or was_lost
+    evaluation.events.has_lost_events = is_lost or row.has_lost_events
     event_log.acknowledge(min(row.begin_cursor, event_log.end_cursor))
     evaluation.count_event_bytes()
 

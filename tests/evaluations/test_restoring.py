@@ -362,11 +362,25 @@ class RunningTests(RestoringTestCase):
                 subscription = self.registry.events.subscribe(identifier, each)
                 assert subscription is not None
                 with subscription:
+                    self.assertFalse(subscription.has_ended)
                     reading = Deferred.fromCoroutine(subscription.read_events(99))
                     read = self.successResultOf(reading)
                     self.assertEqual((read.count, subscription.has_ended), (1, True))
         self.page(identifier, "end")
         self.assertEqual(self.world.store.rows, {})
+
+    def test_reader_of_an_evaluation_that_has_lost_no_event_gets_its_error_once(self) -> None:
+        identifier, child = self.start(b"one\n")
+        child.lost_reason = "the machine was restarted"
+        child.end(signal=SIGKILL)
+        self.world.turn()
+        self.restart()
+        for after, events in (("2", ["lost"]), ("3", [])):
+            page = self.page(identifier, after)
+            self.assertEqual((page["data"], page["end"]), (events, "end"))
+        subscription = self.registry.events.subscribe(identifier, "3")
+        assert subscription is not None
+        self.assertTrue(subscription.has_ended)
 
     def test_run_goes_on_once_the_daemon_has_what_it_needs(self) -> None:
         identifier, _ = self.start(b"one\ntwo\n")
