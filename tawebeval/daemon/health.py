@@ -97,7 +97,7 @@ class Readiness:
         """
         found = []
         try:
-            self._registry.check_admission(should_schedule_retry=False)
+            self._registry.check_readiness()
         except ServerBusy as error:
             found.append(error.detail)
         found += [

@@ -6,6 +6,7 @@ from functools import partial
 
 from tawebeval.core.retry_schedule import RetrySchedule
 from tawebeval.core.shares import Share
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import CallerQuotaExceeded, ServerBusy
 from tawebeval.evaluations.context import EvaluationContext
@@ -33,18 +34,31 @@ class AdmissionControl:
         for share in self._list_shares():
             share.make_room = partial(self._forget_sent, share)
 
-    def check_admission(self, caller: str, *, should_schedule_retry: bool) -> None:
+    def check_admission(self, caller: str) -> None:
         """Raise the error with which a new evaluation would be refused.
 
         This is CallerQuotaExceeded, which the caller can remedy, or ServerBusy, in this order.
         Before a refusal evaluations are forgotten that a stream has sent to the end: they are kept
-        only for clients that have lost some of the events.
-
-        If `should_schedule_retry`, a refusal for the length of the queue has the time at which the
-        client is to come back, which no other client gets.
+        only for clients that have lost some of the events. A refusal for the length of the queue
+        has the time at which the client is to come back, which no other client gets.
         """
         for share in self._list_shares():
             share.check(1, caller)
+        self._check_queue(caller, should_schedule_retry=True)
+
+    def check_readiness(self) -> None:
+        """Raise ServerBusy if a new evaluation without a token would be refused; change nothing.
+
+        What could be forgotten before a refusal counts as room, though it may be too little.
+        """
+        for share in self._list_shares():
+            if share.is_used_up and not any(
+                self._records.find_sent_evaluation(caller) for caller in share.used_by_caller
+            ):
+                raise ServerBusy(share.refusal_of_all, share.retry_after)
+        self._check_queue(ANONYMOUS_CALLER, should_schedule_retry=False)
+
+    def _check_queue(self, caller: str, *, should_schedule_retry: bool) -> None:
         if self.run_queue.is_caller_quota_exhausted(caller):
             raise CallerQuotaExceeded(
                 "too many of your evaluations are queued (callers.queued); try again later",
@@ -86,6 +100,7 @@ class AdmissionControl:
                 pass
             return not share.is_part_used_up(caller)
         for name in share.list_callers():
-            while share.is_used_up and self._records.forget_sent_evaluation(name):
-                pass
-        return not share.is_used_up
+            while self._records.forget_sent_evaluation(name):
+                if not share.is_used_up:
+                    return True
+        return False

@@ -105,8 +105,8 @@ class RecordIndex:
     # The end of an evaluation counts as a request, too.
     _active: OrderedDict[str, EvaluationRecord] = attrs.field(factory=OrderedDict)
     _kept: OrderedDict[str, EvaluationRecord] = attrs.field(factory=OrderedDict)
-    # Of `_kept`, those that a stream has sent to the end.
-    _sent: dict[str, EvaluationRecord] = attrs.field(factory=dict)
+    # Of `_kept`, those that a stream has sent to the end, by caller and identifier.
+    _sent: dict[str, dict[str, EvaluationRecord]] = attrs.field(factory=dict)
     _keys: dict[tuple[str, str], EvaluationRecord] = attrs.field(factory=dict)
     ended_share: Share = attrs.field(factory=_make_ended_share)
     last_sequence_number: int = 0
@@ -228,8 +228,9 @@ class RecordIndex:
 
     def _note_left(self, record: EvaluationRecord) -> None:
         self.note_client_request(record)
-        if record.evaluation.events.was_sent_completely and record.details.identifier in self._kept:
-            self._sent[record.details.identifier] = record
+        details = record.details
+        if record.evaluation.events.was_sent_completely and details.identifier in self._kept:
+            self._sent.setdefault(details.caller, {})[details.identifier] = record
 
     def forget_record(self, identifier: str, final_state: EvaluationState) -> None:
         """Drop a record, if it is there; `final_state` is DRAINED or EXPIRED."""
@@ -238,23 +239,33 @@ class RecordIndex:
             return
         if self._active.pop(identifier, None) is None:
             del self._kept[identifier]
-            self._sent.pop(identifier, None)
+            self._drop_sent(record.details)
             self.ended_share.give_back(1, record.details.caller)
         if record.details.idempotency_key is not None:
             del self._keys[record.details.caller, record.details.idempotency_key]
         record.details.final_state = final_state
         self._on_forgotten(record)
 
-    def forget_sent_evaluation(self, caller: str) -> bool:
-        """Forget one evaluation that a stream has sent to the end; return whether there was one.
+    def _drop_sent(self, details: EvaluationDetails) -> None:
+        sent = self._sent.get(details.caller, {})
+        if sent.pop(details.identifier, None) is not None and not sent:
+            del self._sent[details.caller]
 
-        The oldest such evaluation of the caller that no client reads again.
+    def find_sent_evaluation(self, caller: str) -> EvaluationRecord | None:
+        """Return the oldest evaluation of a caller that can be forgotten, None without one.
+
+        A stream has sent it to the end, and no client reads it again.
         """
         now = self._clock.seconds()
-        for identifier, record in self._sent.items():
+        for record in self._sent.get(caller, {}).values():
             deadline = record.evaluation.events.page_reader_deadline
-            is_read = record.is_client_waiting or now < deadline
-            if caller == record.details.caller and not is_read:
-                self.forget_record(identifier, EvaluationState.EXPIRED)
-                return True
-        return False
+            if not (record.is_client_waiting or now < deadline):
+                return record
+        return None
+
+    def forget_sent_evaluation(self, caller: str) -> bool:
+        """Forget what `find_sent_evaluation` returns; return whether there was one."""
+        record = self.find_sent_evaluation(caller)
+        if record is not None:
+            self.forget_record(record.details.identifier, EvaluationState.EXPIRED)
+        return record is not None

@@ -127,13 +127,18 @@ class EvaluationRegistry:
         if self._drain.has_begun:
             raise ServerStopping
 
-    def check_admission(self, caller: str = "", *, should_schedule_retry: bool = True) -> None:
+    def check_admission(self, caller: str = "") -> None:
         """Raise the error with which a new evaluation would be refused.
 
         This is ServerStopping, or that of `AdmissionControl.check_admission`.
         """
         self.check_not_stopping()
-        self._admission.check_admission(caller, should_schedule_retry=should_schedule_retry)
+        self._admission.check_admission(caller)
+
+    def check_readiness(self) -> None:
+        """Raise ServerStopping, or what `AdmissionControl.check_readiness` raises."""
+        self.check_not_stopping()
+        self._admission.check_readiness()
 
     # Life of an evaluation
 

@@ -36,7 +36,7 @@ class RetryTests(RegistryTestCase):
         # A look that is no request, such as a proxy's, takes no client's time.
         for _ in range(9):
             with self.assertRaises(ServerBusy):
-                self.registry.check_admission(should_schedule_retry=False)
+                self.registry.check_readiness()
         for expected in (3, 6, 9):
             self.assertLessEqual(abs(self.refuse() - expected), 1)
         self.world.clock.advance(100)
@@ -112,6 +112,17 @@ class KeptTests(RegistryTestCase):
         other, _ = self.fill()
         self.assert_refused(EvaluationExpired, identifier)
         self.page(other)
+
+    def test_readiness_forgets_nothing(self) -> None:
+        first, second = self.fill()
+        self.assertRaises(ServerBusy, self.registry.check_readiness)
+        self.send_all(second)
+        self.registry.check_readiness()
+        self.assertIn(second, self.registry.records)
+        self.page(second)  # its reader may ask for more
+        self.assertRaises(ServerBusy, self.registry.check_readiness)
+        self.page(first, END)
+        self.registry.check_readiness()
 
     def cut_stream(self, identifier: str) -> None:
         """Let a stream be broken off after all events, before the end."""

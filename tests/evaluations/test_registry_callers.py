@@ -20,6 +20,7 @@ from tawebeval.errors import (
     IdempotencyKeyReused,
     ServerBusy,
 )
+from tawebeval.evaluations.records import EvaluationRecord
 from tawebeval.web.events import EventPoll
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.world import answer
@@ -214,6 +215,18 @@ class KeptShareTests(KeptShareTestCase):
         self.check_over("alice")
         for identifier, known in ((bobs, True), (first, True), (second, False)):
             self.assertEqual(identifier in self.registry.records, known)
+
+    def test_refusal_looks_once_at_each_evaluation_that_a_stream_has_sent(self) -> None:
+        looks: list[EvaluationRecord] = []
+        self.patch(
+            EvaluationRecord, "is_client_waiting", property(lambda one: not looks.append(one))
+        )
+        for caller in ("alice", "bob", "carol", "dave", "eve"):
+            (identifier,) = self.leave(caller)
+            self.send_all(identifier, caller)
+        looks.clear()
+        self.assertRaises(ServerBusy, self.registry.check_admission, "frank")
+        self.assertEqual(len(looks), 5)
 
     def test_discarding_unread_events_makes_room(self) -> None:
         identifier, _ = self.leave("alice", 2)
