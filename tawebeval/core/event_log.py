@@ -99,8 +99,9 @@ class EventMemory:
 
     Beyond it the caller that has most loses the segments that were read or written least recently.
     The newest segment of each log stays in memory, and so does an error event behind it:
-    `fixed_share` counts both, and no evaluation is accepted or started beyond it. The more logs
-    there are, the smaller a segment may end (`min_segment_bytes`).
+    `fixed_share` counts both, and no evaluation is accepted or started beyond it. `on_room()` is
+    called when a caller no longer uses up its part of `fixed_share`. The more logs there are, the
+    smaller a segment may end (`min_segment_bytes`).
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -115,6 +116,7 @@ class EventMemory:
             "the newest events of all evaluations use up the memory (buffers.total); try again"
             " later",
         )
+        self.on_room: Callable[[], object] = lambda: None
         self._newest: dict[EventSegment, int] = {}
         # By caller; the next to evict is first.
         self._ended: dict[str, OrderedDict[EventSegment, int]] = {}
@@ -131,7 +133,8 @@ class EventMemory:
     def note_use(self, segment: EventSegment) -> None:
         """Count a segment's bytes, as the last one to evict; evict others beyond the bound."""
         assert segment.ring is not None, "it is in memory"
-        self.release(segment)
+        was_used_up = self.fixed_share.is_part_used_up(segment.caller)
+        self._uncount(segment)
         size = segment.ring.memory_bytes
         self.share.take(size, segment.caller)
         if segment.source is None:
@@ -144,7 +147,8 @@ class EventMemory:
             if evicted is None:
                 break
             evicted.ring = None
-            self.release(evicted)
+            self._uncount(evicted)
+        self._tell_room(segment.caller, was_used_up=was_used_up)
 
     def _find_segment_to_evict(self, kept: EventSegment) -> EventSegment | None:
         """Return a segment of the caller that has most, but not the one in use."""
@@ -155,7 +159,16 @@ class EventMemory:
         return next(segment for segment in self._ended[caller] if segment is not kept)
 
     def release(self, segment: EventSegment) -> None:
-        """Count a segment no longer: it has left memory, or its log."""
+        """Count a segment no longer: it has left its log."""
+        was_used_up = self.fixed_share.is_part_used_up(segment.caller)
+        self._uncount(segment)
+        self._tell_room(segment.caller, was_used_up=was_used_up)
+
+    def _tell_room(self, caller: str, *, was_used_up: bool) -> None:
+        if was_used_up and not self.fixed_share.is_part_used_up(caller):
+            self.on_room()
+
+    def _uncount(self, segment: EventSegment) -> None:
         size, ended = self._newest.pop(segment, 0), self._ended.get(segment.caller)
         self.fixed_share.give_back(size, segment.caller)
         if ended is not None:

@@ -33,6 +33,9 @@ class AdmissionControl:
         self._retries = RetrySchedule(self.run_queue.slot_count)
         for share in self._list_shares():
             share.make_room = partial(self._forget_sent, share)
+        # In another turn: a log is being changed.
+        wake = context.event_room_condition.notify
+        context.event_memory.on_room = partial(context.clock.callLater, 0, wake)
 
     def check_admission(self, caller: str) -> None:
         """Raise the error with which a new evaluation would be refused.

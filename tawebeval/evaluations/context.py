@@ -96,7 +96,8 @@ class EvaluationContext:
     `generate_random_bytes(n)` returns n random bytes, as `os.urandom`; `read_wall_clock()` is in
     seconds since the epoch, `read_boot_clock()` in seconds since the boot. `fetch_slots` bounds
     fetches over a network, beside the run slots. `cleanup_queue` repeats removals that have failed.
-    `unread_events_fit` is notified when a caller no longer uses up its part of `unread_events`.
+    `event_room_condition` is notified when a caller no longer uses up its part of `unread_events`
+    or of the memory for newest events.
     """
 
     configuration: Configuration
@@ -117,10 +118,15 @@ class EvaluationContext:
     read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)
     archive: EvaluationArchive | None = None
-    unread_events_fit: Condition = attrs.field(factory=Condition)
+    event_room_condition: Condition = attrs.field(factory=Condition)
     cleanup_queue: RetryQueue = attrs.field(
         default=attrs.Factory(lambda self: RetryQueue(self.worker_threads), takes_self=True)
     )
+
+    def has_room_for_events(self, caller: str) -> bool:
+        """Return whether a caller has not used up its parts of the disk and memory for events."""
+        shares = self.unread_events, self.event_memory.fixed_share
+        return not any(share.is_part_used_up(caller) for share in shares)
 
     async def wait_for_commit(self) -> None:
         """Return once all rows until now are committed, or cannot be: the disk is full."""

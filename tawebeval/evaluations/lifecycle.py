@@ -128,7 +128,7 @@ class Evaluation:
         share.take(size - self.details.event_bytes, caller)
         self.details.event_bytes = size
         if was_used_up and not share.is_part_used_up(caller):
-            self.context.unread_events_fit.notify()
+            self.context.event_room_condition.notify()
 
     def stop(self, failure: EvaluationFailure) -> None:
         """End the evaluation; `failure` becomes the final event. No effect after the end.

@@ -197,17 +197,18 @@ class _Start:
             evaluation.enter(EvaluationState.QUEUED)
         await slot
         # Others that have run meanwhile may have printed more than the caller's part.
-        while context.unread_events.is_part_used_up(details.caller):
+        while not context.has_room_for_events(details.caller):
             slots.release_slot(details.identifier)
             slots.reserve_queue_place(details.identifier, details.caller)
             if details.state is EvaluationState.FETCHING:
                 evaluation.enter(EvaluationState.QUEUED)
             log.info(
-                "{evaluation}: waits until unread events of the caller are read (buffers.disk)",
+                "{evaluation}: waits until events of the caller are read (buffers.disk,"
+                " buffers.total)",
                 **make_log_fields(details),
             )
-            while context.unread_events.is_part_used_up(details.caller):
-                await context.unread_events_fit.wait()
+            while not context.has_room_for_events(details.caller):
+                await context.event_room_condition.wait()
             await slots.acquire_slot(details.identifier, details.caller)
         context.fetch_slots.release_slot(details.identifier)
         if details.state is EvaluationState.QUEUED:

@@ -12,6 +12,8 @@ from tawebeval.config import (
     EvaluationSettings,
     EventBufferSettings,
 )
+from tawebeval.core.event_log import EventLog
+from tawebeval.core.events import encode_error_event
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue
 from tawebeval.errors import (
     CallerQuotaExceeded,
@@ -317,3 +319,43 @@ class BytesShareTests(KeptShareTestCase):
         self.check_over("alice")
         self.expire(1)
         self.registry.check_admission("alice")
+
+
+class WaitForRoomTests(RegistryTestCase):
+    """Alice uses up her part while her next evaluation is queued."""
+
+    running, queued = 1, 2
+    configuration = Configuration(
+        evaluations=EvaluationSettings(retain=600),
+        buffers=EventBufferSettings(total=2**16, disk=4096),
+    )
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.first, self.second, self.bobs = (
+            self.registry.accept_form(self.upload(), caller) for caller in ("alice", "alice", "bob")
+        )
+
+    def check_wait(self, give_back: Callable[[], object]) -> None:
+        """Hold that her evaluation waits until something is given back, and others do not."""
+        self.finish(self.world.child)
+        self.assertEqual(self.states(), ["finished", "queued", "running"])
+        self.finish(self.world.child)
+        self.assertEqual(self.states(), ["finished", "queued", "finished"])
+        give_back()
+        self.world.turn()
+        self.assertEqual(self.registry.get_status(self.second, "alice")["state"], "running")
+
+    def states(self) -> list[str]:
+        """Return the states of the evaluations."""
+        names = (self.first, "alice"), (self.second, "alice"), (self.bobs, "bob")
+        return [self.registry.get_status(name, caller)["state"] for name, caller in names]
+
+    def test_evaluation_waits_until_unread_events_are_read(self) -> None:
+        self.world.child.print(b"x" * 2048)
+        self.check_wait(lambda: self.registry.events.read_page_now(self.first, END, "alice"))
+
+    def test_evaluation_waits_until_memory_of_newest_events_is_given_back(self) -> None:
+        log = EventLog(self.world.memory, caller="alice")
+        log.append_batch(encode_error_event("exit", "x" * 2**15), 0)
+        self.check_wait(log.discard)
