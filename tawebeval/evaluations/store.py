@@ -15,6 +15,7 @@ import math
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from tawebeval.deferreds import WorkerThreads, run_in_background
+from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import SetupProblem, StoreError
 from tawebeval.evaluations.database import (
     ArchivedEvaluation,
@@ -71,6 +72,8 @@ class EvaluationStore:
     _flushing: list[Deferred[None]] = attrs.field(factory=list)
     _is_writing: bool = False
     _is_closed: bool = False
+    # A list takes some milliseconds of a processor.
+    _lists: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNLIMITED_WAITERS))
     _retry: IDelayedCall | None = None
 
     @classmethod
@@ -257,8 +260,12 @@ class EvaluationStore:
     # Reading archived evaluations. Raises: StoreError
 
     async def list_archived(self, query: ArchivedQuery) -> list[ArchivedEvaluation]:
-        """Return the archived evaluations of a query, by sequence number."""
-        return await self._read(self._database.list_archived, query)
+        """Return the archived evaluations of a query, by sequence number.
+
+        Callers take turns, and other reads wait for one list at most.
+        """
+        call = partial(self._read, self._database.list_archived, query)
+        return await self._lists.run_in_turn(query.caller, call)
 
     async def find_archived(self, identifier: str) -> EvaluationRow | None:
         """Return the row of an archived evaluation, None if there is none."""

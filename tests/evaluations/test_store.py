@@ -107,6 +107,7 @@ evaluation_rows = st.builds(
         is_daemon_fault=st.booleans(),
     ),
     begin_cursor=counts,
+    has_lost_events=st.booleans(),
     archived=st.none() | st.builds(ArchivedRow, counts, counts, st.binary(max_size=50)),
 )
 
@@ -340,6 +341,20 @@ class ArchivedTests(StoreTestCase):
         self.assertEqual(list_numbers(0, 9, 9), [1, 2, 4, 5, 6])
         self.assertEqual(list_numbers(1, 5, 9), [2, 4, 5])
         self.assertEqual(list_numbers(0, 9, 2), [1, 2])
+
+    def test_callers_take_turns_at_lists_and_a_status_waits_for_one_of_them(self) -> None:
+        self.store._reader = threads = SlowThreads()  # type: ignore[assignment]
+        ended: list[str] = []
+        for caller in ("alice", "alice", "alice", "bob"):
+            query = ArchivedQuery(caller, 0, 9, 9, lambda _: True)
+            listing = Deferred.fromCoroutine(self.store.list_archived(query))
+            listing.addCallback(lambda _, caller=caller: ended.append(caller))
+        status = Deferred.fromCoroutine(self.store.find_archived("e4"))
+        threads.step()
+        threads.step()
+        self.successResultOf(status)
+        threads.finish()
+        self.assertEqual(ended, ["alice", "alice", "bob", "alice"])
 
     def test_rows_that_do_not_match_have_no_entry(self) -> None:
         query = ArchivedQuery("bob", 0, 2, 9, lambda row: row.sequence_number == 2)
