@@ -36,25 +36,29 @@ EXAMPLES = ROOT / "build" / "fuzz"
 
 TARGETS: dict[str, Sequence[str]] = {
     "stdout": (
-        "tests.core.test_segi.PropertyTests.test_reference",
-        "tests.core.test_segi.SmallStepTests.test_reference",
-        "tests.core.test_segi_checkpoints.PropertyTests.test_repeated",
-        "tests.core.test_segi_checkpoints.SmallStepTests.test_repeated",
-        "tests.core.test_segi_checkpoints.SmallStepTests.test_same_calls",
+        "tests.core.test_segi.PropertyTests.test_whatever_is_printed_means_what_the_contract_says_however_it_is_cut",
+        "tests.core.test_segi.SmallStepTests.test_no_step_and_no_turn_leaves_a_trace_in_the_events",
+        "tests.core.test_segi_checkpoints.PropertyTests.test_resumed_parser_cannot_be_told_from_the_first_one",
+        "tests.core.test_segi_checkpoints.SmallStepTests.test_resumed_parser_cannot_be_told_from_the_first_one",
+        "tests.core.test_segi_checkpoints.SmallStepTests.test_third_process_gives_the_same_events",
         "tests.evaluations.test_run_output.PropertyTests.test_events_are_those_of_the_reference",
     ),
-    "file-headers": ("tests.fuzz.test_file_headers.FileHeaderTests.test_reference",),
+    "file-headers": (
+        "tests.fuzz.test_file_headers.FileHeaderTests.test_block_means_what_the_reference_says",
+    ),
     "forms": (
-        "tests.fuzz.test_forms.FormTests.test_any",
-        "tests.fuzz.test_forms.FormTests.test_kept",
+        "tests.fuzz.test_forms.FormTests.test_any_body_is_a_form_or_refused_however_cut",
+        "tests.fuzz.test_forms.FormTests.test_bytes_of_files_are_kept_whatever_they_resemble",
     ),
-    "requests": ("tests.fuzz.test_requests.RequestTests.test_any",),
-    "cursors": ("tests.fuzz.test_cursors.CursorTests.test_any",),
+    "requests": ("tests.fuzz.test_requests.RequestTests.test_any_request_is_answered_as_by_klein",),
+    "cursors": (
+        "tests.fuzz.test_cursors.CursorTests.test_any_cursor_leads_to_its_place_or_is_refused",
+    ),
     "configuration": (
-        "tests.fuzz.test_configuration.ConfigurationTests.test_text",
-        "tests.fuzz.test_configuration.ConfigurationTests.test_paths",
+        "tests.fuzz.test_configuration.ConfigurationTests.test_any_bytes_are_refused_in_a_sentence",
+        "tests.fuzz.test_configuration.ConfigurationTests.test_error_about_a_setting_names_its_path",
     ),
-    "client": ("tests.fuzz.test_client.ClientTests.test_any",),
+    "client": ("tests.fuzz.test_client.ClientTests.test_any_lies_give_a_result_or_an_error",),
 }
 """The properties of each target, as trial names them."""
 
