@@ -29,20 +29,8 @@ PARAMETER_PIECES = (
     *(";", " ", "\n ", "\\", "=?utf-8?q?", "?=", "é", "\0", ",", "(", ")", "<", "filename"),
 )
 HEADER_PIECES = (
-    "A",
-    "From",
-    ":",
-    ": b",
-    "\n",
-    "\r\n",
-    "\r",
-    " ",
-    "\t",
-    "é",
-    "-",
-    ";",
-    "Content-Type",
-)
+    "A", "From", ":", ": b", "\n", "\r\n", "\r", " ", "\t", "é", "-", ";", "Content-Type",
+)  # fmt: skip
 
 
 def parse(block: bytes, limit: int = LIMIT) -> PrintedFile | FileReference:

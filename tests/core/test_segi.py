@@ -507,13 +507,8 @@ class LongLineTests(SynchronousTestCase):
         """Hold that a long line comes through between two short ones, however it is cut."""
         expected = ["a\n" + line.decode("utf-8", "replace") + "\nb"]
         stdout = b"a\n" + line + b"\nb"
-        for chunking in (
-            [],
-            [Chunk(1000)],
-            [Chunk(4096, flush=True)],
-            [Chunk(2**16)],
-            [Chunk(21845), Chunk(1, flush=True)],
-        ):
+        cut = [[Chunk(1000)], [Chunk(4096, flush=True)], [Chunk(2**16)]]
+        for chunking in ([], *cut, [Chunk(21845), Chunk(1, flush=True)]):
             self.assertEqual(join_text(parse(stdout, chunking)), expected)
             at_end = join_text(parse(stdout[2:-2], chunking))
             self.assertEqual(at_end, [line.decode("utf-8", "replace")])

@@ -103,12 +103,6 @@ class CheckOutTests(CacheTestCase):
             self.assertEqual(marker.read_text(), f"3 {TREE} 0 0 []")
             self.assertEqual(self.cache.disk_sizes, before)
 
-    def test_request_after_failed_one_fetches_again(self) -> None:
-        self.fetches = [NO_ROUTE]
-        self.refuse()
-        self.get()
-        self.assertEqual(len(self.fetch_commands()), 2)
-
     def test_failure_leaves_nothing(self) -> None:
         running = Running()
         self.fetches = [NO_ROUTE] * 3 + [running]

@@ -174,13 +174,6 @@ class EvictionTests(CheckoutsTestCase):
         self.assertEqual(self.detach(0), "31")
         self.assertEqual(self.checkouts.disk_bytes, 0)
 
-    def test_checkout_in_use_stays_until_its_last_user_releases_it(self) -> None:
-        first, second = self.get(), self.get()
-        first.release()
-        self.assertEqual(self.detach(0), "")
-        second.release()
-        self.assertEqual(self.detach(0), "1")
-
     def test_evicted_checkout_loses_its_name_at_once(self) -> None:
         self.get().release()
         (detached,) = self.checkouts.evict_excess_checkouts(0)

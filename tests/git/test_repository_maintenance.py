@@ -87,12 +87,6 @@ class DueTests(MaintenanceTestCase):
         self.maintain()
         self.check_maintained(MAINTENANCE)
 
-    def test_repository_with_few_files_has_none(self) -> None:
-        self.grow = lambda repository: None
-        self.fetch_again()
-        self.maintain()
-        self.check_maintained()
-
     def test_maintenance_writes_to_repository_alone(self) -> None:
         self.fetch_again()
         before = self.cache.disk_sizes["repositories"]
