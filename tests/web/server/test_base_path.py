@@ -22,11 +22,8 @@ TARGETS = st.text("/ab?x.%", max_size=12).map(lambda rest: f"/{rest}".encode())
 
 
 class BasePathTests(SynchronousTestCase):
-    """What is inside."""
-
     @given(TARGETS)
-    def test_inside(self, target: bytes) -> None:
-        """The path is taken away once, with as many slashes as there are, and nothing else is."""
+    def test_base_path_is_taken_away_once(self, target: bytes) -> None:
         base_path = BasePath(BELOW)
         for before in (b"/judge/a.b", b"//judge///a.b"):
             self.assertEqual(base_path.strip_prefix(before + target), target)
@@ -34,8 +31,7 @@ class BasePathTests(SynchronousTestCase):
             self.assertEqual(base_path.strip_prefix(other + target), other + target)
         self.assertEqual(BasePath("").strip_prefix(target), target)
 
-    def test_itself(self) -> None:
-        """What asks for the path alone is sent into it."""
+    def test_base_path_alone_is_redirected_into_it(self) -> None:
         base_path = BasePath(BELOW)
         for target in (b"/judge/a.b", b"//judge/a.b", b"/judge/a.b?x=1"):
             self.assertEqual(base_path.strip_prefix(target), target)
@@ -47,29 +43,23 @@ class BasePathTests(SynchronousTestCase):
 
 
 class RoutesBelowTests(RawTestCase):
-    """The whole API there."""
-
     configuration = Configuration(http=HttpSettings(base_path=BELOW))
 
     def ask_raw(self, line: str, **headers: str) -> Answer:
-        """Return the answer to a request without a body."""
         connection = self.connect()
         connection.request(line, **headers)
         return connection.answer(line.partition(" ")[0])
 
     def begin(self, path: str) -> Answer:
-        """Return the answer to a form."""
         connection = self.connect()
         connection.request(f"POST {path}", form(parts()), Content_Type=MULTIPART)
         return connection.answer()
 
-    def test_own_paths(self) -> None:
-        """No route begins with what could be a base path."""
+    def test_no_route_begins_like_a_base_path(self) -> None:
         rules = self.service.app.url_map.iter_rules()
         self.assertEqual({rule.rule.split("/")[1] for rule in rules} - {""}, RESERVED_URL_PATHS)
 
-    def test_with_and_without(self) -> None:
-        """A form is taken with the path or without, and the answer always has it."""
+    def test_form_is_taken_with_and_without_the_base_path(self) -> None:
         for path in (f"{BELOW}/evaluate", "/evaluate", "//judge//a.b//evaluate"):
             answer = self.begin(path)
             identifier = answer.json()["evaluation_id"]
@@ -77,8 +67,7 @@ class RoutesBelowTests(RawTestCase):
         for path in ("/judge/evaluate", f"{BELOW}{BELOW}/evaluate"):
             self.assertEqual(self.begin(path).status, 404)
 
-    def test_links(self) -> None:
-        """Each link leads on, from requests in one piece and in many."""
+    def test_each_link_leads_on_below_the_base_path(self) -> None:
         identifier = self.begin("/evaluate").json()["evaluation_id"]
         self.child.print(b"a\n")
         links = set()
@@ -95,8 +84,7 @@ class RoutesBelowTests(RawTestCase):
         self.assertTrue(found[1].startswith(f"{BELOW}/evaluation/{identifier}/events?after="))
         self.assertEqual(self.ask_raw(f"GET {found[1]}").json()["begin"], found[1].split("=")[1])
 
-    def test_listing(self) -> None:
-        """The list of evaluations goes on below the path."""
+    def test_list_goes_on_below_the_base_path(self) -> None:
         self.patch(lister, "MAX_LISTED_EVALUATIONS", 1)
         for _ in range(2):
             self.begin("/evaluate")
@@ -104,8 +92,7 @@ class RoutesBelowTests(RawTestCase):
         end = answer.json()["end"]
         self.assertEqual(answer.headers["Link"], f'<{BELOW}/evaluations?after={end}>; rel="next"')
 
-    def test_page(self) -> None:
-        """The page is below the path, with all that it is made of; the path alone leads there."""
+    def test_page_is_below_the_base_path(self) -> None:
         answer = self.ask_raw(f"GET {BELOW}")
         self.assertEqual(answer.status, 308)
         self.assertEqual(answer.json()["detail"], f"moved to {BELOW}/")
@@ -116,16 +103,14 @@ class RoutesBelowTests(RawTestCase):
             if not link.startswith("#"):
                 self.assertEqual(self.ask_raw(f"GET {BELOW}/{link}").status, 200, link)
 
-    def test_others(self) -> None:
-        """So are the description, health, and what answers preflights; errors are documents."""
+    def test_description_health_and_errors_are_below_the_base_path(self) -> None:
         for path in ("/health", "/openapi.json", "/health/ready"):
             self.assertEqual(self.ask_raw(f"GET {BELOW}{path}").status, 200)
         self.assertEqual(self.ask_raw(f"OPTIONS {BELOW}/evaluate").status, 204)
         self.check_raw(self.ask_raw(f"GET {BELOW}/nowhere"), 404)
         self.check_raw(self.ask_raw(f"PUT {BELOW}/evaluate"), 405)
 
-    def test_counted(self) -> None:
-        """What is counted and logged is the route, without the path."""
+    def test_route_is_counted_and_logged_without_the_base_path(self) -> None:
         self.ask_raw(f"GET {BELOW}/health")
         self.assertEqual(
             self.service.context.request_log.response_counts, {("GET", "/health", 200): 1}
@@ -154,13 +139,11 @@ class EarlyRefusalsTests(RawTestCase):
         self.assertEqual(request_log.response_counts, {("POST", "/evaluate", status): 1})
         return [event["path"] for event in events if "took" in event]
 
-    def test_over_its_share(self) -> None:
-        """A client that has as many requests as it may: 503."""
+    def test_client_over_its_share_of_requests_is_503(self) -> None:
         waiting = f"GET /evaluation/{self.evaluate()}/events?wait=60"
         for _ in range(SETTINGS.connections_per_address):
             self.service.connect(PROXY).request(waiting, X_Forwarded_For="192.0.2.1")
         self.assertEqual(self.refused(503, "192.0.2.1"), ["/evaluate"])
 
-    def test_unknown_sender(self) -> None:
-        """A header that names nobody: 400."""
+    def test_header_that_names_nobody_is_400(self) -> None:
         self.assertEqual(self.refused(400, "nobody knows"), ["/evaluate"])

@@ -75,8 +75,7 @@ def statuses(connection: Connection) -> list[bytes]:
 class FramingTests(RawTestCase):
     """The same request, in one piece and byte by byte, with another one behind."""
 
-    def test_heads(self) -> None:
-        """A doubtful end is refused, and what follows is not looked at."""
+    def test_doubtful_end_of_a_head_is_refused_with_what_follows(self) -> None:
         for name, lines in FRAMINGS.items():
             request = b"POST /nowhere HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n\r\nhello" + HEALTH
             for size in (len(request), 1):
@@ -87,17 +86,14 @@ class FramingTests(RawTestCase):
                 self.check_raw(connection.answer(), 400)
                 self.assertTrue(connection.closed, name)
 
-    def test_two_hosts(self) -> None:
-        """A request for two hosts is for none (RFC 9112, 3.2)."""
+    def test_request_for_two_hosts_is_400(self) -> None:
         self.refuse(400, b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n")
 
-    def test_old_version(self) -> None:
-        """HTTP/1.0 has no chunks."""
+    def test_http_1_0_has_no_chunks(self) -> None:
         start = b"POST /nowhere HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
         self.refuse(400, start + HEALTH, closed=True)
 
-    def test_chunks(self) -> None:
-        """A doubtful chunk is refused, and what follows is not looked at."""
+    def test_doubtful_chunk_is_refused_with_what_follows(self) -> None:
         start = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         for name, chunks in CHUNKS.items():
             connection = self.connect()
@@ -106,24 +102,21 @@ class FramingTests(RawTestCase):
             self.check_raw(connection.answer(), 400)
             self.assertTrue(connection.closed, name)
 
-    def test_extensions(self) -> None:
-        """An extension of a chunk changes nothing (RFC 9112, 7.1.1)."""
+    def test_extension_of_a_chunk_changes_nothing(self) -> None:
         for chunks in (b"5;a=b\r\nhello\r\n0;c\r\n\r\n", b'5;a=";"\r\nhello\r\n0\r\nX: y\r\n\r\n'):
             connection = self.connect()
             start = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
             connection.send(start + chunks + HEALTH)
             self.assertEqual(statuses(connection), [b"404", b"200"])
 
-    def test_bare_lines(self) -> None:
-        """A request of which no line ends as it should is none, and gets no other answer."""
+    def test_request_of_bare_line_feeds_is_refused_once(self) -> None:
         connection = self.connect()
         connection.send(HEALTH.replace(b"\r", b""))
         self.assertEqual(connection.received, b"")
         self.service.reactor.advance(20)
         self.check_raw(connection.answer(), 408)
 
-    def test_pipelined_garbage(self) -> None:
-        """What follows a request and is none is refused once, and nothing after it is taken."""
+    def test_garbage_after_a_request_is_refused_once(self) -> None:
         for garbage in (b"\0" * 100 + b"\r\n\r\n", b"hello\r\n", b" \r\n", b"\r\n\r\n\r\n"):
             connection = self.connect()
             connection.send(HEALTH + garbage + HEALTH)
@@ -132,18 +125,14 @@ class FramingTests(RawTestCase):
 
 
 class HeadTests(RawTestCase):
-    """How much a head may have."""
-
-    def test_number(self) -> None:
-        """100 headers are served, 101 are not, however small."""
+    def test_100_headers_are_served_and_101_refused(self) -> None:
         connection = self.connect()
         start = HEALTH.removesuffix(b"\r\n")
         connection.send(start + b"X: y\r\n" * 99 + b"\r\n")
         self.assertEqual(connection.answer().status, 200)
         self.refuse(431, start + b"X: y\r\n" * 100 + b"\r\n", closed=True)
 
-    def test_size(self) -> None:
-        """32 KiB in all are served, a byte more is not."""
+    def test_32_kib_of_headers_are_served_and_a_byte_more_refused(self) -> None:
         rest = HEALTH.removesuffix(b"\r\n") + (b"X: " + b"y" * 8000 + b"\r\n") * 4
         last = 32_768 - len(rest) - 2
         connection = self.connect()
@@ -153,8 +142,7 @@ class HeadTests(RawTestCase):
         self.assertEqual(connection.answer().status, 200)
         self.refuse(431, rest + b"Y: ".ljust(last - 1, b"y") + b"\r\n\r\n", closed=True)
 
-    def test_line(self) -> None:
-        """8 KiB in a line are taken, a byte more is not."""
+    def test_8_kib_in_a_line_are_served_and_a_byte_more_refused(self) -> None:
         line = b"GET /health?".ljust(8192 - 9, b"x") + b" HTTP/1.1\r\n"
         connection = self.connect()
         connection.send(line + b"Host: x\r\n\r\n")

@@ -10,8 +10,7 @@ from tests.fakes.clients import MULTIPART, form, head, parts
 class MalformedTests(RawTestCase):
     """What is no request, or none that can be taken."""
 
-    def test_no_request(self) -> None:
-        """400 for what is no HTTP/1.1, and the connection is closed."""
+    def test_nonsense_is_400_and_closed(self) -> None:
         for request in (
             b"hello\r\n\r\n",
             b"GET /health\r\n\r\n",
@@ -26,8 +25,7 @@ class MalformedTests(RawTestCase):
         ):
             self.refuse(400, request, closed=True)
 
-    def test_tls(self) -> None:
-        """A client of TLS gets plain text at once, which TLS takes for a wrong version."""
+    def test_tls_client_gets_plain_text_at_once(self) -> None:
         for hello in (b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\n" * 500):
             connection = self.connect()
             connection.send(hello)
@@ -36,18 +34,15 @@ class MalformedTests(RawTestCase):
             self.assertTrue(connection.closed)
             self.assertIn("use http:// in place of https://", answer.json()["detail"])
 
-    def test_broken_chunks(self) -> None:
-        """400 for a chunked body that is none."""
+    def test_broken_chunked_body_is_400(self) -> None:
         start = head("GET /health", {"Transfer-Encoding": "chunked"})
         self.refuse(400, start + b"zz\r\n", closed=True)
 
-    def test_long_line(self) -> None:
-        """414 for a first line that is too long, 431 for a header."""
+    def test_long_request_line_is_414_and_a_long_header_431(self) -> None:
         self.refuse(414, b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n", closed=True)
         self.refuse(431, b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n", closed=True)
 
-    def test_not_utf8(self) -> None:
-        """A path that is not UTF-8 leads nowhere, and is refused as everything is."""
+    def test_path_that_is_not_utf8_is_refused(self) -> None:
         for path in ("/evaluation/%ff/events", "/%ff", "/evaluation/%c3%28"):
             connection = self.connect()
             connection.request(f"GET {path}")
@@ -56,8 +51,7 @@ class MalformedTests(RawTestCase):
             self.assertIn(answer.status, (400, 404))
             self.check_raw(answer, answer.status)
 
-    def test_odd_hosts(self) -> None:
-        """A `Host` that is none does no harm."""
+    def test_odd_host_does_no_harm(self) -> None:
         for host in (b"", b"x" * 300, b"\xff", b"a b", b"..", b"[::1", "ü".encode()):
             connection = self.connect()
             connection.send(b"GET /nowhere HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
@@ -66,8 +60,7 @@ class MalformedTests(RawTestCase):
             self.assertIn(answer.status, (400, 404))
             self.check_raw(answer, answer.status)
 
-    def test_without_host(self) -> None:
-        """A request of HTTP/1.1 names its host, once (RFC 9112, 3.2); an older one need not."""
+    def test_http_1_1_needs_one_host_and_1_0_none(self) -> None:
         for start in (b"GET /health", b"GET /nowhere", b"OPTIONS /health", b"POST /evaluate"):
             connection = self.connect()
             for fields, wrong in (
@@ -81,8 +74,7 @@ class MalformedTests(RawTestCase):
             connection.send(b"GET /health HTTP/1.1\r\nHost:\r\n\r\n")
             self.assertEqual(connection.answer().status, 200)
 
-    def test_odd_headers(self) -> None:
-        """Headers that are not UTF-8 are refused, or passed over, in a document as ever."""
+    def test_headers_that_are_not_utf8_are_refused_or_ignored(self) -> None:
         for line, name, status in (
             ("POST /evaluate", b"Idempotency-Key", 400),
             ("POST /evaluate", b"Content-Type", 400),
@@ -94,8 +86,7 @@ class MalformedTests(RawTestCase):
             answer = connection.answer()
             self.check_raw(answer, status)
 
-    def test_odd_targets(self) -> None:
-        """Targets that are no path are refused as everything is."""
+    def test_odd_targets_are_refused(self) -> None:
         for target in ("/../x", "http://[/x", "health", "%", "/%", "/evaluation/%00/events"):
             connection = self.connect()
             connection.request(f"GET {target}")
@@ -103,14 +94,12 @@ class MalformedTests(RawTestCase):
             self.assertIn(answer.status, (400, 404), target)
             self.check_raw(answer, answer.status)
 
-    def test_whole_url(self) -> None:
-        """A proxy may send a URL in place of a path (RFC 9112, 3.2.2)."""
+    def test_whole_url_is_served_as_its_path(self) -> None:
         connection = self.connect()
         connection.request("GET http://localhost/health")
         self.assertEqual(connection.answer().status, 200)
 
-    def test_asterisk(self) -> None:
-        """`*`, which is for OPTIONS, is refused with a document as well."""
+    def test_asterisk_is_for_options_only(self) -> None:
         connection = self.connect()
         connection.request("GET *")
         answer = connection.answer()
@@ -119,8 +108,7 @@ class MalformedTests(RawTestCase):
         connection.request("OPTIONS *")
         self.assertEqual(connection.answer().status, 204)
 
-    def test_doubled_slashes(self) -> None:
-        """Slashes too many lead to the same place, to none, or say where else to go."""
+    def test_doubled_slashes_lead_to_the_same_place_or_are_redirected(self) -> None:
         for target, statuses in (
             ("//health", (200, 308)),
             ("//nowhere//at//all", (404,)),
@@ -132,15 +120,13 @@ class MalformedTests(RawTestCase):
             self.assertIn(answer.status, statuses, target)
             self.assertEqual("Location" in answer.headers, answer.status == 308, target)
 
-    def test_http_1_0(self) -> None:
-        """HTTP/1.0 is spoken, too, one request for each connection."""
+    def test_http_1_0_has_one_request_for_each_connection(self) -> None:
         connection = self.connect()
         connection.send(b"GET /health HTTP/1.0\r\n\r\n")
         self.assertEqual(connection.answer().status, 200)
         self.assertTrue(connection.closed)
 
-    def test_persistent(self) -> None:
-        """A connection serves one request after the other, also after a refusal by a route."""
+    def test_connection_serves_one_request_after_the_other(self) -> None:
         connection = self.connect()
         for line, status in (
             ("GET /health", 200),
@@ -172,8 +158,7 @@ class MalformedTests(RawTestCase):
             self.refuse(501, head(line, {}), closed=False)
         self.assertEqual(self.page(identifier)["begin"], None)
 
-    def test_pipelined(self) -> None:
-        """Requests that are sent at once are answered in turn."""
+    def test_pipelined_requests_are_answered_in_turn(self) -> None:
         connection = self.connect()
         connection.send(head("GET /health", {}) + head("GET /nowhere", {"Connection": "close"}))
         connection.settle()
@@ -182,8 +167,7 @@ class MalformedTests(RawTestCase):
         self.assertTrue(second.startswith(b"404"))
         self.assertTrue(connection.closed)
 
-    def test_pipelined_flood(self) -> None:
-        """Of the requests that one read brings, a turn of the reactor answers one."""
+    def test_one_turn_answers_one_pipelined_request(self) -> None:
         connection = self.connect()
         connection.send(head("GET /health", {}) * 100)
         self.assertEqual(connection.received.count(b"HTTP/1.1 200 OK"), 1)
@@ -192,8 +176,7 @@ class MalformedTests(RawTestCase):
         self.assertEqual(connection.received.count(b"HTTP/1.1 200 OK"), 100)
         self.assertFalse(connection.closed)
 
-    def test_bytes_of_a_turn(self) -> None:
-        """Only of a body of known length a turn of the reactor reads much: it costs least."""
+    def test_one_turn_reads_much_only_of_a_body_of_known_length(self) -> None:
         connection = self.connect()
         self.assertEqual(connection.transport.bufferSize, 4096)
         for framing, size in (
@@ -206,8 +189,7 @@ class MalformedTests(RawTestCase):
             self.assertEqual(connection.answer().status, 404)
             self.assertEqual(connection.transport.bufferSize, 4096)
 
-    def test_pipelined_and_gone(self) -> None:
-        """A client that goes, or is cut off, between two of its requests leaves nothing."""
+    def test_client_that_goes_between_two_requests_leaves_nothing(self) -> None:
         for end in ("lose", "abort"):
             connection = self.connect()
             connection.send(head("GET /health", {}) * 2)
@@ -219,24 +201,19 @@ class MalformedTests(RawTestCase):
             self.assertEqual(connection.channel.requests, [])
             self.assertEqual(self.service.reactor.getDelayedCalls(), [])
 
-    def test_idle(self) -> None:
-        """A connection on which nothing happens is closed."""
+    def test_idle_connection_is_closed(self) -> None:
         connection = self.connect()
         self.service.reactor.advance(61)
         self.assertTrue(connection.closed)
 
 
 class BodyTests(RawTestCase):
-    """Bodies where none is expected."""
-
-    def test_small(self) -> None:
-        """A small one is ignored."""
+    def test_small_body_of_a_get_is_ignored(self) -> None:
         connection = self.connect()
         connection.request("GET /health", b"x" * 1000)
         self.assertEqual(connection.answer().status, 200)
 
-    def test_large(self) -> None:
-        """A large one is refused: at once if it is announced, else when it gets large."""
+    def test_large_body_of_a_get_is_refused(self) -> None:
         for line in ("GET /health", "POST /nowhere", "DELETE /evaluation/x"):
             self.refuse(413, head(line, {"Content-Length": "65537"}))
         connection = self.connect()
@@ -247,8 +224,7 @@ class BodyTests(RawTestCase):
         connection.send(b"1\r\nx\r\n")
         self.check_raw(connection.answer(), 413)
 
-    def test_chunked_form(self) -> None:
-        """A form may come in chunks."""
+    def test_form_may_be_chunked(self) -> None:
         connection = self.connect()
         start = head("POST /evaluate", {"Content-Type": MULTIPART, "Transfer-Encoding": "chunked"})
         body = form(parts(source=b"x" * 5000))

@@ -16,16 +16,12 @@ from tests.cases.web import WebTestCase
 
 
 class TableTests(SynchronousTestCase):
-    """The one table."""
-
-    def test_complete(self) -> None:
-        """Every refusal has its status."""
+    def test_every_refusal_has_a_status(self) -> None:
         refusals = set(_below(errors.RequestError))
         self.assertEqual(set(error_responses.ERROR_STATUSES), refusals)
         self.assertTrue(refusals)
 
-    def test_statuses(self) -> None:
-        """The statuses are the contract's."""
+    def test_statuses_are_those_of_the_contract(self) -> None:
         self.assertEqual(
             {
                 error.__name__: status.value
@@ -64,8 +60,7 @@ class TableTests(SynchronousTestCase):
             },
         )
 
-    def test_document(self) -> None:
-        """A document has what RFC 9457 has, `message`, and what the error adds."""
+    def test_document_is_that_of_rfc_9457_with_message_and_extra_members(self) -> None:
         self.assertEqual(
             error_responses.make_problem_details(HTTPStatus.GONE, "no more", oldest="3"),
             b'{"type":"about:blank","title":"Gone","status":410,"detail":"no more",'
@@ -80,10 +75,7 @@ def _below(base: type) -> Iterator[type]:
 
 
 class RouteTests(WebTestCase):
-    """Klein's own traps."""
-
-    def test_names(self) -> None:
-        """No two routes share a function name, which Klein would not tell."""
+    def test_no_two_routes_share_a_function_name(self) -> None:
         names: list[str] = []
         route = Klein.route
 
@@ -101,13 +93,11 @@ class RouteTests(WebTestCase):
         self.assertGreaterEqual(len(names), 5)
         self.assertEqual(len(set(names)), len(names))
 
-    def test_not_found(self) -> None:
-        """404."""
+    def test_unknown_path_is_404(self) -> None:
         for path in ("/nowhere", "/evaluations/", "/evaluation", "/evaluation/", "/evaluation/x/y"):
             self.request("GET", path, 404)
 
-    def test_other_spellings(self) -> None:
-        """No spelling of the path leads to an evaluation without its form, or to a defect."""
+    def test_no_spelling_of_a_path_leads_around_its_form(self) -> None:
         for path in ("/evaluate/", "/%65valuate", "/evaluate%20", "//evaluate", "/./evaluate"):
             connection = self.connect()
             connection.request(f"POST {path}", b"x" * 100)
@@ -115,8 +105,7 @@ class RouteTests(WebTestCase):
             self.assertIn(answer.status, (400, 404, 415), path)
             self.assertEqual(answer.headers["Content-Type"], "application/problem+json")
 
-    def test_not_allowed(self) -> None:
-        """405, with what is allowed."""
+    def test_405_names_what_is_allowed(self) -> None:
         for method, path, allowed in (
             ("GET", "/evaluate", "POST"),
             ("PUT", "/evaluate", "POST"),
@@ -128,8 +117,7 @@ class RouteTests(WebTestCase):
             answer = self.request(method, path, 405)
             self.assertIn(allowed, answer.headers["allow"])
 
-    def test_preflight(self) -> None:
-        """OPTIONS is answered everywhere, with what a browser may send."""
+    def test_options_is_answered_everywhere(self) -> None:
         for path in ("/evaluate", "/evaluation/x/events", "/nowhere"):
             answer = self.request("OPTIONS", path, 204)
             self.assertEqual(answer.body, b"")
@@ -139,22 +127,19 @@ class RouteTests(WebTestCase):
             for name in ("content-type", "idempotency-key", "prefer"):
                 self.assertIn(name, allowed)
 
-    def test_defect(self) -> None:
-        """500, which is logged, and of which the client learns no more than that."""
+    def test_defect_is_logged_and_500_without_details(self) -> None:
         self.patch(self.service.registry, "get_status", lambda *_: 1 // 0)
         answer = self.request("GET", "/evaluation/x", 500)
         self.assertNotIn(b"ZeroDivision", answer.body)
         self.assertNotIn(b"division", answer.body)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
-    def test_defect_in_a_coroutine(self) -> None:
-        """The same where the route is a coroutine."""
+    def test_defect_in_a_coroutine_is_500(self) -> None:
         self.patch(EventRequests, "read_page_now", lambda *_, **__: 1 // 0)
         self.request("GET", "/evaluation/x/events", 500)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
-    def test_defect_outside_of_routes(self) -> None:
-        """The same where no route has caught it."""
+    def test_defect_outside_of_routes_is_500(self) -> None:
         self.patch(self.service.site.resource, "render", lambda request: 1 // 0)
         self.request("GET", "/health", 500)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)

@@ -18,21 +18,16 @@ def ipv4(last: int) -> IPv4Address:
 
 
 class ConnectionsTestCase(RawTestCase):
-    """Clients of several addresses."""
-
     configuration = Configuration(http=HttpSettings(connections=5, connections_per_address=2))
 
     def connect_from(self, address: IAddress) -> Connection:
-        """Return a connection from there."""
         return self.service.connect(address)
 
     def check_open(self, connection: Connection) -> None:
-        """Hold that a connection is served."""
         connection.send(HEALTH)
         self.assertEqual(connection.answer().status, 200)
 
     def check_turned_away(self, connection: Connection) -> None:
-        """Hold that it is not, and told so when it asks."""
         self.assertEqual(connection.received, b"")
         connection.send(HEALTH)
         answer = connection.answer()
@@ -43,10 +38,7 @@ class ConnectionsTestCase(RawTestCase):
 
 
 class ConnectionsTests(ConnectionsTestCase):
-    """The limits."""
-
-    def test_for_each_address(self) -> None:
-        """An address has its connections, and others have theirs, until one is given back."""
+    def test_each_address_has_its_own_connections(self) -> None:
         first = [self.connect_from(ipv4(1)) for _ in range(2)]
         self.check_turned_away(self.connect_from(ipv4(1)))
         self.check_open(self.connect_from(ipv4(2)))
@@ -56,8 +48,7 @@ class ConnectionsTests(ConnectionsTestCase):
         self.check_open(self.connect_from(ipv4(1)))
         self.check_turned_away(self.connect_from(ipv4(1)))
 
-    def test_in_all(self) -> None:
-        """There are so many in all, Unix sockets among them."""
+    def test_connections_are_bounded_in_all_with_unix_sockets(self) -> None:
         unix = UNIXAddress("/run/x")
         connections = [self.connect_from(unix) for _ in range(4)]
         connections.append(self.connect_from(ipv4(1)))
@@ -66,16 +57,14 @@ class ConnectionsTests(ConnectionsTestCase):
         connections[0].lose()
         self.check_open(self.connect_from(ipv4(2)))
 
-    def test_silent(self) -> None:
-        """One that is turned away and says nothing is ended soon."""
+    def test_silent_connection_over_the_limit_is_ended_soon(self) -> None:
         for _ in range(2):
             self.connect_from(ipv4(1))
         connection = self.connect_from(ipv4(1))
         self.service.reactor.advance(5)
         self.assertTrue(connection.aborted)
 
-    def test_many(self) -> None:
-        """Beyond some, those that are too many are ended at once; later it is as before."""
+    def test_many_connections_over_the_limit_are_ended_at_once(self) -> None:
         for _ in range(2):
             self.connect_from(ipv4(1))
         waiting = [self.connect_from(ipv4(1)) for _ in range(64)]
@@ -87,8 +76,7 @@ class ConnectionsTests(ConnectionsTestCase):
             connection.lose()
         self.check_turned_away(self.connect_from(ipv4(1)))
 
-    def test_nothing_is_kept(self) -> None:
-        """Of clients that have gone nothing is left."""
+    def test_clients_that_have_gone_leave_nothing(self) -> None:
         for last in range(50):
             connection = self.connect_from(ipv4(last))
             self.check_open(connection)
@@ -98,12 +86,9 @@ class ConnectionsTests(ConnectionsTestCase):
 
 
 class UnlimitedTests(ConnectionsTestCase):
-    """0 is no limit."""
-
     configuration = Configuration(http=HttpSettings(connections=5, connections_per_address=0))
 
-    def test_proxy(self) -> None:
-        """All may come from one address; in all there is still a limit."""
+    def test_all_clients_may_come_from_one_proxy(self) -> None:
         for _ in range(5):
             self.check_open(self.connect_from(ipv4(1)))
         self.check_turned_away(self.connect_from(ipv4(1)))

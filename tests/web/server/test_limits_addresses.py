@@ -19,10 +19,7 @@ STRANGER = IPv4Address("TCP", "192.0.2.1", 1)
 
 
 class PeerTests(SynchronousTestCase):
-    """Who is at the other end of a connection."""
-
-    def test_strangers(self) -> None:
-        """Who is trusted by nobody counts by its address, which is the client's."""
+    def test_untrusted_peer_counts_by_its_own_address(self) -> None:
         clients = ClientAddressResolver.from_settings(SETTINGS)
         for address, name, group in (
             (STRANGER, "192.0.2.1", "192.0.2.1"),
@@ -37,8 +34,7 @@ class PeerTests(SynchronousTestCase):
                 (peer.direct_client.address, peer.direct_client.address_group), (name, "")
             )
 
-    def test_proxies(self) -> None:
-        """Who is trusted counts for nobody, and says itself for whom it asks."""
+    def test_trusted_proxy_names_the_address_that_counts(self) -> None:
         unix = ClientAddressResolver.from_settings(HttpSettings(trusted_proxies=("unix",)))
         mapped = IPv6Address("TCP", "::ffff:10.0.0.1", 1)
         for clients, address in (
@@ -54,8 +50,6 @@ class PeerTests(SynchronousTestCase):
 
 
 class ProxiedTestCase(RawTestCase):
-    """A service with a proxy before it."""
-
     configuration = Configuration(http=SETTINGS, log=LogSettings(access=True))
 
     def setUp(self) -> None:
@@ -64,11 +58,9 @@ class ProxiedTestCase(RawTestCase):
         self.identifier = self.evaluate()
 
     def from_(self, address: IAddress) -> Connection:
-        """Return a connection from there."""
         return self.service.connect(address)
 
     def send(self, connection: Connection, query: str = "", **headers: str) -> None:
-        """Ask for a page."""
         fields = "".join(
             f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items()
         )
@@ -84,10 +76,7 @@ class ProxiedTestCase(RawTestCase):
 
 
 class LogTests(ProxiedTestCase):
-    """Whose address is in the access log."""
-
-    def test_believed(self) -> None:
-        """A proxy's word counts, on both roads; that of its client does not."""
+    def test_header_of_a_proxy_is_believed_and_that_of_its_client_is_not(self) -> None:
         for said, client in (
             ("192.0.2.7", "192.0.2.7"),
             ("198.51.100.1, 192.0.2.7", "192.0.2.7"),
@@ -101,8 +90,7 @@ class LogTests(ProxiedTestCase):
             self.assertEqual(connection.answer().status, 200)
             connection.lose()
 
-    def test_not_believed(self) -> None:
-        """Nobody else is believed, nor is a header that the proxy does not write."""
+    def test_untrusted_peer_and_other_headers_are_not_believed(self) -> None:
         for address, header, client in (
             (STRANGER, "X_Forwarded_For", "192.0.2.1"),
             (STRANGER, "Forwarded", "192.0.2.1"),
@@ -114,15 +102,13 @@ class LogTests(ProxiedTestCase):
             self.assertEqual(self.logged(connection, **{header: "192.0.2.9"}), [client])
             connection.lose()
 
-    def test_each_request(self) -> None:
-        """On one connection of a proxy each request may be another client's."""
+    def test_each_request_of_a_proxys_connection_may_be_another_clients(self) -> None:
         connection = self.from_(PROXY)
         for client in ("192.0.2.7", "192.0.2.8", "192.0.2.8", "192.0.2.7"):
             self.assertEqual(self.logged(connection, X_Forwarded_For=client), [client])
         connection.lose()
 
-    def test_broken(self) -> None:
-        """What a proxy should not write is refused, in its own name."""
+    def test_broken_header_of_a_proxy_is_refused_in_its_name(self) -> None:
         connection = self.from_(PROXY)
         self.assertEqual(self.logged(connection, X_Forwarded_For="me"), ["10.0.0.1"])
         problem = self.check_raw(connection.answer(), 400).json()
@@ -130,15 +116,12 @@ class LogTests(ProxiedTestCase):
 
 
 class ForwardedTests(ProxiedTestCase):
-    """A proxy that writes `Forwarded`."""
-
     configuration = Configuration(
         http=HttpSettings(trusted_proxies=("unix",), client_header="Forwarded"),
         log=LogSettings(access=True),
     )
 
-    def test_believed(self) -> None:
-        """It counts, over a UNIX socket here, and the other header does not."""
+    def test_forwarded_header_is_believed_over_a_unix_socket(self) -> None:
         connection = self.from_(UNIXAddress(None))
         headers = {"Forwarded": 'for="[2001:db8::7]:80"', "X_Forwarded_For": "192.0.2.9"}
         self.assertEqual(self.logged(connection, **headers), ["2001:db8::7"])
@@ -154,8 +137,7 @@ class LimitTests(ProxiedTestCase):
         self.send(connection, "?wait=20", X_Forwarded_For=client)
         return connection
 
-    def test_each_client(self) -> None:
-        """The proxy has as many connections as it likes, and each client two requests at once."""
+    def test_each_client_of_a_proxy_has_two_requests_at_once(self) -> None:
         first = [self.wait("192.0.2.7") for _ in range(2)]
         other = self.wait("192.0.2.8")
         for connection in (*first, other):
@@ -174,15 +156,13 @@ class LimitTests(ProxiedTestCase):
         self.identifier = self.evaluate()
         self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
 
-    def test_in_all(self) -> None:
-        """There are so many connections in all, the proxy's among them."""
+    def test_connections_are_bounded_with_those_of_the_proxy(self) -> None:
         for number in range(6):
             self.wait(f"192.0.2.{number}", True)
         connection = self.wait("192.0.2.99", True)
         self.check_raw(connection.answer(), 503)
 
-    def test_upload(self) -> None:
-        """A form counts until it is answered, also one that is refused or broken off."""
+    def test_form_counts_until_it_is_answered(self) -> None:
         for fails in ("", "no", "gone"):
             connection = self.from_(PROXY)
             body = form(parts(commit_oid=b"x") if fails == "no" else parts())
@@ -201,9 +181,7 @@ class LimitTests(ProxiedTestCase):
             connection.lose()
             self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
 
-    def test_refused(self) -> None:
-        """Whoever is refused for want of a token counts no longer."""
-
+    def test_client_refused_without_a_token_counts_no_longer(self) -> None:
         def refuse(*_: object) -> str:
             raise Unauthorized("no")
 
@@ -212,8 +190,7 @@ class LimitTests(ProxiedTestCase):
         self.check_raw(connection.answer(), 401)
         self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
 
-    def test_tokens_come_later(self) -> None:
-        """Whoever has too many requests does not use up a share by it."""
+    def test_client_over_its_requests_uses_up_no_rate(self) -> None:
         asked: list[object] = []
         access = self.service.context.authentication
         admit = type(access).authenticate_token

@@ -18,10 +18,7 @@ STOPPING = "the daemon is stopping"
 
 
 class LeavingTestCase(StreamTestCase, RawTestCase):
-    """A site that is closed."""
-
     def leave(self) -> Deferred[None]:
-        """Have all go away."""
         return Deferred.fromCoroutine(self.service.site.open_connections.drain_connections())
 
     def check_told(self, connection: Connection) -> None:
@@ -35,8 +32,7 @@ class LeavingTestCase(StreamTestCase, RawTestCase):
 class LeavingTests(LeavingTestCase):
     """What each phase of a connection is entitled to."""
 
-    def test_nobody(self) -> None:
-        """With nobody there it is over at once, also when some have been."""
+    def test_drain_without_connections_is_over_at_once(self) -> None:
         connection = self.connect()
         connection.send(HEALTH)
         connection.lose()
@@ -50,8 +46,7 @@ class LeavingTests(LeavingTestCase):
         self.assertEqual((answer.status, answer.headers["Connection"]), (200, None))
         return new, idle
 
-    def test_idle(self) -> None:
-        """One without a request, at first or after an answer, is closed without a word."""
+    def test_idle_connection_is_closed_without_a_word(self) -> None:
         connections = self.waiting()
         over = self.leave()
         self.service.reactor.advance(0.49)
@@ -64,8 +59,7 @@ class LeavingTests(LeavingTestCase):
         self.successResultOf(over)
         self.assertEqual(self.service.reactor.getDelayedCalls(), [])
 
-    def test_request_on_its_way(self) -> None:
-        """A request that was sent before its client could know of the end is answered."""
+    def test_request_on_its_way_is_answered(self) -> None:
         connections = self.waiting()
         over = self.leave()
         for connection in connections:
@@ -76,8 +70,7 @@ class LeavingTests(LeavingTestCase):
             connection.lose()
         self.successResultOf(over)
 
-    def test_request_that_crosses_the_end(self) -> None:
-        """One that comes when our half is closed is thrown away, and the connection not reset."""
+    def test_request_that_crosses_the_end_is_thrown_away_without_a_reset(self) -> None:
         connections = self.waiting()
         halves: list[bool] = []
         for connection in connections:
@@ -98,8 +91,7 @@ class LeavingTests(LeavingTestCase):
             connection.lose()
         self.successResultOf(over)
 
-    def test_request_just_before_the_end(self) -> None:
-        """What has come when the time is over, and the reactor has yet to read, is answered."""
+    def test_request_just_before_the_end_is_answered(self) -> None:
         connections = self.waiting()
         for connection in connections:
             transport: Any = connection.transport
@@ -113,8 +105,7 @@ class LeavingTests(LeavingTestCase):
             connection.lose()
         self.successResultOf(over)
 
-    def test_half_a_head_meanwhile(self) -> None:
-        """A request that has begun on such a connection, and does not go on, gets 503 in time."""
+    def test_half_a_head_that_began_meanwhile_is_503_in_time(self) -> None:
         connection, _ = self.waiting()
         over = self.leave()
         connection.send(HEALTH[:-2])
@@ -126,8 +117,7 @@ class LeavingTests(LeavingTestCase):
         self.service.reactor.advance(5)
         self.successResultOf(over)
 
-    def test_announced(self) -> None:
-        """Idle connections end when the end is announced, and those that are answered do not."""
+    def test_idle_connections_end_at_the_announcement(self) -> None:
         identifier = self.evaluate()
         idle, half, asking = self.connect(), self.connect(), self.connect()
         half.send(HEALTH[:-2])
@@ -142,8 +132,7 @@ class LeavingTests(LeavingTestCase):
         self.assertEqual(asking.answer().headers["Connection"], "close")
         self.assertTrue(asking.closed)
 
-    def test_last_answers(self) -> None:
-        """While the daemon stops each answer is its connection's last; a WebSocket is opened."""
+    def test_answers_while_stopping_are_the_last_of_their_connections(self) -> None:
         identifier = self.evaluate()
         self.service.site.open_connections.is_draining = True
         for path in ("/health", f"/evaluation/{identifier}/events?wait=0", "/missing"):
@@ -163,8 +152,7 @@ class LeavingTests(LeavingTestCase):
         answer = connection.answer()
         self.assertEqual((answer.status, answer.headers["Connection"]), (426, "Upgrade"))
 
-    def test_half_a_head(self) -> None:
-        """Half a head, of a first request or a later one, gets 503."""
+    def test_half_a_head_is_503(self) -> None:
         for before in (b"", HEALTH):
             for half in (HEALTH[:5], HEALTH[:-2]):
                 connection = self.connect()
@@ -190,8 +178,7 @@ class LeavingTests(LeavingTestCase):
         connection.send(body[:3000])
         return connection, body[3000:]
 
-    def test_upload_that_stalls(self) -> None:
-        """An upload that does not go on gets 503, time to read it, and leaves nothing."""
+    def test_stalled_upload_is_503_and_leaves_nothing(self) -> None:
         connection, _ = self.upload()
         over = self.leave()
         self.check_told(connection)
@@ -204,8 +191,7 @@ class LeavingTests(LeavingTestCase):
         self.assertTrue(connection.aborted)
         self.successResultOf(over)
 
-    def test_upload_that_goes_on(self) -> None:
-        """One that does gets 503, too, and its end is the end of the connection."""
+    def test_upload_that_goes_on_is_503_and_its_end_ends_the_connection(self) -> None:
         connection, rest = self.upload()
         over = self.leave()
         self.check_told(connection)
@@ -214,8 +200,7 @@ class LeavingTests(LeavingTestCase):
         connection.lose()
         self.successResultOf(over)
 
-    def test_upload_that_is_refused_already(self) -> None:
-        """One that has an answer gets no other."""
+    def test_upload_that_is_refused_already_gets_no_other_answer(self) -> None:
         connection, rest = self.upload()
         self.successResultOf(Deferred.fromCoroutine(self.service.registry.drain_and_close()))
         connection.send(rest[:10])
@@ -223,8 +208,7 @@ class LeavingTests(LeavingTestCase):
         self.assertNoResult(self.leave())
         self.assertEqual(connection.received, b"")
 
-    def test_answer_that_is_not_taken_yet(self) -> None:
-        """An answer on its way comes as a whole, is the last one, and the connection ends."""
+    def test_answer_on_its_way_comes_whole_and_is_the_last(self) -> None:
         identifier = self.evaluate()
         self.print(b"a\n" * 1000)
         connection = self.connect()
@@ -239,8 +223,7 @@ class LeavingTests(LeavingTestCase):
         connection.lose()
         self.successResultOf(over)
 
-    def test_poll_that_waits(self) -> None:
-        """A poll is answered by the end of its evaluation, and that is its connection's last."""
+    def test_waiting_poll_is_answered_by_the_end_of_its_evaluation(self) -> None:
         identifier = self.evaluate()
         connection = self.connect()
         connection.send(head(f"GET /evaluation/{identifier}/events?wait=20", {}))
@@ -252,8 +235,7 @@ class LeavingTests(LeavingTestCase):
         connection.lose()
         self.successResultOf(over)
 
-    def test_stream_that_is_not_taken(self) -> None:
-        """A stream that is slow is broken off, so that its reader sees that it is not all."""
+    def test_slow_stream_is_broken_off(self) -> None:
         identifier = self.evaluate()
         follower = self.follow(LineFollower, identifier)
         follower.full = True
@@ -266,8 +248,7 @@ class LeavingTests(LeavingTestCase):
         self.assertFalse(follower.complete)
         self.successResultOf(over)
 
-    def test_websocket(self) -> None:
-        """A WebSocket that has not come to its end is closed with the code for that."""
+    def test_websocket_before_its_end_is_closed_with_the_code(self) -> None:
         identifier = self.evaluate()
         follower = self.follow(SocketFollower, identifier)
         self.print(b"a\n")
@@ -280,8 +261,7 @@ class LeavingTests(LeavingTestCase):
         self.successResultOf(over)
         self.check_nothing_left(identifier)
 
-    def test_websocket_that_is_behind(self) -> None:
-        """The close frame is the last of what a slow client takes."""
+    def test_close_frame_is_the_last_that_a_slow_client_takes(self) -> None:
         identifier = self.evaluate()
         follower = self.follow(SocketFollower, identifier)
         follower.full = True
@@ -295,8 +275,7 @@ class LeavingTests(LeavingTestCase):
         follower.lose()
         self.successResultOf(over)
 
-    def test_websocket_that_has_ended(self) -> None:
-        """One whose client has yet to close its half has its code already."""
+    def test_ended_websocket_has_its_code_already(self) -> None:
         identifier = self.evaluate()
         follower = self.follow(SocketFollower, identifier)
         transport: Any = follower.connection.transport

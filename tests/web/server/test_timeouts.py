@@ -37,10 +37,7 @@ class SlowTestCase(RawTestCase):
 
 
 class HeadTests(SlowTestCase):
-    """The time for a head."""
-
-    def test_nothing(self) -> None:
-        """A connection on which nothing comes is closed without a word."""
+    def test_silent_connection_is_closed_without_a_word(self) -> None:
         connection = self.connect()
         self.advance(9.9)
         self.check_quiet(connection)
@@ -48,8 +45,7 @@ class HeadTests(SlowTestCase):
         self.assertTrue(connection.closed)
         self.assertEqual(connection.received, b"")
 
-    def test_byte_by_byte(self) -> None:
-        """A byte now and then puts nothing off: 408, within one line and from line to line."""
+    def test_head_byte_by_byte_is_408(self) -> None:
         for piece in (b"x", b"X: y\r\n"):
             connection = self.connect()
             connection.send(START)
@@ -61,16 +57,14 @@ class HeadTests(SlowTestCase):
             self.check_raw(connection.answer(), 408)
             self.assertTrue(connection.closed)
 
-    def test_before_the_first_line(self) -> None:
-        """The time begins with the connection, not with the first byte of it."""
+    def test_time_begins_with_the_connection(self) -> None:
         connection = self.connect()
         self.advance(9)
         connection.send(b"G")
         self.advance(1)
         self.check_raw(connection.answer(), 408)
 
-    def test_in_time(self) -> None:
-        """Whoever is ready in time is served, however slow, and again on the same connection."""
+    def test_client_ready_in_time_is_served_however_slow(self) -> None:
         connection = self.connect()
         for _ in range(3):
             connection.send(START)
@@ -80,8 +74,7 @@ class HeadTests(SlowTestCase):
             self.advance(39)
         self.assertFalse(connection.closed)
 
-    def test_kept(self) -> None:
-        """On a connection that is kept, the time begins with the next request."""
+    def test_time_of_a_kept_connection_begins_with_the_next_request(self) -> None:
         for start in (b"G", START, b"GET / HTTP/1.1\r\nX: y"):
             connection = self.connect()
             connection.send(START + b"\r\n")
@@ -93,8 +86,7 @@ class HeadTests(SlowTestCase):
             self.advance(0.2)
             self.check_raw(connection.answer(), 408)
 
-    def test_pipelined(self) -> None:
-        """So it does where the beginning of the next request came together with the last."""
+    def test_time_of_a_pipelined_request_begins_with_it(self) -> None:
         for start in (b"G", START, START + b"X: y"):
             connection = self.connect()
             connection.send(START + b"\r\n" + start)
@@ -104,8 +96,7 @@ class HeadTests(SlowTestCase):
             self.advance(10)
             self.check_raw(connection.answer(), 408)
 
-    def test_idle(self) -> None:
-        """A connection without a next request is closed without a word."""
+    def test_connection_without_a_next_request_is_closed_without_a_word(self) -> None:
         connection = self.connect()
         connection.send(START + b"\r\n")
         connection.answer()
@@ -117,8 +108,6 @@ class HeadTests(SlowTestCase):
 
 
 class BodyTests(SlowTestCase):
-    """The rate of a body."""
-
     def upload(self, *, chunked: bool = False) -> tuple[Connection, bytes]:
         """Return a connection on which a form has begun, and its body."""
         connection = self.connect()
@@ -138,8 +127,7 @@ class BodyTests(SlowTestCase):
         connection.lose()
         self.assertEqual(self.service.leftovers(), [])
 
-    def test_byte_by_byte(self) -> None:
-        """A byte now and then is too slow, and leaves nothing."""
+    def test_body_byte_by_byte_is_too_slow_and_leaves_nothing(self) -> None:
         connection, body = self.upload()
         for at in range(20):
             self.check_quiet(connection)
@@ -147,8 +135,7 @@ class BodyTests(SlowTestCase):
             self.advance(1)
         self.cut_off(connection)
 
-    def test_stall(self) -> None:
-        """So is a body that was fast, and stalls."""
+    def test_body_that_stalls_is_too_slow(self) -> None:
         connection, body = self.upload()
         connection.send(body[:50_000])
         self.advance(39.9)
@@ -156,8 +143,7 @@ class BodyTests(SlowTestCase):
         self.advance(0.2)
         self.cut_off(connection)
 
-    def test_framing_is_no_body(self) -> None:
-        """What frames chunks does not count, however much of it comes."""
+    def test_framing_of_chunks_does_not_count_as_body(self) -> None:
         connection, body = self.upload(chunked=True)
         for at in range(20):
             self.check_quiet(connection)
@@ -166,8 +152,7 @@ class BodyTests(SlowTestCase):
             self.advance(1)
         self.cut_off(connection)
 
-    def test_slow_but_steady(self) -> None:
-        """A body may take long, if it comes at the rate, on the average of a window."""
+    def test_slow_but_steady_body_is_taken(self) -> None:
         connection, body = self.upload()
         for at in range(0, len(body), 20_480):
             self.check_quiet(connection)
@@ -177,16 +162,14 @@ class BodyTests(SlowTestCase):
         answer = connection.answer()
         self.assertEqual(answer.status, 200)
 
-    def test_small(self) -> None:
-        """A small body may take a window's time, whatever its rate."""
+    def test_small_body_may_take_one_window(self) -> None:
         connection = self.connect()
         connection.send(head("DELETE /nowhere", {"Content-Length": "2"}) + b"x")
         self.advance(19)
         connection.send(b"x")
         self.check_raw(connection.answer(), 404)
 
-    def test_answered_before(self) -> None:
-        """One that has its answer already gets no other, and is aborted soon."""
+    def test_request_answered_before_gets_no_other_answer_and_is_aborted(self) -> None:
         connection = self.connect()
         connection.send(head("POST /evaluate", {"Content-Length": "50", "Content-Type": "x"}))
         self.check_raw(connection.answer(), 415)
@@ -197,8 +180,7 @@ class BodyTests(SlowTestCase):
         self.advance(60)
         self.assertEqual(connection.received, b"")
 
-    def test_broken_after_its_answer(self) -> None:
-        """Nor does one of which the rest is broken."""
+    def test_broken_rest_after_an_answer_gets_no_other(self) -> None:
         connection = self.connect()
         framing = {"Transfer-Encoding": "chunked", "Content-Type": "x"}
         connection.send(head("POST /evaluate", framing))
@@ -209,10 +191,7 @@ class BodyTests(SlowTestCase):
 
 
 class AnswerTests(SlowTestCase):
-    """The time to take an answer."""
-
-    def test_long_poll(self) -> None:
-        """A request that waits is under no deadline, whatever is sent behind it."""
+    def test_waiting_request_has_no_deadline(self) -> None:
         identifier = self.evaluate()
         for behind in (b"", START):
             connection = self.connect()
@@ -224,8 +203,7 @@ class AnswerTests(SlowTestCase):
             self.assertEqual(connection.answer().status, 200)
             connection.lose()
 
-    def test_not_taken(self) -> None:
-        """What is not taken in time, with some more for what is long, ends the connection."""
+    def test_answer_not_taken_in_time_ends_the_connection(self) -> None:
         connection = self.connect()
         connection.send(START + b"\r\n")
         connection.channel.write(b"x" * 102_400)
@@ -235,8 +213,7 @@ class AnswerTests(SlowTestCase):
         self.advance(1)
         self.assertTrue(connection.aborted)
 
-    def test_taken(self) -> None:
-        """What is taken in time, reckoned from the last pause, does not."""
+    def test_answer_taken_in_time_does_not_end_the_connection(self) -> None:
         connection = self.connect()
         connection.send(START + b"\r\n")
         for _ in range(5):
@@ -250,8 +227,7 @@ class AnswerTests(SlowTestCase):
             self.assertFalse(connection.closed)
             self.assertFalse(connection.aborted)
 
-    def test_closing(self) -> None:
-        """A connection that is closed, of which the last is not taken, is aborted."""
+    def test_closing_connection_whose_rest_is_not_taken_is_aborted(self) -> None:
         for start in (b"GET /health HTTP/1.0\r\n\r\n", b"nonsense\r\n\r\n"):
             connection = self.connect()
             connection.send(start)
@@ -261,8 +237,7 @@ class AnswerTests(SlowTestCase):
             self.advance(2)
             self.assertTrue(connection.aborted)
 
-    def test_pipelined(self) -> None:
-        """While an answer is not taken no other is made; then they go on in turn."""
+    def test_no_other_answer_is_made_while_one_is_not_taken(self) -> None:
         connection = self.connect()
         connection.take_no_more()
         connection.send((START + b"\r\n") * 20)
@@ -272,8 +247,7 @@ class AnswerTests(SlowTestCase):
         self.assertFalse(connection.closed)
         connection.lose()
 
-    def test_lost_before_it_is_taken(self) -> None:
-        """A client that goes before it has taken an answer leaves nothing."""
+    def test_client_that_goes_before_taking_its_answer_leaves_nothing(self) -> None:
         connection = self.connect()
         connection.channel.pauseProducing()
         connection.send(START + b"\r\n" + START)
