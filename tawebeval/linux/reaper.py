@@ -31,6 +31,7 @@ from twisted.logger import Logger
 from tawebeval.linux.cgroups import EvaluationCgroup
 from tawebeval.linux.child import Spawner, has_process_ended
 from tawebeval.linux.privileges import prctl
+from tawebeval.linux.starter import has_process
 
 _PR_SET_CHILD_SUBREAPER = 36
 _EXITING = 0x4  # PF_EXITING among the flags of proc(5)'s stat
@@ -51,6 +52,21 @@ def list_children(pid: int | str) -> Iterator[int]:
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
                 yield from map(int, file.read().split())
+    # Hidden, as the starter by `ProtectProc=invisible`.
+    if isinstance(pid, int) and not os.path.exists(f"/proc/{pid}") and has_process(pid):
+        with contextlib.suppress(OSError):
+            yield from _find_children(pid)
+
+
+def _find_children(parent: int) -> Iterator[int]:
+    """Yield the children that /proc shows of a process that /proc hides."""
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file,
+        ):
+            if int(file.read().rpartition(")")[2].split()[1]) == parent:
+                yield int(name)
 
 
 def list_descendants(pid: int) -> list[int]:

@@ -1,10 +1,11 @@
-"""`linux.starter` where /proc shows the own processes only, as by `ProtectProc=invisible`."""
+"""`linux.starter` and `linux.reaper` where /proc hides others, as by `ProtectProc=invisible`."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+import sys
 from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
@@ -16,6 +17,7 @@ _USER = "65534"
 _HIDE = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
 _PREFIX = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _HIDE, "sh"]
 _BECOME_USER = ["setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups"]
+_PYTHON_OF_USER = [*_BECOME_USER, "/usr/bin/python3", "-IS", "-c"]
 _BEGIN = """
 import ctypes, json, os, shutil, signal, socket, subprocess, sys, tempfile, time, types
 source = sys.stdin.read()
@@ -97,13 +99,63 @@ shutil.rmtree(folder)
 print(json.dumps(result))
 """
 
+_ORPHANS = """
+import codecs, json, os, subprocess, sys
+from twisted.internet.defer import Deferred
+from twisted.internet.task import react
+from tawebeval.linux.child import Spawner
+from tawebeval.linux.reaper import OrphanReaper, list_children
+
+user = int(sys.argv[1])
+codecs.lookup("ascii")  # later the user may lack permission to import the codec
+os.setgroups([])
+os.setresgid(user, user, user)
+os.setresuid(user, user, user)
+starter = subprocess.Popen(
+    ["/usr/bin/python3", "-ISc", sys.argv[2]], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+)
+marked, other = map(int, starter.stdout.readline().split())
+result = {"is_hidden": not os.path.exists(f"/proc/{starter.pid}")}
+result["are_children"] = sorted(list_children(starter.pid)) == sorted([marked, other])
+
+def main(reactor):
+    reaper = OrphanReaper(reactor, Spawner(reactor))
+    return Deferred.fromCoroutine(
+        reaper.kill_orphans_of_run(b"secret", "/nonexistent", starter.pid)
+    ).addCallback(finish)
+
+def finish(_):
+    result["left"] = [os.path.exists(f"/proc/{pid}") for pid in (marked, other)]
+    print(json.dumps(result))
+
+try:
+    react(main)
+finally:
+    starter.kill()
+    for pid in (marked, other):
+        subprocess.run(["kill", "-9", str(pid)], stderr=subprocess.DEVNULL)
+"""
+_HIDDEN_STARTER = """
+import ctypes, os, signal, subprocess, time
+libc = ctypes.CDLL(None)
+libc.prctl(36, 1, 0, 0, 0)  # a subreaper
+code = "import os, time; pid = os.fork(); pid and (os.write(1, b'%d ' % pid), os._exit(0))"
+code += "; os.close(1); time.sleep(600)"
+for mark in ("secret", "other"):
+    subprocess.run(["/usr/bin/python3", "-ISc", code], check=True, env={"MARK": mark})
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that its children are reaped
+libc.prctl(4, 0, 0, 0, 0)  # not dumpable
+print(flush=True)
+time.sleep(600)
+"""
+
 
 class HiddenProcessTests(SynchronousTestCase):
-    def run_hidden(self, script: str) -> Any:
-        """Run a script as an ordinary user where /proc hides all others; return its result."""
+    def run_hidden(self, *command: str) -> Any:
+        """Run a command where /proc hides other users; return its result."""
         if os.geteuid():
             raise SkipTest("only root can mount file systems")
-        argv = [*_PREFIX, *_BECOME_USER, "/usr/bin/python3", "-IS", "-c", _BEGIN + script]
+        argv = [*_PREFIX, *command]
         done = subprocess.run(
             argv, input=STARTER_SOURCE, capture_output=True, timeout=LONG_PATIENCE
         )
@@ -113,7 +165,15 @@ class HiddenProcessTests(SynchronousTestCase):
         return result
 
     def test_starter_ends_its_programs_and_reaps_their_orphans(self) -> None:
-        self.assertEqual(self.run_hidden(_STARTER), {"ended": [True, True, True], "status": 0})
+        self.assertEqual(
+            self.run_hidden(*_PYTHON_OF_USER, _BEGIN + _STARTER),
+            {"ended": [True, True, True], "status": 0},
+        )
 
     def test_hidden_process_with_the_number_of_an_ended_program_is_spared(self) -> None:
-        self.assertEqual(self.run_hidden(_STRANGER), {"lives": True})
+        self.assertEqual(self.run_hidden(*_PYTHON_OF_USER, _BEGIN + _STRANGER), {"lives": True})
+
+    def test_orphans_of_a_hidden_starter_are_found_and_killed(self) -> None:
+        command = [sys.executable, "-c", _ORPHANS, _USER, _HIDDEN_STARTER]
+        result = self.run_hidden(*command)
+        self.assertEqual(result, {"are_children": True, "left": [False, True]})
