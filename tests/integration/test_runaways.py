@@ -8,12 +8,15 @@ from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import alive, new_word, processes
 
 # Its environment, working directory and session are its own: nothing shows whose it is.
-# In long lines: of short ones it prints more at once than the daemon parses soon.
-HIDDEN = "echo hidden; cd /; exec env -i setsid yes $(printf %04000d 0)"
+# A shell called `yes`: the real one prints more than `limits.output` before the evaluator ends.
+HIDDEN = (
+    "echo hidden; ln -s /bin/sh yes; cd /;"
+    " exec env -i setsid $OLDPWD/yes -c 'while echo y; do :; done'"
+)
 # Without a sandbox it says who it is in `who` as well.
 HIDDEN_OUTSIDE = (
-    "who=$PWD/who; cd /; exec env -i setsid sh -c"
-    " 'echo $$ | tee $0; exec yes $(printf %04000d 0)' $who"
+    "ln -s /bin/sh yes; yes=$PWD/yes who=$PWD/who; cd /; exec env -i setsid sh -c"
+    " 'echo $$ | tee $0; exec $1 -c \"while echo y; do :; done\"' $who $yes"
 )
 
 
