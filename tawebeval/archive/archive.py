@@ -38,7 +38,7 @@ from tawebeval.archive.evaluation_files import (
     read_events,
     write_evaluation,
 )
-from tawebeval.archive.submissions import ExtractedSubmission, extract_submission, pack_submission
+from tawebeval.archive.submissions import pack_submission
 from tawebeval.config import MIB, ArchiveSettings
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.expiry_clock import ExpiryClock
@@ -469,19 +469,18 @@ class EvaluationArchive:
         path, call_reader = self._locate(identifier, "jsonl"), partial(self._call_reader, caller)
         return ArchivedEvents(row.archived.event_count, identifier, path, call_reader)
 
-    async def extract_submission(
-        self, identifier: str, caller: str, directory: Path
-    ) -> ExtractedSubmission | None:
-        """Write an archived submission below `directory`, which may then exist; None if none.
+    async def read_submission(
+        self, identifier: str, caller: str, read: Callable[[Path], T]
+    ) -> T | None:
+        """Return the result of `read` for the file of an archived submission; None if none.
 
-        Raises: OSError, DamagedArchive; ServerBusy of the store.
+        `read` is called in a thread. Raises: OSError, DamagedArchive; ServerBusy of the store.
         """
         row = await self._rows.find_archived(identifier)
         if row is None or row.caller != caller:
             return None
-        source = self._locate(identifier, "tar")
         try:
-            return await self._call_reader(caller, partial(extract_submission, source, directory))
+            return await self._call_reader(caller, partial(read, self._locate(identifier, "tar")))
         except FileNotFoundError:
             return None
         except DamagedArchiveFile as error:

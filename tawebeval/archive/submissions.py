@@ -1,13 +1,15 @@
 """Archived submissions: the request and the submitted files, as NAME.tar.zst.
 
-The members are `request`, as `core.form` packs it, and `submission/FIELD/FILENAME`. Every function
-here blocks.
+The members are `request`, as `core.form` packs it, and `submission/FIELD/FILENAME`, in this
+order of the fields. Every function here blocks.
 """
 
 from __future__ import annotations
 
 import os
 import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -15,7 +17,7 @@ import attrs
 import zstandard
 
 from tawebeval.archive.evaluation_files import DamagedArchiveFile, make_compressor
-from tawebeval.core.form import EvaluationRequest, unpack_request
+from tawebeval.core.form import EvaluationRequest, SubmissionFile, unpack_request
 from tawebeval.linux.filetree import open_regular_file
 from tawebeval.sandbox.workspace import Workspace
 
@@ -32,6 +34,14 @@ class ExtractedSubmission:
     size: int
 
 
+@attrs.frozen
+class ArchivedSubmission:
+    """An open archived submission; `files` yields each file, with its size, and its content."""
+
+    evaluation_request: EvaluationRequest
+    files: Iterator[tuple[SubmissionFile, IO[bytes]]]
+
+
 def pack_submission(workspace: Workspace, max_bytes: int, target: Path) -> bool:
     """Write the kept submission of a workspace to `target`, unless it has over `max_bytes` bytes.
 
@@ -42,7 +52,7 @@ def pack_submission(workspace: Workspace, max_bytes: int, target: Path) -> bool:
         packed = file.read(max_bytes + 1)
     if len(packed) > max_bytes:
         return False
-    paths = [workspace.locate_submitted_file(one) for one in _unpack(packed).submission]
+    paths = sorted(workspace.locate_submitted_file(one) for one in _unpack(packed).submission)
     if len(packed) + sum(path.lstat().st_size for path in paths) > max_bytes:
         return False
     with (
@@ -70,13 +80,12 @@ def _add_file(archive: tarfile.TarFile, path: Path, name: str) -> None:
         archive.addfile(member, file)
 
 
-def extract_submission(source: Path, directory: Path) -> ExtractedSubmission:
-    """Write the files of an archived submission below `directory`, which is created.
+@contextmanager
+def open_submission(source: Path) -> Iterator[ArchivedSubmission]:
+    """Open an archived submission to read its files in their order.
 
-    Raises: OSError, DamagedArchiveFile.
+    Raises, also within the context: OSError, DamagedArchiveFile.
     """
-    workspace = Workspace(directory)
-    directory.mkdir(mode=0o700)
     try:
         with (
             open(source, "rb") as file,
@@ -84,19 +93,37 @@ def extract_submission(source: Path, directory: Path) -> ExtractedSubmission:
             tarfile.open(fileobj=reader, mode="r|") as archive,
         ):
             request = _read_request(archive)
-            size = 0
-            missing = {f"submission/{one.field}/{one.filename}": one for one in request.submission}
-            for member in archive:
-                wanted, content = missing.pop(member.name, None), archive.extractfile(member)
-                if wanted is not None and content is not None:
-                    path = workspace.locate_submitted_file(wanted)
-                    path.parent.mkdir(mode=0o755, parents=True)
-                    size += _copy_file(content, path)
+            yield ArchivedSubmission(request, _read_files(archive, request.submission))
     except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
         raise DamagedArchiveFile(str(error)) from None
+
+
+def _read_files(
+    archive: tarfile.TarFile, files: Sequence[SubmissionFile]
+) -> Iterator[tuple[SubmissionFile, IO[bytes]]]:
+    missing = {f"submission/{one.field}/{one.filename}": one for one in files}
+    for member in archive:
+        wanted, content = missing.pop(member.name, None), archive.extractfile(member)
+        if wanted is not None and content is not None:
+            yield attrs.evolve(wanted, size=member.size), content
     if missing:
         raise DamagedArchiveFile(f"{len(missing)} files are missing")
-    return ExtractedSubmission(request, workspace, size)
+
+
+def extract_submission(source: Path, directory: Path) -> ExtractedSubmission:
+    """Write the files of an archived submission below `directory`, which is created.
+
+    Raises: OSError, DamagedArchiveFile.
+    """
+    workspace = Workspace(directory)
+    directory.mkdir(mode=0o700)
+    size = 0
+    with open_submission(source) as submission:
+        for file, content in submission.files:
+            path = workspace.locate_submitted_file(file)
+            path.parent.mkdir(mode=0o755, parents=True)
+            size += _copy_file(content, path)
+    return ExtractedSubmission(submission.evaluation_request, workspace, size)
 
 
 def _read_request(archive: tarfile.TarFile) -> EvaluationRequest:

@@ -487,19 +487,27 @@ class EvaluationRegistry:
         for archived files.
         """
         record = self.records.find_record(identifier, caller, is_reader=False)
+        if record is not None and not record.details.state.has_ended:
+            workspace, upload = record.evaluation.workspace, record.details.upload_directory
+            roots = [workspace] if upload is None else [Workspace(upload), workspace]
+            return await self._read_files(roots)
         try:
-            if record is not None and not record.details.state.has_ended:
-                workspace, upload = record.evaluation.workspace, record.details.upload_directory
-                roots = [workspace] if upload is None else [Workspace(upload), workspace]
-                return await self._read_files(roots)
-            async with self.open_kept_submission(identifier, caller) as kept:
+            evaluation = self.find_ended_evaluation(identifier, caller)
+            async with self.submissions.open_kept_submission(evaluation) as kept:
                 return await self._read_files([kept.workspace])
-        except FileNotFoundError:
-            raise SubmissionDiscarded from None
+        except (EvaluationExpired, SubmissionDiscarded):
+            if await self.archived.read_status(identifier, caller) is None:
+                raise
+            return await self.submissions.read_archived_files(identifier, caller)
 
     async def _read_files(self, roots: Sequence[Workspace]) -> list[dict[str, Any]]:
         directories = [root.submission_directory for root in roots]
-        return await self.context.worker_threads.run_in_thread(read_submitted_files, directories)
+        try:
+            return await self.context.worker_threads.run_in_thread(
+                read_submitted_files, directories
+            )
+        except FileNotFoundError:
+            raise SubmissionDiscarded from None
 
     async def cancel_evaluation(self, identifier: str, caller: str = "") -> None:
         """Stop an evaluation and return when only its events are left.

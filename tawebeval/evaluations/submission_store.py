@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -16,6 +17,7 @@ from typing import IO, Any
 import attrs
 from twisted.logger import Logger
 
+from tawebeval.archive.submissions import extract_submission, open_submission
 from tawebeval.core.form import EvaluationRequest, unpack_request
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import run_in_background
@@ -115,7 +117,8 @@ class SubmissionStore:
             archive = self._context.archive
             if archive is None:
                 raise SubmissionDiscarded
-            found = await archive.extract_submission(identifier, caller, directory)
+            extract = partial(extract_submission, directory=directory)
+            found = await archive.read_submission(identifier, caller, extract)
             if found is None:
                 raise SubmissionDiscarded
             self.share.take_within_part(found.size, caller)
@@ -129,6 +132,19 @@ class SubmissionStore:
                 share.remove_reference()
         finally:
             self.discard_upload(directory, 0, caller)
+
+    async def read_archived_files(self, identifier: str, caller: str) -> list[dict[str, Any]]:
+        """Return the files of an archived evaluation as `read_submitted_files`.
+
+        Raises: SubmissionDiscarded; ServerBusy; OSError.
+        """
+        archive = self._context.archive
+        if archive is None:
+            raise SubmissionDiscarded
+        found = await archive.read_submission(identifier, caller, _read_archive)
+        if found is None:
+            raise SubmissionDiscarded
+        return found
 
     def _discard_kept(self, size: int, caller: str | None) -> bool:
         """Discard kept files of `size` bytes or more, those of the first end first.
@@ -217,6 +233,20 @@ def _read_directory(directory: Path) -> list[dict[str, Any]]:
                 content = file.read(left)
                 left -= len(content)
                 document |= _encode_content(content)
+            files.append(document)
+    return files
+
+
+def _read_archive(source: Path) -> list[dict[str, Any]]:
+    """Return the files of an archived submission as `read_submitted_files`, without extraction."""
+    left = MAX_LISTED_CONTENT_BYTES
+    files = []
+    with open_submission(source) as submission:
+        for file, content in submission.files:
+            document = attrs.asdict(file)
+            if document["size"] <= left:
+                left -= document["size"]
+                document |= _encode_content(content.read())
             files.append(document)
     return files
 

@@ -30,6 +30,7 @@ from tawebeval.archive.archive import (
     StoredEvaluation,
 )
 from tawebeval.archive.evaluation_files import LOST_EVENT
+from tawebeval.archive.submissions import extract_submission
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.events import encode_data_event
 from tawebeval.core.form import SubmissionFile, pack_request
@@ -239,7 +240,7 @@ class ReadingTests(ArchiveTestCase):
         self.locate().write_bytes(b"")
         self.assertIsNone(self.run_now(self.archive.find_events("one", "bob")))
         self.assertIsNone(self.run_now(self.archive.find_events("two", "alice")))
-        self.assertIsNone(self.run_now(self.archive.extract_submission("one", "bob", self.root)))
+        self.assertIsNone(self.run_now(self.archive.read_submission("one", "bob", self.fail)))
 
     def test_events_before_a_damage_are_followed_by_one_that_says_so(self) -> None:
         content = bytearray(self.locate().read_bytes())
@@ -484,7 +485,8 @@ class SubmissionTests(ArchiveTestCase):
 
     def extract(self) -> Any:
         target = self.root.with_name(f"target-{len(os.listdir(self.root.parent))}")
-        return self.run_now(self.archive.extract_submission("one", "alice", target))
+        extract = partial(extract_submission, directory=target)
+        return self.run_now(self.archive.read_submission("one", "alice", extract))
 
     def test_submission_is_as_it_was(self) -> None:
         self.store(workspace=self.workspace)
@@ -508,7 +510,8 @@ class SubmissionTests(ArchiveTestCase):
     def test_damaged_submission_is_an_error(self) -> None:
         self.store(workspace=self.workspace)
         os.truncate(self.locate(kind="tar"), 30)
-        extracting = self.archive.extract_submission("one", "alice", self.root.with_name("target"))
+        extract = partial(extract_submission, directory=self.root.with_name("target"))
+        extracting = self.archive.read_submission("one", "alice", extract)
         self.failureResultOf(Deferred.fromCoroutine(extracting), DamagedArchive)
 
 
