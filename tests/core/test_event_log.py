@@ -145,6 +145,17 @@ class MemoryTests(SynchronousTestCase):
         log.append_batch(number(1), 0)
         self.assertEqual(log.read_events(0, PLENTY).count, 2)
 
+    def test_caller_whose_newest_segments_leave_has_room_again(self) -> None:
+        told: list[bool] = []
+        memory = EventMemory(400)
+        memory.on_room = lambda: told.append(memory.fixed_share.is_part_used_up("alice"))
+        log = EventLog(memory, caller="alice")
+        for value in range(9):
+            log.append_batch(number(value), 0)
+        self.assertTrue(memory.fixed_share.is_part_used_up("alice"))
+        log.discard()
+        self.assertEqual(told, [False])
+
     def test_many_logs_have_smaller_segments(self) -> None:
         memory = EventMemory(4 * 2**20)
         self.assertEqual(memory.min_segment_bytes, event_log.MAX_SEGMENT_BYTES)
