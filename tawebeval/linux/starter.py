@@ -1322,16 +1322,23 @@ def _leave_cgroup(description: str) -> None:
     """Move this process back to the cgroup that it was started in, and remove those below."""
     told = json.loads(description)
     parent, own = told.get("evaluations"), told.get("own")
+    if parent is None or own is None:
+        return
+    _remove_cgroups(parent)  # the kernel keeps a controller that a child still gives to its own
     with contextlib.suppress(OSError):
-        if parent is None or own is None:
-            return
         with open(f"{parent}/cgroup.subtree_control", encoding="ascii") as file:
             enabled = file.read().split()
         for group, controllers in ((parent, enabled), (own, told["enabled"])):
             for controller in controllers:
                 _write(f"{group}/cgroup.subtree_control", f"-{controller}")
         _write(f"{own}/cgroup.procs", "0")
-        for path, _, _ in os.walk(parent, topdown=False):
+    _remove_cgroups(parent)
+
+
+def _remove_cgroups(parent: str) -> None:
+    """Remove a cgroup and those below, but for those with processes."""
+    for path, _, _ in os.walk(parent, topdown=False):
+        with contextlib.suppress(OSError):
             os.rmdir(path)
 
 
