@@ -17,8 +17,8 @@ from types import ModuleType
 
 USER = "nobody"
 
-# Modules that Python imports inside functions: for lock files and /proc, and for host names.
-LATE_IMPORTS = ("encodings.ascii", "encodings.idna")
+# Modules that functions import: for lock files and /proc, for host names, for errors in options.
+LATE_IMPORTS = ("encodings.ascii", "encodings.idna", "click._textwrap", "click.shell_completion")
 
 
 def become_nobody(*_: object) -> None:

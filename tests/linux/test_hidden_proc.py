@@ -101,6 +101,7 @@ print(json.dumps(result))
 
 _ORPHANS = """
 import codecs, json, os, subprocess, sys
+import twisted.internet.reactor  # as nobody, Python may not be able to read it
 from twisted.internet.defer import Deferred
 from twisted.internet.task import react
 from tawebeval.linux.child import Spawner
