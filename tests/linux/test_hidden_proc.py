@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
@@ -100,7 +102,7 @@ print(json.dumps(result))
 """
 
 _ORPHANS = """
-import codecs, json, os, subprocess, sys
+import codecs, contextlib, json, os, subprocess, sys
 import twisted.internet.reactor  # as nobody, Python may not be able to read it
 from twisted.internet.defer import Deferred
 from twisted.internet.task import react
@@ -134,7 +136,8 @@ try:
 finally:
     starter.kill()
     for pid in (marked, other):
-        subprocess.run(["kill", "-9", str(pid)], stderr=subprocess.DEVNULL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 9)
 """
 _HIDDEN_STARTER = """
 import ctypes, os, signal, subprocess, time
@@ -156,9 +159,15 @@ class HiddenProcessTests(SynchronousTestCase):
         """Run a command where /proc hides other users; return its result."""
         if os.geteuid():
             raise SkipTest("only root can mount file systems")
-        argv = [*_PREFIX, *command]
+        folder = tempfile.mkdtemp(prefix="tawebeval-test-")
+        self.addCleanup(shutil.rmtree, folder)
+        os.chown(folder, int(_USER), -1)  # who may be unable to write into that of all
         done = subprocess.run(
-            argv, input=STARTER_SOURCE, capture_output=True, timeout=LONG_PATIENCE
+            [*_PREFIX, *command],
+            input=STARTER_SOURCE,
+            capture_output=True,
+            timeout=LONG_PATIENCE,
+            env={**os.environ, "TMPDIR": folder},
         )
         self.assertEqual(done.returncode, 0, done.stderr.decode())
         result = json.loads(done.stdout)
