@@ -63,6 +63,7 @@ USES = (
     Use(_TOOLCHAINS, _integration("test_toolchains")),
     Use("/usr/bin/go /usr/bin/rustc", _integration("test_toolchains"), optional=True),
     Use("git-lfs", _integration("test_lfs")),
+    Use("/usr/bin/ssh", _integration("test_git_attacks")),
     Use("g++ dash bash", _integration("test_libraries")),
     Use("g++ bash /usr/bin/javac", _integration("test_examples")),
     Use("mmdebstrap", _integration("test_environments")),
