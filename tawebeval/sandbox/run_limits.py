@@ -31,6 +31,12 @@ def build_cpu_limit_failure(limits: LimitSettings) -> EvaluationFailure:
     return build_limit_failure("cpu", "cpu", what, limits.cpu)
 
 
+def build_disk_limit_failure(limits: LimitSettings) -> EvaluationFailure:
+    """Return the error of a run over its disk space."""
+    what = f"wrote over {format_size(limits.disk)} to the disk"
+    return build_limit_failure("disk", "disk", what, limits.disk)
+
+
 class RunLimits(ABC):
     """The limits of one run, for `LimitMonitor` and for the run's end.
 
@@ -175,8 +181,7 @@ class LocalRunLimits(RunLimits):
             self.disk_bytes = self.disk.last_usage.disk_bytes
             self.free_disk_bytes = self.disk.free_bytes
         if disk.disk_bytes > self._most_disk:
-            what = f"wrote over {format_size(limits.disk)} to the disk"
-            return build_limit_failure("disk", "disk", what, limits.disk)
+            return build_disk_limit_failure(limits)
         if disk.file_count > self._most_files or disk.has_uncounted_deep_directories:
             what = f"made over {limits.disk_files} files and directories, or nested them too deeply"
             return build_limit_failure("disk", "disk_files", what, limits.disk_files)

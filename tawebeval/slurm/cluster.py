@@ -18,7 +18,7 @@ from twisted.internet.protocol import ProcessProtocol
 from tawebeval.config import LimitSettings, RunnerSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.errors import ConfigurationError, EvaluationFailure, build_limit_failure, format_size
+from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessTransport
 from tawebeval.linux.filetree import copy_tree
@@ -42,7 +42,11 @@ from tawebeval.sandbox.bubblewrap import (
 )
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.run_limits import LocalRunLimits, build_cpu_limit_failure
+from tawebeval.sandbox.run_limits import (
+    LocalRunLimits,
+    build_cpu_limit_failure,
+    build_disk_limit_failure,
+)
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tawebeval.slurm.attempts import Attempt, build_node_command, write_node_program
 from tawebeval.slurm.commands import SlurmCommands, build_command_environment
@@ -178,10 +182,8 @@ class SlurmRunLimits(LocalRunLimits):
         if state.exceeded == "cpu":
             return build_cpu_limit_failure(limits)
         if state.exceeded == "memory":
-            what = f"used over {format_size(limits.memory)} of memory"
-            return build_limit_failure("memory", "memory", what, limits.memory)
-        what = f"wrote over {format_size(limits.disk)} to the disk"
-        return build_limit_failure("disk", "disk", what, limits.disk)
+            return self._build_memory_failure()
+        return build_disk_limit_failure(limits)
 
     def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
         """Return no more than what wait4(2) has returned on the node."""

@@ -69,7 +69,7 @@ class ClockTests(DaemonTestCase):
     async def check(self, jump: int) -> None:
         """Hold that such a jump ends, loses and repeats nothing, and that timers still come.
 
-        Neither `wall_clock` nor `abandon_after`, `retain` or a connection's deadline is over.
+        Neither `wall_clock` nor `retain` or a connection's deadline is over.
         """
         key = {"Idempotency-Key": f"key {jump}"}
         running = await self.client.post(

@@ -98,7 +98,7 @@ class PageTests(ObserverTestCase):
 
 
 class LifeTests(ObserverTestCase):
-    """How long observers keep an evaluation: `abandon_after` and `retain` are 900 seconds."""
+    """How long observers keep an evaluation: `evaluations.retain` is 900 seconds."""
 
     def test_running_evaluation_is_kept_by_observers(self) -> None:
         identifier = self.begin()
