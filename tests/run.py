@@ -9,9 +9,8 @@ the same examples every time; with a NAME, on others. The exit status is 0 only 
 everything is well; with CI in the environment a test that was skipped is not, unless
 it needs a kernel with cgroups of version 2 (`NEEDS_CGROUPS`).
 
-A part of `tests.integration` that failed beside the others is run once more, alone, and its
-second run counts: `unsteady: NAME` before the last line then says so. If more than a few
-parts have failed, none is run again.
+A few tests that failed beside others are run once more, alone, and this run counts: `unsteady:
+NAME` before the last line then says so. If more than a few have failed, none is run again.
 
 The last line is always `N passed, N failed, N skipped`; the tests that failed stand before it.
 """
@@ -78,13 +77,16 @@ _COVERING_EXAMPLES = 10
 _AT_ONCE = 6
 
 _RUN_AGAIN = 3
-"""How many parts may be run again after they failed: chance does not strike more of them."""
+"""How many tests may be run again after they failed: chance does not strike more of them."""
 
 NEEDS_CGROUPS = "needs cgroups of version 2: "
 """What begins the reason to skip a test where the kernel gives version 1 alone.
 
 `make test-machine` attacks the same limits, under the kernels of Debian.
 """
+
+# Of a test, where a part that ended without a word is named by its first module.
+_TEST = re.compile(r"\.[A-Z]\w*\.\w+$")
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")
 
@@ -155,10 +157,6 @@ def parts() -> Sequence[Sequence[str]]:
     return [*first, *(short[at::count] for at in range(count))]
 
 
-def _has_integration(part: Sequence[str]) -> bool:
-    return all(name.startswith("tests.integration.") for name in part)
-
-
 def _find(pattern: str) -> list[str]:
     """Return the names of the tests whose paths below `tests` match a pattern, sorted."""
     found = (ROOT / "tests").glob(pattern)
@@ -224,22 +222,31 @@ def run_parts(
         run = partial(run_trial, at_once=False)
         second = threads.submit(run, core, python) if core else None
         outcomes = list(threads.map(run, parts, repeat([sys.executable])))
-    failed = [at for at, outcome in enumerate(outcomes) if outcome.failed]
-    unsteady = []
-    if len(failed) <= _RUN_AGAIN:
-        for at in failed:
-            if _has_integration(parts[at]):
-                print(f"\nRunning {' '.join(parts[at])} again, alone", flush=True)
-                before, outcomes[at] = outcomes[at], run_trial(parts[at], [sys.executable])
-                if not outcomes[at].failed:
-                    unsteady += before.names
+    passed, failed, skipped = map(sum, zip(*(each[:3] for each in outcomes), strict=True))
+    names = tuple(chain.from_iterable(outcome.names for outcome in outcomes))
+    left = tuple(chain.from_iterable(outcome.left for outcome in outcomes))
+    total, unsteady = run_again(Outcome(passed, failed, skipped, names, left))
     if second is not None:
-        outcomes.append(second.result()._replace(passed=0, skipped=0, left=()))
-    counts = zip(*(outcome[:3] for outcome in outcomes), strict=True)
-    passed, failed_count, skipped = map(sum, counts)
-    names = chain.from_iterable(outcome.names for outcome in outcomes)
-    left = chain.from_iterable(outcome.left for outcome in outcomes)
-    return Outcome(passed, failed_count, skipped, tuple(names), tuple(left)), unsteady
+        covering = second.result()
+        failed, names = total.failed + covering.failed, total.names + covering.names
+        total = total._replace(failed=failed, names=names)
+    return total, unsteady
+
+
+def run_again(outcome: Outcome) -> tuple[Outcome, Sequence[str]]:
+    """Run the few tests that failed again, alone.
+
+    Return what all tests come to with that, and the names of those that passed now.
+    """
+    names = [*dict.fromkeys(outcome.names)]
+    are_tests = all(_TEST.search(name) for name in names)
+    if not are_tests or len(outcome.names) < outcome.failed or not 0 < len(names) <= _RUN_AGAIN:
+        return outcome, ()
+    print(f"\nRunning {' '.join(names)} again, alone", flush=True)
+    again = run_trial(names, [sys.executable])
+    passed, skipped = outcome.passed + again.passed, outcome.skipped + again.skipped
+    total = Outcome(passed, again.failed, skipped, again.names, outcome.left)
+    return total, [name for name in names if name not in again.names]
 
 
 def run_covered() -> tuple[Outcome, Sequence[str], bool]:
@@ -266,7 +273,7 @@ def main(names: Sequence[str]) -> int:
     covered = True
     if names:
         print(f"Running {' '.join(names)} under trial", flush=True)
-        outcome = run_trial(names, [sys.executable])
+        outcome, unsteady = run_again(run_trial(names, [sys.executable]))
     else:
         print("Running all tests under trial", flush=True)
         outcome, unsteady, covered = run_covered()

@@ -105,38 +105,43 @@ class SignalTests(SynchronousTestCase):
 
 
 class AgainTests(SynchronousTestCase):
-    """Parts that failed beside others."""
+    """Tests that failed beside others."""
 
-    def run_parts(self, *parts: str, mended: str = "") -> tuple[run.Outcome, list[str], list[str]]:
-        """Return what parts come to if each first fails, but for `mended`, which passes again.
-
-        Also what is called unsteady, and what was run again.
-        """
-        ran: list[str] = []
+    def run_parts(
+        self, *outcomes: run.Outcome, again: run.Outcome | None = None
+    ) -> tuple[run.Outcome, list[str]]:
+        """Return what parts come to, and what is called unsteady; `again` if any is run again."""
+        left = [*outcomes]
+        self.again: list[str] = []
 
         def run_trial(names: list[str], *_: object, **__: object) -> run.Outcome:
-            again = names[0] in ran
-            ran.extend(names)
-            if again and names == [mended]:
-                return run.Outcome(7, 0, 0)
-            return run.Outcome(0, 1, 0, (f"{names[0]}.A.test_d",))
+            if left:
+                return left.pop(0)
+            assert again is not None
+            self.again = names
+            return again
 
         self.patch(run, "run_trial", run_trial)
         with contextlib.redirect_stdout(io.StringIO()):
-            outcome, unsteady = run.run_parts([[part] for part in parts])
-        return outcome, list(unsteady), ran[len(parts) :]
+            outcome, unsteady = run.run_parts([[f"tests.test_{n}"] for n, _ in enumerate(left)])
+        return outcome, [*unsteady]
 
-    def test_integration_tests_alone_run_again(self) -> None:
-        one, other = "tests.integration.test_a", "tests.integration.test_b"
-        outcome, unsteady, again = self.run_parts("tests.core.test_c", one, other, mended=one)
-        self.assertEqual(again, [one, other])
-        failed = ("tests.core.test_c.A.test_d", f"{other}.A.test_d")
-        self.assertEqual(outcome, run.Outcome(7, 2, 0, failed))
-        self.assertEqual(unsteady, [f"{one}.A.test_d"])
+    def test_failed_tests_alone_are_run_again(self) -> None:
+        one, other = "tests.test_x.A.test_a", "tests.integration.test_y.B.test_b"
+        parts = (run.Outcome(5, 2, 1, (one, one)), run.Outcome(0, 1, 0, (other,)))
+        outcome, unsteady = self.run_parts(*parts, again=run.Outcome(1, 1, 0, (other,)))
+        self.assertEqual(self.again, [one, other])
+        self.assertEqual(outcome, run.Outcome(6, 1, 1, (other,)))
+        self.assertEqual(unsteady, [one])
 
     def test_many_failures_are_not_run_again(self) -> None:
-        outcome, unsteady, again = self.run_parts(*(f"tests.integration.test_{n}" for n in "abcd"))
-        self.assertEqual((outcome[:3], unsteady, again), ((0, 4, 0), [], []))
+        parts = [run.Outcome(0, 1, 0, (f"tests.test_x.A.test_{n}",)) for n in "abcd"]
+        outcome, unsteady = self.run_parts(*parts)
+        self.assertEqual((outcome[:3], unsteady), ((0, 4, 0), []))
+
+    def test_part_that_ended_without_a_word_is_not_run_again(self) -> None:
+        silent = run.Outcome(0, 1, 0, ("tests.integration.test_x",))
+        self.assertEqual(self.run_parts(silent), (silent, []))
 
 
 class CoreTests(SynchronousTestCase):
