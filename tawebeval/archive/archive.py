@@ -2,20 +2,17 @@
 
 DIRECTORY/files/AB/NAME.jsonl.zst   the events of an evaluation whose NAME begins with AB
 DIRECTORY/files/AB/NAME.tar.zst     its submission (`submissions`)
-DIRECTORY/new.jsonl, new.tar        the files of one evaluation, while they are written
-DIRECTORY/pending                   identifiers of the last change
-DIRECTORY/lock                      locked by the daemon that uses the archive
+DIRECTORY/files/AB/NAME.*.part      one of these files, while it is written
 
 NAME is a digest of the identifier, from which the identifier cannot be guessed. Other users cannot
 enter DIRECTORY/files. An evaluation is archived once a complete file has its name and its row says
-so; until then the caller of `store_evaluation` keeps what it was made of. Changes are made one by
-one; each is noted in `pending` before it begins, so that the next start finds all rows and files
-that a kill has parted.
+so; until then the caller of `store_evaluation` keeps what it was made of, and archives it again
+after a kill. A removal deletes the files before the rows. So a kill leaves rows without files at
+most, and the next removal chooses the same ones.
 """
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import time
@@ -27,7 +24,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import attrs
-import orjson
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
@@ -64,6 +60,7 @@ _BLOCK = 512  # bytes, the unit of st_blocks
 _ROW = 2048  # bytes of the disk that a row takes, or so
 _DAY = 24 * 60 * 60.0
 _RETRY_AFTER = 5  # seconds
+_PART = ".part"
 RemovableRow = tuple[str, str, int]  # identifier, caller, bytes on the disk
 T = TypeVar("T")
 
@@ -148,13 +145,15 @@ class EvaluationArchive:
         init=False,
     )
     _changes: DeferredLock = attrs.field(factory=DeferredLock)
-    _is_removing: bool = False
-    _stuck: set[str] = attrs.field(factory=set)  # whose files could not be removed
-    _lock_descriptor: int | None = None
-    _left_pending: Sequence[str] = ()  # identifiers of the last change of an earlier process
-    _is_live: Callable[[str], bool] | None = None
+    _has_started: bool = False
     _has_counted: bool = False  # the rows of earlier processes
-    _expiry_clock: ExpiryClock | None = None
+    _is_removing: bool = False
+    _expiry_clock: ExpiryClock = attrs.field(
+        default=attrs.Factory(
+            lambda self: ExpiryClock(self._read_clock, self._read_boot_clock), takes_self=True
+        ),
+        init=False,
+    )
     _reads: FairQueue = attrs.field(
         factory=lambda: FairQueue(READER_THREADS, UNLIMITED_WAITERS, READS_PER_CALLER)
     )
@@ -164,102 +163,15 @@ class EvaluationArchive:
         """Bytes of the disk that the archive takes."""
         return self._share.used
 
-    # Start and end
-
-    async def start(self, is_live: Callable[[str], bool]) -> None:
-        """Open the directory, and mend what an earlier process has left of its last change.
-
-        `is_live` tells whether the store has a row of an identifier that is not archived. If the
-        directory cannot be opened, evaluations are not archived until it can. If the store is
-        busy, `remove_excess` mends and counts first.
-        """
-        self._is_live = is_live
-        with suppress(StoreError):  # the store has logged it
-            await self._mend_and_count(is_live)
-
-    async def _mend_and_count(self, is_live: Callable[[str], bool]) -> None:
-        async with self._changes:
-            if self._has_counted:
-                return
-            has_files = await self._writer.run_in_thread(self._look_at_files)
-            for identifier in self._left_pending:
-                await self._mend(identifier, is_live)
-            await self._rows.flush()
-            found = await self._rows.count_archived()
-            self._left_pending = ()
-            self.evaluation_count = sum(count for count, _ in found.values())
-            for caller, (_, size) in found.items():
-                self._share.take(size - self._share.used_by_caller[caller], caller)
-            self._has_counted = True
-            if has_files and not found:
-                log.error(
-                    "archive: {path} has evaluations that the store does not know; restore the"
-                    " store from a backup, or remove this directory",
-                    path=self.directory / "files",
-                )
-
-    async def _mend(self, identifier: str, is_live: Callable[[str], bool]) -> None:
-        """Delete the row without a file, or the file without a row."""
-        row = await self._rows.find_archived(identifier)
-        try:
-            file = self._locate(identifier, "jsonl")
-            if row is not None and not await self._writer.run_in_thread(file.exists):
-                self._delete_row(identifier)
-            elif row is None and not is_live(identifier):
-                await self._writer.run_in_thread(self._unlink, identifier)
-        except OSError as error:
-            log.error("archive: {error}", error=describe_disk_error(error))  # noqa: TRY400
-
-    def _look_at_files(self) -> bool:
-        """Open the directory; return whether there are files."""
-        try:
-            self._open()
-        except OSError as error:
-            log.error("archive: {error}", error=describe_disk_error(error))  # noqa: TRY400
-        return any((self.directory / "files").glob("*/*"))
-
-    def _open(self) -> None:
-        """Create what is missing, and keep other daemons away. Raises: OSError."""
-        if self._lock_descriptor is not None:
-            return
-        self.directory.mkdir(mode=0o700, exist_ok=True)
-        (self.directory / "files").mkdir(mode=0o700, exist_ok=True)
-        path = self.directory / "lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            why = "another daemon uses this archive"
-            raise OSError(error.errno, why, str(self.directory)) from None
-        self._lock_descriptor = descriptor
-        self._expiry_clock = ExpiryClock(
-            self._read_clock, self._read_boot_clock, *_read_lock_times(descriptor)
-        )
-        for name in ("new.jsonl", "new.tar"):
-            (self.directory / name).unlink(missing_ok=True)
-        # Now: an evaluation may be archived before `start` has looked.
-        with suppress(FileNotFoundError, orjson.JSONDecodeError):
-            self._left_pending = orjson.loads((self.directory / "pending").read_bytes())
-
-    def close(self) -> None:
-        """Let another daemon use the archive."""
-        if self._lock_descriptor is not None:
-            os.close(self._lock_descriptor)
-            self._lock_descriptor = self._expiry_clock = None
-
     def _locate(self, identifier: str, kind: str) -> Path:
         name = derive_directory_name(identifier)
         return self.directory / "files" / name[:2] / f"{name}.{kind}.zst"
 
-    def _note_pending(self, identifiers: Sequence[str]) -> None:
-        new = self.directory / "new.jsonl"
-        new.write_bytes(orjson.dumps(identifiers))
-        new.rename(self.directory / "pending")
-
     def _unlink(self, identifier: str) -> None:
         for kind in ("tar", "jsonl"):  # what has its events is still complete
-            self._locate(identifier, kind).unlink(missing_ok=True)
+            path = self._locate(identifier, kind)
+            for each in (path.with_suffix(_PART), path):
+                each.unlink(missing_ok=True)
 
     # Writing
 
@@ -311,12 +223,13 @@ class EvaluationArchive:
 
     def _write_files(self, ended: EndedEvaluation) -> StoredEvaluation:
         """Write the files of an evaluation. Raises: OSError, ArchiveFileTooLarge."""
-        self._open()
+        target = self._locate(ended.identifier, "jsonl")
+        for directory in (self.directory, self.directory / "files", target.parent):
+            directory.mkdir(mode=0o700, exist_ok=True)
         status = os.statvfs(self.directory)
         free = status.f_bavail * status.f_frsize - self._min_free_bytes
-        new, target = self.directory / "new.jsonl", self._locate(ended.identifier, "jsonl")
+        new = target.with_suffix(_PART)
         try:
-            self._note_pending([ended.identifier])
             count = write_evaluation(
                 new,
                 {"archive": 1, "evaluation_id": ended.identifier, "caller": ended.caller},
@@ -325,13 +238,11 @@ class EvaluationArchive:
                 self._format_time,
                 min(free, self.settings.size),
             )
-            target.parent.mkdir(mode=0o700, exist_ok=True)
             if ended.workspace is not None:
                 self._write_submission(ended.identifier, ended.workspace)
             rename_durably(new, target)
         except BaseException:
             with suppress(OSError):
-                new.unlink(missing_ok=True)
                 self._unlink(ended.identifier)
             raise
         paths = target, self._locate(ended.identifier, "tar")
@@ -342,10 +253,11 @@ class EvaluationArchive:
 
     def _write_submission(self, identifier: str, workspace: Workspace) -> None:
         """Archive the submission; without it the evaluation cannot run again."""
-        new = self.directory / "new.tar"
+        target = self._locate(identifier, "tar")
+        new = target.with_suffix(_PART)
         try:
             if pack_submission(workspace, self.max_submission_bytes, new):
-                rename_durably(new, self._locate(identifier, "tar"))
+                rename_durably(new, target)
         except (OSError, DamagedArchiveFile) as error:
             log.warn(
                 "{evaluation}: the submission is not archived: {error}",
@@ -357,10 +269,16 @@ class EvaluationArchive:
 
     # Removal
 
+    def start(self) -> None:
+        """Begin to remove evaluations. Call it once those of an earlier process are restored."""
+        self._has_started = True
+        self.begin_removal()
+
     def begin_removal(self) -> None:
-        """Begin `remove_excess`. To be called once a minute."""
-        what = "defect: archive.days and archive.size may not hold until the next minute"
-        run_in_background(self._try_to_remove_excess(), log, what)
+        """Begin `remove_excess`, after the start. To be called once a minute."""
+        if self._has_started:
+            what = "defect: archive.days and archive.size may not hold until the next minute"
+            run_in_background(self._try_to_remove_excess(), log, what)
 
     async def _try_to_remove_excess(self) -> None:
         with suppress(StoreError):  # the store has logged it
@@ -369,54 +287,55 @@ class EvaluationArchive:
     async def remove_excess(self) -> None:
         """Remove evaluations beyond `archive.days` and `archive.size`.
 
-        Beyond `archive.size` the caller that holds most loses the oldest. Evaluations whose files
-        cannot be removed stay and count; others go in their place. Raises: ServerBusy of the store.
+        Beyond `archive.size` the caller that holds most loses the oldest. Nothing more is removed
+        after a file that cannot be. Raises: ServerBusy of the store.
         """
-        clock = self._expiry_clock
-        if self._is_removing or clock is None or self._is_live is None:
+        if self._is_removing:
             return
         self._is_removing = True
         try:
-            await self._mend_and_count(self._is_live)
-            await self._writer.run_in_thread(self._note_time, clock)
-            while await self._remove_some(clock):
+            if not self._has_counted:
+                await self._count_rows()
+            while await self._remove_some():
                 pass
         finally:
             self._is_removing = False
-            self._stuck.clear()
 
-    def _note_time(self, clock: ExpiryClock) -> None:
-        """Note the time for the next process."""
-        times = f"{clock.read():020.3f} {clock.seconds_ahead:012.3f}\n"
-        if self._lock_descriptor is not None:
-            with suppress(OSError):  # the disk is full
-                os.pwrite(self._lock_descriptor, times.encode(), 0)
+    async def _count_rows(self) -> None:
+        """Count what is archived, also by earlier processes."""
+        async with self._changes:
+            found = await self._rows.count_archived()
+            self.evaluation_count = sum(count for count, _ in found.values())
+            for caller, (_, size) in found.items():
+                self._share.take(size - self._share.used_by_caller[caller], caller)
+            self._has_counted = True
+            if not found and await self._writer.run_in_thread(self._has_files):
+                log.error(
+                    "archive: {path} has evaluations that the store does not know; restore the"
+                    " store from a backup, or remove this directory",
+                    path=self.directory / "files",
+                )
 
-    async def _remove_some(self, clock: ExpiryClock) -> bool:
+    def _has_files(self) -> bool:
+        return any((self.directory / "files").glob("*/*"))
+
+    async def _remove_some(self) -> bool:
         """Remove up to `MAX_REMOVALS_PER_STEP`; return whether others may be left to remove."""
         async with self._changes:
-            latest = clock.read() - self.settings.days * _DAY
-            rows = await self._list_oldest(ended_before=latest) or await self._list_excess()
-            if not rows or len(self._stuck) >= MAX_REMOVALS_PER_STEP:  # not only single files
-                return False
+            latest = self._expiry_clock.read() - self.settings.days * _DAY
+            rows = await self._rows.list_oldest_archived(MAX_REMOVALS_PER_STEP, ended_before=latest)
+            rows = rows or await self._list_excess()
             removed = await self._writer.run_in_thread(self._remove, rows)
             for identifier, caller, size in removed:
                 self._delete_row(identifier)
-                # A row that was never counted must not keep the others.
-                self._share.give_back(min(size, self._share.used_by_caller[caller]), caller)
-            self.evaluation_count = max(0, self.evaluation_count - len(removed))
+                self._share.give_back(size, caller)
+            self.evaluation_count -= len(removed)
             await self._rows.flush()
-        return True
+        return bool(rows) and len(removed) == len(rows)
 
     def _delete_row(self, identifier: str) -> None:
         if not self.release_copy(identifier):
             self._rows.delete(identifier)
-
-    async def _list_oldest(self, **which: Any) -> list[RemovableRow]:
-        count = MAX_REMOVALS_PER_STEP + len(self._stuck)
-        found = await self._rows.list_oldest_archived(count, **which)
-        rows = [row for row in found if row[0] not in self._stuck]
-        return rows[:MAX_REMOVALS_PER_STEP]
 
     async def _list_excess(self) -> list[RemovableRow]:
         """Return the rows of the caller that holds most, until another caller holds more."""
@@ -425,7 +344,7 @@ class EvaluationArchive:
         for caller, size in held if excess > 0 else ():
             others = max((other_size for other, other_size in held if other != caller), default=0)
             rows = []
-            for row in await self._list_oldest(caller=caller):
+            for row in await self._rows.list_oldest_archived(MAX_REMOVALS_PER_STEP, caller=caller):
                 rows.append(row)
                 excess -= row[2]
                 size -= row[2]
@@ -435,26 +354,21 @@ class EvaluationArchive:
                 return rows
         return []
 
-    def _remove(self, rows: Sequence[RemovableRow]) -> list[RemovableRow]:
-        """Remove files; return the rows of those that are removed. Raises: OSError."""
-        with suppress(OSError):  # a full disk
-            self._note_pending([row[0] for row in rows])
-        removed = []
-        for row in rows:
+    def _remove(self, rows: Sequence[RemovableRow]) -> Sequence[RemovableRow]:
+        """Remove files; return the rows of those that are removed."""
+        for number, (identifier, _, _) in enumerate(rows):
             try:
-                self._unlink(row[0])
-                removed.append(row)
+                self._unlink(identifier)
             except OSError as error:
-                if not self._stuck:
-                    log.error(  # noqa: TRY400
-                        "archive: {path} cannot be removed: {error}; let the daemon's user write to"
-                        " its directory, or remove the file as root; until then archive.days and"
-                        " archive.size may not hold",
-                        path=error.filename,
-                        error=error.strerror,
-                    )
-                self._stuck.add(row[0])
-        return removed
+                log.error(  # noqa: TRY400
+                    "archive: {path} cannot be removed: {error}; let the daemon's user write to"
+                    " its directory, or remove the file as root; until then archive.days and"
+                    " archive.size do not hold",
+                    path=error.filename,
+                    error=error.strerror,
+                )
+                return rows[:number]
+        return rows
 
     # Reading
 
@@ -537,12 +451,3 @@ def _log_failed_read(identifier: str, error: Exception) -> None:
         evaluation=derive_log_pseudonym(identifier),
         error=error,
     )
-
-
-def _read_lock_times(lock: int) -> tuple[float, float]:
-    """Return the time that an earlier process has shown last, and its `seconds_ahead`."""
-    try:
-        latest, ahead = map(float, os.pread(lock, 64, 0).split())
-    except ValueError:  # a new archive
-        return os.fstat(lock).st_mtime, 0.0
-    return latest, ahead

@@ -28,7 +28,6 @@ from tawebeval.config import Configuration, HttpSettings
 from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.process_setup import ShutdownSignals, find_unreadable_import_directories
 from tawebeval.daemon.startup import StartupChecks
-from tawebeval.deferreds import run_in_background
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.database import EvaluationRow
@@ -118,9 +117,7 @@ class EvaluationService(Service):
         )
         self._rows = ()
         if context.archive is not None:
-            run_in_background(
-                context.archive.start(registry.is_live), log, "defect: the archive cannot start"
-            )
+            context.archive.start()
 
     @property
     def evaluations_outlast_daemon(self) -> bool:
@@ -165,8 +162,6 @@ class EvaluationService(Service):
         return had_any
 
     async def _close_store(self) -> None:
-        if self.context.archive is not None:
-            self.context.archive.close()
         if self.context.store is not None:
             await self.context.store.close()
 

@@ -520,10 +520,6 @@ class EvaluationRegistry:
             record.evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
             await record.evaluation.cleanup_event.wait()
 
-    def is_live(self, identifier: str) -> bool:
-        """Return whether an evaluation is not only archived."""
-        return identifier in self._alive or identifier in self.records
-
     # Status and lists
 
     def get_status(self, identifier: str, caller: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`core.expiry_clock`: a time of day that is set while a process runs, or between two."""
+"""`core.expiry_clock`: a time of day that is set while a process runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ NOW = 20_000 * DAY
 class ExpiryClockTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.booted, self.offset = 0.0, NOW
-        self.clock = self.make()
-
-    def make(self, earliest: float | None = None, ahead: float = 0.0) -> ExpiryClock:
-        return ExpiryClock(lambda: self.booted + self.offset, lambda: self.booted, earliest, ahead)
+        self.clock = ExpiryClock(lambda: self.booted + self.offset, lambda: self.booted)
 
     def check(self, wanted: float, passed: float = 0) -> None:
         """Hold that the clock shows `wanted` seconds more than at first after `passed` seconds."""
@@ -42,28 +39,3 @@ class ExpiryClockTests(SynchronousTestCase):
         self.offset += 100 * DAY
         self.check(5 - 7 * DAY)
         self.check(6 - 7 * DAY, passed=1)  # the day begins again
-
-    def test_step_during_a_restart_counts_as_without_it(self) -> None:
-        self.booted, self.offset = 5.0, NOW + 100 * DAY
-        self.clock = self.make(NOW)
-        self.check(0)
-        self.check(1, passed=1)
-        self.offset = NOW - DAY
-        self.clock = self.make(NOW)
-        self.check(6 - DAY)
-
-    def test_day_goes_on_after_a_restart(self) -> None:
-        self.offset += 100 * DAY
-        self.check(0)
-        self.check(0.5 * DAY, passed=0.5 * DAY)
-        ahead = self.clock.seconds_ahead
-        self.assertEqual(ahead, 0.5 * DAY)
-        self.clock = self.make(self.clock.read(), ahead)
-        self.check(0.5 * DAY)
-        self.check(101 * DAY, passed=0.5 * DAY)
-        self.assertEqual(self.clock.seconds_ahead, 0)
-        self.clock = self.make(NOW + 101 * DAY, ahead)
-        self.check(101 * DAY)
-        self.offset += 100 * DAY
-        self.check(101.5 * DAY, passed=0.5 * DAY)
-        self.check(102 * DAY, passed=0.5 * DAY)

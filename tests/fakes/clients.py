@@ -271,7 +271,7 @@ class Service:
     def open_archive(self) -> EvaluationArchive:
         """Return an archive in a directory of its own, with what is in it."""
         threads: Any = InlineThreads()
-        archive = EvaluationArchive(
+        return EvaluationArchive(
             self.root / "archive",
             self.configuration.archive,
             0,
@@ -280,8 +280,6 @@ class Service:
             threads,
             format_rfc3339_time,
         )
-        Deferred.fromCoroutine(archive.start(lambda identifier: True))
-        return archive
 
     def connect(self, address: IAddress | None = None) -> Connection:
         """Return a new connection, from 127.0.0.1 if nothing is said."""

@@ -38,9 +38,6 @@ class ArchiveTestCase(WebTestCase):
         return identifier
 
     def restart(self) -> None:
-        archive = self.service.registry.context.archive
-        assert archive is not None
-        archive.close()  # its process has ended
         root = self.service.root / "new"
         root.mkdir()
         (self.service.root / "archive").rename(root / "archive")
