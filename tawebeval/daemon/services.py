@@ -154,10 +154,8 @@ class EvaluationService(Service):
             await self.repositories.close()
             await self._close_store()
             return False
-        self.callbacks.start_last_attempts()
         had_any = await self.registry.drain_and_close(self.context.configuration.service.drain)
         await self.repositories.close()
-        await self.callbacks.close()
         await self._close_store()
         return had_any
 
@@ -166,9 +164,8 @@ class EvaluationService(Service):
             await self.context.store.close()
 
     def kill_all_evaluations(self) -> None:
-        """Kill all evaluations and give up all webhook deliveries."""
+        """Kill all evaluations."""
         self.registry.end_drain_early()
-        self.callbacks.give_up_all_deliveries()
 
 
 class Daemon(MultiService):

@@ -20,7 +20,6 @@ from twisted.logger import Logger
 from tawebeval.config import Configuration
 from tawebeval.evaluations.run import KILL_GRACE
 from tawebeval.slurm.node_process import MAX_KILL_SECONDS
-from tawebeval.webhooks.sender import ATTEMPT_TIMEOUT
 
 _REPORT_PERIOD = 1.0  # seconds between two reports at most
 _STOP_MARGIN = 11.0  # seconds of a stop in addition to the configured ones
@@ -85,7 +84,7 @@ def find_notifier(environment: Mapping[str, str]) -> SystemdNotifier:
 
 def compute_stop_timeout(configuration: Configuration) -> float:
     """Return the maximum duration of an orderly stop, in seconds."""
-    seconds = configuration.service.drain + KILL_GRACE + ATTEMPT_TIMEOUT + _STOP_MARGIN
+    seconds = configuration.service.drain + KILL_GRACE + _STOP_MARGIN
     if configuration.runner.kind == "slurm":
         seconds += MAX_KILL_SECONDS
     return seconds

@@ -1,20 +1,19 @@
-"""The queue of callbacks: attempts, retries, the memory limit, last attempts at the stop.
+"""The queue of callbacks: attempts, retries, and the memory limit.
 
 Attempts take turns between callers, and pending documents take bounded memory (`DeliveryBounds`).
 Beyond it, the oldest delivery of the caller with the most bytes is given up, so a receiver that is
-down does not affect other callers.
+down does not affect other callers. A stop of the daemon ends nothing: the store has the documents,
+and the next process goes on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, succeed
-from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.internet.task import deferLater
 from twisted.logger import Logger, LogLevel
 from twisted.web.client import BrowserLikePolicyForHTTPS
@@ -24,9 +23,7 @@ from tawebeval.core.backoff import Backoff, RequestOutcome
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import (
     UNLIMITED_WAITERS,
-    Condition,
     FairQueue,
-    OneShotEvent,
     run_in_background,
 )
 from tawebeval.errors import ForbiddenHost, InvalidField, format_size
@@ -34,18 +31,12 @@ from tawebeval.pinned_agent import CachedPolicyForHTTPS
 from tawebeval.reloadable import ReloadableFiles
 from tawebeval.resolver import Resolver
 from tawebeval.webhooks.callback import CallbackRecord, CallbackState
-from tawebeval.webhooks.sender import (
-    ATTEMPT_TIMEOUT,
-    AttemptResult,
-    WebhookSender,
-    make_webhook_sender,
-)
+from tawebeval.webhooks.sender import AttemptResult, WebhookSender, make_webhook_sender
 from tawebeval.webhooks.signing import SigningSecrets, SigningSecretsFile, find_secrets_file
 
 _FIELD = "callback_url"
 DELIVERY_OVERHEAD_BYTES = 4096
 """Bytes of memory of a delivery besides its document, rounded up."""
-_STOPPED = "the daemon was stopped"
 
 log = Logger()
 
@@ -63,7 +54,6 @@ class Delivery:
     document: bytes = attrs.field(repr=False)
     give_up_reason: str = ""
     delivery_task: Deferred[None] | None = None
-    ended_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
 
     @property
     def size(self) -> int:
@@ -78,14 +68,13 @@ class Delivery:
 
 @attrs.frozen
 class DeliveryBounds:
-    """Numbers and times of deliveries: 8 attempts take 5 to 10 minutes.
+    """Numbers of deliveries: 8 attempts take 5 to 10 minutes.
 
     One caller has at most half of `concurrent_attempts`. Beyond `pending_bytes` of pending
     callbacks the caller with most bytes loses its oldest callback.
     """
 
     backoff: Backoff = attrs.field(factory=lambda: Backoff(8, 5, 600))
-    attempt_timeout: float = ATTEMPT_TIMEOUT
     concurrent_attempts: int = CONCURRENT_CALLBACKS
     pending_bytes: int = 16 * MIB
 
@@ -120,9 +109,6 @@ class CallbackQueue:
         self._deliveries: dict[str, Delivery] = {}  # by event, the oldest first
         # Without deliveries given up.
         self._share = Share(SharedResource.CALLBACKS, bounds.pending_bytes)
-        self._pauses_end = Condition()
-        self._has_pauses = True
-        self._is_stopped = False
         self.ended_counts_by_state: Counter[CallbackState] = Counter()
 
     @property
@@ -170,41 +156,12 @@ class CallbackQueue:
         )
         self._share.take(delivery.size, callback.caller)
         self._evict()
-        if self._is_stopped:
-            self._give_up(delivery, _STOPPED)
         delivery.delivery_task = run_in_background(
             self._run(delivery, on_end, wait_until_stored),
             log,
             "{evaluation}: defect in its callback",
             evaluation=evaluation,
         )
-
-    def start_last_attempts(self) -> None:
-        """End all pauses: from now on each delivery has one last attempt."""
-        if self._has_pauses:
-            self._has_pauses = False
-            self._pauses_end.notify()
-
-    def give_up_all_deliveries(self) -> None:
-        """Give up all deliveries, present and future."""
-        self._is_stopped = True
-        deliveries = list(self._deliveries.values())
-        for delivery in deliveries:  # all first, since cancelling one frees a slot for the next
-            self._give_up(delivery, _STOPPED)
-        for delivery in deliveries:
-            delivery.cancel_attempt()
-
-    async def close(self) -> None:
-        """Wait for the last attempts, at most `ATTEMPT_TIMEOUT` seconds; give up the rest."""
-        self.start_last_attempts()
-        with suppress(WaitedInVain):
-            done = Deferred.fromCoroutine(self._wait_for_all())
-            await done.addTimeout(self._bounds.attempt_timeout, self._clock)
-        self.give_up_all_deliveries()
-
-    async def _wait_for_all(self) -> None:
-        while self._deliveries:
-            await next(iter(self._deliveries.values())).ended_event.wait()
 
     def _evict(self) -> None:
         """Give up deliveries until the others fit: the oldest of the caller with most bytes."""
@@ -255,7 +212,6 @@ class CallbackQueue:
         self._give_up(delivery, "ended")
         del self._deliveries[callback.webhook_id]
         self._log(delivery)
-        delivery.ended_event.set_value(None)
         on_end()
 
     async def _deliver(self, delivery: Delivery) -> CallbackState:
@@ -272,12 +228,9 @@ class CallbackQueue:
             delay = self._bounds.backoff.draw_delay(callback.attempt_count, chance, retry_after)
             if delay is None:
                 break
-            if not self._has_pauses:
-                self._give_up(delivery, _STOPPED)
-            elif not delivery.give_up_reason:
+            if not delivery.give_up_reason:
                 self._log(delivery, delay)
-                with suppress(WaitedInVain):  # the pause ended by time
-                    await self._pauses_end.wait().addTimeout(delay, self._clock)
+                await deferLater(self._clock, delay)
         return CallbackState.GIVEN_UP
 
     async def _attempt(self, delivery: Delivery) -> AttemptResult:

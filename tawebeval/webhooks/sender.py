@@ -33,11 +33,7 @@ from tawebeval.pinned_agent import (
 from tawebeval.resolver import CheckedResolver, LookupUnanswered, Resolver, UnknownHost
 from tawebeval.webhooks.callback import parse_callback_url
 
-ATTEMPT_TIMEOUT = 15
-"""Seconds for one attempt, from the DNS look-up to the end of the answer.
-
-At the stop of the daemon, all pending callbacks together have them for a last attempt.
-"""
+_ATTEMPT_TIMEOUT = 15  # seconds for one attempt, from the DNS look-up to the end of the answer
 _HEADERS = {"Content-Type": "application/json", "User-Agent": f"tawebeval/{__version__}"}
 
 
@@ -135,8 +131,8 @@ def make_webhook_sender(
     policy = HostPolicy(settings.allow_hosts, (), settings.private_networks, "callbacks")
     return WebhookSender(
         CheckedResolver(policy, resolver, reactor),
-        partial(PinnedAgent, reactor, tls_policy, ATTEMPT_TIMEOUT),
+        partial(PinnedAgent, reactor, tls_policy, _ATTEMPT_TIMEOUT),
         reactor,
         time,
-        ATTEMPT_TIMEOUT,
+        _ATTEMPT_TIMEOUT,
     )

@@ -425,24 +425,6 @@ class ServiceTests(SynchronousTestCase):
         (reload,) = calls
         reload()
         self.assertRaises(InvalidField, callbacks.create_callback, "https://8.8.8.8/", "")
-        steps: list[object] = []
-
-        async def close_registry(drain: float) -> bool:
-            steps.append(f"drained in {drain:g}")
-            return False
-
-        async def close_callbacks() -> None:
-            steps.append("closed")
-
-        self.patch(evaluations.registry, "drain_and_close", close_registry)
-        self.patch(callbacks, "close", close_callbacks)
-        for name in ("start_last_attempts", "give_up_all_deliveries"):
-            self.patch(callbacks, name, lambda name=name: steps.append(name))
-        self.assertIs(self.successResultOf(evaluations.stopService()), False)
-        evaluations.kill_all_evaluations()
-        self.assertEqual(
-            steps, ["start_last_attempts", "drained in 20", "closed", "give_up_all_deliveries"]
-        )
 
     def test_thread_writes_the_log_from_the_start_to_the_end(self) -> None:
         writer = LogWriter(StringIO(), format_text, "info")

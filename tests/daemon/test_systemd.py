@@ -258,7 +258,7 @@ class LongestStopTests(SynchronousTestCase):
         settings = Configuration(
             service=ServiceSettings(drain=100),
         )
-        self.assertEqual(compute_stop_timeout(settings), 128)
+        self.assertEqual(compute_stop_timeout(settings), 113)
 
     def test_longest_stop_includes_silent_nodes(self) -> None:
         without = compute_stop_timeout(Configuration())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -14,7 +13,6 @@ from twisted.internet import reactor
 from twisted.internet.ssl import PrivateCertificate
 from twisted.internet.task import deferLater
 
-from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.certificates import make_certificate
 from tests.integration.client import Client, text
 from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
@@ -221,33 +219,3 @@ class ReloadTests(CallbacksTestCase):
         await self.client.follow(waiting)
         self.assertNotIn(secret, self.daemon.log)
         await self.finish()
-
-
-class ShutdownTests(CallbacksTestCase):
-    """SIGTERM while callbacks are on their way."""
-
-    async def tried(self, receiver: Receiver) -> str:
-        """Return the identifier of one whose callback to a receiver was tried in vain."""
-        identifier = await self.evaluate(receiver.url)
-        while (await self.client.status(identifier))["callback"]["last_error"] is None:
-            await deferLater(reactor, 0.01)
-        return identifier
-
-    def check_logged(self, identifier: str, words: str) -> None:
-        """Hold that the log tells what has become of a callback."""
-        wanted = rf"{derive_log_pseudonym(identifier)}: callback to \S+: {words}, attempts: \d"
-        self.assertRegex(self.daemon.log, wanted)
-
-    async def test_shutdown_makes_one_last_attempt_for_each_callback(self) -> None:
-        await self.start()
-        mended, broken = self.receive(500, 200), self.receive(500)
-        first, second = [await self.tried(one) for one in (mended, broken)]
-        running = await self.evaluate(mended.url, "echo ready; exec sleep 600")
-        await self.client.printed(running, "ready")
-        await self.finish()
-        self.assertEqual(len(mended.posts), 3)
-        self.assertGreaterEqual(len(broken.posts), 2)
-        told = {json.loads(post.body)["evaluation_id"] for post in mended.posts}
-        self.assertEqual(told, {first, running})
-        self.check_logged(first, "delivered")
-        self.check_logged(second, "given_up")

@@ -1,4 +1,4 @@
-"""`webhooks.deliveries`: one callback, many at once, the memory bound, the daemon's end."""
+"""`webhooks.deliveries`: one callback, many at once, the memory bound."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from tests.fakes.world import EPOCH
 URL = "https://receiver.example/hook?key=s3cret"
 TAKEN = AttemptResult(RequestOutcome.ACCEPTED, "the status 204")
 BAD = AttemptResult(RequestOutcome.RETRY, "the status 500")
-STOPPED = "the daemon was stopped"
 NO = AttemptResult(RequestOutcome.REFUSED, "the status 404")
 
 
@@ -96,9 +95,9 @@ class CallbacksTestCase(SynchronousTestCase):
         self.callbacks = self.make()
 
     def make(self) -> CallbackQueue:
-        """Return what sends callbacks by the fake; after the test nothing is under way."""
+        """Return what sends callbacks by the fake."""
         sender: Any = self.sender
-        callbacks = CallbackQueue(
+        return CallbackQueue(
             self.secrets,
             sender,
             has_one_caller=self.has_one_caller,
@@ -107,8 +106,6 @@ class CallbacksTestCase(SynchronousTestCase):
             time=lambda: EPOCH + self.clock.seconds(),
             bounds=self.bounds,
         )
-        self.addCleanup(callbacks.give_up_all_deliveries)
-        return callbacks
 
     def draw(self, size: int) -> bytes:
         """Return half of what there is for a chance, and new identifiers."""
@@ -133,9 +130,6 @@ class CallbacksTestCase(SynchronousTestCase):
     ) -> None:
         found = (callback.state, callback.attempt_count, callback.last_error)
         self.assertEqual(found, (state, attempts, error))
-
-    def close(self) -> Deferred[None]:
-        return Deferred.fromCoroutine(self.callbacks.close())
 
     def nothing_left(self) -> None:
         """Hold that nothing is under way, no timer is left, and no failure that nobody saw."""
@@ -406,74 +400,6 @@ class AloneTests(CallbacksTestCase):
         for _ in range(6):
             self.send("")
         self.assertEqual(len(self.sender.waiting), 4)
-
-
-class CloseTests(CallbacksTestCase):
-    bounds = attrs.evolve(CallbacksTestCase.bounds, concurrent_attempts=2)
-
-    def test_nothing_waiting_is_not_waited_for(self) -> None:
-        self.successResultOf(self.close())
-        self.nothing_left()
-
-    def test_paused_callback_has_its_last_attempt_at_the_end(self) -> None:
-        self.sender.results = [BAD, BAD, TAKEN, BAD]
-        one, other = self.send("alice"), self.send("bob")
-        with capturedLogs() as logged:
-            self.successResultOf(self.close())
-        self.check(one, CallbackState.DELIVERED, 2, "the status 500")
-        why = "the daemon was stopped; last error: the status 500"
-        self.check(other, CallbackState.GIVEN_UP, 2, why)
-        self.assertEqual(self.sender.times, [0] * 4)
-        (warning,) = (event for event in logged if event["log_level"] is LogLevel.warn)
-        self.assertIn(f"given_up, attempts: 2: {why}", formatEvent(warning))
-        self.nothing_left()
-
-    def test_callbacks_until_the_close_have_one_attempt(self) -> None:
-        self.sender.results = [BAD, TAKEN, TAKEN, BAD]
-        callback = self.send("alice")
-        self.callbacks.start_last_attempts()
-        self.assertIs(callback.state, CallbackState.DELIVERED)
-        self.assertIs(self.send("alice").state, CallbackState.DELIVERED)
-        self.check(
-            self.send("alice"), CallbackState.GIVEN_UP, 1, f"{STOPPED}; last error: the status 500"
-        )
-        self.successResultOf(self.close())
-        self.nothing_left()
-
-    def test_giving_up_waits_for_nothing(self) -> None:
-        self.sender.held = True
-        callback = self.send("alice")
-        closed = self.close()
-        self.callbacks.give_up_all_deliveries()
-        self.successResultOf(closed)
-        self.check(callback, CallbackState.GIVEN_UP, 1, STOPPED)
-        self.check(self.send("bob"), CallbackState.GIVEN_UP, 0, STOPPED)
-        self.nothing_left()
-
-    def test_giving_up_sends_nothing_that_waits(self) -> None:
-        self.sender.held = True
-        callbacks = [self.send(caller) for caller in ("alice", "bob") * 3]
-        self.callbacks.give_up_all_deliveries()
-        for callback, attempts in zip(callbacks, (1, 1, 0, 0, 0, 0), strict=True):
-            self.check(callback, CallbackState.GIVEN_UP, attempts, STOPPED)
-        self.nothing_left()
-
-    def test_callback_without_answer_in_time_is_given_up(self) -> None:
-        self.sender.held = True
-        callbacks = [self.send(caller) for caller in ("alice", "bob", "alice")]
-        closed = self.close()
-        self.sender.answer(BAD)
-        self.assertIs(callbacks[0].state, CallbackState.GIVEN_UP)
-        self.assertEqual(len(self.sender.posted), 3)
-        self.send("bob")
-        self.clock.advance(14.9)
-        self.assertNoResult(closed)
-        self.clock.advance(0.1)
-        self.successResultOf(closed)
-        self.check(callbacks[1], CallbackState.GIVEN_UP, 1, "the daemon was stopped")
-        self.check(callbacks[2], CallbackState.GIVEN_UP, 1, "the daemon was stopped")
-        self.assertEqual(self.callbacks.ended_counts_by_state, {CallbackState.GIVEN_UP: 4})
-        self.nothing_left()
 
 
 class OpenTests(SynchronousTestCase):
