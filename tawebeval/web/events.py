@@ -23,12 +23,10 @@ from tawebeval.evaluations.archive_reader import EventSubscription, read_archive
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.web.context import WebContext
 from tawebeval.web.responses import (
-    NO_STORE_HEADERS,
     get_query_argument,
     get_query_number,
     parse_prefer_wait,
 )
-from tawebeval.web.server.headers import encode_headers, make_content_headers
 from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.server.request_headers import (
     get_header_values,
@@ -57,7 +55,12 @@ _COMPLETE = ", ".join(
     for kind in OFFERED_MEDIA_TYPES
     if kind == PAGE_MEDIA_TYPE or STREAM_FRAMINGS[kind].last_bytes
 )
-_POLL_AGAIN = b"1"  # seconds; Retry-After of an empty page if the client does not wait
+_POLL_AGAIN = b"Retry-After: 1\r\n"  # seconds; of an empty page if the client does not wait
+# The headers of a page: its length, and those that not all pages have.
+_PAGE_HEADERS = (
+    b"Content-Length: %d\r\nContent-Type: application/json\r\n"
+    b"%bCache-Control: no-store\r\nVary: Accept\r\n"
+)
 
 
 @attrs.frozen
@@ -103,7 +106,6 @@ def send_events(
     Return a page that is at hand; else a coroutine that returns what is left to be sent. Raises:
     RequestError, as the coroutine.
     """
-    request.responseHeaders.addRawHeader(b"Vary", b"Accept")
     query = parse_event_query(request.raw_query)
     if is_websocket_request(request):
         return _send_websocket_messages(context, request, identifier, query)
@@ -145,17 +147,17 @@ def send_page(
 
     def prepare_page(page: EventPage) -> bytes:
         body = page.encode_json()
-        headers = make_content_headers(body)
+        headers = b""
         if wait and preferred:
-            headers[b"Preference-Applied"] = b"wait=%d" % wait
+            headers = b"Preference-Applied: wait=%d\r\n" % wait
         elif not (wait or page.has_events_or_is_last):
-            headers[b"Retry-After"] = _POLL_AGAIN
+            headers = _POLL_AGAIN
         if next_path and page.end_cursor is not None:
             limit = "" if query.max_bytes is None else f"&limit={query.max_bytes}"
             times = "&times=1" if query.with_times else ""
-            link = f'<{next_path}?after={page.end_cursor}{limit}{times}>; rel="next"'
-            headers[b"Link"] = link.encode()
-        request.encoded_headers = encode_headers({**headers, **NO_STORE_HEADERS})
+            link = f'Link: <{next_path}?after={page.end_cursor}{limit}{times}>; rel="next"\r\n'
+            headers += link.encode()
+        request.encoded_headers = _PAGE_HEADERS % (len(body), headers)
         return body
 
     async def wait_for_page() -> bytes:
@@ -183,6 +185,7 @@ async def _send_websocket_messages(
 async def _send_stream(
     context: WebContext, request: ApiRequest, identifier: str, media_type: str, query: EventQuery
 ) -> bytes:
+    request.responseHeaders.addRawHeader(b"Vary", b"Accept")
     await context.stream_turns.wait(request.caller)
     framing = STREAM_FRAMINGS[media_type]
     if not framing.last_bytes and request.clientproto == b"HTTP/1.0":
@@ -258,7 +261,8 @@ def negotiate_media_type(headers: Headers, offered: Sequence[str]) -> str:
     counts; of equal types one that is named wins over one that a range includes, then the earlier.
     Parameters other than `q` are ignored. Raises: NotAcceptable, HeaderTooLarge.
     """
-    return _find_preferred(b",".join(get_header_values(headers, "Accept")), tuple(offered))
+    values = get_header_values(headers, "Accept")
+    return _find_preferred(b",".join(values), tuple(offered)) if values else offered[0]
 
 
 @lru_cache(64)  # clients repeat a few values

@@ -348,16 +348,16 @@ class ApiResource(Resource):
 
     def render(self, request: Any) -> Any:
         """Answer a request."""
-        events = match_events_path(request.path)
         if request.method not in (b"GET", b"HEAD"):
-            return self._klein.render(request)
-        if request.path == HEALTH.encode():
+            return self.render_by_klein(request)
+        identifier = match_events_path(request.path)
+        if identifier is None:
+            if request.path != HEALTH.encode():
+                return self.render_by_klein(request)
             _finish(request, answer_health(request))
             return NOT_DONE_YET
-        if events is None:
-            return self._klein.render(request)
         try:
-            answer = send_events(self._context, request, events)
+            answer = send_events(self._context, request, identifier)
         except Exception:  # noqa: BLE001  (silence is no answer)
             _finish(request, _make_problem(request, Failure()))
             return NOT_DONE_YET
@@ -370,6 +370,12 @@ class ApiResource(Resource):
         waiting.addErrback(partial(_make_problem, request))
         waiting.addCallback(partial(_finish, request))
         return NOT_DONE_YET
+
+    def render_by_klein(self, request: Any) -> Any:
+        """Pass a request to Klein."""
+        request.prepath = []
+        request.postpath = [unquote_to_bytes(part) for part in request.path[1:].split(b"/")]
+        return self._klein.render(request)
 
 
 def _make_problem(request: ApiRequest, failure: Failure) -> bytes | None:

@@ -187,7 +187,8 @@ class World:
             tokens.write_text(TOKENS)
         self.service = Service(self.root, self.configuration, tokens=tokens)
         if self.klein_alone:
-            self.service.site.resource = self.service.app.resource()
+            resource = self.service.site.resource
+            resource.render = resource.render_by_klein
         client = self.service.connect()
         headers = {"Content_Type": MULTIPART, "Authorization": f"Bearer {TOKEN}"}
         client.request("POST /evaluate", form(parts()), **headers)

@@ -10,6 +10,7 @@ for one (request smuggling).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -18,7 +19,7 @@ from twisted.internet.interfaces import IHalfCloseableDescriptor, IProtocol, IRe
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel, Request
-from twisted.web.http_headers import Headers
+from twisted.web.http_headers import Headers, InvalidHeaderName
 
 from tawebeval.config import HttpSettings
 from tawebeval.errors import ServerStopping, format_size
@@ -33,10 +34,10 @@ TWISTED_PRIVATE_NAMES = (
     "_buffer",
     "_command",
     "_dataBuffer",
+    "_maybeChooseTransferDecoder",
     "_networkProducer",
     "_path",
     "_protocolUpgradeForWebsockets",
-    "_receivedHeaderCount",
     "_respondToBadRequestAndDisconnect",
     "_send100Continue",
     "_version",
@@ -55,6 +56,8 @@ _TLS_RECORD = b"\x16"  # the first byte of a ClientHello (RFC 8446), and of no H
 _BAD_REQUEST = HTTPStatus.BAD_REQUEST
 _TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 _DIGITS = 18  # of a Content-Length at most
+# RFC 9112, section 3. Later versions of HTTP have no such line.
+_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-\xb0]+) (HTTP/1\.[01])")
 
 
 class ApiChannel(HTTPChannel):
@@ -64,10 +67,6 @@ class ApiChannel(HTTPChannel):
     """
 
     site: ChannelSite
-    # This class applies the limits instead; Twisted would answer 400 without a reason.
-    totalHeadersSize = 2**30
-    maxHeaders = 2**30
-
     http_settings: HttpSettings
     peer: ConnectionPeer
     body_rate: BodyRate
@@ -76,7 +75,7 @@ class ApiChannel(HTTPChannel):
     phase = ConnectionPhase.NEW
     _slot: ConnectionSlot | None = None  # None while the connection is not counted
     websocket: WebSocketInput | None = None  # which receives all bytes after the upgrade
-    _head_size = 0  # bytes of the head that is arriving
+    _head_size = _header_count = 0  # bytes and headers of the head that is arriving
     _unsent = 0  # bytes at most that the client has yet to take of the answer
     _answered: Request | None = None  # answered, but not yet taken by the client
 
@@ -204,47 +203,82 @@ class ApiChannel(HTTPChannel):
             self._read_deadline.set(self.http_settings.head_timeout, on_timeout)
 
     def lineReceived(self, line: bytes) -> None:
-        """Check and take a line of a request head."""
+        """Check and take a line of a request head.
+
+        Twisted's method takes twice the time, and refuses without a reason.
+        """
         if self.phase is ConnectionPhase.CLOSED:
             return
-        if line and self.phase.is_idle:
-            self.phase = ConnectionPhase.HEAD
         self._head_size += len(line) + 2
         if self._head_size > self.http_settings.max_header_bytes:
             limit = format_size(self.http_settings.max_header_bytes)
             self._refuse(_TOO_LARGE, f"the request's headers are over {limit}")
-        elif line[:1] in (b" ", b"\t"):
-            self._refuse(_BAD_REQUEST, "a header begins with a space (RFC 9112, section 5.2)")
+        elif not self._has_request_line:
+            if line or self._head_size > len(b"\r\n"):  # one empty line may precede a request
+                self._begin_request(line)
+        elif line:
+            self.headerReceived(line)
         else:
-            super().lineReceived(line)
+            self.allHeadersReceived()
+            if self.length == 0:
+                self.allContentReceived()
+            else:
+                self.setRawMode()
+
+    @property
+    def _has_request_line(self) -> bool:
+        return hasattr(self, "_command")  # which Twisted deletes at the end of a request
+
+    def _begin_request(self, line: bytes) -> None:
+        self.phase = ConnectionPhase.HEAD
+        found = _REQUEST_LINE.fullmatch(line)
+        if found is None:
+            self._respondToBadRequestAndDisconnect()
+            return
+        self._command, self._path, self._version = found.groups()
+        self.requests.append(self.requestFactory(self))
 
     def headerReceived(self, line: bytes) -> bool:
         """Check and take a header; return False if it is refused."""
-        name, _, value = line.partition(b":")
-        name, value = name.lower(), value.strip(b" \t")
-        if self.phase is ConnectionPhase.CLOSED:
-            return False
-        if self._receivedHeaderCount >= self.http_settings.max_headers:
+        name, colon, value = line.partition(b":")
+        value = value.strip(b" \t")
+        self._header_count += 1
+        if self._header_count > self.http_settings.max_headers:
             self._refuse(
                 _TOO_LARGE,
                 f"the request has over {self.http_settings.max_headers} headers",
             )
-        elif name == b"content-length" and len(value) > _DIGITS:
+        elif line[:1] in (b" ", b"\t"):
+            self._refuse(_BAD_REQUEST, "a header begins with a space (RFC 9112, section 5.2)")
+        elif not colon or len(value.translate(None, b"\0\r\n")) < len(value):
+            self._respondToBadRequestAndDisconnect()
+        elif self._take_body_length(name.lower(), value):
+            try:
+                self.requests[-1].requestHeaders.addRawHeader(name, value)
+            except InvalidHeaderName:
+                self._respondToBadRequestAndDisconnect()
+            else:
+                return True
+        return False
+
+    def _take_body_length(self, name: bytes, value: bytes) -> bool:
+        """Take the length of the body if this header has it; return False if it is refused."""
+        if name == b"content-length":
+            if len(value) <= _DIGITS:
+                return bool(self._maybeChooseTransferDecoder(b"Content-Length", value))
             self._refuse(_BAD_REQUEST, "Content-Length: not a length")
-        elif name == b"transfer-encoding" and (
-            # Twisted passes over "identity", which RFC 9112 does not have any more.
-            value.lower() != b"chunked" or self._version != b"HTTP/1.1"
-        ):
-            self._refuse(_BAD_REQUEST, "Transfer-Encoding: only chunked is supported, in HTTP/1.1")
-        else:
-            return bool(super().headerReceived(line))
+            return False
+        if name != b"transfer-encoding":
+            return True
+        # Twisted passes over "identity", which RFC 9112 does not have any more.
+        if value.lower() == b"chunked" and self._version == b"HTTP/1.1":
+            return bool(self._maybeChooseTransferDecoder(b"Transfer-Encoding", value))
+        self._refuse(_BAD_REQUEST, "Transfer-Encoding: only chunked is supported, in HTTP/1.1")
         return False
 
     def allHeadersReceived(self) -> None:
         """Take the end of a request head."""
-        self._head_size = 0
-        if self.phase is ConnectionPhase.CLOSED:
-            return
+        self._head_size = self._header_count = 0
         self.phase = ConnectionPhase.BODY
         self._unsent = 0
         if self.length != 0:
@@ -260,10 +294,11 @@ class ApiChannel(HTTPChannel):
 
         Twisted overlooks `close` before a comma, and in a second line.
         """
-        options = b",".join(request.requestHeaders.getRawHeaders(b"Connection", [])).lower()
-        if version != b"HTTP/1.1":
-            return False
-        if b"close" in (option.strip(b" \t") for option in options.split(b",")):
+        values = request.requestHeaders.getRawHeaders(b"Connection")
+        if values is None or version != b"HTTP/1.1":
+            return version == b"HTTP/1.1"
+        options = b",".join(values).lower().split(b",")
+        if b"close" in (option.strip(b" \t") for option in options):
             request.responseHeaders.setRawHeaders(b"Connection", [b"close"])
             return False
         return True
@@ -447,7 +482,7 @@ class ApiChannel(HTTPChannel):
     def lineLengthExceeded(self, line: bytes) -> None:
         """Refuse a request with too long a line, which Twisted would drop silently."""
         limit = format_size(self.http_settings.max_line_bytes)
-        if hasattr(self, "_command"):  # which Twisted has while headers come
+        if self._has_request_line:
             self._refuse(_TOO_LARGE, f"a header is over {limit}")
         elif self.phase is not ConnectionPhase.CLOSED:
             self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG, f"the request line is over {limit}")

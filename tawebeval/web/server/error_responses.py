@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import orjson
 from twisted.logger import Logger
+from twisted.web.http_headers import Headers
 from twisted.web.iweb import IRequest
 from werkzeug.exceptions import HTTPException
 
@@ -101,6 +102,8 @@ def make_error_response(error: BaseException | None) -> ErrorResponse:
             headers[b"Location"] = error.location.encode()
         if isinstance(error, errors.Unauthorized):
             headers[b"WWW-Authenticate"] = b"Bearer"
+        if isinstance(error, errors.NotAcceptable):
+            headers[b"Vary"] = b"Accept"
     elif isinstance(error, HTTPException) and error.code is not None:
         status = HTTPStatus(error.code)
         detail = error.description or status.description or status.phrase
@@ -124,7 +127,7 @@ def encode_refusal(
         status,
         status.phrase.encode(),
         encode_headers({**content, b"Connection": b"close", **again}),
-        encode_general_headers(origins, ()),
+        encode_general_headers(origins, Headers()),
         body,
     )
 

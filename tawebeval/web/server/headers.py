@@ -52,11 +52,12 @@ def make_content_headers(body: bytes, content_type: bytes = JSON_MEDIA_TYPE) -> 
     return {b"Content-Length": b"%d" % len(body), b"Content-Type": content_type}
 
 
-def encode_general_headers(origins: Collection[str], request_origins: Sequence[bytes]) -> bytes:
+def encode_general_headers(origins: Collection[str], request_headers: Headers) -> bytes:
     """Return the headers of any response as they are sent."""
     date = _encode_date(int(time.time()))
     if "*" in origins:
         return date + _GENERAL_HEADERS
+    request_origins = request_headers.getRawHeaders(b"Origin", ())
     return date + encode_headers(make_general_headers(origins, request_origins))
 
 
@@ -67,14 +68,13 @@ def _encode_date(seconds: int) -> bytes:
 
 def encode_head(request: Request, first_headers: bytes, origins: Collection[str]) -> bytes:
     """Return the head of the response to `request`; `first_headers` are encoded already."""
-    request_origins = request.requestHeaders.getRawHeaders(b"Origin", ())
     return b"%b %d %b\r\n%b%b%b\r\n" % (
         request.clientproto,
         request.code,
         request.code_message,
         first_headers,
         encode_response_headers(request.responseHeaders),
-        encode_general_headers(origins, request_origins),
+        encode_general_headers(origins, request.requestHeaders),
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
 from io import BytesIO
 from types import MappingProxyType
-from urllib.parse import unquote_to_bytes as unquote
 
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
@@ -62,7 +61,6 @@ class ApiRequest(Request):
     permitted_problems: Collection[str] | None = None
     is_read_only = False
     uses_link = False
-    # Whether the answer is to wait for events, or for the end of an evaluation.
     waits_for_evaluation = False
     remote_address: RemoteAddress
     _group = ""  # as whose this request counts besides its connection
@@ -86,8 +84,10 @@ class ApiRequest(Request):
         peer = self.channel.peer
         self.remote_address = peer.direct_client or RemoteAddress(peer.address)
         try:
-            self.remote_address = site.address_resolver.resolve_client(peer, self.requestHeaders)
-            self._group = site.connection_limits.count_request(self.remote_address)
+            if peer.direct_client is None:  # a proxy names the client
+                client = site.address_resolver.resolve_client(peer, self.requestHeaders)
+                self.remote_address = client
+                self._group = site.connection_limits.count_request(client)
             site.base_path.require_trailing_slash(target)
             check_method_and_path(self.method, self.path)
             check_hosts(get_header_values(self.requestHeaders, "Host"), self.clientproto)
@@ -167,11 +167,8 @@ class ApiRequest(Request):
             self.finish()
         else:
             self.path = collapse_slashes(self.path)
-            segments = self.path[1:].split(b"/")
-            self.prepath: list[bytes] = []
-            self.postpath = [*map(unquote, segments)] if b"%" in self.path else segments
             try:
-                self.render(self.channel.site.resource)
+                self.channel.site.resource.render(self)
             except Exception:  # noqa: BLE001  (silence is no answer)
                 self.processingFailed(Failure())
 
@@ -201,8 +198,9 @@ class ApiRequest(Request):
 
     def _record(self, status: int) -> None:
         """Count the request, unless it has no complete head."""
-        self.channel.site.connection_limits.remove_proxied_request(self._group)
-        self._group = ""
+        if self._group:
+            self.channel.site.connection_limits.remove_proxied_request(self._group)
+            self._group = ""
         if self._started_at is None:
             return
         took = self.channel.site.clock.seconds() - self._started_at
