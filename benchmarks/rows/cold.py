@@ -6,8 +6,8 @@ place in the cache, and another commit. By hand `git init` is not counted and no
 fetch alone has no row: nobody could run what it brings.
 
 Tried without success: `core.fsync=none`, no reverse index, one thread for the index, no check of
-objects, `checkout.workers`. Without maintenance of the cache, commit 1,000 takes 334 ms of
-processor time in place of 42.
+objects, `checkout.workers`. After 1,000 fetches into one repository the next one takes 334 ms of
+processor time in place of 42, so the cache drops repositories of about a hundred.
 """
 
 from __future__ import annotations

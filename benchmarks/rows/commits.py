@@ -1,6 +1,6 @@
 """What 100,000 cached commits cost, 10,000 of them checked out, beside a hundredth and a tenth.
 
-To fetch so many would take hours, so the cache is made as such fetches leave it after maintenance:
+To fetch so many would take hours, so the cache is made:
 packs with the objects of all commits, and for each commit its marker; and checkouts, of six small
 files each. The usual `repositories.cache` has room for 10,000 checkouts of half a MiB. Memory is
 the slope between the two caches. A start of the daemon counts until its first answer. A cold start

@@ -271,7 +271,7 @@ def build_daemon(
         orphans.reap_ended_orphans,
         startup.restore_directories,
         parts.evaluation_context.cleanup_queue.retry_next_calls,
-        repositories.start_maintenance,
+        repositories.start_removal_of_leftovers,
         monitoring.readiness.check_disks,
         DiskSync(store, directories.state, pools.disk_check_threads, reactor).sync_if_due,
     )

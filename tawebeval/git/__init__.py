@@ -6,7 +6,7 @@ Commits are fetched at most once, concurrent requests share one fetch, and the l
 repositories and checkouts are evicted.
 
 `cache.RepositoryCache`: all repositories and checkouts, within a size on the disk.
-`repository.BareRepository`: one bare repository: fetches, markers of commits, maintenance;
+`repository.BareRepository`: one bare repository: its fetches and markers of commits;
 `fetch_limits`: the time and the bytes of fetches. `servers.GitServers`: branches of repositories,
 and reasons of failed fetches. `checkouts.CheckoutCache`: the checked-out trees, one for each tree.
 `commits`: the size of a commit's tree, from the output of git, before it is checked out;

@@ -38,9 +38,6 @@ from tawebeval.linux.filetree import copy_tree, remove_tree
 
 log = Logger()
 
-# Of a repository's size. Its new packs are mostly smaller, but the base of a delta may be in two.
-_MAINTENANCE_ROOM = 2
-
 
 @attrs.define
 class _CommitBudget:
@@ -107,9 +104,8 @@ class RepositoryCache:
     _checkouts: CheckoutCache = attrs.field(init=False)
     # In the order of their last use.
     _entries: OrderedDict[str, _Entry] = attrs.field(factory=OrderedDict)
-    _maintenance_queue: list[str] = attrs.field(factory=list)  # names, the oldest first
     _leftovers: list[Path] = attrs.field(factory=list)  # to be removed
-    _maintenance: Deferred[None] | None = None
+    _removal: Deferred[None] | None = None
 
     def __attrs_post_init__(self) -> None:
         self._servers = GitServers(self._git, self._threads, self._remotes, self._limits)
@@ -125,7 +121,7 @@ class RepositoryCache:
         """Take over the cache of an earlier daemon, as far as it fits. Blocks.
 
         `on_load` is called before anything is evicted, and may resume checkouts. What is evicted or
-        left over is removed later, by `start_maintenance`.
+        left over is removed later, by `start_removal_of_leftovers`.
         """
         for _, path in sorted((path.lstat().st_mtime, path) for path in self._root.iterdir()):
             if path.suffix == ".git" and not path.is_symlink():
@@ -318,8 +314,8 @@ class RepositoryCache:
             yield entry
         finally:
             entry.users -= 1
-            if not entry.users and entry.bare.is_empty:
-                # Otherwise made-up URLs would fill memory and disk.
+            # Without the first, made-up URLs would fill memory and disk.
+            if not entry.users and (not entry.bare.has_commits or entry.bare.has_many_packs):
                 await self._threads.run_in_thread(remove_tree, self._detach(name))
 
     async def _fetch(self, entry: _Entry, request: _CheckoutRequest) -> Commit:
@@ -338,33 +334,18 @@ class RepositoryCache:
             self.counters.fetch_counts[ended] += 1
             self.counters.fetch_durations.record_value(self._limits.clock.seconds() - begin)
             entry.size = await self._threads.run_in_thread(entry.bare.measure_disk_bytes)
-            name = entry.bare.path.name
-            if entry.bare.needs_maintenance and name not in self._maintenance_queue:
-                self._maintenance_queue.append(name)
             await self._evict()
 
-    def start_maintenance(self) -> None:
-        """Start maintenance of a repository that is due and not in use, unless one is under way.
+    def start_removal_of_leftovers(self) -> None:
+        """Start to remove what an earlier daemon has left over, unless that is under way."""
+        if self._leftovers and self._removal is None:
+            self._removal = run_in_background(
+                self._remove_leftovers(), log, "defect: leftovers of the cache are not removed"
+            )
+            self._removal.addBoth(self._on_removal_end)
 
-        What is left over from an earlier daemon is removed first.
-        """
-        if self._maintenance is not None:
-            return
-        due = [name for name in self._maintenance_queue if not self._entries[name].users]
-        if self._leftovers:
-            work = self._remove_leftovers()
-        elif due:
-            self._maintenance_queue.remove(due[0])
-            work = self._maintain(self._entries[due[0]])
-        else:
-            return
-        self._maintenance = run_in_background(
-            work, log, "defect: maintenance of the cache has failed"
-        )
-        self._maintenance.addBoth(self._on_maintenance_end)
-
-    def _on_maintenance_end(self, _: object) -> None:
-        self._maintenance = None
+    def _on_removal_end(self, _: object) -> None:
+        self._removal = None
 
     async def _remove_leftovers(self) -> None:
         while self._leftovers:
@@ -376,37 +357,12 @@ class RepositoryCache:
             except OSError as error:
                 log.warn("{path} in the cache cannot be removed: {error}", path=path, error=error)
 
-    async def _maintain(self, entry: _Entry) -> None:
-        """Maintain a repository, unless it is too large for the cache to have it twice more."""
-        if (1 + _MAINTENANCE_ROOM) * entry.size > self._capacity:
-            return
-        path, room = entry.bare.path, _MAINTENANCE_ROOM * entry.size
-        entry.users += 1
-        entry.size += room  # old and new packs are on the disk together
-        try:
-            await self._evict()
-            await entry.bare.maintain(room)
-        except CancelledError:
-            log.info("{path}: maintenance stopped, as the daemon stops", path=path)
-        except (EvaluationFailure, OSError) as error:
-            members = error.extra_members if isinstance(error, EvaluationFailure) else {}
-            log.warn(
-                "{path}: maintenance has failed: {error}: {stderr}",
-                path=path,
-                error=error,
-                stderr=members.get("stderr", ""),
-            )
-        finally:
-            entry.users -= 1
-            entry.size = await self._threads.run_in_thread(entry.bare.measure_disk_bytes)
-
     async def close(self) -> None:
-        """Stop maintenance, and wait for its end."""
+        """Stop the removal of leftovers, and wait for its end."""
         self._leftovers.clear()
-        self._maintenance_queue.clear()
-        if self._maintenance is not None:
-            self._maintenance.cancel()
-            await self._maintenance
+        if self._removal is not None:
+            self._removal.cancel()
+            await self._removal
 
     async def _evict(self) -> None:
         """Remove the least recently used until the rest fits."""
@@ -436,6 +392,4 @@ class RepositoryCache:
 
     def _detach(self, name: str) -> Path:
         """Rename a repository out of the cache; return the new path, for removal."""
-        if name in self._maintenance_queue:
-            self._maintenance_queue.remove(name)
         return detach(self._entries.pop(name).bare.path)

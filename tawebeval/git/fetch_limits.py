@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,6 @@ MARKERS_DIRECTORY = "commits"
 
 _T = TypeVar("_T")
 _POLL_INTERVAL = 0.25  # seconds between two measurements of what git writes
-_Files = Mapping[str, os.stat_result]
 
 
 @attrs.frozen
@@ -81,22 +80,20 @@ class FetchBudget:
         )
 
 
-def list_files(directory: Path) -> Mapping[str, os.stat_result]:
-    """Return the files below a directory, without markers, by their relative paths. Blocks."""
-    found = {}
+def iterate_files(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files below a directory, without markers, by their relative paths. Blocks."""
     for parent, directories, names in os.walk(directory):
         inside = parent[len(str(directory)) + 1 :]
         if not inside:
             directories[:] = [name for name in directories if name != MARKERS_DIRECTORY]
         for name in names:
-            with suppress(OSError):
-                found[os.path.join(inside, name)] = os.lstat(os.path.join(parent, name))
-    return found
+            with suppress(OSError):  # of a file that disappears
+                yield os.path.join(inside, name), os.lstat(os.path.join(parent, name))
 
 
-def sum_disk_usage(found: Mapping[str, os.stat_result]) -> int:
-    """Return the bytes of files on the disk."""
-    return sum(status.st_blocks * 512 for status in found.values())
+def get_disk_bytes(status: os.stat_result) -> int:
+    """Return the bytes of a file on the disk."""
+    return status.st_blocks * 512
 
 
 class LimitExceeded(Exception):
@@ -144,60 +141,46 @@ async def fetch_within_byte_budget(
 ) -> GitResult:
     """Return the result of `fetch`, which may add the rest of `budget` to `repository`.
 
-    `is_complete` tells whether the fetch is done, whatever becomes of the commands after it. Of a
-    fetch that raises EvaluationError before, nothing stays.
+    `is_complete` tells whether the fetch is done, whatever becomes of the commands after it. A
+    complete fetch that is over the limit takes the repository with it: refs name its objects.
 
     `fetch` has the kernel limit each file, and so the one pack that a usual server sends. A server
     of static files sends many files; their sum is measured again and again.
 
     Raises: EvaluationError, of `fetch` or for too many bytes.
     """
-    before = await threads.run_in_thread(list_files, repository)
+    before, _ = await threads.run_in_thread(_measure, repository)
     limit = budget.remaining_bytes
 
     async def is_over() -> bool:
-        now = await threads.run_in_thread(list_files, repository)
-        return sum_disk_usage(now) - sum_disk_usage(before) > limit
+        now, _ = await threads.run_in_thread(_measure, repository)
+        return now - before > limit
 
+    failure, result = None, None
     try:
         result = await run_until_over(clock, fetch(), is_over)
     except LimitExceeded:
-        pass
-    except EvaluationFailure:
-        after = await threads.run_in_thread(list_files, repository)
-        if not _is_over(after, before, limit, is_complete()):
-            await threads.run_in_thread(_undo, repository, before)
-            raise
-    else:
-        after = await threads.run_in_thread(list_files, repository)
-        if not _is_over(after, before, limit, is_complete()):
-            budget.spent_bytes += max(sum_disk_usage(after) - sum_disk_usage(before), 0)
-            return result
-    if is_complete() or not await threads.run_in_thread(_undo, repository, before):
-        # The fetch ended before it was measured, and refs name its objects: remove all.
-        await threads.run_in_thread(remove_tree, repository)
-    raise budget.make_failure()
+        failure = budget.make_failure()
+    except EvaluationFailure as error:
+        failure = error
+    after, largest = await threads.run_in_thread(_measure, repository)
+    # A file at the kernel's limit has made git fail.
+    if after - before > limit or (largest >= limit and not is_complete()):
+        if is_complete():
+            await threads.run_in_thread(remove_tree, repository)
+        failure = budget.make_failure()
+    if result is None or failure is not None:
+        assert failure is not None, "without a result"
+        raise failure
+    budget.spent_bytes += max(after - before, 0)
+    return result
 
 
-def _is_over(after: _Files, before: _Files, limit: int, is_complete: bool) -> bool:
-    """Tell whether a fetch has added too many bytes, or a file at the kernel's limit."""
-    if is_complete:
-        return sum_disk_usage(after) - sum_disk_usage(before) > limit
-    return any(after[name].st_size >= limit for name in after.keys() - before)
-
-
-def _undo(repository: Path, before: _Files) -> bool:
-    """Remove the objects that an incomplete fetch has added. Blocks.
-
-    Return False, and remove nothing, if refs have changed, which may name the objects.
-    """
-    after = list_files(repository)
-    for name, status in after.items():
-        if name.startswith(("refs", "packed-refs")) and (
-            name not in before or before[name].st_mtime_ns != status.st_mtime_ns
-        ):
-            return False
-    for name in after.keys() - before:
-        if name.startswith("objects"):
-            (repository / name).unlink(missing_ok=True)
-    return True
+def _measure(repository: Path) -> tuple[int, int]:
+    """Return the bytes of a repository, and those of its largest unfinished file. Blocks."""
+    size = largest = 0
+    for name, status in iterate_files(repository):
+        size += get_disk_bytes(status)
+        if "tmp_" in name or name.endswith(".temp"):  # of index-pack and http-fetch
+            largest = max(largest, status.st_size)
+    return size, largest

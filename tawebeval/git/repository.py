@@ -1,4 +1,4 @@
-"""One bare repository in the cache: its commits, fetches, maintenance, and size on the disk.
+"""One bare repository in the cache: its commits, fetches, and size on the disk.
 
 Beside git's own files a repository has `url`, for people, and `commits/`: a marker for each commit
 that is present with its whole tree, named by the commit's OID. A marker holds its format, the OID
@@ -7,8 +7,9 @@ git process. The marker of an annotated tag is a link to that of its commit.
 `lfs/` has the contents of files in Git LFS, named by their SHA-256.
 
 Only the newest commits have a ref, and so a line in `shallow`, which git sends to the server with
-each fetch. The objects of the others stay: no command here removes objects without a ref.
-`git maintenance` packs what fetches leave, so that the thousandth fetch takes as long as the first.
+each fetch. The objects of the others stay: no command here removes objects without a ref. Each
+fetch adds a pack. The cache drops a repository with many of them, so that the thousandth fetch
+takes as long as the first.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from tawebeval.git.fetch_limits import (
     FetchLimits,
     LimitExceeded,
     fetch_within_byte_budget,
-    list_files,
+    get_disk_bytes,
+    iterate_files,
     run_until_over,
-    sum_disk_usage,
 )
 from tawebeval.git.lfs import (
     LfsClient,
@@ -81,25 +82,10 @@ _LEFTOVERS = (
     *("lfs/*.new", "lfs/checkout"),
 )
 _INFINITE_DEPTH = 2**31 - 1  # git-fetch(1)
-_MAINTENANCE_SETTINGS = {
-    # Objects without a ref get a pack of their own, and are never removed.
-    "gc.cruftPacks": "true",
-    "gc.pruneExpire": "never",
-    "gc.writeCommitGraph": "false",
-    "repack.writeBitmaps": "false",
-    # git searches no deltas, but keeps those of servers: time depends on bytes alone.
-    "pack.window": "0",
-    "pack.threads": "1",
-}
-_MAINTENANCE = (
-    *(word for pair in _MAINTENANCE_SETTINGS.items() for word in ("-c", "=".join(pair))),
-    *("maintenance", "run", "--quiet", "--task=gc"),
-)
 _DIRECTORIES_SIZE = 48 * 1024  # bytes on the disk, of a dozen directories
 _MARKER_SIZE = 4096  # bytes on the disk
 _REFS = 8  # newest commits that have a ref, on which a server can base a pack
-_MAINTENANCE_FILES = 100  # files added before maintenance is due; a fetch adds two or three
-_MAINTENANCE_TIMEOUT = 30.0  # seconds, for which a fetch may wait
+_MANY_FILES = 300  # of packs; a fetch adds three, and git looks for an object in each pack
 # Its 3 is the format: in earlier ones, the bytes were those before git converted line ends.
 _MARKER = re.compile(r"3 ([0-9a-f]{40}) ([0-9]+) ([0-9]+) (\[.*\])", re.ASCII)
 _INITIAL_DIRECTORIES = (
@@ -122,9 +108,9 @@ _LARGE = "lfs"  # the directory with the contents of files in Git LFS
 class BareRepository:
     """The repository in the directory `path`, which the first fetch creates.
 
-    One lock covers fetches, maintenance and removal. `lfs`: None if files in Git LFS are not
-    fetched. `removals` counts calls of `remove_damaged` that removed the repository. `is_empty`
-    tells that no fetch has added anything yet.
+    One lock covers fetches and removal. `lfs`: None if files in Git LFS are not fetched. `removals`
+    counts calls of `remove_damaged` that removed the repository. `has_many_packs` tells that
+    fetches have added so many files that git gets slower.
     """
 
     path: Path
@@ -134,11 +120,9 @@ class BareRepository:
     _limits: FetchLimits
     _lfs: LfsClient | None = None
     removals: int = 0
-    is_empty: bool = True
+    has_many_packs: bool = False
     _lock: DeferredLock = attrs.field(factory=DeferredLock)
     _fetches: int = 0
-    _files: int = 0  # without the markers
-    _maintenance_due: int = _MAINTENANCE_FILES  # files
 
     def find_fetched_commit(self, oid: str) -> Commit | None:
         """Return the commit, or that of a tag, if it has a marker. Blocks briefly."""
@@ -184,14 +168,14 @@ class BareRepository:
 
     def measure_disk_bytes(self) -> int:
         """Return the bytes of the repository on the disk. Blocks."""
-        found = list_files(self.path)
-        markers = 0
-        # Counted one at a time: a list of the status of 100,000 markers takes 140 MB.
-        with suppress(OSError), os.scandir(self.path / MARKERS_DIRECTORY) as entries:
-            markers = sum(1 for _ in entries)
-        self._files = sum(not name.startswith(_LARGE) for name in found)
-        self.is_empty = not markers and not any(name.startswith("objects") for name in found)
-        return sum_disk_usage(found) + markers * _MARKER_SIZE + _DIRECTORIES_SIZE
+        size = count = 0
+        for name, status in iterate_files(self.path):
+            size += get_disk_bytes(status)
+            count += name.startswith("objects/pack/")
+        self.has_many_packs = count >= _MANY_FILES
+        with suppress(OSError), os.scandir(self.path / MARKERS_DIRECTORY) as markers:
+            size += sum(_MARKER_SIZE for _ in markers)
+        return size + _DIRECTORIES_SIZE
 
     def remove_files_of_killed_git(self) -> None:
         """Remove what a killed git leaves: locks and unfinished packs. Blocks."""
@@ -201,37 +185,6 @@ class BareRepository:
         for part in self.path.glob("objects/pack/pack-*"):
             if not all(part.with_suffix(suffix).exists() for suffix in (".pack", ".idx")):
                 remove_tree(part)
-
-    @property
-    def needs_maintenance(self) -> bool:
-        """Whether fetches have added so many files that maintenance is due."""
-        return self._files >= self._maintenance_due
-
-    async def maintain(self, max_pack_size: int) -> None:
-        """Combine the packs of fetches into packs of at most `max_pack_size` bytes.
-
-        Fetches wait, at most 30 seconds. Raises: EvaluationError if git fails or takes longer.
-        """
-        async with self._lock:
-            try:
-                result = await self._git.run_command(
-                    self.path,
-                    *_MAINTENANCE,
-                    timeout=_MAINTENANCE_TIMEOUT,
-                    max_file_size=max_pack_size,
-                    reach=SandboxAccess((self.path,)),
-                )
-            finally:
-                await self._threads.run_in_thread(self._finish_maintenance)
-        if result.is_timed_out:
-            raise make_git_failure(f"git took over {_MAINTENANCE_TIMEOUT:g} seconds", result)
-        if result.status:
-            raise make_git_failure("git could not pack the repository; see stderr", result)
-
-    def _finish_maintenance(self) -> None:
-        self.remove_files_of_killed_git()
-        self.measure_disk_bytes()
-        self._maintenance_due = self._files + _MAINTENANCE_FILES
 
     async def check_out_commit(self, commit: Commit, tree: Path, index: Path) -> None:
         """Check a marked commit out into the directory `tree`; `index` is one for git's index.

@@ -166,7 +166,7 @@ class CacheTestCase(SynchronousTestCase):
         """Let another daemon take the cache over."""
         self.cache = self.make(threads)
         self.cache.load_existing()
-        self.cache.start_maintenance()
+        self.cache.start_removal_of_leftovers()
 
     def script(self, command: Command) -> GitResult | Awaitable[GitResult]:
         if command.name in self.broken:

@@ -290,7 +290,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertIs(reactor, self.reactor)
         names = (
             "expire_evaluations reap_ended_orphans restore_directories retry_next_calls"
-            " start_maintenance check_disks sync_if_due"
+            " start_removal_of_leftovers check_disks sync_if_due"
         )
         self.assertEqual([call.__name__ for call in calls], names.split())
         self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)

@@ -118,14 +118,41 @@ class CheckOutTests(CacheTestCase):
         self.assertEqual([o for o in bare if o.path.parent == self.root], [])
         self.assertEqual(self.cache.counters.eviction_count, 0)
 
-    def test_objects_of_earlier_fetches_stay(self) -> None:
-        self.grow = lambda repository: (repository / "objects" / "pack" / "x").touch()
-        self.gained = 0
-        self.fetches = [DONE, NO_ROUTE]
-        self.broken["log"] = failed("fatal: bad object")
-        self.refuse()
-        self.refuse()
+    def test_repository_of_hundred_fetches_is_fetched_anew_when_nobody_uses_it(self) -> None:
+        def add_packs(repository: Path) -> None:
+            for number in range(150):
+                (repository / "objects/pack" / f"{self.fetched}-{number}").touch()
+
+        self.grow = add_packs
+        running = Running()
+        self.fetches = [DONE, running]
+        self.get()
+        self.present.clear()
+        requested = self.check_out(oid=OTHER)
         self.assertTrue(self.path().exists())
+        running.end()
+        self.assertEqual(self.successResultOf(requested).oid, OTHER)
+        self.assertEqual(list(self.root.glob("*.git*")), [])
+        self.assertEqual(len(list(self.root.glob("*.tree"))), 1)
+
+    def test_only_eight_newest_commits_have_ref_of_their_own(self) -> None:
+        for _ in range(20):
+            self.present.clear()
+            for marker in self.root.glob("*.git/commits/*"):
+                marker.unlink()
+            self.get()
+        refs = [command.arguments[-1] for command in self.fetch_commands()]
+        self.assertEqual(refs[:2], [f"{OID}:refs/commits/1", f"{OID}:refs/commits/2"])
+        self.assertEqual(len(set(refs)), 8)
+
+    def test_markers_are_measured_as_they_are_written(self) -> None:
+        self.get()
+        before = self.cache.disk_sizes["repositories"]
+        self.present.clear()
+        self.get(oid=OTHER)
+        self.assertEqual(self.cache.disk_sizes["repositories"], before + 4096)
+        self.restart()
+        self.assertEqual(self.cache.disk_sizes["repositories"], before + 4096)
 
     def test_size_of_repository_includes_its_directories(self) -> None:
         self.get()

@@ -149,7 +149,7 @@ class RestartTests(EvictionTestCase):
         threads = SlowThreads()
         self.cache = self.make(threads)
         self.cache.load_existing()
-        self.cache.start_maintenance()
+        self.cache.start_removal_of_leftovers()
         closed = Deferred.fromCoroutine(self.cache.close())
         self.assertNoResult(closed)
         threads.finish()

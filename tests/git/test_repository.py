@@ -443,7 +443,6 @@ class FetchLimitTests(SynchronousTestCase):
         self.clock = Clock()
         self.path = Path(self.mktemp())
         (self.path / "objects").mkdir(parents=True)
-        (self.path / "refs").mkdir()
         self.write("objects/old", 50_000)
         self.git: Deferred[GitResult] = Deferred()
         self.is_complete = False
@@ -484,12 +483,6 @@ class FetchLimitTests(SynchronousTestCase):
         self.assertEqual(error.extra_members, {"limit": "repositories.fetch_bytes", "value": LIMIT})
         self.check(*objects)
 
-    def check_failed(self, message: str, *objects: str) -> None:
-        """Check that the error of git is passed on, and which objects are left."""
-        error = self.failureResultOf(self.fetched, EvaluationFailure).value
-        self.assertEqual(error.message, message)
-        self.check(*objects)
-
     def test_objects_within_limit_stay(self) -> None:
         for result, is_complete in ((DONE, True), (NO, False)):
             self.setUp()
@@ -503,36 +496,26 @@ class FetchLimitTests(SynchronousTestCase):
                 self.budget.spent_bytes, (self.path / "objects/new").stat().st_blocks * 512
             )
 
-    def test_fetch_that_is_refused_for_another_limit_leaves_nothing(self) -> None:
-        self.write("objects/new", 10)
-        self.git.errback(MEMORY)
-        self.check_failed("too much memory", "old")
+    def test_refusal_for_another_limit_stays_error(self) -> None:
+        for is_complete in (False, True):
+            self.setUp()
+            self.write("objects/tmp_pack", 10)
+            self.is_complete = is_complete
+            self.git.errback(MEMORY)
+            error = self.failureResultOf(self.fetched, EvaluationFailure).value
+            self.assertEqual(error.message, "too much memory")
+            self.check("old", "tmp_pack")
 
     def test_file_at_limit_made_git_fail(self) -> None:
         for end in (
             lambda: self.git.errback(EvaluationFailure("lost", "git was killed")),
             lambda: self.git.callback(GitResult(128, "", "died of signal 25")),
         ):
-            self.setUp()
-            self.write("objects/tmp_pack", LIMIT)
-            end()
-            self.check_refused("old")
-
-    def test_fetch_that_fails_by_itself_keeps_its_own_error(self) -> None:
-        self.write_much()
-        self.git.callback(NO)
-        self.assertEqual(self.successResultOf(self.fetched), NO)
-        self.setUp()
-        self.write_much()
-        self.git.errback(MEMORY)
-        self.check_failed("too much memory", "old")
-
-    def test_refusal_after_complete_fetch_stays_error(self) -> None:
-        self.write("objects/new", 10)
-        self.write("refs/new", 41)
-        self.is_complete = True
-        self.git.errback(EvaluationFailure("repository", "too many files"))
-        self.check_failed("too many files", "new", "old")
+            for name in ("tmp_pack", "pack-1.pack.temp"):
+                self.setUp()
+                self.write(f"objects/{name}", LIMIT)
+                end()
+                self.check_refused(*sorted((name, "old")))
 
     def test_complete_fetch_that_is_too_large_removes_repository(self) -> None:
         for end in (
@@ -543,7 +526,6 @@ class FetchLimitTests(SynchronousTestCase):
         ):
             self.setUp()
             self.write_much()
-            self.write("refs/new", 41)
             self.is_complete = True
             end()
             self.check_refused()
@@ -551,18 +533,7 @@ class FetchLimitTests(SynchronousTestCase):
     def test_git_is_ended_when_many_files_are_too_large_together(self) -> None:
         self.write_much()
         self.clock.advance(0.25)
-        self.check_refused("old")
-
-    def test_objects_that_refs_name_are_not_removed_alone(self) -> None:
-        self.write("objects/new", 10)
-        self.write("refs/new", 41)
-        self.git.errback(MEMORY)
-        self.check_failed("too much memory", "new", "old")
-        self.setUp()
-        self.write("objects/new", 2 * LIMIT)
-        self.write("refs/new", 41)
-        self.clock.advance(0.25)
-        self.check_refused()
+        self.check_refused("new0", "new1", "new2", "new3", "old")
 
     def test_cancelled_fetch_ends_as_cancelled(self) -> None:
         self.fetched.cancel()
