@@ -108,7 +108,7 @@ class EvaluationService(Service):
         assert context.store is not None, "the daemon has one"
         # Also above the numbers of evaluations that are gone.
         now = int(context.read_wall_clock() * 1000)
-        registry.records.last_sequence_number = max(context.store.last_sequence_number, now)
+        registry.records.last_sequence_number = max(context.store.find_last_sequence_number(), now)
         registry.restore_evaluations(
             self._rows,
             context.store.load_callbacks(),

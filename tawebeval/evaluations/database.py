@@ -4,9 +4,8 @@ PATH                            the database; SQLite adds PATH-wal and PATH-shm
 PATH.lock                       locked by the daemon that uses the database
 PATH.damaged-TIME               a damaged database that was set aside
 
-All of them are closed to other users. The file PATH.lock also has the number of transactions, and
-whether the database was closed: by the number, a start finds out whether transactions are missing,
-which SQLite itself does not notice at the end of a log. Everything here blocks.
+All of them are closed to other users. The file PATH.lock has a word once the database was closed
+well. Everything here blocks.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ import msgspec
 from twisted.logger import Logger
 
 from tawebeval.core.checkout import Commit
+from tawebeval.core.evaluation_lists import ListEntry
 from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import ConfigurationError, EvaluationFailure, SetupProblem
@@ -140,34 +140,18 @@ class LinkRow(msgspec.Struct, frozen=True):
 
 
 @attrs.frozen
-class ArchivedEvaluation:
-    """An archived evaluation as lists and removals need it. Times are in seconds since the epoch.
-
-    A row that does not match the query has no `listing_entry`.
-    """
-
-    identifier: str
-    caller: str
-    sequence_number: int
-    created_time: float
-    state: str
-    file_bytes: int
-    listing_entry: bytes = attrs.field(repr=False)
-
-
-@attrs.frozen
 class ArchivedQuery:
-    """A caller's first `max_count` archived rows between two sequence numbers.
+    """A caller's first `max_count` archived rows between two sequence numbers, the last included.
 
-    The last number is included. Rows for which `matches`, called in a thread, is false have no
-    entry, which saves memory.
+    `make_entry(row)`, called in a thread, returns what a list shows of a row, None for a row that
+    the list leaves out.
     """
 
     caller: str
     after_sequence_number: int
     last_sequence_number: int
     max_count: int
-    matches: Callable[[ArchivedEvaluation], bool]
+    make_entry: Callable[[EvaluationRow], ListEntry | None]
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)  # of a Path
@@ -198,8 +182,6 @@ Values = tuple[Any, ...]
 
 _SCHEMA = """
 BEGIN;
-CREATE TABLE totals (transactions INTEGER NOT NULL, last_sequence_number INTEGER NOT NULL);
-INSERT INTO totals VALUES (0, 0);
 CREATE TABLE evaluations (
     name TEXT PRIMARY KEY,             -- the identifier
     row BLOB NOT NULL,
@@ -220,6 +202,7 @@ PRAGMA user_version = 1;
 COMMIT;
 """
 _WAIT = 2.0  # seconds for which a transaction waits for that of another program
+_CLOSED = b"closed\n"
 _MAX_LOG = 16 * 2**20  # bytes of the write-ahead log that stay after a checkpoint
 _CHECKED_BYTES = 64 * 2**20  # up to which a closed database is checked, too: 0.1 s
 # Remedies of the errors for which the machine, or another program, is at fault and not the file.
@@ -268,8 +251,7 @@ class EvaluationDatabase:
     """
 
     path: Path
-    transaction_count: int = 0
-    last_sequence_number: int = 0
+    transaction_count: int = 0  # since the start
     _lock: int = -1
     _connection: sqlite3.Connection = attrs.field(init=False)
     _reading: sqlite3.Connection | None = None
@@ -303,22 +285,12 @@ class EvaluationDatabase:
                 f"{self.path} is in use by another tawebeval",
                 "stop it, or set another STATE_DIRECTORY",
             ) from None
-        recorded_count, was_closed = self._read_lock_file()
+        was_closed = os.pread(self._lock, len(_CLOSED), 0) == _CLOSED
+        os.ftruncate(self._lock, 0)
         try:
-            connection = self._connect(was_closed=was_closed)
+            self._connection = self._connect(was_closed=was_closed)
         except _DAMAGES as error:
-            connection = self._replace(error)
-        else:
-            if self.transaction_count < recorded_count:
-                log.error(
-                    "{path}: the last {count} transactions are missing: the file, or the log beside"
-                    " it, was damaged, removed or replaced by an older one; evaluations of the last"
-                    " moments may be lost, and others may run again",
-                    path=self.path,
-                    count=recorded_count - self.transaction_count,
-                )
-        self._write_lock_file(is_closed=False)
-        self._connection = connection
+            self._connection = self._replace(error)
 
     def _connect(self, *, was_closed: bool) -> sqlite3.Connection:
         """Return a connection for writing. Raises: OSError, sqlite3.Error, ConfigurationError."""
@@ -343,10 +315,6 @@ class EvaluationDatabase:
                 (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
                 if found != "ok":
                     raise sqlite3.DatabaseError(found)
-            row = connection.execute("SELECT * FROM totals").fetchone()
-            if row is None:
-                raise sqlite3.DatabaseError("the table of totals is empty")
-            self.transaction_count, self.last_sequence_number = row
         except BaseException:
             connection.close()
             raise
@@ -385,16 +353,13 @@ class EvaluationDatabase:
             what, remedy = describe_database_error(error)
             raise ConfigurationError(f"{self.path} cannot be created: {what}", remedy) from None
 
-    def _read_lock_file(self) -> tuple[int, bool]:
-        """Return the number of transactions, and whether the database was closed."""
-        try:
-            count, closed = map(int, os.pread(self._lock, 64, 0).split())
-        except ValueError:  # a new file
-            return 0, False
-        return count, bool(closed)
-
-    def _write_lock_file(self, *, is_closed: bool) -> None:
-        os.pwrite(self._lock, b"%020d %d\n" % (self.transaction_count, is_closed), 0)
+    def find_last_sequence_number(self) -> int:
+        """Return the highest sequence number of a row, 0 without one."""
+        found = self._connection.execute(
+            "SELECT max(sequence_number) FROM evaluations WHERE is_live UNION ALL"
+            " SELECT max(sequence_number) FROM evaluations WHERE archived_bytes IS NOT NULL"
+        )
+        return max(number or 0 for (number,) in found)
 
     def load(self, table: Table, unpack: Callable[[bytes], T]) -> dict[str, T]:
         """Return the rows of a table by name, the live evaluations in the order of their numbers.
@@ -419,7 +384,6 @@ class EvaluationDatabase:
         except _DAMAGES as error:
             self._connection.close()
             self._connection = self._replace(error)
-            self._write_lock_file(is_closed=False)
             return {}
         return found
 
@@ -434,7 +398,7 @@ class EvaluationDatabase:
         self._connection.close()
         if not self._has_failed:
             with suppress(OSError):  # then the next start checks the file
-                self._write_lock_file(is_closed=True)
+                os.pwrite(self._lock, _CLOSED, 0)
         os.close(self._lock)
 
     # Writing, in one thread
@@ -442,35 +406,28 @@ class EvaluationDatabase:
     def write(self, changes: Mapping[tuple[Table, str], Values | None]) -> None:
         """Write rows, or delete those whose values are None, in one transaction.
 
-        The values are those of all columns, the name first. Raises: sqlite3.Error, OSError.
+        The values are those of all columns, the name first. Raises: sqlite3.Error.
         """
-        newest = self.last_sequence_number
         try:
             with self._connection as connection:  # commits, or rolls back
                 connection.execute("BEGIN IMMEDIATE")
                 for (table, name), values in changes.items():
                     if values is None:
                         connection.execute(f"DELETE FROM {table} WHERE name = ?", (name,))  # noqa: S608
-                        continue
-                    places = ", ".join("?" * len(values))
-                    connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({places})", values)  # noqa: S608
-                    if table == "evaluations":
-                        newest = max(newest, values[3])
-                totals = self.transaction_count + 1, newest
-                connection.execute(
-                    "UPDATE totals SET (transactions, last_sequence_number) = (?, ?)", totals
-                )
+                    else:
+                        places = ", ".join("?" * len(values))
+                        insert = f"INSERT OR REPLACE INTO {table} VALUES ({places})"  # noqa: S608
+                        connection.execute(insert, values)
         except sqlite3.Error:
             self._has_failed = True
             raise
-        self.transaction_count, self.last_sequence_number = totals
-        self._write_lock_file(is_closed=False)
+        self.transaction_count += 1
 
     # Reading, in one other thread. Raises: sqlite3.Error
 
-    def list_archived(self, query: ArchivedQuery) -> list[ArchivedEvaluation]:
-        """Return the rows of a query, in the order of their numbers."""
-        found = []
+    def list_archived(self, query: ArchivedQuery) -> dict[int, ListEntry | None]:
+        """Return the entries of the rows of a query, by their numbers."""
+        found: dict[int, ListEntry | None] = {}
         for row, checksum in self._read(
             "SELECT row, checksum FROM evaluations WHERE archived_bytes IS NOT NULL"
             " AND caller = ? AND sequence_number > ? AND sequence_number <= ?"
@@ -481,13 +438,11 @@ class EvaluationDatabase:
             query.max_count,
         ):
             try:
-                listed = _make_archived_evaluation(_unpack(unpack_evaluation, row, checksum))
+                unpacked = _unpack(unpack_evaluation, row, checksum)
             except DamagedRow as error:
                 log.error("{path}: {error}", path=self.path, error=error)  # noqa: TRY400
-                continue
-            if not query.matches(listed):
-                listed = attrs.evolve(listed, listing_entry=b"")
-            found.append(listed)
+            else:
+                found[unpacked.sequence_number] = query.make_entry(unpacked)
         return found
 
     def find_archived(self, identifier: str) -> EvaluationRow | None:
@@ -536,17 +491,3 @@ def _unpack(unpack: Callable[[bytes], T], row: bytes, checksum: int) -> T:
         return unpack(row)
     except msgspec.MsgspecError as error:
         raise DamagedRow(str(error)) from None
-
-
-def _make_archived_evaluation(row: EvaluationRow) -> ArchivedEvaluation:
-    if row.archived is None:
-        raise DamagedRow("it is not archived")
-    return ArchivedEvaluation(
-        row.identifier,
-        row.caller,
-        row.sequence_number,
-        row.state_times["created"],
-        row.state.value,
-        row.archived.file_bytes,
-        row.archived.listing_entry,
-    )

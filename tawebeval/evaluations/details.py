@@ -61,15 +61,10 @@ class RunResult:
 
 
 class ArchivedRow(msgspec.Struct, omit_defaults=True):
-    """The archived part of an evaluation whose events are in the archive.
-
-    `file_bytes` are the bytes of its files on the disk, `listing_entry` is JSON, as lists show the
-    evaluation.
-    """
+    """The files of an evaluation in the archive: bytes on the disk, and number of events."""
 
     file_bytes: int
     event_count: int
-    listing_entry: bytes = b""
 
 
 @attrs.define(eq=False)

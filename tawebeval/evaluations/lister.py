@@ -6,9 +6,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import attrs
 import orjson
@@ -23,9 +21,10 @@ from tawebeval.core.form import LABEL_FIELD_PATTERN, PROBLEM_NAME_PATTERN, forma
 from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tawebeval.errors import MalformedRequest
 from tawebeval.evaluations.archive_reader import ArchiveReader
-from tawebeval.evaluations.database import ArchivedEvaluation, ArchivedQuery
-from tawebeval.evaluations.details import EvaluationDetails, format_rfc3339_time
+from tawebeval.evaluations.database import ArchivedQuery
+from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.records import RecordIndex
+from tawebeval.evaluations.restoring import load_details
 from tawebeval.evaluations.status import build_listing_entry
 from tawebeval.evaluations.store import EvaluationStore
 
@@ -54,32 +53,21 @@ class EvaluationFilter:
         """Whether the filter holds for all evaluations."""
         return self == MATCH_ALL_FILTER
 
-    @property
-    def needs_problem_or_labels(self) -> bool:
-        """Whether the problem or the labels of an evaluation matter."""
-        return self.problem is not None or bool(self.labels)
-
     def matches(self, details: EvaluationDetails) -> bool:
         """Return whether the filter holds for an evaluation."""
-        if not self.matches_state_and_time(details.state.value, details.state_times["created"]):
+        created = round(details.state_times["created"], 6)  # as clients see it, or finer
+        if (
+            self.state not in (None, details.state.value)
+            or (self.since is not None and created < self.since)
+            or (self.until is not None and created >= self.until)
+        ):
             return False
-        if not self.needs_problem_or_labels:
+        if self.problem is None and not self.labels:
             return True
         found = details.problem_and_labels
-        return self.matches_problem_and_labels(found.problem, found.metadata)
-
-    def matches_state_and_time(self, state: str, created: float) -> bool:
-        """Return whether the filter holds for a state and a time of acceptance."""
-        created = round(created, 6)  # as clients see it, or finer
-        return (
-            self.state in (None, state)
-            and (self.since is None or created >= self.since)
-            and (self.until is None or created < self.until)
+        return self.problem in (None, found.problem) and (
+            self.labels.items() <= found.metadata.items()
         )
-
-    def matches_problem_and_labels(self, problem: str | None, labels: Mapping[str, str]) -> bool:
-        """Return whether the filter holds for a problem and labels."""
-        return self.problem in (None, problem) and self.labels.items() <= labels.items()
 
 
 MATCH_ALL_FILTER = EvaluationFilter()
@@ -144,45 +132,6 @@ MAX_EVALUATIONS_EXAMINED_PER_TURN = 100
 
 
 @attrs.frozen
-class ListedEvaluation:
-    """An evaluation of a list: in memory, or a row of the archive.
-
-    A row without an entry does not match the filter of the list.
-    """
-
-    details_or_row: EvaluationDetails | ArchivedEvaluation
-
-    @property
-    def sequence_number(self) -> int:
-        """The number in the order of acceptance."""
-        return self.details_or_row.sequence_number
-
-    def encode_listing_entry(self) -> ListEntry:
-        """Return what the list shows."""
-        if isinstance(self.details_or_row, EvaluationDetails):
-            entry = build_listing_entry(self.details_or_row)
-            return ListEntry(entry["created"], orjson.dumps(entry))
-        row = self.details_or_row
-        return ListEntry(format_rfc3339_time(row.created_time), row.listing_entry)
-
-    def matches(self, evaluation_filter: EvaluationFilter) -> bool:
-        """Return whether the filter holds."""
-        if isinstance(self.details_or_row, EvaluationDetails):
-            return evaluation_filter.matches(self.details_or_row)
-        return bool(self.details_or_row.listing_entry)
-
-
-def _matches_row(wanted: EvaluationFilter, row: ArchivedEvaluation) -> bool:
-    """Return whether a filter holds for a row. Called in a thread: rows may be large."""
-    if not wanted.matches_state_and_time(row.state, row.created_time):
-        return False
-    if not wanted.needs_problem_or_labels:
-        return True
-    entry: dict[str, Any] = orjson.loads(row.listing_entry)
-    return wanted.matches_problem_and_labels(entry["problem"], entry["metadata"])
-
-
-@attrs.frozen
 class EvaluationListing:
     """Some evaluations of one caller, in the order of their acceptance.
 
@@ -226,39 +175,41 @@ class EvaluationLister:
         size = max_count or MAX_LISTED_EVALUATIONS
         examined = size if evaluation_filter.is_empty else MAX_EVALUATIONS_EXAMINED_PER_TURN
         newest = self._records.last_sequence_number
-        present = self._records.list_records(caller, number, examined + 1)
+        present = [
+            record.details for record in self._records.list_records(caller, number, examined + 1)
+        ]
         present += [
-            one
+            one.details
             for one in self._archived.in_transit.values()
             if one.details.caller == caller and one.details.sequence_number > number
         ]
+        found: dict[int, ListEntry | None] = {}
         # What is archived meanwhile is in both, what is accepted meanwhile in neither.
-        archived = await self._list_archived(
-            ArchivedQuery(
-                caller, number, newest, examined + 1, partial(_matches_row, evaluation_filter)
+        if self._store is not None and self._archived.is_enabled:
+            found = await self._store.list_archived(
+                ArchivedQuery(
+                    caller,
+                    number,
+                    newest,
+                    examined + 1,
+                    lambda row: _make_entry(load_details(row, None), evaluation_filter),
+                )
             )
-        )
-        found = {one.sequence_number: one for one in archived}
-        found |= {one.details.sequence_number: ListedEvaluation(one.details) for one in present}
-        in_order = [found[number] for number in sorted(found)[: examined + 1]]
+        found |= {one.sequence_number: _make_entry(one, evaluation_filter) for one in present}
         entries: list[ListEntry] = []
         end, bytes_left = None, MAX_LISTED_BYTES
-        for one, following in pairwise((*in_order, None)):
+        for one, following in pairwise((*sorted(found)[: examined + 1], None)):
             assert one is not None, "only the last is None"
-            if one.matches(evaluation_filter):
-                entries.append(one.encode_listing_entry())
-                bytes_left -= len(entries[-1].encoded_json)
+            entry = found[one]
+            if entry is not None:
+                entries.append(entry)
+                bytes_left -= len(entry.encoded_json)
             examined -= 1
             is_full = len(entries) == size or bytes_left <= 0 or not examined
             if following is not None and is_full:
-                end = str(ListCursor(self.daemon_start_id, one.sequence_number))
+                end = str(ListCursor(self.daemon_start_id, one))
                 break
         return EvaluationListing(after_cursor or None, end, entries)
-
-    async def _list_archived(self, query: ArchivedQuery) -> list[ListedEvaluation]:
-        if self._store is None or not self._archived.is_enabled:
-            return []
-        return [ListedEvaluation(row) for row in await self._store.list_archived(query)]
 
     def _parse_list_cursor(self, text: str) -> int:
         cursor = parse_list_cursor(text)
@@ -268,3 +219,11 @@ class EvaluationLister:
         ):
             raise make_invalid_cursor_error(text)
         return cursor.sequence_number
+
+
+def _make_entry(details: EvaluationDetails, wanted: EvaluationFilter) -> ListEntry | None:
+    """Return what a list shows of an evaluation, None if the filter does not hold for it."""
+    if not wanted.matches(details):
+        return None
+    entry = build_listing_entry(details)
+    return ListEntry(entry["created"], orjson.dumps(entry))

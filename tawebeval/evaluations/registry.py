@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-import orjson
 from twisted.logger import Logger
 
 from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive, StoredEvaluation
@@ -51,7 +50,7 @@ from tawebeval.evaluations.restoring import (
 )
 from tawebeval.evaluations.shutdown import EvaluationDrain
 from tawebeval.evaluations.starting import begin_again, enter_queue
-from tawebeval.evaluations.status import build_listing_entry, build_status
+from tawebeval.evaluations.status import build_status
 from tawebeval.evaluations.submission_store import (
     RerunnableSubmission,
     SubmissionStore,
@@ -364,12 +363,9 @@ class EvaluationRegistry:
     async def _store_in_archive(self, evaluation: Evaluation, archive: EvaluationArchive) -> None:
         """Archive an evaluation. Raises: StoreError."""
         details = evaluation.details
-        entry = build_listing_entry(details)
 
         async def save_row(stored: StoredEvaluation) -> None:
-            details.archived = ArchivedRow(
-                stored.file_bytes, stored.event_count, orjson.dumps(entry)
-            )
+            details.archived = ArchivedRow(stored.file_bytes, stored.event_count)
             evaluation.save()
             if self.context.store is not None:
                 try:
@@ -379,11 +375,7 @@ class EvaluationRegistry:
                     evaluation.save()
                     raise
 
-        end_document = {
-            "status": build_status(evaluation, None),
-            "entry": entry,
-            "sequence_number": details.sequence_number,
-        }
+        end_document = {"status": build_status(evaluation, None)}
         workspace = evaluation.workspace if details.has_kept_submission else None
         await archive.store_evaluation(
             EndedEvaluation(

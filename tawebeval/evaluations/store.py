@@ -25,10 +25,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
+from tawebeval.core.evaluation_lists import ListEntry
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import SetupProblem, StoreError
 from tawebeval.evaluations.database import (
-    ArchivedEvaluation,
     ArchivedQuery,
     EvaluationDatabase,
     EvaluationRow,
@@ -85,14 +85,13 @@ class EvaluationStore:
 
     # Start
 
-    @property
-    def last_sequence_number(self) -> int:
-        """The highest sequence number that was ever written, 0 without one."""
-        return self._database.last_sequence_number
+    def find_last_sequence_number(self) -> int:
+        """Return the highest sequence number of an evaluation, 0 without one. Blocks."""
+        return self._database.find_last_sequence_number()
 
     @property
     def transaction_count(self) -> int:
-        """The number of transactions that were ever committed."""
+        """The number of transactions that were committed since the start."""
         return self._database.transaction_count
 
     def load_live(self) -> list[EvaluationRow]:
@@ -259,8 +258,8 @@ class EvaluationStore:
 
     # Reading archived evaluations. Raises: StoreError
 
-    async def list_archived(self, query: ArchivedQuery) -> list[ArchivedEvaluation]:
-        """Return the archived evaluations of a query, by sequence number.
+    async def list_archived(self, query: ArchivedQuery) -> dict[int, ListEntry | None]:
+        """Return the entries of a query's archived evaluations, by their sequence numbers.
 
         Callers take turns, and other reads wait for one list at most.
         """

@@ -311,7 +311,7 @@ class ServiceTests(SynchronousTestCase):
                 1,
                 state=EvaluationState.FINISHED,
                 state_times=dict.fromkeys(("created", "ended"), ended),
-                archived=ArchivedRow(stored.file_bytes, stored.event_count, b"{}"),
+                archived=ArchivedRow(stored.file_bytes, stored.event_count),
                 is_forgotten=True,
             )
             store.save(row)

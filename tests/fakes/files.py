@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 
+from tawebeval.core.evaluation_lists import ListEntry
 from tawebeval.core.event_log import Mark
 from tawebeval.evaluations.database import (
-    ArchivedEvaluation,
     ArchivedQuery,
     EvaluationRow,
     LinkRow,
@@ -86,7 +86,6 @@ class FakeStore:
     callbacks: dict[str, PendingCallback] = attrs.field(factory=dict)
     links: dict[str, LinkRow] = attrs.field(factory=dict)
     error: Exception | None = None
-    last_sequence_number: int = 0
     problem: str | None = None
 
     def add(self, row: EvaluationRow) -> Deferred[None]:
@@ -128,27 +127,14 @@ class FakeStore:
         rows = map(unpack_evaluation, self.rows.values())
         return [row for row in rows if row.archived is not None]
 
-    async def list_archived(self, query: ArchivedQuery) -> list[ArchivedEvaluation]:
-        found = []
-        for row in sorted(self._list_archived(), key=lambda row: row.sequence_number):
-            number = row.sequence_number
-            if (
-                row.caller != query.caller
-                or not query.after_sequence_number < number <= query.last_sequence_number
-            ):
-                continue
-            assert row.archived is not None, "it is archived"
-            one = ArchivedEvaluation(
-                row.identifier,
-                row.caller,
-                number,
-                row.state_times["created"],
-                row.state.value,
-                row.archived.file_bytes,
-                row.archived.listing_entry,
-            )
-            found.append(one if query.matches(one) else attrs.evolve(one, listing_entry=b""))
-        return found[: query.max_count]
+    async def list_archived(self, query: ArchivedQuery) -> dict[int, ListEntry | None]:
+        """Return the entries of a query."""
+        rows = {
+            row.sequence_number: row for row in self._list_archived() if row.caller == query.caller
+        }
+        numbers = range(query.after_sequence_number + 1, query.last_sequence_number + 1)
+        found = [number for number in sorted(rows) if number in numbers][: query.max_count]
+        return {number: query.make_entry(rows[number]) for number in found}
 
     async def list_oldest_archived(
         self, max_count: int, *, caller: str | None = None, ended_before: float = inf
