@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 import anyio
 import anyio.to_thread
 import attrs
-import httpcore
 import httpx
 
 from tawebeval.client.async_methods import AsyncMethods
@@ -22,11 +21,11 @@ from tawebeval.client.forms import FormBody
 from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure
 from tawebeval.client.httpx_adapters import (
     CONNECTION_POOL_SETTINGS,
-    FORKABLE_CLIENTS,
     HTTPX_PROXY_ERRORS,
     HTTPX_REQUEST_ERRORS,
     BodyCollector,
-    check_first_bytes,
+    CheckedConnection,
+    NetworkWrapper,
     classify_error,
     make_ssl_context,
     replace_network,
@@ -47,13 +46,7 @@ class AsyncClient(AsyncMethods):
 
     tls: ssl.SSLContext | None = attrs.field(default=None, kw_only=True, repr=False)
     transport: httpx.AsyncBaseTransport | None = attrs.field(default=None, kw_only=True, repr=False)
-    _pools: WeakKeyDictionary[object, httpx.AsyncClient] = attrs.field(
-        factory=WeakKeyDictionary, init=False, repr=False
-    )
-    _making: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
-
-    def __attrs_post_init__(self) -> None:
-        FORKABLE_CLIENTS.add(self)
+    _pools: _ThreadPools = attrs.field(factory=lambda: _ThreadPools(), init=False, repr=False)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -63,8 +56,7 @@ class AsyncClient(AsyncMethods):
 
     async def close(self) -> None:
         """Close the connections of this event loop. The next request opens new ones."""
-        with self._making:
-            pool = self._pools.pop(_get_loop(), None)
+        pool = self._pools.by_loop.pop(_get_loop(), None)
         if pool is not None:
             await pool.aclose()
 
@@ -76,14 +68,10 @@ class AsyncClient(AsyncMethods):
         with ExitStack() as opened:
             headers, content, length = dict(step.headers), None, 0
             if step.form is not None:
-                in_threads = step.form.has_files
-                if in_threads:
-                    body = await anyio.to_thread.run_sync(step.form.open_body, opened)
-                else:
-                    body = step.form.open_body(opened)
+                body = await anyio.to_thread.run_sync(step.form.open_body, opened)
                 length = body.length
                 headers["Content-Length"] = str(length)
-                content = self._count(body, in_threads=in_threads)
+                content = self._count(body)
             return await self._exchange(step, headers, content, step.get_timeout(length))
 
     async def _exchange(
@@ -110,90 +98,57 @@ class AsyncClient(AsyncMethods):
         except (*HTTPX_REQUEST_ERRORS, TimeoutError) as error:
             return classify_error(error, send, timeout)
 
-    async def _count(self, body: FormBody, *, in_threads: bool) -> AsyncIterator[bytes]:
+    async def _count(self, body: FormBody) -> AsyncIterator[bytes]:
         sent = 0
         pieces = body.iterate_pieces()
-        while True:
-            if in_threads:
-                piece = await anyio.to_thread.run_sync(next, pieces, b"")
-            else:
-                piece = next(pieces, b"")
-            if not piece:
-                return
+        while piece := await anyio.to_thread.run_sync(next, pieces, b""):
             yield piece
             sent += len(piece)
             self.on_upload(sent, body.length)
 
     def _get_pool(self) -> httpx.AsyncClient:
-        loop = _get_loop()
-        with self._making:
-            pool = self._pools.get(loop)
-            if pool is None:
-                for other in list(self._pools):
-                    if isinstance(other, asyncio.AbstractEventLoop) and other.is_closed():
-                        del self._pools[other]  # its connections keep it alive
-                pool = self._pools[loop] = httpx.AsyncClient(
-                    transport=self.transport,
-                    verify=self.tls or make_ssl_context(self.server),
-                    **CONNECTION_POOL_SETTINGS,
-                )
-                replace_network(pool, _CheckingBackend)
-        return pool
-
-    def abandon_connections_after_fork(self) -> None:
-        """Leave the connections, and locks that other threads hold, to the parent process."""
-        self._pools = WeakKeyDictionary()
-        self._making = threading.Lock()
+        loop, pools = _get_loop(), self._pools.by_loop
+        if loop not in pools:
+            for other in list(pools):
+                if isinstance(other, asyncio.AbstractEventLoop) and other.is_closed():
+                    del pools[other]  # its connections keep it alive
+            pools[loop] = httpx.AsyncClient(
+                transport=self.transport,
+                verify=self.tls or make_ssl_context(self.server),
+                **CONNECTION_POOL_SETTINGS,
+            )
+            replace_network(pools[loop], _CheckedNetwork)
+        return pools[loop]
 
 
-class _CheckingBackend(httpcore.AsyncNetworkBackend):
+class _CheckedNetwork(NetworkWrapper):
     """A network whose connections fail at once if the server does not speak HTTP."""
 
-    def __init__(self, network: httpcore.AsyncNetworkBackend) -> None:
-        self._network = network
-
-    async def connect_tcp(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
+    async def connect_tcp(self, *args: Any, **kwargs: Any) -> _CheckedConnection:
         """Connect. Raises httpcore.ConnectTimeout, httpcore.ConnectError."""
-        return _CheckingStream(await self._network.connect_tcp(*args, **kwargs))
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep between two attempts to connect."""
-        await self._network.sleep(seconds)
+        return _CheckedConnection(await self._inner.connect_tcp(*args, **kwargs))
 
 
-class _CheckingStream(httpcore.AsyncNetworkStream):
-    """A connection that fails at its first bytes if they are not HTTP."""
-
-    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
-        self._stream = stream
-        self._is_new = True
-
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+class _CheckedConnection(CheckedConnection):
+    async def read(self, *args: Any, **kwargs: Any) -> bytes:
         """Return some bytes.
 
         Raises httpcore.ReadTimeout, httpcore.ReadError, httpcore.RemoteProtocolError.
         """
-        data = await self._stream.read(max_bytes, timeout)
-        if self._is_new:
-            check_first_bytes(data)
-        self._is_new = False
+        data: bytes = await self._inner.read(*args, **kwargs)
+        self.check_first_bytes(data)
         return data
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send bytes. Raises httpcore.WriteTimeout, httpcore.WriteError."""
-        await self._stream.write(buffer, timeout)
-
-    async def aclose(self) -> None:
-        """Close the connection."""
-        await self._stream.aclose()
-
-    async def start_tls(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
+    async def start_tls(self, *args: Any, **kwargs: Any) -> _CheckedConnection:
         """Begin TLS. Raises httpcore.ConnectTimeout, httpcore.ConnectError."""
-        return _CheckingStream(await self._stream.start_tls(*args, **kwargs))
+        return _CheckedConnection(await self._inner.start_tls(*args, **kwargs))
 
-    def get_extra_info(self, info: str) -> Any:
-        """Return what httpcore asks about the connection."""
-        return self._stream.get_extra_info(info)
+
+class _ThreadPools(threading.local):
+    """The connections of each event loop of a thread."""
+
+    def __init__(self) -> None:
+        self.by_loop: WeakKeyDictionary[object, httpx.AsyncClient] = WeakKeyDictionary()
 
 
 def _get_loop() -> object:

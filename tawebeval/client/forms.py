@@ -60,11 +60,6 @@ class SubmissionForm:
         """The value of the header `Content-Type`."""
         return f"multipart/form-data; boundary={self._boundary}"
 
-    @property
-    def has_files(self) -> bool:
-        """Whether pieces of the body are read from a disk."""
-        return any(isinstance(_source(content), Path) for content in self.submission.values())
-
     def open_body(self, opened: ExitStack) -> FormBody:
         """Open the files and return the body; `opened` closes them. Raises OSError. Blocks."""
         parts: list[bytes | _OpenFile] = []

@@ -7,10 +7,9 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
-from weakref import WeakSet
 
 import httpcore
 import httpx
@@ -161,21 +160,37 @@ class UnexpectedEncoding(httpx.TransportError):
     """A body compressed more than once, or not by gzip."""
 
 
-def check_first_bytes(data: bytes) -> None:
-    """Check the first bytes of a connection: h11 waits for a whole line, or for the end.
+class NetworkWrapper:
+    """A network or a connection of httpcore with some methods replaced."""
 
-    Raises httpcore.RemoteProtocolError if they are not HTTP.
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class CheckedConnection(NetworkWrapper):
+    """A connection that fails at its first bytes if they are not HTTP.
+
+    h11 waits for a whole line, or for the end.
     """
-    if data and data[0] not in _FIRST_BYTES:
-        raise httpcore.RemoteProtocolError("illegal status line")
+
+    _is_new = True
+
+    def check_first_bytes(self, data: bytes) -> None:
+        """Raise httpcore.RemoteProtocolError if the first bytes that are read are not HTTP."""
+        if self._is_new and data and data[0] not in _FIRST_BYTES:
+            raise httpcore.RemoteProtocolError("illegal status line")
+        self._is_new = False
 
 
-def replace_network(pool: Any, replace: Callable[[Any], Any]) -> None:
-    """Replace the network of a pool, for which httpx has no parameter."""
+def replace_network(pool: Any, wrap: Callable[[Any], NetworkWrapper]) -> None:
+    """Wrap the network of a pool, for which httpx has no parameter."""
     for transport in (pool._transport, *pool._mounts.values()):
         inner: Any = getattr(transport, "_pool", None)
         if inner is not None:
-            inner._network_backend = replace(inner._network_backend)
+            inner._network_backend = wrap(inner._network_backend)
 
 
 def make_ssl_context(base: str) -> ssl.SSLContext:
@@ -183,23 +198,3 @@ def make_ssl_context(base: str) -> ssl.SSLContext:
     if base.startswith("https:"):
         return ssl.create_default_context()  # of SSL_CERT_FILE, if it is set
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading authorities takes 10 ms and more
-
-
-class ForkableClient(Protocol):
-    """A client that may be used after a fork."""
-
-    def abandon_connections_after_fork(self) -> None:
-        """Leave the connections, and locks that other threads hold, to the parent process."""
-
-
-FORKABLE_CLIENTS: WeakSet[ForkableClient] = WeakSet()
-"""The clients that forget their connections in the child after a fork."""
-
-
-def _forget_all_connections() -> None:
-    for client in list(FORKABLE_CLIENTS):
-        client.abandon_connections_after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all_connections)

@@ -5,6 +5,7 @@ Each thread may use the same `Client`. After a fork the child gets connections o
 
 from __future__ import annotations
 
+import os
 import ssl
 import threading
 import time
@@ -20,11 +21,11 @@ from tawebeval.client import operations
 from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure
 from tawebeval.client.httpx_adapters import (
     CONNECTION_POOL_SETTINGS,
-    FORKABLE_CLIENTS,
     HTTPX_PROXY_ERRORS,
     HTTPX_REQUEST_ERRORS,
     BodyCollector,
-    check_first_bytes,
+    CheckedConnection,
+    NetworkWrapper,
     classify_error,
     make_ssl_context,
     replace_network,
@@ -99,12 +100,9 @@ class Client(ClientSettings):
 
     tls: ssl.SSLContext | None = attrs.field(default=None, kw_only=True, repr=False)
     transport: httpx.BaseTransport | None = attrs.field(default=None, kw_only=True, repr=False)
-    _pool: httpx.Client | None = attrs.field(default=None, init=False, repr=False)
-    _making: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
+    # By the process. A lock could be held by another thread at a fork.
+    _pools: dict[int, httpx.Client] = attrs.field(factory=dict, init=False, repr=False)
     _deadline: _Deadline = attrs.field(factory=lambda: _Deadline(), init=False, repr=False)
-
-    def __attrs_post_init__(self) -> None:
-        FORKABLE_CLIENTS.add(self)
 
     def __enter__(self) -> Client:
         return self
@@ -114,8 +112,7 @@ class Client(ClientSettings):
 
     def close(self) -> None:
         """Close all connections. The next request opens new ones."""
-        with self._making:
-            pool, self._pool = self._pool, None
+        pool = self._pools.pop(os.getpid(), None)
         if pool is not None:
             pool.close()
 
@@ -180,10 +177,12 @@ class Client(ClientSettings):
             self.on_upload(sent, total)
 
     def _get_pool(self) -> httpx.Client:
-        with self._making:
-            if self._pool is None:
-                self._pool = self._make_pool()
-            return self._pool
+        process = os.getpid()
+        pool = self._pools.get(process)
+        if pool is None:
+            pool = self._make_pool()  # at first two threads may have one each
+            self._pools = {process: pool}
+        return pool
 
     def _make_pool(self) -> httpx.Client:
         """Return a pool without cookies whose connections end at the deadline of a request."""
@@ -193,13 +192,8 @@ class Client(ClientSettings):
             **CONNECTION_POOL_SETTINGS,
         )
         # httpx has a timeout for each read alone.
-        replace_network(pool, lambda network: _DeadlineBackend(network, self._deadline))
+        replace_network(pool, lambda network: _DeadlineNetwork(network, self._deadline))
         return pool
-
-    def abandon_connections_after_fork(self) -> None:
-        """Leave the connections, and locks that other threads hold, to the parent process."""
-        self._pool = None
-        self._making = threading.Lock()
 
 
 class _Deadline(threading.local):
@@ -215,31 +209,28 @@ class _Deadline(threading.local):
         return left if timeout is None else min(timeout, left)
 
 
-class _DeadlineBackend(httpcore.NetworkBackend):
+class _DeadlineNetwork(NetworkWrapper):
     """A network whose connections keep a deadline, however slowly bytes arrive."""
 
-    def __init__(self, network: httpcore.NetworkBackend, deadline: _Deadline) -> None:
-        self._network, self._deadline = network, deadline
+    def __init__(self, inner: Any, deadline: _Deadline) -> None:
+        super().__init__(inner)
+        self._deadline = deadline
 
     def connect_tcp(
         self, host: str, port: int, timeout: float | None = None, *args: Any, **kwargs: Any
-    ) -> httpcore.NetworkStream:
+    ) -> _DeadlineConnection:
         """Connect. Raises httpcore.ConnectTimeout, httpcore.ConnectError."""
         timeout = self._deadline.cap(timeout, httpcore.ConnectTimeout)
-        stream = self._network.connect_tcp(host, port, timeout, *args, **kwargs)
-        return _DeadlineStream(stream, self._deadline)
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep between two attempts to connect."""
-        self._network.sleep(seconds)
+        connection = self._inner.connect_tcp(host, port, timeout, *args, **kwargs)
+        return _DeadlineConnection(connection, self._deadline)
 
 
-class _DeadlineStream(httpcore.NetworkStream):
+class _DeadlineConnection(CheckedConnection):
     """A connection that keeps a deadline."""
 
-    def __init__(self, stream: httpcore.NetworkStream, deadline: _Deadline) -> None:
-        self._stream, self._deadline = stream, deadline
-        self._is_new = True
+    def __init__(self, inner: Any, deadline: _Deadline) -> None:
+        super().__init__(inner)
+        self._deadline = deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Return some bytes.
@@ -247,33 +238,23 @@ class _DeadlineStream(httpcore.NetworkStream):
         Raises httpcore.ReadTimeout, httpcore.ReadError, httpcore.RemoteProtocolError.
         """
         timeout = self._deadline.cap(timeout, httpcore.ReadTimeout)
-        data = self._stream.read(max_bytes, timeout)
-        if self._is_new:
-            check_first_bytes(data)
-        self._is_new = False
+        data: bytes = self._inner.read(max_bytes, timeout)
+        self.check_first_bytes(data)
         return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Send bytes. Raises httpcore.WriteTimeout, httpcore.WriteError."""
         for start in range(0, len(buffer), _PIECE):
             left = self._deadline.cap(timeout, httpcore.WriteTimeout)
-            self._stream.write(buffer[start : start + _PIECE], left)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._stream.close()
+            self._inner.write(buffer[start : start + _PIECE], left)
 
     def start_tls(
         self,
         ssl_context: ssl.SSLContext,
         server_hostname: str | None = None,
         timeout: float | None = None,
-    ) -> httpcore.NetworkStream:
+    ) -> _DeadlineConnection:
         """Begin TLS. Raises httpcore.ConnectTimeout, httpcore.ConnectError."""
         timeout = self._deadline.cap(timeout, httpcore.ConnectTimeout)
-        stream = self._stream.start_tls(ssl_context, server_hostname, timeout)
-        return _DeadlineStream(stream, self._deadline)
-
-    def get_extra_info(self, info: str) -> Any:
-        """Return what httpcore asks about the connection."""
-        return self._stream.get_extra_info(info)
+        connection = self._inner.start_tls(ssl_context, server_hostname, timeout)
+        return _DeadlineConnection(connection, self._deadline)

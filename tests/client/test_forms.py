@@ -66,8 +66,6 @@ class FormTests(SynchronousTestCase):
                 ("submission[empty]", None, b""),
             ],
         )
-        self.assertTrue(form.has_files)
-        self.assertFalse(SubmissionForm({}, {"a": "x", "b": NamedFile("c", b"")}).has_files)
 
     # A server cannot tell "%22" from an escaped quotation mark, nor can it of a browser's form.
     @given(st.text(min_size=1, max_size=20).filter(lambda name: "%" not in name), st.text())

@@ -300,7 +300,7 @@ class ClientTests(SynchronousTestCase):
     ) -> None:
         client = HastyClient("http://127.0.0.1:1/", draw_random=random.Random(1).random)
         pool: Any = client._get_pool()._transport
-        pool._pool._network_backend = sync_client._DeadlineBackend(
+        pool._pool._network_backend = sync_client._DeadlineNetwork(
             LyingNetwork(lies), client._deadline
         )
         try:
