@@ -51,7 +51,7 @@ if os.geteuid() == 0:
 _PATIENCE = 20.0  # seconds, for the starter
 
 # Runs a program as nobody; repositories and directories have to be that user's, too.
-_AS_NOBODY = str(Path(__file__).parent.parent / "examples" / "demonstration" / "as_nobody.py")
+_AS_NOBODY = str(Path(__file__).parent.parent / "tests" / "as_nobody.py")
 _UNPRIVILEGED = [_AS_NOBODY] if os.geteuid() == 0 else []
 
 

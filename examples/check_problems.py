@@ -13,20 +13,26 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from demonstration.problems import Problem, load_problems
-from demonstration.unprivileged import build_command
+from demonstration.unprivileged import user_options
 
 DEADLINE_SECONDS = 120
 
 
 def judge(problem: Problem, solution: str, seed: int) -> tuple[int, dict[str, bool]]:
     """Run the evaluator on a solution: the exit status and the goals."""
-    command = [*build_command("tawebeval"), "try", str(problem.directory)]
+    command = [str(Path(sys.executable).with_name("tawebeval")), "try", ".", *user_options()]
     command += ["--evaluator", problem.evaluator_cmd]
-    command += ["--seed", str(seed), "--events", f"{problem.field}:{problem.solution(solution)}"]
+    command += ["--seed", str(seed), "--events", f"{problem.field}:solutions/{solution}"]
     finished = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_SECONDS, check=False
+        command,
+        cwd=problem.directory,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
     )
     goals: dict[str, bool] = {}
     for event in map(json.loads, finished.stdout.splitlines()):

@@ -15,7 +15,7 @@ from twisted.internet.error import ConnectError
 from twisted.internet.task import deferLater
 
 from demonstration.sandbox import NONE, settings_for_python, why_none
-from demonstration.unprivileged import build_command, give
+from demonstration.unprivileged import give, user_options
 
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
@@ -44,7 +44,7 @@ def free_port() -> int:
 
 
 class Daemon:
-    """A ``twistd tawebeval`` that runs during a ``with`` statement."""
+    """A ``tawebeval serve`` that runs during a ``with`` statement."""
 
     def __init__(self, folder: Path) -> None:
         """Use ``folder`` for everything that the daemon writes."""
@@ -57,25 +57,23 @@ class Daemon:
 
     def __enter__(self) -> Daemon:
         """Start the process, without waiting until it answers."""
-        twistd = Path(sys.executable).with_name("twistd")
-        if not twistd.exists():
+        tawebeval = Path(sys.executable).with_name("tawebeval")
+        if not tawebeval.exists():
             raise DemonstrationError(
-                f"{twistd} does not exist. Run `make demo`, which installs tawebeval in .venv."
+                f"{tawebeval} does not exist. Run `make demo`, which installs tawebeval in .venv."
             )
         environment = {**os.environ, **self._places()}
         self.configuration.write_text(CONFIGURATION + settings_for_python(True), encoding="utf-8")
-        doctor = build_command("tawebeval")
-        self.without_sandbox = why_none(doctor, self.configuration, environment)
+        self.without_sandbox = why_none(tawebeval, self.configuration, environment)
         if self.without_sandbox is not None:
             text = CONFIGURATION + NONE + settings_for_python(False)
             self.configuration.write_text(text, encoding="utf-8")
         port = free_port()
         self.base_url = f"http://127.0.0.1:{port}"
         command = [
-            *build_command("twistd"),
-            "-n",
-            "--pidfile=",
-            "tawebeval",
+            str(tawebeval),
+            "serve",
+            *user_options(),
             "--config",
             str(self.configuration),
             "--listen",

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from demonstration.as_nobody import USER
 from demonstration.daemon import Daemon
 from demonstration.problems import EXAMPLES, PROBLEMS
 from demonstration.show import say
-from demonstration.unprivileged import is_root
+from demonstration.unprivileged import user_options
 
 EVALUATOR = ("-d", "word_count", "--evaluator", "bash evaluator.sh")
 SOLUTION = Path("word_count", "solutions", "wrong_order.awk")
@@ -73,7 +72,7 @@ def show_commands(commands: Sequence[Command]) -> None:
 def commands(daemon: Daemon, repository: Path, commit_oid: str) -> list[Command]:
     """Return two commands; the second needs no running daemon."""
     tawebeval = shown(Path(sys.executable).with_name("tawebeval"))
-    settings = ["--user", USER] if is_root() else []
+    settings = user_options()
     if daemon.without_sandbox is not None:
         settings = ["--config", str(daemon.configuration)]
     return [

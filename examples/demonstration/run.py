@@ -14,14 +14,13 @@ from twisted.internet.error import ConnectError
 from twisted.internet.task import react
 from twisted.web.client import ResponseFailed
 
-from demonstration.as_nobody import USER
 from demonstration.client import SubmittedFile, follow, submit
 from demonstration.daemon import Daemon, DemonstrationError
 from demonstration.page import keep_page, show_next_steps, shown, wants_page
 from demonstration.problems import Problem, load_problems, make_repository
 from demonstration.show import Viewer, say
 from demonstration.steps import STEPS, Step, difference
-from demonstration.unprivileged import give, is_root
+from demonstration.unprivileged import USER, give, is_root
 
 EVALUATION_SECONDS = 120
 SEED = "2018"

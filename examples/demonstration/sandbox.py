@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+
+from demonstration.unprivileged import user_options
 
 USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -30,12 +32,10 @@ readable = [{prefix}]
 """
 
 
-def why_none(
-    tawebeval: Sequence[str], configuration: Path, environment: Mapping[str, str]
-) -> str | None:
+def why_none(tawebeval: Path, configuration: Path, environment: Mapping[str, str]) -> str | None:
     """Return why the sandbox does not work, by ``tawebeval doctor``; None if it works."""
     asked = subprocess.run(
-        [*tawebeval, "doctor", "--json", "--config", str(configuration)],
+        [tawebeval, "doctor", "--json", *user_options(), "--config", configuration],
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import pwd
-import sys
 from pathlib import Path
 
-from demonstration.as_nobody import USER
+USER = "nobody"
 
 
 def is_root() -> bool:
@@ -15,11 +14,9 @@ def is_root() -> bool:
     return os.geteuid() == 0
 
 
-def build_command(name: str) -> list[str]:
-    """Return the command of a program beside this Python, as an unprivileged user."""
-    program = str(Path(sys.executable).with_name(name))
-    script = str(Path(__file__).with_name("as_nobody.py"))
-    return [sys.executable, script, program] if is_root() else [program]
+def user_options() -> list[str]:
+    """Return the options of ``serve``, ``try`` and ``doctor`` that root needs."""
+    return ["--user", USER] if is_root() else []
 
 
 def give(*paths: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,27 @@ from tawebeval.cli.runtime import make_screen, text_option
 _STDERR_LINES = 40  # shown without --raw
 
 
+def _find_directory(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
+    # The user of --user may reach directories of root from the working directory only.
+    for found in (path.resolve(), Path(os.path.relpath(path))):
+        try:
+            os.scandir(f"{found}/.").close()  # to list and to enter
+        except OSError as error:
+            failure = error
+        else:
+            return found
+    message = f"{path}: {(failure.strerror or '').lower()}"
+    if isinstance(failure, PermissionError):
+        message += "; let this user read the directory, then change to it and name it '.'"
+    raise click.BadParameter(message)
+
+
 @click.command("try")
 @click.argument(
     "root",
     metavar="DIRECTORY",
-    type=click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True),
+    type=click.Path(path_type=Path),
+    callback=_find_directory,
 )
 @FIELDS_ARGUMENT
 @evaluator_option(required=True)
@@ -58,7 +75,8 @@ def try_(raw: bool, lines: bool, times: bool, **options: Any) -> None:
     Show what the evaluator prints, before it is parsed:
       tawebeval try . --raw --evaluator ./evaluate solution.py
 
-    Root has to name another user by --user, who needs permission to read DIRECTORY and the files.
+    Root has to name another user by --user, who needs permission to read DIRECTORY and the files,
+    but not the directories above the working directory.
     """  # noqa: D301
     if raw and lines:
         raise click.UsageError("--raw and --events exclude each other; give one of them")

@@ -125,7 +125,7 @@ def run_try(
             show_seed(screen, drawn if seed is None else None)
             hint_finder = HintFinder(configuration, root, place / CHECKOUT_NAME, directory, chosen)
             request = EvaluationRequest(
-                Repository(root.as_uri()),
+                Repository(Path(os.path.abspath(root)).as_uri()),
                 NO_COMMIT,
                 directory,
                 evaluator,

@@ -1,7 +1,8 @@
 """The daemon's privileges: it never runs as root, and keeps no right that it does not need.
 
 1. `refuse_root` ends every command that runs evaluators or git, before it reads anything.
-2. `execute_as_user` (the option --user) lets root run the command again, as another user.
+2. `become_user` (the option --user) lets root run the command again, as another user; below a
+   directory that only root can read, root imports all modules, and then becomes the user.
 3. `drop_privileges`: once the endpoints are open, no program that the daemon starts has or gains
    any right.
 
@@ -12,13 +13,15 @@ thread.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
+import pkgutil
 import pwd
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from types import ModuleType
 
 from tawebeval.errors import ConfigurationError
 
@@ -33,6 +36,9 @@ _ROOTS_VARIABLES = frozenset(
 )
 _ROOTS_PREFIXES = ("XDG_", "SUDO_", "DBUS_", "SSH_")
 _ANSWER_TIMEOUT = 60  # seconds for Python to import the command line
+
+# Modules that functions import: for lock files and /proc, for host names, for errors in options.
+_LATE_IMPORTS = ("encodings.ascii", "encodings.idna", "click._textwrap", "click.shell_completion")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -77,9 +83,9 @@ def drop_privileges() -> None:
 
 
 def become_user(name: str) -> None:
-    """Let root execute this command again as another user; do nothing as that user.
+    """Let root go on as another user; do nothing as that user.
 
-    Raises: ConfigurationError.
+    The command has no descriptor but stdin, stdout and stderr. Raises: ConfigurationError.
     """
     user = _find_user(name)
     if os.geteuid() == user.pw_uid:
@@ -88,38 +94,58 @@ def become_user(name: str) -> None:
         raise ConfigurationError(
             f"--user: only root can run as {name!r}", "run the command as root, or without --user"
         )
-    execute_as_user(user, sys.orig_argv)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    environment = build_user_environment(user, os.environ)
+    execute_as_user(user, sys.orig_argv, environment)
+    switch_user(user)
+    os.environ.clear()
+    os.environ.update(environment)
 
 
-def execute_as_user(user: pwd.struct_passwd, argv: Sequence[str]) -> NoReturn:
-    """Execute a command of this Python as another user, by setpriv(1).
+def execute_as_user(
+    user: pwd.struct_passwd, argv: Sequence[str], environment: Mapping[str, str]
+) -> None:
+    """Execute a command of this Python as another user, by setpriv(1); return if it cannot run.
 
-    The command inherits no descriptor but stdin, stdout and stderr. Raises: ConfigurationError.
+    So it is below a directory that only root can read.
     """
     setpriv = shutil.which("setpriv")
     if setpriv is None:
-        raise ConfigurationError("--user: setpriv is not installed", "apt-get install util-linux")
-    prefix = [
+        return
+    command = [
         *(setpriv, f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--init-groups"),
-        *("--inh-caps=-all", "--"),
+        *("--inh-caps=-all", "--", sys.executable),
     ]
-    environment = build_user_environment(user, os.environ)
     # setpriv finds a Python in a directory of root's, which then lacks its modules.
     tried = subprocess.run(
-        [*prefix, sys.executable, "-c", "import tawebeval.cli.operator_commands"],
+        [*command, "-c", "import tawebeval.cli.operator_commands"],
         env=environment,
-        capture_output=True,
-        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         timeout=_ANSWER_TIMEOUT,
     )
-    if tried.returncode:
-        why = (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
-        raise ConfigurationError(
-            f"--user: the user {user.pw_name} cannot run tawebeval with {sys.executable} ({why})",
-            "install tawebeval and Python where every user can read them",
-        )
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    os.execve(setpriv, [*prefix, sys.executable, *argv[1:]], environment)  # noqa: S606
+    if tried.returncode == 0:
+        os.execve(setpriv, [*command, *argv[1:]], environment)  # noqa: S606
+
+
+def switch_user(user: pwd.struct_passwd) -> None:
+    """Import all modules of tawebeval, which the user may not read, and become the user for good.
+
+    The working directory stays, and is the user's to read even if the directories above are not.
+    """
+    _import_all(importlib.import_module("tawebeval"))
+    for name in _LATE_IMPORTS:
+        importlib.import_module(name)
+    os.initgroups(user.pw_name, user.pw_gid)
+    os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
+    os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
+
+
+def _import_all(package: ModuleType) -> None:
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        module = importlib.import_module(found.name)
+        if found.ispkg:
+            _import_all(module)
 
 
 def build_user_environment(user: pwd.struct_passwd, given: Mapping[str, str]) -> dict[str, str]:

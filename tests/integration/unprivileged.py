@@ -17,9 +17,7 @@ USER = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
 """Whom daemons become; None where the tests, and so the daemons, are not root's."""
 
 PYTHON_AS_USER = (
-    (sys.executable, str(ROOT / "examples" / "demonstration" / "as_nobody.py"))
-    if USER
-    else (sys.executable,)
+    (sys.executable, str(ROOT / "tests" / "as_nobody.py")) if USER else (sys.executable,)
 )
 """The Python of the tests, which becomes that user where a script refuses root."""
 
