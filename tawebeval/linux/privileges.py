@@ -35,10 +35,18 @@ _ROOTS_VARIABLES = frozenset(
     {"HOME", "USER", "LOGNAME", "USERNAME", "SHELL", "MAIL", "PWD", "OLDPWD", "TMPDIR"}
 )
 _ROOTS_PREFIXES = ("XDG_", "SUDO_", "DBUS_", "SSH_")
+_TRIAL = "import sys, tawebeval.cli.operator_commands; sys.exit(sys.version != sys.argv[1])"
 _ANSWER_TIMEOUT = 60  # seconds for Python to import the command line
 
-# Modules that functions import: for lock files and /proc, for host names, for errors in options.
-_LATE_IMPORTS = ("encodings.ascii", "encodings.idna", "click._textwrap", "click.shell_completion")
+# Modules that functions import.
+_LATE_IMPORTS = (
+    "click._textwrap",  # for errors in options
+    "click.shell_completion",
+    "encodings.ascii",  # for lock files and /proc
+    "encodings.idna",  # for host names
+    "twisted.plugins.tawebeval_plugin",  # for serve
+    "twisted.scripts.twistd",
+)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -116,9 +124,9 @@ def execute_as_user(
         *(setpriv, f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--init-groups"),
         *("--inh-caps=-all", "--", sys.executable),
     ]
-    # setpriv finds a Python in a directory of root's, which then lacks its modules.
+    # setpriv starts a Python of root's, which then has no library, or that of another Python.
     tried = subprocess.run(
-        [*command, "-c", "import tawebeval.cli.operator_commands"],
+        [*command, "-c", _TRIAL, sys.version],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from tawebeval.sandbox.bubblewrap import TOOLS_NAME
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client, text
 from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, environment
+from tests.integration.ports import free_port
 from tests.integration.repositories import GitRepository
 from tests.integration.terminal import piped
 from tests.integration.unprivileged import PYTHON, USER, temporary_folder
@@ -26,6 +28,14 @@ import os, sys
 sys.path.insert(0, os.environ["EVALUATION_TOOLS"] + "/lib")
 import segi
 print(os.path.dirname(segi.__file__))
+"""
+
+# The command line, as if setpriv(1) could not execute this Python.
+CLOSED_COMMAND = """\
+import sys
+from tawebeval.cli import main
+sys.executable = "/closed/python"
+main()
 """
 
 
@@ -116,22 +126,30 @@ class ClosedDirectoryTests(RootTestCase):
         subprocess.run(["chmod", "-R", "go=", str(self.closed)], check=True)
         self.variables = {"PYTHONPATH": str(self.closed), **self.places}
 
-    def run_for_nobody(self, *arguments: str) -> str:
-        """Run a command of tawebeval by `--user`, beside an evaluator; return its stdout."""
+    def start_for_nobody(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command of tawebeval by `--user`, beside an evaluator."""
         evaluator = self.closed / "evaluator"
         evaluator.mkdir(exist_ok=True)
         (evaluator / "evaluator.sh").write_text("cat $SUBMISSION_FILE_SOURCE")
         (evaluator / "solution").write_text("solution")
-        done = subprocess.run(
-            [Path(sys.executable).with_name("tawebeval"), *arguments, "--user", "nobody"],
+        process = subprocess.Popen(
+            [sys.executable, "-c", CLOSED_COMMAND, *arguments, "--user", "nobody"],
             cwd=evaluator,
             env=environment(**self.variables),
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=LONG_PATIENCE,
         )
-        self.assertIn(done.returncode, (0, 1), done.stderr)
-        return done.stdout
+        self.addCleanup(process.__exit__, None, None, None)
+        self.addCleanup(process.kill)
+        return process
+
+    def run_for_nobody(self, *arguments: str) -> str:
+        """Run such a command; return its stdout."""
+        process = self.start_for_nobody(*arguments)
+        stdout, stderr = process.communicate(timeout=LONG_PATIENCE)
+        self.assertIn(process.returncode, (0, 1), stderr)
+        return stdout
 
     async def test_daemon_runs_evaluator(self) -> None:
         """An evaluator is fetched and run, and finds the tools, in the sandbox and without one."""
@@ -163,6 +181,19 @@ class ClosedDirectoryTests(RootTestCase):
         found = {each["part"]: each for each in json.loads(self.run_for_nobody("doctor", "--json"))}
         self.assertEqual(found["user"]["what"], "the daemon runs as nobody")
         self.assertEqual(found["sandbox"]["health"], "ok")
+
+    def test_daemon_of_user_that_root_names_serves(self) -> None:
+        listen = f"tcp:{free_port()}:interface=127.0.0.1"
+        process = self.start_for_nobody("serve", "--listen", listen)
+        assert process.stdout is not None
+        log = ""
+        while "ready: " not in log:
+            line = process.stdout.readline()
+            log += line
+            self.assertTrue(line, log)
+        self.assertNotIn("0", status(process.pid)["Uid"])
+        process.terminate()
+        self.assertEqual(process.wait(LONG_PATIENCE), -signal.SIGTERM)
 
     def test_try_of_user_that_root_names_reads_the_working_directory(self) -> None:
         for directory in (".", str(self.closed / "evaluator")):
