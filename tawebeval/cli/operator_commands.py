@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -186,14 +184,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
     type=click.Path(path_type=Path),
     help="Use this control socket, not $RUNTIME_DIRECTORY/control or /run/tawebeval/control.",
 )
-@click.option(
-    "--copied",
-    multiple=True,
-    metavar="NAME:FILE",
-    help="Refuse the reload if FILE has changed since systemd copied it (LoadCredential=NAME:FILE)."
-    " May be repeated; needs root.",
-)
-def reload(socket: Path | None, copied: tuple[str, ...]) -> None:
+def reload(socket: Path | None) -> None:
     """Reload tokens, secrets and some settings of a systemd service.
 
     The settings are environments, problems and log.level; the others need a restart. The command
@@ -204,7 +195,7 @@ def reload(socket: Path | None, copied: tuple[str, ...]) -> None:
     \b
     The exit status is
       0    all files are reloaded; the output lists the settings that need a restart
-      1    a file is invalid or needs a restart; nothing has changed
+      1    a file is invalid; nothing has changed
       3    no daemon runs, or it does not answer within 60 seconds
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: it imports what services are made of.
@@ -212,25 +203,13 @@ def reload(socket: Path | None, copied: tuple[str, ...]) -> None:
 
     try:
         place = socket or find_control_socket(os.environ) or _CONTROL_SOCKET
-        outcome = request_reload(place, _TIMEOUT, dict(_digests(copied)))
+        outcome = request_reload(place, _TIMEOUT)
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
         raise SystemExit(3) from None
     for said in outcome.error_messages or outcome.operator_notes:
         click.echo(f"tawebeval: {said}", err=True)
     raise SystemExit(1 if outcome.error_messages else 0)
-
-
-def _digests(copied: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield names of credentials with the digests of their files, `copied` being NAME:FILE."""
-    from tawebeval.linux.ownership import digest_file
-
-    for one in copied:
-        name, _, path = one.partition(":")
-        file = Path(path)
-        with suppress(OSError):  # only root may read them
-            if file.is_file() or not file.exists():  # a pipe can be read only once
-                yield name, digest_file(file)
 
 
 @click.group()

@@ -241,7 +241,6 @@ def build_daemon(
         cgroups,
         sandbox,
         pools.list_pools(),
-        pools.disk_check_threads,
         configuration,
         left,
     )
@@ -261,15 +260,12 @@ def build_daemon(
     notifier = find_notifier(os.environ)
     endpoints = dict.fromkeys(configuration.listen)  # without duplicates
     on_reload = (parts.apply_settings, daemon.apply_log_level, startup.lock_environments)
-    reload = ReloadableConfiguration(
-        file or ConfigurationFile(), configuration, on_reload, evaluations_last=is_lasting
-    )
+    reload = ReloadableConfiguration(file or ConfigurationFile(), configuration, on_reload)
     sources = (reload, parts.callbacks, access, monitoring.metrics_authentication, keyring)
     reloader = ReloadService(sources, credentials, notifier, reactor)
     calls = (
         registry.expire_evaluations,
         orphans.reap_ended_orphans,
-        startup.restore_directories,
         parts.evaluation_context.cleanup_queue.retry_next_calls,
         repositories.start_removal_of_leftovers,
         monitoring.readiness.check_disks,

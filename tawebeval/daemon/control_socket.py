@@ -1,10 +1,9 @@
 """Control socket: `tawebeval reload` asks a running daemon to reload, and waits for the result.
 
 SIGHUP has no answer: its sender learns neither when the reload ended nor whether it succeeded. On
-this UNIX socket a request is one line: `reload`, then `NAME=DIGEST` for each file that systemd has
-copied (LoadCredential=), with the digest of the original now. The response is lines for people,
-then the result: `done` after the notes, or `refused` after the problems. A response without a
-result means that the daemon has ended.
+this UNIX socket a request is the line `reload`. The response is lines for people, then the result:
+`done` after the notes, or `refused` after the problems. A response without a result means that the
+daemon has ended.
 """
 
 from __future__ import annotations
@@ -31,9 +30,6 @@ _SOCKET = "control"
 _RELOAD = "reload"
 _DONE, _REFUSED = b"done", b"refused"
 
-OnReload = Callable[[Mapping[str, str]], ReloadResult]
-"""Callback that reloads. It takes the digests of the originals of systemd's copies, by name."""
-
 log = Logger()
 
 
@@ -43,15 +39,14 @@ class ControlProtocol(LineOnlyReceiver):
     delimiter = b"\n"
     MAX_LENGTH = 4096  # bytes of a line; a longer one closes the connection
 
-    def __init__(self, on_reload: OnReload) -> None:
+    def __init__(self, on_reload: Callable[[], ReloadResult]) -> None:
         self._on_reload = on_reload
 
     def lineReceived(self, line: bytes) -> None:
         """Handle a request and respond."""
-        command, *digests = line.decode(errors="replace").split(" ")
+        command = line.decode(errors="replace")
         if command == _RELOAD:
-            pairs = (digest.partition("=") for digest in digests)
-            outcome = self._on_reload({name: digest for name, _, digest in pairs})
+            outcome = self._on_reload()
         else:
             outcome = ReloadResult((f"unknown request {command[:80]!r}; allowed: {_RELOAD}",))
         for message in outcome.error_messages or outcome.operator_notes:
@@ -66,7 +61,7 @@ class ControlFactory(Factory):
     """Factory of `ControlProtocol`."""
 
     noisy = False  # `ReloadService` logs each reload
-    on_reload: OnReload
+    on_reload: Callable[[], ReloadResult]
 
     def buildProtocol(self, _: object) -> ControlProtocol:
         """Return the protocol of a connection."""
@@ -84,7 +79,7 @@ class ControlSocket(Service):
 
     name = "control"
 
-    def __init__(self, path: Path, on_reload: OnReload, reactor: Any) -> None:
+    def __init__(self, path: Path, on_reload: Callable[[], ReloadResult], reactor: Any) -> None:
         self._path = os.fspath(path)
         self._factory = ControlFactory(on_reload)
         self._reactor = reactor
@@ -112,22 +107,17 @@ class ControlSocket(Service):
         return port.stopListening() if port else None
 
 
-def request_reload(
-    path: Path, timeout: float, digests: Mapping[str, str] | None = None
-) -> ReloadResult:
+def request_reload(path: Path, timeout: float) -> ReloadResult:
     """Ask the daemon at the socket `path` to reload; return the result. Blocks.
 
-    `timeout` is in seconds. `digests` are those of the originals of systemd's copies, by the names
-    of the copies. Raises: ConfigurationError, if no daemon answers.
+    `timeout` is in seconds. Raises: ConfigurationError, if no daemon answers.
     """
     response = b""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout)
         try:
             connection.connect(os.fspath(path))
-            pairs = (digests or {}).items()
-            request = " ".join([_RELOAD, *(f"{name}={digest}" for name, digest in pairs)])
-            connection.sendall(f"{request}\n".encode())
+            connection.sendall(f"{_RELOAD}\n".encode())
             while chunk := connection.recv(4096):
                 response += chunk
         except TimeoutError:

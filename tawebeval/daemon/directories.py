@@ -65,23 +65,6 @@ class DaemonDirectories:
     state: Path
     lock_files: tuple[IO[str], ...] = attrs.field(repr=False)
 
-    def restore_missing_directories(self) -> list[Path]:
-        """Create removed directories again; return their paths. Raises: OSError.
-
-        The key is not restored: an operator who removes it wants a new one at the next start.
-        """
-        restored = []
-        for path in (
-            self.uploads,
-            self.evaluations,
-            self.sandbox_files_directory,
-            self.repositories,
-        ):
-            if not path.is_dir():
-                path.mkdir(mode=0o700)
-                restored.append(path)
-        return restored
-
     def remove_leftovers(self, kept: Collection[str] = ()) -> None:
         """Move the uploads and evaluations of an earlier daemon to the trash. Blocks.
 

@@ -22,7 +22,6 @@ from tawebeval.config import CredentialSettings
 from tawebeval.core.forwarded_headers import TrustedProxies
 from tawebeval.daemon import doctor_disk
 from tawebeval.daemon.doctor_disk import ExaminedDaemon, check_writers
-from tawebeval.daemon.process_setup import find_unreadable_import_directories
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.services import explain_wrong_endpoint
 from tawebeval.daemon.starter_connection import (
@@ -337,7 +336,6 @@ def _compare(
 
 CHECKS = (
     Check("user", _check_user),
-    Check("python", lambda _: find_unreadable_import_directories()),
     Check("sandbox", _check_sandbox),
     Check("sandbox", _find_network, "remove sandbox.network if evaluators need no network"),
     Check("sandbox", _find_loopback, "remove sandbox.loopback if evaluators need no 127.0.0.1"),

@@ -178,6 +178,8 @@ def find_disk_fault(path: Path, min_free_bytes: int) -> str | None:
     """Return the fault of a file system, None if it works and has `min_free_bytes` left. Blocks."""
     try:
         status = os.statvfs(path)
+    except FileNotFoundError:
+        return "cannot be used: its directory was removed; restart the daemon"
     except OSError as error:
         return f"cannot be used: {error.strerror}"
     # File systems without a fixed number of inodes report 0 of 0.

@@ -1,26 +1,21 @@
-"""The daemon's process: allocator, garbage collector, clock, imports, signals and poller."""
+"""The daemon's process: allocator, garbage collector, clock, signals and poller."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import gc
-import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
 from twisted.application.service import Service
 from twisted.logger import Logger
 
-import tawebeval
-import twisted
 from tawebeval.daemon.logging import RateLimitedLog
-from tawebeval.errors import SetupProblem
 
 MALLOC_TRIM_THRESHOLD = 16 * 1024 * 1024
 """Free bytes at the end of the heap that the C library keeps; it returns the rest to the kernel."""
@@ -126,31 +121,12 @@ def use_monotonic_clock(reactor: Any) -> None:
     read_clock()
 
 
-def find_unreadable_import_directories() -> Iterator[SetupProblem]:
-    """Yield a problem for each directory of Python or packages that the user cannot read."""
-    for file in (os.__file__, twisted.__file__, tawebeval.__file__):
-        directory = Path(file).parent
-        if not os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
-            yield SetupProblem(
-                f"{directory}: the daemon's user cannot read the directory, so modules that are not"
-                " loaded yet cannot be",
-                "install Python and tawebeval where every user can read them",
-            )
+def ignore_early_hangup() -> None:
+    """Ignore SIGHUP until `ReloadService` handles it: by default it would end the process.
 
-
-class EarlyHangupHandler:
-    """Handler of SIGHUP during the start, when the signal would end the process."""
-
-    def __init__(self) -> None:
-        self.is_received = False
-
-    def __call__(self, *_: object) -> None:
-        """Note the signal."""
-        self.is_received = True
-
-    def install_handler(self) -> None:
-        """Handle SIGHUP until `ReloadService` does."""
-        signal.signal(signal.SIGHUP, self)
+    Programs that the daemon starts meanwhile do not inherit this, unlike SIG_IGN.
+    """
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 class ShutdownSignals(Service):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -23,15 +22,11 @@ from tawebeval.config import (
     check_problems,
     parse_configuration,
 )
-from tawebeval.daemon.process_setup import EarlyHangupHandler
 from tawebeval.daemon.startup import check_environments
 from tawebeval.daemon.systemd import SystemdNotifier
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.filetree import open_regular_file
-from tawebeval.linux.ownership import digest_file
 from tawebeval.reloadable import ReloadableFiles, ReloadableFilesOwner, ReloadResult
-
-_RESTART = "restart the daemon; its evaluations go on"
 
 log = Logger()
 
@@ -61,35 +56,17 @@ class ReloadService(Service):
         self._previous_handler: Any = None
 
     def startService(self) -> None:
-        """Handle SIGHUP. After one during the start, reload as soon as the reactor runs."""
+        """Handle SIGHUP."""
         super().startService()
-        for each in self.reloadables:
-            for path in each.paths:
-                if not os.access(path, os.R_OK):
-                    log.warn(
-                        "{path} ({name}): the daemon's user cannot read the file, so reloads fail,"
-                        " and ssh cannot use it as a key; use chown or chmod",
-                        path=path,
-                        name=each.name,
-                    )
         self._previous_handler = signal.signal(
             signal.SIGHUP, lambda *_: self._reactor.callFromThread(self.reload_files)
         )
-        if (
-            isinstance(self._previous_handler, EarlyHangupHandler)
-            and self._previous_handler.is_received
-        ):
-            self._reactor.callWhenRunning(self.reload_files)
 
-    def reload_files(self, digests: Mapping[str, str] = MappingProxyType({})) -> ReloadResult:
-        """Read all files, then apply them all; apply none if one has a problem. Blocks.
-
-        `digests` are those of the originals of systemd's copies, by the names of the copies. A copy
-        that differs from its original is a problem.
-        """
+    def reload_files(self) -> ReloadResult:
+        """Read all files, then apply them all; apply none if one has a problem. Blocks."""
         self._notifier.notify_reloading()
         try:
-            outcome = self._reload(digests)
+            outcome = self._reload()
         finally:
             self._notifier.notify_ready()
         for problem in outcome.error_messages:
@@ -98,9 +75,9 @@ class ReloadService(Service):
             log.warn("{note}", note=note)
         return outcome
 
-    def _reload(self, digests: Mapping[str, str]) -> ReloadResult:
+    def _reload(self) -> ReloadResult:
         problems: list[str] = []
-        found = list(self._read(digests, problems))
+        found = list(self._read(problems))
         if problems:
             return ReloadResult(tuple(problems))
         notes: list[str] = []
@@ -115,42 +92,23 @@ class ReloadService(Service):
             f"{each.name}: {path} is a copy that systemd made at the start (LoadCredential=); a"
             " changed original takes effect after a restart"
             for each, _ in found
-            for path in self._find_copies(each)
-            if path.name not in digests  # else the copy is up to date
+            for path in each.paths
+            if path.parent == self._credentials_directory
         ]
         return ReloadResult(operator_notes=tuple(notes))
 
-    def _read(
-        self, digests: Mapping[str, str], problems: list[str]
-    ) -> Iterator[tuple[ReloadableFiles[Any], Any]]:
+    def _read(self, problems: list[str]) -> Iterator[tuple[ReloadableFiles[Any], Any]]:
         """Yield each reloadable with its content; append to `problems`."""
         for each in self.reloadables:
-            problems += [
-                f"{each.name}: {path} is a copy that systemd made at the start (LoadCredential=),"
-                " and its original has changed; restart the daemon"
-                for path in self._find_copies(each)
-                if _is_stale(path, digests)
-            ]
             try:
                 yield each, each.read_files()
             except ConfigurationError as error:
                 problems.append(str(error))
 
-    def _find_copies(self, reloadable: ReloadableFiles[Any]) -> Iterator[Path]:
-        """Return the files of a reloadable that systemd has copied."""
-        return (path for path in reloadable.paths if path.parent == self._credentials_directory)
-
     def stopService(self) -> None:
         """Restore the previous handler of SIGHUP."""
         super().stopService()
         signal.signal(signal.SIGHUP, self._previous_handler)
-
-
-def _is_stale(copy: Path, digests: Mapping[str, str]) -> bool:
-    try:
-        return copy.name in digests and digest_file(copy) != digests[copy.name]
-    except OSError:
-        return False  # `_read` reports it
 
 
 @attrs.frozen
@@ -176,13 +134,11 @@ class ReloadableConfiguration:
 
     `running` is the configuration in force. It differs from the file if the daemon has too few
     descriptors: then it has fewer connections. Each of `on_reload` is called with the new one.
-    `evaluations_last` is whether evaluations outlive the daemon, so that a restart ends none.
     """
 
     _file: ConfigurationFile
     _running: Configuration
     _on_reload: Sequence[Callable[[Configuration], None]]
-    _evaluations_last: bool = False
 
     def list_reloadable_files(self) -> Sequence[ReloadableFiles[Configuration]]:
         """Return the configuration file, if there is one."""
@@ -211,8 +167,7 @@ class ReloadableConfiguration:
             check_problems(following, following.problems)
         except ConfigurationError as error:
             raise ConfigurationError(
-                f"{error}; the daemon's settings differ from the file's",
-                _RESTART if self._evaluations_last else "restart the daemon",
+                f"{error}; the daemon's settings differ from the file's", "restart the daemon"
             ) from None
 
     def _apply(self, wanted: Configuration) -> None:
@@ -222,9 +177,9 @@ class ReloadableConfiguration:
 
     def _notes(self, wanted: Configuration) -> Sequence[str]:
         before = merge_reloadable_settings(self._file.initial_configuration, wanted)
-        remedy = _RESTART if self._evaluations_last else "takes effect after a restart"
         return [
-            f"{setting}: changed; {remedy}" for setting in find_changed_settings(before, wanted)
+            f"{setting}: changed; takes effect after a restart"
+            for setting in find_changed_settings(before, wanted)
         ]
 
 

@@ -26,7 +26,7 @@ from zope.interface import implementer
 from tawebeval import __version__
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.daemon.logging import LineWriter, LogWriter
-from tawebeval.daemon.process_setup import ShutdownSignals, find_unreadable_import_directories
+from tawebeval.daemon.process_setup import ShutdownSignals
 from tawebeval.daemon.startup import StartupChecks
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import EvaluationContext
@@ -231,8 +231,6 @@ class Daemon(MultiService):
         """Start all parts. Raises: SystemExit, with a message."""
         if self.log_writer is not None:
             self._start_log_thread(self.log_writer.line_writer)
-        for problem in find_unreadable_import_directories():
-            log.warn("{problem}", problem=str(problem))
         super().startService()
         for part in self._list_listeners():
             if part.endpoint.port is not None:

@@ -13,7 +13,7 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration
 from tawebeval.daemon.directories import DaemonDirectories, locate_directories
-from tawebeval.deferreds import WorkerThreads, run_in_background
+from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.restoring import LeftEvaluations
 from tawebeval.git.command import check_git_version
@@ -48,9 +48,8 @@ log = Logger()
 class StartupChecks(Service):
     """Service that starts before the evaluations, as the daemon's user, and stops last.
 
-    It owns the directories with their locks, the cgroups, the sandbox and the thread `pools`;
-    `disk_threads` is the pool that restores directories. `left` are the evaluations of an earlier
-    process.
+    It owns the directories with their locks, the cgroups, the sandbox and the thread `pools`.
+    `left` are the evaluations of an earlier process.
     """
 
     name = "startup"
@@ -61,7 +60,6 @@ class StartupChecks(Service):
         cgroups: CgroupManager,
         sandbox: Sandbox,
         pools: Sequence[WorkerThreads | SystemResolver],
-        disk_threads: WorkerThreads,
         configuration: Configuration,
         left: LeftEvaluations,
     ) -> None:
@@ -71,8 +69,6 @@ class StartupChecks(Service):
         self._cgroups = cgroups
         self._sandbox = sandbox
         self._pools = pools
-        self._disk_threads = disk_threads
-        self._is_restoring = False
         self._environment_locks = EnvironmentLocks()
 
     def startService(self) -> None:
@@ -145,30 +141,6 @@ class StartupChecks(Service):
         roots = [one.root for one in configuration.environments.values()]
         for problem in self._environment_locks.lock_roots(roots):
             log.warn("{problem}", problem=str(problem))
-
-    def restore_directories(self) -> None:
-        """Start to restore removed directories, unless that is under way."""
-        if not self._is_restoring:
-            self._is_restoring = True
-            run_in_background(
-                self._restore_directories(), log, "defect: directories could not be restored"
-            )
-
-    async def _restore_directories(self) -> None:
-        try:
-            gone = await self._disk_threads.run_in_thread(self._restore)
-        except OSError:
-            return  # `GET /health/ready` reports the fault
-        finally:
-            self._is_restoring = False
-        for path in gone:
-            log.warn("{path} was removed; the daemon created it again", path=path)
-
-    def _restore(self) -> Sequence[Path]:
-        gone = self.directories.restore_missing_directories()
-        if self.directories.sandbox_files_directory in gone:
-            write_sandbox_files(self.directories.sandbox_files_directory)
-        return gone
 
     def stopService(self) -> None:
         """Stop the threads, the sandbox and the cgroups. Blocks until the threads have ended."""

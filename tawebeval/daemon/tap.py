@@ -15,9 +15,9 @@ from twisted.python import usage
 from tawebeval import __version__
 from tawebeval.daemon.directories import open_directories
 from tawebeval.daemon.process_setup import (
-    EarlyHangupHandler,
     add_poll_fallback,
     freeze_objects,
+    ignore_early_hangup,
     keep_freed_memory,
     reset_inherited_signals,
     use_monotonic_clock,
@@ -76,7 +76,7 @@ def makeService(
 
         use_monotonic_clock(reactor)
         reset_inherited_signals()
-        EarlyHangupHandler().install_handler()
+        ignore_early_hangup()
         add_poll_fallback(reactor)
 
     # Imported late: they import the reactor.

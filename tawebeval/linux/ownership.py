@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import grp
-import hashlib
 import os
 import pwd
 import shlex
@@ -135,17 +134,6 @@ def find_secret_file(
         return given if given.exists() else None
     except OSError as error:  # treating it as missing could admit everybody
         raise ConfigurationError(f"{given}: cannot read the file: {error.strerror}") from None
-
-
-def digest_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal; "" if it does not exist. Blocks.
-
-    Raises: OSError.
-    """
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except FileNotFoundError:
-        return ""
 
 
 def find_readable_by_others_problem(path: Path, mode: int) -> SetupProblem | None:

@@ -55,7 +55,6 @@ class DoctorTestCase(SynchronousTestCase):
             (doctor, "refuse_root", lambda command: None),
             (doctor, "open_cgroups", self.open_cgroups),
             (doctor, "open_sandbox", self.open_sandbox),
-            (doctor, "find_unreadable_import_directories", lambda: ()),
             (doctor, "check_git_version", lambda: "git version 2.39.5"),
             (probe, "probe_overlays_or_copies", self.probe_with_overlays),
             (rlimits, "find_lowered_hard_limits", lambda: ()),

@@ -25,7 +25,7 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.protocol import Factory
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
-from twisted.logger import LogLevel, capturedLogs, formatEvent
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.archive.archive import EndedEvaluation, StoredEvaluation
@@ -67,7 +67,6 @@ from tawebeval.errors import (
     EvaluationFailure,
     InvalidField,
     ServerBusy,
-    SetupProblem,
 )
 from tawebeval.evaluations.database import EvaluationRow
 from tawebeval.evaluations.details import ArchivedRow
@@ -289,8 +288,7 @@ class ServiceTests(SynchronousTestCase):
         ((calls, reactor),) = made
         self.assertIs(reactor, self.reactor)
         names = (
-            "expire_evaluations reap_ended_orphans restore_directories retry_next_calls"
-            " start_removal_of_leftovers check_disks sync_if_due"
+            "expire_evaluations reap_ended_orphans retry_next_calls check_disks sync_if_due"
         )
         self.assertEqual([call.__name__ for call in calls], names.split())
         self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)
@@ -588,7 +586,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual((path, mode, others), (f"{folder}/control", 0o600, []))
         for content, problems in ((generate_token("bob", straw(1))[1], []), ("alice", ["line 1"])):
             Path(tokens).write_text(content)
-            found = factory.on_reload({}).error_messages
+            found = factory.on_reload().error_messages
             self.assertEqual(len(found), len(problems), found)
             for said, word in zip(found, problems, strict=True):
                 self.assertIn(word, said)
@@ -743,38 +741,6 @@ class ServiceTests(SynchronousTestCase):
         self.patch(directories, "remove_tree", fail)
         self.patch(os, "rename", lambda source, target: fail(source))
         self.assertIn(f"{self.directories.uploads}: Permission", self.fail_to_start(daemon))
-
-    def test_unreadable_files_are_warned_of_at_the_start_with_a_remedy(self) -> None:
-        self.patch(
-            services, "find_unreadable_import_directories", lambda: [SetupProblem("/root/python")]
-        )
-        tokens, password = Path(self.write_token()), self.file_with("s3cret")
-        secrets = self.file_with(f"* {format_secret(OLD)}")
-        unreadable = tokens, secrets, password
-        entry = CredentialSettings("example.org", "judge", password_file=str(password))
-        daemon = self.make(
-            callers=CallerSettings(tokens=str(tokens)),
-            callbacks=CallbackSettings(secrets=str(secrets)),
-            repositories=RepositoryFetchSettings(credentials=(entry,)),
-        )
-        self.patch(os, "access", lambda path, mode, **_: path not in unreadable)
-        with capturedLogs() as events:
-            daemon.privilegedStartService()
-            daemon.startService()
-        self.addCleanup(daemon.stopService)
-        warnings = [formatEvent(one) for one in events if one["log_level"] is LogLevel.warn]
-        self.assertEqual(len(warnings), 4, warnings)
-        for warning, words in zip(
-            warnings,
-            (
-                "/root/python",
-                f"{secrets} (callbacks.secrets): the daemon's user cannot read",
-                f"{tokens} (callers.tokens): the daemon's user cannot read",
-                f"{password} (repositories.credentials): the daemon's user cannot read",
-            ),
-            strict=True,
-        ):
-            self.assertIn(words, str(warning))
 
     def test_sighup_reads_the_credentials_for_repositories(self) -> None:
         calls = self.note_calls_from_thread()

@@ -7,8 +7,7 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
-from hashlib import sha256
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
@@ -21,7 +20,6 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.cli import main as command
-from tawebeval.daemon import control_socket
 from tawebeval.daemon.control_socket import (
     ControlFactory,
     ControlSocket,
@@ -40,10 +38,10 @@ class ControlProtocolTests(SynchronousTestCase):
         self, request: bytes, *problems: str, notes: tuple[str, ...] = ()
     ) -> tuple[bytes, int]:
         """Return the answer to what is sent, and how often something was reloaded."""
-        reloads: list[Mapping[str, str]] = []
+        reloads: list[None] = []
 
-        def reload(digests: Mapping[str, str]) -> ReloadResult:
-            reloads.append(digests)
+        def reload() -> ReloadResult:
+            reloads.append(None)
             return ReloadResult(problems, notes)
 
         transport = StringTransport()
@@ -52,7 +50,6 @@ class ControlProtocolTests(SynchronousTestCase):
         for byte in request:
             protocol.dataReceived(bytes([byte]))
         self.assertTrue(transport.disconnecting)
-        self.digests = [*reloads]
         return transport.value(), len(reloads)
 
     def test_answer_has_a_line_for_each_error_or_note_and_the_outcome(self) -> None:
@@ -64,10 +61,6 @@ class ControlProtocolTests(SynchronousTestCase):
             (("a: b",), notes, b"a: b\nrefused\n"),
         ):
             self.assertEqual(self.answer(b"reload\n", *problems, notes=said), (answer, 1))
-
-    def test_digests_of_copied_files_follow_the_request(self) -> None:
-        self.assertEqual(self.answer(b"reload tokens=12ab b\xff=\n"), (b"done\n", 1))
-        self.assertEqual(self.digests, [{"tokens": "12ab", "b\ufffd": ""}])
 
     def test_other_requests_are_refused_without_effect(self) -> None:
         self.assertEqual(
@@ -99,7 +92,7 @@ class ReloadTests(SocketTestCase):
 
     def listen(self, *problems: str, notes: tuple[str, ...] = ()) -> ControlSocket:
         """Listen for requests; each gets this result."""
-        control_socket = ControlSocket(self.path, lambda _: ReloadResult(problems, notes), reactor)
+        control_socket = ControlSocket(self.path, lambda: ReloadResult(problems, notes), reactor)
         control_socket.startService()
         self.addCleanup(lambda: control_socket.running and control_socket.stopService())
         return control_socket
@@ -131,20 +124,6 @@ class ReloadTests(SocketTestCase):
         said = [str(formatEvent(event)) for event in logged]
         self.assertFalse([line for line in said if line.startswith("Starting factory")], said)
 
-    async def test_digests_reach_the_daemon(self) -> None:
-        told: dict[str, str] = {}
-
-        def reload(digests: Mapping[str, str]) -> ReloadResult:
-            told.update(digests)
-            return ReloadResult()
-
-        control_socket = ControlSocket(self.path, reload, reactor)
-        control_socket.startService()
-        self.addCleanup(control_socket.stopService)
-        digests = {"tokens": "12ab", "secrets": ""}
-        await deferToThread(request_reload, self.path, PATIENCE, digests)
-        self.assertEqual(told, digests)
-
     async def test_missing_daemon_is_reported(self) -> None:
         await self.check(
             3,
@@ -171,36 +150,6 @@ class ReloadTests(SocketTestCase):
         self.listen()
         self.assertEqual(stat.S_IMODE(self.path.stat().st_mode), 0o600)
         await self.check(0, "")
-
-
-class CopyTests(SynchronousTestCase):
-    """Of what systemd hands over the daemon has a copy; how the file is now the command tells."""
-
-    def find(self, file: Path) -> Mapping[str, str]:
-        """Return what the unit's command tells the daemon of a file."""
-        told: dict[str, str] = {}
-
-        def request(path: Path, timeout: float, digests: Mapping[str, str]) -> ReloadResult:
-            told.update(digests)
-            return ReloadResult()
-
-        self.patch(control_socket, "request_reload", request)
-        ended = CliRunner().invoke(command, ["reload", "--copied", f"tokens:{file}"])
-        self.assertEqual(ended.exit_code, 0, ended.output)
-        return told
-
-    def test_digest_is_empty_for_a_missing_file(self) -> None:
-        file = Path(self.mktemp()).absolute()
-        file.write_bytes(b"alice")
-        self.assertEqual(self.find(file), {"tokens": sha256(b"alice").hexdigest()})
-        file.unlink()
-        self.assertEqual(self.find(file), {"tokens": ""})
-
-    def test_unreadable_files_and_pipes_have_no_digest(self) -> None:
-        self.assertEqual(self.find(Path("x" * 300)), {})
-        pipe = Path(self.mktemp()).absolute()
-        os.mkfifo(pipe)
-        self.assertEqual(self.find(pipe), {})
 
 
 class LostTests(SocketTestCase):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pwd
-import shutil
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,28 +141,6 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertEqual(list(first.evaluations.iterdir()), [])
         self.assertTrue((precious / "thing").exists())
         self.assertEqual(stat.S_IMODE((precious / "thing").stat().st_mode), 0o500)
-
-    def test_removed_directories_are_made_again_and_named(self) -> None:
-        directories = self.open(seed=1)
-        self.assertEqual(directories.restore_missing_directories(), [])
-        key = self.root / "state" / "key"
-        parts = (directories.uploads, directories.evaluations, directories.repositories)
-        (directories.sandbox_files_directory / "passwd").touch()
-        for path in parts:
-            path.rmdir()
-        key.unlink()
-        self.assertEqual(directories.restore_missing_directories(), list(parts))
-        for path in parts:
-            self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o700)
-        self.assertFalse(key.exists())  # it is to be another one, at the next start
-        self.assertTrue((directories.sandbox_files_directory / "passwd").exists())
-        self.assertEqual(directories.restore_missing_directories(), [])
-
-    def test_directories_without_their_parent_are_not_made_again(self) -> None:
-        directories = self.open()
-        shutil.rmtree(self.root / "state")
-        self.assertRaises(FileNotFoundError, directories.restore_missing_directories)
-        self.assertFalse((self.root / "state").exists())
 
     def test_second_daemon_does_not_start(self) -> None:
         first = self.open()

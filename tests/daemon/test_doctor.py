@@ -185,7 +185,6 @@ class Fault(NamedTuple):
 OTHERS = "…other users may write"
 NO_SANDBOX = '[sandbox]\nkind = "none"'
 MANY_WATCHES = "up to 301500 may be needed -> run `sysctl fs.epoll.max_user_watches=301500`"
-IMPORTS = replace(doctor, "find_unreadable_import_directories", gives([PROBLEM]))
 OVERLAYS = replace(probe, "probe_overlays_or_copies", gives(PROBLEM))
 OOM_STOP = replace(doctor, "query_oom_policy", gives("stop"))
 OOM_KILL = replace(doctor, "query_oom_policy", gives("kill"))
@@ -214,7 +213,6 @@ SETTING_FAULTS = (
     Fault(BROKEN, "archive: {0}/some/archive…-> as root: install -d", ARCHIVE),
 )
 MACHINE_FAULTS = (
-    Fault(WEAKER, f"python: {SAID}", "", IMPORTS),
     Fault(BROKEN, "sandbox: No such file -> install a python3", NO_SANDBOX, let_no_starter_start),
     Fault(BROKEN, f"sandbox: {SAID}", "", replace(doctor, "open_sandbox", ERROR)),
     Fault(BROKEN, f"sandbox: not work here: {SAID}", "", OVERLAYS),

@@ -82,7 +82,7 @@ class FaultTests(SynchronousTestCase):
 
     def test_unusable_disk_is_reported_with_the_reason(self) -> None:
         fault = find_disk_fault(self.place / "missing", 0)
-        self.assertEqual(fault, "cannot be used: No such file or directory")
+        self.assertEqual(fault, "cannot be used: its directory was removed; restart the daemon")
 
     def test_trial_on_a_real_disk_leaves_no_file_and_compares_its_content(self) -> None:
         self.assertIsNone(find_disk_fault(self.place, 0))

@@ -1,28 +1,24 @@
-"""`daemon.process_setup`: allocator, garbage collector, clock, imports and signals."""
+"""`daemon.process_setup`: allocator, garbage collector, clock and signals."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import json
-import os
 import platform
 import signal
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from twisted.internet.base import ReactorBase
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
-import tawebeval
 from tawebeval.daemon.process_setup import (
     MALLOC_TRIM_THRESHOLD,
     ShutdownSignals,
-    find_unreadable_import_directories,
     freeze_objects,
     keep_freed_memory,
     use_monotonic_clock,
@@ -234,25 +230,6 @@ class MonotonicTests(SynchronousTestCase):
         self.check()
         self.wait(10.2)
         self.check("timer")
-
-
-class UnreadableTests(SynchronousTestCase):
-    """Directories of Python and packages."""
-
-    def test_readable_installation_has_no_warning(self) -> None:
-        self.assertEqual(list(find_unreadable_import_directories()), [])
-
-    def test_unreadable_python_and_packages_are_named(self) -> None:
-        package = Path(tawebeval.__file__).parent
-        self.patch(os, "access", lambda path, mode, effective_ids: path != package)
-        (problem,) = find_unreadable_import_directories()
-        self.assertTrue(
-            problem.description.startswith(f"{package}: the daemon's user cannot read"), problem
-        )
-        self.patch(os, "access", lambda path, mode, effective_ids: False)
-        self.assertIn(
-            str(Path(os.__file__).parent), str(list(find_unreadable_import_directories()))
-        )
 
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)

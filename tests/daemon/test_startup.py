@@ -30,7 +30,6 @@ from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.probe import ProbeDirectories
 from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases.roots import make_root
-from tests.fakes.world import InlineThreads, SlowThreads
 
 EVALUATIONS, REPOSITORIES = Path("/state/evaluations"), Path("/cache/repositories")
 STARTED = ["connect", "end", "remove_leftovers", "git", "sandbox", "start", "start", "empty_trash"]
@@ -47,7 +46,6 @@ class FakeParts:
     sandbox_files_directory: Path
     repositories: Path = REPOSITORIES
     evaluations: Path = EVALUATIONS
-    gone: tuple[Path, ...] = ()
     unenforced_resources: tuple[str, ...] = ()
     evaluation_cgroups: tuple[str, ...] = ()
     programs: tuple[Path, ...] = ()
@@ -63,10 +61,6 @@ class FakeParts:
                 raise self.errors.pop(name)
 
         return do
-
-    def restore_missing_directories(self) -> list[Path]:
-        self.note("restore")()
-        return list(self.gone)
 
     def list_evaluation_cgroups(self) -> set[str]:
         return set(self.evaluation_cgroups)
@@ -107,7 +101,6 @@ class StartupTests(SynchronousTestCase):
         accounts = Path(self.mktemp())
         accounts.mkdir()
         self.parts: Any = FakeParts(accounts)
-        self.disk_threads: Any = SlowThreads()
         self.sandbox: Any = SimpleNamespace(writable_trees=self.parts)
         self.left = LeftEvaluations()
         self.configuration = Configuration()
@@ -119,7 +112,7 @@ class StartupTests(SynchronousTestCase):
         ):
             self.patch(module, name, self.called(noted))
         self.patch(module, "Thread", FakeThread)
-        self.startup = self.make(self.disk_threads)
+        self.startup = self.make()
 
     def called(self, noted: str) -> Callable[..., None]:
         """Return what notes how it was called, and what there was of the accounts then."""
@@ -131,13 +124,11 @@ class StartupTests(SynchronousTestCase):
 
         return call
 
-    def make(self, disk_threads: Any) -> StartupChecks:
-        """Return the service, with these threads to look after the disks."""
+    def make(self) -> StartupChecks:
+        """Return the service."""
         parts = self.parts
         pools = parts, parts
-        return StartupChecks(
-            parts, parts, self.sandbox, pools, disk_threads, self.configuration, self.left
-        )
+        return StartupChecks(parts, parts, self.sandbox, pools, self.configuration, self.left)
 
     def refused(self) -> str:
         """Return with which message the daemon exits."""
@@ -177,10 +168,10 @@ class StartupTests(SynchronousTestCase):
             (self.parts.sandbox_files_directory / name).touch()
         run = RunRow(7, 7, "/checkout", None, sandbox_description={"kind": "slurm"})
         self.left = LeftEvaluations([EvaluationRow("a", b"", 0, 1, run=run)])
-        self.make(self.disk_threads).startService()
+        self.make().startService()
         self.assertLessEqual(named, self.accounts)
         self.left = LeftEvaluations()
-        self.make(self.disk_threads).startService()
+        self.make().startService()
         self.assertTrue(self.accounts.isdisjoint(named))
 
     def test_failure_ends_the_start_with_a_remedy(self) -> None:
@@ -208,7 +199,7 @@ class StartupTests(SynchronousTestCase):
         stray = EVALUATIONS / "stray" / "output"
         self.parts.programs = (kept, stray, Path("/elsewhere/x"))
         self.parts.evaluation_cgroups = ("evaluation-a", "evaluation-b")
-        self.make(self.disk_threads).startService()
+        self.make().startService()
         removed = [f"forget {stray}", "forget /elsewhere/x", "remove evaluation-b"]
         self.assertEqual(self.parts.done, [*STARTED[:2], *removed, *STARTED[2:]])
         self.assertEqual(self.asked["end"], (REPOSITORIES,))  # the starter has the evaluators
@@ -234,29 +225,6 @@ class StartupTests(SynchronousTestCase):
         said = self.refused()
         self.assertTrue(said.startswith(f"tawebeval: {accounts}/"), said)
         self.assertTrue(said.endswith(": No such file or directory"), said)
-
-    def test_removed_directories_are_made_again_and_filled(self) -> None:
-        accounts = self.parts.sandbox_files_directory
-        startup = self.make(InlineThreads())
-        for gone, filled in (((), False), ((Path("/x"),), False), ((Path("/x"), accounts), True)):
-            self.parts.gone = gone
-            with capturedLogs() as events:
-                startup.restore_directories()
-            said = [f"{path} was removed; the daemon created it again" for path in gone]
-            self.assertEqual([formatEvent(event) for event in events], said)
-            self.assertEqual((accounts / "passwd").exists(), filled)
-
-    def test_directories_that_cannot_be_made_again_are_tried_again(self) -> None:
-        self.parts.errors["restore"] = PermissionError(1, "Not permitted", "/state/uploads")
-        with capturedLogs() as events:
-            for _ in range(3):
-                self.startup.restore_directories()
-            self.assertEqual((len(self.disk_threads.waiting), self.parts.done), (1, []))
-            self.disk_threads.finish()
-            self.startup.restore_directories()
-            self.disk_threads.finish()
-        self.assertEqual(self.parts.done, ["restore", "restore"])
-        self.assertEqual(list(events), [])
 
     def test_missing_limits_are_reported_in_one_line_each(self) -> None:
         self.parts.unenforced_resources = ("memory", "{problem}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-from pathlib import Path
 from typing import Any
 
 from tests.integration.attacks import fillers
@@ -117,22 +115,6 @@ class DiskTests(SmallDisksTestCase):
             finally:
                 self.disks.open(place)
             await self.check_mended()
-
-    async def remove(self, place: Path, name: str) -> None:
-        """Remove what is in one of the two, and hold that it is there again soon."""
-        folder = self.disks.seen(place) / name
-        folder.rename(folder.with_name("gone"))
-        shutil.rmtree(folder.with_name("gone"))
-        while not folder.exists():
-            await self.client.get("/health")
-        await self.check_mended()
-        await self.daemon.logged(f"{place / name} was removed; the daemon created it again")
-
-    async def test_removed_directories_are_made_again(self) -> None:
-        await self.run_command("true")
-        for name in ("uploads", "evaluations", "accounts"):
-            await self.remove(self.disks.state, name)
-        await self.remove(self.disks.cache, "repositories")
 
 
 class NearlyFullTests(SmallDisksTestCase):
