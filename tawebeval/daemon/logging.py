@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from threading import Condition, RLock, Thread
 from typing import IO, Any
 
@@ -42,10 +41,6 @@ _TWISTED_DETAILS = re.compile(
 
 MAX_QUEUED_LINE_BYTES = 2**20
 """Maximum memory of the lines that are not written yet, in bytes."""
-
-# Seconds. Waking the thread for each line doubles the cost of a line.
-_PAUSE = 0.05  # average pause between two writes
-_BURST = 1.0  # duration without pauses after an idle time
 
 LineFormatter = Callable[[LogEvent], str]
 
@@ -229,12 +224,10 @@ def open_log(
     settings: LogSettings,
     options: Mapping[str, Any] | None,
     environment: Mapping[str, str],
-    reactor: Any,
 ) -> LogWriter | None:
     """Return the writer of the log to the file that the options of twistd name, or to stdout.
 
-    None without options, with `--syslog` or `--logger`, and for stdout of a background daemon. A
-    file is rotated on SIGUSR1, as twistd does.
+    None without options, with `--syslog` or `--logger`, and for stdout of a background daemon.
     """
     if options is None or options.get("logger") or options.get("syslog"):
         return None
@@ -245,11 +238,7 @@ def open_log(
         return None
     file = LogFile.fromFullPath(name or "twistd.log")
     line = format_json if settings.format == "json" else format_text
-    writer = LogWriter(file, line, settings.level)
-    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-        rotate = partial(writer.line_writer.enqueue_action, file.rotate)
-        signal.signal(signal.SIGUSR1, lambda *_: reactor.callFromThread(rotate))
-    return writer
+    return LogWriter(file, line, settings.level)
 
 
 def open_stream_log(
@@ -272,17 +261,6 @@ def is_systemd_journal(stream: IO[str], journal_stream: str) -> bool:
     return journal_stream == f"{status.st_dev}:{status.st_ino}"
 
 
-@attrs.frozen
-class _Line:
-    """A line. If `missing` lines were lost before it, the text begins with a line that says so."""
-
-    text: str
-    missing: int
-
-
-_Queue = Sequence[_Line | Callable[[], object]]
-
-
 class LineWriter:
     """Writer of lines to `file`: directly at first, by a thread after `start`.
 
@@ -296,41 +274,35 @@ class LineWriter:
         self._format_gap = format_gap
         self.lost_lines = 0
         self._missing = 0  # lines lost since the last queued one
-        self._queue: list[_Line | Callable[[], object]] = []
+        # Each line with the number of those that were lost before it.
+        self._queue: list[tuple[int, str]] = []
         self._size = 0  # of the queue, in bytes of memory
-        self._is_idle = False  # whether the thread waits for a line
         self._is_writing = False
-        self._thread: Thread | None = None
-        # In seconds of the monotonic clock.
-        self._flush_deadline = 0.0
-        self._paced_until = 0.0
+        self._is_started = False
+        self._flush_deadline = 0.0  # in seconds of the monotonic clock
         # Reentrant: a signal handler may log while the same thread is in here.
         self._changed = Condition(RLock())
 
     def start(self) -> None:
         """Start the thread. Raises: RuntimeError, if none can be started."""
-        thread = Thread(target=self._run, name="log", daemon=True)
-        thread.start()
-        self._thread = thread
+        Thread(target=self._run, name="log", daemon=True).start()
+        self._is_started = True
 
     def write_line(self, text: str) -> None:
         """Write a line, given without a line terminator. Raises nothing."""
         with self._changed:
             size = sys.getsizeof(text)
             if self._size + size > MAX_QUEUED_LINE_BYTES:
-                self._count_lost(1, 1)
+                self._count_lost([(0, text)])
                 return
-            missing, self._missing = self._missing, 0
-            if missing:
-                text = f"{self._format_gap(missing)}\n{text}"
+            self._queue.append((self._missing, text))
+            self._missing = 0
             self._size += size
-            self._put(_Line(text, missing))
+            if not self._is_started:
+                self._write_lines(self._take_queue())
+            elif len(self._queue) == 1:  # else the thread is awake
+                self._changed.notify_all()
         self._wait_until_written()
-
-    def enqueue_action(self, action: Callable[[], object]) -> None:
-        """Call `action` after the lines so far, before later ones, in the writing thread."""
-        with self._changed:
-            self._put(action)
 
     def flush(self, timeout: float) -> None:
         """Wait until all lines are written, and for each later line: `timeout` seconds in all."""
@@ -342,68 +314,35 @@ class LineWriter:
         left = self._flush_deadline - time.monotonic()
         if left > 0:
             with self._changed:
-                self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._queue and not self._is_writing, left)
 
-    def _put(self, item: _Line | Callable[[], object]) -> None:
-        self._queue.append(item)
-        if self._thread is None:
-            self._write_all(self._take_queue())
-        elif self._is_idle or self._is_urgent():
-            self._changed.notify_all()
-
-    def _take_queue(self) -> _Queue:
+    def _take_queue(self) -> Sequence[tuple[int, str]]:
         queue, self._queue, self._size = self._queue, [], 0
         return queue
 
-    def _count_lost(self, lost: int, missing: int) -> None:
-        self.lost_lines += lost
-        self._missing += missing
-
-    def _is_urgent(self) -> bool:
-        """Return whether to skip the pause: the queue fills up, or `flush` waits."""
-        return self._size > MAX_QUEUED_LINE_BYTES // 2 or time.monotonic() < self._flush_deadline
-
-    def _compute_pause(self) -> float:
-        """Return the seconds until the thread takes lines from the queue."""
-        now = time.monotonic()
-        self._paced_until = max(self._paced_until, now) + _PAUSE
-        return max(0.0, self._paced_until - now - _BURST)
+    def _count_lost(self, lines: Sequence[tuple[int, str]]) -> None:
+        self.lost_lines += len(lines)
+        self._missing += sum(1 + missing for missing, _ in lines)
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 self._is_writing = False
                 self._changed.notify_all()
-                self._changed.wait_for(self._is_urgent, self._compute_pause())
-                self._is_idle = True
                 self._changed.wait_for(lambda: self._queue)
-                self._is_idle = False
                 queue = self._take_queue()
                 self._is_writing = True
-            self._write_all(queue)
+            self._write_lines(queue)
 
-    def _write_all(self, queue: _Queue) -> None:
-        lines: list[_Line] = []
-        for item in queue:
-            if isinstance(item, _Line):
-                lines.append(item)
-                continue
-            self._write_lines(lines)
-            lines = []
-            try:
-                item()
-            except Exception:  # noqa: BLE001  (the lines after it have to be written)
-                log.failure("defect: {action} of the log has failed", action=item)
-        self._write_lines(lines)
-
-    def _write_lines(self, lines: Sequence[_Line]) -> None:
+    def _write_lines(self, lines: Sequence[tuple[int, str]]) -> None:
         """Write lines in one call, because each call switches threads. Blocks."""
-        if not lines:
-            return
         try:
-            self._file.write("".join(f"{line.text}\n" for line in lines))
+            texts = [
+                f"{self._format_gap(missing)}\n{text}\n" if missing else f"{text}\n"
+                for missing, text in lines
+            ]
+            self._file.write("".join(texts))
             self._file.flush()
         except Exception:  # noqa: BLE001  (an error of the log cannot be logged)
             with self._changed:
-                self._count_lost(len(lines), sum(1 + line.missing for line in lines))
+                self._count_lost(lines)

@@ -100,7 +100,7 @@ def makeService(
         atexit.register(cgroups.remove_all_cgroups)  # after a failed start no service is stopped
         # Absolute: twistd may change the working directory.
         file = ConfigurationFile(path and path.absolute(), listen, written)
-        log_writer = open_log(configuration.log, options.parent, os.environ, reactor)
+        log_writer = open_log(configuration.log, options.parent, os.environ)
         daemon = build_daemon(configuration, directories, reactor, cgroups, file, log_writer)
     except ConfigurationError as error:
         # For a UsageError twistd would show a traceback at this point.

@@ -6,10 +6,8 @@ import errno
 import io
 import json
 import os
-import signal
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
@@ -295,16 +293,13 @@ class OptionTests(SynchronousTestCase):
 
     def open(self, **options: Any) -> LogWriter | None:
         """Open the log."""
-        calls: list[Any] = []
-        self.calls = calls
-        reactor = SimpleNamespace(callFromThread=calls.append)
-        return open_log(LogSettings(format="json"), {"nodaemon": True, **options}, {}, reactor)
+        return open_log(LogSettings(format="json"), {"nodaemon": True, **options}, {})
 
     def test_other_observers_of_twistd_are_kept(self) -> None:
         self.assertIsNone(self.open(logger=object()))
         self.assertIsNone(self.open(syslog=True))
         self.assertIsNone(self.open(nodaemon=False, logfile="-"))
-        self.assertIsNone(open_log(LogSettings(), None, {}, None))
+        self.assertIsNone(open_log(LogSettings(), None, {}))
 
     def test_foreground_logs_to_stdout_unless_a_file_is_named(self) -> None:
         stream = io.StringIO()
@@ -315,30 +310,11 @@ class OptionTests(SynchronousTestCase):
             writer({"log_format": "hello", "log_namespace": "x"})
         self.assertEqual(len(stream.getvalue().splitlines()), 3)
 
-    def test_sigusr1_rotates_the_file_unless_the_signal_is_taken(self) -> None:
-        before = signal.getsignal(signal.SIGUSR1)
-        self.addCleanup(signal.signal, signal.SIGUSR1, before)
-        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-        path = Path(self.mktemp()).absolute()
-        writer = self.open(logfile=str(path))
-        assert writer is not None
-        writer({"log_format": "one", "log_namespace": "x"})
-        signal.raise_signal(signal.SIGUSR1)
-        (rotate,) = self.calls
-        rotate()
-        writer({"log_format": "two", "log_namespace": "x"})
-        self.assertEqual(json.loads(path.read_text())["message"], "two")
-        self.assertEqual(json.loads(Path(f"{path}.1").read_text())["message"], "one")
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        self.open(logfile=str(path))
-        self.assertIs(signal.getsignal(signal.SIGUSR1), signal.SIG_IGN)
-
     def test_background_logs_to_the_usual_file_of_twistd(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         here = Path.cwd()
         self.addCleanup(os.chdir, here)
-        self.addCleanup(signal.signal, signal.SIGUSR1, signal.getsignal(signal.SIGUSR1))
         os.chdir(folder)
         self.assertIsNotNone(self.open(nodaemon=False))
         self.assertEqual([path.name for path in Path().iterdir()], ["twistd.log"])

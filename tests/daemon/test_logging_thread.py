@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import signal
-import sys
-import threading
 from threading import Event, current_thread
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -49,15 +47,7 @@ class LineWriterTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.file = SlowFile()
         self.writer = LineWriter(self.file, lambda missing: f"{missing} missing")  # type: ignore[arg-type]
-        self.addCleanup(self.end)
-
-    def end(self) -> None:
-        """Have the thread end."""
-        self.file.gate.set()
-        for thread in threading.enumerate():
-            if thread.name == "log":
-                self.writer.enqueue_action(sys.exit)
-                thread.join(PATIENCE)
+        self.addCleanup(self.file.gate.set)
 
     def get_stuck(self) -> None:
         """Have the thread wait for the file, with one line."""
@@ -125,25 +115,6 @@ class LineWriterTests(SynchronousTestCase):
         self.file.error = None
         self.writer.write_line("second")
         self.assertEqual(self.file.lines, ["1 missing", "second"])
-
-    def test_rotation_happens_between_earlier_and_later_lines(self) -> None:
-        found: list[list[str]] = []
-        self.file.gate.set()
-        self.writer.write_line("one")
-        self.writer.enqueue_action(lambda: found.append(self.file.lines))
-        self.file.gate.clear()
-        self.get_stuck()
-        self.writer.enqueue_action(lambda: found.append(self.file.lines))
-        self.writer.write_line("last")
-        self.assertEqual(self.written(), ["one", "first", "last"])
-        self.assertEqual(found, [["one"], ["one", "first"]])
-
-    def test_failing_rotation_is_logged_and_ends_nothing(self) -> None:
-        self.get_stuck()
-        self.writer.enqueue_action(lambda: 1 / 0)
-        self.writer.write_line("last")
-        self.assertEqual(self.written(), ["first", "last"])
-        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
     def test_flush_waits_for_its_time_and_no_later_line(self) -> None:
         self.get_stuck()
