@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import errno
 import os
-from bisect import bisect_left, insort
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from operator import attrgetter
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
@@ -28,7 +26,6 @@ from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.internet.interfaces import IReactorThreads, IReactorTime
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from tawebeval.errors import EvaluationFailure
@@ -36,7 +33,6 @@ from tawebeval.errors import EvaluationFailure
 UNLIMITED_WAITERS = 2**62
 """Number of waiters of a queue whose waiters are bounded by something else."""
 
-_BATCH = 100  # calls that a thread makes one after the other
 _LONGEST = 60  # seconds between two trials
 
 K = TypeVar("K")
@@ -241,10 +237,7 @@ class _Call:
 
 @attrs.define(eq=False)
 class RetryQueue:
-    """Queue of the calls that raised OSError, in order; a few are repeated now and then.
-
-    Once a call has succeeded the others are repeated, too.
-    """
+    """Queue of the calls that raised OSError; they are repeated now and then, until one fails."""
 
     _threads: WorkerThreads
     _kept: deque[_Call] = attrs.field(factory=deque)
@@ -289,45 +282,25 @@ class RetryQueue:
         run_in_background(self._retry(), log, "defect: failed calls could not be retried")
 
     async def _retry(self) -> None:
+        has_progress = False
         try:
-            left, progress = len(self._kept), False
-            while left:
-                batch = [self._kept.popleft() for _ in range(min(left, _BATCH))]
-                left -= len(batch)
-                if not self._keep_failed(
-                    batch, await self._threads.run_in_thread(_make_all, batch)
-                ):
-                    break  # whatever all of these lack, the others lack, too
-                progress = True
-            self._delay = 1 if progress else min(2 * self._delay, _LONGEST)
+            for _ in range(len(self._kept)):
+                kept = self._kept.popleft()
+                try:
+                    await self._threads.run_in_thread(kept.call, *kept.arguments)
+                except OSError:
+                    self._kept.append(kept)  # behind the others, which may lack nothing
+                    break
+                except Exception:  # noqa: BLE001  (the other calls are still made)
+                    log.failure("defect: {what} has failed for good", what=kept.purpose)
+                else:
+                    has_progress = True
+                    log.info("{what} has succeeded now", what=kept.purpose)
+                    kept.on_success()
+            self._delay = 1 if has_progress else min(2 * self._delay, _LONGEST)
             self._left = self._delay - 1
         finally:
             self._is_busy = False
-
-    def _keep_failed(self, batch: Sequence[_Call], errors: Sequence[Exception | None]) -> bool:
-        """Keep the calls that failed; return whether any succeeded."""
-        outcomes = list(zip(batch, errors, strict=True))
-        self._kept += (call for call, error in outcomes if isinstance(error, OSError))
-        for call, error in outcomes:
-            if error is None:
-                log.info("{what} has succeeded now", what=call.purpose)
-                call.on_success()
-            elif not isinstance(error, OSError):
-                log.failure("defect: {what} has failed for good", Failure(error), what=call.purpose)
-        return None in errors
-
-
-def _make_all(calls: Sequence[_Call]) -> Sequence[Exception | None]:
-    """Make calls and return the error of each. Blocks."""
-    return [_make(call) for call in calls]
-
-
-def _make(call: _Call) -> Exception | None:
-    try:
-        call.call(*call.arguments)
-    except Exception as error:  # noqa: BLE001  (the other calls are still made)
-        return error
-    return None
 
 
 @attrs.define
@@ -379,34 +352,6 @@ def resolve_run_slot_count(configured: int) -> int:
     return configured or len(os.sched_getaffinity(0))
 
 
-@attrs.define(eq=False)
-class _Waiter:
-    """One waiter; `number` counts waiters in their order. `slot` is None for a reserved turn."""
-
-    name: str
-    number: int
-    line: _Line
-    slot: Deferred[None] | None = None
-
-
-@attrs.define(eq=False)
-class _Line:
-    """The waiters of one caller, in their order; those of `ready` wait for a slot now.
-
-    Of two callers, the one with the smaller `turn` is first.
-    """
-
-    caller: str
-    turn: int
-    waiters: list[_Waiter] = attrs.field(factory=list)
-    ready: list[_Waiter] = attrs.field(factory=list)
-    is_eligible: bool = False
-
-
-_get_number = attrgetter("number")
-_get_turn = attrgetter("turn")
-
-
 class FairQueue:
     """Queue for `taken_slot_count` slots, with at most `queued` waiters, fair between callers.
 
@@ -415,10 +360,6 @@ class FairQueue:
     sets no such limit.
 
     A waiter that is not ready can reserve its turn: others pass the waiter until `acquire_slot`.
-
-    With n waiters each method looks at a number of them that grows as log n; `find_waiter_position`
-    as the square root of n. Changes of the lists move at most 8 n bytes: with 10,000 callers a few
-    microseconds.
     """
 
     def __init__(
@@ -436,13 +377,11 @@ class FairQueue:
         self._running: dict[str, str] = {}  # callers by the names of holders
         self._suspended: dict[str, str] = {}  # likewise
         self._counts: Counter[str] = Counter()  # holders, also suspended ones, by caller
-        self._waiters: dict[str, _Waiter] = {}  # by name
-        self._lines: dict[str, _Line] = {}  # by caller; none is empty
-        # Both in the order of turns. Of `_eligible` each has a ready waiter, and may have one slot
-        # more of its share.
-        self._lines_by_length: dict[int, list[_Line]] = {}
-        self._eligible: list[_Line] = []
-        self._newest = 0  # turn or number of a waiter
+        self._callers: dict[str, str] = {}  # those of the waiters, by name
+        # By caller in the order of turns: the waiters in their order, with None for one that is not
+        # ready. None is empty. Unlike those of a dict, the first item is always found at once.
+        self._lines: OrderedDict[str, OrderedDict[str, Deferred[None] | None]] = OrderedDict()
+        self._call_count = 0
 
     @property
     def taken_slot_count(self) -> int:
@@ -452,7 +391,7 @@ class FairQueue:
     @property
     def waiter_count(self) -> int:
         """Number of waiters."""
-        return len(self._waiters)
+        return len(self._callers)
 
     @property
     def has_free_slot(self) -> bool:
@@ -468,7 +407,7 @@ class FairQueue:
         """Return whether one more waiter of `caller` would exceed `queued`."""
         # A waiter that is not ready waits beside free slots, which others may have meanwhile.
         free = self.slot_count - len(self._running) if self._may_run(caller) else 0
-        return len(self._waiters) >= self._queued + free
+        return len(self._callers) >= self._queued + free
 
     def is_caller_quota_exhausted(self, caller: str) -> bool:
         """Return whether one more waiter of `caller` would exceed `queued_per_caller`."""
@@ -476,46 +415,35 @@ class FairQueue:
         if self._queued_per_caller >= self._queued:
             return False
         free = self._running_per_caller - self._counts[caller] if self._may_run(caller) else 0
-        line = self._lines.get(caller)
-        return len(line.waiters if line else ()) >= self._queued_per_caller + free
+        return len(self._lines.get(caller, ())) >= self._queued_per_caller + free
 
     def _may_run(self, caller: str) -> bool:
-        return (
-            len(self._running) < self.slot_count and self._counts[caller] < self._running_per_caller
-        )
+        return self.has_free_slot and self._counts[caller] < self._running_per_caller
 
     def reserve_queue_place(self, holder: str, caller: str = "") -> None:
         """Wait without being ready: the turn counts from now; `acquire_slot` has to follow."""
-        line = self._lines.get(caller)
-        if line is None:
-            line = self._lines[caller] = _Line(caller, self._draw_number())
-        else:
-            self._take_out(line)
-        waiter = self._waiters[holder] = _Waiter(holder, self._draw_number(), line)
-        line.waiters.append(waiter)
-        self._put_back(line)
+        self._callers[holder] = caller
+        self._lines.setdefault(caller, OrderedDict())[holder] = None
 
     def acquire_slot(self, holder: str, caller: str = "") -> Deferred[None]:
         """Return a Deferred of a slot. Its cancellation ends the wait."""
-        reserved = holder in self._waiters
+        is_reserved = holder in self._callers
         # No waiter could use the slot then, except during a dispatch.
-        if not reserved and self._may_run(caller) and not self._is_dispatching:
+        if not is_reserved and self._may_run(caller) and not self._is_dispatching:
             self.take_slot_unconditionally(holder, caller)
             return succeed(None)
-        if not reserved:
+        if not is_reserved:
             self.reserve_queue_place(holder, caller)
-        waiter = self._waiters[holder]
-        slot = waiter.slot = Deferred(lambda _: self.release_slot(holder))
-        self._take_out(waiter.line)
-        insort(waiter.line.ready, waiter, key=_get_number)
-        self._put_back(waiter.line)
-        if reserved:
+        slot: Deferred[None] = Deferred(lambda _: self.release_slot(holder))
+        self._lines[self._callers[holder]][holder] = slot
+        if is_reserved:
             self._dispatch_slots()
         return slot
 
     async def run_in_turn(self, caller: str, call: Callable[[], Awaitable[T]]) -> T:
         """Return the result of an asynchronous call, which has a slot meanwhile."""
-        holder = f"call {self._draw_number()}"
+        self._call_count += 1
+        holder = f"call {self._call_count}"
         try:
             await self.acquire_slot(holder, caller)
             return await call()
@@ -525,54 +453,7 @@ class FairQueue:
     def take_slot_unconditionally(self, holder: str, caller: str = "") -> None:
         """Take a slot, whatever the bounds are."""
         self._running[holder] = caller
-        self._count_holder(caller, 1)
-
-    def _count_holder(self, caller: str, change: int) -> None:
-        line = self._lines.get(caller)
-        if line is not None:
-            self._take_out(line)
-        self._counts[caller] += change
-        if not self._counts[caller]:
-            del self._counts[caller]
-        if line is not None:
-            self._put_back(line)
-
-    def _draw_number(self) -> int:
-        self._newest += 1
-        return self._newest
-
-    def _take_out(self, line: _Line) -> None:
-        """Take a caller out of the orders, before a change."""
-        same = self._lines_by_length[len(line.waiters)]
-        _delete(same, line, _get_turn)
-        if not same:
-            del self._lines_by_length[len(line.waiters)]
-        if line.is_eligible:
-            _delete(self._eligible, line, _get_turn)
-
-    def _put_back(self, line: _Line) -> None:
-        """Put a caller into the orders again; forget a caller without waiters."""
-        if not line.waiters:
-            del self._lines[line.caller]
-            return
-        same = self._lines_by_length.setdefault(len(line.waiters), [])
-        insort(same, line, key=_get_turn)
-        is_below_limit = self._counts[line.caller] < self._running_per_caller
-        line.is_eligible = bool(line.ready) and is_below_limit
-        if line.is_eligible:
-            insort(self._eligible, line, key=_get_turn)
-
-    def _remove_waiter(self, waiter: _Waiter, *, has_turn: bool = False) -> None:
-        """Remove a waiter; if it `has_turn`, the other callers' turns come first."""
-        line = waiter.line
-        self._take_out(line)
-        del self._waiters[waiter.name]
-        _delete(line.waiters, waiter, _get_number)
-        if waiter.slot is not None:
-            _delete(line.ready, waiter, _get_number)
-        if has_turn:
-            line.turn = self._draw_number()
-        self._put_back(line)
+        self._counts[caller] += 1
 
     def release_slot_keep_quota(self, holder: str) -> None:
         """Give back the slot of `holder`, which counts for its caller until `release_slot`."""
@@ -581,14 +462,23 @@ class FairQueue:
 
     def release_slot(self, holder: str) -> None:
         """Give back the slot or the turn of `holder`, if it has one."""
-        if holder in self._waiters:
-            self._remove_waiter(self._waiters[holder])
+        if holder in self._callers:
+            self._remove_waiter(holder)
             return
         held = self._running if holder in self._running else self._suspended
         if holder not in held:
             return
-        self._count_holder(held.pop(holder), -1)
+        caller = held.pop(holder)
+        self._counts[caller] -= 1
+        if not self._counts[caller]:
+            del self._counts[caller]
         self._dispatch_slots()
+
+    def _remove_waiter(self, holder: str) -> None:
+        caller = self._callers.pop(holder)
+        del self._lines[caller][holder]
+        if not self._lines[caller]:
+            del self._lines[caller]
 
     def _dispatch_slots(self) -> None:
         """Give free slots to waiters.
@@ -600,14 +490,25 @@ class FairQueue:
             return
         self._is_dispatching = True
         try:
-            while self.has_free_slot and self._eligible:
-                waiter = self._eligible[0].ready[0]
-                assert waiter.slot is not None, "it is ready"
-                self._remove_waiter(waiter, has_turn=True)
-                self.take_slot_unconditionally(waiter.name, waiter.line.caller)
-                waiter.slot.callback(None)
+            while found := self._find_next_waiter():
+                holder, caller, slot = found
+                self._remove_waiter(holder)
+                if caller in self._lines:
+                    self._lines.move_to_end(caller)
+                self.take_slot_unconditionally(holder, caller)
+                slot.callback(None)
         finally:
             self._is_dispatching = False
+
+    def _find_next_waiter(self) -> tuple[str, str, Deferred[None]] | None:
+        """Return the waiter for a free slot, with its caller; None without one."""
+        if self.has_free_slot:
+            for caller, line in self._lines.items():
+                if self._counts[caller] < self._running_per_caller:
+                    for holder, slot in line.items():
+                        if slot is not None:
+                            return holder, caller, slot
+        return None
 
     def find_waiter_position(self, holder: str) -> int | None:
         """Return the number of waiters before `holder`, or None if `holder` does not wait.
@@ -615,21 +516,14 @@ class FairQueue:
         Later callers have their turns, too, and callers at their limit are passed over, so the
         number may change in both directions.
         """
-        waiter = self._waiters.get(holder)
-        if waiter is None:
+        if holder not in self._callers:
             return None
-        line = waiter.line
-        rounds = bisect_left(line.waiters, waiter.number, key=_get_number)
-        before = 0
-        # In each round before, each caller that has a waiter left takes a slot, `line` too; then
-        # each caller whose turn is earlier. n waiters have fewer than sqrt(2 n) lengths of lines.
-        for length, lines in self._lines_by_length.items():
-            before += len(lines) * min(length, rounds)
-            if length > rounds:
-                before += bisect_left(lines, line.turn, key=_get_turn)
+        own = self._callers[holder]
+        rounds = list(self._lines[own]).index(holder)
+        before, is_turn_before = 0, True
+        # In each round before, each caller that has a waiter left takes a slot, `own` too; then
+        # each caller whose turn is earlier.
+        for caller, line in self._lines.items():
+            is_turn_before = is_turn_before and caller != own
+            before += min(len(line), rounds + is_turn_before)
         return before
-
-
-def _delete(ordered: list[T], element: T, key: Callable[[T], int]) -> None:
-    """Delete an element from a list that is ordered by `key`."""
-    del ordered[bisect_left(ordered, key(element), key=key)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -127,43 +126,6 @@ class QueueTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.queue = FairQueue(2, 2)
 
-    def test_free_slots_are_given_at_once(self) -> None:
-        entered = [self.queue.acquire_slot(name) for name in "abcd"]
-        self.successResultOf(entered[0])
-        self.successResultOf(entered[1])
-        self.assertNoResult(entered[2])
-        self.queue.release_slot("b")
-        self.successResultOf(entered[2])
-        self.assertNoResult(entered[3])
-        self.queue.release_slot("c")
-        self.successResultOf(entered[3])
-
-    def test_queue_is_full_when_no_more_can_wait(self) -> None:
-        for name in "abcd":
-            self.assertFalse(self.queue.is_full())
-            self.queue.acquire_slot(name)
-        self.assertTrue(self.queue.is_full())
-        self.queue.release_slot("a")
-        self.assertFalse(self.queue.is_full())
-
-    def test_queue_without_waiters_is_full_when_slots_are_taken(self) -> None:
-        queue = FairQueue(1, 0)
-        self.assertFalse(queue.is_full())
-        self.successResultOf(queue.acquire_slot("a"))
-        self.assertTrue(queue.is_full())
-        queue.release_slot("a")
-        self.assertFalse(queue.is_full())
-
-    def test_position_is_the_number_of_waiters_before(self) -> None:
-        for name in "abcd":
-            self.queue.acquire_slot(name)
-        places = [self.queue.find_waiter_position(name) for name in ("a", "c", "d", "x")]
-        self.assertEqual(places, [None, 0, 1, None])
-        self.queue.release_slot("a")
-        self.assertEqual(
-            (self.queue.find_waiter_position("c"), self.queue.find_waiter_position("d")), (None, 0)
-        )
-
     def test_cancelled_waiter_makes_room(self) -> None:
         _, _, third, fourth = [self.queue.acquire_slot(name) for name in "abcd"]
         third.cancel()
@@ -174,15 +136,6 @@ class QueueTests(SynchronousTestCase):
         self.queue.release_slot("b")
         self.queue.release_slot("d")
         self.assertEqual(self.queue.find_waiter_position("c"), None)
-
-    def test_slot_released_at_once_goes_to_the_next_waiter(self) -> None:
-        for name in "ab":
-            self.queue.acquire_slot(name)
-        third = self.queue.acquire_slot("c").addCallback(lambda _: self.queue.release_slot("c"))
-        fourth = self.queue.acquire_slot("d")
-        self.queue.release_slot("a")
-        self.successResultOf(third)
-        self.successResultOf(fourth)
 
     def test_thousand_waiters_that_release_at_once_all_get_a_slot(self) -> None:
         for name in "ab":
@@ -229,20 +182,6 @@ class ShareTests(SynchronousTestCase):
         self.names(queue, "a0", "a1", "a2", "a3", "b1", "b2", "c1")
         self.assertEqual(self.order(queue), ["a1", "b1", "c1", "a2", "b2", "a3"])
 
-    def test_position_follows_the_turns(self) -> None:
-        queue = FairQueue(1, 100)
-        waiting = self.names(queue, "a0", "a1", "a2", "a3", "b1", "b2", "c1")
-        places = {name: queue.find_waiter_position(name) for name in waiting}
-        self.assertEqual(places, {n: i for i, n in enumerate(self.order(queue))})
-
-    def test_caller_takes_no_more_slots_than_its_share(self) -> None:
-        queue = FairQueue(3, 100, running_per_caller=2)
-        self.assertEqual(self.names(queue, "a1", "a2", "a3", "b1", "b2"), ["a3", "b2"])
-        queue.release_slot("b1")
-        self.assertEqual(self.entered, ["a1", "a2", "b1", "b2"])
-        queue.release_slot("a1")
-        self.assertEqual(self.entered[-1], "a3")
-
     def test_caller_takes_no_more_of_the_queue_than_its_share(self) -> None:
         queue = FairQueue(2, 3, running_per_caller=1, queued_per_caller=2)
         self.names(queue, "a1", "a2")
@@ -256,14 +195,6 @@ class ShareTests(SynchronousTestCase):
         self.assertEqual([queue.is_full(caller) for caller in "abc"], [True, True, True])
         queue.release_slot("a1")
         self.assertFalse(queue.is_caller_quota_exhausted("a"))
-
-    def test_share_as_large_as_the_queue_is_none(self) -> None:
-        for own in (0, 2, 5):
-            queue = FairQueue(1, 2, queued_per_caller=own)
-            self.names(queue, "a1", "a2", "a3")
-            self.assertEqual(
-                (queue.is_caller_quota_exhausted("a"), queue.is_full("a")), (False, True)
-            )
 
 
 class ReservationTests(SynchronousTestCase):
@@ -289,50 +220,6 @@ class ReservationTests(SynchronousTestCase):
         self.queue.release_slot("a3")
         self.queue.release_slot("a1")
         self.assertEqual(self.entered, ["a2", "a3", "a1", "a4"])
-
-    def test_caller_without_a_ready_waiter_keeps_its_turn(self) -> None:
-        self.enter("a1")
-        self.queue.reserve_queue_place("b1", "b")
-        self.enter("a2", "a3")
-        self.queue.release_slot("a1")
-        self.enter("b1")
-        self.queue.release_slot("a2")
-        self.assertEqual(self.entered, ["a1", "a2", "b1"])
-
-    def test_ready_waiter_gets_a_free_slot_at_once(self) -> None:
-        self.queue.reserve_queue_place("a1", "a")
-        self.assertEqual((self.queue.waiter_count, self.queue.find_waiter_position("a1")), (1, 0))
-        self.enter("a1")
-        self.assertEqual(self.entered, ["a1"])
-        self.assertEqual((self.queue.waiter_count, self.queue.taken_slot_count), (0, 1))
-
-    def test_reserved_turn_can_be_released(self) -> None:
-        for name in ("a1", "a2"):
-            self.queue.reserve_queue_place(name, "a")
-        self.queue.release_slot("a1")
-        place = self.queue.acquire_slot("a3", "a")
-        waiting = self.queue.acquire_slot("a2", "a")
-        waiting.cancel()
-        self.failureResultOf(waiting, CancelledError)
-        self.successResultOf(place)
-        self.queue.release_slot("a2")
-        self.queue.release_slot("nobody")
-        self.assertEqual((self.queue.waiter_count, self.queue.taken_slot_count), (0, 1))
-
-    def test_reserved_turn_counts_as_a_waiter(self) -> None:
-        queue = FairQueue(2, 2)
-        for number in range(4):
-            self.assertFalse(queue.is_full("a"))
-            queue.reserve_queue_place(f"a{number}", "a")
-        self.assertTrue(queue.is_full("a"))
-        queue = FairQueue(2, 3, running_per_caller=1, queued_per_caller=2)
-        for number in range(3):
-            self.assertFalse(queue.is_caller_quota_exhausted("a"))
-            queue.reserve_queue_place(f"a{number}", "a")
-        self.assertEqual(
-            [queue.is_caller_quota_exhausted(caller) for caller in "ab"], [True, False]
-        )
-        self.assertFalse(queue.is_full("b"))
 
     def test_suspended_slot_is_free_for_others(self) -> None:
         self.queue = FairQueue(2, 100, running_per_caller=1)
@@ -471,18 +358,3 @@ class GrowthTests(SynchronousTestCase):
 
         few, many = (count_calls(fill(count).release_slot, "holder") for count in (64, 4096))
         self.assertLessEqual(many, 2 * few)
-
-    def test_position_looks_at_few_waiters(self) -> None:
-        few, many = (
-            count_calls(self.fill(count, count).find_waiter_position, str(count - 1))
-            for count in (64, 4096)
-        )
-        self.assertLessEqual(many, 2 * few)
-        queue = FairQueue(1, 9999)
-        queue.acquire_slot("holder", "holder")
-        for caller in range(90):
-            for number in range(caller + 1):
-                queue.acquire_slot(f"{caller} {number}", str(caller))
-        # Each of the 90 lengths takes a search among one caller.
-        calls = count_calls(queue.find_waiter_position, "89 0")
-        self.assertLessEqual(calls, 8 * math.isqrt(2 * queue.waiter_count))
