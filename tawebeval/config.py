@@ -518,7 +518,6 @@ class HttpSettings(Section, frozen=True):
     connections_per_address: Annotated[int, Meta(ge=0, le=10**9)] = 200
     base_path: str = ""
     trusted_proxies: tuple[str, ...] = ()
-    client_header: Literal["X-Forwarded-For", "Forwarded"] = "X-Forwarded-For"
 
     def __post_init__(self) -> None:
         if not _BASE_PATH.fullmatch(self.base_path):
@@ -531,7 +530,7 @@ class HttpSettings(Section, frozen=True):
                 f".base_path: {self.base_path!r} begins with a path of the API; choose another path"
             )
         try:
-            TrustedProxies.parse(self.trusted_proxies, self.client_header)
+            TrustedProxies.parse(self.trusted_proxies)
         except ValueError as error:
             raise ValueError(
                 f".trusted_proxies: {error};"

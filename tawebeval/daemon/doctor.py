@@ -19,7 +19,7 @@ import attrs
 from twisted.internet.endpoints import serverFromString
 
 from tawebeval.config import CredentialSettings
-from tawebeval.core.forwarded_headers import TrustedProxies
+from tawebeval.core.forwarded_headers import CLIENT_HEADER, TrustedProxies
 from tawebeval.daemon import doctor_disk
 from tawebeval.daemon.doctor_disk import ExaminedDaemon, check_writers
 from tawebeval.daemon.reload import read_configuration
@@ -247,12 +247,12 @@ def _check_proxies(daemon: ExaminedDaemon) -> Results:
         yield from problems
     else:
         names = ", ".join(http.trusted_proxies)
-        yield f"{names}: clients' addresses are taken from {http.client_header}"
+        yield f"{names}: clients' addresses are taken from {CLIENT_HEADER}"
 
 
 def _find_proxy_problems(daemon: ExaminedDaemon) -> Iterator[SetupProblem]:
     http, callers = daemon.configuration.http, daemon.configuration.callers
-    proxies = TrustedProxies.parse(http.trusted_proxies, http.client_header)
+    proxies = TrustedProxies.parse(http.trusted_proxies)
     for network in proxies.find_public_networks():
         what = f"{network}: every host in this network can claim any client address"
         yield SetupProblem(what, "list only the proxies' addresses in http.trusted_proxies")

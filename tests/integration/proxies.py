@@ -175,16 +175,6 @@ class StrippingNginx(Nginx):
         return changed(own, {"proxy_pass http://tawebeval;": "proxy_pass http://tawebeval/;"})
 
 
-class ForwardingNginx(Nginx):
-    """nginx that tells who asks by the header of RFC 7239."""
-
-    def configuration(self, text: str, upstream: str, below: bool) -> str:
-        """Return the shipped configuration with the line for that in place of the usual one."""
-        usual = "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;"
-        text = variant(text, "proxy_set_header Forwarded $tawebeval_client;", usual)
-        return super().configuration(text, upstream, below)
-
-
 class HAProxy(Proxy):
     """HAProxy."""
 

@@ -117,13 +117,12 @@ PER_CLIENT = 100
 def settings(
     base_path: str = "",
     trusted: str = "127.0.0.1",
-    header: str = "X-Forwarded-For",
     more: str = "",
 ) -> str:
     """Return the configuration of a daemon behind a proxy."""
     return (
         f"{CONFIGURATION}\n[http]\nbase_path = '{base_path}'\n"
-        f"trusted_proxies = ['{trusted}']\nclient_header = '{header}'\n"
+        f"trusted_proxies = ['{trusted}']\n"
         f"connections_per_address = {PER_CLIENT}\n"
         f"[log]\nformat = 'json'\naccess = true\n{more}"
     )

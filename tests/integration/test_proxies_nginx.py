@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.integration.client import Client
-from tests.integration.proxies import BELOW, ForwardingNginx, Nginx, StrippingNginx
+from tests.integration.proxies import BELOW, Nginx, StrippingNginx
 from tests.integration.proxy_case import (
     AddressTests,
     FollowingTests,
@@ -73,12 +73,6 @@ class NginxBelowTests(PathTests, RefusalTests, ProxyTestCase):
             SSL_CERT_FILE=str(self.proxy.certificate),
         )
         self.assertEqual((done.returncode, done.stdout), (0, "hello\n"), done.stderr)
-
-
-class NginxForwardedTests(AddressTests, ProxyTestCase):
-    skip = lacking(Nginx)
-    proxy_type = ForwardingNginx
-    configuration = settings(header="Forwarded")
 
 
 class NginxStrippingTests(PathTests, ProxyTestCase):

@@ -13,6 +13,7 @@ from twisted.web.http_headers import Headers
 
 from tawebeval.config import HttpSettings
 from tawebeval.core.forwarded_headers import (
+    CLIENT_HEADER,
     TrustedProxies,
     canonicalize_address,
     compute_address_group,
@@ -64,7 +65,7 @@ class ClientAddressResolver:
     @classmethod
     def from_settings(cls, settings: HttpSettings) -> ClientAddressResolver:
         """Return the resolver for these settings."""
-        return cls(TrustedProxies.parse(settings.trusted_proxies, settings.client_header))
+        return cls(TrustedProxies.parse(settings.trusted_proxies))
 
     def identify_peer(self, address: IAddress | None) -> ConnectionPeer:
         """Return the other end of a connection from `address`."""
@@ -89,7 +90,7 @@ class ClientAddressResolver:
         """
         if peer.direct_client is not None:
             return peer.direct_client
-        values = get_header_values(headers, self.proxies.header)
+        values = get_header_values(headers, CLIENT_HEADER)
         said = self.proxies.find_client_address([value.decode("latin-1") for value in values])
         return (
             RemoteAddress(peer.address)
