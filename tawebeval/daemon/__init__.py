@@ -1,8 +1,8 @@
 """The daemon: builds all parts and connects them to twistd, systemd, Prometheus and the operator.
 
 `tap.makeService` is called by `twistd tawebeval` (and by `tawebeval serve`). It reads the
-configuration, opens the directories, drops the rights of root and calls `assembly.build_daemon`,
-which builds all parts, with one builder for each package, and returns a `services.Daemon`.
+configuration, opens the directories and calls `assembly.build_daemon`,
+which builds all parts (`DaemonBuilder`) and returns a `services.Daemon`.
 
 - Services: `services` has the service tree: `Daemon`, `EvaluationService`, the listeners and the
   timer. `startup.StartupChecks` starts first and stops last: directories, git, sandbox, threads.

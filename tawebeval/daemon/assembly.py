@@ -1,10 +1,11 @@
-"""Assembly of the daemon: construction of all parts, and the settings that a reload changes."""
+"""Assembly of the daemon: construction of all parts."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from time import time
 from typing import Any
 
@@ -27,7 +28,7 @@ from tawebeval.daemon.directories import (
     locate_archive,
 )
 from tawebeval.daemon.disk_sync import DiskSync
-from tawebeval.daemon.logging import LineWriter, LogWriter
+from tawebeval.daemon.logging import LogWriter
 from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
 from tawebeval.daemon.reload import ConfigurationFile, ReloadableConfiguration, ReloadService
 from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_periodic_timer
@@ -64,7 +65,6 @@ from tawebeval.sandbox.probe import open_helper_sandbox, open_sandbox
 from tawebeval.slurm.checks import check_shared_directories
 from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
 from tawebeval.slurm.commands import JobCounters, SlurmCommands
-from tawebeval.web.auth import Authentication
 from tawebeval.web.context import WebContext
 from tawebeval.web.links import EvaluationLinks
 from tawebeval.web.peers import make_peer_evaluation_lists
@@ -122,56 +122,323 @@ class ThreadPools:
         return [pool for pool in attrs.astuple(self, recurse=False) if pool is not None]
 
 
-@attrs.frozen
-class SharedDependencies:
-    """Parts that the builders of several packages need."""
+class DaemonBuilder:
+    """Builder of the daemon: each property builds one part when another part first needs it.
 
-    configuration: Configuration
-    directories: DaemonDirectories
-    reactor: Any
-    cgroups: CgroupManager
-    spawner: Spawner
-    thread_pools: ThreadPools
-    authentication: Authentication
-    sandbox: Sandbox
-    keyring: GitKeyring
-    store: EvaluationStore
-    left_evaluations: LeftEvaluations
+    `cgroups` are those of the daemon, `self.cgroups` those of evaluators, which the starter may
+    have. A reload replaces the configuration in `context`; `configuration` is that of the start.
+    """
 
+    def __init__(
+        self,
+        configuration: Configuration,
+        directories: DaemonDirectories,
+        reactor: Any,
+        cgroups: CgroupManager,
+    ) -> None:
+        self.configuration = configuration
+        self.directories = directories
+        self.reactor = reactor
+        self.pools = ThreadPools.create(reactor, has_archive=configuration.archive.enabled)
+        self.spawner = Spawner(reactor)
+        self.orphans = OrphanReaper(reactor, self.spawner)
+        self.credentials_directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
+        self.authentication = open_authentication(configuration, reactor)
+        self.store = EvaluationStore.open(
+            directories.state / STORE_NAME,
+            self.pools.store_threads,
+            self.pools.store_reader_threads,
+            reactor,
+        )
+        self.left_evaluations = LeftEvaluations(self.store.load_live())
+        self.trees, is_lasting = open_starter(configuration, os.environ, directories.state)
+        if is_lasting:
+            for found in describe_starter_limits(configuration, self.trees.starter):
+                if isinstance(found, SetupProblem):
+                    log.warn("the starter's {problem}", problem=str(found))
+            if self.trees.starter.cgroups:
+                cgroups = open_starter_cgroups(cgroups, self.trees.starter.cgroups)
+        self.cgroups = cgroups
+        # A job goes on without the daemon, its starter and srun.
+        self.is_lasting = is_lasting or do_jobs_outlive_daemon(configuration)
 
-@attrs.frozen
-class DaemonParts:
-    """The daemon's parts that a reload or the metrics need."""
+    @cached_property
+    def sandbox(self) -> Sandbox:
+        """The sandbox of this machine."""
+        files = self.directories.sandbox_files_directory
+        return open_sandbox(self.configuration, files, self.cgroups, self.orphans, self.trees)
 
-    repository_cache: RepositoryCache
-    evaluation_context: EvaluationContext
-    evaluation_registry: EvaluationRegistry
-    callbacks: CallbackQueue
-    monitoring: Monitoring
-    application: KleinApplication
-    site: ApiSite
+    @cached_property
+    def runner(self) -> Sandbox:
+        """What evaluators run in: the sandbox of this machine, or the nodes of a cluster."""
+        directories = self.directories
+        label = derive_daemon_label(directories.state)
+        commands = SlurmCommands(self.reactor, self.spawner)
+        if self.configuration.runner.kind == "local":
+            if self.left_evaluations.has_cluster_runs:
+                cancel_all_jobs(commands, self.reactor, label)
+            return self.sandbox
+        check_shared_directories(self.configuration, (directories.state, directories.repositories))
+        return SlurmSandbox.create(
+            self.configuration.runner,
+            self.sandbox,
+            commands,
+            self.pools.file_tree_threads,
+            self.reactor,
+            label,
+        )
 
-    def apply_settings(self, configuration: Configuration) -> None:
-        """Apply the environments and problems of a configuration."""
-        self.evaluation_context.configuration = configuration
+    @cached_property
+    def keyring(self) -> GitKeyring:
+        """The secrets for git servers."""
+        return GitKeyring(
+            self.configuration.repositories.credentials,
+            self.credentials_directory,
+            self.directories.identifier_mac_key,
+        )
 
-    def make_metrics(self, log_lines: LineWriter | None) -> DaemonMetrics:
-        """Return the metrics of the parts; `log_lines` is None if twistd writes the log."""
-        sandbox = self.evaluation_context.sandbox
-        jobs = sandbox.commands.counters if isinstance(sandbox, SlurmSandbox) else JobCounters()
-        return DaemonMetrics(
-            evaluation_context=self.evaluation_context,
-            repository_cache=self.repository_cache,
-            evaluation_registry=self.evaluation_registry,
+    @cached_property
+    def repositories(self) -> RepositoryCache:
+        """The cache of repositories, with git and its rules for hosts."""
+        settings, directories = self.configuration.repositories, self.directories
+        threads = self.pools.file_tree_threads
+        policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
+        remotes = RemoteResolver(
+            CheckedResolver(policy, self.pools.repository_resolver, self.reactor),
+            (directories.repositories, directories.uploads, directories.evaluations),
+            settings.protocols,
+        )
+        git = GitRunner(
+            self.reactor,
+            self.spawner,
+            settings.protocols,
+            settings.memory,
+            open_helper_sandbox(self.sandbox, directories.sandbox_files_directory),
+            self.cgroups.git_procs_files,
+            self.cgroups.evaluator_niceness,
+        )
+        limits = FetchLimits(
+            self.reactor,
+            timeout=settings.fetch_timeout,
+            max_bytes=settings.fetch_bytes,
+            tree_limits=TreeLimits(MAX_TREE_FILES, settings.tree_bytes, MAX_SUBMODULES),
+        )
+        tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
+        return RepositoryCache(
+            directories.repositories,
+            git,
+            threads,
+            remotes,
+            limits,
+            self.keyring,
+            capacity=settings.cache,
+            lfs=LfsClient(self.reactor, tls_policy, threads, remotes, settings.fetch_timeout),
+        )
+
+    @cached_property
+    def archive(self) -> EvaluationArchive | None:
+        """The archive, None if `archive.enabled` is not set."""
+        settings, pools = self.configuration.archive, self.pools
+        if pools.archive_threads is None or pools.archive_reader_threads is None:
+            return None
+        return EvaluationArchive(
+            locate_archive(settings, self.directories.state),
+            settings,
+            # More than the daemon needs to be ready.
+            self.configuration.limits.free_disk_for_readiness * 9 // 8,
+            self.store,
+            pools.archive_threads,
+            pools.archive_reader_threads,
+            format_rfc3339_time,
+        )
+
+    @cached_property
+    def context(self) -> EvaluationContext:
+        """What all evaluations share."""
+        configuration, reactor, pools = self.configuration, self.reactor, self.pools
+        fetches = configuration.repositories.fetches
+        return EvaluationContext(
+            configuration=configuration,
+            clock=reactor,
+            generate_random_bytes=os.urandom,
+            worker_threads=pools.file_tree_threads,
+            spawner=self.spawner,
+            checkout_source=self.repositories,
+            sandbox=self.runner,
+            limit_monitor=LimitMonitor(
+                reactor, pools.limit_monitor_threads, pools.file_count_threads
+            ),
+            # The servers of one caller may be slow, so a caller has half of the slots at most.
+            fetch_slots=FairQueue(
+                fetches,
+                UNLIMITED_WAITERS,
+                0 if self.authentication.is_token_optional else (fetches + 1) // 2,
+            ),
+            event_memory=EventMemory(configuration.buffers.total),
+            unread_events=make_unread_events_share(configuration.buffers.disk),
+            segment_loader=SegmentLoader(pools.file_tree_threads),
+            store=self.store,
+            archive=self.archive,
+        )
+
+    @cached_property
+    def callbacks(self) -> CallbackQueue:
+        """The webhooks on their way."""
+        return make_callback_queue(
+            self.configuration.callbacks,
+            os.environ,
+            self.pools.callback_resolver,
+            self.reactor,
+            os.urandom,
+            time,
+            has_one_caller=self.authentication.is_token_optional,
+        )
+
+    @cached_property
+    def registry(self) -> EvaluationRegistry:
+        """All evaluations."""
+        evaluations, callers = self.configuration.evaluations, self.configuration.callers
+        has_callers = not self.authentication.is_token_optional
+        bounds = (
+            resolve_run_slot_count(evaluations.running),
+            evaluations.queued,
+            callers.running if has_callers else 0,
+            callers.queued if has_callers else 0,
+        )
+        identities = IdentifierIssuer(
+            self.directories.identifier_mac_key, os.urandom, self.configuration.service.name
+        )
+        return EvaluationRegistry(
+            self.context, identities, bounds, self.directories.evaluations, self.callbacks
+        )
+
+    @cached_property
+    def monitoring(self) -> Monitoring:
+        """Metrics, readiness and access log."""
+        disks = self.pools.disk_check_threads
+        return Monitoring.create(self.directories, self.registry, self.context, disks)
+
+    @cached_property
+    def application(self) -> KleinApplication:
+        """The API."""
+        links = EvaluationLinks(
+            self.store,
+            LinkSigner(self.directories.identifier_mac_key),
+            self.authentication,
+            self.reactor,
+            time,
+            os.urandom,
+        )
+        context = WebContext(
+            self.registry,
+            upload_directory=self.directories.uploads,
+            random_bytes=os.urandom,
+            authentication=self.authentication,
+            clock=self.reactor,
+            upload_threads=self.pools.upload_threads,
+            peer_lists=make_peer_evaluation_lists(self.pools.peer_daemon_resolver, self.reactor),
+            links=links,
+            health_and_metrics=self.monitoring.health_and_metrics,
+            request_log=self.monitoring.request_log,
+        )
+        return KleinApplication(context)
+
+    @cached_property
+    def site(self) -> ApiSite:
+        """The web server."""
+        return make_site(self.application, self.reactor)
+
+    @cached_property
+    def startup(self) -> StartupChecks:
+        """The service that starts first and stops last."""
+        return StartupChecks(
+            self.directories,
+            self.cgroups,
+            self.sandbox,
+            self.pools.list_pools(),
+            self.configuration,
+            self.left_evaluations,
+        )
+
+    @cached_property
+    def evaluations(self) -> EvaluationService:
+        """The service of the evaluations."""
+        return EvaluationService(
+            self.registry,
+            self.repositories,
+            self.callbacks,
+            self.context,
+            self.left_evaluations.rows,
+            self.directories.uploads,
+            self.sandbox.writable_trees,
+            is_lasting=self.is_lasting,
+        )
+
+    def register_metrics(self, log_writer: LogWriter | None) -> None:
+        """Register the metrics of all parts; `log_writer` is None if twistd writes the log."""
+        runner = self.runner
+        metrics = DaemonMetrics(
+            evaluation_context=self.context,
+            repository_cache=self.repositories,
+            evaluation_registry=self.registry,
             callbacks=self.callbacks,
             request_log=self.monitoring.request_log,
             route_table=self.application.routes,
             connection_limits=self.site.connection_limits,
             reactor_lag=self.monitoring.reactor_lag,
             find_unreadiness_reasons=self.monitoring.readiness.find_unreadiness_reasons,
-            line_writer=log_lines,
-            archive=self.evaluation_context.archive,
-            slurm_jobs=jobs,
+            line_writer=log_writer.line_writer if log_writer else None,
+            archive=self.archive,
+            slurm_jobs=(
+                runner.commands.counters if isinstance(runner, SlurmSandbox) else JobCounters()
+            ),
+        )
+        self.monitoring.metrics.register(metrics)
+
+    def make_timers(self) -> Iterator[Service]:
+        """Yield the services that make periodic calls."""
+        sync = DiskSync(
+            self.store, self.directories.state, self.pools.disk_check_threads, self.reactor
+        )
+        calls = (
+            self.registry.expire_evaluations,
+            self.orphans.reap_ended_orphans,
+            self.context.cleanup_queue.retry_next_calls,
+            self.repositories.start_removal_of_leftovers,
+            self.monitoring.readiness.check_disks,
+            sync.sync_if_due,
+        )
+        yield make_periodic_timer(calls, self.reactor)
+        if self.archive is not None:
+            yield make_periodic_timer((self.archive.begin_removal,), self.reactor, _REMOVAL_PERIOD)
+
+    def make_reload_services(
+        self, daemon: Daemon, file: ConfigurationFile, notifier: SystemdNotifier
+    ) -> Iterator[Service]:
+        """Yield the services that reload `file` and the files that it names."""
+        on_reload = (daemon.apply_log_level, self.startup.lock_environments)
+        sources = (
+            ReloadableConfiguration(file, self.context, on_reload),
+            self.callbacks,
+            self.authentication,
+            self.monitoring.metrics_authentication,
+            self.keyring,
+        )
+        reloader = ReloadService(sources, self.credentials_directory, notifier, self.reactor)
+        yield reloader
+        path = find_control_socket(os.environ)
+        if path is not None:
+            yield ControlSocket(path, reloader.reload_files, self.reactor)
+
+    def make_watchdog(self, notifier: SystemdNotifier) -> Watchdog:
+        """Return the service that reports to systemd."""
+        queue = self.registry.run_queue
+        return Watchdog(
+            notifier,
+            lambda: (queue.taken_slot_count, queue.waiter_count),
+            self.monitoring.health_and_metrics.find_unreadiness_reasons,
+            lambda: compute_stop_timeout(self.context.configuration),
+            self.reactor,
         )
 
 
@@ -183,319 +450,27 @@ def build_daemon(
     file: ConfigurationFile | None = None,
     log_writer: LogWriter | None = None,
 ) -> Daemon:
-    """Build the daemon, which drops its privileges before it starts any program.
+    """Build the daemon.
 
     `file` is the configuration file for a reload, `log_writer` as for `Daemon`. Raises:
     ConfigurationError, for an invalid endpoint, unreadable tokens or secrets, an exposed endpoint
     without tokens, or a missing sandbox.
     """
-    pools = ThreadPools.create(reactor, has_archive=configuration.archive.enabled)
-    spawn = Spawner(reactor)
-    access = open_authentication(configuration, reactor)
-    orphans = OrphanReaper(reactor, spawn)
-    store = EvaluationStore.open(
-        directories.state / STORE_NAME,
-        pools.store_threads,
-        pools.store_reader_threads,
-        reactor,
-    )
-    left = LeftEvaluations(store.load_live())
-    trees, is_lasting = open_starter(configuration, os.environ, directories.state)
-    if is_lasting:
-        for found in describe_starter_limits(configuration, trees.starter):
-            if isinstance(found, SetupProblem):
-                log.warn("the starter's {problem}", problem=str(found))
-        if trees.starter.cgroups:
-            cgroups = open_starter_cgroups(cgroups, trees.starter.cgroups)
-    # A job goes on without the daemon, its starter and srun.
-    is_lasting = is_lasting or do_jobs_outlive_daemon(configuration)
-    sandbox = open_sandbox(
-        configuration, directories.sandbox_files_directory, cgroups, orphans, trees
-    )
-    credentials = os.environ.get("CREDENTIALS_DIRECTORY", "")
-    keyring = GitKeyring(
-        configuration.repositories.credentials, credentials, directories.identifier_mac_key
-    )
-    parts = _make_parts(
-        SharedDependencies(
-            configuration,
-            directories,
-            reactor,
-            cgroups,
-            spawn,
-            pools,
-            access,
-            sandbox,
-            keyring,
-            store,
-            left,
-        )
-    )
-    registry, repositories, monitoring = (
-        parts.evaluation_registry,
-        parts.repository_cache,
-        parts.monitoring,
-    )
-    startup = StartupChecks(
-        directories,
-        cgroups,
-        sandbox,
-        pools.list_pools(),
-        configuration,
-        left,
-    )
-    evaluations = EvaluationService(
-        registry,
-        repositories,
-        parts.callbacks,
-        parts.evaluation_context,
-        left.rows,
-        directories.uploads,
-        sandbox.writable_trees,
-        is_lasting=is_lasting,
-    )
-    daemon = Daemon(startup, evaluations, parts.site, reactor, log_writer)
-    lines = log_writer.line_writer if log_writer else None
-    monitoring.metrics.register(parts.make_metrics(lines))
+    parts = DaemonBuilder(configuration, directories, reactor, cgroups)
+    daemon = Daemon(parts.startup, parts.evaluations, parts.site, reactor, log_writer)
+    parts.register_metrics(log_writer)
     notifier = find_notifier(os.environ)
     endpoints = dict.fromkeys(configuration.listen)  # without duplicates
-    on_reload = (parts.apply_settings, daemon.apply_log_level, startup.lock_environments)
-    reload = ReloadableConfiguration(file or ConfigurationFile(), configuration, on_reload)
-    sources = (reload, parts.callbacks, access, monitoring.metrics_authentication, keyring)
-    reloader = ReloadService(sources, credentials, notifier, reactor)
-    calls = (
-        registry.expire_evaluations,
-        orphans.reap_ended_orphans,
-        parts.evaluation_context.cleanup_queue.retry_next_calls,
-        repositories.start_removal_of_leftovers,
-        monitoring.readiness.check_disks,
-        DiskSync(store, directories.state, pools.disk_check_threads, reactor).sync_if_due,
+    services = chain(
+        parts.make_reload_services(daemon, file or ConfigurationFile(), notifier),
+        (parts.monitoring.reactor_lag, parts.monitoring.sandbox_probe),
+        parts.make_timers(),
+        (make_listener(each, parts.site, reactor, configuration.http) for each in endpoints),
+        (parts.make_watchdog(notifier),),
     )
-    for part in (
-        *_reload_services(reloader, reactor),
-        monitoring.reactor_lag,
-        monitoring.sandbox_probe,
-        make_periodic_timer(calls, reactor),
-        *_make_archive_timers(parts.evaluation_context.archive, reactor),
-        *(make_listener(one, parts.site, reactor, configuration.http) for one in endpoints),
-        _make_watchdog(notifier, parts, reactor),
-    ):
-        part.setServiceParent(daemon)
-    if access.is_token_optional:
+    for each in services:
+        each.setServiceParent(daemon)
+    if parts.authentication.is_token_optional:
         for problem in find_exposed_endpoints(configuration):
             log.warn("{problem}", problem=str(problem))
     return daemon
-
-
-def _make_parts(base: SharedDependencies) -> DaemonParts:
-    configuration, directories, reactor = base.configuration, base.directories, base.reactor
-    running = resolve_run_slot_count(configuration.evaluations.running)
-    repositories = _make_repositories(base, _make_remotes(base))
-    context = _make_context(base, repositories, _make_archive(base))
-    callbacks = make_callback_queue(
-        configuration.callbacks,
-        os.environ,
-        base.thread_pools.callback_resolver,
-        reactor,
-        os.urandom,
-        time,
-        has_one_caller=base.authentication.is_token_optional,
-    )
-    slots = (running, *_queue_bounds(configuration, base.authentication))
-    identities = IdentifierIssuer(
-        directories.identifier_mac_key, os.urandom, configuration.service.name
-    )
-    registry = EvaluationRegistry(context, identities, slots, directories.evaluations, callbacks)
-    monitoring = Monitoring.create(
-        directories, registry, context, base.thread_pools.disk_check_threads
-    )
-    application = _make_application(base, registry, monitoring)
-    return DaemonParts(
-        repositories,
-        context,
-        registry,
-        callbacks,
-        monitoring,
-        application,
-        make_site(application, reactor),
-    )
-
-
-def _make_remotes(base: SharedDependencies) -> RemoteResolver:
-    settings, directories = base.configuration.repositories, base.directories
-    policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
-    return RemoteResolver(
-        CheckedResolver(policy, base.thread_pools.repository_resolver, base.reactor),
-        (directories.repositories, directories.uploads, directories.evaluations),
-        settings.protocols,
-    )
-
-
-def _make_repositories(base: SharedDependencies, remotes: RemoteResolver) -> RepositoryCache:
-    settings, directories = base.configuration.repositories, base.directories
-    git = GitRunner(
-        base.reactor,
-        base.spawner,
-        settings.protocols,
-        settings.memory,
-        open_helper_sandbox(base.sandbox, directories.sandbox_files_directory),
-        base.cgroups.git_procs_files,
-        base.cgroups.evaluator_niceness,
-    )
-    limits = FetchLimits(
-        base.reactor,
-        timeout=settings.fetch_timeout,
-        max_bytes=settings.fetch_bytes,
-        tree_limits=TreeLimits(MAX_TREE_FILES, settings.tree_bytes, MAX_SUBMODULES),
-    )
-    return RepositoryCache(
-        directories.repositories,
-        git,
-        base.thread_pools.file_tree_threads,
-        remotes,
-        limits,
-        base.keyring,
-        capacity=settings.cache,
-        lfs=_make_lfs_client(base, remotes),
-    )
-
-
-def _make_lfs_client(base: SharedDependencies, remotes: RemoteResolver) -> LfsClient:
-    return LfsClient(
-        base.reactor,
-        CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS()),
-        base.thread_pools.file_tree_threads,
-        remotes,
-        base.configuration.repositories.fetch_timeout,
-    )
-
-
-def _make_context(
-    base: SharedDependencies,
-    repositories: RepositoryCache,
-    archive: EvaluationArchive | None,
-) -> EvaluationContext:
-    configuration, reactor, pools = base.configuration, base.reactor, base.thread_pools
-    fetches = configuration.repositories.fetches
-    return EvaluationContext(
-        configuration=configuration,
-        clock=reactor,
-        generate_random_bytes=os.urandom,
-        worker_threads=pools.file_tree_threads,
-        spawner=base.spawner,
-        checkout_source=repositories,
-        sandbox=_open_runner(base),
-        limit_monitor=LimitMonitor(reactor, pools.limit_monitor_threads, pools.file_count_threads),
-        # The servers of one caller may be slow, so a caller has half of the slots at most.
-        fetch_slots=FairQueue(
-            fetches,
-            UNLIMITED_WAITERS,
-            0 if base.authentication.is_token_optional else (fetches + 1) // 2,
-        ),
-        event_memory=EventMemory(configuration.buffers.total),
-        unread_events=make_unread_events_share(configuration.buffers.disk),
-        segment_loader=SegmentLoader(pools.file_tree_threads),
-        store=base.store,
-        archive=archive,
-    )
-
-
-def _open_runner(base: SharedDependencies) -> Sandbox:
-    """Return what evaluators run in: the daemon's own sandbox, or the nodes of a cluster."""
-    directories = base.directories
-    label = derive_daemon_label(directories.state)
-    commands = SlurmCommands(base.reactor, base.spawner)
-    if base.configuration.runner.kind == "local":
-        if base.left_evaluations.has_cluster_runs:
-            cancel_all_jobs(commands, base.reactor, label)
-        return base.sandbox
-    check_shared_directories(base.configuration, (directories.state, directories.repositories))
-    return SlurmSandbox.create(
-        base.configuration.runner,
-        base.sandbox,
-        commands,
-        base.thread_pools.file_tree_threads,
-        base.reactor,
-        label,
-    )
-
-
-def _make_archive(base: SharedDependencies) -> EvaluationArchive | None:
-    """Return the archive, None if `archive.enabled` is not set."""
-    settings, pools = base.configuration.archive, base.thread_pools
-    if pools.archive_threads is None or pools.archive_reader_threads is None:
-        return None
-    return EvaluationArchive(
-        locate_archive(settings, base.directories.state),
-        settings,
-        _compute_archive_reserve(base.configuration),
-        base.store,
-        pools.archive_threads,
-        pools.archive_reader_threads,
-        format_rfc3339_time,
-    )
-
-
-def _make_archive_timers(archive: EvaluationArchive | None, reactor: Any) -> Iterator[Service]:
-    """Yield the service that removes old evaluations, if there is an archive."""
-    if archive is not None:
-        yield make_periodic_timer((archive.begin_removal,), reactor, _REMOVAL_PERIOD)
-
-
-def _compute_archive_reserve(configuration: Configuration) -> int:
-    """Return the bytes that the archive leaves free: the daemon stays ready."""
-    return configuration.limits.free_disk_for_readiness * 9 // 8
-
-
-def _make_application(
-    base: SharedDependencies, registry: EvaluationRegistry, monitoring: Monitoring
-) -> KleinApplication:
-    context = WebContext(
-        registry,
-        upload_directory=base.directories.uploads,
-        random_bytes=os.urandom,
-        authentication=base.authentication,
-        clock=base.reactor,
-        upload_threads=base.thread_pools.upload_threads,
-        peer_lists=make_peer_evaluation_lists(base.thread_pools.peer_daemon_resolver, base.reactor),
-        links=_make_links(base),
-        health_and_metrics=monitoring.health_and_metrics,
-        request_log=monitoring.request_log,
-    )
-    return KleinApplication(context)
-
-
-def _make_links(base: SharedDependencies) -> EvaluationLinks:
-    directories = base.directories
-    return EvaluationLinks(
-        base.store,
-        LinkSigner(directories.identifier_mac_key),
-        base.authentication,
-        base.reactor,
-        time,
-        os.urandom,
-    )
-
-
-def _reload_services(reloader: ReloadService, reactor: Any) -> Iterator[Service]:
-    yield reloader
-    path = find_control_socket(os.environ)
-    if path is not None:
-        yield ControlSocket(path, reloader.reload_files, reactor)
-
-
-def _make_watchdog(notifier: SystemdNotifier, parts: DaemonParts, reactor: Any) -> Watchdog:
-    queue = parts.evaluation_registry.run_queue
-    return Watchdog(
-        notifier,
-        lambda: (queue.taken_slot_count, queue.waiter_count),
-        parts.monitoring.health_and_metrics.find_unreadiness_reasons,
-        lambda: compute_stop_timeout(parts.evaluation_context.configuration),
-        reactor,
-    )
-
-
-def _queue_bounds(configuration: Configuration, access: Authentication) -> tuple[int, int, int]:
-    """Return the limits of queued, and per caller of running and queued; 0 means no limit."""
-    callers, queued = configuration.callers, configuration.evaluations.queued
-    return (queued, 0, 0) if access.is_token_optional else (queued, callers.running, callers.queued)

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import msgspec
@@ -128,16 +128,22 @@ class ConfigurationFile:
         return read_configuration(self.path, self.listen_options)
 
 
+class ConfigurationHolder(Protocol):
+    """Owner of the configuration in force: the context of all evaluations."""
+
+    configuration: Configuration
+
+
 @attrs.define
 class ReloadableConfiguration:
-    """Reload of the configuration file.
+    """Reload of the configuration file, which replaces the configuration of `holder`.
 
-    `running` is the configuration in force. It differs from the file if the daemon has too few
-    descriptors: then it has fewer connections. Each of `on_reload` is called with the new one.
+    The configuration in force differs from the file if the daemon has too few descriptors: then it
+    has fewer connections. Each of `on_reload` is called with the new one.
     """
 
     _file: ConfigurationFile
-    _running: Configuration
+    _holder: ConfigurationHolder
     _on_reload: Sequence[Callable[[Configuration], None]]
 
     def list_reloadable_files(self) -> Sequence[ReloadableFiles[Configuration]]:
@@ -145,13 +151,13 @@ class ReloadableConfiguration:
         path = self._file.path
         if path is None:
             return ()
-        problems = self._running.evaluations.problems
+        problems = self._holder.configuration.evaluations.problems
         paths = (path, Path(problems)) if problems else (path,)
         return (ReloadableFiles("the configuration", paths, self._read, self._apply, self._notes),)
 
     def _read(self) -> Configuration:
         wanted = self._file.read_configuration()
-        following = merge_reloadable_settings(self._running, wanted)
+        following = merge_reloadable_settings(self._holder.configuration, wanted)
         check_environments(following, self._file.path, os.environ)
         if following.environments and following.sandbox.kind == "none":
             raise ConfigurationError(
@@ -171,9 +177,10 @@ class ReloadableConfiguration:
             ) from None
 
     def _apply(self, wanted: Configuration) -> None:
-        self._running = merge_reloadable_settings(self._running, wanted)
+        running = merge_reloadable_settings(self._holder.configuration, wanted)
+        self._holder.configuration = running
         for callback in self._on_reload:
-            callback(self._running)
+            callback(running)
 
     def _notes(self, wanted: Configuration) -> Sequence[str]:
         before = merge_reloadable_settings(self._file.initial_configuration, wanted)

@@ -288,7 +288,8 @@ class ServiceTests(SynchronousTestCase):
         ((calls, reactor),) = made
         self.assertIs(reactor, self.reactor)
         names = (
-            "expire_evaluations reap_ended_orphans retry_next_calls check_disks sync_if_due"
+            "expire_evaluations reap_ended_orphans retry_next_calls start_removal_of_leftovers"
+            " check_disks sync_if_due"
         )
         self.assertEqual([call.__name__ for call in calls], names.split())
         self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)

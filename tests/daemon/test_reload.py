@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -130,7 +131,9 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.file.write_text(text)
         written = read_configuration(self.file)
         file = ConfigurationFile(self.file, (), written)
-        configuration_reload = ReloadableConfiguration(file, written, (self.taken.append,))
+        configuration_reload = ReloadableConfiguration(
+            file, SimpleNamespace(configuration=written), (self.taken.append,)
+        )
         self.reloader = ReloadService(
             [configuration_reload], "", FakeNotifier("/notify"), MemoryReactor()
         )
@@ -201,7 +204,9 @@ class ConfigurationReloadTests(SynchronousTestCase):
         started = read_configuration(file)
         self.assertEqual(set(started.problems), {"one", "two"})
         (reloadable,) = ReloadableConfiguration(
-            ConfigurationFile(file, (), started), started, (seen.append,)
+            ConfigurationFile(file, (), started),
+            SimpleNamespace(configuration=started),
+            (seen.append,),
         ).list_reloadable_files()
         self.assertEqual(reloadable.paths, (file, problems))
         problems.write_text(f"[three]\n{table}")
@@ -236,7 +241,9 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.assertRaises(ConfigurationError, read_configuration, file)
 
     def test_defaults_are_not_reloaded(self) -> None:
-        configuration_reload = ReloadableConfiguration(ConfigurationFile(), Configuration(), ())
+        configuration_reload = ReloadableConfiguration(
+            ConfigurationFile(), SimpleNamespace(configuration=Configuration()), ()
+        )
         self.assertEqual(configuration_reload.list_reloadable_files(), ())
 
 
