@@ -50,15 +50,6 @@ class DefaultTests(SynchronousTestCase):
         self.assertEqual(parse_configuration(""), Configuration())
         self.assertEqual(parse_configuration("[limits]\n[polls]"), Configuration())
 
-    def test_defaults_listen_on_this_machine_and_fetch_over_https(self) -> None:
-        configuration = Configuration()
-        self.assertEqual(configuration.listen, ("tcp:8080:interface=127.0.0.1",))
-        self.assertEqual(configuration.repositories.protocols, ("https",))
-        self.assertEqual(configuration.evaluations.environment, {})
-
-    def test_evaluations_that_nobody_asks_for_are_retained_for_15_minutes(self) -> None:
-        self.assertEqual(Configuration().evaluations.retain, 15 * 60)
-
     def test_defaults_are_in_their_ranges(self) -> None:
         written = msgspec.to_builtins(Configuration())
         self.assertEqual(msgspec.convert(written, Configuration), Configuration())
@@ -238,10 +229,7 @@ class EnvironmentTests(RefusalTestCase):
     def test_error_names_the_environment_and_the_key(self) -> None:
         for text, start in (
             ("environments = 1", "environments: 1 is not allowed"),
-            (
-                "environments.x = 1",
-                "environments.x: 1 is not allowed; write a table, such as [environments.x]",
-            ),
+            ("environments.x = 1", "environments.x: 1 is not allowed; write a table"),
             ("[environments.x]", "environments.x: root is required"),
             ("[environments.x]\nroot = 'a'", "environments.x.root: 'a' should be an absolute path"),
             ("[environments.'x.y']\nroot = 1", 'environments."x.y".root: 1 is not allowed'),
@@ -324,10 +312,7 @@ class ProblemTests(RefusalTestCase):
             (self.problem + "branch = 'main'", "problems.b: set either commit or branch"),
             ("repository = 'x'\ncommand = 'y'", "problems.b: set either commit or branch"),
             ("command = 'y'", "problems.b: repository is required"),
-            (
-                self.problem + "title = 1",
-                'problems.b.title: 1 is not allowed; write a text in quotes, such as title = "1"',
-            ),
+            (self.problem + "title = 1", "problems.b.title: 1 is not allowed; write a text in"),
             (self.problem + "title = 'a\\u0007'".replace("'", '"'), "problems.b.title: "),
             (self.problem + "fields = ['A']", "problems.b.fields[0]: 'A' should be NAME of"),
             (self.problem + "extensions = ['.py']", "problems.b.extensions[0]: '.py' should be"),
@@ -372,7 +357,7 @@ class ProblemTests(RefusalTestCase):
         for text, start in (
             (f"[a]\n{self.problem}", "problems.a: the configuration has this problem, too"),
             (f"[b]\n{self.problem}commit = 1", "the file is not TOML"),
-            ("b = 1", "problems.b: 1 is not allowed; write a table, such as [problems.b]"),
+            ("b = 1", "problems.b: 1 is not allowed; write a table"),
             (f"[b]\n{self.problem}fields = ['A']", "problems.b.fields[0]: "),
         ):
             error = self.assertRaises(ConfigurationError, add_problems, one, text)
@@ -432,111 +417,56 @@ class ErrorTests(RefusalTestCase):
                 self.assertTrue(str(error).startswith(path), str(error))
 
     def test_wrong_type_names_the_path_and_the_right_form(self) -> None:
-        for text, start in (
-            ("limits = 1", "limits: 1 is not allowed; write a table, such as [limits]"),
-            ("[limits.disk]\nsize = 1", "limits.disk: {'size': 1} is not a size; write"),
+        for text, message in (
+            ("limits = 1", "limits: 1 is not allowed; write a table"),
             (
                 "[limits]\ndisk = '2 MB'",
-                "limits.disk: '2 MB' is not a size; write a number of bytes, or a text",
+                (
+                    "limits.disk: '2 MB' is not a size; write a number of bytes, or a text with K,"
+                    ' M, G or T, such as "256M"'
+                ),
             ),
-            ("[limits]\ndisk = true", "limits.disk: true is not a size; write a number"),
-            (
-                "[limits]\ndisk = 2048.0",
-                "limits.disk: 2048.0 is not a size; write a number",
-            ),
-            (
-                "[limits]\ndisk = 1979-05-27",
-                "limits.disk: 1979-05-27 is not a size; write",
-            ),
-            (
-                "[limits]\nwall_clock = '5'",
-                "limits.wall_clock: '5' is not allowed; write a number, such as wall_clock = 5",
-            ),
-            (
-                "listen = 'tcp:1'",
-                "listen: 'tcp:1' is not allowed; write a list, such as listen = [\"tcp:1\"]",
-            ),
-            ("listen = 1", "listen: 1 is not allowed; write a list, such as listen = [...]"),
-            (
-                "[log]\nlevel = true",
-                'log.level: true is not allowed; write a text in quotes, such as level = "..."',
-            ),
+            ("[limits]\nwall_clock = '5'", "limits.wall_clock: '5' is not allowed; write a number"),
+            ("listen = 'tcp:1'", "listen: 'tcp:1' is not allowed; write a list"),
+            ("listen = [8080]", "listen[0]: 8080 is not allowed; write a text in quotes"),
             (
                 "[archive]\nenabled = 'no'",
-                (
-                    "archive.enabled: 'no' is not allowed; write true or false, without quotes,"
-                    " such as enabled = false"
-                ),
+                "archive.enabled: 'no' is not allowed; write true or false, without quotes",
             ),
             (
                 "[callers]\ntokens = ['a']",
-                "callers.tokens: the value is not allowed; write a text in quotes, such as tokens",
+                "callers.tokens: the value is not allowed; write a text in quotes",
             ),
-            (
-                "[limits]\nprocesses = 'many'",
-                "limits.processes: 'many' is not allowed; write a whole number, such as processes",
-            ),
-            ("[limits]\nwall_clock = 10:00:00", "limits.wall_clock: 10:00:00 is not allowed; "),
-            ("[sandbox]\nreadable = '/opt'", "sandbox.readable: '/opt' is not allowed; write a"),
-            (
-                "listen = [8080]",
-                'listen[0]: 8080 is not allowed; write a text in quotes, such as "8080"',
-            ),
+            ("[polls]\nwait = 0.5", "polls.wait: 0.5 is not allowed; write a whole number"),
             (
                 "[evaluations.environment]\nA = ''\nB = 1",
-                "evaluations.environment.B: the value is not",
+                "evaluations.environment.B: the value is not allowed; write a text in quotes",
             ),
         ):
-            self.check(text, start)
+            error = self.assertRaises(ConfigurationError, parse_configuration, text)
+            self.assertEqual(str(error), message)
 
     def test_value_out_of_range_names_the_path_and_the_range(self) -> None:
         for text, start in (
             ("listen = []", "listen: [] is not allowed; write a list of length >= 1"),
-            ("[repositories]\nprotocols = ['ftp']", "repositories.protocols[0]: "),
-            ("[repositories]\nallow_hosts = ['a b']", "repositories.allow_hosts[0]: "),
-            ("[repositories]\ndeny_hosts = ['*']", "repositories.deny_hosts[0]: "),
-            ("[log]\nlevel = 'loud'", "log.level: "),
-            ("[repositories]\nprivate_networks = ['10.1/8']", "repositories.private_networks: "),
-            ("[repositories]\nprivate_networks = ['10.0.0.1/8']", "repositories.private_net"),
-            ("[repositories]\nfetch_bytes = 1", "repositories.fetch_bytes: "),
+            (
+                "[repositories]\nprivate_networks = ['10.0.0.1/8']",
+                "repositories.private_networks: ",
+            ),
             (
                 "[repositories]\nmemory = 1048576",
                 "repositories.memory: 1048576 is not allowed; write a whole number >= 67108864 (64",
             ),
             ("[repositories]\ncredentials = [{}]", "repositories.credentials[0]: host is required"),
-            (
-                "[[repositories.credentials]]\nhost = 'h'",
-                "repositories.credentials[0]: username is required",
-            ),
-            (CREDENTIAL.replace("'h'", "'a b'"), "repositories.credentials[0].host: "),
-            (CREDENTIAL.replace("'u'", "'a:b'"), "repositories.credentials[0].username: "),
             (f"{CREDENTIAL}port = 65536", "repositories.credentials[0].port: "),
             (f"{CREDENTIAL}password = 'x'", "repositories.credentials[0].password: unknown"),
-            (f"{CREDENTIAL}key_file = '/k'", "repositories.credentials[0]: set either"),
-            ("[repositories]\ntree_bytes = 1", "repositories.tree_bytes: "),
-            (
-                "[repositories]\ncache = 1023",
-                "repositories.cache: 1023 is not allowed; write a whole number >= 1024 (1 KiB)",
-            ),
             ("[repositories]\nfetch_timeout = 0", "repositories.fetch_timeout: "),
             (
                 "[evaluations]\nrunning = -1",
                 "evaluations.running: -1 is not allowed; write a whole number >= 0",
             ),
             ("[evaluations]\nrunning = 1_000_001", "evaluations.running: "),
-            ("[evaluations]\nqueued = -1", "evaluations.queued: "),
-            ("[evaluations]\nqueued = 1_000_001", "evaluations.queued: "),
-            ("[evaluations.environment]\n'A=B' = ''", "evaluations.environment: "),
-            ("[limits]\nrequest_body = 0", "limits.request_body: "),
-            (
-                "[limits]\ndisk_files = 0",
-                "limits.disk_files: 0 is not allowed; write a whole number >= 1",
-            ),
-            ("[limits]\ndisk_files = 1_000_000_001", "limits.disk_files: "),
-            (
-                f"[limits]\ndisk = {2**50 + 1}",
-                "limits.disk: 1125899906842625 is not allowed; write",
-            ),
+            ("[limits]\ndisk_files = 0", "limits.disk_files: 0 is not allowed; write a whole num"),
             (
                 "[limits]\nmemory = '1K'",
                 "limits.memory: '1K' is not allowed; write a whole number >= 16777216 (16 MiB)",
@@ -545,64 +475,52 @@ class ErrorTests(RefusalTestCase):
             (f"[limits]\ndisk = {10**30}", "limits.disk: 1000000000000000000000000000000 is not "),
             ("[limits]\nwall_clock = nan", "limits.wall_clock: "),
             ("[limits]\nwall_clock = inf", "limits.wall_clock: "),
-            ("[limits]\nwall_clock = 1_000_000_001", "limits.wall_clock: "),
-            ("[service]\nname = 'A'", "service.name: "),
-            ("[service]\nname = 'a-b'", "service.name: "),
-            ("[service]\nname = 'a\\n'", "service.name: "),
-            ("[service]\nname = '0123456789abcdefg'", "service.name: "),
             ("[service.peers]\nb = 'http://b'", "service.peers: needs service.name"),
             (self.peers % ("B", "http://b"), "service.peers: 'B' should be a daemon's name"),
             (self.peers % ("b", "http://b/"), "service.peers.b: 'http://b/' should be a URL"),
-            (self.peers % ("b", "ftp://b"), "service.peers.b: 'ftp://b' should be a URL"),
-            (self.peers % ("b", "http://b?x"), "service.peers.b: 'http://b?x' should be a URL"),
             (self.peers % ("b", "http://u:p@b"), "service.peers.b: the URL should be a URL"),
             (self.peers % ("b", "http://b:0"), "service.peers.b: 'http://b:0' has an invalid port"),
             (
                 self.peers % ("b", "http://b") + "".join(f"b{n} = 'http://b'\n" for n in range(15)),
                 "service.peers: has 16 other daemons; the limit is 15",
             ),
-            ("[sandbox]\nkind = 'docker'", "sandbox.kind: "),
-            ("[sandbox]\nreadable = ['/opt/../etc']", "sandbox.readable[0]: "),
-            ("[sandbox]\nreadable = ['/opt/']", "sandbox.readable[0]: "),
-            (
-                '[evaluations.environment]\nA = "x\\u0000y"',
-                "evaluations.environment.A: a variable cannot ",
-            ),
-            ("[limits]\ncpu = 0", "limits.cpu: "),
-            ("[limits]\nmemory = 1024", "limits.memory: "),
-            ("[limits]\nprocesses = 1", "limits.processes: "),
-            ("[limits]\nopen_files = 3", "limits.open_files: "),
-            ("[limits]\nfile_size = 1", "limits.file_size: "),
-            ("[limits]\nstderr = 1", "limits.stderr: "),
-            ("[polls]\nwait = -1", "polls.wait: -1 is not allowed; write a whole number >= 0"),
             (
                 "[polls]\nwait = 3601",
                 "polls.wait: 3601 is not allowed; write a whole number <= 3600",
             ),
-            (
-                "[polls]\nwait = 0.5",
-                "polls.wait: 0.5 is not allowed; write a whole number, such as wait = 100",
-            ),
             ("[service]\ndrain = -1", "service.drain: -1 is not allowed; write a number >= 0"),
-            ("[evaluations]\nretain = 0", "evaluations.retain: "),
-            ("[evaluations]\nkept = 0", "evaluations.kept: "),
-            ("[limits]\nuploads = 1", "limits.uploads: "),
-            ("[buffers]\ntotal = 1", "buffers.total: "),
         ):
             self.check(text, start)
+
+    def test_each_number_refuses_values_outside_its_range(self) -> None:
+        for path in list_settings(Configuration):
+            if type(read_setting(Configuration(), path)) in (int, float):
+                table, _, name = path.rpartition(".")
+                for value in (-1, 10**30):
+                    self.check(f"[{table}]\n{name} = {value}", f"{path}: ")
 
     def test_wrong_text_is_explained_in_words(self) -> None:
         for text, start in (
             ("[service]\nname = 'A_b'", "service.name: 'A_b' should be up to 16 of the"),
+            ("[service]\nname = 'a\\n'", "service.name: "),
+            ("[service]\nname = '0123456789abcdefg'", "service.name: "),
             ("[sandbox]\nreadable = ['opt']", "sandbox.readable[0]: 'opt' should be an absolute"),
+            ("[sandbox]\nreadable = ['/opt/../etc']", "sandbox.readable[0]: "),
+            ("[sandbox]\nreadable = ['/opt/']", "sandbox.readable[0]: "),
             ("[callers]\norigins = ['x']", "callers.origins[0]: 'x' should be an origin"),
+            ("[repositories]\nallow_hosts = ['a b']", "repositories.allow_hosts[0]: "),
             (
                 "[repositories]\ndeny_hosts = ['*']",
                 "repositories.deny_hosts[0]: '*' should be a host",
             ),
             ("[evaluations.environment]\n1A = ''", "evaluations.environment: '1A' should be"),
             ('[evaluations.environment]\n"A\\n" = ""', "evaluations.environment: "),
+            (
+                '[evaluations.environment]\nA = "x\\u0000y"',
+                "evaluations.environment.A: a variable cannot ",
+            ),
             (CREDENTIAL.replace("'u'", "'-x'"), "repositories.credentials[0].username: '-x' sh"),
+            (CREDENTIAL.replace("'u'", "'a:b'"), "repositories.credentials[0].username: "),
             (f"{CREDENTIAL}callers = ['']", "repositories.credentials[0].callers[0]: '' sh"),
             (
                 CREDENTIAL.replace("'/p'", "'a b'"),
@@ -677,21 +595,11 @@ class ErrorTests(RefusalTestCase):
         self.assertIn("line 2", str(error))
         self.check("[limits]\ndisk = " + "1" * 5000, "the configuration")
 
-    def test_frequent_mistakes_in_toml_have_remedies_without_the_value(self) -> None:
+    def test_value_that_should_be_in_quotes_has_a_remedy_and_is_not_shown(self) -> None:
         for text, remedy in (
-            (
-                "[limits.maximum]\n[limits.maximum]",
-                "merge the two tables [limits.maximum] into one",
-            ),
-            (
-                f"[repositories]\ncredentials = []\n{CREDENTIAL}",
-                "remove the line `credentials = ...`, which the tables replace",
-            ),
-            ("x = 1\nx = 2", "one setting has two lines: remove one of them"),
-            ("[limits]\nmemory = 2G", QUOTES),
             ("[limits]\nmemory = 2 GiB  # much", QUOTES),
-            ("[log]\nlevel = loud", QUOTES),
             ("[callers]\ntokens = /etc/tokens", QUOTES),
+            ("[log]\nlevel = loud", QUOTES),
             ("a = 1\nb = = 2", ""),
             ("a = 1, [2]", ""),
         ):
