@@ -12,10 +12,9 @@ byte.
   all logs. `pages` has cursors and pages, and `framing` frames lines as server-sent events or
   WebSocket messages.
 - Lists: `evaluation_lists` has their cursors, and joins the lists of several daemons.
-- Requests: `form` parses the form of POST /evaluate, `hosts` the hosts of its URLs; `url_slips`
-  guesses the URL that was meant. `tokens` finds the caller, `signed_links` signs links that read
-  one evaluation, `forwarded_headers` finds the client's address behind proxies. `shares` counts
-  what callers use together, and their parts.
+- Requests: `form` parses the form of POST /evaluate, `hosts` the hosts of its URLs. `tokens` finds
+  the caller, `signed_links` signs links that read one evaluation, `forwarded_headers` finds the
+  client's address behind proxies. `shares` counts what callers use together, and their parts.
 - Values that several packages share: `identifiers`, `states`, `evaluator_environment` (the
   evaluator's environment), `checkout`, `backoff` (retries of HTTP requests), `counters` (counters
   for metrics), `retry_schedule` (`Retry-After` of a full queue), `expiry_clock` (the time of day

@@ -16,7 +16,6 @@ from tawebeval.core import text
 from tawebeval.core.hosts import parse_server_address
 from tawebeval.core.limits import LIMIT_UNITS, ChosenLimits, LimitRange, parse_limits
 from tawebeval.core.text import get_base_name
-from tawebeval.core.url_slips import guess_repository_url
 from tawebeval.errors import InvalidField
 
 MAX_SEED = 2**31 - 1
@@ -449,9 +448,7 @@ def check_repository_url(url: str, protocols: Sequence[str]) -> None:
     `protocols` are those allowed, by git's names. The host is not checked against any rule.
     """
     if _CONTROL.search(url) or url != url.strip():
-        raise ValueError(
-            "cannot contain control characters or surrounding space" + _format_guess(url, protocols)
-        )
+        raise ValueError("cannot contain control characters or surrounding space")
     match = _SCHEME.fullmatch(url)
     if match is not None:
         protocol, rest = match.groups()
@@ -459,7 +456,7 @@ def check_repository_url(url: str, protocols: Sequence[str]) -> None:
         if userinfo and (protocol != "ssh" or ":" in userinfo):
             raise ValueError(
                 "cannot contain credentials (a user name or password); the operator sets them"
-                f" (repositories.credentials){_format_guess(url, protocols)}"
+                " (repositories.credentials)"
             )
         if userinfo.startswith("-") or host.startswith("-"):
             raise ValueError("has a host that begins with '-'")
@@ -468,17 +465,10 @@ def check_repository_url(url: str, protocols: Sequence[str]) -> None:
     elif _SCP_LIKE.fullmatch(url):
         protocol = "ssh"
     else:
-        example = _format_guess(url, protocols) or ", such as https://example.org/problems.git"
-        raise ValueError(f"is not the URL of a repository{example}")
+        raise ValueError("is not the URL of a repository, such as https://example.org/problems.git")
     if protocol not in protocols:
         raise ValueError(_explain_protocol(url, protocol, protocols))
     parse_server_address(url)
-
-
-def _format_guess(url: str, protocols: Sequence[str]) -> str:
-    """Return the end of a message: the URL that was probably meant, or nothing."""
-    guess = guess_repository_url(url, protocols)
-    return f"; try {guess}" if guess else ""
 
 
 def _explain_protocol(url: str, protocol: str, protocols: Sequence[str]) -> str:
@@ -488,12 +478,9 @@ def _explain_protocol(url: str, protocol: str, protocols: Sequence[str]) -> str:
     """
     allowed = ", ".join(protocols) or "none (repositories.protocols)"
     message = f"this server does not fetch over {protocol} (allowed: {allowed})"
-    guess = guess_repository_url(url, protocols)
     place = (_URL_PLACE if "://" in url else _SCP_PLACE).fullmatch(url)
     if "https" in protocols and protocol != "file" and place is not None:
-        guess = guess or f"https://{place[1]}/{place[2]}"
-    if guess:
-        return f"{message}; try {guess}"
+        return f"{message}; try https://{place[1]}/{place[2]}"
     return f"{message}; use another URL, or ask the operator (repositories.protocols)"
 
 

@@ -9,7 +9,6 @@ import attrs
 
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import ResolvedGitRemote
-from tawebeval.core.url_slips import guess_repository_url
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult, GitRunner
@@ -97,9 +96,7 @@ class GitServers:
     ) -> EvaluationFailure:
         """Return the error of a fetch. Where a redirect leads git says only if it is asked to."""
         if not is_redirect(result.stderr):
-            message = explain_fetch_failure(result.stderr)
-            guess = guess_repository_url(route.url, ("https", "http"))
-            return make_git_failure(f"{message}; try {guess}" if guess else message, result)
+            return make_git_failure(explain_fetch_failure(result.stderr), result)
         traced = await self._run_ls_remote(route, login, GIT_CURL_VERBOSE="1")
         return make_git_failure(explain_redirect(route.url, traced.stderr), result)
 

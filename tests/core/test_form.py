@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import URI
 
-from tawebeval.core import form as module
 from tawebeval.core.form import (
     MAX_CLONE_DEPTH,
     MAX_SEED,
@@ -431,29 +430,6 @@ class UrlTests(Tables):
                 f" try {https}",
                 url,
             )
-
-    def test_no_slip_is_looked_for_in_a_good_url(self) -> None:
-        def refuse(*_: object) -> None:
-            self.fail("looked for a slip")
-
-        self.patch(module, "guess_repository_url", refuse)
-        for url in ("https://host/x.git", "git@host:x/y.git", "/srv/x"):
-            self.assertEqual(parse({"repository[url]": url}).repository.url, url)
-
-    def test_slip_names_the_url_that_was_meant(self) -> None:
-        meant = "https://github.com/me/p.git"
-        for slip in (
-            "git clone https://github.com/me/p.git",
-            '"https://github.com/me/p.git"',
-            "https://github.com/me/p.git ",
-            "github.com/me/p.git",
-            "https:/github.com/me/p.git",
-            "https://me:secret@github.com/me/p.git",
-            "HTTPS://github.com/me/p.git",
-            "git clone git@github.com:me/p.git",
-        ):
-            error = self.assertRaises(InvalidField, parse, {"repository[url]": slip}, ("https",))
-            self.assertTrue(error.detail.endswith(f"; try {meant}"), error.detail)
 
     def test_without_an_https_url_the_error_names_the_setting(self) -> None:
         for url, protocols in (("/srv/p.git", ("https",)), ("ssh://[::1]/x", ("https",))):

@@ -127,11 +127,6 @@ class ArgumentsTests(CacheTestCase):
             self.assertIn(words, error.message)
             self.assertIn(OID, error.message)
 
-    def test_url_of_a_web_page_names_the_url_of_the_repository(self) -> None:
-        self.fetches = [failed("fatal: repository 'https://example.org/me/p/tree/main/' not found")]
-        error = self.refuse("https://example.org/me/p/tree/main")
-        self.assertTrue(error.message.endswith("; try https://example.org/me/p"), error.message)
-
     def test_any_other_failure_ends_fetch(self) -> None:
         self.fetches = [failed("fatal: could not resolve host: example.org")]
         error = self.refuse(branch="main")

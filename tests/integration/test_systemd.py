@@ -126,7 +126,7 @@ class LifeTests(ServiceTestCase):
         self.configure(f"{CONFIGURATION}\n[log]\nformat = 'json'\n[problems.known]\n{problem}\n")
         self.control("reload", SERVICE)
         self.logged("tawebeval: log.format: changed; takes effect after a restart")
-        self.logged("tokens is a copy that systemd made at the start (LoadCredential=)")
+        self.logged("is a copy that systemd made at the start (LoadCredential=)")
         (listed,) = self.ask("GET", "/problems").answer()[1]["data"]
         self.assertEqual(listed["name"], "known")
         self.configure(f"{CONFIGURATION}\n[log]\nlevel = 'loud'\n")
