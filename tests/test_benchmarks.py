@@ -21,20 +21,6 @@ from benchmarks.running import Server
 SCALE = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
 
 
-class RowTests(SynchronousTestCase):
-    """One line of the table."""
-
-    def test_target_is_for_the_ratio_where_there_is_a_baseline(self) -> None:
-        self.assertTrue(Row("what", "1/s", [4, 4, 4], [2, 2, 2], 2).met)
-        self.assertFalse(Row("what", "1/s", [4, 4, 4], [2, 2, 2], 2.1).met)
-        self.assertTrue(Row("what", "1/s", [4, 4, 4], None, 4).met)
-        self.assertIsNone(Row("what", "1/s", [4, 4, 4]).met)
-
-    def test_less_is_better_where_that_is_said(self) -> None:
-        self.assertTrue(Row("what", "ms", [1, 2, 9], None, 2, False).met)
-        self.assertFalse(Row("what", "ms", [1, 2, 9], None, 1.9, False).met)
-
-
 class NamesTests(SynchronousTestCase):
     """Rows by their names, as others speak of them."""
 
@@ -68,28 +54,6 @@ class NamesTests(SynchronousTestCase):
 
 class TableTests(SynchronousTestCase):
     """The table as people read it."""
-
-    def last_cells(self, *rows: Row | NotMeasured) -> Sequence[tuple[str, ...]]:
-        """Return target and verdict of each."""
-        return [cells[-2:] for cells in table({"name": rows})[1:]]
-
-    def test_missed_and_reached_targets_are_marked(self) -> None:
-        self.assertEqual(
-            self.last_cells(
-                Row("", "1/s", [3], [1], 1, stretch=2),
-                Row("", "1/s", [3], [2], 1, stretch=2),
-                Row("", "1/s", [3], [4], 1, stretch=2),
-                Row("", "ms", [3], None, 2.5, False),
-                Row("", "ms", [3]),
-            ),
-            [
-                ("≥ 1 (2)", "met, that in brackets too"),
-                ("≥ 1 (2)", "met"),
-                ("≥ 1 (2)", "**missed**"),
-                ("≤ 2.5", "**missed**"),
-                ("", ""),
-            ],
-        )
 
     def test_new_measurement_keeps_the_text_by_hand(self) -> None:
         document = Path(self.mktemp())

@@ -41,11 +41,6 @@ class FuzzTests(SynchronousTestCase):
         self.patch(fuzz, "TARGETS", {"a": ("x",), "b": ("y", "z")})
         self.patch(os, "environ", {**os.environ, "FUZZ_SECONDS": "8"})
 
-    def main(self, *targets: str) -> tuple[int, str]:
-        """Return the exit status and what is printed."""
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            return fuzz.main(targets), printed.getvalue()
-
     def try_property(self, name: str, seconds: float, seeds: str = "") -> fuzz.Outcome:
         """Try one of ours, each execution of which takes a second."""
         ticks = count()
@@ -66,27 +61,6 @@ class FuzzTests(SynchronousTestCase):
     def test_untried_property_is_a_finding(self) -> None:
         (finding,) = self.try_property("sound", 0).findings
         self.assertIn("never tried", finding)
-
-    def test_targets_share_the_time(self) -> None:
-        started: list[tuple[str, float]] = []
-        chosen = set()
-        self.patch(os, "environ", {**os.environ, "FUZZ_SEED": "s"})
-
-        def start(name: str, seconds: float, seeds: str) -> fuzz.Outcome:
-            started.append((name, seconds))
-            chosen.add(seeds)
-            return fuzz.Outcome(5, 1.5, ["what was found"] if name == "z" else [])
-
-        self.patch(fuzz, "start_worker", start)
-        status, printed = self.main()
-        self.assertEqual(status, 1)
-        self.assertEqual(set(started), {("x", 4), ("y", 2), ("z", 2)})
-        self.assertEqual(len(chosen), len(os.sched_getaffinity(0)))
-        self.assertIn("what was found", printed)
-        started.clear()
-        self.assertEqual(self.main("a")[0], 0)
-        self.assertEqual(set(started), {("x", 8)})
-        self.assertEqual(self.main("c")[0], 2)
 
 
 class TargetTests(SynchronousTestCase):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import shutil
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -71,10 +69,6 @@ class ProgramsTests(SynchronousTestCase):
             self.assertNotEqual(found, set())
             self.assertEqual(found - listed, set(), program)
 
-    def test_unit_test_needs_what_the_package_needs(self) -> None:
-        (option,) = programs.options(["tests.core.test_ring"])
-        self.assertEqual(option, "--needs=git,libseccomp.so.2,/usr/bin/python3")
-
     def test_named_tests_get_their_programs(self) -> None:
         for name in ("test_page.PageTests.test_x", "test_page.PageTests", "test_page"):
             found = list(programs.options([f"tests.integration.{name}"]))
@@ -82,20 +76,6 @@ class ProgramsTests(SynchronousTestCase):
         everything = list(programs.options([], optional=True))
         self.assertEqual(list(programs.options(["tests"])), everything)
         self.assertIn("--needs=git,libseccomp.so.2,/usr/bin/python3,bwrap,curl,xz", everything)
-
-    def test_large_programs_are_optional(self) -> None:
-        module = "tests.integration.test_page_firefox"
-        for names, optional, found in (
-            ([], False, False),
-            ([], True, True),
-            ([module], False, True),
-        ):
-            wanted = " ".join(programs.options(names, optional=optional))
-            self.assertEqual("firefox-esr" in wanted, found)
-            self.assertIn("/usr/bin/python3", wanted)
-        self.patch(shutil, "which", lambda name: None if name == "firefox-esr" else name)
-        (line,) = programs.skipped([module])
-        self.assertIn(f"skipped in {module}; `make setup` as root installs them", line)
 
     def test_bootstrap_knows_each_package(self) -> None:
         script = (run.ROOT / "scripts" / "bootstrap").read_text()
@@ -107,17 +87,3 @@ class ProgramsTests(SynchronousTestCase):
     def test_programs_in_sbin_are_named_by_path(self) -> None:
         found = {thing for thing in THINGS if Path("/usr/sbin", thing).exists()}
         self.assertEqual({thing for thing in found if not Path("/usr/bin", thing).exists()}, set())
-
-    def test_npm_packages_are_one_option(self) -> None:
-        uses = [programs.Use(name, "tests", npm=f"{name}-js") for name in ("one", "two")]
-        self.patch(programs, "USES", uses)
-        self.assertEqual(list(programs.options([])), ["--wants=one,two", "--npm=one-js,two-js"])
-
-    def test_each_reason_is_told_once(self) -> None:
-        self.patch(shutil, "which", lambda name: None if name == "chromium" else name)
-        self.patch(os, "geteuid", lambda: 1000)
-        browser, root = programs.skipped(["tests.integration"])
-        self.assertTrue(browser.startswith("without chromium, tests are skipped in tests."))
-        self.assertIn("tests.integration.test_page,", browser)
-        self.assertTrue(root.startswith("without root, tests are skipped in tests.integration."))
-        self.assertEqual(list(programs.skipped(["tests.core.test_ring"])), [])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, get_args
 
 import attrs
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -45,7 +42,6 @@ from tawebeval.webhooks.callback import CallbackState
 from tawebeval.webhooks.deliveries import CallbackQueue
 
 _LAG_PERIOD = 0.5  # seconds
-_DESCRIPTORS = Path("/proc/self/fd")
 
 _FORGOTTEN = (EvaluationState.DRAINED, EvaluationState.EXPIRED)
 _DELIVERY_ENDS = (CallbackState.DELIVERED, CallbackState.REFUSED, CallbackState.GIVEN_UP)
@@ -79,7 +75,7 @@ class Monitoring:
         """
         configuration, clock = context.configuration, context.clock
         metrics = CollectorRegistry()
-        metrics.register(ProcessMetrics())
+        ProcessCollector(registry=metrics)
         readers = open_metrics_authentication(configuration, clock)
         disks = [
             DiskCheck("state", directories.evaluations, disk_threads, clock),
@@ -305,43 +301,6 @@ def _fill(family: Any, samples: Any) -> Metric:
         else:
             family.add_metric(values, value)
     return metric
-
-
-@attrs.frozen(eq=False)
-class ProcessMetrics(Collector):
-    """Collector of process metrics, under the names of Prometheus's client libraries.
-
-    The library's own collector lists all descriptors, which blocks the reactor if there are
-    thousands. Since Linux 6.2 the kernel tells their number. `started` is in seconds since the
-    epoch.
-    """
-
-    _descriptors: Callable[[], int] = attrs.field(default=lambda: count_descriptors(_DESCRIPTORS))
-    _started: float = attrs.field(factory=time.time)
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        page = resource.getpagesize()
-        virtual, resident = Path("/proc/self/statm").read_text(encoding="ascii").split()[:2]
-        yield CounterMetricFamily(
-            "process_cpu_seconds", "Processor time.", used.ru_utime + used.ru_stime
-        )
-        for name, help_, value in (
-            ("open_fds", "File descriptors that are open.", self._descriptors()),
-            ("max_fds", "File descriptors that may be.", limit),
-            ("virtual_memory_bytes", "Memory, with what is not there yet.", int(virtual) * page),
-            ("resident_memory_bytes", "Memory that is there.", int(resident) * page),
-            ("start_time_seconds", "When it was started, since the epoch.", self._started),
-        ):
-            yield GaugeMetricFamily(f"process_{name}", help_, value)
-
-
-def count_descriptors(directory: Path) -> int:
-    """Return the number of open descriptors by a directory such as `/proc/self/fd`."""
-    # Before Linux 6.2 the size is 0.
-    return directory.stat().st_size or len(os.listdir(directory))
 
 
 @attrs.define(eq=False, slots=False)
