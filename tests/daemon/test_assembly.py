@@ -38,8 +38,6 @@ from tawebeval.config import (
     EvaluationSettings,
     HttpSettings,
     LimitSettings,
-    LogSettings,
-    MetricsSettings,
     RepositoryFetchSettings,
     ServiceSettings,
 )
@@ -66,7 +64,6 @@ from tawebeval.errors import (
     ConfigurationError,
     EvaluationFailure,
     InvalidField,
-    ServerBusy,
 )
 from tawebeval.evaluations.database import EvaluationRow
 from tawebeval.evaluations.details import ArchivedRow
@@ -325,20 +322,6 @@ class ServiceTests(SynchronousTestCase):
             self.assertEqual(answer.status, status, answer.body)
         self.assertEqual(archive.total_bytes, 0)
 
-    def test_stop_waits_for_the_end_of_all_evaluations(self) -> None:
-        daemon = self.start()
-        evaluations = self.evaluations(daemon)
-        closing: Deferred[None] = Deferred()
-
-        async def close(drain: float) -> None:
-            await closing
-
-        self.patch(evaluations.registry, "drain_and_close", close)
-        stopped = evaluations.stopService()
-        self.assertNoResult(stopped)
-        closing.callback(None)
-        self.successResultOf(stopped)
-
     def test_drain_has_its_time_and_a_signal_ends_it_at_once(self) -> None:
         calls = self.note_calls_from_thread()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -453,12 +436,6 @@ class ServiceTests(SynchronousTestCase):
         words = "tawebeval: threads: can't start new thread; raise TasksMax="
         self.assertIn(words, self.fail_to_start(daemon))
 
-    def test_stopped_daemon_accepts_nothing(self) -> None:
-        daemon = self.start()
-        evaluations = self.evaluations(daemon)
-        self.successResultOf(evaluations.stopService())
-        self.assertRaises(ServerBusy, evaluations.registry.check_admission)
-
     def test_one_caller_of_several_gets_half_of_the_fetches(self) -> None:
         for callers, own in (
             (CallerSettings(), 3),
@@ -556,27 +533,6 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual((problem.status, len(problem.json()["reasons"])), (503, 2))
         self.assertIn(b"tawebeval_ready 0.0", self.request("GET /metrics").body)
 
-    def test_requests_are_logged_if_configured(self) -> None:
-        for log in (LogSettings(), LogSettings(access=True)):
-            self.start(log=log)
-            with capturedLogs() as events:
-                self.assertEqual(self.request("GET /health").status, 200)
-            lines = [formatEvent(event) for event in events]
-            self.assertEqual(any("GET /health 200" in line for line in lines), log.access, lines)
-            self.reactor.tcpServers.clear()
-
-    def test_sighup_reads_the_tokens_of_metrics(self) -> None:
-        calls = self.note_calls_from_thread()
-        tokens = self.write_token("old")
-        self.start(metrics=MetricsSettings(tokens))
-        token, line = generate_token("new", straw(1))
-        for status in (401, 200):
-            self.assertEqual(self.request("GET /metrics", token).status, status)
-            Path(tokens).write_text(line)
-            signal.raise_signal(signal.SIGHUP)
-            for call in calls:
-                call()
-
     def test_reload_is_requested_at_the_control_socket(self) -> None:
         folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, folder)
@@ -666,27 +622,6 @@ class ServiceTests(SynchronousTestCase):
             self.assertIs(self.context().configuration, before)
             self.assertEqual(self.request("GET /evaluation/x", bob).status, 401)
 
-    def test_file_that_became_unreadable_is_reported_at_a_reload(self) -> None:
-        path, daemon = self.begin_with("")
-
-        def refuse(*_: object, **__: object) -> str:
-            raise PermissionError(13, "Permission denied")
-
-        self.patch(Path, "read_text", refuse)
-        (problem,) = self.reload(daemon).error_messages
-        self.assertTrue(problem.startswith(f"{path}: the user of this process"), problem)
-        self.assertIn("chown", problem)
-
-    def test_broken_tokens_of_metrics_keep_the_tokens_of_callers_from_counting(self) -> None:
-        tokens, readers = self.write_token(), self.write_token()
-        daemon = self.start(callers=CallerSettings(tokens=tokens), metrics=MetricsSettings(readers))
-        bob, line = generate_token("bob", straw(1))
-        Path(tokens).write_text(line)
-        Path(readers).write_text("nonsense")
-        (problem,) = self.reload(daemon).error_messages
-        self.assertTrue(problem.startswith(f"metrics.tokens: {readers}: line 1"), problem)
-        self.assertEqual(self.request("GET /evaluation/x", bob).status, 401)
-
     def supervise(self) -> list[str]:
         """Have daemons started by systemd from now on; return what it is told."""
         notifier = FakeNotifier("/notify")
@@ -743,20 +678,33 @@ class ServiceTests(SynchronousTestCase):
         self.patch(os, "rename", lambda source, target: fail(source))
         self.assertIn(f"{self.directories.uploads}: Permission", self.fail_to_start(daemon))
 
-    def test_sighup_reads_the_credentials_for_repositories(self) -> None:
-        calls = self.note_calls_from_thread()
-        password = self.file_with("old")
+    def test_reload_reads_all_files_that_settings_name(self) -> None:
+        tokens, password = self.write_token(), self.file_with("old")
+        secrets = self.file_with(f"* {format_secret(OLD)}")
         entry = CredentialSettings("example.org", "judge", password_file=str(password))
-        caches = self.note_calls("RepositoryCache")
-        self.start(repositories=RepositoryFetchSettings(credentials=(entry,)))
-        keyring = caches[0][5]
-        password.write_text("new")
-        signal.raise_signal(signal.SIGHUP)
-        for call in calls:
-            call()
-        found = keyring.choose_credential("https://example.org/x", "")
-        assert found is not None
-        self.assertEqual(found.password, "new")
+        path = self.file_with(
+            f"callers.tokens = '{tokens}'\nmetrics.tokens = '{tokens}'\n"
+            f"callbacks.secrets = '{secrets}'\n[[repositories.credentials]]\n"
+            f"host = '{entry.host}'\nusername = 'judge'\npassword_file = '{password}'\n"
+        )
+        daemon = self.start(file=ConfigurationFile(path, (), read_configuration(path)))
+        (reloader,) = (one for one in daemon if isinstance(one, ReloadService))
+        self.assertEqual(
+            {each.name: each.paths for each in reloader.reloadables},
+            {
+                "the configuration": (path,),
+                "callbacks.secrets": (secrets,),
+                "callers.tokens": (Path(tokens),),
+                "metrics.tokens": (Path(tokens),),
+                "repositories.credentials": (password,),
+            },
+        )
+        for file in (Path(tokens), secrets):
+            content = file.read_text()
+            file.write_text("nonsense")
+            self.assertTrue(self.reload(daemon).error_messages)
+            file.write_text(content)
+        self.assertEqual(self.reload(daemon), ReloadResult())
 
     def test_missing_secret_stops_the_start_and_is_named_by_its_key(self) -> None:
         entry = CredentialSettings("example.org", "judge", password_file="/nonexistent")
