@@ -37,7 +37,6 @@ from tawebeval.archive.evaluation_files import (
 from tawebeval.archive.submissions import pack_submission
 from tawebeval.config import MIB, ArchiveSettings
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
-from tawebeval.core.expiry_clock import ExpiryClock
 from tawebeval.core.ring import EventRing
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, run_in_background
@@ -130,7 +129,6 @@ class EvaluationArchive:
     _readers: WorkerThreads
     _format_time: Callable[[float], str]
     _read_clock: Callable[[], float] = time.time
-    _read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     release_copy: Callable[[str], bool] = lambda identifier: False
     max_submission_bytes: int = MIB  # of an archived submission
     archived_count: int = 0
@@ -148,12 +146,6 @@ class EvaluationArchive:
     _has_started: bool = False
     _has_counted: bool = False  # the rows of earlier processes
     _is_removing: bool = False
-    _expiry_clock: ExpiryClock = attrs.field(
-        default=attrs.Factory(
-            lambda self: ExpiryClock(self._read_clock, self._read_boot_clock), takes_self=True
-        ),
-        init=False,
-    )
     _reads: FairQueue = attrs.field(
         factory=lambda: FairQueue(READER_THREADS, UNLIMITED_WAITERS, READS_PER_CALLER)
     )
@@ -322,7 +314,7 @@ class EvaluationArchive:
     async def _remove_some(self) -> bool:
         """Remove up to `MAX_REMOVALS_PER_STEP`; return whether others may be left to remove."""
         async with self._changes:
-            latest = self._expiry_clock.read() - self.settings.days * _DAY
+            latest = self._read_clock() - self.settings.days * _DAY
             rows = await self._rows.list_oldest_archived(MAX_REMOVALS_PER_STEP, ended_before=latest)
             rows = rows or await self._list_excess()
             removed = await self._writer.run_in_thread(self._remove, rows)

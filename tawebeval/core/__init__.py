@@ -17,8 +17,7 @@ byte.
   client's address behind proxies. `shares` counts what callers use together, and their parts.
 - Values that several packages share: `identifiers`, `states`, `evaluator_environment` (the
   evaluator's environment), `checkout`, `backoff` (retries of HTTP requests), `counters` (counters
-  for metrics), `retry_schedule` (`Retry-After` of a full queue), `expiry_clock` (the time of day
-  for what is removed by its age).
+  for metrics), `retry_schedule` (`Retry-After` of a full queue).
 
 All other packages import this one; it imports `errors` alone.
 """

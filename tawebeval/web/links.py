@@ -15,7 +15,6 @@ import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from tawebeval.config import CallerSettings
-from tawebeval.core.expiry_clock import ExpiryClock
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.core.signed_links import LINK_GENERATION_BYTES, LinkSigner, find_bearer_link
 from tawebeval.core.tokens import ANONYMOUS_CALLER
@@ -91,7 +90,6 @@ class EvaluationLinks:
     _read_wall_clock: Callable[[], float]
     _random_bytes: Callable[[int], bytes]
     linked_evaluations: dict[str, LinkRow] = attrs.field(init=False)
-    _expiry_clock: ExpiryClock = attrs.field(init=False)
     _rate: RateLimit = attrs.field(init=False)
     # By request; and how many each evaluation has.
     _readers: dict[Any, _Reader] = attrs.field(factory=dict, init=False)
@@ -121,7 +119,6 @@ class EvaluationLinks:
         self.linked_evaluations = self._store.load_links()
         for linked in self.linked_evaluations.values():
             self.evaluations_share.take(1, linked.caller)
-        self._expiry_clock = ExpiryClock(self._read_wall_clock, self._clock.seconds)
         self._rate = RateLimit(0, self._clock.seconds)
         self._authentication.add_reload_observer(self._cut_unknown_callers)
 
@@ -229,7 +226,7 @@ class EvaluationLinks:
         self.evaluations_share.check(1, caller)
 
     def _drop_expired(self) -> None:
-        now = self._expiry_clock.read()
+        now = self._read_wall_clock()
         for identifier in [
             name for name, linked in self.linked_evaluations.items() if linked.last_expiry <= now
         ]:

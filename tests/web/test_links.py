@@ -153,13 +153,6 @@ class LinkTests(LinkTestCase):
         with mock.patch.object(self.links, "_read_wall_clock", lambda: 4e9):
             self.read(long, status=401)
 
-    def test_wrong_time_removes_no_link(self) -> None:
-        link = self.share()
-        with mock.patch.object(self.links, "_read_wall_clock", lambda: 4e9):
-            self.read(link, status=401)
-            self.share()
-        self.read(link)
-
     def test_link_days_of_zero_makes_no_new_links(self) -> None:
         link = self.share()
         callers = CallerSettings(requests_per_minute=0, link_days=0)
