@@ -13,9 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
-from functools import lru_cache
 from threading import Condition, RLock, Thread
 from typing import IO, Any
 
@@ -148,14 +146,7 @@ def get_level_name(event: LogEvent) -> str:
 def format_text(event: LogEvent) -> str:
     """Format an event as text with its time; empty for an event without a message."""
     line = format_text_without_time(event)
-    when = event.get("log_time")
-    return line and f"{_format_time(None if when is None else int(when))} {line}"
-
-
-@lru_cache(1)
-def _format_time(seconds: int | None) -> str:
-    """Format a time. Cached, because many events have the same second."""
-    return formatTime(seconds)
+    return line and f"{formatTime(event.get('log_time'))} {line}"
 
 
 def format_text_without_time(event: LogEvent) -> str:
@@ -198,15 +189,6 @@ def format_json(event: LogEvent) -> str:
 
 
 def _format_message(event: LogEvent) -> str:
-    """Return the message of an event.
-
-    `str.format_map` formats the simple formats of this package, in a tenth of the time of Twisted's
-    `formatEvent`, which also handles calls and broken formats.
-    """
-    words = event.get("log_format")
-    if isinstance(words, str):
-        with suppress(Exception):
-            return escape_control_characters(words.format_map(event))
     return escape_control_characters(formatEvent(event))
 
 

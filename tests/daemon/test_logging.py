@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.application.service import Application, Service
 from twisted.internet.task import Clock
-from twisted.logger import ILogObserver, Logger, LogLevel, capturedLogs, formatEvent, formatTime
+from twisted.logger import ILogObserver, Logger, LogLevel, capturedLogs, formatEvent
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
@@ -101,25 +101,6 @@ class LineTests(SynchronousTestCase):
         self.assertTrue(trace and all(line.startswith("\t") for line in trace), trace)
         self.assertIn("why\\x1b", trace[-1])
         self.assertIn("ValueError", json.loads(format_json(event))["traceback"])
-
-    def test_times_are_those_of_twisted(self) -> None:
-        (event,) = events(lambda log: log.info("x"))
-        for when in (0.0, 1.7e9, 1.7e9 + 0.9, 1.7e9 + 1.1, None):
-            event["log_time"] = when
-            self.assertEqual(format_text(event).partition(" ")[0], formatTime(when), when)
-
-    def test_any_format_gives_the_text_of_twisted(self) -> None:
-        formats = (
-            *("{a}", "{a!r:>9} {b:.3f} {{a}}", "{a.real} {c[0]}", "{d()} {d}", "{b:{a}}"),
-            *("{missing}", "{", "{a", "}", "{0}", "{}", "{a!x}", "{a.missing}", "{e}"),
-        )
-        for words in formats:
-            fields = {"a": 7, "b": 1.5, "c": "cc", "d": lambda: "called", "e": Unspeakable()}
-            event: dict[str, Any] = {"log_format": words, "log_namespace": "tawebeval.x", **fields}
-            self.assertEqual(
-                format_text_without_time(event).partition("] ")[2],
-                escape_control_characters(formatEvent(event)),
-            )
 
     def test_empty_event_makes_no_line(self) -> None:
         for line in (format_text, format_text_without_time, format_json):
