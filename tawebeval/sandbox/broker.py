@@ -28,7 +28,6 @@ import math
 import os
 import re
 import resource
-import secrets
 import select
 import signal
 import socket
@@ -475,7 +474,7 @@ class ProgramRun:
             )
             self._sources.append(source)
             kept.append(descriptor)
-        nonce = secrets.token_hex(16)
+        nonce = os.urandom(16).hex()
         blocking, release = os.pipe2(os.O_CLOEXEC)
         try:
             self._cgroup.make(self._memory, self._processes)

@@ -13,12 +13,12 @@ from twisted.logger import Logger
 
 from tawebeval.deferreds import WorkerThreads, run_in_background
 
-MIN_POLL_SECONDS = 0.03
+MIN_POLL_SECONDS = 0.02
 """Seconds between two looks at a file that has just changed."""
 MAX_POLL_SECONDS = 0.4
 """Seconds between two looks at a file that has not changed for long."""
 
-_GROWTH = 1.3  # of the time between two looks that find no change
+_PAUSE = 0.1  # between two looks, as a part of the time since the last change
 
 _Signature = tuple[int, int, int]  # inode, size, and time of the last change in nanoseconds
 
@@ -29,8 +29,8 @@ log = Logger()
 class _WatchedFile:
     path: Path
     on_change: Callable[[], object]
+    changed_at: float
     signature: _Signature | None = None
-    pause: float = MIN_POLL_SECONDS
     due: float = 0.0
 
 
@@ -48,7 +48,7 @@ class PollingWatcher:
 
     def watch(self, path: Path, on_change: Callable[[], object]) -> None:
         """Call `on_change()` when the file has appeared or changed."""
-        self._files[path] = _WatchedFile(path, on_change)
+        self._files[path] = _WatchedFile(path, on_change, self._clock.seconds())
         if not self._is_polling:
             self._is_polling = True
             run_in_background(self._poll(), log, "defect: the shared directory is not watched")
@@ -75,10 +75,9 @@ class PollingWatcher:
         for file, signature in zip(files, signatures, strict=True):
             has_changed = signature not in (None, file.signature)
             if has_changed:
-                file.signature, file.pause = signature, MIN_POLL_SECONDS
-            else:
-                file.pause = min(file.pause * _GROWTH, MAX_POLL_SECONDS)
-            file.due = now + file.pause
+                file.signature, file.changed_at = signature, now
+            pause = (now - file.changed_at) * _PAUSE
+            file.due = now + min(max(pause, MIN_POLL_SECONDS), MAX_POLL_SECONDS)
             if has_changed and self._files.get(file.path) is file:
                 file.on_change()
 
