@@ -193,11 +193,7 @@ def _check_environments(daemon: ExaminedDaemon) -> Iterator[str]:
 
 def _check_cluster(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
     if daemon.configuration.runner.kind == "slurm":
-        yield from check_cluster(
-            daemon.configuration,
-            (daemon.state, daemon.cache),
-            daemon.environment,
-        )
+        yield from check_cluster(daemon.configuration, daemon.state, daemon.environment)
 
 
 def _check_starter(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:

@@ -35,7 +35,7 @@ class CheckTests(SynchronousTestCase):
         folder = self.make_commands()
         self.patch(checks, "_JOB_SECONDS", 0.01)
         runner = RunnerSettings(kind="slurm", shared=str(folder))
-        checking = checks.check_cluster(Configuration(runner=runner), (folder,), os.environ)
+        checking = checks.check_cluster(Configuration(runner=runner), folder, os.environ)
         self.assertEqual(next(checking), "the controller of Slurm answers")
         error = self.assertRaises(ConfigurationError, next, checking)
         self.assertIn("no node was free within 0.01 seconds", str(error))
@@ -47,24 +47,25 @@ class CheckTests(SynchronousTestCase):
             runner=RunnerSettings(kind="slurm", shared=str(folder)),
             environments={"gcc": EnvironmentSettings("/roots/gcc")},
         )
-        _, found, missing = checks.check_cluster(configuration, (folder,), os.environ)
-        self.assertIn("bubblewrap works (Python 3.", str(found))
+        _, found, missing = checks.check_cluster(configuration, folder, os.environ)
+        self.assertIn("bubblewrap works", str(found))
         self.assertIsInstance(missing, SetupProblem)
         self.assertIn("/roots/gcc is missing", str(missing))
         self.assertEqual(list(folder.glob("tawebeval-doctor-*")), [])
 
     def test_node_without_bubblewrap_is_an_error(self) -> None:
         folder = self.make_commands(srun=RUN_HERE)
-        self.patch(checks, "_TRIED", ("/bin/sh", "-c", "echo no namespaces >&2; exit 1"))
+        tried = ("/bin/sh", "-c", "echo no namespaces >&2; exit 1")
+        self.patch(checks, "_TRIED", {"bubblewrap": tried})
         runner = RunnerSettings(kind="slurm", shared=str(folder))
-        checking = checks.check_cluster(Configuration(runner=runner), (folder,), os.environ)
+        checking = checks.check_cluster(Configuration(runner=runner), folder, os.environ)
         next(checking)
         error = self.assertRaises(ConfigurationError, next, checking)
-        self.assertIn("bubblewrap does not work: no namespaces", str(error))
+        self.assertIn("does not work: bubblewrap: no namespaces", str(error))
 
-    def test_directories_outside_of_the_shared_one_are_refused(self) -> None:
+    def test_state_outside_of_the_shared_directory_is_refused(self) -> None:
         configuration = Configuration(runner=RunnerSettings(kind="slurm", shared="/shared"))
         error = self.assertRaises(
-            ConfigurationError, checks.check_shared_directories, configuration, [Path("/var")]
+            ConfigurationError, checks.check_shared_directory, configuration, Path("/var")
         )
         self.assertIn("/var is not in /shared", str(error))
