@@ -62,7 +62,7 @@ from tawebeval.resolver import CheckedResolver, SystemResolver
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.limit_monitor import LimitMonitor
 from tawebeval.sandbox.probe import open_helper_sandbox, open_sandbox
-from tawebeval.slurm.checks import check_shared_directories
+from tawebeval.slurm.checks import check_shared_directory
 from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
 from tawebeval.slurm.commands import JobCounters, SlurmCommands
 from tawebeval.web.context import WebContext
@@ -175,10 +175,10 @@ class DaemonBuilder:
         label = derive_daemon_label(directories.state)
         commands = SlurmCommands(self.reactor, self.spawner)
         if self.configuration.runner.kind == "local":
-            if self.left_evaluations.has_cluster_runs:
+            if self.left_evaluations.job_names:
                 cancel_all_jobs(commands, self.reactor, label)
             return self.sandbox
-        check_shared_directories(self.configuration, (directories.state, directories.repositories))
+        check_shared_directory(self.configuration, directories.state)
         return SlurmSandbox.create(
             self.configuration.runner,
             self.sandbox,
@@ -186,6 +186,7 @@ class DaemonBuilder:
             self.pools.file_tree_threads,
             self.reactor,
             label,
+            self.left_evaluations.job_names,
         )
 
     @cached_property

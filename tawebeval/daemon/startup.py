@@ -33,7 +33,7 @@ from tawebeval.sandbox.environments import (
     remove_shell_copies_of_earlier_daemon,
 )
 from tawebeval.sandbox.probe import ProbeDirectories, check_sandbox_and_log_problems
-from tawebeval.slurm.attempts import remove_node_programs
+from tawebeval.slurm.attempts import remove_other_node_programs
 from tawebeval.web.auth import (
     Authentication,
     RateLimit,
@@ -81,9 +81,8 @@ class StartupChecks(Service):
         self.lock_environments(self._configuration)
         try:
             self._remove_leftovers()
-            if not self._left.has_cluster_runs:  # whose jobs may wait to read these files
-                remove_shell_copies_of_earlier_daemon(directories.sandbox_files_directory)
-                remove_node_programs(directories.sandbox_files_directory)
+            remove_shell_copies_of_earlier_daemon(directories.sandbox_files_directory)
+            remove_other_node_programs(directories.sandbox_files_directory)
             write_sandbox_files(directories.sandbox_files_directory)
             check_git_version()
         except OSError as error:

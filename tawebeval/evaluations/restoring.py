@@ -369,9 +369,9 @@ class LeftEvaluations:
         return {group for group in groups if group}
 
     @property
-    def has_cluster_runs(self) -> bool:
-        """Whether jobs of Slurm may be left."""
-        return any(_is_on_cluster(run) for run in self._runs)
+    def job_names(self) -> set[str]:
+        """The names of jobs of Slurm in which an evaluator runs."""
+        return {run.sandbox_description["job_name"] for run in self._runs if _is_on_cluster(run)}
 
     @property
     def _runs(self) -> list[RunRow]:

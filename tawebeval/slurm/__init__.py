@@ -11,7 +11,7 @@ nor the daemon has to live for that.
 - `node_process`: `NodeProcess`, the process of a run: one job, or two after the loss of a node.
 - `cluster`: `SlurmSandbox`, and `SlurmRun`, the parts of its runs.
 - `jobs`: the options of srun; names and states of jobs; why a job was lost.
-- `commands`: squeue, scontrol and scancel, each with a deadline; `JobCounters`, for metrics.
+- `commands`: squeue and scancel, each with a deadline; `JobCounters`, for metrics.
 - `checks`: the checks of start and doctor, from here and by a job.
 
 `daemon.assembly` makes the `SlurmSandbox` beside the daemon's own sandbox, in which git runs.

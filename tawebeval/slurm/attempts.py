@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 import msgspec
+from twisted.internet.interfaces import IDelayedCall
 
 from tawebeval.deferreds import OneShotEvent
 from tawebeval.linux import starter
@@ -26,6 +27,7 @@ from tawebeval.linux.starter_client import ProgramState
 from tawebeval.sandbox import broker
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tawebeval.slurm import node
+from tawebeval.slurm.jobs import QueuedJob
 
 NODE_PYTHON = "/usr/bin/python3"
 """The Python of the program on the nodes, which is also that of evaluators."""
@@ -79,10 +81,14 @@ def write_node_program(parent: Path) -> Path:
     return target / "start.py"
 
 
-def remove_node_programs(parent: Path) -> None:
-    """Remove the programs of nodes that earlier daemons have written. Blocks. Raises: OSError."""
+def remove_other_node_programs(parent: Path) -> None:
+    """Remove the programs of nodes of other versions of tawebeval. Blocks. Raises: OSError.
+
+    A job that runs has read its own.
+    """
     for program in parent.glob(f"{_PROGRAMS}*"):
-        remove_tree(program)
+        if program.name != f"{_PROGRAMS}{_DIGEST}":
+            remove_tree(program)
 
 
 class NodeState(ProgramState, frozen=True):
@@ -91,6 +97,7 @@ class NodeState(ProgramState, frozen=True):
     node: str | None = None
     job: str | None = None
     exceeded: str | None = None
+    unlinked_bytes: int = 0
     error: str | None = None
 
     @property
@@ -119,6 +126,7 @@ class Attempt:
 
     - `job_name`: its name in Slurm; `workspace`: its directories, `evaluation` that of the events.
     - `job_identifier`, `node`: None until known. `state`: what the node has told; None before.
+    - `job`: what squeue said last, since the end of srun. `deadline`: of the wait for more.
     - `is_over`: whether its end was taken: nothing more counts.
     - `has_srun`: whether the starter runs an srun for it. `srun_ended`: happens at its end.
     """
@@ -131,12 +139,14 @@ class Attempt:
     state: NodeState | None = None
     is_over: bool = False
     has_srun: bool = True
+    job: QueuedJob | None = None
+    deadline: IDelayedCall | None = None
     srun_ended: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
 
     @classmethod
-    def create(cls, job_prefix: str, evaluation: Workspace) -> Attempt:
-        """Return a new job, of which nothing is on the disk yet."""
-        token = token_hex(4)
+    def create(cls, job_prefix: str, session: str, evaluation: Workspace) -> Attempt:
+        """Return a new job, of which nothing is on the disk yet; its name ends in `session`."""
+        token = token_hex(4) + session
         name = f"{job_prefix}{evaluation.root.name[:_NAME_LENGTH]}-{token}"
         return cls(name, JobWorkspace(evaluation.root / f"{_PREFIX}{token}"), evaluation)
 

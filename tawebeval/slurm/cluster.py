@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from resource import struct_rusage
+from secrets import token_hex
 from typing import Any
 
 import attrs
 from twisted.internet.protocol import ProcessProtocol
+from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings, RunnerSettings
 from tawebeval.core.checkout import Checkout
@@ -48,7 +51,7 @@ from tawebeval.sandbox.run_limits import (
     build_disk_limit_failure,
 )
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
-from tawebeval.slurm.attempts import Attempt, build_node_command, write_node_program
+from tawebeval.slurm.attempts import Attempt, NodeState, build_node_command, write_node_program
 from tawebeval.slurm.commands import SlurmCommands, build_command_environment
 from tawebeval.slurm.jobs import build_srun_options, exclude_node
 from tawebeval.slurm.node_process import ClusterAccess, NodeProcess
@@ -57,6 +60,8 @@ from tawebeval.slurm.polling_watcher import PollingWatcher
 _SRUN_OUTPUT_BYTES = 2**20  # of srun's own stdout, and of its stderr, that are stored
 _NO_CGROUPS = CgroupManager({})  # those of a job belong to root
 
+log = Logger()
+
 
 @attrs.define(eq=False)
 class SlurmSandbox:
@@ -64,8 +69,8 @@ class SlurmSandbox:
 
     `limits`, `cgroup_manager`, `orphan_reaper` and `writable_trees` are those of the daemon's own
     sandbox; its starter runs each srun. `local` makes what a node has to start, of paths that the
-    node has, too. `job_prefix` begins the names of all jobs of the daemon; `own_jobs` are the names
-    of those that are followed.
+    node has, too. `job_prefix` begins the names of all jobs of the daemon, and `session` ends the
+    names of those that this process of the daemon starts.
     """
 
     settings: RunnerSettings
@@ -77,7 +82,7 @@ class SlurmSandbox:
     commands: SlurmCommands
     access: ClusterAccess
     job_prefix: str
-    own_jobs: set[str] = attrs.field(factory=set)
+    session: str = attrs.field(factory=partial(token_hex, 3))
 
     @classmethod
     def create(
@@ -88,6 +93,7 @@ class SlurmSandbox:
         threads: WorkerThreads,
         reactor: Any,
         label: str,
+        left_jobs: Collection[str],
     ) -> SlurmSandbox:
         """Return the sandbox beside the daemon's own, `local`.
 
@@ -113,12 +119,13 @@ class SlurmSandbox:
             access,
             _begin_job_names(label),
         )
-        reactor.callWhenRunning(commands.cancel_stale_jobs, sandbox.is_leftover)
+        reactor.callWhenRunning(commands.cancel_jobs, partial(sandbox.is_leftover, left_jobs))
         return sandbox
 
-    def is_leftover(self, name: str) -> bool:
-        """Tell whether a job is of this daemon, and nobody follows it."""
-        return name.startswith(self.job_prefix) and name not in self.own_jobs
+    def is_leftover(self, left_jobs: Collection[str], name: str) -> bool:
+        """Tell whether a job is of an earlier process of the daemon, and no evaluation's."""
+        is_own = name.startswith(self.job_prefix) and not name.endswith(self.session)
+        return is_own and name not in left_jobs
 
     def make_run(
         self,
@@ -149,7 +156,7 @@ def _begin_job_names(label: str) -> str:
 def cancel_all_jobs(commands: SlurmCommands, clock: Any, label: str) -> None:
     """Cancel the jobs of the daemon `label`, which has used a cluster before, and does not now."""
     every = _begin_job_names(label)
-    clock.callWhenRunning(commands.cancel_stale_jobs, lambda name: name.startswith(every))
+    clock.callWhenRunning(commands.cancel_jobs, lambda name: name.startswith(every))
 
 
 class SlurmRunLimits(LocalRunLimits):
@@ -160,6 +167,7 @@ class SlurmRunLimits(LocalRunLimits):
     """
 
     process: NodeProcess | None = None
+    _is_away = False
 
     def _list_main_pids(self) -> tuple[int, ...]:
         """Return nothing: the processes are on the node."""
@@ -171,11 +179,30 @@ class SlurmRunLimits(LocalRunLimits):
 
     def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
         """Return the error of the first exceeded limit; None if all are kept. Blocks."""
-        return self.check_memory() or super().check(final, work)
+        try:
+            failure = self.check_memory() or super().check(final, work) or self._check_disk()
+        except OSError as error:  # the shared directory is away, for a moment
+            if not self._is_away:
+                words = "runner.shared: limits of a run are not checked: {error}"
+                log.warn(words, error=error.strerror)
+            self._is_away = True
+            return None
+        self._is_away = False
+        return failure
+
+    @property
+    def _state(self) -> NodeState | None:
+        return None if self.process is None else self.process.attempt.state
+
+    def _check_disk(self) -> EvaluationFailure | None:
+        """Return the error of files that take too much with those that only the node sees."""
+        held = 0 if self._state is None else self._state.unlinked_bytes
+        is_over = self.disk_bytes + held > self._most_disk
+        return build_disk_limit_failure(self.settings) if is_over else None
 
     def check_memory(self) -> EvaluationFailure | None:
         """Return the error of the limit that the node has found exceeded, whatever the exit."""
-        state = None if self.process is None else self.process.attempt.state
+        state = self._state
         if state is None or state.exceeded is None:
             return None
         limits = self.settings
@@ -222,9 +249,8 @@ class SlurmRun(Launch, RunEnd):
         )
 
     def _make_attempt(self) -> Attempt:
-        attempt = Attempt.create(self._sandbox.job_prefix, self._workspace)
-        self._sandbox.own_jobs.add(attempt.job_name)
-        return attempt
+        sandbox = self._sandbox
+        return Attempt.create(sandbox.job_prefix, sandbox.session, self._workspace)
 
     @property
     def workspace_view(self) -> WorkspaceView:
@@ -307,11 +333,9 @@ class SlurmRun(Launch, RunEnd):
                 self._start_in_place_of, lost, attempt, avoided_node
             )
         except Exception:
-            self._sandbox.own_jobs.discard(attempt.job_name)
             # The starter may have started srun, and not have answered in time.
             self._sandbox.commands.cancel_job(attempt.job_name)
             raise
-        self._sandbox.own_jobs.discard(lost.job_name)
         self._use_attempt(attempt)
         return attempt
 
@@ -322,6 +346,7 @@ class SlurmRun(Launch, RunEnd):
 
     def _start_in_place_of(self, lost: Attempt, attempt: Attempt, avoided_node: str | None) -> None:
         attempt.make_directories()
+        self._sandbox.local.make_system_view(self._environment)  # the lost job's may be removed
         attempt.write_start(attempt.read_start(lost))
         copy_tree(self._checkout.path, attempt.workspace.tree_directory)
         self._start_srun(attempt, avoided_node)
@@ -342,9 +367,7 @@ class SlurmRun(Launch, RunEnd):
 
         Raises: OSError; the call may be repeated.
         """
-        self._sandbox.own_jobs.discard(self.attempt.job_name)
         attempt = Attempt.load(left.description, self._workspace)
-        self._sandbox.own_jobs.add(attempt.job_name)
         self._is_started = True
         self._use_attempt(attempt)
         status = self.runner_status
@@ -382,7 +405,6 @@ class SlurmRun(Launch, RunEnd):
     def close(self) -> None:
         """End an srun that nobody has followed. Blocks."""
         sandbox, attempt = self._sandbox, self.attempt
-        sandbox.own_jobs.discard(attempt.job_name)
         if self._is_started and self.process is None:
             with suppress(OSError):  # it has ended
                 sandbox.writable_trees.starter.forget_program_now(attempt.directory)

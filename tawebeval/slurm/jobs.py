@@ -1,4 +1,4 @@
-"""Jobs of Slurm: the options of srun(1), the queue by squeue(1), and why a job was lost."""
+"""Jobs of Slurm: the options of srun(1), the lines of squeue(1), and why a job was lost."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NODE_PROGRAM_MEMORY_BYTES = 96 * 2**20
 JOB_TIME_MARGIN_SECONDS = 120
 """Seconds that a job may last beyond the evaluation's own limits."""
 
-SQUEUE_OPTIONS = ("--noheader", "--me", "--format=%i|%j|%T|%r")
+SQUEUE_OPTIONS = ("--noheader", "--me", "--format=%i|%j|%T|%r|%N")
 """The options of squeue for `parse_squeue`."""
 
 ENDING_STATE = "COMPLETING"
 """The state of a job until its nodes have ended it; another one follows, with the reason."""
 
 _MIB = 2**20
-_QUEUED = re.compile(r"job (\d+) (?:queued|has been allocated)|allocation (\d+)")
+_BARS = 4  # in a line of squeue
 _STDERR_SHOWN = 300  # characters of srun's stderr in a message
 _NODE_MESSAGE = re.compile(r"^tawebeval on .*", re.MULTILINE)  # of the program on the node
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|[ \t].*)$\n?", re.MULTILINE)
@@ -32,32 +32,31 @@ _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|[ \t].*)$\n?"
 
 @attrs.frozen
 class QueuedJob:
-    """A job as squeue shows it."""
+    """A job as squeue shows it, also for some minutes after its end."""
 
     identifier: str
+    name: str
     state: str
-    reason: str
+    reason: str = ""
+    node: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether neither node nor controller does anything for it any more."""
+        return self.state in ("COMPLETED", "FAILED", *_REASONS)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it waits or runs, and may be cancelled."""
+        return not self.has_ended and self.state != ENDING_STATE
 
 
 def parse_squeue(printed: str) -> Mapping[str, QueuedJob]:
     """Return the jobs that squeue has printed, by their names."""
-    found = {}
-    for line in printed.splitlines():
-        identifier, name, state, reason = [*line.split("|"), *[""] * 4][:4]
-        if name:
-            found[name] = QueuedJob(identifier, state, reason)
-    return found
-
-
-def parse_scontrol_job(printed: str) -> Mapping[str, str]:
-    """Return the fields of `scontrol show job --oneliner`."""
-    return dict(re.findall(r"(?:^|\s)([A-Za-z][\w:/]*)=(\S*)", printed))
-
-
-def find_job_identifier(srun_stderr: str) -> str | None:
-    """Return the number of the job that srun names on stderr."""
-    told = _QUEUED.search(srun_stderr)
-    return None if told is None else told[1] or told[2]
+    jobs = (
+        QueuedJob(*line.split("|")) for line in printed.splitlines() if line.count("|") == _BARS
+    )
+    return {job.name: job for job in jobs}
 
 
 def build_srun_options(
@@ -89,32 +88,29 @@ def exclude_node(options: Sequence[str], node: str) -> list[str]:
     return [*options, name + ",".join((*excluded[-1:], node))]
 
 
-def explain_job_loss(job: Mapping[str, str], srun_stderr: str) -> EvaluationFailure:
+def explain_job_loss(job: QueuedJob | None, srun_stderr: str) -> EvaluationFailure:
     """Return why a job has ended without an outcome.
 
-    `job` has the fields of `parse_scontrol_job`, empty if Slurm does not answer; `srun_stderr` is
-    the end of what srun has printed.
+    `job` is what squeue said last; None if it does not know the job, or does not answer.
+    `srun_stderr` is the end of what srun has printed.
     """
-    state = job.get("JobState", "")
-    node = job.get("NodeList", "")
-    where = f" on the node {node}" if node and node != "(null)" else ""
-    number = job.get("JobId")
-    named = f"the job {number} of Slurm{where}" if number else "the job of Slurm"
-    if state in _REASONS:
-        reason = _REASONS[state]
-        return EvaluationFailure(reason, f"{named} {_ENDS[reason]}", {"slurm": state})
+    if job is not None:
+        where = f" on the node {job.node}" if job.node else ""
+        named = f"the job {job.identifier} of Slurm{where}"
+        if reason := _REASONS.get(job.state):
+            return EvaluationFailure(reason, f"{named} {_ENDS[reason]}", {"slurm": job.state})
     words = _NODE_MESSAGE.sub("", srun_stderr)  # no path or error of the node
     for sign, reason in _SIGNS:
         if re.search(sign, words):
-            return EvaluationFailure(reason, f"{named} {_ENDS[reason]}")
-    if state == ENDING_STATE:
-        return EvaluationFailure("node", f"{named} is not ended by its node", {"slurm": state})
+            return EvaluationFailure(reason, f"the job of Slurm {_ENDS[reason]}")
     said = re.sub(r"\s+", " ", _TRACEBACK.sub("", srun_stderr)).strip()[-_STDERR_SHOWN:]
     said = f"; srun said: {said}" if said else ""
-    if not number:
+    if job is None:
         return EvaluationFailure("lost", f"the evaluator was not run by Slurm{said}")
-    what = f"{named} ended without an outcome (state {state or 'unknown'}){said}"
-    return EvaluationFailure("lost", what)  # such as a program that the node does not have
+    if job.state == ENDING_STATE:
+        return EvaluationFailure("node", f"{named} is not ended by its node", {"slurm": job.state})
+    # Such as a program that the node does not have.
+    return EvaluationFailure("lost", f"{named} ended without an outcome ({job.state}){said}")
 
 
 _REASONS: Mapping[str, FailureReason] = {

@@ -1,7 +1,6 @@
 """The program on a node: starts one evaluator, and reports on it in files of a shared directory.
 
     python3 -I -S start.py DIRECTORY CPU_SECONDS DISK_BYTES
-    python3 -I -S start.py --check FILE
 
 It imports the standard library, and of tawebeval only what does so, too: `write_node_program` of
 `attempts` copies these modules to the shared directory. DIRECTORY is that of one job:
@@ -17,8 +16,6 @@ It imports the standard library, and of tawebeval only what does so, too: `write
 The program forks a starter, which ends with it. It needs neither the daemon nor srun: whatever
 happens to these, the evaluator goes on, and `state` tells its end. If the program is killed, or the
 directory removed, the evaluator is killed.
-
-With `--check` it prints what evaluators would find on the node, for `tawebeval doctor`.
 """
 
 from __future__ import annotations
@@ -30,7 +27,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -41,6 +37,7 @@ from tawebeval.sandbox.broker import list_process_tree, measure_cpu_seconds
 
 _PAUSE = 0.1  # seconds between two looks at `signal`
 _LIMITS_PAUSE = 0.3  # seconds between two looks at limits, and two flushes
+_TOLD_PART = 1 / 16  # of the limit of disk space: a smaller change is not told
 _STARTER_SECONDS = 10.0  # for the starter to listen
 _WAIT = 0.002  # seconds between two attempts to connect
 _GONE = (errno.ENOENT, errno.ESTALE)  # the daemon has removed the directory
@@ -56,7 +53,8 @@ class NodeJob:
 
     `state` has `node` and `job`, and `error` if the evaluator cannot be started. Otherwise it has
     the members of `starter.Program.describe`, and `exceeded`: the limit for which the evaluator was
-    killed, "cpu", "disk" or "memory"; None without.
+    killed, "cpu", "disk" or "memory"; None without. `unlinked_bytes` is about what removed files
+    take that processes have open: the daemon cannot see them.
     """
 
     def __init__(self, directory: str, cpu_seconds: float, disk_bytes: int) -> None:
@@ -74,6 +72,7 @@ class NodeJob:
             "node": os.environ.get("SLURMD_NODENAME", os.uname().nodename),
             "job": os.environ.get("SLURM_JOB_ID"),
             "exceeded": None,
+            "unlinked_bytes": 0,
         }
 
     def run(self) -> None:
@@ -168,8 +167,7 @@ class NodeJob:
                 file.seek(self._signalled)
                 *lines, _ = file.read().split(b"\n")
         except OSError as error:
-            if error.errno in _GONE:
-                sys.exit("the daemon has removed the evaluation")
+            self._end_if_removed(error)
             return
         for line in lines:
             self._signalled += len(line) + 1
@@ -191,9 +189,13 @@ class NodeJob:
         if "status" in self._state or "pid" not in self._state or self._state["exceeded"]:
             return
         mains = [pid for pid in (self._state["pid"], self._state.get("broker_pid")) if pid]
+        held = measure_unlinked_bytes(mains, self._device)
+        if abs(held - self._state["unlinked_bytes"]) > self._disk_bytes * _TOLD_PART:
+            self._state["unlinked_bytes"] = held
+            self._is_saved = False
         if sum(map(measure_cpu_seconds, mains)) > self._cpu_seconds:
             exceeded = "cpu"
-        elif measure_unlinked_bytes(mains, self._device) > self._disk_bytes:
+        elif held > self._disk_bytes:
             exceeded = "disk"
         elif count_oom_kills() > self._oom_kills:  # what is left may wait for the killed process
             exceeded = "memory"
@@ -218,8 +220,13 @@ class NodeJob:
             os.rename(f"{path}.new", path)
             self._is_saved = True
         except OSError as error:
-            if error.errno in _GONE:
-                sys.exit("the daemon has removed the evaluation")
+            self._end_if_removed(error)
+
+    def _end_if_removed(self, error: OSError) -> None:
+        """End if the daemon has removed the directory, not if the whole file system is away."""
+        evaluations = os.path.dirname(os.path.dirname(self._directory))
+        if error.errno in _GONE and os.path.isdir(evaluations):
+            sys.exit("the daemon has removed the evaluation")
 
 
 def start_starter() -> tuple[int, socket.socket]:
@@ -314,38 +321,12 @@ def is_on_nfs(directory: str) -> bool:
     return kind.startswith("nfs")
 
 
-def check_node(path: str) -> None:
-    """Print what evaluators would find on this node, as JSON."""
-    report: dict[str, Any] = {
-        "node": os.environ.get("SLURMD_NODENAME", os.uname().nodename),
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "token": None,
-        "problem": None,
-        "missing": [],
-    }
-    with open(path, "rb") as file:
-        told = json.loads(file.read())
-    report["token"] = told["token"]
-    try:
-        tried = subprocess.run(told["argv"], stdin=subprocess.DEVNULL, capture_output=True)
-        if tried.returncode:
-            report["problem"] = tried.stderr.decode(errors="replace").strip()[-300:] or "it failed"
-    except OSError as error:
-        report["problem"] = str(error)
-    report["missing"] = [each for each in told["paths"] if not os.path.exists(each)]
-    print(json.dumps(report), flush=True)
-
-
 def main() -> None:
     """Run the job. Raises: SystemExit, with a message."""
     os.umask(0o077)
     os.environ.pop("SLURM_JWT", None)  # srun's authority, which no child may have
-    _, *arguments = sys.argv
+    _, directory, cpu_seconds, disk_bytes = sys.argv
     try:
-        if arguments[0] == "--check":
-            check_node(arguments[1])
-        else:
-            directory, cpu_seconds, disk_bytes = arguments
-            NodeJob(directory, float(cpu_seconds), int(disk_bytes)).run()
+        NodeJob(directory, float(cpu_seconds), int(disk_bytes)).run()
     except (JobFailed, OSError) as error:
         sys.exit(f"tawebeval on {os.uname().nodename}: {error}")

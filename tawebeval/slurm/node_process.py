@@ -15,7 +15,6 @@ import msgspec
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.error import ProcessTerminated
 from twisted.internet.interfaces import IDelayedCall
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -32,22 +31,23 @@ from tawebeval.linux.tailed_process import ProgramFiles, TailedProcess
 from tawebeval.sandbox.base import RunnerStatus
 from tawebeval.slurm.attempts import Attempt, NodeState
 from tawebeval.slurm.commands import SlurmCommands
-from tawebeval.slurm.jobs import ENDING_STATE, QueuedJob, explain_job_loss, find_job_identifier
+from tawebeval.slurm.jobs import QueuedJob, explain_job_loss
 from tawebeval.slurm.polling_watcher import PollingWatcher
 
 KILL_ANSWER_TIMEOUT = 10.0
 """Seconds after which a node that does not answer to SIGKILL is given up."""
 
 MAX_KILL_SECONDS = 2 * KILL_ANSWER_TIMEOUT
-"""The most seconds from SIGKILL to the end of a run: its srun has as many to end as the node."""
+"""The most seconds from SIGKILL to the end of a run, also on a busy machine."""
 
 SRUN_END_TIMEOUT = 60.0
 """Seconds after the evaluator's end for srun to end; it waits for a controller that is away."""
 
 JOB_QUERY_TIMEOUT = 120.0
-"""Seconds in which a controller that is away may come back, and say why a job was lost."""
+"""Seconds for a controller that is away, or a node that ends a job, to say why a job was lost."""
 
-_SHOW_PAUSE = 2.0  # seconds between two questions
+_MISSES = 2  # looks at the queue without a job whose srun has ended
+_MISSES_OF_UNKNOWN = 15  # ... and of a job that nobody has told of
 _KILLED = ProgramState(
     status=signal.SIGKILL, rusage=(0,) * 16, is_output_complete=True
 )  # of a lost evaluator
@@ -81,10 +81,10 @@ class _SrunListener:
         if state.is_unknown:
             self.on_starter_lost()
         elif state.status is not None and state.is_output_complete:
-            self._process.on_srun_end(self._attempt)
+            self._process.on_srun_end(self._attempt, is_known=True)
 
     def on_starter_lost(self) -> None:
-        self._process.on_srun_unknown(self._attempt)
+        self._process.on_srun_end(self._attempt, is_known=False)
 
 
 @attrs.define(eq=False)
@@ -119,7 +119,6 @@ class NodeProcess:
     _must_read: bool = False
     _is_paused: bool = False
     _is_stopped: bool = False  # no job is started any more
-    _is_explaining: bool = False
     _losing: Deferred[None] = attrs.field(factory=partial(succeed, None))  # of the last `_lose`
     _has_ended: bool = False
     _kill: IDelayedCall | None = None  # None until the first SIGKILL
@@ -158,12 +157,12 @@ class NodeProcess:
 
     # What the run wants
 
-    def follow(self, attempt: Attempt, *, is_resumed: bool = False) -> None:
+    def follow(self, attempt: Attempt) -> None:
         """Follow a job that was started, now or by an earlier process of the daemon."""
         access, name = self._access, attempt.job_name
         self.attempt = attempt
         access.commands.counters.record_job_state(name, is_running=False)
-        access.commands.watch_job(name, partial(self._on_queue, attempt), is_known=is_resumed)
+        access.commands.watch_job(name, partial(self._on_queue, attempt))
         access.watcher.watch(attempt.state_file, self._look)
         starter, listener = access.get_starter(), _SrunListener(self, attempt)
         if starter.is_attached:
@@ -191,7 +190,7 @@ class NodeProcess:
         self._run, self._stdout_offset = run, stdout_offset
         if state is not None and state.error is None:
             self._connect_process(state)
-        self.follow(self.attempt, is_resumed=True)
+        self.follow(self.attempt)
         run.makeConnection(self)
         if state is None:  # it waits to be begun again
             run.suspend_clock()
@@ -241,7 +240,7 @@ class NodeProcess:
             if self._kill is not None and self._kill.active():
                 self._kill.cancel()
             if not self.attempt.is_over:
-                self._end_watch()
+                self._end_watch(self.attempt)
             if self._process is not None:
                 self._process.leave()
 
@@ -257,16 +256,19 @@ class NodeProcess:
             self._give_up(self.attempt)
             await self._losing  # which may start another job just now
             await self.attempt.srun_ended.wait()
-            self._end_watch()
+            self._end_watch(self.attempt)
             raise
         if failure is not None:
             raise failure
 
-    def _end_watch(self) -> None:
-        """Watch the present job no more."""
-        self.attempt.is_over = True
-        self._access.watcher.unwatch(self.attempt.state_file)
-        self._access.commands.unwatch_job(self.attempt.job_name)
+    def _end_watch(self, attempt: Attempt) -> None:
+        """Take nothing more of a job."""
+        attempt.is_over = True
+        self._access.watcher.unwatch(attempt.state_file)
+        self._access.commands.unwatch_job(attempt.job_name)
+        if attempt.deadline is not None:
+            attempt.deadline.cancel()
+            attempt.deadline = None
 
     # What `TailedProcess` wants of a starter
 
@@ -321,7 +323,6 @@ class NodeProcess:
         had_begun, attempt.state = attempt.has_begun, state
         attempt.node, attempt.job_identifier = state.node, state.job or attempt.job_identifier
         if state.is_final:
-            attempt.is_over = True
             self._release(attempt)
         if state.error is not None:
             what = f"the node {state.node} could not run the evaluator: {state.error}"
@@ -374,53 +375,74 @@ class NodeProcess:
     def _release(self, attempt: Attempt) -> None:
         """Let srun end, which ends the job; see that neither is left."""
         access = self._access
-        access.watcher.unwatch(attempt.state_file)
+        self._end_watch(attempt)
         if self._kill is not None and self._kill.active():
             self._kill.cancel()
         if attempt.has_srun:
             late = access.reactor.callLater(SRUN_END_TIMEOUT, self._give_up, attempt)
             attempt.srun_ended.add_callback(lambda _: late.active() and late.cancel())
         else:
-            access.commands.unwatch_job(attempt.job_name)
             access.commands.counters.record_job_end(attempt.job_name)
             access.commands.cancel_job(attempt.job_name)  # Slurm keeps a job without its srun
 
     # What Slurm tells
 
     def _on_queue(self, attempt: Attempt, job: QueuedJob | None) -> None:
+        attempt.job = job
         if job is None:
             log.warn("the job {job} of Slurm is gone", job=attempt.job_identifier)
             if attempt.has_srun:  # which waits for nothing
                 self._give_up(attempt)
-            else:
-                self._explain_loss(attempt)
-            return
-        self.runner_status.job_id = attempt.job_identifier = job.identifier
-        self.runner_status.queue_reason = job.reason if job.state == "PENDING" else None
+                return
+        else:
+            self.runner_status.job_id = attempt.job_identifier = job.identifier
+            self.runner_status.queue_reason = job.reason if job.state == "PENDING" else None
+            if attempt.has_srun or job.is_alive:
+                return
+            if not job.has_ended:  # its nodes have not told the controller of the end
+                if self._run is not None:
+                    self._run.suspend_clock()
+                self._limit_questions(attempt)
+                return
+        self._explain_loss(attempt)
 
-    def on_srun_end(self, attempt: Attempt) -> None:
-        """Take the end of srun: the job has ended."""
+    def on_srun_end(self, attempt: Attempt, *, is_known: bool) -> None:
+        """Follow the job without srun: it has ended, most often, or srun was killed.
+
+        `is_known`: the starter has told it; else it knows no srun.
+        """
         access = self._access
         if not attempt.has_srun:
             return
-        attempt.has_srun = False
-        access.commands.unwatch_job(attempt.job_name)
-        access.commands.counters.record_job_end(attempt.job_name)
-        access.get_starter().unwatch_program(attempt.directory)
-        access.get_starter().forget_program(attempt.directory)
-        self._explain_loss(attempt)
+        attempt.has_srun, attempt.job = False, None
+        if is_known:
+            access.get_starter().unwatch_program(attempt.directory)
+            access.get_starter().forget_program(attempt.directory)
+        if attempt.is_over:
+            access.commands.counters.record_job_end(attempt.job_name)
+        if not (attempt.is_over or self._is_stopped):
+            misses = _MISSES if is_known else _MISSES_OF_UNKNOWN
+            on_queue = partial(self._on_queue, attempt)
+            access.commands.watch_job(attempt.job_name, on_queue, misses=misses)
+            if is_known:
+                self._limit_questions(attempt)
+        elif is_known:
+            self._explain_loss(attempt)
+        else:
+            access.commands.cancel_job(attempt.job_name)
         attempt.srun_ended.set_value(None)
 
-    def on_srun_unknown(self, attempt: Attempt) -> None:
-        """Go on without srun, which the starter does not know: the queue tells the job's end."""
-        attempt.has_srun = False
-        if attempt.is_over or self._is_stopped:
-            self._access.commands.cancel_job(attempt.job_name)
-        else:
-            self._access.commands.watch_job(
-                attempt.job_name, partial(self._on_queue, attempt), is_known=True
+    def _limit_questions(self, attempt: Attempt) -> None:
+        """Wait for what Slurm says of the end of a job, but not for ever."""
+        if attempt.deadline is None:
+            attempt.deadline = self._access.reactor.callLater(
+                JOB_QUERY_TIMEOUT, self._on_no_answer, attempt
             )
-        attempt.srun_ended.set_value(None)
+
+    def _on_no_answer(self, attempt: Attempt) -> None:
+        attempt.deadline = None
+        if attempt.job is None or not attempt.job.is_alive:
+            self._explain_loss(attempt)
 
     def _on_deaf_node(self) -> None:
         log.warn(
@@ -431,69 +453,31 @@ class NodeProcess:
 
     def _give_up(self, attempt: Attempt) -> None:
         """End srun and its job, whatever the node does."""
-        commands, starter = self._access.commands, self._access.get_starter()
-        # At SIGTERM srun would have a job cancelled by its number, which may be another's now.
-        is_missing = commands.is_job_missing(attempt.job_name)
-        commands.unwatch_job(attempt.job_name)
-        commands.cancel_job(attempt.job_name)
-        if not attempt.has_srun:
+        self._access.commands.unwatch_job(attempt.job_name)
+        self._access.commands.cancel_job(attempt.job_name)
+        if attempt.has_srun:
+            # At SIGTERM it would have the job cancelled by its number, which may be another's now.
+            self._access.get_starter().signal_program(attempt.directory, signal.SIGKILL)
+        else:
             self._explain_loss(attempt)
-            return
-        starter.signal_program(attempt.directory, signal.SIGKILL if is_missing else signal.SIGTERM)
-        late = self._access.reactor.callLater(
-            KILL_ANSWER_TIMEOUT, starter.signal_program, attempt.directory, signal.SIGKILL
-        )
-        attempt.srun_ended.add_callback(lambda _: late.active() and late.cancel())
 
     def _explain_loss(self, attempt: Attempt) -> None:
-        """Find out why a job has ended, unless the node has told how."""
-        if not (attempt.is_over or self._is_explaining):
-            self._is_explaining = True
+        """Tell why a job has ended, unless the node has told how."""
+        if not attempt.is_over:
             run_in_background(self._explain(attempt), log, "defect: the end of a job is unknown")
 
     async def _explain(self, attempt: Attempt) -> None:
-        try:
-            self._on_state(attempt, await self._read_state(attempt))
-            if attempt.is_over:
-                return
-            if self._run is not None:  # the evaluator does not run while Slurm is asked
-                self._run.suspend_clock()
-            loss = await self._find_loss(attempt)
-            # This machine may see only now what the node has told before.
-            self._on_state(attempt, await self._read_state(attempt))
-        finally:
-            self._is_explaining = False
+        # This machine may see only now what the node has told before.
+        self._on_state(attempt, await self._read_state(attempt))
+        stderr = await self._access.threads.run_in_thread(attempt.read_srun_stderr)
         if attempt.is_over:
             return
-        attempt.is_over = True
+        loss = explain_job_loss(attempt.job, stderr)
         self._release(attempt)
         self._access.commands.cancel_job(attempt.job_name)
         if not self._is_stopped:
             self._access.commands.counters.lost_jobs_by_reason[loss.reason] += 1
         self._lose_soon(attempt, loss)
-
-    async def _find_loss(self, attempt: Attempt) -> EvaluationFailure:
-        """Return why a job was lost.
-
-        Ask again, but not for long, while Slurm does not answer or the job is not ended yet.
-        """
-        access = self._access
-        stderr = await access.threads.run_in_thread(attempt.read_srun_stderr)
-        identifier = attempt.job_identifier or find_job_identifier(stderr)
-        loss = explain_job_loss({}, stderr)
-        deadline = access.reactor.seconds() + JOB_QUERY_TIMEOUT
-        while identifier and not self._is_stopped:
-            job = await access.commands.show_job(identifier)
-            if job is not None:
-                # A controller that has lost its state uses numbers again.
-                is_own = job.get("JobName", attempt.job_name) == attempt.job_name
-                loss = explain_job_loss(job if is_own else {}, stderr)
-                if loss.extra_members.get("slurm") != ENDING_STATE:
-                    break
-            if access.reactor.seconds() >= deadline:
-                break
-            await deferLater(access.reactor, _SHOW_PAUSE)
-        return loss
 
     # The end of a lost job
 

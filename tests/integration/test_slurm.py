@@ -10,14 +10,18 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
+from twisted.internet import reactor
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.internet.utils import getProcessOutput
 from twisted.trial.unittest import SkipTest
 
 from tawebeval.config import Configuration, parse_configuration
+from tawebeval.daemon.directories import derive_daemon_label
 from tawebeval.errors import ConfigurationError
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
 from tawebeval.slurm.checks import check_cluster
+from tawebeval.slurm.commands import SQUEUE_PERIOD
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.attacks import bombs
 from tests.integration.client import failure, joined, python, text
@@ -123,16 +127,18 @@ class RunTests(SlurmTestCase):
             self.assertEqual(failure(events, "memory")["limit"], "limits.memory", end)
 
     async def test_disk(self) -> None:
-        """A file that was removed while it is open counts, too."""
+        """A file that was removed while it is open counts, too, and with the others."""
         program = """
 import os, time
 file = open("x", "wb", 0)
 os.unlink("x")
-file.write(bytes(2**24))
+file.write(bytes(int(os.sys.argv[1])))
+open("y", "wb", 0).write(bytes(int(os.sys.argv[2])))
 time.sleep(600)
 """
-        events = await self.run_command(python(program), **{"limits[disk]": "1M"})
-        failure(events, "disk")
+        for sizes in ((24 * MIB, 0), (10 * MIB, 10 * MIB)):
+            command = python(program, *map(str, sizes))
+            failure(await self.run_command(command, **{"limits[disk]": "16M"}), "disk")
 
     async def test_spy(self) -> None:
         """An evaluator sees neither orders nor Slurm, and cannot connect to its controller."""
@@ -173,6 +179,28 @@ class ClusterTests(SlurmTestCase):
         self.assertEqual(joined(await self.client.follow(identifier)), ["readyon\n"])
         self.cluster.start_controller()
         self.assertEqual(joined(await self.run_command("echo again")), ["again\n"])
+
+    async def test_evaluation_outlives_a_killed_srun(self) -> None:
+        identifier, gate = await self.begin_and_hold("echo on")
+        label = derive_daemon_label(self.daemon.state)
+        sruns = processes(f"srun\0--job-name=tawebeval-{label}-")
+        self.assertTrue(sruns)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # each would else cancel the job
+            for pid in sruns:
+                os.kill(pid, number)
+        await deferLater(reactor, 2 * SQUEUE_PERIOD)  # Slurm is asked meanwhile
+        gate.write_text("\n")
+        self.assertEqual(joined(await self.client.follow(identifier)), ["readyon\n"])
+        await until(lambda: not self.cluster.list_jobs(), "no job is left")
+
+    async def test_evaluation_outlives_an_absence_of_the_shared_directory(self) -> None:
+        identifier, gate = await self.begin_and_hold("echo on")
+        evaluations, away = self.daemon.state / "evaluations", self.daemon.state / "away"
+        evaluations.rename(away)
+        (away / gate.relative_to(evaluations)).write_text("\n")
+        await self.daemon.logged("runner.shared: limits of a run are not checked")
+        away.rename(evaluations)
+        self.assertEqual(joined(await self.client.follow(identifier)), ["readyon\n"])
 
     async def test_evaluation_outlives_a_killed_daemon(self) -> None:
         identifier, gate = await self.begin_and_hold("echo on")
@@ -248,7 +276,7 @@ class DoctorTests(SlurmTestCase):
             "CACHE_DIRECTORY": str(self.daemon.cache),
         }
         said = await getProcessOutput(command[0], command[1:], environment, errortoo=True)
-        self.assertIn(b"bubblewrap works (Python 3.", said)
+        self.assertIn(b"bubblewrap works", said)
         self.assertIn(b"the shared directory is seen", said)
 
     async def test_faults(self) -> None:
@@ -258,7 +286,7 @@ class DoctorTests(SlurmTestCase):
             (
                 "--cpus-per-task=1",
                 "--partition=none",
-                "runner.arguments: the cluster has no partition",
+                "runner.kind: a job does not run on a node: srun: error: invalid partition",
             ),
             (
                 "--cpus-per-task=1",
@@ -273,9 +301,8 @@ class DoctorTests(SlurmTestCase):
 
     def find_fault(self, configuration: Configuration) -> str:
         """Return the error of the checks."""
-        directories = (self.daemon.state, self.daemon.cache)
         with self.assertRaises(ConfigurationError) as found:
-            list(check_cluster(configuration, directories, self.cluster.environment))
+            list(check_cluster(configuration, self.daemon.state, self.cluster.environment))
         return str(found.exception)
 
 

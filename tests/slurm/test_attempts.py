@@ -10,7 +10,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.sandbox.workspace import Workspace
-from tawebeval.slurm.attempts import Attempt, remove_node_programs, write_node_program
+from tawebeval.slurm.attempts import Attempt, remove_other_node_programs, write_node_program
 
 
 class AttemptCase(SynchronousTestCase):
@@ -21,20 +21,20 @@ class AttemptCase(SynchronousTestCase):
 
 class ProgramTests(AttemptCase):
     def test_several_threads_write_it_once_beside_that_of_another_version(self) -> None:
-        other = self.parent / "node-0123456789abcdef"  # which jobs that wait may name
+        other = self.parent / "node-0123456789abcdef"
         (other / "tawebeval").mkdir(parents=True)
         with ThreadPoolExecutor(8) as threads:
             found = set(threads.map(write_node_program, [self.parent] * 8))
         (program,) = found
         self.assertEqual(set(self.parent.iterdir()), {other, program.parent})
         self.assertTrue(program.is_file())
-        remove_node_programs(self.parent)
-        self.assertEqual(list(self.parent.iterdir()), [])
+        remove_other_node_programs(self.parent)
+        self.assertEqual(list(self.parent.iterdir()), [program.parent])
 
 
 class JobTests(AttemptCase):
     def make_attempt(self) -> Attempt:
-        attempt = Attempt.create("tawebeval-x-", Workspace(self.parent / "evaluation"))
+        attempt = Attempt.create("tawebeval-x-", "s", Workspace(self.parent / "evaluation"))
         attempt.make_directories()
         return attempt
 

@@ -9,12 +9,21 @@ from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import LimitSettings, RunnerSettings, SlurmJobSettings
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.slurm.attempts import Attempt
-from tawebeval.slurm.cluster import SlurmRun
+from tawebeval.slurm.cluster import SlurmRun, SlurmSandbox
 from tests.slurm.test_node_process import NodeProcessCase
+
+
+class LeftoverTests(SynchronousTestCase):
+    def test_jobs_of_an_earlier_process_without_an_evaluation_are_leftovers(self) -> None:
+        sandbox: Any = SimpleNamespace(job_prefix="tawebeval-x-", session="5e55")
+        names = ("tawebeval-x-a-1", "tawebeval-x-b-25e55", "tawebeval-x-c-3", "tawebeval-y-d-4")
+        found = [SlurmSandbox.is_leftover(sandbox, {"tawebeval-x-c-3"}, name) for name in names]
+        self.assertEqual(found, [True, False, False, False])
 
 
 class RepeatedJobTests(NodeProcessCase):
@@ -32,9 +41,12 @@ class RepeatedJobTests(NodeProcessCase):
             commands=self.commands,
             settings=RunnerSettings(arguments=("--partition=all", "--qos=low")),
             job_prefix="tawebeval-x-",
-            own_jobs=set(),
+            session="s",
             writable_trees=SimpleNamespace(starter=self),
-            local=SimpleNamespace(sandbox_files_directory=self.evaluation.root.parent),
+            local=SimpleNamespace(
+                sandbox_files_directory=self.evaluation.root.parent,
+                make_system_view=lambda environment: None,
+            ),
         )
         self.sandbox = sandbox
         commit = SimpleNamespace(size=0, file_count=0)
@@ -57,7 +69,6 @@ class RepeatedJobTests(NodeProcessCase):
     def test_job_in_place_of_a_lost_one_leaves_its_directory(self) -> None:
         attempt = self.successResultOf(self.start_in_place())
         self.assertIs(self.slurm_run.attempt, attempt)
-        self.assertEqual(self.sandbox.own_jobs, {attempt.job_name})
         self.assertTrue(self.lost.directory.exists())
 
     def test_options_of_environment_and_problem_follow_those_of_the_runner(self) -> None:
@@ -78,11 +89,9 @@ class RepeatedJobTests(NodeProcessCase):
         (self.lost.workspace.output_directory / "start").write_text('{"argv"')
         self.failureResultOf(self.start_in_place(), ValueError)
         self.assertEqual(self.started, [])
-        self.assertEqual(self.sandbox.own_jobs, {self.lost.job_name})
 
     def test_job_of_a_starter_that_does_not_answer_is_cancelled(self) -> None:
         self.error = TimeoutError(110, "the starter of evaluators does not answer")
         self.failureResultOf(self.start_in_place(), TimeoutError)
         (name,) = self.commands.cancelled
         self.assertIn(f"--job-name={name}", self.started[0].argv)
-        self.assertEqual(self.sandbox.own_jobs, {self.lost.job_name})

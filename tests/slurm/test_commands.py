@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
@@ -15,7 +14,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.slurm.commands import (
     COMMAND_TIMEOUT,
     SQUEUE_PERIOD,
-    SlurmCommandFailed,
     SlurmCommands,
     build_command_environment,
 )
@@ -54,152 +52,87 @@ class CommandTests(SynchronousTestCase):
     ) -> None:
         self.running.append(FakeCommand(protocol, argv))
 
-    def run_command(self, *argv: str) -> Deferred[str]:
-        return Deferred.fromCoroutine(self.commands.run(*argv))
-
-    def test_output_or_complaint_is_the_result(self) -> None:
-        done = self.run_command("squeue")
-        self.running.pop().end("one\n")
-        self.assertEqual(self.successResultOf(done), "one\n")
-        done = self.run_command("squeue")
-        self.running.pop().end(complaint="Unable to contact slurm controller")
-        error = self.failureResultOf(done, SlurmCommandFailed).value
-        self.assertEqual(str(error), "Unable to contact slurm controller")
-        self.assertEqual(self.clock.getDelayedCalls(), [])
+    def look(self, printed: str = "", complaint: str = "") -> FakeCommand:
+        """Let the next squeue end, with what it says."""
+        self.clock.advance(SQUEUE_PERIOD)
+        (squeue,) = self.running
+        self.running.clear()
+        self.assertEqual(squeue.argv[0], "squeue")
+        squeue.end(printed, complaint)
+        return squeue
 
     def test_command_that_hangs_is_killed(self) -> None:
-        done = self.run_command("squeue")
+        self.commands.watch_job("a", lambda _: None)
+        self.clock.advance(SQUEUE_PERIOD)
         self.clock.advance(COMMAND_TIMEOUT)
         self.assertEqual(self.running[0].signals, [9])
-        self.running[0].end()
-        self.assertIn("no answer within 15 seconds", str(self.failureResultOf(done).value))
-
-    def test_four_commands_run_at_once(self) -> None:
-        for _ in range(6):
-            self.run_command("scontrol")
-        self.assertEqual(len(self.running), 4)
         self.running.pop().end()
-        self.assertEqual(len(self.running), 4)
-        while self.running:
-            self.running.pop().end()
+        self.assertTrue(self.commands.counters.is_controller_unreachable)
+        self.look()
+        self.assertFalse(self.commands.counters.is_controller_unreachable)
 
     def test_job_that_left_the_queue_is_gone(self) -> None:
         told: dict[str, list[QueuedJob | None]] = {"a": [], "b": []}
         for name, states in told.items():
             self.commands.watch_job(name, states.append)
-        self.running.pop().end("1|a|PENDING|Resources|\n")
-        self.assertFalse(self.commands.is_job_missing("a"))
+        self.look("1|a|PENDING|Resources|\n")
         for _ in range(16):
-            self.clock.advance(SQUEUE_PERIOD)
-            self.running.pop().end()
-            self.assertTrue(self.commands.is_job_missing("a"))
-            self.assertFalse(self.commands.is_job_missing("b"))
+            self.look()
         self.assertEqual([job and job.state for job in told["a"]], ["PENDING", None])
         self.assertEqual(told["b"], [])
-        self.commands.unwatch_job("a")
-        self.commands.unwatch_job("b")
+
+    def test_end_of_a_job_without_srun_is_told(self) -> None:
+        told: list[Any] = []
+        self.commands.watch_job("a", told.append)
+        self.assertNotIn("--states=all", self.look().argv)
+        self.commands.watch_job("a", told.append, misses=2)
+        self.assertIn("--states=all", self.look().argv)
+        self.assertEqual(told, [])
+        self.look("1|a|NODE_FAIL|None|one\n")
+        self.assertEqual(told, [QueuedJob("1", "a", "NODE_FAIL", "None", "one")])
+        self.commands.watch_job("a", told.append, misses=2)
+        self.look()
+        self.look()
+        self.assertIsNone(told[1])
 
     def test_one_squeue_tells_all_watchers(self) -> None:
         told: list[Any] = []
         self.commands.watch_job("a", told.append)
         self.commands.watch_job("b", told.append)
-        self.assertEqual(len(self.running), 1)
-        self.running.pop().end("1|a|PENDING|Resources|\n2|b|RUNNING|None|one\n3|c|RUNNING||\n")
+        self.look("1|a|PENDING|Resources|\n2|b|RUNNING|None|one\n3|c|RUNNING||\n")
         self.assertEqual([job.identifier for job in told], ["1", "2"])
         self.commands.unwatch_job("a")
-        self.clock.advance(SQUEUE_PERIOD)
-        self.running.pop().end(complaint="away")
+        self.look(complaint="away")
         self.commands.unwatch_job("b")
         self.clock.advance(SQUEUE_PERIOD)
-        self.assertEqual(self.running, [])
-
-    def test_job_is_cancelled_until_it_is_gone(self) -> None:
-        self.commands.cancel_job("a")
-        self.running.pop().end(complaint="away")
-        for _ in range(2):
-            self.clock.advance(SQUEUE_PERIOD)
-            self.running.pop().end("1|a|RUNNING||one\n")
-            self.assertEqual(self.running[-1].argv, ("scancel", "1"))
-            self.running.pop().end()
-        for _ in range(4):
-            self.clock.advance(SQUEUE_PERIOD)
-            if self.running:
-                self.running.pop().end()
         self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
 
-    def test_one_scancel_is_for_all_jobs(self) -> None:
-        self.commands.cancel_stale_jobs(lambda name: True)
-        self.running.pop().end("".join(f"{n}|d-{n}|PENDING||\n" for n in range(1, 301)))
-        (scancel,) = self.running
-        self.assertEqual(scancel.argv, ("scancel", *map(str, range(1, 301))))
-        scancel.end(complaint="Invalid job id specified")
-        self.running.clear()
-        self.clock.advance(SQUEUE_PERIOD)
-        self.assertEqual(self.running[0].argv[0], "squeue")
-        for _ in range(4):
-            self.running.pop().end()
-            self.clock.advance(SQUEUE_PERIOD)
-        self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
-
-    def test_jobs_of_a_killed_daemon_are_cancelled(self) -> None:
-        self.commands.cancel_stale_jobs(lambda name: name.startswith("d-1-"))
-        self.running.pop().end(complaint="away")
-        self.clock.advance(SQUEUE_PERIOD)
-        self.running.pop().end("1|d-1-a|PENDING||\n2|d-2-b|RUNNING||one\n3|e-1-c|RUNNING||one\n")
-        self.assertEqual(self.running[0].argv, ("scancel", "1"))
-        for _ in range(5):
-            self.running.pop().end()
-            self.clock.advance(SQUEUE_PERIOD)
-        self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
-
-    def test_unknown_job_has_no_fields(self) -> None:
-        done = Deferred.fromCoroutine(self.commands.show_job("7"))
-        self.assertEqual(self.running[0].argv[-1], "7")
-        self.running.pop().end(complaint="Invalid job id specified")
-        self.assertEqual(self.successResultOf(done), {})
-
-    def test_no_job_is_asked_for_while_squeue_fails(self) -> None:
+    def test_nothing_is_asked_of_jobs_that_begin_at_once(self) -> None:
         self.commands.watch_job("a", lambda _: None)
-        self.running.pop().end(complaint="away")
-        done = Deferred.fromCoroutine(self.commands.show_job("7"))
-        self.assertIsNone(self.successResultOf(done))
         self.commands.unwatch_job("a")
         self.clock.advance(SQUEUE_PERIOD)
-        Deferred.fromCoroutine(self.commands.show_job("7"))
-        self.assertEqual(self.running[0].argv[-1], "7")
-        self.running.pop().end()
+        self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
 
-    def test_squeue_finds_out_when_the_controller_is_back(self) -> None:
-        done = Deferred.fromCoroutine(self.commands.show_job("7"))
-        self.running.pop().end(complaint="Unable to contact slurm controller (connect failure)")
-        self.assertIsNone(self.successResultOf(done))
-        self.running.pop().end(complaint="away")
+    def test_job_is_cancelled_also_if_it_comes_late(self) -> None:
+        self.commands.cancel_job("a")
+        self.look(complaint="away")
+        self.look()
+        for _ in range(2):
+            self.look("1|a|RUNNING||one\n2|b|RUNNING||one\n")
+            self.assertEqual(self.running[-1].argv, ("scancel", "1"))
+            self.running.pop().end(complaint="Invalid job id specified")
+        for state in ("COMPLETING", "CANCELLED"):
+            self.look(f"1|a|{state}||one\n")
+        for _ in range(5):
+            self.look()
         self.clock.advance(SQUEUE_PERIOD)
-        again = Deferred.fromCoroutine(self.commands.show_job("7"))
-        self.assertIsNone(self.successResultOf(again))
-        self.running.pop().end()
-        self.clock.advance(SQUEUE_PERIOD)
-        Deferred.fromCoroutine(self.commands.show_job("7"))
-        (scontrol,) = self.running
-        self.assertEqual(scontrol.argv[0], "scontrol")
-        scontrol.end("JobId=7 JobState=NODE_FAIL\n")
-        self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.assertEqual((self.running, self.clock.getDelayedCalls()), ([], []))
 
-    def test_queue_of_10000_jobs_is_read_and_a_cut_one_loses_no_job(self) -> None:
-        told: list[Any] = []
-        self.commands.watch_job("b-9999", told.append)
-        reason = "Nodes required for job are DOWN, DRAINED or reserved"
-        queue = "".join(f"{n}|b-{n}|PENDING|{reason}|\n" for n in range(10_000))
-        self.running.pop().end(queue)
-        self.assertEqual([job.identifier for job in told], ["9999"])
-        for _ in range(20):
-            self.clock.advance(SQUEUE_PERIOD)
-            squeue = self.running.pop()
-            squeue.end("1|a|PENDING|Resources|\n" * 400_000)
-            self.assertEqual(squeue.signals, [9])
-        self.assertEqual((len(told), self.commands.counters.is_controller_unreachable), (1, True))
-        self.commands.unwatch_job("b-9999")
-        self.clock.advance(SQUEUE_PERIOD)
+    def test_jobs_that_a_killed_daemon_has_left_are_cancelled_by_one_command(self) -> None:
+        self.commands.cancel_jobs(lambda name: name.startswith("d-1-"))
+        queue = "".join(f"{n}|d-1-{n}|PENDING||\n" for n in range(1, 301))
+        self.look(queue + "301|d-2-b|RUNNING||one\n302|e-1-c|RUNNING||one\n")
+        self.assertEqual(self.running.pop().argv, ("scancel", *map(str, range(1, 301))))
 
     def test_commands_get_the_configuration_of_slurm_and_no_secret(self) -> None:
         given = {"SLURM_CONF": "/c", "PATH": "/bin", "TOKEN": "x"}

@@ -10,8 +10,6 @@ from tawebeval.slurm.jobs import (
     build_srun_options,
     exclude_node,
     explain_job_loss,
-    find_job_identifier,
-    parse_scontrol_job,
     parse_squeue,
 )
 
@@ -20,10 +18,6 @@ QUEUE = """\
 8|other|RUNNING|None|one
 broken
 """
-JOB = (
-    "JobId=5 JobName=tawebeval-x UserId=nobody(65534) JobState=NODE_FAIL Reason=None"
-    " TimeLimit=00:12:00 NodeList=one BatchHost=one"
-)
 
 
 class OptionTests(SynchronousTestCase):
@@ -46,21 +40,9 @@ class QueueTests(SynchronousTestCase):
     def test_jobs_are_read_by_name_and_other_lines_ignored(self) -> None:
         found = parse_squeue(QUEUE)
         name = "tawebeval-0123456789abcdef-0"
-        self.assertEqual(found[name], QueuedJob("7", "PENDING", "Resources"))
-        self.assertEqual(found["other"].state, "RUNNING")
-
-    def test_fields_of_a_job_are_read(self) -> None:
-        job = parse_scontrol_job(JOB)
-        self.assertEqual((job["JobId"], job["JobState"]), ("5", "NODE_FAIL"))
-        self.assertEqual(job["UserId"], "nobody(65534)")
-
-    def test_identifier_is_read_from_the_words_of_srun(self) -> None:
-        for words in (
-            "srun: job 12 queued and waiting for resources",
-            "srun: Job allocation 12 has been revoked",
-        ):
-            self.assertEqual(find_job_identifier(words), "12")
-        self.assertIsNone(find_job_identifier("srun: error: Invalid partition"))
+        self.assertEqual(found[name], QueuedJob("7", name, "PENDING", "Resources"))
+        self.assertEqual((found["other"].state, found["other"].node), ("RUNNING", "one"))
+        self.assertEqual(len(found), 2)
 
 
 class LossTests(SynchronousTestCase):
@@ -78,13 +60,15 @@ class LossTests(SynchronousTestCase):
             "COMPLETING": "node",  # while it lasts: its node does not end it
         }
         for state, reason in reasons.items():
-            failure = explain_job_loss(parse_scontrol_job(JOB.replace("NODE_FAIL", state)), "")
+            failure = explain_job_loss(QueuedJob("5", "a", state, node="one"), "")
             self.assertEqual(failure.reason, reason, state)
             self.assertIn("the job 5 of Slurm on the node one", failure.message)
 
     def test_job_that_is_ending_has_the_reason_of_srun(self) -> None:
         words = "slurmstepd: error: *** STEP 5.0 ON one CANCELLED AT 2026-01-01 ***"
-        self.assertEqual(explain_job_loss({"JobState": "COMPLETING"}, words).reason, "revoked")
+        self.assertEqual(
+            explain_job_loss(QueuedJob("5", "a", "COMPLETING"), words).reason, "revoked"
+        )
 
     def test_words_of_srun_count_without_the_controller(self) -> None:
         reasons = {
@@ -95,10 +79,10 @@ class LossTests(SynchronousTestCase):
             "slurmstepd: error: *** STEP 5.0 ON one CANCELLED AT 2026-01-01 ***": "revoked",
         }
         for words, reason in reasons.items():
-            self.assertEqual(explain_job_loss({}, words).reason, reason, words)
+            self.assertEqual(explain_job_loss(None, words).reason, reason, words)
 
     def test_refused_job_is_a_fault_of_the_configuration(self) -> None:
-        failure = explain_job_loss({}, "srun: error: invalid partition specified: none\n")
+        failure = explain_job_loss(None, "srun: error: invalid partition specified: none\n")
         self.assertEqual(failure.reason, "lost")
         self.assertIn("srun said: srun: error: invalid partition specified: none", failure.message)
 
@@ -111,14 +95,14 @@ class LossTests(SynchronousTestCase):
             "ModuleNotFoundError: No module named 'msgspec'",
             "srun: error: one: task 0: Exited with exit code 1",
         )
-        message = explain_job_loss({}, "\n".join(lines)).message
+        message = explain_job_loss(None, "\n".join(lines)).message
         self.assertTrue(message.endswith(" ".join((lines[0], *lines[4:]))), message)
-        cut = explain_job_loss({}, "\n".join(lines[2:])).message
+        cut = explain_job_loss(None, "\n".join(lines[2:])).message
         self.assertNotIn("/shared/secret", cut)
 
     def test_names_in_a_message_of_the_node_are_no_words_of_slurm(self) -> None:
         for words in ("/preemption: Permission denied", "/oom-kill: No space left on device"):
             said = f"srun: job 5 queued\ntawebeval on one: {words}\n"
-            failure = explain_job_loss({"JobId": "5", "JobState": "FAILED"}, said)
+            failure = explain_job_loss(QueuedJob("5", "a", "FAILED"), said)
             self.assertEqual(failure.reason, "lost", words)
             self.assertIn(words, failure.message)

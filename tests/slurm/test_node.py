@@ -24,12 +24,13 @@ _SPIN = "import os, signal; signal.signal(15, signal.SIG_IGN)\nwhile True: pass"
 _HOLD = "import os, time; f = open('held', 'wb', 0); os.unlink('held'); f.write(bytes(2**22))"
 
 
-class NodeCase(SynchronousTestCase):
+class NodeJobTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.parent = Path(tempfile.mkdtemp(prefix="tawebeval-test-"))
         self.addCleanup(shutil.rmtree, self.parent, ignore_errors=True)
         self.program = write_node_program(self.parent)
-        self.directory = self.parent / "job"
+        self.evaluations = self.parent / "evaluations"
+        self.directory = self.evaluations / "evaluation" / "job"
         (self.directory / "output").mkdir(parents=True)
         (self.directory / "signal").touch()
 
@@ -72,8 +73,6 @@ class NodeCase(SynchronousTestCase):
         self.assertEqual((process.returncode, said), (0, b""))
         return self.read_state()
 
-
-class NodeJobTests(NodeCase):
     def test_output_and_exit_are_in_files(self) -> None:
         state = self.finish(self.start("/bin/sh", "-c", "echo out; echo err >&2; exit 3"))
         self.assertEqual(os.waitstatus_to_exitcode(state["status"]), 3)
@@ -135,6 +134,19 @@ class NodeJobTests(NodeCase):
         self.assertEqual(said, b"the daemon has removed the evaluation\n")
         self.wait(lambda: not processes(word), "the evaluator is gone")
 
+    def test_evaluator_outlives_an_absence_of_the_shared_directory(self) -> None:
+        gate = self.parent / "gate"
+        os.mkfifo(gate)
+        process = self.start("/bin/sh", "-c", f"read line < {gate}; echo on")
+        self.wait(self.read_state, "it is started")
+        self.evaluations.rename(self.parent / "away")
+        time.sleep(0.5)  # the program looks for signals meanwhile
+        gate.write_text("\n")
+        time.sleep(0.5)  # ... and cannot tell the end
+        (self.parent / "away").rename(self.evaluations)
+        self.assertEqual(self.finish(process)["status"], 0)
+        self.assertEqual((self.directory / "output" / "stdout").read_text(), "on\n")
+
     def test_evaluator_ends_with_the_program(self) -> None:
         word = new_word()
         process = self.start("/bin/sh", "-c", f"sleep 600; : {word}")
@@ -146,14 +158,3 @@ class NodeJobTests(NodeCase):
         python = ("/usr/bin/python3", "-I", "-S", "-X", "importtime")
         ended = subprocess.run([*python, self.program], capture_output=True)
         self.assertIn(ended.stderr.count(b"import time:"), range(50, 150))
-
-
-class CheckTests(NodeCase):
-    def test_check_tells_the_problem_and_missing_paths(self) -> None:
-        file = self.directory / "check"
-        told = {"token": "x", "argv": ["/bin/sh", "-c", "echo no >&2; exit 1"], "paths": ["/gone"]}
-        file.write_text(json.dumps(told))
-        command = ("/usr/bin/python3", "-I", "-S", str(self.program), "--check", str(file))
-        report = json.loads(subprocess.check_output(command))
-        self.assertEqual((report["token"], report["problem"]), ("x", "no"))
-        self.assertEqual(report["missing"], ["/gone"])

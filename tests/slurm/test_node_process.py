@@ -24,9 +24,14 @@ from tawebeval.sandbox.base import LeftProcess, RunnerStatus
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm.attempts import Attempt
 from tawebeval.slurm.cluster import SlurmRun
-from tawebeval.slurm.commands import SQUEUE_PERIOD, JobCounters
+from tawebeval.slurm.commands import JobCounters
 from tawebeval.slurm.jobs import QueuedJob
-from tawebeval.slurm.node_process import KILL_ANSWER_TIMEOUT, ClusterAccess, NodeProcess
+from tawebeval.slurm.node_process import (
+    JOB_QUERY_TIMEOUT,
+    KILL_ANSWER_TIMEOUT,
+    ClusterAccess,
+    NodeProcess,
+)
 from tawebeval.slurm.polling_watcher import MAX_POLL_SECONDS, MIN_POLL_SECONDS, PollingWatcher
 from tests.fakes.world import InlineThreads
 
@@ -57,28 +62,23 @@ class FakeStarter:
 
 
 class FakeCommands:
-    """Slurm's commands: what scontrol says is `fields`."""
+    """Slurm's commands: squeue says `job` of a job without srun."""
 
     def __init__(self) -> None:
         self.counters = JobCounters()
         self.watchers: dict[str, Any] = {}
         self.cancelled: list[str] = []
-        self.fields: dict[str, str] | None = {}
+        self.job: QueuedJob | None = None
+        self.misses: int | None = None
 
-    def watch_job(self, name: str, on_state: Any, *, is_known: bool = False) -> None:
-        self.watchers[name] = on_state
+    def watch_job(self, name: str, on_state: Any, *, misses: int | None = None) -> None:
+        self.watchers[name], self.misses = on_state, misses
 
     def unwatch_job(self, name: str) -> None:
         self.watchers.pop(name, None)
 
     def cancel_job(self, name: str) -> None:
         self.cancelled.append(name)
-
-    def is_job_missing(self, name: str) -> bool:
-        return False
-
-    async def show_job(self, identifier: str) -> dict[str, str] | None:
-        return self.fields
 
 
 class FakeRun(ProcessProtocol):
@@ -131,7 +131,7 @@ class NodeProcessCase(SynchronousTestCase):
         self.process = self.make_process(self.make_attempt())
 
     def make_attempt(self) -> Attempt:
-        attempt = Attempt.create("tawebeval-x-", self.evaluation)
+        attempt = Attempt.create("tawebeval-x-", "s", self.evaluation)
         attempt.make_directories()
         return attempt
 
@@ -174,6 +174,8 @@ class NodeProcessCase(SynchronousTestCase):
         (self.attempt.directory / "stderr").write_text(stderr)
         listener = self.starter.listeners[self.attempt.directory]
         listener.on_state(ProgramState(status=0, is_output_complete=True))
+        if watcher := self.commands.watchers.get(self.attempt.job_name):
+            watcher(self.commands.job)
         self.pass_time()
 
     def connect(self) -> None:
@@ -189,7 +191,7 @@ class NodeProcessTests(NodeProcessCase):
     def test_wait_ends_when_the_node_has_begun(self) -> None:
         started = self.follow()
         watcher = self.commands.watchers[self.attempt.job_name]
-        watcher(QueuedJob("7", "PENDING", "Resources"))
+        watcher(QueuedJob("7", "a", "PENDING", "Resources"))
         self.assertEqual((self.status.job_id, self.status.queue_reason), ("7", "Resources"))
         self.assertNoResult(started)
         self.tell()
@@ -240,9 +242,7 @@ class NodeProcessTests(NodeProcessCase):
         self.tell_end()
         self.clock.advance(60)
         self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
-        self.assertEqual(self.starter.signals, [(self.attempt.directory, signal.SIGTERM)])
-        self.clock.advance(KILL_ANSWER_TIMEOUT)
-        self.assertEqual(self.starter.signals[-1][1], signal.SIGKILL)
+        self.assertEqual(self.starter.signals, [(self.attempt.directory, signal.SIGKILL)])
 
     def test_signals_are_written_and_a_deaf_node_is_given_up(self) -> None:
         self.connect()
@@ -252,27 +252,47 @@ class NodeProcessTests(NodeProcessCase):
         self.clock.advance(KILL_ANSWER_TIMEOUT)
         self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
         self.end_srun()
-        self.assertEqual(len(self.run_.told), 3)  # the clock was stopped, too
+        self.assertEqual(len(self.run_.told), 2)
         assert self.process.job_loss is not None
         self.assertEqual(self.process.job_loss.reason, "lost")
 
     def test_lost_job_is_explained_after_its_output(self) -> None:
         self.connect()
         self.print_text("said\n")
-        self.commands.fields = {"JobId": "7", "JobState": "NODE_FAIL", "NodeList": "one"}
+        self.commands.job = QueuedJob("7", "a", "NODE_FAIL")
         self.end_srun()
         self.assertEqual(self.run_.stdout, b"said\n")
-        self.assertEqual(self.run_.told[:2], ["suspended", "exited"])
+        self.assertEqual(self.run_.told[0], "exited")
         assert self.process.job_loss is not None
         self.assertEqual(self.process.job_loss.reason, "node")
         self.assertIsNone(self.process.resource_usage)
         self.assertEqual(self.commands.counters.lost_jobs_by_reason["node"], 1)
 
+    def test_job_goes_on_without_an_srun_that_was_killed(self) -> None:
+        self.connect()
+        self.commands.job = QueuedJob("7", "a", "RUNNING")
+        self.end_srun()
+        self.clock.advance(JOB_QUERY_TIMEOUT)
+        self.print_text("late\n")
+        self.tell_end()
+        self.assertEqual(self.run_.stdout, b"late\n")
+        self.assertIsNone(self.process.job_loss)
+        self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
+
+    def test_node_has_two_minutes_to_end_a_job(self) -> None:
+        self.connect()
+        self.commands.job = QueuedJob("7", "a", "COMPLETING")
+        self.end_srun()
+        self.assertEqual(self.run_.told, ["suspended"])
+        self.clock.advance(JOB_QUERY_TIMEOUT)
+        assert self.process.job_loss is not None
+        self.assertEqual(self.process.job_loss.reason, "node")
+
     def test_cancellation_ends_srun_first(self) -> None:
         started = self.follow()
         started.cancel()
         self.assertNoResult(started)
-        self.assertEqual(self.starter.signals, [(self.attempt.directory, signal.SIGTERM)])
+        self.assertEqual(self.starter.signals, [(self.attempt.directory, signal.SIGKILL)])
         self.end_srun()
         self.failureResultOf(started, CancelledError)
 
@@ -344,7 +364,7 @@ class ResumeTests(NodeProcessCase):
             commands=self.commands,
             settings=RunnerSettings(),
             job_prefix="tawebeval-x-",
-            own_jobs=set(),
+            session="s",
             writable_trees=SimpleNamespace(starter=self.starter),
         )
         checkout: Any = SimpleNamespace(commit=SimpleNamespace(size=0, file_count=0))
@@ -356,14 +376,11 @@ class ResumeTests(NodeProcessCase):
         run.close()
         self.assertEqual(self.starter.forgotten, [self.attempt.directory])
         self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
-        self.assertEqual(sandbox.own_jobs, set())
 
     def test_job_that_has_left_the_queue_is_lost(self) -> None:
         self.begin()
         self.resume()
-        self.commands.fields = {"JobId": "7", "JobState": "CANCELLED"}
-        self.commands.watchers[self.attempt.job_name](None)
-        self.pass_time(SQUEUE_PERIOD)
+        self.commands.watchers[self.attempt.job_name](QueuedJob("7", "a", "CANCELLED"))
         assert self.process.job_loss is not None
         self.assertEqual(self.process.job_loss.reason, "revoked")
         self.assertEqual(self.run_.stdout, b"one\n")
@@ -373,7 +390,7 @@ class RepeatTests(NodeProcessCase):
     retries = 1
 
     def lose(self) -> None:
-        self.commands.fields = {"JobId": "7", "JobState": "NODE_FAIL"}
+        self.commands.job = QueuedJob("7", "a", "NODE_FAIL")
         self.end_srun()
 
     def test_silent_evaluator_is_begun_again_and_only_its_new_files_count(self) -> None:
@@ -399,7 +416,7 @@ class RepeatTests(NodeProcessCase):
         self.print_text("said\n")
         self.lose()
         self.assertEqual(self.repeated, [])
-        self.assertEqual(self.run_.told[1], "exited")
+        self.assertEqual(self.run_.told[0], "exited")
 
     def test_stopped_evaluator_is_not_begun_again(self) -> None:
         self.connect()
@@ -471,7 +488,7 @@ class RepeatTests(NodeProcessCase):
     def test_second_loss_is_the_end(self) -> None:
         self.connect()
         self.lose()
-        self.commands.watchers[self.attempt.job_name](QueuedJob("8", "PENDING", "None"))
+        self.commands.watchers[self.attempt.job_name](QueuedJob("8", "a", "PENDING"))
         self.lose()
         self.assertEqual(len(self.repeated), 1)
         self.assertEqual(self.run_.told[-2], "exited")
