@@ -196,10 +196,6 @@ class EventLog:
     caller: str = attrs.field(default=ANONYMOUS_CALLER, kw_only=True)
     _segments: list[EventSegment] = attrs.field(factory=list)
 
-    def make_empty_copy(self) -> EventLog:
-        """Return a log of the same caller without events."""
-        return EventLog(self._memory, caller=self.caller)
-
     def append_batch(self, batch: EventBatch, time_ms: int) -> None:
         """Append a batch to the newest segment. The log must not be closed."""
         assert not self.has_ended, "a closed log takes no events"

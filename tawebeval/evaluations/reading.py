@@ -73,7 +73,7 @@ class SegmentLoader:
 
         Raises: ServerBusy.
         """
-        load = partial(events.load_segment, segment, events.log)
+        load = partial(events.load_segment, segment)
         await self._loads.run_once(segment, lambda: self._slots.run_in_turn(events.caller, load))
 
 
@@ -113,7 +113,6 @@ class EvaluationEvents:
     page_reader_deadline: float = float("-inf")
     was_sent_completely: bool = False
     _damaged_segments: tuple[EventSegment, ...] = ()
-    _replaced_stdouts: list[RecordedStdout] = attrs.field(factory=list)  # a thread may use them
     _file_use_count: int = 0  # calls in threads
     _files_unused: Condition = attrs.field(factory=Condition)
     _is_freeing: bool = False
@@ -183,26 +182,15 @@ class EvaluationEvents:
             return EventPage(after_cursor, ALL_RECEIVED_CURSOR, batch)
         return make_page(self.log, after_cursor, batch)
 
-    def reset(self) -> None:
-        """Begin anew: the files are to be read again."""
-        if self.stdout is not None:
-            self._replaced_stdouts.append(self.stdout)
-            self.stdout = None
-        self.close_files()
-        self.log.discard()
-        self.log = self.log.make_empty_copy()
-
-    async def load_segment(self, segment: EventSegment, event_log: EventLog) -> None:
-        """Parse an evicted segment of a log again; see `SegmentLoader`."""
-        if event_log is not self.log:
-            return  # replaced meanwhile
+    async def load_segment(self, segment: EventSegment) -> None:
+        """Parse an evicted segment again; see `SegmentLoader`."""
         stdout = self.stdout
         assert stdout is not None, "it has made the segment"
         try:
             ring = await self._use_files(lambda: stdout.parse_evicted_segment(segment))
         except (StdoutChanged, OSError) as error:
-            if segment.end_cursor <= event_log.begin_cursor:
-                return  # acknowledged meanwhile, with its part of stdout, or replaced
+            if segment.end_cursor <= self.log.begin_cursor:
+                return  # acknowledged meanwhile, with its part of stdout
             if isinstance(error, OSError) and error.errno in _SCARCE:
                 raise ServerBusy(
                     f"the daemon cannot read these events now: {error.strerror}; try again later", 5
@@ -216,7 +204,7 @@ class EvaluationEvents:
             )
             self._damaged_segments += (segment,)
         else:
-            event_log.load_segment(segment, ring)
+            self.log.load_segment(segment, ring)
 
     # Files
 
@@ -228,21 +216,14 @@ class EvaluationEvents:
         finally:
             self._file_use_count -= 1
             if not self._file_use_count:
-                self._close_replaced_files()
                 if self.log.has_ended:
                     self.close_files()
                 self._files_unused.notify()
 
-    def _close_replaced_files(self) -> None:
-        while self._replaced_stdouts:
-            self._replaced_stdouts.pop().close_files()
-
     def close_files(self) -> None:
         """Close the files of an evaluation that has ended; a later read opens them for itself."""
-        if not self._file_use_count:
-            self._close_replaced_files()
-            if self.stdout is not None:
-                self.stdout.close_files()
+        if self.stdout is not None and not self._file_use_count:
+            self.stdout.close_files()
 
     async def discard(self) -> None:
         """Discard all events; return when no thread uses the files, which may then be removed."""

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import attrs
 import msgspec
-from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -45,9 +44,6 @@ _LOST = EvaluationFailure(
 )
 _NO_FILE = "the daemon was restarted before it could read the file"
 
-RESUME_SECONDS = 60
-"""Seconds for which it is tried to go on with a run while the daemon lacks what that needs."""
-_RESUME_PAUSE = 1.0  # seconds between attempts
 _OTHER_RUNNER = EvaluationFailure(
     "lost",
     "the evaluator could not go on, since the operator has changed runner.kind; submit again",
@@ -203,137 +199,100 @@ def resume_run(
 ) -> None:
     """Go on with an evaluator that was started by another process of the daemon. Blocks, hardly.
 
-    After an error that may pass, such as a lack of descriptors, it is tried again for a minute.
+    What keeps it from going on ends the evaluation.
     """
     evaluation.details.upload_directory = None
     evaluation.slots = slots
     evaluation.stop_reason = row.failure
     evaluation.details.state = EvaluationState.RUNNING
     evaluation.events.is_behind = evaluation.is_resuming = True
-    resumption = _Resumption(evaluation, row, resume_checkout)
-    resumption.deferred = run_in_background(
-        resumption.run(),
+    name = evaluation.details.log_name
+    stdout: RecordedStdout | None = None
+    failure = _LOST
+    try:
+        _restore_sandbox(evaluation, row, resume_checkout)
+        stdout = _restore_stdout(evaluation, row)
+        _connect(evaluation, row, stdout)
+    except EvaluationFailure as error:
+        failure = error
+    except (StdoutChanged, OSError) as error:
+        words = "{evaluation}: the evaluator cannot go on: {error!r}"
+        log.error(words, evaluation=name, error=error)  # noqa: TRY400
+    except Exception:  # noqa: BLE001  (a client learns of every end)
+        log.failure("{evaluation}: defect: the evaluator cannot go on", evaluation=name)
+    else:
+        return
+    evaluation.events.has_lost_events = failure is _LOST
+    run_in_background(
+        _fail(evaluation, stdout, failure),
         log,
         "{evaluation}: defect of the daemon",
-        evaluation=evaluation.details.log_name,
+        evaluation=name,
     )
 
 
-@attrs.define(eq=False)
-class _Resumption:
-    """The way of one evaluation back to its run; `deferred` is that of `run`."""
-
-    _evaluation: Evaluation
-    _row: EvaluationRow
-    _resume_checkout: ResumeCheckout
-    deferred: Deferred[None] | None = None
-    _stdout: RecordedStdout | None = None  # that is restored
-    _begin_cursor: int = 0
-
-    async def run(self) -> None:
-        evaluation = self._evaluation
+async def _fail(
+    evaluation: Evaluation, stdout: RecordedStdout | None, failure: EvaluationFailure
+) -> None:
+    """End the evaluation after all that it has printed, by a stop or with an error."""
+    if stdout is not None:
         try:
-            await self._resume()
-        except EvaluationFailure as error:
-            await self._fail(error)
-        except CancelledError:  # by a stop
-            evaluation.events.has_lost_events = True
-            await self._fail(_LOST)
-        except Exception as error:  # noqa: BLE001  (a client learns of every end)
-            evaluation.events.has_lost_events = True
-            name = evaluation.details.log_name
-            if isinstance(error, StdoutChanged | OSError):
-                words = "{evaluation}: the evaluator cannot go on: {error!r}"
-                log.error(words, evaluation=name, error=error)  # noqa: TRY400
-            else:
-                words = "{evaluation}: defect: the evaluator cannot go on"
-                log.failure(words, evaluation=name)
-            await self._fail(_LOST)
+            for _ in stdout.finish_without_files(_NO_FILE):
+                await deferLater(evaluation.context.clock, 0)
+        except (StdoutChanged, OSError) as error:
+            words = "{evaluation}: its last events are lost: {error!r}"
+            log.error(words, evaluation=evaluation.details.log_name, error=error)  # noqa: TRY400
+    evaluation.is_resuming = False
+    await conclude(evaluation, evaluation.stop_reason or failure)
 
-    def _cancel(self) -> None:
-        """End the wait for the next attempt."""
-        if self.deferred is not None:
-            self.deferred.cancel()
 
-    async def _fail(self, error: EvaluationFailure) -> None:
-        """End the evaluation after all that it has printed, by a stop or with an error."""
-        evaluation = self._evaluation
-        if self._stdout is not None:
-            try:
-                for _ in self._stdout.finish_without_files(_NO_FILE):
-                    await deferLater(evaluation.context.clock, 0)
-            except (StdoutChanged, OSError) as failure:
-                words = "{evaluation}: its last events are lost: {failure!r}"
-                log.error(words, evaluation=evaluation.details.log_name, failure=failure)  # noqa: TRY400
-        evaluation.is_resuming = False
-        await conclude(evaluation, evaluation.stop_reason or error)
+def _restore_sandbox(
+    evaluation: Evaluation, row: EvaluationRow, resume_checkout: ResumeCheckout
+) -> None:
+    """Find the checkout and the sandbox again: the clean-up ends what a later failure leaves."""
+    commit = evaluation.details.commit
+    assert commit is not None, "checked out before the start"
+    assert row.run is not None, "the evaluator runs"
+    evaluation.checkout = resume_checkout(commit, Path(row.run.checkout_path))
+    make_sandboxed_run(evaluation, evaluation.checkout)
 
-    async def _resume(self) -> None:
-        """Go on with the run. Raises: EvaluationFailure, StdoutChanged, OSError."""
-        evaluation, clock = self._evaluation, self._evaluation.context.clock
-        deadline = clock.seconds() + RESUME_SECONDS
-        while evaluation.left_at is None:
-            try:
-                self._try_to_resume()
-            except OSError as error:
-                is_final = isinstance(error, FileNotFoundError) or clock.seconds() >= deadline
-                if is_final or evaluation.stop_reason is not None:
-                    raise
-                words = "{evaluation}: the evaluator cannot go on: {error}; it is tried again"
-                log.warn(words, evaluation=evaluation.details.log_name, error=error)
-            else:
-                return
-            evaluation.cancel_start = self._cancel
-            await deferLater(clock, _RESUME_PAUSE)
-            evaluation.cancel_start = None
 
-    def _try_to_resume(self) -> None:
-        evaluation, row, found = self._evaluation, self._row, self._row.run
-        details, events = evaluation.details, evaluation.events
-        assert found is not None, "the evaluator runs"
-        assert details.commit is not None, "checked out before the start"
-        assert row.markers is not None, "made before the start"
-        # The clean-up ends what a failure from here on leaves.
-        if evaluation.checkout is None:
-            path = Path(found.checkout_path)
-            evaluation.checkout = self._resume_checkout(details.commit, path)
-        if evaluation.sandboxed is None:
-            make_sandboxed_run(evaluation, evaluation.checkout)
-        self._begin_cursor = max(row.begin_cursor, events.log.begin_cursor)
-        events.reset()
-        self._stdout = None
-        stdout = open_stdout(evaluation, Markers(*row.markers))
-        for _ in stdout.restore():
-            pass
-        self._stdout = stdout
-        events.log.acknowledge(min(self._begin_cursor, events.log.end_cursor))
-        evaluation.count_event_bytes()
-        if not stdout.stdout_bytes:
-            stdout.close_files()  # a job that takes the place of a lost one has files of its own
-        self._connect(stdout, found)
+def _restore_stdout(evaluation: Evaluation, row: EvaluationRow) -> RecordedStdout:
+    """Make the events again that the earlier process had. Raises: StdoutChanged, OSError."""
+    events = evaluation.events
+    assert row.markers is not None, "made before the start"
+    stdout = open_stdout(evaluation, Markers(*row.markers))
+    for _ in stdout.restore():
+        pass
+    events.log.acknowledge(min(row.begin_cursor, events.log.end_cursor))
+    evaluation.count_event_bytes()
+    if not stdout.stdout_bytes:
+        stdout.close_files()  # a job that takes the place of a lost one has files of its own
+    return stdout
 
-    def _connect(self, stdout: RecordedStdout, found: RunRow) -> None:
-        evaluation, deadline = self._evaluation, found.deadline
-        checkout, sandboxed = evaluation.checkout, evaluation.sandboxed
-        assert checkout is not None, "made before"
-        assert sandboxed is not None, "made before"
-        if sandboxed.has_external_queue is not _is_on_cluster(found):
-            raise _OTHER_RUNNER
-        if deadline is not None and found.left_at is not None:
-            deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)
-        run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
-        left = LeftProcess(
-            found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
-        )
-        sandboxed.launch.resume_process(run, left)
-        evaluation.run, evaluation.is_resuming = run, False
-        # Otherwise the error may have been told.
-        evaluation.events.is_behind = evaluation.stop_reason is not None
-        supervise(evaluation, run)
-        evaluation.events.free_discarded_files()  # not before: it stores a row
-        run.go_on()
-        if evaluation.stop_reason is not None:
-            run.stop(evaluation.stop_reason)
+
+def _connect(evaluation: Evaluation, row: EvaluationRow, stdout: RecordedStdout) -> None:
+    """Connect the process to a new run. Raises: EvaluationFailure, OSError."""
+    found, checkout, sandboxed = row.run, evaluation.checkout, evaluation.sandboxed
+    assert found is not None, "the evaluator runs"
+    assert checkout is not None, "found before"
+    assert sandboxed is not None, "found before"
+    if sandboxed.has_external_queue is not _is_on_cluster(found):
+        raise _OTHER_RUNNER
+    deadline = found.deadline
+    if deadline is not None and found.left_at is not None:
+        deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)
+    run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
+    left = LeftProcess(found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes)
+    sandboxed.launch.resume_process(run, left)
+    evaluation.run, evaluation.is_resuming = run, False
+    # Otherwise the error may have been told.
+    evaluation.events.is_behind = evaluation.stop_reason is not None
+    supervise(evaluation, run)
+    evaluation.events.free_discarded_files()  # not before: it stores a row
+    run.go_on()
+    if evaluation.stop_reason is not None:
+        run.stop(evaluation.stop_reason)
 
 
 def _is_on_cluster(run: RunRow) -> bool:

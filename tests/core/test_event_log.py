@@ -54,12 +54,6 @@ class LogTests(SynchronousTestCase):
         self.assertFalse(self.log.can_end_segment)
         self.assertFalse(self.log.segments)
 
-    def test_empty_copy_has_the_caller_and_no_events(self) -> None:
-        self.log.caller = "alice"
-        self.log.append_batch(number(0), 0)
-        copy = self.log.make_empty_copy()
-        self.assertEqual((copy.caller, copy.read_events(0, PLENTY)), ("alice", EMPTY_BATCH))
-
     def test_empty_batch_begins_no_segment(self) -> None:
         self.log.append_batch(EMPTY_BATCH, 0)
         self.assertFalse(self.log.can_end_segment)

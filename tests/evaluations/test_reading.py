@@ -420,17 +420,6 @@ class FileTests(ReadingTestCase):
         self.assertEqual(self.successResultOf(found).count, 1)
         self.assertEqual(self.source.open_files, [])
 
-    def test_loads_of_a_log_that_was_replaced_leave_no_open_files_and_no_events(self) -> None:
-        count = MAX_LOADS_PER_CALLER + 1  # the last one waits for a slot
-        found = [self.read(cursor) for cursor in range(0, 2 * count, 2)]
-        self.events.reset()
-        self.threads.step()
-        self.assertEqual(len(self.source.open_files), 3)  # another thread uses them
-        self.threads.finish()
-        for one in found:
-            self.assertEqual(self.successResultOf(one).count, 0)
-        self.assertEqual((self.source.open_files, self.memory.share.used), ([], 0))
-
     def test_discard_waits_for_threads(self) -> None:
         found = self.read(0)
         discarded = Deferred.fromCoroutine(self.events.discard())
