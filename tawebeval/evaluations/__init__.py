@@ -8,11 +8,11 @@ The life of an evaluation:
 
 - `details`: `EvaluationDetails`, what is known of an evaluation besides its events, and its lines
   in the log.
-- `lifecycle`: `Evaluation`, its state, and the reason to stop it.
+- `lifecycle`: `Evaluation`, its state, the reason to stop it, and the end: the removal of processes
+  and directories.
 - `starting`: fetch, run slot, workspace, start of the evaluator.
 - `run`: `Run`, the one owner of the evaluator's process: it feeds stdout to the parser, applies the
   limits and interprets the exit. It knows the process only as a `linux.child.ProcessTransport`.
-- `cleanup`: the end, and the removal of processes and directories.
 - `exit_messages`: the message about a bad exit, with a hint for its author.
 
 Its events:

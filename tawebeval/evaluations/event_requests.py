@@ -24,7 +24,6 @@ from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationExpired, ServerStopping
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.records import EvaluationRecord, RecordIndex
-from tawebeval.evaluations.shutdown import EvaluationDrain
 
 _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
 
@@ -43,7 +42,6 @@ class EventRequests:
     """
 
     _records: RecordIndex
-    _drain: EvaluationDrain
     _clock: IReactorTime
     _get_max_page_bytes: Callable[[], int]
     _started: str
@@ -121,7 +119,6 @@ class EventRequests:
         """Return the page of a batch, and acknowledge the events before it."""
         page = record.events.make_page(after_cursor, batch)
         if not is_observer:
-            self._drain.expect_page_reader(record.details.identifier)
             self._expect_next_page(record)
             record.events.acknowledge(int(after_cursor or 0))
         return page
@@ -207,7 +204,6 @@ class EventRequests:
                 raise ServerStopping
             if self._records[identifier].events.log.has_ended:  # else it was read to a damage
                 self._records.forget_record(identifier, EvaluationState.DRAINED)
-            self._drain.on_drain_progress()
         return make_empty_last_page()
 
     def _expect_next_page(self, record: EvaluationRecord) -> None:

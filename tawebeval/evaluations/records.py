@@ -165,14 +165,11 @@ class RecordIndex:
                 found.append(record)
         return found
 
-    def find_evaluations_read_by_pages(self) -> list[str]:
-        """Return the identifiers of evaluations whose next page a client is expected to ask for."""
+    @property
+    def has_page_reader(self) -> bool:
+        """Whether a client is expected to ask for the next page of an evaluation."""
         now = self._clock.seconds()
-        return [
-            name
-            for name, record in self._records.items()
-            if now < record.evaluation.events.page_reader_deadline
-        ]
+        return any(now < one.events.page_reader_deadline for one in self._records.values())
 
     def list_records(
         self, caller: str, after_sequence_number: int, max_count: int

@@ -31,12 +31,11 @@ from tawebeval.errors import (
 from tawebeval.evaluations.admission import AdmissionControl
 from tawebeval.evaluations.archive_reader import ArchiveReader
 from tawebeval.evaluations.callbacks import EvaluationCallbacks
-from tawebeval.evaluations.cleanup import clean_up
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.database import EvaluationRow, PendingCallback
 from tawebeval.evaluations.details import ArchivedRow, EvaluationDetails, format_rfc3339_time
 from tawebeval.evaluations.event_requests import EventRequests
-from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.lifecycle import Evaluation, clean_up
 from tawebeval.evaluations.lister import EvaluationLister
 from tawebeval.evaluations.reading import EvaluationEvents, Subscription
 from tawebeval.evaluations.records import EvaluationRecord, RecordIndex
@@ -109,11 +108,10 @@ class EvaluationRegistry:
             context.archive.release_copy = self._release_archived_copy
         self.events = EventRequests(
             self.records,
-            self._drain,
             context.clock,
             lambda: context.configuration.buffers.max_page_bytes,
             self._started,
-            self._on_stream_left,
+            self._remove_if_unused,
             subscriptions,
         )
         start_id = context.generate_random_bytes(DAEMON_START_ID_BYTES).hex()
@@ -342,7 +340,6 @@ class EvaluationRegistry:
             del self._alive[evaluation.details.identifier]
             run_in_background(self._archive(record), log, "defect: the archive has failed")
             self._admission.record_evaluation_end()
-            self._drain.on_drain_progress()
 
     async def _archive(self, record: EvaluationRecord) -> None:
         """Archive an evaluation that has ended, if there is an archive, and perhaps remove it."""
@@ -406,10 +403,6 @@ class EvaluationRegistry:
             self.archived.in_transit[record.details.identifier] = record
         record.evaluation.save()
         self._remove_if_unused(record)
-
-    def _on_stream_left(self, record: EvaluationRecord) -> None:
-        self._remove_if_unused(record)
-        self._drain.on_drain_progress()
 
     def _remove_if_unused(self, record: EvaluationRecord) -> None:
         """Remove what is left of an evaluation that is forgotten; its events after all streams."""
@@ -543,7 +536,7 @@ class EvaluationRegistry:
 
     def end_drain_early(self) -> None:
         """End the time that `drain_and_close` gives to running evaluations."""
-        self._drain.end_drain_early()
+        self._drain.is_urgent = True
 
     async def drain_and_close(self, drain_seconds: float = 0) -> bool:
         """Accept nothing more, end all evaluations and return when their processes are gone.

@@ -25,12 +25,11 @@ from tawebeval.core.segi import Markers
 from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import run_in_background
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.cleanup import conclude
 from tawebeval.evaluations.context import RunSlots
 from tawebeval.evaluations.database import EvaluationRow, RunRow
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.eventlog import RecordedStdout, read_ended_evaluation
-from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.lifecycle import Evaluation, conclude
 from tawebeval.evaluations.reading import LOST_EVENT
 from tawebeval.evaluations.starting import make_run, make_sandboxed_run, open_stdout, supervise
 from tawebeval.sandbox.base import LeftProcess

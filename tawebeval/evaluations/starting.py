@@ -1,7 +1,7 @@
 """Start of an evaluation: fetch, run slot, workspace, evaluator; and return to one that runs.
 
-One coroutine leads to the start of the evaluator, another one (`cleanup`) from its exit to the end,
-and none waits in between: a thousand evaluations may run at once.
+One coroutine leads to the start of the evaluator, another one (`lifecycle.conclude`) from its exit
+to the end, and none waits in between: a thousand evaluations may run at once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from tawebeval.core.segi import Markers
 from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import run_in_background
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.cleanup import conclude, conclude_in_background
 from tawebeval.evaluations.context import RunSlots
 from tawebeval.evaluations.details import EvaluationDetails, make_log_fields
 from tawebeval.evaluations.eventlog import RecordedStdout
-from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.lifecycle import Evaluation, conclude, conclude_in_background
 from tawebeval.evaluations.run import Run
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.environments import find_environment
