@@ -76,24 +76,6 @@ class ExitTests(SynchronousTestCase):
         ):
             self.assertTrue(explain(end, stderr).endswith(hint), (stderr, hint))
 
-    def test_eagain_of_a_write_blames_no_limit(self) -> None:
-        again = "Resource temporarily unavailable"
-        for stderr, words in (
-            (f"cat: write error: {again}", "O_NONBLOCK"),
-            ("BlockingIOError: [Errno 11] write could not complete without blocking", "O_NONBLOCK"),
-            (f"    os.read(0, 1)\nBlockingIOError: [Errno 11] {again}", ""),
-            (f"    os.fork()\nBlockingIOError: [Errno 11] {again}", "(limits.processes)"),
-            (
-                f"    self.pid = _fork_exec(\n               ^^^\nBlockingIOError: {again}",
-                "(limits.processes)",
-            ),
-            (f"instance of 'std::system_error'\n  what():  {again}", "(limits.processes)"),
-            ("Error: spawn g++ EAGAIN", "(limits.processes)"),
-        ):
-            said = explain(stderr=stderr)
-            self.assertIn(words, said)
-            self.assertEqual(said.endswith("(limits.processes)"), "processes" in words, stderr)
-
     def test_missing_execute_bit_names_the_commands_that_set_it(self) -> None:
         said = explain(EvaluatorExit(126), "/bin/sh: 1: ./run: Permission denied")
         self.assertIn("chmod +x ./run`", said)
@@ -127,12 +109,7 @@ _FILES = {
     "windows.sh": _SCRIPT.replace("\n", "\r\n"),
     "windows.py": "#!/usr/bin/env python3\r\nprint(1)\r\nraise SystemExit(1)\r\n",
     "plain.sh": _SCRIPT,
-    "judge": _SCRIPT,
-    "bom.sh": f"\ufeff{_SCRIPT}",
-    "bom.py": "\ufeff#!/usr/bin/env python3\nprint('a', 'b')\n",
-    "no_interpreter.py": "import os\nprint(\n",
     "unknown.py": "#!/usr/bin/python3.99\n",
-    "directory/judge.sh": "#!/bin/sh\nmissing.sh\n",
 }
 _CRLF = "windows.sh has the line ends of Windows (CRLF): run `sed -i 's/\\r$//' "
 # Each command, and the beginning of its hint.
@@ -146,51 +123,24 @@ _COMMANDS = (
         "printf '#!/bin/sh\\r\\n\\r\\n' >x; bash $PWD/x",
         "a script has the line ends of Windows (CRLF)",
     ),
-    (
-        "plain.sh",
-        "plain.sh is not a path, so the shell looked for a program of that name: write ./",
-    ),
-    ("true && plain.sh", "plain.sh is not a path"),
-    ("judge", "judge is not a path"),
-    ("windows.sh", "windows.sh is not a path"),
-    (
-        "./bom.sh",
-        "./bom.sh begins with a byte order mark (BOM), so its first line is not read: save",
-    ),
-    ("sh bom.sh", "bom.sh begins with a byte order mark"),
-    ("bash bom.sh", "bom.sh begins with a byte order mark"),
-    ("./bom.py", "./bom.py begins with a byte order mark"),
-    ("./utf16.sh", "./utf16.sh begins with a byte order mark"),
-    ("./no_interpreter.py", "the shell executed ./no_interpreter.py, which has no interpreter"),
     ("./unknown.py", "./unknown.py begins with #!/usr/bin/python3.99, which is not installed here"),
-    ("./untracked.sh", "the commit has no file ./untracked.sh in its root: check the path, or add"),
-    ("sh untracked.sh", "the commit has no file untracked.sh"),
-    ("bash ./untracked.sh", "the commit has no file ./untracked.sh"),
-    ("python3 untracked.py", "the commit has no file untracked.py"),
-    ("gcc untracked.c -o judge && ./judge", "the commit has no file untracked.c"),
-    ("./directory", "./directory is a directory"),
-    ("sh directory/judge.sh", ""),
-    ("cd directory && ./untracked.sh", ""),
+    ("./untracked.sh", ""),
+    ("plain.sh", ""),
     ("./plain.sh", ""),
-    ("gcc", ""),
     ("echo 'open", ""),
     ("../outside.sh", ""),
     ("./link.sh", ""),
     ("./circle.sh", ""),
-    ("unknown-command", ""),
 )
 
 
 class CommandHintTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
+        self.root.mkdir()
         for name, content in _FILES.items():
-            path = self.root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content.encode())
-            path.chmod(0o755)
-        (self.root / "utf16.sh").write_bytes(_SCRIPT.encode("utf-16"))
-        (self.root / "utf16.sh").chmod(0o755)
+            (self.root / name).write_bytes(content.encode())
+            (self.root / name).chmod(0o755)
         (self.root / "link.sh").symlink_to("/etc/hostname")
         (self.root / "circle.sh").symlink_to("circle.sh")
 
@@ -209,8 +159,3 @@ class CommandHintTests(SynchronousTestCase):
             status, stderr = self.run_command(command)
             hint = find_command_hint(command, self.root, "", status, stderr)
             self.assertEqual(hint[: len(words)] if words else hint, words, (command, stderr))
-
-    def test_path_is_relative_to_the_directory(self) -> None:
-        stderr = "sh: 0: cannot open plain.sh: No such file"
-        found = find_command_hint("sh plain.sh", self.root, "directory", 2, stderr)
-        self.assertIn("no file plain.sh in directory", found)
