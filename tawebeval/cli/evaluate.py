@@ -97,14 +97,11 @@ _OUTPUT_OPTIONS = (
     click.option(
         "--events", "lines", is_flag=True, help="Print all events as JSON Lines, for programs."
     ),
-    click.option(
-        "--times", is_flag=True, help="With --events: print when the server stored each event, too."
-    ),
 )
 
 
 def add_output_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command `--files`, `--events` and `--times`, as `folder`, `lines` and `times`."""
+    """Give a command `--files` and `--events`, as `folder` and `lines`."""
     for option in reversed(_OUTPUT_OPTIONS):
         command = option(command)
     return command
@@ -245,7 +242,6 @@ def evaluate(
     evaluator: str | None,
     folder: DownloadDirectory | None,
     lines: bool,
-    times: bool,
     detach: bool,
     watch: bool,
     seed: int | None,
@@ -285,7 +281,7 @@ def evaluate(
     `tawebeval --help` lists the exit statuses. SIGTERM, SIGHUP and a closed stdout cancel the
     evaluation, as Ctrl-C does.
     """  # noqa: D301
-    screen = make_screen(lines=lines, times=times)
+    screen = make_screen(lines=lines)
     if problem is not None:
         _check_problem_options(click.get_current_context().params)
     elif evaluator is None:
@@ -326,9 +322,7 @@ def evaluate(
                 **others,
             )
         new_folder = folder and DownloadDirectory(folder.path)  # or files get further numbers
-        return show_submitted_evaluation(
-            context, identifier, new_folder, drawn, times=times, detach=detach
-        )
+        return show_submitted_evaluation(context, identifier, new_folder, drawn, detach=detach)
 
     def work(context: CommandContext) -> int:
         if watch:
@@ -361,14 +355,12 @@ def show_submitted_evaluation(
     folder: DownloadDirectory | None,
     seed: int | None = None,
     *,
-    times: bool = False,
     detach: bool = False,
 ) -> int:
     """Follow an evaluation that this command has begun, and return the exit status.
 
-    `seed` is shown first; None if the caller has chosen it. `times` requests times of events.
-    `detach` prints the identifier, and follows nothing. An interruption, or a stdout that cannot be
-    written to, cancels the evaluation.
+    `seed` is shown first; None if the caller has chosen it. `detach` prints the identifier, and
+    follows nothing. An interruption, or a stdout that cannot be written to, cancels the evaluation.
     """
     client, screen = context.client, context.screen
     if detach:
@@ -386,9 +378,7 @@ def show_submitted_evaluation(
         except ClientError as error:
             screen.show_message(f"not cancelled: {error}", "red")
 
-    reader = EvaluationReader(
-        context, identifier, is_known_to_server=True, times=times, on_interrupt=cancel
-    )
+    reader = EvaluationReader(context, identifier, is_known_to_server=True, on_interrupt=cancel)
     try:
         show_seed(screen, seed)
         return reader.follow_evaluation(folder)

@@ -106,7 +106,6 @@ def follow(
     cursor: str | None,
     folder: DownloadDirectory | None,
     lines: bool,
-    times: bool,
     server: ServerAccess,
 ) -> None:
     """Show the output of an evaluation that was submitted before.
@@ -124,10 +123,10 @@ def follow(
       ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)
       tawebeval follow $ID
     """  # noqa: D301
-    screen = make_screen(lines=lines, times=times)
+    screen = make_screen(lines=lines)
 
     def work(context: CommandContext) -> int:
-        reader = EvaluationReader(context, identifier, cursor, times=times)
+        reader = EvaluationReader(context, identifier, cursor)
         try:
             with suppress(Refused):  # reported below
                 # Unlike a request for events, this one gives up soon on a stopped server.
@@ -280,7 +279,6 @@ def rerun(
     identifier: str,
     folder: DownloadDirectory | None,
     lines: bool,
-    times: bool,
     detach: bool,
     server: ServerAccess,
     **changes: Any,
@@ -295,11 +293,11 @@ def rerun(
       tawebeval rerun $ID
       tawebeval rerun --seed 8 --limit wall_clock=60 $ID
     """  # noqa: D301
-    screen = make_screen(lines=lines, times=times)
+    screen = make_screen(lines=lines)
 
     def work(context: CommandContext) -> int:
         begun = context.client.rerun(identifier, **changes)
-        return show_submitted_evaluation(context, begun, folder, times=times, detach=detach)
+        return show_submitted_evaluation(context, begun, folder, detach=detach)
 
     run_with_client(server, screen, work)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,17 +49,9 @@ class DownloadDirectory:
         name = self._free_name(get_base_name(file.filename))
         target = self.path / name
         self.path.mkdir(parents=True, exist_ok=True)
-        descriptor, unfinished = tempfile.mkstemp(dir=self.path, prefix=".tawebeval-")
-        try:
-            with open(descriptor, "wb") as stream:
-                stream.write(file.content)
-                umask = os.umask(0)
-                os.umask(umask)
-                os.fchmod(stream.fileno(), 0o666 & ~umask)
-            os.replace(unfinished, target)
-        except BaseException:
-            os.unlink(unfinished)
-            raise
+        target.unlink(missing_ok=True)
+        with target.open("xb") as stream:
+            stream.write(file.content)
         self._taken.add(name)
         return target
 
@@ -75,16 +66,14 @@ class EvaluationReader:
     """Reads the events of an evaluation and shows them.
 
     `cursor` is where reading begins, and then the end of the last page shown. `is_known_to_server`
-    tells whether the server is known to have had the evaluation. `times` requests the times of
-    events. `on_interrupt` is called for an interruption, and reading goes on; None lets an
-    interruption end it.
+    tells whether the server is known to have had the evaluation. `on_interrupt` is called for an
+    interruption, and reading goes on; None lets an interruption end it.
     """
 
     _context: CommandContext
     identifier: str
     cursor: str | None = None
     is_known_to_server: bool = False
-    _times: bool = False
     _on_interrupt: Callable[[], object] | None = None
 
     @property
@@ -124,7 +113,7 @@ class EvaluationReader:
         client = self._context.client
         while True:
             try:
-                for page in client.pages(self.identifier, self.cursor, times=self._times):
+                for page in client.pages(self.identifier, self.cursor):
                     with (
                         self._context.interrupt_handler.defer_interrupt()
                     ):  # or a part of the page is shown twice

@@ -88,8 +88,7 @@ class Screen:
 
     With `lines` each event is a line of JSON on `out` and nothing else is shown of it. Methods
     raise OutputError when `out` becomes unwritable, once; later output is discarded. A broken
-    `notes` is discarded without an error, which nobody could see. `max_stderr_lines` is the most
-    lines of an evaluator's stderr that are shown; None shows all. `shows_summary` is False if not
+    `notes` is discarded without an error, which nobody could see. `shows_summary` is False if not
     all events of the evaluation are shown: a summary of their results would mislead.
     `shows_excerpts` is whether a case shows what was expected and printed. Another thread than that
     of the events may call `show_status`; `lock` keeps it from drawing while `out` is not flushed.
@@ -99,7 +98,6 @@ class Screen:
     _notes: TextIO
     _colour: bool
     _lines: bool = False
-    max_stderr_lines: int | None = None
     shows_summary: bool = True
     shows_excerpts: bool = False
     _has_table: bool = False  # the head of the table of cases is shown
@@ -151,13 +149,8 @@ class Screen:
             self._write_note((click.style(text, fg=colour) if self._colour else text) + "\n")
 
     def show_stderr(self, stderr: str) -> None:
-        """Print the last lines of an evaluator's stderr, indented, on `notes`."""
-        lines = stderr.rstrip("\n").split("\n")
-        shown = lines[-(self.max_stderr_lines or 0) :]
-        if left_out := len(lines) - len(shown):
-            note = f"(lines left out: {left_out}; `--raw` shows the last 8 KiB of stderr)"
-            shown.insert(0, note)
-        for line in shown:
+        """Print an evaluator's stderr, indented, on `notes`."""
+        for line in stderr.rstrip("\n").split("\n"):
             self.show_message(f"  {line}")
 
     def show_progress(self, text: str) -> None:
@@ -367,7 +360,4 @@ def _line(event: Event) -> str:
         kind, payload = "text", json.dumps(event.text, ensure_ascii=False)
     else:
         kind, payload = event.type if isinstance(event, Unknown) else "data", event.written
-    time = ""
-    if event.time is not None:
-        time = f', "time": "{event.time.isoformat(timespec="milliseconds")}"'
-    return f'{{"type": {json.dumps(kind)}, "payload": {payload}{time}}}'
+    return f'{{"type": {json.dumps(kind)}, "payload": {payload}}}'

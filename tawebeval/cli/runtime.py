@@ -244,13 +244,8 @@ def check_token(token: str, where: str) -> str:
     return token
 
 
-def make_screen(*, lines: bool = False, times: bool = False) -> Screen:
-    """Return the screen on stdout and stderr; `lines` prints events as JSON. Raises UsageError.
-
-    `times` is whether the events have times, which are shown with `lines` only.
-    """
-    if times and not lines:
-        raise click.UsageError("--times needs --events, which prints the times")
+def make_screen(*, lines: bool = False) -> Screen:
+    """Return the screen on stdout and stderr; `lines` prints events as JSON. Raises UsageError."""
     if sys.stdout is None:
         raise click.UsageError("stdout is closed; to discard the output, redirect it: >/dev/null")
     if sys.stderr is None:

@@ -19,8 +19,6 @@ from tawebeval.cli.evaluate import (
 from tawebeval.cli.operator_commands import CONFIG_OPTION, USER_OPTION
 from tawebeval.cli.runtime import make_screen, text_option
 
-_STDERR_LINES = 40  # shown without --raw
-
 
 def _find_directory(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
     # The user of --user may reach directories of root from the working directory only.
@@ -59,10 +57,10 @@ def _find_directory(context: click.Context, parameter: click.Parameter, path: Pa
 @click.option(
     "--raw",
     is_flag=True,
-    help="Show stdout as it is, with words for the markers, and the last 8 KiB of stderr.",
+    help="Show stdout as it is, with words for the markers.",
 )
 @add_output_options
-def try_(raw: bool, lines: bool, times: bool, **options: Any) -> None:
+def try_(raw: bool, lines: bool, **options: Any) -> None:
     """Run an evaluator on this machine, without a server.
 
     DIRECTORY takes the place of the git repository. The evaluator gets a copy, so DIRECTORY never
@@ -80,10 +78,9 @@ def try_(raw: bool, lines: bool, times: bool, **options: Any) -> None:
     """  # noqa: D301
     if raw and lines:
         raise click.UsageError("--raw and --events exclude each other; give one of them")
-    screen = make_screen(lines=lines, times=times)
-    screen.max_stderr_lines = None if raw or lines else _STDERR_LINES
+    screen = make_screen(lines=lines)
     screen.shows_excerpts = True
     # Imported late: it imports much of the daemon.
     from tawebeval.cli.try_run import run_try
 
-    run_try(screen, raw=raw, times=times, **options)
+    run_try(screen, raw=raw, **options)

@@ -92,56 +92,30 @@ class WorkingTreeSource:
             self._copied = error
 
     def _copy(self, target: Path) -> tuple[int, int]:
+        """Copy files, links and directories; a commit has no sockets, pipes or devices."""
         files = size = 0
+        excluded = (self.root / ".git", self.excluded_path)
         try:
             target.mkdir(parents=True)
-            for folder, directories, names, descriptor in os.fwalk(self.root, onerror=_raise):
+            for folder, directories, names in os.walk(self.root, onerror=_raise):
                 place = Path(folder)
-                directories[:] = [
-                    name for name in directories if not self._is_excluded(place / name)
-                ]
-                for name in (*directories, *names):
-                    source = place / name
+                directories[:] = [name for name in directories if place / name not in excluded]
+                for source in (place / name for name in (*directories, *names)):
+                    status, copy = source.lstat(), target / source.relative_to(self.root)
                     files += 1
-                    copy = target / source.relative_to(self.root)
-                    try:
-                        size += self._copy_entry(name, descriptor, copy)
-                    except OSError as error:
-                        error.filename = str(source)  # it may be the name alone
-                        raise
+                    size += status.st_size if stat.S_ISREG(status.st_mode) else 0
                     self._limits.check_tree(files, size)
+                    if source.is_symlink():
+                        copy.symlink_to(os.readlink(source))
+                    elif stat.S_ISDIR(status.st_mode):
+                        copy.mkdir()
+                    elif stat.S_ISREG(status.st_mode):
+                        shutil.copy2(source, copy)
         except OSError as error:
             raise EvaluationFailure(
                 "repository", f"{error.filename} cannot be copied: {error.strerror}"
             ) from None
         return files, size
-
-    def _is_excluded(self, path: Path) -> bool:
-        return path in (self.root / ".git", self.excluded_path)
-
-    def _copy_entry(self, name: str, directory: int, target: Path) -> int:
-        """Copy a file, a symbolic link or an empty directory; return its size in bytes.
-
-        `directory` is a descriptor, so that no link that is made meanwhile leads elsewhere.
-        """
-        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        if stat.S_ISLNK(status.st_mode):
-            link = os.readlink(name, dir_fd=directory)
-            target.symlink_to(link)
-        elif stat.S_ISDIR(status.st_mode):
-            target.mkdir()
-        elif stat.S_ISREG(status.st_mode):
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-            with (
-                open(os.open(name, flags, dir_fd=directory), "rb") as source,
-                target.open("xb") as copy,
-            ):
-                shutil.copyfileobj(source, copy)
-                os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode))
-                os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
-            return status.st_size
-        # A commit contains no sockets, pipes or devices.
-        return 0
 
 
 def _raise(error: OSError) -> None:
@@ -252,17 +226,17 @@ def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, 
 
 
 async def read_pages(
-    evaluation: Evaluation, on_cancel: Callable[[], object], *, times: bool = False
+    evaluation: Evaluation, on_cancel: Callable[[], object]
 ) -> AsyncIterator[Page]:
     """Yield the pages of an evaluation as a client would get them; the next one acknowledges.
 
-    A cancellation calls `on_cancel`, and reading goes on. `times` adds their times to the events.
+    A cancellation calls `on_cancel`, and reading goes on.
     """
     after: str | None = None
     events, limit = evaluation.events, 2**16
     while True:
         begin = int(after or 0)
-        batch = await events.read(begin, limit, with_times=times)
+        batch = await events.read(begin, limit)
         page = make_page(events.log, after, batch)
         if page.events.count:
             yield parse_page(page.encode_json(), after)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import signal
 import tempfile
@@ -15,8 +14,6 @@ from typing import Any, NoReturn
 import attrs
 import click
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IProcessTransport
-from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from tawebeval.cli.evaluate import Submission, show_seed
@@ -48,20 +45,18 @@ from tawebeval.core.form import (
     parse_environment_name,
 )
 from tawebeval.core.limits import parse_limits
-from tawebeval.core.segi import Markers
 from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.process_setup import reset_inherited_signals, use_monotonic_clock
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.startup import check_environments, check_sandbox_readable_paths
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField
+from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.starting import enter_queue
 from tawebeval.linux.cgroups import open_cgroups
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import drop_privileges, refuse_root
-from tawebeval.linux.starter_client import StartedProgram
-from tawebeval.linux.tailed_process import TailedProcess
 from tawebeval.sandbox.overlay import WritableTrees
 
 _WORDS = {
@@ -70,6 +65,7 @@ _WORDS = {
     "file_begin": "<<< file begins >>>",
     "file_end": "<<< file ends >>>",
 }
+_READ = 2**20  # bytes of stdout
 
 
 def run_try(
@@ -85,7 +81,6 @@ def run_try(
     config: Path | None,
     raw: bool,
     folder: DownloadDirectory | None,
-    times: bool,
 ) -> NoReturn:
     """Run the evaluator, show its output, and exit with the status. Raises UsageError.
 
@@ -112,8 +107,7 @@ def run_try(
             place = made.enter_context(make_temporary_directory())
             with _usage_errors():
                 files = write_upload(fields, place / UPLOAD_NAME)
-                socket = place / "starter" / "socket"
-                trees = RawOutputTrees(socket, screen) if raw else WritableTrees(socket)
+                trees = WritableTrees(place / "starter" / "socket")
                 surroundings = LocalEnvironment.open(
                     configuration, root, place, cgroups, trees, reactor
                 )
@@ -134,9 +128,7 @@ def run_try(
                 limits=chosen,
                 environment=environment,
             )
-            evaluation = LocalEvaluation(
-                request, surroundings, screen, folder, raw, hint_finder, times
-            )
+            evaluation = LocalEvaluation(request, surroundings, screen, folder, raw, hint_finder)
             return await evaluation.run()
 
     run_reactor(screen, work)
@@ -144,10 +136,7 @@ def run_try(
 
 @attrs.frozen
 class LocalEvaluation:
-    """One evaluation without a daemon, and its output. `raw` shows stdout as it was printed.
-
-    `times` is whether events have times.
-    """
+    """One evaluation without a daemon, and its output. `raw` shows stdout as it was printed."""
 
     _request: EvaluationRequest
     _environment: LocalEnvironment
@@ -155,7 +144,6 @@ class LocalEvaluation:
     _folder: DownloadDirectory | None
     _raw: bool
     _hint_finder: HintFinder
-    _times: bool
 
     async def run(self) -> int:
         """Run the evaluation and return the exit status."""
@@ -180,7 +168,6 @@ class LocalEvaluation:
                 evaluation.run.kill()
             cancelled = True
 
-        unread: OutputError | None = None
         last: Event | None = None
 
         def show(event: Event) -> None:
@@ -189,25 +176,16 @@ class LocalEvaluation:
             if not self._raw or isinstance(event, ErrorEvent):
                 self._screen.show_event(event)
 
-        def on_unread(error: OutputError) -> None:
-            nonlocal unread
-            unread = error
-            stop()
-
-        def get_markers() -> Markers | None:
-            stdout = evaluation.events.stdout
-            return None if stdout is None else stdout.markers
-
-        trees = self._environment.evaluation_context.sandbox.writable_trees
-        if isinstance(trees, RawOutputTrees):
-            trees.get_markers, trees.on_output_error = get_markers, on_unread
+        raw_output = RawOutput(self._screen) if self._raw else None
         enter_queue(evaluation, FairQueue(running=1, queued=0))
         try:
             with EventDisplay(self._screen, show, self._folder) as display:
-                async for page in read_pages(evaluation, on_cancel, times=self._times):
-                    if unread is not None:
-                        break
+                async for page in read_pages(evaluation, on_cancel):
+                    if raw_output is not None:
+                        raw_output.show_new_output(evaluation.events.stdout)
                     display.show_page(page)
+                if raw_output is not None:
+                    raw_output.show_new_output(evaluation.events.stdout, is_ended=True)
         finally:
             stop()  # stdout may have been lost
             while not evaluation.cleanup_event.is_set:
@@ -215,8 +193,6 @@ class LocalEvaluation:
                     await evaluation.cleanup_event.wait()
                 except CancelledError:
                     on_cancel()
-        if unread is not None:
-            raise unread
         if last is None:
             warn_of_empty_stdout(self._screen)
         error = last if isinstance(last, ErrorEvent) and last.final else None
@@ -262,112 +238,34 @@ def make_temporary_directory() -> Iterator[Path]:
         remove_tree(place)
 
 
-class OutputMarkerReplacer:
-    """Replaces lines that are markers by words for people."""
+@attrs.define
+class RawOutput:
+    """An evaluator's stdout on a screen, as it was printed, with words for lines that are markers.
 
-    def __init__(self, markers: Markers) -> None:
-        self._words: Mapping[bytes, bytes] = {
-            getattr(markers, name): words.encode() for name, words in _WORDS.items()
-        }
-        self._held = b""  # a partial line that may become a marker
-        self._fresh = True  # nothing of the current line was returned
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, data: bytes) -> str:
-        """Take bytes of stdout; return the text to show."""
-        shown = []
-        *lines, last = (self._held + data).split(b"\n")
-        for line in lines:
-            shown.append((self._words.get(line, line) if self._fresh else line) + b"\n")
-            self._fresh = True
-        self._held = b""
-        if self._fresh and any(marker.startswith(last) for marker in self._words):
-            self._held = last
-        elif last:
-            shown.append(last)
-            self._fresh = False
-        return self._decoder.decode(b"".join(shown))
-
-    def finish(self) -> str:
-        """Return the rest of the text after the end of stdout."""
-        held, self._held = self._held, b""
-        return self._decoder.decode(held, final=True)
-
-
-class RawOutputTrees(WritableTrees):
-    """Starter of programs whose stdout is shown on a screen.
-
-    `get_markers()` returns those of the evaluation, which are drawn before a program starts.
-    `on_output_error(error)` is called when the screen cannot be written to.
+    A partial line, which may become a marker, is shown when it is complete.
     """
 
-    def __init__(self, socket: Path, screen: Screen) -> None:
-        super().__init__(socket)
-        self.get_markers: Callable[[], Markers | None] = lambda: None
-        self.on_output_error: Callable[[OutputError], object] = lambda error: None
-        self._screen = screen
+    _screen: Screen
+    _shown: int = 0  # bytes
 
-    def connect_program(
-        self, protocol: ProcessProtocol, program: StartedProgram, stdout_offset: int = 0
-    ) -> TailedProcess:
-        """Let a program drive a protocol through an `OutputTeeProtocol`."""
-        markers = self.get_markers()
-        assert markers is not None, "nothing starts before they are drawn"
-        shown = OutputTeeProtocol(
-            protocol,
-            OutputMarkerReplacer(markers),
-            self._screen,
-            lambda error: self.on_output_error(error),
-        )
-        return super().connect_program(shown, program, stdout_offset)
-
-
-class OutputTeeProtocol(ProcessProtocol):
-    """Shows the stdout of a process on a screen and passes all calls to `protocol`."""
-
-    def __init__(
-        self,
-        protocol: ProcessProtocol,
-        replacer: OutputMarkerReplacer,
-        screen: Screen,
-        on_unread: Callable[[OutputError], object],
-    ) -> None:
-        self._protocol = protocol
-        self._replacer = replacer
-        self._screen = screen
-        self._on_unread = on_unread
-
-    def makeConnection(self, process: IProcessTransport) -> None:
-        """Pass the process on."""
-        self._protocol.makeConnection(process)
-
-    def childDataReceived(self, childFD: int, data: bytes) -> None:
-        """Show data of stdout and pass all data on."""
-        if childFD == 1:
-            self._show(self._replacer.feed(data))
-        self._protocol.childDataReceived(childFD, data)
-
-    def childConnectionLost(self, childFD: int) -> None:
-        """Show the rest of stdout and pass the end of a pipe on."""
-        if childFD == 1:
-            self._show(self._replacer.finish())
-        self._protocol.childConnectionLost(childFD)
-
-    def processExited(self, reason: Failure) -> None:
-        """Pass the exit of the process on."""
-        self._protocol.processExited(reason)
-
-    def processEnded(self, reason: Failure) -> None:
-        """Pass the end of the process and its pipes on."""
-        self._protocol.processEnded(reason)
-
-    def _show(self, text: str) -> None:
-        if text:
-            try:
-                self._screen.show_event(Text(text))
-                self._screen.flush()
-            except OutputError as error:
-                self._on_unread(error)
+    def show_new_output(self, stdout: RecordedStdout | None, *, is_ended: bool = False) -> None:
+        """Show what was parsed since the last call. Raises OutputError. Blocks briefly."""
+        if stdout is None:
+            return  # the evaluator has not started
+        words = {getattr(stdout.markers, name): words.encode() for name, words in _WORDS.items()}
+        while True:
+            data = stdout.read_stdout(self._shown, min(stdout.stdout_bytes, self._shown + _READ))
+            end = data.rfind(b"\n") + 1
+            if len(data) == _READ:
+                data = data[: end or _READ]
+            elif not is_ended:
+                data = data[:end]
+            if not data:
+                break
+            self._shown += len(data)
+            lines = [words.get(line, line) for line in data.split(b"\n")]
+            self._screen.show_event(Text(b"\n".join(lines).decode("utf-8", "replace")))
+        self._screen.flush()
 
 
 def run_reactor(screen: Screen, work: Callable[[Any], Awaitable[int]]) -> NoReturn:

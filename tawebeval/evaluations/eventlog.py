@@ -261,6 +261,10 @@ class RecordedStdout:
         self._append(self._parser.feed(chunk))
         self._rest()
 
+    def read_stdout(self, begin: int, end: int) -> bytes:
+        """Return bytes of stdout; fewer if the file is shorter. Blocks."""
+        return self._files.read_stdout(begin, end)
+
     def parse_pending(self) -> None:
         """Parse more of what was fed."""
         self._append(self._parser.parse_pending())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -64,18 +62,10 @@ class FollowTests(CommandTestCase):
             notes = self.run_command("follow", *options, identifier).stderr.splitlines()
             self.assertEqual([note for note in notes if "accepted" not in note], shown)
 
-    def test_times_need_events_and_are_in_each_line(self) -> None:
-        identifier = self.printed(b"a")
-        result = self.run_command("follow", "--events", "--times", identifier)
-        event = json.loads(result.stdout)
-        self.assertEqual((event["type"], event["payload"]), ("text", "a"))
-        self.assertIsNotNone(datetime.fromisoformat(event["time"]).tzinfo)
+    def test_events_are_lines_of_json(self) -> None:
         identifier = self.printed(b"a")
         result = self.run_command("follow", "--events", identifier)
         self.assertEqual(result.stdout, '{"type": "text", "payload": "a"}\n')
-        result = self.run_command("follow", "--times", identifier)
-        self.assertEqual(result.exit_code, 2)
-        self.assertIn("--times needs --events", result.stderr)
 
     def test_first_marker_within_a_line_is_warned_of(self) -> None:
         identifier = self.line.begin()

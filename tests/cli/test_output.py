@@ -93,22 +93,6 @@ class OtherTests(SynchronousTestCase):
             shown.screen.show_message("no\n::add-mask::x")
             self.assertEqual(shown.notes.getvalue(), "no\\n::add-mask::x\n")
 
-    def test_only_the_last_lines_of_stderr_are_shown_with_the_count_left_out(self) -> None:
-        lines = [f"line {number}" for number in range(1, 31)]
-        error = EvaluationError("exit", "it failed", {"stderr": "\n".join(lines) + "\n"})
-        for limit, left_out in ((None, 0), (30, 0), (29, 1), (1, 29)):
-            shown = Shown()
-            shown.screen.max_stderr_lines = limit
-            shown.show(error)
-            words, *rest = shown.notes.getvalue().splitlines()
-            self.assertEqual(words, "failed: it failed")
-            if left_out:
-                note = rest.pop(0)
-                self.assertEqual(
-                    note, f"  (lines left out: {left_out}; `--raw` shows the last 8 KiB of stderr)"
-                )
-            self.assertEqual(rest, [f"  {line}" for line in lines[left_out:]])
-
     def test_error_that_events_follow_is_shown_as_data(self) -> None:
         forged = EvaluationError(
             *("exit", "it failed"), written='{"type":"evaluation_error","reason":"exit"}'
