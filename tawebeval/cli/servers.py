@@ -6,7 +6,6 @@ import fcntl
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,6 @@ from tawebeval.errors import ConfigurationError
 SERVER_NAME_PATTERN = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _SERVICE = "tawebeval"  # of the keyring
-_MAX_FILE = 1 << 20  # bytes
 _OTHERS_MODE = 0o077
 
 
@@ -66,29 +64,21 @@ def read_servers(path: Path) -> StoredServers:
     Raises: ConfigurationError, also if other users have access to the file.
     """
     try:
-        # Opening a pipe would block.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            content = file.read()
     except FileNotFoundError:
         return StoredServers()
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot read the file: {error.strerror}") from None
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigurationError(f"{path}: not a regular file")
-        if status.st_uid not in (os.geteuid(), 0):
-            raise ConfigurationError(f"{path}: the file belongs to another user; remove it")
-        if mode := status.st_mode & _OTHERS_MODE:
-            raise ConfigurationError(
-                f"{path}: other users have access to the file and its tokens"
-                f" (mode {stat.S_IMODE(status.st_mode):04o}, {mode:03o} is too much)",
-                f"chmod 600 {path}",
-            )
-        text = file.read(_MAX_FILE + 1)
-    if len(text) > _MAX_FILE:
-        raise ConfigurationError(f"{path}: the file is larger than 1 MiB")
+    if excess := mode & _OTHERS_MODE:
+        raise ConfigurationError(
+            f"{path}: other users have access to the file and its tokens"
+            f" (mode {mode:04o}, {excess:03o} is too much)",
+            f"chmod 600 {path}",
+        )
     try:
-        return msgspec.json.decode(text, type=StoredServers)
+        return msgspec.json.decode(content, type=StoredServers)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{path}: {error}", "mend or remove the file, and run `tawebeval login` again"
@@ -111,10 +101,8 @@ def edit_stored_servers(path: Path) -> Iterator[StoredServers]:
         fcntl.flock(folder, fcntl.LOCK_EX)
         servers = read_servers(path)
         yield servers
-        content = msgspec.json.format(msgspec.json.encode(servers), indent=2)
         try:
-            _replace_file(path, content + b"\n")
-            os.fsync(folder)
+            _replace_file(path, msgspec.json.format(msgspec.json.encode(servers), indent=2))
         except OSError as error:
             raise _make_write_error(path, error) from None
     finally:
@@ -126,17 +114,16 @@ def _make_write_error(path: Path, error: OSError) -> ConfigurationError:
 
 
 def _replace_file(path: Path, content: bytes) -> None:
-    # mkstemp creates the file with O_EXCL and the mode 0600.
-    descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=".servers-")
+    unfinished = path.with_suffix(".new")
+    unfinished.unlink(missing_ok=True)
     try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content + b"\n")
             file.flush()
-            os.fsync(descriptor)
+            os.fsync(file.fileno())
         os.replace(unfinished, path)
-    except BaseException:
-        os.unlink(unfinished)
-        raise
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 class Keyring:
