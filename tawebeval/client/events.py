@@ -23,27 +23,26 @@ import msgspec
 _CURSOR = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def _cursor() -> Any:
-    """Return the field for an event's cursor, which does not count when events are compared."""
-    return attrs.field(default="", kw_only=True, eq=False)
+@attrs.frozen
+class _StoredEvent:
+    """What events of all kinds have; it does not count when they are compared."""
+
+    cursor: str = attrs.field(default="", kw_only=True, eq=False)
+    time: datetime | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
 
 @attrs.frozen
-class Text:
+class Text(_StoredEvent):
     r"""Printed text: a single `\n`, or text without line terminators."""
 
     text: str
-    cursor: str = _cursor()
-    time: datetime | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
 
 @attrs.frozen
-class Data:
+class Data(_StoredEvent):
     """Data for programs. `written` is its JSON exactly as the evaluator wrote it."""
 
     written: str
-    cursor: str = _cursor()
-    time: datetime | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
     @property
     def payload(self) -> Any:
@@ -52,19 +51,17 @@ class Data:
 
 
 @attrs.frozen
-class File:
+class File(_StoredEvent):
     """A file that the evaluator sends. `filename` is untrusted: use its last component only."""
 
     filename: str
     content_type: str
     content: bytes = attrs.field(repr=False)
     written: str = attrs.field(repr=False, eq=False, default="")
-    cursor: str = _cursor()
-    time: datetime | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
 
 @attrs.frozen
-class EvaluationError:
+class EvaluationError(_StoredEvent):
     """A failed evaluation, or a broken block (`final` is False) after which it goes on.
 
     `reason` is one of docs/api.md, `members` are the other members of the event.
@@ -74,8 +71,6 @@ class EvaluationError:
     message: str
     members: Mapping[str, Any] = attrs.field(factory=dict)
     written: str = attrs.field(repr=False, eq=False, default="")
-    cursor: str = _cursor()
-    time: datetime | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
     @property
     def final(self) -> bool:
@@ -84,13 +79,11 @@ class EvaluationError:
 
 
 @attrs.frozen
-class Unknown:
+class Unknown(_StoredEvent):
     """An event of a type that this version does not know; `written` is the JSON of its payload."""
 
     type: str
     written: str
-    cursor: str = _cursor()
-    time: datetime | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
 
 Event: TypeAlias = Text | Data | File | EvaluationError | Unknown

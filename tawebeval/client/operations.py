@@ -10,10 +10,10 @@ Every request of the API can be repeated: a form by its `Idempotency-Key`, all o
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from datetime import datetime
+from functools import partial, update_wrapper
 from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
@@ -76,7 +76,7 @@ Stream: TypeAlias = Generator[HttpRequest | Pause | StreamItems[T], RequestResul
 
 def copy_documentation(method: Callable[..., object], operation: Callable[..., object]) -> None:
     """Give a method the name, description and parameters of the operation that it does."""
-    functools.update_wrapper(method, operation)
+    update_wrapper(method, operation)
     signature = inspect.signature(operation)
     client, *parameters = signature.parameters.values()
     result = str(signature.return_annotation)
@@ -339,9 +339,7 @@ def _follow(
             follows_events=True,
         )
         try:
-            page, pause = yield from _send_request(
-                client, request, functools.partial(_page, client, after)
-            )
+            page, pause = yield from _send_request(client, request, partial(_page, client, after))
         except UnknownEvaluation as error:
             if not known:
                 raise
@@ -368,7 +366,7 @@ def _page(client: ClientSettings, after: str | None, response: Response) -> tupl
 
 def status(client: ClientSettings, identifier: str) -> Operation[Document]:
     """Return the status document. Raises UnknownEvaluation, EvaluationGone, Unavailable."""
-    return _send_request(client, _Request("GET", _path_of(identifier)), _document)
+    return _send_request(client, _Request("GET", _path_of(identifier)), partial(_document, _Status))
 
 
 def submission(client: ClientSettings, identifier: str) -> Operation[list[Document]]:
@@ -377,7 +375,8 @@ def submission(client: ClientSettings, identifier: str) -> Operation[list[Docume
     The content of files is absent if there is too much. Raises EvaluationGone also if only the
     files are discarded.
     """
-    return _send_request(client, _Request("GET", f"{_path_of(identifier)}/submission"), _files)
+    request = _Request("GET", f"{_path_of(identifier)}/submission")
+    return _send_request(client, request, partial(_documents, "files", _File))
 
 
 def make_link(
@@ -388,7 +387,7 @@ def make_link(
     A link takes the place of a token. `lifetime` is in seconds; None leaves it to the server.
     """
     path = f"{_path_of(identifier)}/links{_query(lifetime=lifetime)}"
-    return _send_request(client, _Request("POST", path), _link)
+    return _send_request(client, _Request("POST", path), partial(_document, _Link))
 
 
 def revoke_links(client: ClientSettings, identifier: str) -> Operation[None]:
@@ -405,7 +404,8 @@ def cancel(client: ClientSettings, identifier: str) -> Operation[None]:
 
 def environments(client: ClientSettings) -> Operation[list[Document]]:
     """Return the environments of the server: name, description and digest of each."""
-    return _send_request(client, _Request("GET", "/environments"), _environments)
+    request = _Request("GET", "/environments")
+    return _send_request(client, request, partial(_documents, "data", _Environment))
 
 
 def evaluations(
@@ -444,7 +444,7 @@ def problems(client: ClientSettings) -> Stream[Document]:
 def problem(client: ClientSettings, name: str) -> Operation[Document]:
     """Return a problem with its `statement`. Raises InvalidRequest for an unknown problem."""
     request = _Request("GET", _path_of_problem(name))
-    return _name_unknown_problem(_send_request(client, request, _problem))
+    return _name_unknown_problem(_send_request(client, request, partial(_document, _Problem)))
 
 
 def _list(
@@ -463,9 +463,7 @@ def _list(
     while True:
         request = _Request("GET", path + _query(after=after, **wanted))
         try:
-            listing = yield from _send_request(
-                client, request, functools.partial(_listing, kind, cursors)
-            )
+            listing = yield from _send_request(client, request, partial(_listing, kind, cursors))
         except InvalidRequest:
             # A daemon was restarted since the last part: the list begins again.
             restarts += 1
@@ -503,26 +501,6 @@ def _query(**parameters: str | int | None) -> str:
     """Return the query of a URL, without parameters that are None or empty."""
     given = {name: value for name, value in parameters.items() if value not in (None, "")}
     return f"?{urlencode(given)}" if given else ""
-
-
-def _document(response: Response) -> Document:
-    return _check_kind(_decode(response, Document), _Status)
-
-
-def _problem(response: Response) -> Document:
-    return _check_members(_decode(response, Document), "name", "statement")
-
-
-def _link(response: Response) -> Document:
-    return _check_members(_decode(response, Document), "link", "expires")
-
-
-def _check_members(document: Document, *names: str) -> Document:
-    """Return a document that has these members, all strings. Raises ValueError."""
-    for name in names:
-        if not isinstance(document.get(name), str):
-            raise ValueError(f"unexpected answer: it has no {name}")  # noqa: TRY004
-    return document
 
 
 class _Score(msgspec.Struct):
@@ -571,6 +549,25 @@ class _ListedProblem(msgspec.Struct):
     fields: list[str]
 
 
+class _Problem(msgspec.Struct):
+    name: str
+    statement: str
+
+
+class _Link(msgspec.Struct):
+    link: str
+    expires: str
+
+
+class _File(msgspec.Struct):
+    field: str
+    filename: str
+
+
+class _Environment(msgspec.Struct):
+    name: str
+
+
 class _Accepted(msgspec.Struct):
     evaluation_id: str
 
@@ -581,21 +578,14 @@ class _Listing(msgspec.Struct):
     away: list[str] = []
 
 
-class _Environments(msgspec.Struct):
-    data: list[Document]
+def _document(kind: type[msgspec.Struct], response: Response) -> Document:
+    return _check_kind(_decode(response, Document), kind)
 
 
-class _Submission(msgspec.Struct):
-    files: list[Document]
-
-
-def _files(response: Response) -> list[Document]:
-    files = _decode(response, _Submission).files
-    return [_check_members(one, "field", "filename") for one in files]
-
-
-def _environments(response: Response) -> list[Document]:
-    return [_check_members(one, "name") for one in _decode(response, _Environments).data]
+def _documents(member: str, kind: type[msgspec.Struct], response: Response) -> list[Document]:
+    """Return the documents in a member of an answer."""
+    listed: list[Document] = _decode(response, Document).get(member)
+    return _check_kind(listed, list[kind])  # type: ignore[valid-type]
 
 
 def _identifier(response: Response) -> str:
@@ -612,18 +602,17 @@ def _listing(kind: type[msgspec.Struct], cursors: Container[str], response: Resp
     listing = _decode(response, _Listing)
     if listing.end in cursors:
         raise ValueError(f"unexpected answer: the cursor {listing.end!r} comes twice in a list")
-    for one in listing.data:
-        _check_kind(one, kind)
+    _check_kind(listing.data, list[kind])  # type: ignore[valid-type]
     return listing
 
 
-def _check_kind(document: Document, kind: type[msgspec.Struct]) -> Document:
-    """Return a document of this kind; other members do not matter. Raises ValueError."""
+def _check_kind(value: T, kind: type[object]) -> T:
+    """Return a document or a list of this kind; other members do not matter. Raises ValueError."""
     try:
-        msgspec.convert(document, kind)
+        msgspec.convert(value, kind)
     except ValueError as error:
         raise ValueError(f"unexpected answer: {error}") from None
-    return document
+    return value
 
 
 def _decode(response: Response, kind: type[T]) -> T:

@@ -602,7 +602,7 @@ class StepTests(SynchronousTestCase):
             (operations.status(client, "x"), json_response("{}"), "required field `state`"),
             (operations.rerun(client, "x"), json_response("{}"), "field `evaluation_id`"),
             (operations.cancel(client, "x"), RUNNING, "the status is 200"),
-            (operations.environments(client), json_response('{"data":[{}]}'), "it has no name"),
+            (operations.environments(client), json_response('{"data":[{}]}'), "field `name`"),
             (operations.status(client, "x"), Response(200, {}, b"<html>"), "instead of JSON"),
         ):
             steps, result = play(operation, response)
