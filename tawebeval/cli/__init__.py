@@ -14,7 +14,7 @@
 
 `tawebeval try` (`try_command`) needs no server: `try_run` and `try_evaluation` run one `Evaluation`
 with the daemon's own sandbox and limits on a copy of a working directory, and its events go through
-the same `Screen`. `hints` explains why it failed.
+the same `Screen`.
 
 `operator_commands` has the commands of an operator: `serve`, `doctor`, `reload` and `token`;
 `environment` those for environments. They import the daemon only when they run.

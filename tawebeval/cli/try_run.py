@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -18,7 +19,6 @@ from twisted.python.failure import Failure
 
 from tawebeval.cli.evaluate import Submission, show_seed
 from tawebeval.cli.follow import DownloadDirectory, EventDisplay, warn_of_empty_stdout
-from tawebeval.cli.hints import HintFinder, describe_usage
 from tawebeval.cli.output import OutputError, Screen
 from tawebeval.cli.runtime import (
     WRONG,
@@ -28,7 +28,6 @@ from tawebeval.cli.runtime import (
     report_failure,
 )
 from tawebeval.cli.try_evaluation import (
-    CHECKOUT_NAME,
     NO_COMMIT,
     UPLOAD_NAME,
     LocalEnvironment,
@@ -44,17 +43,17 @@ from tawebeval.core.form import (
     draw_seed,
     parse_environment_name,
 )
-from tawebeval.core.limits import parse_limits
+from tawebeval.core.limits import ChosenLimits, parse_limits
 from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.process_setup import reset_inherited_signals, use_monotonic_clock
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.startup import check_environments, check_sandbox_readable_paths
 from tawebeval.deferreds import FairQueue
-from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField
+from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField, format_size
 from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.starting import enter_queue
-from tawebeval.linux.cgroups import open_cgroups
+from tawebeval.linux.cgroups import ResourceUsage, open_cgroups
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import drop_privileges, refuse_root
 from tawebeval.sandbox.overlay import WritableTrees
@@ -66,6 +65,7 @@ _WORDS = {
     "file_end": "<<< file ends >>>",
 }
 _READ = 2**20  # bytes of stdout
+_SETTING = re.compile(r"\(((limits|sandbox)\.(\w+))\)")
 
 
 def run_try(
@@ -117,7 +117,6 @@ def run_try(
                     "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"
                 )
             show_seed(screen, drawn if seed is None else None)
-            hint_finder = HintFinder(configuration, root, place / CHECKOUT_NAME, directory, chosen)
             request = EvaluationRequest(
                 Repository(Path(os.path.abspath(root)).as_uri()),
                 NO_COMMIT,
@@ -128,7 +127,7 @@ def run_try(
                 limits=chosen,
                 environment=environment,
             )
-            evaluation = LocalEvaluation(request, surroundings, screen, folder, raw, hint_finder)
+            evaluation = LocalEvaluation(request, surroundings, screen, folder, raw)
             return await evaluation.run()
 
     run_reactor(screen, work)
@@ -143,7 +142,6 @@ class LocalEvaluation:
     _screen: Screen
     _folder: DownloadDirectory | None
     _raw: bool
-    _hint_finder: HintFinder
 
     async def run(self) -> int:
         """Run the evaluation and return the exit status."""
@@ -201,7 +199,7 @@ class LocalEvaluation:
         if stderr and (error is None or "stderr" not in error.members):
             self._screen.show_message("stderr:")
             self._screen.show_stderr(stderr)
-        for hint in self._hint_finder.find_hints(error, stderr):
+        if error is not None and (hint := find_hint(error.message, self._request.limits)):
             self._screen.show_message(f"hint: {hint}", "yellow")
         self._show_usage(evaluation)
         return display.status
@@ -212,6 +210,40 @@ class LocalEvaluation:
             seconds = times["ended"] - times[EvaluationState.RUNNING.value]
             memory = evaluation.limits.memory
             self._screen.show_message(describe_usage(result.usage, seconds, memory))
+
+
+def find_hint(message: str, chosen: ChosenLimits) -> str:
+    """Return how to change the setting that an error names, "" for none.
+
+    `chosen` are the limits of --limit.
+    """
+    found = _SETTING.search(message)
+    if found is None:
+        return ""
+    setting, section, name = found.groups()
+    if section == "limits" and name in chosen:
+        return f"to change {setting}, give another value by --limit {name}=VALUE"
+    value = "true" if section == "sandbox" else "VALUE"
+    return (
+        f"to change {setting}, in the file of --config write [{section}] and below it"
+        f" {name} = {value}"
+    )
+
+
+def describe_usage(usage: ResourceUsage, wall_seconds: float, memory_limit: int) -> str:
+    """Return the time and peak memory of a `try`; `memory_limit` is limits.memory in bytes.
+
+    A machine without cgroups measures neither processor time nor memory.
+    """
+    used = f"used {wall_seconds:.2f} s"
+    if usage.cpu_seconds is not None:
+        used += f", {usage.cpu_seconds:.2f} s of processor time"
+    if usage.peak_memory_bytes is not None:
+        return f"{used}, {format_size(usage.peak_memory_bytes)} of memory"
+    return (
+        f"{used}; limits.memory ({format_size(memory_limit)}) held for each process alone, but most"
+        " servers count all processes together"
+    )
 
 
 @contextmanager

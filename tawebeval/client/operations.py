@@ -584,8 +584,9 @@ def _document(kind: type[msgspec.Struct], response: Response) -> Document:
 
 def _documents(member: str, kind: type[msgspec.Struct], response: Response) -> list[Document]:
     """Return the documents in a member of an answer."""
-    listed: list[Document] = _decode(response, Document).get(member)
-    return _check_kind(listed, list[kind])  # type: ignore[valid-type]
+    listed: Any = _decode(response, Document).get(member)
+    documents: list[Document] = _check_kind(listed, list[kind])  # type: ignore[valid-type]
+    return documents
 
 
 def _identifier(response: Response) -> str:

@@ -11,8 +11,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli import try_run
 from tawebeval.cli.output import OutputError
-from tawebeval.cli.try_run import RawOutput, make_temporary_directory
+from tawebeval.cli.try_run import (
+    RawOutput,
+    describe_usage,
+    find_hint,
+    make_temporary_directory,
+)
 from tawebeval.core.segi import Markers
+from tawebeval.linux.cgroups import ResourceUsage
 from tests.cases.screen import Shown
 from tests.fakes.world import straw
 
@@ -85,6 +91,35 @@ class RawOutputTests(SynchronousTestCase):
         raw = RawOutput(shown.screen)
         raw.show_new_output(None)
         self.assertRaises(OutputError, raw.show_new_output, FakeStdout(b"a\n"))
+
+
+class HintTests(SynchronousTestCase):
+    def test_hint_names_the_setting_of_the_error(self) -> None:
+        where = "in the file of --config write"
+        for message, hint in (
+            ("it failed", ""),
+            (
+                "it used over 512 MiB of memory (limits.memory)",
+                f"to change limits.memory, {where} [limits] and below it memory = VALUE",
+            ),
+            (
+                "status 1; the sandbox has no network (sandbox.network)",
+                f"to change sandbox.network, {where} [sandbox] and below it network = true",
+            ),
+            (
+                "it ran for over 1 second (limits.wall_clock)",
+                "to change limits.wall_clock, give another value by --limit wall_clock=VALUE",
+            ),
+        ):
+            self.assertEqual(find_hint(message, {"wall_clock": 1}), hint)
+
+    def test_usage_has_what_the_machine_can_measure(self) -> None:
+        self.assertEqual(
+            describe_usage(ResourceUsage(0.5, 3 * 2**20), 1.239, 2**29),
+            "used 1.24 s, 0.50 s of processor time, 3 MiB of memory",
+        )
+        said = describe_usage(ResourceUsage(None, None), 1.239, 2**29)
+        self.assertIn("used 1.24 s; limits.memory (512 MiB) held for each process alone", said)
 
 
 class ScratchTests(SynchronousTestCase):
