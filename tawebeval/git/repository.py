@@ -78,7 +78,7 @@ _FETCH = (
 )
 _LEFTOVERS = (
     *("*.lock", "refs/**/*.lock", "gc.pid", "objects/*.lock", "objects/tmp_*"),
-    *("objects/pack/tmp_*", "objects/pack/.tmp-*", "objects/pack/*.keep"),
+    *("objects/pack/tmp_*", "objects/pack/.tmp-*", "objects/pack/*.keep", "objects/*/*.temp"),
     *("lfs/*.new", "lfs/checkout"),
 )
 _INFINITE_DEPTH = 2**31 - 1  # git-fetch(1)

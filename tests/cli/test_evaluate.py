@@ -140,12 +140,6 @@ class EvaluateTests(CommandTestCase):
         arguments = ("--repository", "ftp://a/b", *REPOSITORY[2:], "x=1")
         self.assertNotIn("try `", self.run_command("evaluate", *arguments).stderr)
 
-    def test_too_large_body_is_reported_in_the_words_of_the_server(self) -> None:
-        self.file.write_bytes(b"x" * 2_000_000)
-        result = self.evaluate()
-        self.assertEqual(result.exit_code, 2)
-        self.assertIn("limit", result.stderr)
-
     def test_error_tells_how_to_complete_a_short_commit_without_a_checkout(self) -> None:
         self.addCleanup(os.chdir, os.getcwd())
         os.chdir("/")

@@ -22,7 +22,6 @@ from tawebeval.client import (
     EvaluationError,
     EvaluationGone,
     Event,
-    File,
     Forbidden,
     InvalidRequest,
     NamedFile,
@@ -114,12 +113,6 @@ class EvaluateTests(ClientTestCase):
         self.assertIn("40 hexadecimal digits", str(error))
         self.assertEqual(len(self.line.agent.asked), 1)
 
-    def test_too_large_form_is_refused_while_it_is_sent(self) -> None:
-        with self.assertRaises(InvalidRequest) as caught:
-            self.line.begin(submission={"source": b"x" * 2_000_000})
-        self.assertEqual(caught.exception.status, 413)
-        self.assertIn("limit", caught.exception.members)
-
     def test_upload_progress_counts_each_piece_of_the_form(self) -> None:
         pieces: list[tuple[int, int]] = []
         self.line = self.make(client={"on_upload": lambda *piece: pieces.append(piece)})
@@ -133,37 +126,6 @@ class EvaluateTests(ClientTestCase):
 
 class EventsTests(ClientTestCase):
     """`Client.events` and `Client.pages`."""
-
-    def test_each_kind_of_event_has_its_type(self) -> None:
-        identifier = self.line.begin()
-        file = (
-            '{"type":"file","filename":"a.txt","content_type":"text/plain","content_base64":"aGk="}'
-        )
-        self.line.child.print(b"a\n" + self.block('{"a": [1.50]}', file, "no json", '"x"'))
-        self.line.child.end(3)
-        *whole, broken, after, last = self.line.follow(identifier)
-        self.assertEqual(
-            [*whole, after],
-            [
-                *(Text("a"), Text("\n"), Data('{"a": [1.50]}')),
-                *(File("a.txt", "text/plain", b"hi"), Data('"x"')),
-            ],
-        )
-        for event, reason, final in ((broken, "protocol", False), (last, "exit", True)):
-            assert isinstance(event, EvaluationError)
-            self.assertEqual((event.reason, event.final), (reason, final))
-        self.assertEqual(last.members["status"], 3)
-
-    def test_partial_line_arrives_before_its_rest_after_one_flush(self) -> None:
-        identifier = self.line.begin()
-        events = self.line.client.events(identifier)
-        first = Deferred.fromCoroutine(anext(events))
-        self.line.settle()
-        self.line.child.print(b"half")
-        self.assertNoResult(first)
-        self.line.service.reactor.advance(0.02)
-        self.line.settle()
-        self.assertEqual(self.successResultOf(first), Text("half"))
 
     def test_request_waits_as_long_as_the_server_grants(self) -> None:
         for wait, seconds, requests in ((20, 60.25, 4), (0, 10, 11)):
@@ -281,12 +243,6 @@ class OtherTests(ClientTestCase):
         assert isinstance(last, EvaluationError)
         self.assertEqual(last.reason, "cancelled")
         self.assertRaises(UnknownEvaluation, self.line.wait, self.line.client.cancel("../health"))
-
-    def test_list_joins_several_pages(self) -> None:
-        self.line = self.make(queued=300)
-        made = [self.line.begin() for _ in range(130)]
-        listed = self.line.wait(gathered(self.line.client.evaluations()))
-        self.assertEqual([one["evaluation_id"] for one in listed], made)
 
     def test_restart_of_the_daemon_lists_each_evaluation_once(self) -> None:
         self.line = self.make(queued=300)

@@ -371,7 +371,7 @@ class LeftoverTests(CacheTestCase):
             "refs/heads/main.lock",
             "refs/commits/x.lock",
         ),
-        *("objects/pack/tmp_pack_abc", "objects/pack/tmp_idx_abc"),
+        *("objects/pack/tmp_pack_abc", "objects/pack/tmp_idx_abc", "objects/ab/cd.temp"),
         *("objects/pack/.tmp-7-pack-1.pack", "objects/pack/pack-1.keep"),
         *("objects/pack/pack-2.pack", "objects/pack/pack-2.rev", "objects/pack/pack-3.idx"),
         "objects/tmp_objdir-incoming-x/pack/y",
