@@ -63,7 +63,7 @@ from tawebeval.git.stderr_patterns import (
     is_commit_unadvertised,
     is_server_of_files,
 )
-from tawebeval.git.submodules import SubmoduleUrlParser, build_submodule_list_command
+from tawebeval.git.submodules import add_submodule_urls, build_submodule_list_command
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.helper_sandbox import SandboxAccess
 
@@ -255,7 +255,10 @@ class BareRepository:
                 if commit is None:
                     commit = await self._fetch_commit(repository, oid, credential, budget)
                 if commit.submodules:
-                    commit = await self._find_submodule_urls(commit)
+                    # Without .gitmodules git fails, and prints nothing: no submodule has a URL.
+                    listing = build_submodule_list_command(commit.oid)
+                    result = await self._git.run_command(self.path, *listing)
+                    commit = add_submodule_urls(commit, result.stdout)
                 if commit.has_gitattributes:
                     commit = await self._convert_files(commit, repository.url, credential, budget)
                 await self._threads.run_in_thread(self._mark, commit, oid)
@@ -286,15 +289,6 @@ class BareRepository:
             self.path, *log, next_commands=(ls_tree,), on_stdout=inspection.feed
         )
         return _inspected(oid, inspection, result)
-
-    async def _find_submodule_urls(self, commit: Commit) -> Commit:
-        """Return the commit, with the URLs of its submodules. Raises: EvaluationError."""
-        urls = SubmoduleUrlParser()
-        # Without .gitmodules git fails, and prints nothing: then no submodule has a URL.
-        await self._git.run_command(
-            self.path, *build_submodule_list_command(commit.oid), on_stdout=urls.feed
-        )
-        return urls.complete(commit)
 
     async def _convert_files(
         self, commit: Commit, url: str, credential: Credential | None, budget: FetchBudget

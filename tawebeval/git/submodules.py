@@ -16,53 +16,45 @@ from tawebeval.core.checkout import Commit
 from tawebeval.core.hosts import parse_server_address
 from tawebeval.errors import EvaluationFailure, format_size
 
-_MAX_BYTES = 64 * 1024  # of the list of .gitmodules
+_MAX_BYTES = 60 * 1024  # of the list of .gitmodules; the end of 64 KiB is kept of stdout
 _KEY = re.compile(r"submodule\.(.*)\.(path|url)", re.DOTALL)
 _PREFIX = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://[^/]*/|[^/]*:|/?)(.*)", re.DOTALL)
 
 
 def build_submodule_list_command(oid: str) -> Sequence[str]:
-    """Return the git command whose stdout `SubmoduleUrlParser` reads."""
+    """Return the git command whose stdout `add_submodule_urls` reads."""
     return "config", f"--blob={oid}:.gitmodules", "--no-includes", "--null", "--list"
 
 
-class SubmoduleUrlParser:
-    """Parser of the settings in `.gitmodules`, read in chunks."""
+def add_submodule_urls(commit: Commit, printed: str) -> Commit:
+    """Return the commit, with the URLs of its submodules in the settings of `.gitmodules`.
 
-    def __init__(self) -> None:
-        self._printed = b""
-
-    def feed(self, chunk: bytes) -> None:
-        """Add a chunk. Raises: EvaluationError if the list is over 64 KiB."""
-        self._printed += chunk
-        if len(self._printed) > _MAX_BYTES:
+    Raises: EvaluationError, also if the list is over 60 KiB.
+    """
+    if len(printed.encode()) > _MAX_BYTES:
+        raise EvaluationFailure(
+            "repository", f"the commit's .gitmodules is over {format_size(_MAX_BYTES)}"
+        )
+    modules: dict[str, dict[str, str]] = {}
+    for setting in printed.split("\0"):
+        key, _, value = setting.partition("\n")
+        if found := _KEY.fullmatch(key):
+            modules.setdefault(found[1], {})[found[2]] = value
+    urls = {
+        module["path"].rstrip("/"): module["url"]
+        for module in modules.values()
+        if {"path", "url"} <= module.keys()
+    }
+    for submodule in commit.submodules:
+        if submodule.path not in urls:
             raise EvaluationFailure(
-                "repository", f"the commit's .gitmodules is over {format_size(_MAX_BYTES)}"
+                "repository",
+                f"the submodule at {submodule.path!r} has no URL in .gitmodules; add it there, or"
+                " remove the submodule from the commit",
+                {"path": submodule.path},
             )
-
-    def complete(self, commit: Commit) -> Commit:
-        """Return the commit, with the URLs of its submodules. Raises: EvaluationError."""
-        modules: dict[str, dict[str, str]] = {}
-        for setting in self._printed.decode("utf-8", "surrogateescape").split("\0"):
-            key, _, value = setting.partition("\n")
-            found = _KEY.fullmatch(key)
-            if found:
-                modules.setdefault(found[1], {})[found[2]] = value
-        urls = {
-            module["path"].rstrip("/"): module["url"]
-            for module in modules.values()
-            if {"path", "url"} <= module.keys()
-        }
-        for submodule in commit.submodules:
-            if submodule.path not in urls:
-                raise EvaluationFailure(
-                    "repository",
-                    f"the submodule at {submodule.path!r} has no URL in .gitmodules; add it there,"
-                    " or remove the submodule from the commit",
-                    {"path": submodule.path},
-                )
-        found_all = (attrs.evolve(each, url=urls[each.path]) for each in commit.submodules)
-        return attrs.evolve(commit, submodules=tuple(found_all))
+    found_all = (attrs.evolve(each, url=urls[each.path]) for each in commit.submodules)
+    return attrs.evolve(commit, submodules=tuple(found_all))
 
 
 def resolve_submodule_url(url: str, parent: str) -> str:
