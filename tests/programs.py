@@ -35,10 +35,7 @@ _PAGE = (
     "test_documented_clients test_page test_page_class test_page_http2"
     " test_page_problems test_page_results test_page_tokens"
 )
-_PROXIES = (
-    "test_proxies_nginx test_proxies_haproxy test_proxies_caddy test_several test_rolling_restart"
-    " test_page_http2"
-)
+_PROXIES = "test_proxies test_several test_page_http2"
 _TOOLCHAINS = "gcc /usr/bin/javac /usr/bin/node"
 _SANDBOXED = "tests.sandbox.test_bubblewrap tests.sandbox.test_environment_store"
 _SLURM = "test_slurm test_slurm_wire"

@@ -61,9 +61,9 @@ _TOGETHER = (
 # The longest of the others, which begin first.
 _LONG = (
     *("archive", "page", "slurm_wire", "slurm", "try"),
-    *("proxies_nginx", "proxies_haproxy", "submissions", "lasting_faults", "privileges"),
-    *("page_results", "image", "proxies_caddy", "documented_clients", "page_problems"),
-    *("limit_attacks", "rolling_restart", "cli", "libraries", "documented_commands"),
+    *("proxies", "submissions", "lasting_faults", "privileges"),
+    *("page_results", "image", "documented_clients", "page_problems"),
+    *("limit_attacks", "cli", "libraries", "documented_commands"),
     *("page_http2", "disk_attacks", "git_attacks", "description", "cut_connections"),
     *("examples", "lasting_rounds", "full_disk", "total", "demo", "verdicts"),
 )

@@ -1,6 +1,6 @@
 """`etc/proxies`: what proxies are told fits what the daemon does by default.
 
-That they work is shown by `tests/integration/test_proxies_nginx.py` and the others.
+That they work is shown by `tests/integration/test_proxies.py`.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from tawebeval.daemon.directories import derive_daemon_label
 from tawebeval.linux.starter_client import StarterClient
 from tests.cases.messages import check_words
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
+from tests.integration.cgroups import enter_cgroup, remove_cgroup
 from tests.integration.client import Client
 from tests.integration.ports import free_port, listens
 from tests.integration.processes import alive, children
@@ -103,6 +104,7 @@ class Daemon:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
+                    *enter_cgroup(self.folder.name),
                     *(*self.program, "--nodaemon", "--pidfile=", "tawebeval"),
                     *("--config", str(self.folder / "tawebeval.toml")),
                     *("--listen", f"tcp:{self.port}:interface=127.0.0.1"),
@@ -196,6 +198,7 @@ class Daemon:
         for group in self.cgroups():
             with contextlib.suppress(OSError):  # its end may still be under way
                 group.rmdir()
+        remove_cgroup(self.folder.name)
         shutil.rmtree(self.folder, ignore_errors=True)
         atexit.unregister(self.remove)
 

@@ -69,10 +69,6 @@ class Connection:
                 return
             rest = rest[self._socket.send(rest[: 64 * 1024]) :]
 
-    def has_come(self, seconds: float) -> bool:
-        """Tell whether something has come back by then."""
-        return bool(select([self._socket], [], [], seconds)[0])
-
     def ask(self, data: bytes, *, head: bool = False) -> RawAnswer:
         """Send a request and return the answer, which for a HEAD has no body."""
         self.send(data)

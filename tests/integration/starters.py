@@ -62,20 +62,10 @@ class KeptDaemon(Daemon):
         self.start()
         await self.ready()
 
-    def share(self, other: KeptDaemon) -> None:
-        """Use the directories and the starter of another daemon."""
-        self.state, self.cache, self.socket = other.state, other.cache, other.socket
-        self._environment = {STARTER_SOCKET_VARIABLE: str(other.socket)}
-
     @property
     def exit_status(self) -> int | None:
         """The status of the daemon that was started last, None while it runs."""
         return None if self._process is None else self._process.poll()
-
-    @property
-    def starter_pid(self) -> int:
-        assert self._starter is not None, "it was started"
-        return self._starter.pid
 
     def kill_starter(self) -> None:
         assert self._starter is not None, "it was started"

@@ -16,7 +16,6 @@ from tawebeval.core.form import Repository
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.pinned_agent import PinnedAgent
 from tawebeval.resolver import CheckedResolver
-from tawebeval.web.peers import PeerListRequest, make_peer_evaluation_lists
 from tawebeval.webhooks.sender import WebhookSender
 from tests.cases.patience import PATIENCE
 from tests.fakes.resolver import FakeResolver
@@ -67,30 +66,6 @@ class WebhookTests(TestCase):
         with accept_nothing("127.0.0.2", receiver.port):
             outcome = await self.post(["127.0.0.2", "127.0.0.1"], receiver.port, 6)
         self.assertIs(outcome, RequestOutcome.ACCEPTED)
-
-    async def test_no_second_address_after_a_request(self) -> None:
-        receiver = Receiver(500)
-        self.addCleanup(receiver.stop)
-        outcome = await self.post(["127.0.0.1", "127.0.0.1", "::1"], receiver.port, PATIENCE)
-        self.assertIs(outcome, RequestOutcome.RETRY)
-        self.assertEqual(len(receiver.posts), 1)
-
-    async def test_one_forbidden_address_is_never_reached(self) -> None:
-        receiver = Receiver(204)
-        self.addCleanup(receiver.stop)
-        outcome = await self.post([*BOTH, "10.0.0.1"], receiver.port, PATIENCE)
-        self.assertIs(outcome, RequestOutcome.REFUSED)
-        self.assertEqual(receiver.posts, [])
-
-
-class PeerTests(TestCase):
-    async def test_next_address_after_a_refused_one(self) -> None:
-        receiver = Receiver(500)
-        self.addCleanup(receiver.stop)
-        lists = make_peer_evaluation_lists(FakeResolver(BOTH), reactor)
-        url = f"http://b.example:{receiver.port}"
-        await lists.fetch_list_pages({"b": url}, {"b": None}, PeerListRequest("", (), {}, 1))
-        self.assertEqual(len(receiver.posts), 1)
 
 
 class GitTests(BareRepositoryCase):

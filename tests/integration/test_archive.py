@@ -8,20 +8,14 @@ import signal
 import attrs
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
-from twisted.trial.unittest import SkipTest
 
 from tests.integration.client import Client, Event, python, text
 from tests.integration.harness import (
     CONFIGURATION,
-    TWISTD,
-    DaemonTestCase,
     RepositoryTestCase,
-    until,
 )
 from tests.integration.harness import Daemon as PlainDaemon
 from tests.integration.rounds_case import EVALUATIONS, ROUNDS, Course, RoundsCase
-from tests.integration.small_disks import PRIVATE, SmallDisks
-from tests.integration.unprivileged import USER
 
 ARCHIVE = f"{CONFIGURATION}\n[archive]\nenabled = true\n"
 NUMBERS = "import sys\nfor number in range(int(sys.argv[1])): print('line', number)"
@@ -142,71 +136,3 @@ class LastingTests(RoundsCase):
         listed = await list_all(self.client)
         self.assertEqual(len(listed), len(set(listed)))
         self.assertEqual(set(listed[1:]), {course.identifier for course in courses})
-
-
-_MOUNT = (
-    'place="$(dirname "$STATE_DIRECTORY")/archive"; mkdir -p "$place"\n'
-    'mount -t tmpfs -o "$TEST_OPTIONS" tmpfs "$place" || exit 1\n'
-    'exec "$@"'
-)
-
-
-class ArchiveDisk(SmallDisks):
-    """A daemon whose archive is on a small file system of its own."""
-
-    program = (
-        *PRIVATE,
-        _MOUNT,
-        "sh",
-        str(TWISTD),
-    )
-
-    def __init__(self, configuration: str, size: int, *options: str) -> None:
-        super().__init__(configuration, size, *options)
-        self.archive = self.folder / "archive"
-        path = self.folder / "tawebeval.toml"
-        place = f'[archive]\ndirectory = "{self.archive}"\n'
-        path.write_text(path.read_text().replace("[archive]\n", place))
-
-
-class FullDiskTests(DaemonTestCase):
-    """A full disk of the archive, which has a reserve of a MiB or none."""
-
-    configuration = f"{ARCHIVE}\n[limits]\nfree_disk = 0\n"
-
-    async def setUp(self) -> None:
-        if USER is None:
-            raise SkipTest("only root can mount file systems of its own for a daemon")
-        cls = type(self)
-        if cls._shared is None:
-            cls._shared = ArchiveDisk(cls.configuration, 4 * 2**20)
-        assert isinstance(cls._shared, ArchiveDisk)
-        self.disk = cls._shared
-        await super().setUp()
-
-    async def test_full_disk_of_the_archive_stops_no_evaluation(self) -> None:
-        command = python(NUMBERS, "20000")
-        first = await self.begin(command)
-        await self.client.follow(first)
-        await wait_archived(self.client, 1)
-        running, gate = await self.begin_and_hold(command)
-        self.disk.fill(self.disk.archive)
-        gate.write_text("\n")
-        self.assertEqual(text(await self.client.follow(running)), f"ready{numbers(20_000)}")
-        self.assertEqual(text(await self.run_command(command)), numbers(20_000))
-        await self.daemon.logged("not archived (disk): ", 2)
-        self.assertEqual((await self.client.get("/health/ready")).code, 200)
-
-        async def figures_tell() -> bool:
-            figures = (await self.client.get("/metrics")).body
-            return b'tawebeval_not_archived_total{reason="disk"} 2.0' in figures
-
-        await until(figures_tell, "the metrics tell it")
-        self.assertEqual((await self.client.ask(running)).code, 410)
-        self.assertEqual(text(await read_pages(self.client, first)), numbers(20_000))
-        self.disk.empty(self.disk.archive)
-        last = await self.begin(command)
-        await self.client.follow(last)
-        await wait_archived(self.client, 2)
-        self.assertEqual(text(await read_pages(self.client, last)), numbers(20_000))
-        self.assertEqual(await list_all(self.client), [first, last])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.credentials import Credential
 from tawebeval.linux.filetree import remove_tree
 from tests.integration.bare_repositories import BareRepositoryCase
 from tests.integration.repositories import GitDaemon, HttpServer, git
@@ -56,14 +55,3 @@ class BranchTests(BareRepositoryCase):
             with self.assertRaises(EvaluationFailure) as caught:
                 await self.resolve(url, branch)
             self.assertIn(f"no branch {branch!r}", caught.exception.message)
-
-    async def test_private_repository_gets_its_credential_alone(self) -> None:
-        server = self.serve(login="me:secret")
-        repository = Repository(f"{server.url}/source/.git", "main")
-        port = int(server.url.rpartition(":")[2])
-        credential = Credential("127.0.0.1", port, "me", (), b"", "secret")
-        found = await self.servers.resolve_branch(repository, credential)
-        self.assertEqual(found, git(self.source.folder, "rev-parse", "main"))
-        with self.assertRaises(EvaluationFailure) as caught:
-            await self.servers.resolve_branch(repository)
-        self.assertIn("needs credentials", caught.exception.message)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from tests.integration.attacks import budgets
 from tests.integration.attacks.case import HONEST, HONEST_OUTPUT, MEMORY, AttackCase
+from tests.integration.cgroups import needs_cgroups
 from tests.integration.client import failure, joined, python, text
-from tests.integration.harness import Daemon, DaemonTestCase
-from tests.integration.unprivileged import PYTHON_AS_USER
 
 PIPE_PAGES = int(Path("/proc/sys/fs/pipe-user-pages-soft").read_text())
 
@@ -52,30 +50,11 @@ class SharedAttacks(AttackCase):
     async def test_pending_timers_count_for_their_evaluation(self) -> None:
         self.assertLessEqual(await self.taken(budgets.TIMERS), 1024)
 
+    @needs_cgroups
     async def test_epoll_watches_count_as_memory_of_the_evaluation(self) -> None:
-        self.need_groups()
         self.stopped(await self.attack(budgets.WATCHES), "memory", "memory", MEMORY)
 
     async def test_evaluator_that_slows_reads_of_its_stdout_is_stopped(self) -> None:
         attacked = await self.attack(budgets.WATCHED_STDOUT)
         self.assertEqual(failure(attacked.events, "output")["value"], 0.25)
         self.assertNotIn("unlimited", attacked.text)
-
-
-class WithoutWatchesTests(DaemonTestCase):
-    """A daemon when somebody has taken all that epoll may watch for its user."""
-
-    async def setUp(self) -> None:
-        cls = type(self)
-        if cls._shared is None:
-            cls._shared = Daemon(cls.configuration, cls.drain)
-            twistd = Path(__file__).with_name("twistd_with_full_epoll.py")
-            cls._shared.program = (*PYTHON_AS_USER, str(twistd))
-        await super().setUp()
-
-    async def test_evaluations_run_while_epoll_is_exhausted(self) -> None:
-        many = [await self.begin("printf 'a part'; seq 20000; echo late >&2") for _ in range(4)]
-        for identifier in many:
-            printed = text(await self.client.follow(identifier))
-            self.assertEqual(printed, "a part" + "".join(f"{i}\n" for i in range(1, 20001)))
-        self.assertEqual(len(re.findall("fs.epoll.max_user_watches", self.daemon.log)), 1)

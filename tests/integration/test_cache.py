@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.integration.client import failure, joined
 from tests.integration.harness import DaemonTestCase, until
 from tests.integration.processes import command_line, everybody
-from tests.integration.repositories import GitRepository, HttpServer, git
+from tests.integration.repositories import HttpServer, git
 
 COMMAND = "sha256sum < big | head -c 64"
 
@@ -47,16 +47,6 @@ class CacheTests(DaemonTestCase):
             if file.read_text() == wanted
         )
         return found
-
-    async def test_cancelling_one_leaves_the_shared_fetch_to_the_others(self) -> None:
-        self.server.hold()
-        first, second = await self.begin_here(), await self.begin_here()
-        await until(self.server.half_sent.is_set, "a pack is half sent")
-        await self.client.cancel(first)
-        failure(await self.client.follow(first), "cancelled")
-        self.server.release()
-        self.assertEqual(joined(await self.client.follow(second)), [self.digest])
-        self.assertEqual(self.server.fetches, 1)
 
     async def test_a_cancelled_fetch_leaves_the_cache_sound(self) -> None:
         self.server.hold()
@@ -100,16 +90,3 @@ class CacheTests(DaemonTestCase):
             self.assertIn("git was killed", error["message"])
             self.assertEqual((await self.client.get("/health/ready")).code, 200)
         await self.check()
-
-    async def test_objects_are_not_reached_through_another_url(self) -> None:
-        await self.check()
-        other = GitRepository(self.folder / "other")
-        other.write("README", "nothing to see\n")
-        known = other.commit()
-        for commit, reason in ((known, None), (self.commit, "commit")):
-            identifier = await self.client.evaluate(f"{self.server.url}/other/.git", commit, "true")
-            events = await self.client.follow(identifier)
-            if reason is None:
-                self.assertEqual(events, [])
-            else:
-                failure(events, reason)

@@ -27,6 +27,11 @@ class CallAttacks(AttackCase):
         found = await self.outcomes(calls.REFUSED)
         self.assertEqual(found, dict.fromkeys(calls.REFUSED, errno.EPERM))
 
+    async def test_missing_and_foreign_calls_do_not_exist(self) -> None:
+        found = await self.outcomes(calls.MISSING)
+        self.assertEqual(found, dict.fromkeys(calls.MISSING, errno.ENOSYS))
+        self.assertNotIn("succeeded", (await self.attack(calls.OTHER_ARCHITECTURES)).text)
+
     async def test_allowed_calls_with_harmful_arguments_are_refused(self) -> None:
         self.assertEqual(await self.outcomes(calls.BY_ARGUMENT), calls.ANSWERS)
 

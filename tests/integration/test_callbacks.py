@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from twisted.internet.task import deferLater
 
 from tests.cases.certificates import make_certificate
 from tests.integration.client import Client, text
-from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
+from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase
 from tests.integration.receivers import Receiver
 from tests.integration.unprivileged import give
 
@@ -36,8 +34,6 @@ def documented_verify() -> Any:
 class CallbacksTestCase(RepositoryTestCase):
     """A daemon for each test, with settings of its own."""
 
-    settings = OPEN
-
     async def setUp(self) -> None:
         await super().setUp()
         self.secrets = self.folder / "secrets"
@@ -45,13 +41,9 @@ class CallbacksTestCase(RepositoryTestCase):
         self.secrets.chmod(0o600)
         give(self.secrets)
 
-    async def start(self, settings: str | None = None, **environment: str) -> None:
-        self.daemon = Daemon(
-            f"{CONFIGURATION}\n[callbacks]\nsecrets = '{self.secrets}'\n"
-            + (self.settings if settings is None else settings)
-            + "\n",
-            **environment,
-        )
+    async def start(self, **environment: str) -> None:
+        callbacks = f"[callbacks]\nsecrets = '{self.secrets}'\n{OPEN}\n"
+        self.daemon = Daemon(f"{CONFIGURATION}\n{callbacks}", **environment)
         self.addCleanup(self.daemon.remove)
         self.daemon.start()
         await self.daemon.ready()
@@ -158,64 +150,4 @@ class TlsTests(CallbacksTestCase):
             identifier = await self.evaluate(f"https://{host}:{receiver.port}/hook")
             self.assertIn("TLS failed", await self.last_error(identifier))
             self.assertEqual(receiver.posts, [])
-        await self.finish()
-
-
-class RefusalTests(CallbacksTestCase):
-    async def post(self, url: str) -> Any:
-        return await self.client.post(self.repository.url, self.commit, "true", callback_url=url)
-
-    async def test_private_addresses_are_refused_at_once_or_after_lookup(self) -> None:
-        await self.start("")
-        receiver = self.receive(200)
-        for url in (receiver.url, "http://[::1]/", "http://10.0.0.1/", "http://169.254.169.254/"):
-            problem = (await self.post(url)).problem(400)
-            self.assertEqual(problem["field"], "callback_url")
-            self.assertIn("callbacks.private_networks", problem["detail"])
-        callback = await self.tell(f"http://localhost:{receiver.port}/hook")
-        self.assertEqual((callback["state"], callback["attempts"]), ("refused", 1))
-        self.assertIn("callbacks.private_networks", callback["last_error"])
-        self.assertNotIn("127.", callback["last_error"])
-        self.assertEqual(receiver.posts, [])
-        await self.finish()
-
-
-class ReloadTests(CallbacksTestCase):
-    async def reload(self, path: Path, before: str, after: str, said: str) -> None:
-        """Write `after` into a file where `before` stands, and have all read again."""
-        self.assertEqual(path.read_text().count(before), 1)
-        path.write_text(path.read_text().replace(before, after))
-        count = self.daemon.log.count(said)
-        os.kill(self.daemon.pid, signal.SIGHUP)
-        await self.daemon.logged(said, count + 1)
-
-    async def test_reloaded_secrets_count_also_for_waiting_callbacks(self) -> None:
-        await self.start()
-        secret = "whsec_" + b64encode(b"another one, for callbacks that are new").decode()
-        await self.reload(
-            self.secrets, SECRET, "s3cret", "reload refused, nothing is changed: callbacks.secrets"
-        )
-        await self.reload(self.secrets, "s3cret", secret, "callbacks.secrets: reloaded")
-        settings = self.daemon.folder / "tawebeval.toml"
-        restart = "callbacks.private_networks: changed; takes effect after a restart"
-        await self.reload(settings, OPEN, "private_networks = []", restart)
-        receiver = self.receive(204)
-        self.assertEqual((await self.tell(receiver.url))["state"], "delivered")
-        (post,) = receiver.posts
-        documented_verify()(secret, post.headers, post.body)
-        with self.assertRaises(ValueError):
-            documented_verify()(SECRET, post.headers, post.body)
-        down = self.receive(503)
-        waiting = await self.evaluate(down.url, "exit 3")
-        await until(lambda: down.posts, "an attempt")
-        await self.reload(self.secrets, "* ", "alice ", "callbacks.secrets: reloaded")
-        outcome = await self.outcome(waiting)
-        self.assertEqual(outcome["state"], "refused")
-        self.assertIn("secret was removed", outcome["last_error"])
-        answer = await self.client.post(
-            self.repository.url, self.commit, "true", callback_url=down.url
-        )
-        self.assertIn("ask the operator for a secret", str(answer.problem(400)["detail"]))
-        await self.client.follow(waiting)
-        self.assertNotIn(secret, self.daemon.log)
         await self.finish()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.trial.unittest import SkipTest
-
 from tests.integration.attacks import bombs
-from tests.integration.cgroups import reason_to_skip
+from tests.integration.cgroups import needs_cgroups
 from tests.integration.client import failure, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 
@@ -57,12 +55,6 @@ class ChosenLimitTests(DaemonTestCase):
         events, held = await self.run_with(command, **{limit: high})
         self.assertEqual(text(events), words)
 
-    def need_groups(self) -> None:
-        """Skip the test where cgroups cannot hold limits of memory and processes."""
-        reason = reason_to_skip()
-        if reason is not None:
-            raise SkipTest(reason)
-
     async def test_lower_wall_clock_stops_the_run(self) -> None:
         await self.check_stopped("exec sleep 60", "timeout", "wall_clock", "0.5")
 
@@ -77,15 +69,15 @@ class ChosenLimitTests(DaemonTestCase):
         events, _ = await self.run_with("head -c 2M /dev/zero > file", file_size="1M")
         self.assertEqual(failure(events, "file_size")["value"], MIB)
 
+    @needs_cgroups
     async def test_memory_of_the_evaluation_has_the_limit_of_the_request(self) -> None:
-        self.need_groups()
         await self.check_stopped(python(bombs.HEAP), "memory", "memory", "32M")
         await self.check_free(
             python(HEAP % (100 * MIB)), "all there\n", "memory", str(64 * MIB), "160MiB"
         )
 
+    @needs_cgroups
     async def test_number_of_processes_has_the_limit_of_the_request(self) -> None:
-        self.need_groups()
         await self.check_stopped(python(bombs.FORKS), "processes", "processes", "12")
         await self.check_free(SLEEPERS, "all run\n", "processes", "16", "40")
 
@@ -97,8 +89,8 @@ class ChosenLimitTests(DaemonTestCase):
         self.assertEqual(text(events), "hello\n")
         self.assertEqual((held["memory"], held["disk"]), (16 * MIB, 1024))
 
+    @needs_cgroups
     async def test_submission_has_no_more_memory_than_the_request(self) -> None:
-        self.need_groups()
         program = python(HEAP % (100 * MIB)).removeprefix("exec ")
         command = f"tawebeval-run -- {program}; echo $?"
         events, _ = await self.run_with(command)

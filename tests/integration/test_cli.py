@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-from typing import Any
 
-from twisted.internet import reactor
 from twisted.internet.threads import deferToThread
-from twisted.web.resource import Resource
-from twisted.web.server import Request, Site
 
 from tests.cases.patience import PATIENCE
 from tests.integration.client import python
-from tests.integration.harness import DaemonTestCase, environment, until
+from tests.integration.harness import DaemonTestCase, until
 from tests.integration.terminal import COMMAND, Terminal, piped
 
 PARTIAL = python("import time; print('half', end='', flush=True); time.sleep(600)")
-
-
-class _Busy(Resource):
-    """A server that has no time for a minute."""
-
-    isLeaf = True  # noqa: N815  (Twisted's word)
-
-    def render(self, request: Request) -> bytes:
-        request.setResponseCode(503)
-        request.setHeader("Retry-After", "60")
-        request.setHeader("Connection", "close")
-        return b""
 
 
 class CommandTests(DaemonTestCase):
@@ -45,30 +28,6 @@ class CommandTests(DaemonTestCase):
 
     def source(self) -> str:
         return str(self.folder / "solution.py")
-
-    async def test_pipe_gets_exactly_what_was_printed_and_the_status(self) -> None:
-        output = "a\\r\\n\\033[31mred\\303\\274 half"
-        done = await piped(
-            self.daemon.url, *self.arguments(f"printf '{output}'; exit 5", self.source())
-        )
-        self.assertEqual(done.stdout, "a\r\n\x1b[31mredü half".replace("\r\n", "\n"))
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("failed: the evaluator exited with status 5", done.stderr)
-
-    async def test_commands_begin_show_list_cancel_and_follow_an_evaluation(self) -> None:
-        done = await piped(self.daemon.url, *self.arguments(PARTIAL, "--detach", "x=1"))
-        identifier = done.stdout.strip()
-        self.client.evaluations.append(identifier)
-        status = json.loads(
-            (await piped(self.daemon.url, "status", "--json", "all", identifier)).stdout
-        )
-        self.assertEqual(status["evaluation_id"], identifier)
-        self.assertIn(identifier, (await piped(self.daemon.url, "list")).stdout)
-        self.assertEqual((await piped(self.daemon.url, "cancel", identifier)).returncode, 0)
-        done = await piped(self.daemon.url, "follow", "--events", identifier)
-        self.assertEqual(done.returncode, 1)
-        last = json.loads(done.stdout.splitlines()[-1])
-        self.assertEqual(last["payload"]["reason"], "cancelled")
 
     async def test_terminal_shows_partial_lines_and_ctrl_c_cancels(self) -> None:
         terminal = Terminal(self.daemon.url, *self.arguments(PARTIAL, "x=1"))
@@ -128,16 +87,6 @@ class CommandTests(DaemonTestCase):
             self.assertIn("failed: the evaluation was cancelled", terminal.shown)
             await self.daemon.nothing_left()
 
-    async def test_sigterm_ends_a_command_that_waits_to_submit(self) -> None:
-        port: Any = reactor.listenTCP(0, Site(_Busy()), interface="127.0.0.1")
-        self.addCleanup(port.stopListening)
-        server = f"http://127.0.0.1:{port.getHost().port}"
-        terminal = Terminal(server, *self.arguments(PARTIAL, "x=1"))
-        self.addCleanup(terminal.close)
-        await until(lambda: "retrying in 60 s" in terminal.shown, "it waits")
-        terminal.interrupt(signal.SIGTERM)
-        self.assertEqual(await terminal.end(), 143)
-
     async def test_full_disk_cancels_the_evaluation_with_a_message(self) -> None:
         with open("/dev/full", "w") as full:
             done = await deferToThread(
@@ -155,35 +104,6 @@ class CommandTests(DaemonTestCase):
             r"stdout: No space left on device\n\Z",
         )
         await self.daemon.nothing_left()
-
-    async def test_full_disk_causes_no_traceback(self) -> None:
-        for arguments in (("servers",), ("list",), ("token", "new", "alice")):
-            with open("/dev/full", "w") as full:
-                done = await deferToThread(
-                    subprocess.run,
-                    [*COMMAND, *arguments],
-                    env=environment(TAWEBEVAL_SERVER=self.daemon.url),
-                    stdout=full,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    timeout=PATIENCE,
-                )
-            self.assertEqual(done.returncode, 2, arguments)
-            self.assertIn("stdout: No space left on device\n", done.stderr)
-            self.assertNotIn("Traceback", done.stderr)
-
-    async def test_closed_stdout_and_stderr_cause_no_traceback(self) -> None:
-        for redirection, status in ((">&-", 2), ("2>&-", 0)):
-            done = await deferToThread(
-                subprocess.run,
-                ["sh", "-c", f'"$@" {redirection}', "sh", *COMMAND, "list"],
-                env=environment(TAWEBEVAL_SERVER=self.daemon.url),
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE,
-            )
-            self.assertEqual(done.returncode, status, done.stderr)
-            self.assertNotIn("Traceback", done.stderr)
 
     async def test_closed_pipe_cancels_the_evaluation(self) -> None:
         flood = self.arguments("yes", "x=1")

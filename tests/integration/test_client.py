@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-from twisted.internet.threads import deferToThread
-
-from tawebeval.client import Client, Data, EvaluationError, Event, InvalidRequest, Text
+from tawebeval.client import Data, EvaluationError, Event, Text
 from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
 from tests.integration.client import joined, python
@@ -60,20 +57,6 @@ class ClientTests(DaemonTestCase):
         self.assertEqual(joined(found), printed())
         self.assertGreater(proxy.cuts.total(), 20)
 
-    async def test_another_client_resumes_at_a_stored_cursor(self) -> None:
-        client, _ = await self.through(seed=4, longest=30_000)
-        identifier = await client.evaluate({"source": "x"}, **self.fields(EVALUATOR))
-        found: list[Event] = []
-        while True:
-            other, _ = await self.through(seed=len(found), longest=30_000)
-            async for event in other.events(identifier, found[-1].cursor if found else None):
-                found.append(event)
-                if len(found) % 5_001 == 0:
-                    break
-            else:
-                break
-        self.assertEqual(joined(map(wire, found)), printed())
-
     async def test_client_reads_what_the_daemon_accepts_as_nested(self) -> None:
         depths = [*range(850, 1050, 3), 100_000]  # Python 3.13 goes deeper than 3.11
         program = f"""
@@ -92,18 +75,3 @@ class ClientTests(DaemonTestCase):
         self.assertEqual({event.reason for event in refused}, {"protocol"})
         self.assertEqual(read, depths[: len(read)])
         self.assertEqual(len(read) + len(refused), len(depths))
-
-    async def test_form_refused_within_its_body_is_reported(self) -> None:
-        source = self.folder / "huge"
-        with source.open("wb") as file:
-            file.truncate(100 * 2**20)
-        calls: list[Callable[[], Awaitable[str]]] = [
-            lambda: twisted.evaluate({"source": source}, **self.fields("true")),
-            lambda: deferToThread(client.evaluate, {"source": source}, **self.fields("true")),
-        ]
-        with Client(self.daemon.url) as client:
-            async with TwistedClient(self.daemon.url) as twisted:
-                for call in calls:
-                    with self.assertRaises(InvalidRequest) as caught:
-                        await call()
-                    self.assertEqual(caught.exception.status, 413)

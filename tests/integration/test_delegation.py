@@ -45,19 +45,6 @@ class DelegationTests(ServiceTestCase):
         for each in found.values():
             self.assertNotIn("delegated", each["what"])
 
-    def test_root_names_a_user(self) -> None:
-        """setpriv(1) runs the command as that user from the first moment, in root's cgroup."""
-        self.write(_FILE, "")
-        done = self.machine.attempt(*_DOCTOR)
-        self.assertIn("as root: tawebeval doctor --user NAME", done.stdout)
-        for place in ("/var/lib/trial", "/var/cache/trial"):
-            self.machine.run("install", "-d", "-m", "700", "-o", "nobody", place)
-        places = ("STATE_DIRECTORY=/var/lib/trial", "CACHE_DIRECTORY=/var/cache/trial")
-        done = self.machine.attempt("env", *places, *_DOCTOR, "--user", "nobody")
-        found = {each["part"]: each for each in json.loads(done.stdout)}
-        self.assertEqual(found["user"]["what"], "the daemon runs as nobody", done.stdout)
-        self.assertEqual(found["sandbox"]["health"], "ok", found["sandbox"])
-
     def test_user(self) -> None:
         """The daemon of a user, in a unit of the user's own systemd."""
         self.write(_FILE, "")

@@ -6,14 +6,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.utils import getProcessOutputAndValue
 
-from tawebeval.web.events import OFFERED_MEDIA_TYPES
-from tests.cases.described import check, merged, operations
-from tests.fakes.clients import Answer
+from tests.cases.described import operations
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 
 SETTINGS = Path(__file__).with_name("schemathesis.toml")
@@ -82,42 +79,3 @@ class DescriptionTests(DaemonTestCase):
                     self.assertIn(answer, answers)
         for more in ("POST /evaluate 400", "GET /evaluation/{id}/events 400"):
             self.assertIn(more, answers)
-
-    async def test_each_way_of_following_matches_the_description(self) -> None:
-        identifier = await self.begin("echo one; echo two")
-        await self.client.ended(identifier)
-        path = f"/evaluation/{identifier}/events"
-        for media_type in OFFERED_MEDIA_TYPES:
-            await self.ask(200, path, media_type)
-        await self.ask(406, path, "text/html")
-        await self.ask(200, f"{path}?after=2", "application/json")
-        await self.ask(410, f"{path}?after=1", "application/json")
-        await self.ask(204, f"{path}?after=end", "text/event-stream")
-        await self.ask(200, f"{path}?after=end", "application/json")
-        await self.ask(410, f"{path}?after=2", "text/event-stream")
-        await self.ask(410, f"/evaluation/{identifier}", "*/*")
-
-    async def test_reruns_match_the_description(self) -> None:
-        running = await self.begin("exec sleep 300")
-        ended = await self.begin("echo one")
-        await self.client.ended(ended)
-        for identifier, status in ((running, 409), (ended, 200), ("x" * 40, 404)):
-            await self.rerun(identifier, status)
-        await self.rerun(ended, 415, {"Content-Type": "text/plain"}, b"x")
-        await self.ask(200, f"/evaluation/{ended}/events?after=end", "application/json")
-        await self.rerun(ended, 410)
-        await self.client.cancel_all()
-
-    async def rerun(self, identifier: str, status: int, *more: Any) -> None:
-        """Hold that a rerun is answered with this status, and as it is described."""
-        path = f"/evaluation/{identifier}/rerun"
-        headers, data = more or ({}, b"")
-        answer = await self.client.request("POST", path, headers=headers, data=data)
-        self.assertEqual(answer.code, status, answer.body)
-        check("POST", path, Answer(answer.code, merged(answer.headers), answer.body))
-
-    async def ask(self, status: int, path: str, accept: str) -> None:
-        """Hold that a GET is answered with this status, and as it is described."""
-        answer = await self.client.get(path, headers={"Accept": accept})
-        self.assertEqual(answer.code, status)
-        check("GET", path, Answer(answer.code, merged(answer.headers), answer.body))

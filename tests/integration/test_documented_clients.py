@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from email.message import Message
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from twisted.internet import reactor
 from twisted.internet.utils import getProcessOutputAndValue
-from twisted.trial.unittest import TestCase
 
 from tests.integration.browser_case import BrowserTestCase
 from tests.integration.client import Event, joined
@@ -38,53 +32,6 @@ SHORTEST_RESPONSE = 150
 
 COMMAND = "printf 'half of '; sleep 0.1; echo a line; seq 1 500; sleep 0.1; echo ü"
 PRINTED = ["half of a line\n" + "".join(f"{number}\n" for number in range(1, 501)) + "ü\n"]
-
-PAGES = [
-    ({"begin": None, "end": "0", "data": []}, {}),
-    ({"begin": "0", "end": "0", "data": []}, {"Retry-After": "3"}),
-    ({"begin": "0", "end": "0", "data": []}, {"Preference-Applied": "wait=25"}),
-    ({"begin": "0", "end": "1", "data": [{"type": "text", "payload": "a"}]}, {}),
-    ({"begin": "1", "end": None, "data": []}, {}),
-]
-"""Pages of a server that holds only one request, with their headers."""
-
-PAUSES = [0.5, 3.0]
-"""Seconds for which a client should pause between them."""
-
-GIVEN_UP = "http://server/evaluation/x/events?wait=25&after=1"
-"""The URL in the message of a client that gives up after the first page: with ID and cursor."""
-
-LEAST_PAUSES = 600
-"""Seconds for which a client repeats a request for events."""
-
-LISTING = """
-import { Client } from "./client.mjs";
-const parts = %s;
-const asked = [];
-globalThis.fetch = async (url) => {
-  asked.push(url.searchParams.get("after"));
-  const part = parts.shift();
-  return new Response(JSON.stringify(part ?? {}), { status: part ? 200 : 400 });
-};
-const found = [];
-const client = new Client({ server: "http://server/" });
-const away = (names) => found.push(...names);
-for await (const one of client.evaluations({ away })) found.push(one.evaluation_id);
-console.log(JSON.stringify([...asked, ...found]));
-"""
-
-
-IN_NODE = """
-const [pages, pauses] = [%s, []];
-globalThis.setTimeout = (work, pause) => { pauses.push(pause / 1000); queueMicrotask(work); };
-globalThis.fetch = async (url, { headers }) => {
-  const [body, said] = url.endsWith("/evaluate") ? [{ evaluation_id: "x" }, {}] : pages.shift();
-  return new Response(JSON.stringify(body), { headers: said });
-};
-await import("./follow.mjs");
-console.log("", JSON.stringify(pauses));
-"""
-"""A program that follows as printed, while no time passes."""
 
 HURRY = """
 const { setTimeout: later } = globalThis;
@@ -217,80 +164,6 @@ class BrowserTests(BrowserTestCase):
         program = documented("js", "client.js").replace("http://127.0.0.1:8080", self.daemon.url)
         await self.browser.script(FORM, fields, program)
         await self.browser.shows("pre", "one")
-
-
-class PauseTests(TestCase):
-    skip = WITHOUT
-
-    def test_python_pauses_between_requests_that_are_not_held(self) -> None:
-        replies = (_Reply(json.dumps(page), headers) for page, headers in PAGES)
-        self.assertEqual(self.follow_in_python(replies), (["a"], PAUSES))
-
-    def test_python_gives_up_after_ten_minutes(self) -> None:
-        pauses = list[float]()
-        replies = [_Reply('{"end": "1", "data": []}', {"Preference-Applied": "wait"})]
-
-        def answer(request: object, timeout: float) -> _Reply:
-            if not replies:
-                raise OSError
-            return replies.pop()
-
-        self.patch(urllib.request, "urlopen", answer)
-        self.patch(time, "sleep", pauses.append)
-        program: dict[str, Any] = {"__name__": "follow"}
-        exec(documented("python", "import decimal"), program)
-        error = self.assertRaises(RuntimeError, list, program["events"]("http://server", "x"))
-        self.assertTrue(str(error).startswith(f"{GIVEN_UP}: "), str(error))
-        self.assertGreater(sum(pauses), LEAST_PAUSES)
-
-    def follow_in_python(self, replies: Iterator[_Reply]) -> tuple[list[Any], list[float]]:
-        """Return the payloads of the events, and the pauses, with these replies of a server."""
-        pauses = list[float]()
-        self.patch(urllib.request, "urlopen", lambda request, timeout: next(replies))
-        self.patch(time, "sleep", pauses.append)
-        program: dict[str, Any] = {"__name__": "follow"}
-        exec(documented("python", "import decimal"), program)
-        events = list(program["events"]("http://server", "x"))
-        return [event["payload"] for event in events], pauses
-
-    async def test_node_pauses_between_requests_that_are_not_held(self) -> None:
-        folder = Path(self.mktemp()).absolute()
-        folder.mkdir()
-        (folder / "follow.mjs").write_text(documented("js", "node:crypto"))
-        (folder / "solution.txt").touch()
-        (folder / "test.mjs").write_text(IN_NODE % json.dumps(PAGES))
-        arguments = ("http://server", "file:///repository", "0" * 40, "solution.txt")
-        printed = await run_program(str(NODE), folder / "test.mjs", *arguments)
-        self.assertEqual(printed, f"a {json.dumps(PAUSES).replace('3.0', '3').replace(' ', '')}\n")
-
-
-class ListTests(TestCase):
-    skip = WITHOUT
-
-    async def test_list_cut_by_a_restart_begins_again(self) -> None:
-        script = Path(self.mktemp()).absolute().with_suffix(".mjs")
-        client = Path(__file__).parents[2] / "tawebeval" / "web" / "static" / "client.js"
-        module = script.with_name("client.mjs")
-        shutil.copyfile(client, module)
-        parts = [
-            {"end": "x", "data": [{"evaluation_id": "a-1"}]},
-            None,
-            {"end": "y", "data": [{"evaluation_id": "a-1"}, {"evaluation_id": "b-1"}]},
-            {"end": None, "data": [{"evaluation_id": "a-2"}], "away": ["b", "c"]},
-        ]
-        script.write_text(LISTING % json.dumps(parts))
-        found = json.loads(await run_program(str(NODE), script))
-        self.assertEqual(found, ["", "x", "", "y", "a-1", "b-1", "a-2", "b", "c"])
-
-
-class _Reply(io.BytesIO):
-    """A page with its headers, as `urlopen` returns it."""
-
-    def __init__(self, page: str, headers: dict[str, str]) -> None:
-        super().__init__(page.encode())
-        self.headers = Message()
-        for name, value in headers.items():
-            self.headers[name] = value
 
 
 async def run_program(program: str, file: Path, *arguments: str) -> str:

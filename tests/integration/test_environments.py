@@ -14,7 +14,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SkipTest
 
 from tests.cases.patience import LONG_PATIENCE
-from tests.integration.client import failure, text
+from tests.integration.client import text
 from tests.integration.harness import COMMAND, DaemonTestCase
 from tests.machine.roots import toolchain
 
@@ -112,33 +112,6 @@ class EnvironmentTests(DaemonTestCase):
         self.assertEqual((first, second), ("evaluator", "nobody"))
         self.assertRegex(version, r"\A\d+\.\d+\Z")
         self.assertEqual(rest, ["read-only", "unreadable"])
-
-    async def test_status_and_list_name_the_environment(self) -> None:
-        identifier = await self.begin("true", environment="debian")
-        status = await self.client.ended(identifier)
-        digest = next(part for part in self._table.split('"') if "sha256-" in part).split("/")[-1]
-        self.assertEqual(status["environment"], {"name": "debian", "digest": digest})
-        listed = (await self.client.get("/environments")).json["data"]
-        self.assertEqual(
-            listed[1:], [{"name": "debian", "description": "Debian", "digest": digest}]
-        )
-        self.assertEqual((listed[0]["name"], listed[0]["digest"]), ("default", None))
-
-    async def test_reload_adds_and_removes_environments(self) -> None:
-        before = self.file.read_text()
-        self.addCleanup(self.file.write_text, before)
-        self.file.write_text(f'{before}[environments.none]\nroot = "/srv/none"\n')
-        await self.reload("environments.none.root: /srv/none is not a directory")
-        holding = [(await self.begin_and_hold("true"))[1] for _ in range(4)]
-        waiting = await self.begin("true", environment="debian")
-        self.file.write_text(before.replace(self._table, ""))
-        await self.reload()
-        self.assertEqual((await self.client.status(waiting))["environment"]["digest"], None)
-        for gate in holding:
-            gate.write_text("\n")
-        error = failure(await self.client.follow(waiting), "lost")
-        self.assertIn("'debian' was removed", error["message"])
-        self.assertEqual((await self.client.get("/health/ready")).code, 200)
 
     async def test_used_root_is_kept(self) -> None:
         command = f"mkfifo ~/gate; printf ready; read line < ~/gate; python3 -c '{_VERSION}'"

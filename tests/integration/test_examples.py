@@ -26,7 +26,6 @@ RUNS = {
     "word_count": "right_pipeline.sh",
 }
 """The problems that run programs of the submission, with a right solution each."""
-RUNNERS = {"py": "python3", "sh": "sh"}
 # Sorts only if a run before it has left something.
 STATE = b"""
 import ctypes, os, socket
@@ -141,12 +140,3 @@ class ExampleTests(DaemonTestCase):
             problem = load_problems()[name]
             goals = await self.judge(name, file, problem.evaluator_cmd, content)
             self.assertEqual(goals, [(goal, goal in reached) for goal in problem.goals], file)
-
-    async def test_undefended_evaluator_is_cheated(self) -> None:
-        for name, problem in load_problems().items():
-            for cheat in problem.solutions:
-                runner = RUNNERS.get(cheat.rpartition(".")[2], "")
-                if cheat.startswith("cheat.") and runner:
-                    command = f'answer=$({runner} "$SUBMISSION_FILE_SOURCE"); sleep 0.1'
-                    goals = await self.judge(name, cheat, command)
-                    self.assertLessEqual({(goal, True) for goal in problem.goals}, {*goals}, name)

@@ -36,17 +36,6 @@ class FailureTests(reasons.ReasonCase):
             self.assertIn("fatal", str(error["stderr"]))
             self.assertNotIn("secret", str(error))
 
-    async def test_missing_commit_is_named(self) -> None:
-        missing = "0123456789" * 4
-        for v2 in (True, False):
-            server = HttpServer(self.folder, v2=v2)
-            self.addCleanup(server.stop)
-            error = await self.run_from(f"{server.url}/repository/.git", missing)
-            self.assertEqual(error["reason"], "commit", error)
-            self.assertIn(missing, str(error["message"]))
-        error = await self.run_from(self.repository.url, missing)
-        self.assertEqual(error["reason"], "commit", error)
-
     async def test_files_of_the_commit_explain_what_the_shell_does_not_find(self) -> None:
         self.repository.write("judge.sh", "#!/bin/sh\r\necho ok\r\n", 0o755)
         commit = self.repository.commit()
@@ -54,13 +43,6 @@ class FailureTests(reasons.ReasonCase):
         events = await self.client.follow(identifier)
         message = failure(events, "exit")["message"]
         self.assertIn("./judge.sh has the line ends of Windows (CRLF)", message)
-
-    async def test_credentials_in_a_url_are_refused_and_told_nobody(self) -> None:
-        url = "http://teacher:hunter2@127.0.0.1:1/repository"
-        answer = await self.client.post(url, self.commit, "true")
-        self.assertEqual(answer.problem(400)["field"], "repository[url]")
-        self.assertNotIn(b"hunter2", answer.body)
-        self.assertNotIn("hunter2", self.daemon.log)
 
 
 class TimeoutTests(reasons.TimeoutCase):

@@ -1,9 +1,8 @@
-"""A state directory on a disk that stops, or fails: forms wait, or are refused; nothing else."""
+"""A state directory on a disk that stops: forms wait, and nothing else."""
 
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -14,9 +13,8 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SkipTest
 
 from tests.integration.client import Answer, data, text
-from tests.integration.harness import TWISTD, Daemon, until
-from tests.integration.raw import Connection, body_of, head_of, part
-from tests.integration.small_disks import CLOSED, MIB, PRIVATE, SmallDisks, SmallDisksTestCase
+from tests.integration.harness import TWISTD, Daemon
+from tests.integration.small_disks import MIB, PRIVATE, SmallDisks, SmallDisksTestCase
 from tests.integration.unprivileged import USER
 from tests.integration.uploads import DESCRIBE, described
 
@@ -24,7 +22,7 @@ _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _MAKE = (
     'truncate -s "$TEST_SIZE" "$place.ext4" && mkfs.ext4 -q -E "root_owner=$TEST_OWNER"'
     ' "$place.ext4" && mkdir -p "$place"'
-    ' && mount -o loop,errors=remount-ro "$place.ext4" "$place"'
+    ' && mount -o loop "$place.ext4" "$place"'
     ' && rmdir "$place/lost+found" && chmod 700 "$place" || exit 1\n'
 )
 _MOUNT = f'for place in "$STATE_DIRECTORY" "$CACHE_DIRECTORY"; do {_MAKE}done\nexec "$@"'
@@ -45,14 +43,11 @@ def missing() -> str:
 
 
 class FaultyDisks(SmallDisks):
-    """A daemon whose state and cache lie on disks that stop, and fail, as real ones do.
+    """A daemon whose state and cache lie on disks that stop, as real ones do.
 
     Each is an ext4 in a file, mounted in a mount namespace of the daemon's own. The kernel itself
-    lets all writing wait (fsfreeze(8)) or refuses it after an error (ext4(5),
-    `errors=remount-ro`). Only root can do that.
+    lets all writing wait (fsfreeze(8)). Only root can do that.
     """
-
-    _failed = False
 
     program = (*(*PRIVATE, _MOUNT, "sh"), str(TWISTD))
 
@@ -60,10 +55,6 @@ class FaultyDisks(SmallDisks):
         assert USER is not None, "only root can mount"
         owner = f"{USER.pw_uid}:{USER.pw_gid}"
         Daemon.__init__(self, configuration, TEST_SIZE=str(size), TEST_OWNER=owner)
-
-    def remains(self) -> list[str]:
-        """Return what is left of evaluations, as far as that can still be read."""
-        return list(map(str, self.used_groups())) if self._failed else super().remains()
 
     @contextmanager
     def frozen(self, place: Path) -> Iterator[None]:
@@ -79,17 +70,6 @@ class FaultyDisks(SmallDisks):
             finally:
                 freezer.stdin.close()
         assert freezer.returncode == 0
-
-    def fail(self, place: Path) -> None:
-        """Let the kernel find an error there: from then on it takes nothing any more."""
-        self._failed = True
-        device = self._device(place)
-        Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("a test\n")
-
-    def _device(self, place: Path) -> str:
-        number = os.stat(self.seen(place)).st_dev
-        link = os.readlink(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
-        return os.path.basename(link)
 
 
 SMALL, LARGE = b"42\n", bytes(range(256)) * 4096 * 3
@@ -147,25 +127,6 @@ class SlowDiskTests(FaultyDiskTestCase):
         """Tell whether the daemon has found that it waits for the disk."""
         return any("of the state hangs" in one for one in await self.obstacles())
 
-    async def test_clients_that_leave_meanwhile_leave_nothing(self) -> None:
-        solution = part("submission[s]", LARGE, "file")
-        fields = {
-            "repository[url]": self.repository.url,
-            "commit_oid": self.commit,
-            "evaluator_cmd": "true",
-        }
-        small = body_of(part(name, value.encode()) for name, value in fields.items())
-        small = part("submission[s]", SMALL, "file") + small
-        with self.disks.frozen(self.disks.state):
-            for sent in (head_of(40 * MIB) + solution[:MIB], head_of(len(small)) + small) * 4:
-                with Connection(self.daemon.port) as connection:
-                    connection.send(sent)
-                    await until(
-                        lambda: self.client.figure("uploaded_bytes"), "the upload is counted"
-                    )
-            self.assertEqual((await self.client.get("/health")).code, 200)
-        await self.uploads_are_gone()
-
     async def test_cached_commit_is_evaluated_on_a_frozen_cache(self) -> None:
         await self.run_command("true")
         with self.disks.frozen(self.disks.cache):
@@ -176,16 +137,3 @@ class SlowDiskTests(FaultyDiskTestCase):
         """Wait until nothing of any upload is left, nor counted."""
         await super().uploads_are_gone()
         await self.daemon.nothing_left()
-
-
-class FailedDiskTests(FaultyDiskTestCase):
-    """A disk that has failed, which nobody mends."""
-
-    async def test_failed_disk_refuses_forms_with_the_reason(self) -> None:
-        self.disks.fail(self.disks.state)
-        for content in (SMALL, LARGE):
-            problem = (await self.post(content)).problem(503)
-            self.assertEqual(problem["detail"], f"the form cannot be stored: {CLOSED}")
-        # Besides CLOSED the kernel tells EBADMSG, of what it has written in part.
-        await self.not_ready("the file system of the state cannot be written to: ")
-        self.assertEqual(await self.client.figure("uploaded_bytes"), 0)

@@ -100,16 +100,6 @@ class FetchingTests(DaemonTestCase):
             _, url = self.http(v2=False)
             await self.judge(url, self.beside[0], **fields)
 
-    async def test_v0_server_gives_an_advertised_commit_at_once(self) -> None:
-        server, url = self.http(v2=False)
-        await self.judge(url, self.tips[-1])
-        self.assertEqual(server.fetches, 1)
-
-    async def test_v0_server_deepens_what_was_fetched_shallow(self) -> None:
-        _, url = self.http(v2=False)
-        await self.judge(url, self.tips[-1])
-        await self.judge(url, self.old)
-
     async def test_annotated_tag_is_its_commit(self) -> None:
         folder = self.repository.folder
         git(folder, "tag", "--annotate", "--message=A mark of a mark", "nested", "v1")
@@ -141,13 +131,3 @@ class FetchingTests(DaemonTestCase):
                 # A v0 server hands out what it advertises.
                 if ("^" not in revision and ":" not in revision) or url == self.repository.url:
                     self.assertIn(f"{oid} is a tree or a file", error["message"], url)
-
-    async def test_unknown_branch_is_told_beside_the_commit(self) -> None:
-        missing = "0" * 40
-        for url in (self.http()[1], self.repository.url, self.http(v2=False)[1]):
-            for branch, words in (("typo", "no branch 'typo' and no"), ("beside", "neither on")):
-                identifier = await self.client.evaluate(
-                    url, missing, "true", repository_branch=branch
-                )
-                error = failure(await self.client.follow(identifier), "commit")
-                self.assertIn(words, error["message"])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from twisted.trial.unittest import SkipTest
-
-from tests.integration.cgroups import reason_to_skip
+from tests.integration.cgroups import needs_cgroups
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 
@@ -16,10 +14,7 @@ class FewProcessesTests(DaemonTestCase):
 
     configuration = CONFIGURATION
 
-    async def need_limit(self) -> None:
-        """Find the limit; skip the test without cgroups."""
-        if reason := reason_to_skip():
-            raise SkipTest(reason)
+    async def find_limit(self) -> None:
         self.assertEqual(text(await self.run_command("exec cat README")), "an evaluator\n")
         found = [path for path in self.daemon.cgroups() if (path / "pids.max").exists()]
         self.most: Path = min(found, key=lambda path: len(str(path))) / "pids.max"
@@ -31,8 +26,9 @@ class FewProcessesTests(DaemonTestCase):
         await self.daemon.nothing_left()
         self.most.write_text(str(count))
 
+    @needs_cgroups
     async def test_evaluation_without_processes_for_its_sandbox_is_lost(self) -> None:
-        await self.need_limit()
+        await self.find_limit()
         for count, words in (
             (1, "the sandbox could not be started"),
             (2, "the sandbox could not start a process for the evaluator"),
@@ -43,8 +39,9 @@ class FewProcessesTests(DaemonTestCase):
         await self.allow(3)
         self.assertEqual(text(await self.run_command("exec cat README")), "an evaluator\n")
 
+    @needs_cgroups
     async def test_lack_of_processes_is_not_blamed_on_the_evaluator(self) -> None:
-        await self.need_limit()
+        await self.find_limit()
         await self.allow(3)
         error = failure(await self.run_command("cat README"), "exit")
         self.assertIn("fork", error["stderr"])

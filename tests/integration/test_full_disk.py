@@ -5,15 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tests.integration.attacks import fillers
-from tests.integration.client import failure, python, text
+from tests.integration.client import failure, text
 from tests.integration.harness import until
-from tests.integration.processes import new_word
-from tests.integration.raw import Connection, head_of, part
 from tests.integration.small_disks import CLOSED, MIB, LoggedThere, SmallDisksTestCase
 
-# It takes some time, in which somebody looks.
-HIDDEN = fillers.MAPPED.replace("(file.name)", "(file.name)\n        __import__('time').sleep(0.1)")
 FULL = "No space left on device"
 NO_ROOM = "has less than 2 MiB free (twice limits.free_disk), or no free inode"
 
@@ -48,17 +43,6 @@ class DiskTests(SmallDisksTestCase):
         files = [("solution", "solution.txt", bytes(25 * MIB))]
         answer = await self.client.post(self.repository.url, self.commit, "true", files=files)
         answer.problem(503)
-        await self.check_mended()
-
-    async def test_abandoned_upload_on_a_full_disk_leaves_nothing(self) -> None:
-        self.disks.fill(self.disks.state)
-        for size in (1000, 2 * MIB):
-            with Connection(self.daemon.port) as connection:
-                connection.send(head_of(10 * MIB) + part("submission[s]", bytes(size), "s")[:-2])
-                while not await self.client.figure("uploaded_bytes") and size == 1000:
-                    pass
-        self.disks.empty(self.disks.state)
-        await self.uploads_are_gone()
         await self.check_mended()
 
     async def test_evaluator_that_fills_the_disk_is_stopped(self) -> None:
@@ -140,10 +124,6 @@ class NearlyFullTests(SmallDisksTestCase):
         self.assertRegex(
             self.daemon.log, r"under 8 MiB \(limits.free_disk\) of the disk is free: .* is stopped"
         )
-
-    async def test_evaluation_with_hidden_files_is_stopped(self) -> None:
-        word = f'"$TEMPORARY_DIRECTORY" {new_word()}'
-        await self.stopped(f"{python(HIDDEN)} {word}")
 
 
 class LogTests(SmallDisksTestCase):

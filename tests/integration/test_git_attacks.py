@@ -188,14 +188,6 @@ class PinTests(AttackTestCase):
         found, _ = await remotes.resolve_remote(url)
         return found
 
-    async def test_http_keeps_to_the_address(self) -> None:
-        """Curl connects to the address that was checked, and asks nobody for the name."""
-        server = HttpServer(self.folder)
-        self.addCleanup(server.stop)
-        url = server.url.replace("127.0.0.1", "pinned.invalid") + "/repository/.git"
-        self.assertEqual(await self.fetch(await self.route(url)), "")
-        self.assertIn("pinned.invalid", await self.fetch(ResolvedGitRemote(url)), "without the pin")
-
     async def test_git_keeps_to_the_address(self) -> None:
         """So does git's own protocol."""
         server = GitDaemon(self.folder)
@@ -382,24 +374,6 @@ class RepositoryTests(AttackTestCase):
         self.limit(await self.refuse(url, commit), "fetch_bytes", 4 * MIB)
         self.assertLess(self.cached(url), 10_000)
 
-    async def test_malformed_objects_are_refused(self) -> None:
-        """`.git` in a tree, names with a slash, no order, `..`, commands: git's fsck finds them."""
-        blob = make_object(self.evil, "blob", b"[core]\nfsmonitor = touch canary\n")
-        inner = make_object(self.evil, "tree", entry("100644", "config", blob))
-        command = make_object(
-            self.evil, "blob", b'[submodule "s"]\n\tpath = s\n\turl = -u:x\n\tupdate = !touch x\n'
-        )
-        for content in (
-            entry("40000", ".git", inner),
-            entry("40000", ".GIT", inner),
-            entry("40000", "..", inner),
-            entry("100644", "a/b", blob),
-            entry("100644", "b", blob) + entry("100644", "a", blob),
-            entry("120000", ".gitmodules", blob),
-            entry("100644", ".gitmodules", command),
-        ):
-            await self.attack(make_object(self.evil, "tree", content))
-
     async def test_a_repository_of_another_user_is_served(self) -> None:
         """Over `file`; its hooks do not run, nor what its configuration names."""
         if os.geteuid() != 0:
@@ -429,18 +403,6 @@ class RepositoryTests(AttackTestCase):
         (inside.folder / ".git/objects").symlink_to(other.folder / ".git/objects")
         git(inside.folder, "update-ref", "refs/heads/main", commit)
         await self.refuse(inside.url, commit)
-
-    async def test_the_daemons_own_repositories_are_not_served(self) -> None:
-        """Nobody reads, by the name of its directory, what was fetched for others."""
-        await self.honest()
-        (cached,) = {
-            file.parent
-            for file in self.daemon.cache.glob("repositories/*/url")
-            if file.read_text().strip() == self.repository.url
-        }
-        for path, place in ((cached, "is in"), (self.daemon.state, "contains")):
-            error = await self.refuse(f"file://{path}", self.commit)
-            self.assertIn(f"{place} a directory of the daemon", error["message"], path)
 
     async def test_hooks_and_filters_do_not_run(self) -> None:
         """Neither what lies in the served repository nor what its tree asks for is executed."""

@@ -94,20 +94,6 @@ class KilledTests(DaemonTestCase):
     def before_start(self, word: str) -> None:
         """Do nothing: all is dead, or in cgroups."""
 
-    async def test_files_left_are_removed_while_the_next_daemon_serves(self) -> None:
-        for _ in range(2):
-            await self.daemon.kill()
-            left = self.daemon.state / "evaluations" / "left"
-            left.mkdir()
-            for number in range(30_000):
-                (left / str(number)).touch()
-            give(left)
-            self.daemon.start()
-            await self.daemon.ready()
-            self.assertFalse(left.exists())
-        trash = self.daemon.state / "trash"
-        await until(lambda: not list(trash.iterdir()), "the trash is empty")
-
     async def test_next_daemon_ends_runaways_of_the_killed_one_alone(self) -> None:
         words = {shed: new_word() for shed in SHED}
         beside = new_word()

@@ -35,12 +35,3 @@ class LastingTests(SharedKeptDaemonTestCase):
             await self.client.cancel(identifier)
         texts = [await self.follow(one) for one in waiting]
         self.assertEqual(texts, [f"{n}\n42\n" for n in range(6)])
-
-    async def test_ended_evaluation_runs_again_after_the_restart(self) -> None:
-        first = await self.begin("cat $SUBMISSION_FILE_SOLUTION")
-        await self.client.ended(first)
-        await self.daemon.restart()
-        await self.client.ended(first)  # the kill may have come before the commit of its end
-        answer = await self.client.request("POST", f"/evaluation/{first}/rerun")
-        self.assertEqual(answer.code, 200, answer.body)
-        self.assertEqual(await self.follow(answer.json["evaluation_id"]), "42\n")

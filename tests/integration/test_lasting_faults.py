@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
@@ -11,15 +10,10 @@ from twisted.internet.task import deferLater
 
 from tawebeval.linux.starter import PROGRAM_DESCRIPTORS, RESERVED_DESCRIPTORS
 from tests.cases.event_source import EventSource
-from tests.integration.client import failure, python, text
+from tests.integration.client import failure, text
 from tests.integration.harness import COMMAND, CONFIGURATION, until
-from tests.integration.receivers import Receiver
 from tests.integration.resuming_readers import CUTS, LineReader
-from tests.integration.starters import KeptDaemon, KeptDaemonTestCase, SharedKeptDaemonTestCase
-
-_LINES = 40_000
-_PRINT = f"for n in range({_LINES}): print(n)"
-_PRINTED = "".join(f"{n}\n" for n in range(_LINES))
+from tests.integration.starters import KeptDaemonTestCase, SharedKeptDaemonTestCase
 
 
 class FullStarterTests(KeptDaemonTestCase):
@@ -67,36 +61,6 @@ class LostStarterTests(KeptDaemonTestCase):
         self.daemon.check_log()
 
 
-class CallbackTests(KeptDaemonTestCase):
-    async def setUp(self) -> None:
-        self.receiver = Receiver(500, 200)
-        self.addCleanup(self.receiver.stop)
-        await super().setUp()
-
-    def configure(self) -> str:
-        """Return the configuration."""
-        return self.configuration + self.configure_callbacks()
-
-    async def test_undelivered_callback_is_repeated_once_after_a_restart(self) -> None:
-        identifier = await self.begin("echo one", callback_url=self.receiver.url)
-        await until(lambda: len(self.receiver.posts) == 1, "the first attempt")
-        self.assertEqual(text(await self.client.follow(identifier)), "one\n")
-        await self.restart_and_compare()
-        count = len(self.receiver.posts)  # a kill may come before the delivery is stored
-        await self.daemon.restart(signal.SIGTERM)
-        await deferLater(reactor, 0.5)
-        self.assertEqual(len(self.receiver.posts), count)
-
-    async def restart_and_compare(self) -> None:
-        """Restart the daemon, and compare the second attempt with the first one."""
-        await self.daemon.restart()
-        await until(lambda: len(self.receiver.posts) >= 2, "the second attempt")
-        first, second = self.receiver.posts[:2]
-        self.assertEqual(first.body, second.body)
-        self.assertEqual(first.headers["webhook-id"], second.headers["webhook-id"])
-        await self.daemon.logged(": delivered, attempts:")
-
-
 class RestartTests(SharedKeptDaemonTestCase):
     """Restarts after which the starter serves the next test."""
 
@@ -135,39 +99,3 @@ class RestartTests(SharedKeptDaemonTestCase):
         for number in (signal.SIGTERM, signal.SIGKILL):
             await self.daemon.restart(number)
             self.assertEqual((await self.client.get(path)).json, before)
-
-    async def test_evaluator_prints_on_without_a_daemon(self) -> None:
-        program = f"import time; print('ready'); time.sleep(0.5)\n{_PRINT}"
-        identifier = await self.begin_and_wait(python(program), **{"limits[wall_clock]": "4"})
-        await self.daemon.end()
-        await deferLater(reactor, 6)
-        self.daemon.start()
-        await self.daemon.ready()
-        reader = LineReader(self.client, identifier)
-        await reader.read()
-        self.assertEqual(text(reader.events), f"ready\n{_PRINTED}")
-        assert reader.status is not None
-        self.assertEqual(reader.status["state"], "finished")
-
-    async def test_time_limit_stands_still_after_an_orderly_stop(self) -> None:
-        command = "echo ready; sleep 600"
-        identifier = await self.begin_and_wait(command, **{"limits[wall_clock]": "4"})
-        await self.daemon.end(signal.SIGTERM)
-        await deferLater(reactor, 6)
-        self.daemon.start()
-        await self.daemon.ready()
-        self.assertEqual((await self.client.status(identifier))["state"], "running")
-        failure(await self.client.follow(identifier), "timeout")
-
-    async def test_second_daemon_with_the_same_state_ends(self) -> None:
-        identifier, gate = await self.begin_and_hold("echo late")
-        other = KeptDaemon(self.configuration)
-        self.addCleanup(other.remove)
-        other.share(self.daemon)
-        other.start()
-        await until(lambda: not other.running, "the second daemon ends")
-        self.assertEqual((await self.client.status(identifier))["state"], "running")
-        await self.daemon.restart(signal.SIGKILL)
-        gate.write_text("\n")
-        self.assertEqual(text(await self.client.follow(identifier)), "readylate\n")
-        self.assertEqual(Path(self.daemon.socket).exists(), True)

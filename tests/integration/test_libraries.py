@@ -394,27 +394,6 @@ for round in 1 2 3 4 5; do
 done
 ls -A "$TEMPORARY_DIRECTORY"
 """
-CPP_TOGETHER = r"""
-#include "segi.hpp"
-
-int main() {
-    const std::vector<std::pair<std::string, std::string>> programs = {
-        {"accepted", "sleep 0.05; echo 7"}, {"wrong_answer", "sleep 0.05; echo 8"},
-        {"runtime_error", "sleep 0.05; echo 7; exit 3"}, {"accepted", "sleep 0.05; echo 7"}};
-    for (const auto &program : programs) {
-        if (fork()) continue;
-        for (int round = 0; round < 5; round++) {
-            const auto result = segi::run({"sh", "-c", program.second}, "");
-            auto judgement = result.judge();
-            if (judgement.is_accepted()) judgement = segi::compare_tokens(result.out, "7");
-            segi::send_case(program.first, judgement);
-        }
-        return 0;
-    }
-    while (wait(nullptr) > 0) continue;
-    return std::system("ls -A $TEMPORARY_DIRECTORY");
-}
-"""
 
 
 class LibraryCase(DaemonTestCase):
@@ -489,14 +468,6 @@ class LibraryTests(LibraryCase):
         self.commit = self.repository.commit()
         for shell in ("dash", "bash"):
             await self.check_together(f"{shell} together.sh")
-
-    async def test_cpp_runs_at_the_same_time_share_no_file(self) -> None:
-        if shutil.which("g++", path="/usr/bin:/bin") is None:
-            raise SkipTest("there is no C++ compiler here (Debian package g++)")
-        self.repository.write("together.cpp", CPP_TOGETHER)
-        self.commit = self.repository.commit()
-        build = 'g++ -std=c++17 -I"$EVALUATION_TOOLS/lib" -o together together.cpp'
-        await self.check_together(f"{build} && ./together")
 
 
 JAVA = r"""

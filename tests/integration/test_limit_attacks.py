@@ -5,18 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.integration.attacks import bombs
-from tests.integration.attacks.case import CPU, MEMORY, MIB, PROCESSES, AttackCase
+from tests.integration.attacks.case import CPU, FILE_SIZE, MEMORY, MIB, PROCESSES, AttackCase
+from tests.integration.cgroups import DELEGATED, needs_cgroups
 from tests.integration.client import python
 from tests.integration.wire import floods
 
 
 class ProcessAttacks(AttackCase):
+    @needs_cgroups
     async def test_fork_bomb_is_stopped(self) -> None:
-        self.need_groups()
         self.stopped(await self.attack(bombs.FORK_BOMB), "processes", "processes", PROCESSES)
 
+    @needs_cgroups
     async def test_threads_count_as_processes(self) -> None:
-        self.need_groups()
         self.stopped(await self.attack(bombs.THREADS), "processes", "processes", PROCESSES)
 
     async def test_stubborn_processes_end_with_the_evaluator(self) -> None:
@@ -29,8 +30,8 @@ class ProcessAttacks(AttackCase):
 
 
 class MemoryAttacks(AttackCase):
+    @needs_cgroups
     async def test_memory_of_each_kind_is_limited(self) -> None:
-        self.need_groups()
         for program in (
             bombs.HEAP,
             bombs.HEAP_OF_CHILDREN,
@@ -72,12 +73,21 @@ for line in open("/proc/self/mountinfo"):
         self.assertEqual(attacked.text, "")
 
 
+class ProcessLimits(AttackCase):
+    async def test_each_process_has_limits_of_its_own(self) -> None:
+        attacked = await self.attack_by("ulimit -n; ulimit -f; ulimit -c; ulimit -d; ulimit -p")
+        open_files, file_size, core, memory, processes = attacked.text.split()
+        self.assertEqual((open_files, int(file_size) * 512, core), ("256", FILE_SIZE, "0"))
+        if DELEGATED is None:  # the first process in the sandbox has a place of its own
+            self.assertEqual((int(memory) * 1024, int(processes) - 1), (MEMORY, PROCESSES))
+
+
 class TimeAttacks(AttackCase):
     async def test_processor_time_is_limited(self) -> None:
         self.stopped(await self.attack(bombs.BURN), "cpu", "cpu", CPU)
 
+    @needs_cgroups
     async def test_processor_time_of_all_processes_counts(self) -> None:
-        self.need_groups()
         self.stopped(await self.attack(bombs.BURN_TOGETHER), "cpu", "cpu", CPU)
 
 

@@ -156,9 +156,3 @@ class SilenceTests(LookupTestCase):
         self.assertEqual((await self.client.status(slow))["state"], "fetching")
         await self.client.cancel(slow)
         failure(await self.client.follow(slow), "cancelled")
-
-    async def test_daemon_stops_without_the_answer(self) -> None:
-        slow = await self.evaluate()
-        await until(lambda: self.names.asked, "the name is asked for")
-        self.assertEqual((await self.client.status(slow))["state"], "fetching")
-        await self.daemon.stop()

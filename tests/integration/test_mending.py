@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.integration.client import failure, text
+from tests.integration.client import text
 from tests.integration.harness import DaemonTestCase
 from tests.integration.repositories import HttpServer
 
@@ -89,13 +89,3 @@ class MendingTests(DaemonTestCase):
         await self.check(lambda repository: (repository / "HEAD").unlink())
         await self.check(lambda repository: (repository / "config").write_text("[x"))
         await self.check(shutil.rmtree)
-
-    async def test_damage_without_a_server_is_reported(self) -> None:
-        await self.evaluate()
-        self.lose_tree()
-        self.each("objects/pack/*.pack", Path.unlink)(self.cached())
-        self.server.login = "a:b"
-        identifier = await self.client.evaluate(self.url, self.commit, "true")
-        failure(await self.client.follow(identifier), "repository")
-        self.server.login = None
-        self.assertEqual(await self.evaluate(), "an evaluator\n100000\n")

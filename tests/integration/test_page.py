@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from tests.cases.patience import PATIENCE
-from tests.integration.browser import DESKTOP, LOOKS, NARROW
+from tests.integration.browser import DESKTOP, LOOKS
 from tests.integration.browser_case import TOUR, PageTestCase
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.harness import until
@@ -101,16 +100,6 @@ class PageTests(PageTestCase):
         await self.browser.photograph("cancelled")
         self.assertEqual(await self.browser.violations(), [])
 
-    async def test_place_in_the_queue_is_shown(self) -> None:
-        for _ in range(5):  # of which one waits
-            await self.begin("exec sleep 600")
-        identifier = await self.submit("echo never")
-        await self.browser.shows("#state", "queued")
-        await self.browser.shows("#facts", "1\u00a0evaluation\u00a0ahead")
-        await self.browser.click("#cancel")
-        await self.browser.shows("#state", "cancelled")
-        self.assertEqual((await self.client.status(identifier))["running"], None)
-
     async def test_lost_connection_is_shown_and_resumed(self) -> None:
         line = CuttingProxy(self.daemon.port, 0, ())
         port = await line.listen()
@@ -152,47 +141,6 @@ class PageTests(PageTestCase):
         await self.browser.shows("#failure", "exited with status 3")
         self.assertEqual(await self.browser.violations(), [])
         await self.browser.photograph("strange")
-
-    async def test_data_without_a_place_in_tables_is_shown(self) -> None:
-        name = "the_name_of_a_goal_which_is_longer_than_a_narrow_screen_is_wide"
-        await self.send_data(
-            f'{{"type":"goal_result","goal":"{name}","result":true,"score":1}}',
-            '{"type":"goal_result","goal":"plain","result":true,"score":1,"max_score":2}',
-            '{"type":"goal_result","goal":"told","result":false,"message":"off by one"}',
-            '{"type":"goal_result","goal":"long","result":"a result of more than a few words"}',
-            '{"type":"score","goal":"two","name":"names","score":[1]}',
-            '{"type":"score","maximum":5,"score":3}',
-        )
-        await self.browser.shows("#state", "finished")
-        self.assertEqual(
-            [row[0] for row in await self.rows("#goals tbody tr")],
-            [name, "plain", "told", "long", "two"],
-        )
-        data = await self.browser.script(
-            "return [...document.querySelectorAll('#data .data > li')]"
-            ".map((item) => item.textContent)"
-        )
-        self.assertEqual(len(data), 3)
-        for words, shown in zip(
-            ("off by one", "more than a few words", "names"), data, strict=True
-        ):
-            self.assertIn(words, shown)
-        await self.browser.look(NARROW, "light")
-        await self.browser.photograph("goals")
-        self.assertEqual(await self.browser.script(BROKEN), [])
-        self.assertEqual(await self.browser.violations(), [])
-
-    async def test_forged_failures_are_data(self) -> None:
-        forged = '{"type":"evaluation_error","reason":"exit","message":"made up"}'
-        for after, wanted in (("echo on", 1), ("true", 1), ("exit 3", 1)):
-            await self.visit()
-            await self.send_data(forged, after=after)
-            await self.browser.shows("#state", "failed" if after == "exit 3" else "finished")
-            found = "return document.querySelectorAll('#data .data > li').length"
-            self.assertEqual(await self.browser.script(found), wanted, after)
-            failure = await self.browser.text("#failure")
-            self.assertEqual("status 3" in failure, after == "exit 3", after)
-            self.assertNotIn("made up", failure)
 
     async def send_data(self, *values: str, after: str = "true") -> None:
         """Submit an evaluator that sends these values, and then runs a command."""
@@ -279,25 +227,6 @@ class PageTests(PageTestCase):
         self.assertIn(f"source:{TOUR.name}", words)
         self.assertIn("note=a 'quoted'\nnote; $HOME", words)
 
-    async def test_dropped_files_become_fields(self) -> None:
-        await self.browser.script(
-            """
-            const dataTransfer = new DataTransfer();
-            for (const name of ["first.py", "second.py"]) {
-              dataTransfer.items.add(new File(["print()"], name));
-            }
-            for (const type of ["dragenter", "dragover", "drop"]) {
-              const event = new DragEvent(type, { bubbles: true, cancelable: true, dataTransfer });
-              evaluation.dispatchEvent(event);
-            }
-            """
-        )
-        fields = await self.browser.script(
-            "return [...document.querySelectorAll('#fields li')].map((row) =>"
-            " [row.querySelector('.name').value, row.querySelector('.content').files[0].name])"
-        )
-        self.assertEqual(fields, [["source", "first.py"], ["source_2", "second.py"]])
-
     async def test_link_fills_in_the_form(self) -> None:
         await self.fill("old", "old_directory")
         await self.browser.script(
@@ -318,16 +247,6 @@ class PageTests(PageTestCase):
             "#evaluate?repository%5Burl%5D=http%3A%2F%2Fh%2F&commit_oid=12&evaluator_cmd=a+b",
             await self.browser.script("return link.textContent"),
         )
-
-    async def test_changed_file_is_reported(self) -> None:
-        file = self.folder / "solution.py"
-        file.write_text("print(1)")
-        await self.fill("true")
-        await self.browser.write("#fields .content", str(file))
-        file.write_text("print(22)")
-        os.utime(file, (0, 0))  # the browser compares whole seconds
-        await self.browser.click("#submit")
-        await self.browser.shows("#form-error", "solution.py has changed")
 
     # The operator's view
 
@@ -356,24 +275,3 @@ class PageTests(PageTestCase):
         await self.browser.click(f"#listing a[href$='{first}']")
         await self.browser.shows("#output", "here")
         await self.browser.shows("#state", "running")
-
-    async def test_list_waits_as_long_as_a_429_says(self) -> None:
-        identifier = await self.begin("exec sleep 600")
-        await self.browser.script(
-            """
-            window.pauses = [];
-            const [realFetch, realTimeout] = [fetch, setTimeout];
-            window.setTimeout = (work, pause) => {
-              pauses.push(pause);
-              return realTimeout(work, Math.min(pause, 100));
-            };
-            window.fetch = async () => {
-              window.fetch = realFetch;
-              const headers = { "Retry-After": "7" };
-              return new Response('{"message": "over the share"}', { status: 429, headers });
-            };
-            """
-        )
-        await self.browser.script("location.hash = '#evaluations'")
-        await self.browser.shows(f"#listing tr:has(a[href$='{identifier}'])", "")
-        self.assertEqual((await self.browser.script("return pauses"))[0], 7000)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -106,18 +105,6 @@ class PrivateTests(RepositoryTestCase):
         self.assertEqual(len(self.server.authorizations), shown)
         await self.finish()
 
-    async def test_removed_credential_closes_the_cached_repository(self) -> None:
-        alice, _ = await self.start()
-        await self.evaluate(alice)
-        await self.daemon.stop()
-        before, self.daemon = self.daemon, self.make(configured=False)
-        (before.state / "accounts/init").chmod(0o500)  # it can only be executed
-        for old, new in ((before.cache, self.daemon.cache), (before.state, self.daemon.state)):
-            subprocess.run(["cp", "-a", old, new], check=True)
-        alice, _ = await self.start()
-        await self.refuse(alice)
-        await self.finish()
-
     async def test_secret_is_in_no_argument_and_no_environment(self) -> None:
         alice, _ = await self.start()
         self.server.hold()
@@ -150,13 +137,4 @@ class PrivateTests(RepositoryTestCase):
         os.kill(self.daemon.pid, signal.SIGHUP)
         await self.daemon.logged("repositories.credentials: reloaded from")
         self.assertIn("an evaluator\n", text(await self.evaluate(alice)))
-        await self.finish()
-
-    async def test_another_port_is_sent_no_password(self) -> None:
-        other = HttpServer(self.folder, login="x:y")
-        self.addCleanup(other.stop)
-        alice, _ = await self.start()
-        await self.refuse(alice, self.url.replace(self.server.url, other.url))
-        self.assertGreater(other.fetches, 0)
-        self.assertEqual(other.authorizations, [])
         await self.finish()

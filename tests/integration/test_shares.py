@@ -6,10 +6,8 @@ import os
 import socket
 from pathlib import Path
 
-from twisted.trial.unittest import SkipTest
-
 from tests.cases.patience import LONG_PATIENCE
-from tests.integration.cgroups import reason_to_skip
+from tests.integration.cgroups import DELEGATED, needs_cgroups
 from tests.integration.client import python
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import command_line, new_word, processes, state
@@ -50,10 +48,8 @@ class ShareTests(DaemonTestCase):
 
         return identifier, await until(spinning, "all processes run", LONG_PATIENCE)
 
+    @needs_cgroups
     async def test_honest_evaluation_has_its_share_beside_60_processes(self) -> None:
-        reason = reason_to_skip()
-        if reason:
-            raise SkipTest(reason)
         attack, attackers = await self.spin(_ATTACKERS)
         honest, its = await self.spin(len(os.sched_getaffinity(0)))
         before = used(its), used(attackers)
@@ -81,6 +77,6 @@ class ShareTests(DaemonTestCase):
             scores = {int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in found}
             await self.client.cancel(identifier)
         self.assertGreaterEqual(min(scores), 500)
-        if reason_to_skip() is None:
+        if DELEGATED:
             for group in groups:
                 self.assertRegex(group, r"/tawebeval-[^/]*/git\n")

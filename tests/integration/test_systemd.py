@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from http.client import BadStatusLine
-
 from benchmarks.booted import wait_until
-from tawebeval.core.tokens import generate_token
-from tests.cases.documented import CONFIGURE, OPERATE, Example, drop_ins, examples, scripts
+from tests.cases.documented import CONFIGURE, OPERATE, drop_ins, scripts
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
-from tests.fakes.world import straw
 from tests.integration.service_case import (
     CONFIGURATION,
     GATE,
-    LINE,
     SERVICE,
     SOCKET,
     STARTER,
@@ -94,32 +89,6 @@ class StartTests(ServiceTestCase):
 
 
 class LifeTests(ServiceTestCase):
-    def test_status_shows_running_and_queued_evaluations(self) -> None:
-        running = self.begin("echo ready; exec sleep 600")
-        self.printed(running, "ready")
-        waiting = self.begin("true")
-        self.until("StatusText", "1 running, 1 queued")
-        for identifier in (running, waiting):
-            self.assertEqual(self.ask("DELETE", f"/evaluation/{identifier}").answer()[0], 204)
-        self.until("StatusText", "0 running, 0 queued")
-
-    def test_reload_adds_a_token_and_ends_nothing(self) -> None:
-        self.configure(f'{CONFIGURATION}\n[callers]\ntokens = "{TOKENS}"')
-        self.machine.run("chmod", "644", TOKENS)
-        before = self.start()
-        identifier = self.begin("echo ready; exec sleep 600")
-        self.printed(identifier, "ready")
-        bob, line = generate_token("bob", straw(1))
-        theirs = {"Authorization": f"Bearer {bob}"}
-        self.assertEqual(self.ask("GET", "/evaluations", **theirs).answer()[0], 401)
-        self.write(TOKENS, f"{LINE}\n{line}\n")
-        self.control("reload", SERVICE)
-        self.assertEqual(self.show("ActiveState"), "active")
-        self.assertEqual(self.ask("GET", "/evaluations", **theirs).answer()[0], 200)
-        self.assertEqual(int(self.show("MainPID")), before)
-        status = self.ask("GET", f"/evaluation/{identifier}").answer()
-        self.assertEqual(status[1]["state"], "running")
-
     def test_reload_of_a_broken_file_changes_nothing(self) -> None:
         before = self.start()
         problem = f"repository = 'file:///srv/p'\ncommit = '{'c' * 40}'\ncommand = 'x'"
@@ -137,34 +106,6 @@ class LifeTests(ServiceTestCase):
         self.assertEqual(self.machine.attempt("systemctl", "reload", SERVICE).returncode, 1)
         self.assertEqual(int(self.show("MainPID")), before)
         self.healthy()
-
-    def test_reloads_print_the_documented_lines(self) -> None:
-        self.start()
-        shown = [each for each in examples(CONFIGURE, "journalctl") if each.printed]
-        for example, settings in zip(
-            shown, ("[log]\nlevel = 'loud'", "[http]\nconnections = 1000"), strict=True
-        ):
-            self.configure(f"{CONFIGURATION}\n{settings}\n")
-            self.machine.attempt("systemctl", "reload", SERVICE)
-            wait_until(lambda example=example: self.prints(example), str(example.printed))
-
-    def prints(self, example: Example) -> bool:
-        """Tell whether a command ends in what the documentation shows, whatever the time is."""
-        self.machine.run("journalctl", "--sync")
-        printed = self.machine.run(*example.command).splitlines()[-len(example.printed) :]
-        return [_drop_prefix(line) for line in printed] == list(map(_drop_prefix, example.printed))
-
-    def test_reload_waits_for_slow_files(self) -> None:
-        self.configure(f'{CONFIGURATION}\n[callers]\ntokens = "{TOKENS}"')
-        self.machine.run("chmod", "644", TOKENS)
-        self.start()
-        self.machine.run("sh", "-c", f"rm {TOKENS} && mkfifo -m 644 {TOKENS}")
-        reload = self.machine.begin("systemctl", "reload", SERVICE)
-        self.addCleanup(reload.wait)
-        self.until("ActiveState", "reloading")
-        self.assertIsNone(reload.poll())
-        self.machine.run("sh", "-c", f"echo '{LINE}' >{TOKENS}")
-        self.assertEqual(reload.wait(PATIENCE), 0)
 
     def test_restart_answers_all_clients(self) -> None:
         before = self.start()
@@ -225,25 +166,6 @@ class EndTests(ServiceTestCase):
         self.assertEqual(stop.wait(PATIENCE), 0)
         self.assertEqual((self.show("Result"), self.show("ActiveState")), ("success", "inactive"))
 
-    def test_killed_service_starts_again_and_loses_its_evaluations(self) -> None:
-        before = self.start()
-        identifier = self.begin("echo ready; exec sleep 12345")
-        after = self.printed(identifier, "ready")
-        self.machine.run("pgrep", "--full", "sleep 12345")
-        waiting = self.wait_for_events(identifier, after)
-        # A daemon that answers a later connection has accepted the one before.
-        self.assertEqual(self.ask("GET", "/health").answer()[0], 200)
-        self.control("kill", "--kill-whom=main", "--signal=KILL", SERVICE)
-        self.assertRaises((ConnectionError, BadStatusLine), waiting.answer)
-        coming = [self.ask("GET", "/health") for _ in range(20)]
-        self.assertEqual([one.answer()[0] for one in coming], [200] * 20)
-        self.until("NRestarts", "1")
-        self.healthy()
-        self.assertNotEqual(int(self.show("MainPID")), before)
-        self.assertEqual(self.machine.attempt("pgrep", "--full", "sleep 12345").stdout, "")
-        self.assertEqual(reasons(self.follow(identifier, after)), ["lost"])
-        self.assertEqual(text(self.follow(self.begin("echo again"))), "again\n")
-
 
 class MendedTests(ServiceTestCase):
     def test_readiness_follows_the_sandbox(self) -> None:
@@ -257,8 +179,3 @@ class MendedTests(ServiceTestCase):
         self.assertEqual(self.ask("GET", "/health/ready").answer()[0], 503)
         self.machine.run("mv", f"{program}.away", program)
         wait_until(lambda: self.ask("GET", "/health/ready").answer()[0] == 200, "it is ready again")
-
-
-def _drop_prefix(line: str) -> str:
-    """Return a line of the journal without time, host, program and process."""
-    return line.partition("]: ")[2]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from twisted.trial.unittest import SkipTest
-
-from tests.integration.cgroups import reason_to_skip
+from tests.integration.cgroups import needs_cgroups
 from tests.integration.client import python
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 
@@ -54,19 +52,18 @@ class MemoryTests(DaemonTestCase):
 
     async def peak(self, program: str) -> int:
         """Return what is said of a program that ends well."""
-        reason = reason_to_skip()
-        if reason:
-            raise SkipTest(reason)
         identifier = await self.begin(python(program))
         status = await self.client.ended(identifier)
         self.assertEqual(status["state"], "finished", status)
         peak: int = status["usage"]["peak_memory_bytes"]
         return peak
 
+    @needs_cgroups
     async def test_peak_memory_counts_no_page_cache(self) -> None:
         for program in (WRITE, REMOVE, MAP):
             self.assertLess(await self.peak(program), PYTHON, program)
 
+    @needs_cgroups
     async def test_peak_memory_counts_all_of_a_short_life(self) -> None:
         for program in (HEAP, SHARED, TOGETHER):
             peak = await self.peak(program)

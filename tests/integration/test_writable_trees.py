@@ -12,7 +12,7 @@ from twisted.trial.unittest import SkipTest
 
 from tawebeval.linux.starter import PROCESS_NAME
 from tawebeval.sandbox.probe import TREE_COPY_WARNING
-from tests.integration.client import data, python, text
+from tests.integration.client import python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import new_word, processes
 
@@ -124,16 +124,6 @@ class WritableTreeCase(_Base):
         )
         self.assertEqual(len(self.checkouts()), before + 1)
 
-    async def test_files_of_the_tree_are_read_by_path(self) -> None:
-        self.fill()
-        events = await self.run_command(
-            "echo mine >new; for name in new README; do"
-            ' printf "\\n%s\\nX-SEGI-As: path\\n\\n%s\\n%s\\n" "$EVALUATION_FILE_BEGIN" "$name"'
-            ' "$EVALUATION_FILE_END"; done'
-        )
-        contents = [event["content_base64"] for event in data(events)]
-        self.assertEqual(contents, ["bWluZQo=", "YW4gZXZhbHVhdG9yCg=="])
-
 
 class CopiedTests(WritableTreeCase, DaemonTestCase):
     configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n[limits]\nprocesses = 2000\n'
@@ -188,14 +178,6 @@ class RestartTests(DaemonTestCase):
         os.kill(starter, signal.SIGKILL)
         await until(lambda: not self.daemon.running, "the daemon ends")
         self.assertIn("the starter of evaluators has ended", self.daemon.log)
-        await until(lambda: not processes(word), "its evaluators have ended")
-        self.daemon.start()
-        await self.daemon.ready()
-
-    async def test_evaluators_of_a_killed_daemon_end_with_it(self) -> None:
-        word = new_word()
-        await self.begin_and_wait(python(SLEEP, word))
-        await self.daemon.kill()
         await until(lambda: not processes(word), "its evaluators have ended")
         self.daemon.start()
         await self.daemon.ready()

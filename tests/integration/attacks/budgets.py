@@ -94,57 +94,6 @@ for _ in range(30):
 print("unlimited")
 """
 
-_FILTER = r"""
-import ctypes, os, socket, struct, sys, time
-libc = ctypes.CDLL(None, use_errno=True)
-# 1,000 instructions of classic BPF that accept everything.
-code = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000) * 1000)
-program = ctypes.create_string_buffer(struct.pack("@HP", 1000, ctypes.addressof(code)), 16)
-kept, attached = [], 0
-"""
-
-# Attaches filters to 50 sockets, and to two processes: by prctl(2) and by seccomp(2).
-FILTERS = (
-    _FILTER
-    + r"""
-for _ in range(50):
-    kept.append(socket.socketpair())
-    attached += not libc.setsockopt(kept[-1][0].fileno(), 1, 26, program, len(program))
-print("sockets", attached, flush=True)
-for call, arguments in ((libc.prctl, (22, 2)), (libc.syscall, (int(sys.argv[1]), 1, 0))):
-    if os.fork() == 0:
-        libc.prctl(38, 1, 0, 0, 0)
-        print("process", int(call(*arguments, program) == 0), flush=True)
-        os._exit(0)
-    os.wait()
-"""
-)
-
-SPIED = "/usr/bin"
-
-# Tells by how many of two ways it learns that somebody lists a directory, for a second.
-SPY = f"""
-import ctypes, fcntl, os, select, signal, time
-libc = ctypes.CDLL(None, use_errno=True)
-told = set()
-signal.signal(signal.SIGIO, lambda *_: told.add("signal"))
-place = os.open({SPIED!r}, os.O_RDONLY)
-try:
-    fcntl.fcntl(place, fcntl.F_NOTIFY, fcntl.DN_ACCESS | fcntl.DN_MULTISHOT)
-except OSError:
-    pass
-events = libc.inotify_init1(0)
-libc.inotify_add_watch(events, {SPIED!r}.encode(), 0x20 | 0x1)  # IN_OPEN, IN_ACCESS
-print("ready", flush=True)
-end = time.monotonic() + 1
-while len(told) < 2 and time.monotonic() < end:
-    if events < 0:
-        time.sleep(0.1)
-    elif select.select([events], [], [], 0.1)[0]:
-        told.add("event")
-print(len(told))
-"""
-
 # Moves from a silent socket into stdout, which keeps the pipe locked. The blank lines are more than
 # `buffers.evaluation` holds, so the pipe is not empty when the daemon reads on.
 HOLD_STDOUT = """

@@ -12,7 +12,7 @@ import json
 
 from tawebeval.sandbox.libseccomp import get_architecture, resolve_call
 
-_CALLS = r"""
+CALLS = r"""
 import ctypes, json, os, sys
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -39,8 +39,6 @@ def outcome(number, arguments):
 calls = json.loads(sys.argv[1])
 print(json.dumps({name: outcome(number, arguments) for name, number, arguments in calls}))
 """
-
-CALLS = _CALLS
 
 # Prints what each of some numbers answers, all of them in this process: for numbers that are
 # refused before the kernel does anything.

@@ -12,10 +12,8 @@ import attrs
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
-from twisted.trial.unittest import SkipTest
 
 from tests.integration.attacks.calls import ATTACKER
-from tests.integration.cgroups import reason_to_skip
 from tests.integration.client import Event, failure, joined, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import Namespaces, new_word, processes
@@ -115,12 +113,6 @@ class AttackCase(DaemonTestCase):
             seen.note(processes(word))
             await deferLater(reactor, 0.05)
         return status
-
-    def need_groups(self) -> None:
-        """Skip the test where no control groups can be made: nothing tells of such limits then."""
-        reason = reason_to_skip()
-        if reason is not None:
-            raise SkipTest(reason)
 
     def stopped(self, attacked: Attacked, reason: str, limit: str, value: int) -> None:
         error = failure(attacked.events, reason)

@@ -126,27 +126,6 @@ for number in range(300):
 going = False
 """
 
-# Names paths by file blocks, each of which has to be refused.
-PATHS = r"""
-import os, sys
-mark = {kind: os.environb[b"EVALUATION_FILE_" + kind] for kind in (b"BEGIN", b"END")}
-os.mkfifo("fifo")
-os.symlink("/evaluation/submission", "link")
-os.symlink(sys.argv[1], "outside")
-os.symlink("/proc/self/root", "root")
-os.link("README", "hard")
-submitted = os.environ["SUBMISSION_FILE_SOLUTION"]
-for path in (
-    sys.argv[1], submitted, "link/solution/solution.txt", "outside", "root/etc/passwd", "fifo",
-    "/proc/self/root/etc/passwd", "/proc/1/root/evaluation/tree/README", "/proc/self/cwd/README",
-    "/proc/self/fd/0", "/dev/fd/1", "/dev/stdin", "/dev/zero", "/dev/shm", "/dev/shm/../zero",
-    "/dev/shm/../../etc/passwd", "/tmp/../etc/passwd", "/etc/passwd", "//etc/passwd", "/", "",
-    ".", "..", "../submission/solution/solution.txt", "x" * 5000, "a/" * 2000,
-):
-    os.write(1, b"\n%s\nX-SEGI-As: path\nContent-Disposition: attachment; filename=x\n\n%s\n%s\n"
-             % (mark[b"BEGIN"], os.fsencode(path), mark[b"END"]))
-"""
-
 # What can be had of the first process in the sandbox, whose user this is as well.
 SHELL_MOUNT_POINT = r"""
 import os

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.client import failure, python, text
+from tests.integration.client import python, text
 from tests.integration.harness import DaemonTestCase
 from tests.integration.processes import new_word, processes
 
@@ -16,19 +16,6 @@ class EvaluatorCase(DaemonTestCase):
         self.assertEqual(await self.client.follow(identifier), [])
         self.assertEqual(status["state"], "finished")
         self.assertEqual(status["exit"], {"status": 0, "signal": None})
-
-    async def test_partial_line_arrives_while_the_evaluator_runs(self) -> None:
-        identifier = await self.begin_and_wait("printf 'one\nready'; exec sleep 600")
-        self.assertEqual((await self.client.status(identifier))["state"], "running")
-        await self.client.cancel(identifier)
-
-    async def test_evaluator_that_ignores_term_is_killed_after_the_grace_time(self) -> None:
-        word = new_word()
-        identifier = await self.begin_and_wait(f"trap '' TERM; : {word}; echo ready; sleep 600; :")
-        self.assertNotEqual(processes(word), [])
-        await self.client.cancel(identifier)  # which is not waited for as long as it sleeps
-        self.assertEqual(processes(word), [])
-        failure(await self.client.follow(identifier), "cancelled")
 
     async def test_child_in_the_background_ends_with_the_shell_and_loses_no_output(self) -> None:
         word = new_word()

@@ -6,7 +6,7 @@ import signal
 import time
 
 from tests.cases.patience import LONG_PATIENCE
-from tests.integration.client import data, failure, python, text
+from tests.integration.client import failure, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 
 OUTPUT = 100_000
@@ -47,14 +47,6 @@ class ReasonCase(DaemonTestCase):
         self.assertEqual(error["value"], OUTPUT)
         self.assertEqual(text(events), ("0123456789\n" * OUTPUT)[:OUTPUT])
 
-    async def test_cancelled_evaluation_keeps_its_output(self) -> None:
-        identifier = await self.begin_and_wait("printf 'one\nready'; exec sleep 600")
-        await self.client.cancel(identifier)
-        self.assertEqual((await self.client.status(identifier))["state"], "cancelled")
-        events = await self.client.follow(identifier)
-        failure(events, "cancelled")
-        self.assertEqual(text(events), "one\nready")
-
     async def test_output_on_term_is_kept(self) -> None:
         program = """
 import signal, sys, time
@@ -75,16 +67,6 @@ time.sleep(600)
     async def test_limit_of_a_resource_gives_no_grace_time(self) -> None:
         events = await self.run_command("trap '' TERM; yes")
         self.assertEqual(failure(events, "output")["value"], OUTPUT)
-
-    async def test_unended_block_stands_before_the_error(self) -> None:
-        command = (
-            "printf '\\n%s\\n[1, 2]\\n%s\\nlast line without end'"
-            ' "$EVALUATION_DATA_BEGIN" "$EVALUATION_DATA_END"; exit 1'
-        )
-        events = await self.run_command(command)
-        failure(events, "exit")
-        self.assertEqual(data(events)[0], [1, 2])
-        self.assertEqual(text(events), "last line without end")
 
 
 class TimeoutCase(DaemonTestCase):
