@@ -65,10 +65,10 @@ _MAX_UNKNOWN_NAMES = 16  # of ignored fields, for a message
 _MAX_KEY = 255  # characters of an Idempotency-Key
 _PER_FILE = 8192  # bytes of disk that a file and its directory take, of whatever size
 # A parameter whose value is in quotes, or is written without quotes that it needs.
-_PARAMETER = re.compile(r'; *([A-Za-z*-]+) *= *("[^"\\]*"|"(?:[^"\\]|\\.)*+"|[^";]*)')
+_PARAMETER = re.compile(r'; *([A-Za-z0-9*-]+) *= *("[^"\\]*"|"(?:[^"\\]|\\.)*+"|[^";]*)')
 _BROWSERS_DISPOSITION = re.compile(r'form-data; name="[^"]*"(?:; filename="[^"]*")?')
 _QUOTED = re.compile(rb'"[^"]*"')  # as browsers quote: names may have semicolons
-_IDENTITY_CODINGS = ("7bit", "8bit", "binary")
+_IDENTITY_CODINGS = ("7bit", "8bit", "binary", "identity")
 _NOT_UTF8 = "the headers of a part must be UTF-8, with the names in them"
 
 
@@ -327,13 +327,14 @@ class FormReceiver:
             if len(self._unknown_names) < _MAX_UNKNOWN_NAMES:
                 self._unknown_names.append(name[:80])
             return
-        coding = part.header("Content-Transfer-Encoding", "").strip(" \t")
-        if coding and coding.lower() not in _IDENTITY_CODINGS:
-            raise InvalidField(
-                name,
-                f"the Content-Transfer-Encoding {coding[:80]!r} is not supported; send the bytes"
-                " themselves (RFC 7578, section 4.7)",
-            )
+        for header in ("Content-Transfer-Encoding", "Content-Encoding"):
+            coding = part.header(header, "").strip(" \t")
+            if coding and coding.lower() not in _IDENTITY_CODINGS:
+                raise InvalidField(
+                    name,
+                    f"the {header} {coding[:80]!r} is not supported; send the bytes themselves"
+                    " (RFC 7578, sections 4.7 and 4.8)",
+                )
         if name in self._digests:
             raise InvalidField(name, "the field is repeated; send it once")
         self._digests[name] = b""
@@ -510,6 +511,9 @@ def _read_disposition(part: MultipartSegment) -> tuple[str, str | None]:
             return name, decode_extended_filename(parameters["filename*"])
         except ValueError as error:
             raise InvalidField(name[:80], str(error)) from None
+    if any(key.startswith("filename*") for key in parameters):
+        why = "the file name comes in pieces (RFC 2231); send the name whole, as filename*"
+        raise InvalidField(name[:80], why)
     filename = parameters.get("filename")
     return name, None if filename is None else content_disposition_unquote(filename, filename=True)
 

@@ -170,6 +170,11 @@ class ClientTests(UploadTestCase):
             part = head + b"content-transfer-encoding: " + coding + b"\r\n\r\nMQ=="
             error = self.refuse(InvalidField, form([part, *parts()]), "submission[source]")
             self.assertIn("send the bytes themselves", error.detail)
+        self.receive_file(head + b"Content-Encoding: identity", b"")
+        for coding in (b"gzip", b"deflate, br"):
+            part = head + b"content-encoding: " + coding + b"\r\n\r\n1"
+            error = self.refuse(InvalidField, form([part, *parts()]), "submission[source]")
+            self.assertIn(f"the Content-Encoding '{coding.decode()}' is not", error.detail)
         ignored = b'Content-Disposition: form-data; name="x"\r\nContent-Transfer-Encoding: base64'
         self.receive(form([ignored + b"\r\n\r\nMQ==", *parts()]))
 
@@ -179,6 +184,13 @@ class ClientTests(UploadTestCase):
             part = head + value + b"\r\n\r\n1"
             error = self.refuse(InvalidField, form([part, *parts()]), "submission[source]")
             self.assertIn("malformed filename*", error.detail)
+
+    def test_file_names_in_pieces_are_refused(self) -> None:
+        head = b'Content-Disposition: form-data; name="submission[source]"; '
+        for name in (b"filename*0=a; filename*1=.py", b"FileName*0*=utf-8''a; filename*1=.py"):
+            part = head + name + b"\r\n\r\n1"
+            error = self.refuse(InvalidField, form([part, *parts()]), "submission[source]")
+            self.assertIn("send the name whole", error.detail)
 
 
 class DigestTests(UploadTestCase):
