@@ -16,7 +16,6 @@ from werkzeug.exceptions import HTTPException
 from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.core.identifiers import IDENTIFIER_PATTERN
 from tawebeval.sandbox.workspace import derive_log_pseudonym
-from tawebeval.web.auth import EVENTS_ROUTE
 
 UNKNOWN_ROUTE = "other"
 """Route or method of a request that has none of the API's: clients can send any number of others.
@@ -93,8 +92,6 @@ class RouteTable:
 
     def match_route(self, method: bytes, path: bytes) -> tuple[str, str]:
         """Return the method and the route of a request; each may be OTHER."""
-        if method == b"GET" and match_events_path(path) is not None:
-            return "GET", EVENTS_ROUTE  # most requests, and Klein's table is slow
         return self.match_route_with_parameters(method, path)[:2]
 
     def match_route_with_parameters(

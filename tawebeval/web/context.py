@@ -11,7 +11,6 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.web.http_headers import Headers
 
 from tawebeval.config import Configuration
-from tawebeval.core.tokens import Token
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import Unauthorized
 from tawebeval.evaluations.registry import EvaluationRegistry
@@ -25,7 +24,6 @@ from tawebeval.web.auth import (
 from tawebeval.web.links import EvaluationLinks
 from tawebeval.web.peers import PeerEvaluationLists
 from tawebeval.web.responses import get_header
-from tawebeval.web.server.request_headers import get_header_values
 from tawebeval.web.streams import StreamTurns
 
 MAX_METRICS_AGE = 1.0
@@ -81,26 +79,15 @@ class WebContext:
         """The configuration of the evaluations, which a reload replaces."""
         return self.registry.context.configuration
 
-    def authenticate_token(self, method: bytes, headers: Headers) -> Token:
-        """Return the token of a request with these headers, and count the request.
-
-        Raises: Unauthorized, CallerQuotaExceeded, ForeignOrigin, AccessDenied, HeaderTooLarge.
-        """
-        self.check_origin(method, headers)
-        authorization = get_header_values(headers, "Authorization")
-        return self.authentication.authenticate_token(authorization, method)
-
     def check_origin(self, method: bytes, headers: Headers) -> None:
         """Raise ForeignOrigin if a page of another origin may not make this request.
 
         Only daemons without tokens check it (`exposure`).
         """
+        if method in SAFE_METHODS or not self.authentication.is_token_optional:
+            return
         callers = self.configuration.callers
-        if (
-            method not in SAFE_METHODS
-            and self.authentication.is_token_optional
-            and not callers.open
-        ):
+        if not callers.open:
             origin, host = get_header(headers, "Origin"), get_header(headers, "Host")
             check_write_origin(origin, host, callers.origins)
 

@@ -8,7 +8,7 @@ rates of links have bounds of their own, of which one caller has half.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -27,9 +27,8 @@ from tawebeval.errors import (
 from tawebeval.evaluations.database import LinkRow
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.web.auth import Authentication, RateLimit
-from tawebeval.web.responses import get_query_number
+from tawebeval.web.responses import Query, get_query_number
 from tawebeval.web.server.request import ApiRequest
-from tawebeval.web.server.request_headers import get_header_values
 
 MAX_EVALUATIONS_WITH_LINKS = 5000
 """Evaluations with links, at most."""
@@ -245,16 +244,15 @@ class EvaluationLinks:
             self._store.delete_link(identifier)
 
 
-def find_link(request: ApiRequest) -> str | None:
+def find_link(query: Query, authorization: Sequence[bytes]) -> str | None:
     """Return the link of a request, from `Authorization: Bearer` or `?link=`; None without one.
 
-    The link may be none of this daemon. Raises: MalformedRequest, for more than one;
-    HeaderTooLarge.
+    `authorization` has the values of these headers. The link may be none of this daemon. Raises:
+    MalformedRequest, for more than one.
     """
-    authorization = get_header_values(request.requestHeaders, "Authorization")
-    if not authorization and b"link" not in request.query:
+    if not authorization and b"link" not in query:
         return None
-    given = [value.decode("latin-1") for value in request.query.get(b"link", [])]
+    given = [value.decode("latin-1") for value in query.get(b"link", [])]
     in_header = find_bearer_link(authorization)
     if len(given) > 1 or (given and authorization):
         raise MalformedRequest(

@@ -270,12 +270,14 @@ class KleinApplication:
 
         Raises: Unauthorized, CallerQuotaExceeded, ForeignOrigin, AccessDenied.
         """
-        if collapse_slashes(request.path) in _OPEN_PATHS:
+        if request.path in _OPEN_PATHS:
             return ANONYMOUS_CALLER
-        link = find_link(request)
+        authorization = get_header_values(request.requestHeaders, "Authorization")
+        link = find_link(request.query, authorization)
         if link is not None:
             return self._identify_link_reader(request, link)
-        token = self.context.authenticate_token(request.method, request.requestHeaders)
+        self.context.check_origin(request.method, request.requestHeaders)
+        token = self.context.authentication.authenticate_token(authorization, request.method)
         if token.permitted_problems is not None:
             check_problem_access(token.permitted_problems, *self._match_request(request))
         request.permitted_problems = token.permitted_problems
@@ -317,7 +319,7 @@ class KleinApplication:
         request_log = self.context.request_log
         if request.uses_link:
             self.context.links.remove_reader(request)
-        method, route = self.routes.match_route(request.method, request.path)
+        method, route = request.route or self.routes.match_route(request.method, request.path)
         request_log.record_response(
             method, route, status, None if request.waits_for_evaluation else seconds
         )
@@ -356,6 +358,7 @@ class ApiResource(Resource):
                 return self.render_by_klein(request)
             _finish(request, answer_health(request))
             return NOT_DONE_YET
+        request.route = request.method.decode(), EVENTS_ROUTE
         try:
             answer = send_events(self._context, request, identifier)
         except Exception:  # noqa: BLE001  (silence is no answer)

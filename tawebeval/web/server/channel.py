@@ -102,7 +102,8 @@ class ApiChannel(HTTPChannel):
         self.site.open_connections.add_connection(self)
         assert self.transport is not None
         self._host = self.transport.getHost()
-        self.peer = self.site.address_resolver.identify_peer(self.transport.getPeer())
+        self._peer_address = self.transport.getPeer()
+        self.peer = self.site.address_resolver.identify_peer(self._peer_address)
         self._slot = connections.take_slot(self.peer.address_group)
         if self._slot is None:
             self.forceAbortClient()
@@ -114,6 +115,10 @@ class ApiChannel(HTTPChannel):
     def getHost(self) -> Any:
         """Return the daemon's address, without a system call for each request."""
         return self._host
+
+    def getPeer(self) -> Any:
+        """Return the address of the other end, without a new object for each request."""
+        return self._peer_address
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         """Count one connection less, cancel its deadlines and drop the answered request."""
@@ -402,7 +407,6 @@ class ApiChannel(HTTPChannel):
             self.phase = ConnectionPhase.IDLE
             self._read_deadline.set(self.http_settings.idle_timeout, self.loseConnection)
         super().requestDone(request)
-        self._limit_head_time()
 
     # WebSockets
 

@@ -85,10 +85,12 @@ def encode_response_headers(headers: Headers) -> bytes:
     one without a body (curl 7.88). They report the truncation if they know by then that a body
     follows, curl 8.14 only if it also knows the length of the body.
     """
-    lines = dict.fromkeys(_FRAMING, b"")
-    for name, values in headers.getAllRawHeaders():
-        lines[name] = b"".join([b"%b: %b\r\n" % (name, value) for value in values])
-    return b"".join(lines.values())
+    lines = {
+        name: b"".join([b"%b: %b\r\n" % (name, value) for value in values])
+        for name, values in headers.getAllRawHeaders()
+    }
+    first = [lines.pop(name) for name in _FRAMING if name in lines]
+    return b"".join([*first, *lines.values()])
 
 
 def encode_headers(headers: Mapping[bytes, bytes]) -> bytes:

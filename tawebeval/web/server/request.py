@@ -43,6 +43,7 @@ log = Logger()
 class ApiRequest(Request):
     """A request; its form, if it has one, is in `form` before the request is processed.
 
+    `route` is the method and the route of the request if they are known without a search for them.
     `query` has the parameters of the query by name, and `raw_query` the query as it was sent;
     Twisted's `args` are empty. `encoded_headers` are the headers of a page, which is written at
     once: several times as fast as `responseHeaders`, which may have further ones.
@@ -54,6 +55,7 @@ class ApiRequest(Request):
 
     channel: ApiChannel
     form: BodyReceiver | None = None
+    route: tuple[str, str] | None = None
     raw_query = b""
     query: Mapping[bytes, Sequence[bytes]] = MappingProxyType({})
     encoded_headers = b""
@@ -80,7 +82,8 @@ class ApiRequest(Request):
         self.method, target, self.clientproto = self.channel.get_request_line()
         target = strip_scheme_and_host(target)
         # First of all, for whatever is refused is counted and logged by its path, too.
-        self.path, _, self.raw_query = site.base_path.strip_prefix(target).partition(b"?")
+        path, _, self.raw_query = site.base_path.strip_prefix(target).partition(b"?")
+        self.path = collapse_slashes(path)
         peer = self.channel.peer
         self.remote_address = peer.direct_client or RemoteAddress(peer.address)
         try:
@@ -166,7 +169,6 @@ class ApiRequest(Request):
             self.setResponseCode(HTTPStatus.NO_CONTENT)
             self.finish()
         else:
-            self.path = collapse_slashes(self.path)
             try:
                 self.channel.site.resource.render(self)
             except Exception:  # noqa: BLE001  (silence is no answer)
