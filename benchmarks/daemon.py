@@ -65,7 +65,7 @@ class Daemon(Server):
         self.state = root / "state"
         self.cache = root / "cache"
         self.log = root / "log"
-        self.objects = root / "objects"
+        self.socket = root / "socket"
         path = root / "evaluator"
         trees = [repositories.tree(SMALL), repositories.tree(LARGE)]
         self._commits = dict(zip((SMALL, LARGE), repositories.make(path, trees), strict=True))
@@ -111,14 +111,14 @@ class Daemon(Server):
 def daemon(
     sandbox: str = "none",
     more: str = USUAL,
-    counted: bool = False,
+    program: str | None = None,
     lasting: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Daemon]:
     """Run the daemon. Raises CannotRun where the sandbox does not work.
 
-    `sandbox` is its setting `sandbox.kind`, and `more` are sections of its configuration. Of one
-    that is `counted`, `Daemon.objects` is a socket which tells what objects there are in it. One
+    `sandbox` is its setting `sandbox.kind`, and `more` are sections of its configuration. A
+    `program` of `benchmarks.programs` measures it, and tells the result by `Daemon.socket`. One
     that is `lasting` has a starter: its evaluations outlive it. `variables` are added to its
     environment.
     """
@@ -129,15 +129,15 @@ def daemon(
         give(root)
         (root / "tawebeval.toml").write_text(configuration)
         twistd = os.path.join(os.path.dirname(sys.executable), "twistd")
-        program = [twistd]
-        if counted:
-            counting = Path(__file__).parent / "programs" / "counted.py"
-            program = [str(counting), str(root / "objects")]
+        started_by = [twistd]
+        if program is not None:
+            measuring = Path(__file__).parent / "programs" / f"{program}.py"
+            started_by = [str(measuring), str(root / "socket")]
         command = [
             *(
                 sys.executable,
                 *_UNPRIVILEGED,
-                *program,
+                *started_by,
                 "--nodaemon",
                 "--pidfile=",
                 f"--logfile={root}/log",

@@ -81,7 +81,7 @@ class Leavings:
 def objects(subject: Daemon) -> dict[str, int]:
     """Return how many instances of its own classes a daemon has."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(subject.objects))
+        connection.connect(str(subject.socket))
         with connection.makefile("rb") as file:
             found: dict[str, int] = orjson.loads(file.read())
     return found
@@ -176,7 +176,7 @@ def main() -> int:
     parser.add_argument("--sandbox", default="auto", help="`sandbox.kind`; default: auto")
     options = parser.parse_args()
     print(*machine.describe(), sep="\n", end="\n\n")
-    with daemon(sandbox=options.sandbox, more=_CONFIGURATION, counted=True) as subject:
+    with daemon(sandbox=options.sandbox, more=_CONFIGURATION, program="counted") as subject:
         small, before = subject.memory("VmHWM") / _MB, Leavings.of(subject)
         started = time.monotonic()
         found = soak(subject, options)

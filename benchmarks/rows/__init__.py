@@ -29,6 +29,7 @@ from benchmarks.rows import (
     start,
     stdout,
     throughput,
+    turns,
     upload,
     workers,
 )
@@ -43,6 +44,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "jsonl": jsonl.measure,
     "polls": polls.measure,
     "latency": latency.measure,
+    "turns": turns.measure,
     "start": start.measure,
     "sandbox": sandbox.measure,
     "shares": shares.measure,
