@@ -1,10 +1,9 @@
 """Lists of evaluations of the other daemons that share this daemon's address.
 
-The operator has chosen the URLs, but a daemon may be away, hang, or answer with anything. Bounds:
-`PEER_TIMEOUT` seconds, `MAX_LIST_ENTRY_BYTES` for each evaluation that an answer may have,
-`MAX_CONCURRENT_FAN_OUTS` lists at once, `MAX_FAN_OUTS_PER_CALLER` of them for one caller. A request
-carries the caller's own credentials, and `SINGLE_DAEMON_LIST_HEADER`: its receiver asks nobody
-else.
+The operator has chosen the URLs, but a daemon may be away, hang, or answer with anything: an answer
+has `PEER_TIMEOUT` seconds, and `MAX_LIST_ENTRY_BYTES` for each evaluation that it may have. A
+request carries the caller's own credentials, and `SINGLE_DAEMON_LIST_HEADER`: its receiver asks
+nobody else.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlencode
 
 import attrs
 from treq.client import HTTPClient
 from treq.content import collect
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import CancelledError, Deferred, FirstError, gatherResults
 from twisted.internet.defer import TimeoutError as TookTooLong
 from twisted.logger import Logger
 from twisted.web.client import BrowserLikePolicyForHTTPS
@@ -34,16 +33,14 @@ from tawebeval.core.evaluation_lists import (
 )
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress, parse_server_address
 from tawebeval.core.tokens import ANONYMOUS_CALLER
-from tawebeval.deferreds import make_one_shot_event
-from tawebeval.errors import ForbiddenHost, InvalidCursor, ServerBusy, TawebevalError
+from tawebeval.errors import InvalidCursor, ServerBusy, TawebevalError
 from tawebeval.pinned_agent import (
     CachedPolicyForHTTPS,
     PinnedAgent,
-    RequestFailed,
     ResponseSizeLimit,
     convert_request_failures,
 )
-from tawebeval.resolver import CheckedResolver, LookupUnanswered, Resolver, UnknownHost
+from tawebeval.resolver import CheckedResolver, Resolver
 
 SINGLE_DAEMON_LIST_HEADER = "Tawebeval-Own-List"
 """Header of a request for the list of one daemon alone; its value is the most entries."""
@@ -60,23 +57,11 @@ MAX_FAN_OUTS_PER_CALLER = 4
 MAX_LIST_ENTRY_BYTES = 48 * 1024
 """Bytes of one evaluation in a list, at most: 20 KiB of results, and labels with their escapes."""
 
-_TOO_MANY_REQUESTS = 429  # RFC 6585
+_NO_CALLER = (UNAUTHORIZED, FORBIDDEN)  # though this daemon has accepted the token
 _HEAD_BYTES = 16 * 1024
-_SILENCE = 5.0  # seconds in which a daemon that has missed the deadline is not asked again
-_LOG_INTERVAL = 60.0  # seconds between two lines about one daemon
 _EVERY_NETWORK = ("0.0.0.0/0", "::/0")  # the operator has chosen the hosts
 
-T = TypeVar("T")
-
 log = Logger()
-
-
-class _PeerFault(TawebevalError):
-    """An answer that is none of a daemon that works."""
-
-
-class _CallerRefused(TawebevalError):
-    """A daemon refuses this caller, who has asked for it: for the filter or the rate."""
 
 
 @attrs.frozen
@@ -104,9 +89,7 @@ class PeerEvaluationLists:
     _resolver: CheckedResolver
     _agent: Callable[[ServerAddress, Sequence[IPAddress], ResponseSizeLimit], IAgent]
     _running: Counter[str] = attrs.field(factory=Counter, init=False)  # lists by caller
-    # By URL, in seconds of the clock.
-    _silent_until: dict[str, float] = attrs.field(factory=dict, init=False)
-    _next_log: dict[str, float] = attrs.field(factory=dict, init=False)
+    _away: set[str] = attrs.field(factory=set, init=False)  # URLs of which the log has the reason
 
     async def fetch_list_pages(
         self, urls: Mapping[str, str], cursors: Mapping[str, str | None], request: PeerListRequest
@@ -116,66 +99,52 @@ class PeerEvaluationLists:
         `urls` are the base URLs by name, `cursors` the cursors. Raises: ServerBusy; InvalidCursor,
         if a daemon refuses its cursor.
         """
-        if not urls:
-            return {}
         caller = request.caller
         has_share = caller == ANONYMOUS_CALLER or self._running[caller] < MAX_FAN_OUTS_PER_CALLER
         if not has_share or self._running.total() >= MAX_CONCURRENT_FAN_OUTS:
             raise ServerBusy("too many lists over all daemons at once; try again in a moment", 1)
-        self._running[caller] += 1
         attempts = [
             Deferred.fromCoroutine(self._fetch(name, url, cursors[name], request))
             for name, url in urls.items()
         ]
-        everything = gatherResults(attempts)
-        everything.addBoth(self._release, caller)
-        # The requests go on when the client has left, and count as long as they last.
-        found = (await make_one_shot_event(everything).wait())()
-        for one in found:
-            if isinstance(one, InvalidCursor):
-                raise one
-        return {
-            name: one
-            for name, one in zip(urls, found, strict=True)
-            if isinstance(one, DaemonListPage)
-        }
-
-    def _release(self, result: T, caller: str) -> T:
-        self._running -= Counter([caller])  # forgets a caller without lists
-        return result
+        self._running[caller] += 1
+        try:
+            # It is cancelled when the client has left.
+            found = await gatherResults(attempts, consumeErrors=True)
+        except FirstError as error:
+            error.subFailure.raiseException()
+        finally:
+            self._running -= Counter([caller])  # forgets a caller without lists
+        return {name: one for name, one in zip(urls, found, strict=True) if one is not None}
 
     async def _fetch(
         self, name: str, url: str, cursor: str | None, request: PeerListRequest
-    ) -> DaemonListPage | InvalidCursor | None:
-        """Return a part; None if the daemon is away. Every failure becomes a result."""
-        if self._clock.seconds() < self._silent_until.get(url, 0):
-            return None
+    ) -> DaemonListPage | None:
+        """Return a part; None if the daemon is away. Raises: InvalidCursor."""
         limit = ResponseSizeLimit(_HEAD_BYTES + request.limit * MAX_LIST_ENTRY_BYTES)
-        attempt = Deferred.fromCoroutine(self._request(name, url, cursor, request, limit))
+        attempt = Deferred.fromCoroutine(self._request(url, cursor, request, limit))
         try:
-            return await attempt.addTimeout(PEER_TIMEOUT, self._clock)
-        except TookTooLong:
+            status, body = await attempt.addTimeout(PEER_TIMEOUT, self._clock)
+            if status == BAD_REQUEST and cursor:
+                raise make_invalid_cursor_error(cursor)
+            if status != OK:
+                hint = "; are its callers.tokens the same?" if status in _NO_CALLER else ""
+                raise ValueError(f"status {status}{hint}")
+            part = parse_list_page(body, name)
+        except (CancelledError, InvalidCursor):
+            raise
+        except Exception as error:  # noqa: BLE001  (the list goes on without this daemon)
+            self._log_fault(name, url, error)
+            return None
+        finally:
             limit.abort_connection()
-            self._silent_until[url] = self._clock.seconds() + _SILENCE
-            self._log_fault(name, url, f"no answer within {PEER_TIMEOUT:g} seconds")
-        except InvalidCursor as error:
-            return error
-        except _CallerRefused:
-            pass
-        except (_PeerFault, RequestFailed, ForbiddenHost, UnknownHost, LookupUnanswered) as error:
-            self._log_fault(name, url, str(error))
-        except Exception:  # noqa: BLE001  (the list goes on without this daemon)
-            log.failure("defect: the list of the daemon {name} cannot be read", name=name)
-        return None
+        self._away.discard(url)
+        return part
 
     async def _request(
-        self,
-        name: str,
-        url: str,
-        cursor: str | None,
-        request: PeerListRequest,
-        limit: ResponseSizeLimit,
-    ) -> DaemonListPage:
+        self, url: str, cursor: str | None, request: PeerListRequest, limit: ResponseSizeLimit
+    ) -> tuple[int, bytes]:
+        """Return status and body of a daemon's answer."""
         target = parse_server_address(url)
         assert target is not None, "the configuration accepts URLs only"
         addresses = await self._resolver.find_addresses(target, PEER_TIMEOUT)
@@ -197,31 +166,24 @@ class PeerEvaluationLists:
                 reactor=self._clock,
             )
             await collect(response, body.extend)
-        if response.code == BAD_REQUEST and cursor:
-            raise make_invalid_cursor_error(cursor)
-        if response.code in (BAD_REQUEST, _TOO_MANY_REQUESTS):
-            raise _CallerRefused
-        if response.code in (UNAUTHORIZED, FORBIDDEN):  # this daemon has accepted the token
-            raise _PeerFault(
-                f"status {response.code}: it refuses a caller; are its callers.tokens the same?"
-            )
-        if response.code != OK:
-            raise _PeerFault(f"status {response.code}")
-        try:
-            return parse_list_page(bytes(body), name)
-        except ValueError as error:
-            raise _PeerFault(str(error)) from None
+        return response.code, bytes(body)
 
-    def _log_fault(self, name: str, url: str, reason: str) -> None:
-        now = self._clock.seconds()
-        if now >= self._next_log.get(url, now):
-            self._next_log[url] = now + _LOG_INTERVAL
-            log.warn(
-                "the daemon {name} at {url} (service.peers) is left out of lists: {reason}",
-                name=name,
-                url=url,
-                reason=reason,
-            )
+    def _log_fault(self, name: str, url: str, error: Exception) -> None:
+        """Log why a daemon is away, once until it answers again."""
+        if url in self._away:
+            return
+        self._away.add(url)
+        reason = str(error)
+        if isinstance(error, TookTooLong):
+            reason = f"no answer within {PEER_TIMEOUT:g} seconds"
+        elif not isinstance(error, (TawebevalError, ValueError)):
+            log.failure("defect: the list of the daemon {name} cannot be read", name=name)
+        log.warn(
+            "the daemon {name} at {url} (service.peers) is left out of lists: {reason}",
+            name=name,
+            url=url,
+            reason=reason,
+        )
 
 
 def make_peer_evaluation_lists(resolver: Resolver, reactor: Any) -> PeerEvaluationLists:

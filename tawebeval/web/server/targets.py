@@ -25,7 +25,8 @@ MAX_PATH_BYTES = 1024
 _MAX_PARAMETERS = 100  # of a query
 _SHORT_QUERY = 128  # bytes
 _ABSOLUTE = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
-_HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
+_NAME = rb"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?"
+_HOST = re.compile(rb"(?:%b|\[[0-9A-Fa-f:.]+\])?(?::[0-9]*)?" % _NAME)
 _SLASHES = re.compile(rb"/+")
 
 T = TypeVar("T")
