@@ -195,10 +195,6 @@ class SimulatedRunLimits(RunLimits):
         """Return None."""
         return None
 
-    def check_memory(self) -> EvaluationFailure | None:
-        """Return None."""
-        return None
-
     def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
         """Return that nothing is known."""
         return ResourceUsage(None, None)

@@ -509,7 +509,7 @@ class Run(ProcessProtocol):
         ) or ResourceUsage(None, None)
         self._add_waited_usage()
         if self.failure is None and self.exit_status == EvaluatorExit(0):
-            self.failure = limits.check_memory() or self._check_cpu()
+            self.failure = limits.find_unnoticed_failure() or self._check_cpu()
         elif self.failure is None and self.exit_status is not None:
             self.failure = await self._ask(limits.check, True)
             if self.failure is None:

@@ -7,14 +7,16 @@ packages `sandbox` and `git` use them.
 - `child`: `ChildProcess` drives a Twisted `ProcessProtocol` by a pidfd and two pipes; `Spawner`
   starts children, such as git, and knows which still run.
 - `starter`: the parent of evaluators, a process that outlives the daemon and stores what they
-  print. It imports nothing of tawebeval, for it runs as a program from a memfd. `starter_client`:
-  `StarterClient` takes a `LaunchSpec`, and `OverlayLayers` to mount.
+  print. `starter_client`: `StarterClient` takes a `LaunchSpec`, and `OverlayLayers` to mount.
+- `programs`: archives of modules that run without tawebeval, such as the starter; `processes`:
+  processes by /proc.
 - `tailed_process`: `TailedProcess` drives a `ProcessProtocol` from the files that the starter
   writes; `tail`: `FileTail` reads a file that another process writes.
-- `reaper`: `OrphanReaper` are processes that have left their parent; `kill_stale_processes` ends
-  those that a dead daemon has left.
-- `cgroups`: limits and usage of whole process trees; `cgroup_report`: what the operator is told of
-  them, with what `systemd_units` and `container` know; `rlimits`: the limits of the daemon itself.
+- `reaper`: `OrphanReaper` ends processes that have left their parent, `kill_stale_processes` those
+  that a dead daemon has left.
+- `cgroup_directory`, `cgroups`: limits and usage of whole process trees; `cgroup_report`: what the
+  operator is told of them, with what `systemd_units` and `container` know; `rlimits`: the limits of
+  the daemon itself.
 - `privileges`: root is refused, or executes the command as another user; rights are dropped.
 - `filetree`: walking, copying and removing directory trees made by strangers; `ownership`: owners
   and modes of files, and secret files.

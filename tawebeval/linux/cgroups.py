@@ -39,7 +39,16 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings
-from tawebeval.linux.starter import has_process
+from tawebeval.linux.cgroup_directory import (
+    EVALUATOR_CGROUP_NAME,
+    OWN_PROCESS_NAME,
+    PROGRAM_CGROUP_PREFIX,
+    CgroupDirectory,
+    KeptCgroups,
+    kill_and_remove,
+    leave_parent_cgroup,
+)
+from tawebeval.linux.processes import has_process
 from tawebeval.linux.systemd_units import is_delegated
 
 Resource = Literal["memory", "processes", "cpu", "weight"]
@@ -54,16 +63,10 @@ _CONTROLLERS: Mapping[Resource, str] = {
 _WEIGHT = 100  # of a new cgroup (`cpu.weight`)
 _DAEMON_WEIGHT = 10 * _WEIGHT
 _NICENESS = 10
-_DAEMON, _GIT, _PROBE, _EVALUATION = "daemon", "git", "probe", "evaluation-"
-_EVALUATOR = "evaluator"  # the cgroup of the evaluator where there are others (`sandbox.broker`)
-_PROGRAM = "run-"  # begins the names of the cgroups of a submission's programs (`sandbox.broker`)
+_GIT, _PROBE, _EVALUATION = "git", "probe", "evaluation-"
 _PAGE = 65536  # bytes: the kernel rounds limits down to pages, which have 64 KiB at most
 _BLOCK = 512  # bytes: in blocks of this size getrusage(2) counts input and output
 _KIB = 1024  # bytes: the unit of its `ru_maxrss`
-_READ = 4096  # bytes: the kernel returns a page at a time
-# Seconds between attempts to remove a cgroup; about one second in all.
-_WAITS = tuple(0.001 * 2**n for n in range(10))
-_WAIT_FOR = frozenset({errno.EBUSY, errno.ENOTEMPTY})
 # Of `memory.stat`: the lines for memory that is no page cache, with that of the cgroups below.
 _ANONYMOUS = re.compile("^(?:anon|shmem) ([0-9]+)$", re.MULTILINE)
 _OF_PROCESS = re.compile(r"tawebeval-[a-z]+-(\d+)")
@@ -105,122 +108,7 @@ def parse_own_cgroup(mountinfo: str, membership: str) -> str | None:
     return places[min(places, key=len)] if places else None
 
 
-@attrs.frozen
-class CgroupDirectory:
-    """One cgroup, at the absolute `path`; tests override what changes cgroups."""
-
-    path: str
-
-    def __truediv__(self, name: str) -> CgroupDirectory:
-        return attrs.evolve(self, path=f"{self.path}/{name}")
-
-    def write_file(self, name: str, text: str) -> None:
-        """Write to a file of the cgroup; the file has to exist."""
-        path = f"{self.path}/{name}"
-        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, text.encode())
-        except OSError as error:
-            error.filename = path  # which only os.open knows by itself
-            raise
-        finally:
-            os.close(descriptor)
-
-    def make_cgroup(self) -> None:
-        """Make the cgroup; the kernel adds its files."""
-        os.mkdir(self.path, 0o755)
-
-    def remove_cgroup(self) -> None:
-        """Remove the cgroup, which has to be empty, with its files."""
-        os.rmdir(self.path)
-
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return os.path.basename(self.path)
-
-    @property
-    def procs_file(self) -> str:
-        """The file into which a process writes "0" to enter."""
-        return f"{self.path}/cgroup.procs"
-
-    def read_file(self, name: str) -> str:
-        """Return the content of a file of the cgroup.
-
-        A Python file object would take twice as many system calls, and all running cgroups are
-        read again and again.
-        """
-        descriptor = os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return b"".join(iter(lambda: os.read(descriptor, _READ), b"")).decode("ascii")
-        finally:
-            os.close(descriptor)
-
-    def write_file_if_exists(self, name: str, text: str) -> None:
-        """Write to a file that not every kernel has."""
-        with suppress(FileNotFoundError):
-            self.write_file(name, text)
-
-    def read_number(self, name: str) -> int | None:
-        """Return the number that is the whole content of a file; None without one."""
-        with suppress(OSError, ValueError):
-            return int(self.read_file(name))
-        return None
-
-    def read_numbers(self, name: str) -> Mapping[str, int]:
-        """Return the numbers of a flat keyed file, by name."""
-        found = {}
-        with suppress(OSError):
-            for line in self.read_file(name).splitlines():
-                key, _, value = line.partition(" ")
-                if value.isdecimal():
-                    found[key] = int(value)
-        return found
-
-    def enter_cgroup(self) -> None:
-        """Move this process, with all of its threads, into the cgroup."""
-        self.write_file("cgroup.procs", "0")
-
-    def list_children(self) -> list[CgroupDirectory]:
-        """Return the children of this cgroup."""
-        with os.scandir(self.path) as entries:
-            return [self / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-
-    def list_tree(self) -> list[CgroupDirectory]:
-        """Return this cgroup and all below, each behind its children."""
-        with suppress(FileNotFoundError):
-            below = [each for child in self.list_children() for each in child.list_tree()]
-            return [*below, self]
-        return []
-
-
-def kill_and_remove(groups: Iterable[CgroupDirectory]) -> list[tuple[CgroupDirectory, OSError]]:
-    """Kill all processes in cgroups and their descendants, and remove all of these cgroups.
-
-    Return the cgroups that stay, with the reasons. Blocks, about a second at most: a killed
-    process holds its cgroup until the kernel has released it.
-    """
-    left = [each for group in groups for each in group.list_tree()]
-    stays: list[tuple[CgroupDirectory, OSError]] = []
-    for wait in _WAITS:
-        stays = []
-        for each in left:
-            try:
-                each.remove_cgroup()
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                stays.append((each, error))
-                with suppress(OSError):
-                    each.write_file("cgroup.kill", "1")
-        left = [each for each, _ in stays]
-        if not any(error.errno in _WAIT_FOR for _, error in stays):
-            break
-        time.sleep(wait)
-    return stays
-
-
-def _log_kept(kept: Iterable[tuple[CgroupDirectory, OSError]]) -> None:
+def _log_kept(kept: KeptCgroups) -> None:
     for group, error in kept:
         log.error("the cgroup {path} cannot be removed: {error}", path=group.path, error=error)
 
@@ -237,13 +125,13 @@ class ResourceUsage:
 class EvaluationCgroup:
     """The cgroup of one evaluation; made by `CgroupManager.make_evaluation_cgroup`.
 
-    `directory` is None without cgroups. `submission_peak_memory_bytes` is the sum of the peak bytes
-    of the submission's programs when `find_exceeded_limits` found that memory is exceeded, 0
-    before. The peaks of programs that have ended are gone, as a rule.
+    Without cgroups `directory` and `name` are empty. `submission_peak_memory_bytes` is the sum of
+    the peak bytes of the submission's programs when `find_exceeded_limits` found that memory is
+    exceeded, 0 before. The peaks of programs that have ended are gone, as a rule.
     """
 
-    directory: CgroupDirectory | None
-    resources: frozenset[Resource]
+    directory: CgroupDirectory = attrs.field(factory=lambda: CgroupDirectory(""))
+    resources: frozenset[Resource] = frozenset()
     _time: Callable[[], float] = time.monotonic
     _exceeded: frozenset[Resource] = frozenset()
     _removed: bool = False
@@ -255,14 +143,12 @@ class EvaluationCgroup:
     @property
     def name(self) -> str:
         """The name of the cgroup below its parent; "" without cgroups."""
-        return self.directory.name if self.directory else ""
+        return self.directory.name
 
     def has_process(self, pid: int) -> bool:
         """Return whether a process is in the cgroup or below."""
-        if self.directory is None:
-            return False
         with suppress(OSError), open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
-            return any(f"/{self.name}/" in f"{line.rstrip()}/" for line in file)
+            return any(self.name and f"/{self.name}/" in f"{line.rstrip()}/" for line in file)
         return False
 
     @property
@@ -272,7 +158,7 @@ class EvaluationCgroup:
         The later children of the process are in the cgroup, too. They cannot leave while they do
         not see the file system of cgroups.
         """
-        return [self.directory.procs_file] if self.directory else []
+        return [self.directory.procs_file] if self.name else []
 
     def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
         """Return the usage, when all processes have ended.
@@ -293,7 +179,7 @@ class EvaluationCgroup:
         - the peak less what is left now. That includes files that were removed meanwhile, so it is
           bounded by the largest process (`ru_maxrss`), which includes files that it has mapped.
         """
-        if self.directory is None or "memory" not in self.resources:
+        if "memory" not in self.resources:
             return None
         peak = self.directory.read_number("memory.peak")  # since Linux 5.19
         current = self.directory.read_number("memory.current")
@@ -308,7 +194,7 @@ class EvaluationCgroup:
         return max(self._most_memory, peak - max(current, moved), min(peak - current, largest))
 
     def _read_cpu_seconds(self) -> float | None:
-        if self.directory is None or "cpu" not in self.resources:
+        if "cpu" not in self.resources:
             return None
         used = self.directory.read_numbers("cpu.stat").get("usage_usec")
         return None if used is None else used / 10**6
@@ -335,7 +221,7 @@ class EvaluationCgroup:
         killing looks like a limit.
         """
         now = self._time()
-        if self.directory is None or self._removed or now - self._looked < patience:
+        if self._removed or now - self._looked < patience:
             return self._exceeded
         self._looked = now
         found: set[Resource] = set()
@@ -352,7 +238,7 @@ class EvaluationCgroup:
                 self.submission_peak_memory_bytes = sum(
                     each.read_number("memory.peak") or 0
                     for each in self.directory.list_children()
-                    if each.name.startswith(_PROGRAM)
+                    if each.name.startswith(PROGRAM_CGROUP_PREFIX)
                 )
         if found:  # mostly nothing is found, and no new set is needed
             self._exceeded |= found
@@ -364,7 +250,7 @@ class EvaluationCgroup:
         Raises: OSError, if the cgroup stays; call again later.
         """
         self._removed = True
-        for _, error in kill_and_remove([self.directory] if self.directory else []):
+        for _, error in kill_and_remove([self.directory] if self.name else []):
             raise error
 
 
@@ -373,11 +259,8 @@ def _is_memory_exceeded(group: CgroupDirectory) -> bool:
 
     Otherwise the machine, or a cgroup above this one, was out of memory.
     """
-    events = group.read_numbers("memory.events")
-    if not events.get("oom_kill"):
-        return False
-    # Limits of cgroups below do not count here (since Linux 5.2).
-    return (group.read_numbers("memory.events.local") or events).get("oom", 0) > 0
+    has_killed = bool(group.read_numbers("memory.events").get("oom_kill"))
+    return has_killed and group.has_met_memory_limit()
 
 
 def _is_process_limit_met(group: CgroupDirectory) -> bool:
@@ -387,20 +270,18 @@ def _is_process_limit_met(group: CgroupDirectory) -> bool:
     6.6 the two cannot be told apart.
     """
     # The evaluator is in a cgroup below once there are others for submissions.
-    if not any(each.read_numbers("pids.events").get("max") for each in (group, group / _EVALUATOR)):
+    if not any(each.has_refused_fork() for each in (group, group / EVALUATOR_CGROUP_NAME)):
         return False
     peak, limit = group.read_number("pids.peak"), group.read_number("pids.max")
     return peak is None or limit is None or peak >= limit
 
 
 def _set_limits(group: CgroupDirectory, limits: LimitSettings, what: Resource) -> None:
-    """Limit a resource: memory without swap, and the kernel kills all processes together."""
+    """Limit a resource."""
     if what == "memory":
-        group.write_file("memory.max", str(limits.memory))
-        group.write_file_if_exists("memory.swap.max", "0")
-        group.write_file_if_exists("memory.oom.group", "1")
+        group.limit_memory(limits.memory)
     elif what == "processes":
-        group.write_file("pids.max", str(limits.processes))
+        group.write_file("pids.max", limits.processes)
 
 
 def _has_limits(group: CgroupDirectory, limits: LimitSettings, what: Resource) -> bool:
@@ -430,24 +311,14 @@ class ParentCgroup:
 
     def remove(self) -> None:
         """Kill and remove all children, move back to `own`, and remove the parent cgroup."""
-        with suppress(OSError):
-            home = self.directory / _DAEMON
-            children = self.directory.list_children()
-            _log_kept(kill_and_remove([each for each in children if each != home]))
-            enabled = self.directory.read_file("cgroup.subtree_control").split()
-            for group, controllers in ((self.directory, enabled), (self.own, self.enabled)):
-                for controller in controllers:
-                    group.write_file("cgroup.subtree_control", f"-{controller}")
-            self.own.enter_cgroup()
-            home.remove_cgroup()
-            self.directory.remove_cgroup()
+        _log_kept(leave_parent_cgroup(self.directory, self.own, self.enabled))
 
 
 def _make_parent(own: CgroupDirectory, name: str) -> ParentCgroup:
     """Make a parent cgroup, and move this process into it. Raises: OSError."""
     if not is_delegated(own.path):
         raise OSError(None, "systemd has not delegated it to the daemon", own.path)
-    parent, home = own / name, own / name / _DAEMON
+    parent, home = own / name, own / name / OWN_PROCESS_NAME
     try:
         with suppress(FileExistsError):
             parent.make_cgroup()
@@ -474,7 +345,7 @@ def _make_parent(own: CgroupDirectory, name: str) -> ParentCgroup:
             if error.errno == errno.EBUSY:
                 error.strerror = "other processes are in the cgroup in which the daemon was started"
     with suppress(OSError):
-        home.write_file_if_exists("cpu.weight", str(_DAEMON_WEIGHT))
+        home.write_file("cpu.weight", _DAEMON_WEIGHT)
     return ParentCgroup(parent, own, enabled, refused)
 
 
@@ -516,7 +387,7 @@ class CgroupManager:
         Raises: OSError; then nothing is left behind.
         """
         if self.evaluations is None:
-            return EvaluationCgroup(None, frozenset())
+            return EvaluationCgroup()
         directory = self.evaluations / f"{_EVALUATION}{identifier}"
         directory.make_cgroup()
         try:
@@ -531,7 +402,7 @@ class CgroupManager:
     def find_evaluation_cgroup(self, name: str) -> EvaluationCgroup | None:
         """Return an existing cgroup of the starter, by its name; with "", one without cgroups."""
         if not name or self.evaluations is None:
-            return EvaluationCgroup(None, frozenset())
+            return EvaluationCgroup()
         group = EvaluationCgroup(self.evaluations / name, self.enforced_resources)
         return group if os.path.exists(group.procs_files[0]) else None
 

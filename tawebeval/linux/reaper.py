@@ -9,7 +9,7 @@ stays; only a process namespace can promise more.
 `kill_stale_processes` finds, at the start, the processes of a daemon that was killed. In a sandbox
 or a cgroup they have ended with it or are found there. Without either they live on, and are
 recognised by a variable of their environment, or a working directory, below the daemon's own
-directories, and by having no terminal. So neither the processes of another daemon are meant, nor an
+directories, and by having no terminal: neither the processes of another daemon are meant, nor an
 operator's shell that happens to stand there.
 """
 
@@ -19,7 +19,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -31,7 +31,7 @@ from twisted.logger import Logger
 from tawebeval.linux.cgroups import EvaluationCgroup
 from tawebeval.linux.child import Spawner, has_process_ended
 from tawebeval.linux.privileges import prctl
-from tawebeval.linux.starter import has_process
+from tawebeval.linux.processes import list_children, list_descendants, read_stat
 
 _PR_SET_CHILD_SUBREAPER = 36
 _EXITING = 0x4  # PF_EXITING among the flags of proc(5)'s stat
@@ -44,37 +44,6 @@ log = Logger()
 def become_subreaper() -> None:
     """Let orphans among this process's descendants become its children (prctl(2))."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def list_children(pid: int | str) -> Iterator[int]:
-    """Yield the children of a process (proc(5)); none if it has ended."""
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
-                yield from map(int, file.read().split())
-    # Hidden, as the starter by `ProtectProc=invisible`.
-    if isinstance(pid, int) and not os.path.exists(f"/proc/{pid}") and has_process(pid):
-        with contextlib.suppress(OSError):
-            yield from _find_children(pid)
-
-
-def _find_children(parent: int) -> Iterator[int]:
-    """Yield the children that /proc shows of a process that /proc hides."""
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        with (
-            contextlib.suppress(OSError),
-            open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file,
-        ):
-            if int(file.read().rpartition(")")[2].split()[1]) == parent:
-                yield int(name)
-
-
-def list_descendants(pid: int) -> list[int]:
-    """Return all descendants of a process."""
-    found = [pid]
-    for one in found:
-        found.extend(list_children(one))
-    return found[1:]
 
 
 def send_signal(pid: int, number: int) -> None:
@@ -159,8 +128,7 @@ class OrphanReaper:
 def _is_alive(pid: int) -> bool:
     """Tell whether a process can still run."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+        return read_stat(pid)[0] not in (b"Z", b"X")
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -177,22 +145,19 @@ def _belongs(pid: int, mark: bytes, directory: str) -> bool | None:
     # The first thread may have ended long before the others. One that lives tells enough: all have
     # the same environment, and mostly the same directory.
     verdicts = (
-        does_thread_belong_to_run(f"/proc/{pid}/task/{thread}", mark, directory)
-        for thread in threads
+        does_thread_belong_to_run(f"{pid}/task/{thread}", mark, directory) for thread in threads
     )
     return next((verdict for verdict in verdicts if verdict is not None), None)
 
 
 def does_thread_belong_to_run(thread: str, mark: bytes, directory: str) -> bool | None:
-    """Return whether a thread, a directory of proc(5), shows that it belongs to the run."""
+    """Return whether a thread, a path below /proc, shows that it belongs to the run."""
     try:
-        with open(f"{thread}/stat", encoding="utf-8", errors="replace") as file:
-            flags = int(file.read().rpartition(")")[2].split()[6])
-        if flags & _EXITING:
+        if int(read_stat(thread)[6]) & _EXITING:
             return None
-        if f"{os.readlink(f'{thread}/cwd')}/".startswith(f"{directory}/"):
+        if f"{os.readlink(f'/proc/{thread}/cwd')}/".startswith(f"{directory}/"):
             return True
-        with open(f"{thread}/environ", "rb") as file:
+        with open(f"/proc/{thread}/environ", "rb") as file:
             return mark in file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -209,7 +174,7 @@ def kill_stale_processes(*roots: Path) -> None:
     """Kill the processes that a dead daemon has left below `roots`. Blocks, up to five seconds."""
     ended: set[int] = set()
     for _ in range(_STALE_SEARCHES):
-        found = list(_find_stale([bytes(root) + b"/" for root in roots]))
+        found = list(_find_stale(tuple(bytes(root) + b"/" for root in roots)))
         if not found:
             break
         for pid in found:
@@ -220,36 +185,18 @@ def kill_stale_processes(*roots: Path) -> None:
     else:
         log.error("processes {pids} survive being killed", pids=found)
     if ended:
-        log.warn(
-            "killed {count} processes left by an earlier daemon: {pids}",
-            count=len(ended),
-            pids=sorted(ended),
-        )
+        what = "killed {count} processes left by an earlier daemon: {pids}"
+        log.warn(what, count=len(ended), pids=sorted(ended))
 
 
-def _find_stale(roots: Collection[bytes]) -> Iterator[int]:
-    own = os.getpid()
-    for name in os.listdir("/proc"):
-        if name.isdecimal() and int(name) != own:
-            with suppress(OSError):  # another user's process, or one that has just ended
-                if _is_below(f"/proc/{name}", roots) and not _has_terminal(f"/proc/{name}"):
-                    yield int(name)
-
-
-def _is_below(process: str, roots: Collection[bytes]) -> bool:
-    """Tell whether a process's directory or environment lies below one of `roots`."""
-    if any(os.readlink(os.fsencode(f"{process}/cwd")).startswith(root) for root in roots):
-        return True
-    with open(f"{process}/environ", "rb") as file:
-        told = (entry.partition(b"=") for entry in file.read().split(b"\0"))
-        return any(
-            value.startswith(root)
-            for name, _, value in told
-            if name in _INHERITED
-            for root in roots
-        )
-
-
-def _has_terminal(process: str) -> bool:
-    with open(f"{process}/stat", encoding="utf-8", errors="replace") as file:
-        return file.read().rpartition(")")[2].split()[4] != "0"  # tty_nr (proc(5))
+def _find_stale(roots: tuple[bytes, ...]) -> Iterator[int]:
+    """Yield processes without a terminal whose directory or environment lies below `roots`."""
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):  # another user's process, or one that has just ended
+            places = [os.readlink(os.fsencode(f"/proc/{name}/cwd"))]
+            with open(f"/proc/{name}/environ", "rb") as file:
+                given = (entry.partition(b"=") for entry in file.read().split(b"\0"))
+                places += [value for variable, _, value in given if variable in _INHERITED]
+            is_below = any(place.startswith(roots) for place in places)
+            if is_below and int(name) != os.getpid() and int(read_stat(name)[4]) == 0:  # tty_nr
+                yield int(name)

@@ -1,7 +1,8 @@
 """The starter of programs: a program by itself, which knows nothing of tawebeval.
 
 The starter is the parent of all programs that it starts, so they outlive its clients. It imports
-the standard library only: an upgrade of tawebeval does not change a running starter.
+the standard library, and modules that do the same: an upgrade of tawebeval does not change a
+running starter.
 
 A client writes the file `start` into a directory, and names the directory. The starter forks, and
 the child mounts an overlay if it is to, enters cgroups, sets limits and executes the program. The
@@ -85,6 +86,9 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
+
+from tawebeval.linux.cgroup_directory import CgroupDirectory, leave_parent_cgroup
+from tawebeval.linux.processes import has_process, read_stat
 
 PROCESS_NAME = "tawebeval-starter"
 """The name of the process in process lists."""
@@ -405,17 +409,6 @@ class Program:
         if self.exit is None:  # it may not lead its group yet
             with contextlib.suppress(OSError):
                 os.kill(self.pid, number)
-
-
-def has_process(pid: int) -> bool:
-    """Tell whether a process has this number, also if /proc hides it (`hidepid` in proc(5))."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 class Client:
@@ -1032,7 +1025,7 @@ def _execute_program(
             tops.append(top)
             step = START
         _take_place(specification, entries, outputs)
-        told = {"start_time": _read_start_time(), "devices": sorted(devices)}
+        told = {"start_time": int(read_stat("self")[19]), "devices": sorted(devices)}
         socket.send_fds(report, [json.dumps(told).encode()], tops)
         _execute(specification)
     except OSError as error:
@@ -1091,11 +1084,6 @@ def _open_descriptor(source: Mapping[str, str], listening: int | None) -> int:
     if kind == "append":
         return os.open(value, _FILE_FLAGS | os.O_APPEND, _PRIVATE)
     return os.open(value, os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _read_start_time() -> int:
-    with open("/proc/self/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[19])
 
 
 def _execute(specification: Specification) -> None:
@@ -1321,36 +1309,11 @@ def _wait_for_children() -> None:
 def _leave_cgroup(description: str) -> None:
     """Move this process back to the cgroup that it was started in, and remove those below."""
     told = json.loads(description)
-    parent, own = told.get("evaluations"), told.get("own")
-    if parent is None or own is None:
-        return
-    _remove_cgroups(parent)  # the kernel keeps a controller that a child still gives to its own
-    with contextlib.suppress(OSError):
-        with open(f"{parent}/cgroup.subtree_control", encoding="ascii") as file:
-            enabled = file.read().split()
-        for group, controllers in ((parent, enabled), (own, told["enabled"])):
-            for controller in controllers:
-                _write(f"{group}/cgroup.subtree_control", f"-{controller}")
-        _write(f"{own}/cgroup.procs", "0")
-    _remove_cgroups(parent)
-
-
-def _remove_cgroups(parent: str) -> None:
-    """Remove a cgroup and those below, but for those with processes."""
-    for path, _, _ in os.walk(parent, topdown=False):
-        with contextlib.suppress(OSError):
-            os.rmdir(path)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "wb", buffering=0) as file:
-        file.write(text.encode())
+    if told.get("evaluations") is not None and told.get("own") is not None:
+        parent, own = CgroupDirectory(told["evaluations"]), CgroupDirectory(told["own"])
+        leave_parent_cgroup(parent, own, told["enabled"])
 
 
 def _last_error() -> OSError:
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number))
-
-
-if __name__ == "__main__":
-    main()

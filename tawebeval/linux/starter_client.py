@@ -32,12 +32,13 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux import starter
+from tawebeval.linux import cgroup_directory, processes, starter
 from tawebeval.linux.child import has_process_ended
+from tawebeval.linux.programs import pack_program
 
 ANSWER_TIMEOUT = 10  # seconds for an answer
 MAX_QUEUED_REQUESTS = 4096  # requests: with more the starter is taken for dead
-STARTER_SOURCE = Path(starter.__file__).read_bytes()  # now: later the user may lack permission
+STARTER_PROGRAM = pack_program(starter, cgroup_directory, processes)
 STARTER_ENDED = "the starter of evaluators has ended"
 _HANGS = "the starter of evaluators does not answer"
 _VERSION = (
@@ -167,7 +168,7 @@ def execute_starter(path: Path, cgroups: str, environment: Mapping[str, str]) ->
     given = {starter.CGROUP_DESCRIPTION_VARIABLE: cgroups}
     if "NOTIFY_SOCKET" in environment:
         given["NOTIFY_SOCKET"] = environment["NOTIFY_SOCKET"]
-    source = _make_source_file()
+    source = _make_program_file()
     os.dup2(source, 0)
     # This user may lack permission to read the Python of this process.
     for python in _list_pythons():
@@ -201,7 +202,7 @@ def spawn_starter(path: Path) -> None:
 
 
 def _spawn(python: str, path: Path) -> None:
-    source, options = _make_source_file(), [python, "-I", "-S"]
+    source, options = _make_program_file(), [python, "-I", "-S"]
     said = os.open(path.parent / "log", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
@@ -234,10 +235,10 @@ def _spawn(python: str, path: Path) -> None:
         os.close(said)
 
 
-def _make_source_file() -> int:
-    source = os.memfd_create("source", os.MFD_CLOEXEC)
-    os.pwrite(source, STARTER_SOURCE, 0)
-    return source
+def _make_program_file() -> int:
+    program = os.memfd_create("program", os.MFD_CLOEXEC)
+    os.pwrite(program, STARTER_PROGRAM, 0)
+    return program
 
 
 def _list_pythons() -> Sequence[str]:

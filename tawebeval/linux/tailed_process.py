@@ -186,11 +186,6 @@ class TailedProcess:
         """Whether the process has ended; `processExited` may not be called yet."""
         return self._reason is not None or os.path.exists(self.directory / "exit")
 
-    @property
-    def delivered_bytes(self) -> int:
-        """The offset in stdout up to which `childDataReceived` was called, now or before."""
-        return self._streams[0].tail.offset
-
     def signal_group(self, number: int) -> None:
         """Send a signal to the process group, also after the process's own end."""
         if not self._has_ended:
@@ -216,13 +211,6 @@ class TailedProcess:
             self.files.starter.unwatch_program(self.directory)
             for stream in self._streams:
                 stream.close()
-
-    def close(self) -> None:
-        """Deliver nothing more: another process takes the place of this one."""
-        self._has_ended = True
-        self.files.starter.unwatch_program(self.directory)
-        for stream in self._streams:
-            stream.close()
 
     # What the starter tells
 

@@ -27,7 +27,8 @@ from tawebeval.core.checkout import Checkout
 from tawebeval.core.evaluator_environment import add_tools_to_path
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import ProcessTransport
-from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
+from tawebeval.linux.processes import list_descendants
+from tawebeval.linux.reaper import OrphanReaper, send_signal
 from tawebeval.linux.starter_client import LaunchSpec, StartedProgram
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.overlay import WritableTrees

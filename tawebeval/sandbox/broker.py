@@ -38,6 +38,14 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from tawebeval.linux.cgroup_directory import (
+    EVALUATOR_CGROUP_NAME,
+    PROGRAM_CGROUP_PREFIX,
+    CgroupDirectory,
+    kill_and_remove,
+)
+from tawebeval.linux.processes import list_children, list_descendants, measure_cpu_seconds
+
 SOURCE, CONFIGURATION, LISTENING = 3, 4, 5
 FILTERS = (6, 7)
 """The descriptors of the broker."""
@@ -59,7 +67,6 @@ _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME
 _SIGNALLED = 128  # what bwrap adds to a signal to make an exit status of it
 _SIGNALS = frozenset(map(int, signal.valid_signals()))
 _LOOK = 0.05  # seconds between two looks at the processor time, at most
-_TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds, the unit of /proc/PID/stat
 _PATIENCE = 10.0  # seconds for the sandbox to be made, and for killed processes to end
 _LEAST = 3  # the lowest descriptor that bwrap gets besides stdin, stdout and stderr
 _OWN_PROCESSES = 2  # of bwrap, in the cgroup of each run
@@ -86,7 +93,7 @@ class BrokerConfiguration(NamedTuple):
     - `rlimits`: soft and hard limits of each process, by the names of prlimit(1).
     - `memory_bytes`: bytes, and `max_processes`: the limits of the whole evaluation.
     - `parent_pid`: that of the broker's parent, with which it ends.
-    - `cgroup`: the directory of the evaluation's cgroup, None without.
+    - `cgroup`: the directory of the evaluation's cgroup, "" without.
     """
 
     bwrap: Sequence[str]
@@ -95,7 +102,7 @@ class BrokerConfiguration(NamedTuple):
     memory_bytes: int
     max_processes: int
     parent_pid: int
-    cgroup: str | None
+    cgroup: str
     system_paths: Sequence[str] = ()
     readable_paths: Sequence[str] = ()
     environment: dict[str, str] = {}  # noqa: RUF012  (never changed)
@@ -284,101 +291,85 @@ def find_mount_source(
 class SubmissionCgroup:
     """The cgroup of one run, below that of the evaluation; without one no method does anything.
 
-    The kernel's admin-guide/cgroup-v2 describes the files. `has_memory`, `has_processes` and
-    `has_cpu` tell what the cgroup limits or measures.
+    `has_memory`, `has_processes` and `has_cpu` tell what the cgroup limits or measures.
     """
 
-    def __init__(self, parent: str | None, name: str) -> None:
-        self._path = None if parent is None else f"{parent}/{name}"
-        self.has_cpu = parent is not None
+    def __init__(self, parent: str, name: str) -> None:
+        self._directory = CgroupDirectory(f"{parent}/{name}")
+        self.has_cpu = bool(parent)
         self.has_memory, self.has_processes = (
-            parent is not None and os.path.exists(f"{parent}/{file}")
+            self.has_cpu and os.path.exists(f"{parent}/{file}")
             for file in ("memory.max", "pids.max")
         )
 
     def make(self, memory: int, processes: int) -> None:
         """Make the cgroup with its limits. Raises: OSError."""
-        if self._path is None:
-            return
-        os.mkdir(self._path)
+        if self.has_cpu:
+            self._directory.make_cgroup()
         if self.has_memory:
-            _write(f"{self._path}/memory.max", memory)
-            with suppress(OSError):
-                _write(f"{self._path}/memory.swap.max", 0)
-            _write(f"{self._path}/memory.oom.group", 1)
+            self._directory.limit_memory(memory)
         if self.has_processes:
-            _write(f"{self._path}/pids.max", processes + _OWN_PROCESSES)
+            self._directory.write_file("pids.max", processes + _OWN_PROCESSES)
 
     def enter(self) -> None:
         """Move this process into the cgroup. Raises: OSError."""
-        if self._path is not None:
-            _write(f"{self._path}/cgroup.procs", 0)
+        if self.has_cpu:
+            self._directory.enter_cgroup()
 
     def read_cpu_seconds(self) -> float | None:
         """Return the processor time; None if it is not measured."""
-        return _counts(f"{self._path}/cpu.stat")["usage_usec"] / 1e6 if self.has_cpu else None
+        if not self.has_cpu:
+            return None
+        return self._directory.read_numbers("cpu.stat").get("usage_usec", 0) / 1e6
 
     def read_peak_memory(self) -> int | None:
         """Return the peak of memory in bytes, less the page cache that is left; None if unknown."""
-        if not self.has_memory:
+        peak = self._directory.read_number("memory.peak") if self.has_memory else None
+        if peak is None:  # before Linux 5.19
             return None
-        try:
-            peak = int(_read(f"{self._path}/memory.peak"))
-        except FileNotFoundError:  # before Linux 5.19
-            return None
-        held = _counts(f"{self._path}/memory.stat")
-        return max(peak - max(held["file"] - held["shmem"], 0), 0)
+        held = self._directory.read_numbers("memory.stat")
+        return max(peak - max(held.get("file", 0) - held.get("shmem", 0), 0), 0)
 
     def read_current_memory(self) -> int:
         """Return the bytes of memory without the page cache now; 0 if unknown."""
         if not self.has_memory:
             return 0
-        held = _counts(f"{self._path}/memory.stat")
-        return held["anon"] + held["shmem"]
+        held = self._directory.read_numbers("memory.stat")
+        return held.get("anon", 0) + held.get("shmem", 0)
 
-    def has_hit_memory_limit(self) -> bool:
+    def has_met_memory_limit(self) -> bool:
         """Tell whether the kernel has killed a process for this cgroup's own limit of memory."""
-        if not self.has_memory:
-            return False
-        with suppress(FileNotFoundError):
-            return _counts(f"{self._path}/memory.events.local").get("oom", 0) > 0
-        return _counts(f"{self._path}/memory.events").get("oom", 0) > 0
+        return self.has_memory and self._directory.has_met_memory_limit()
 
-    def has_hit_process_limit(self) -> bool:
+    def has_met_process_limit(self) -> bool:
         """Tell whether a fork has failed in this cgroup."""
-        return self.has_processes and _counts(f"{self._path}/pids.events").get("max", 0) > 0
+        return self.has_processes and self._directory.has_refused_fork()
 
     def remove(self) -> None:
         """Kill all processes and remove the cgroup; the evaluation's end removes what stays."""
-        deadline = time.monotonic() + _PATIENCE
-        while self._path is not None and time.monotonic() < deadline:
-            try:
-                os.rmdir(self._path)
-            except FileNotFoundError:
-                return
-            except OSError:
-                with suppress(OSError):
-                    _write(f"{self._path}/cgroup.kill", 1)
-                time.sleep(0.002)
+        if self.has_cpu:
+            kill_and_remove([self._directory])
 
 
-def prepare_cgroup_for_children(directory: str | None) -> None:
+def prepare_cgroup_for_children(path: str) -> None:
     """Prepare the evaluation's cgroup to have cgroups in it. Raises: OSError.
 
     Processes may be in leaves only, and so those of the evaluation move into one.
     """
-    if directory is None:
+    if not path:
         return
-    enabled = _read(f"{directory}/cgroup.controllers").split()
+    directory = CgroupDirectory(path)
+    evaluator = directory / EVALUATOR_CGROUP_NAME
+    enabled = directory.read_file("cgroup.controllers").split()
     switches = [f"+{name}" for name in ("memory", "pids") if name in enabled]
-    os.mkdir(f"{directory}/evaluator")
+    evaluator.make_cgroup()
     deadline = time.monotonic() + _PATIENCE
     while True:
-        for pid in _read(f"{directory}/cgroup.procs").split():
+        for pid in directory.read_file("cgroup.procs").split():
             with suppress(ProcessLookupError):
-                _write(f"{directory}/evaluator/cgroup.procs", pid)
+                evaluator.write_file("cgroup.procs", pid)
         try:
-            _write(f"{directory}/cgroup.subtree_control", " ".join(switches))
+            directory.write_file("cgroup.subtree_control", " ".join(switches))
         except OSError:  # a process has been forked meanwhile
             if time.monotonic() > deadline:
                 raise
@@ -386,51 +377,11 @@ def prepare_cgroup_for_children(directory: str | None) -> None:
             return
 
 
-def _write(path: str, value: object) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, str(value).encode())
-    finally:
-        os.close(descriptor)
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="ascii") as file:
-        return file.read()
-
-
-def _counts(path: str) -> dict[str, int]:
-    return {name: int(value) for name, value in map(str.split, _read(path).splitlines())}
-
-
 def restore_signal_defaults() -> None:
     """Restore the default disposition of all signals, of which Python ignores some."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def list_process_tree(pid: int) -> list[int]:
-    """Return a process and its descendants, each behind its parent."""
-    found = [pid]
-    for one in found:
-        with suppress(OSError):
-            for task in os.listdir(f"/proc/{one}/task"):
-                found.extend(map(int, _read(f"/proc/{one}/task/{task}/children").split()))
-    return found
-
-
-def measure_cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process and its descendants, never too much.
-
-    Missing are ended children of processes that ignore SIGCHLD. Parents come first: the time of a
-    child that ends meanwhile is not counted twice.
-    """
-    ticks = 0
-    for one in list_process_tree(pid):
-        with suppress(OSError), open(f"/proc/{one}/stat", "rb") as file:
-            ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
-    return ticks * _TICK
 
 
 def _choose(asked: int | None, most: int) -> int:
@@ -453,7 +404,7 @@ class ProgramRun:
         self._streams = streams
         self._memory = _choose(request.memory, configuration.memory_bytes)
         self._processes = _choose(request.processes, configuration.max_processes)
-        self._cgroup = SubmissionCgroup(configuration.cgroup, f"run-{number}")
+        self._cgroup = SubmissionCgroup(configuration.cgroup, f"{PROGRAM_CGROUP_PREFIX}{number}")
         self._sources: list[MountSource] = []
         self._status = os.memfd_create("status", os.MFD_CLOEXEC)
         self._cpu = 0.0  # seconds that wait4(2) has told
@@ -646,7 +597,9 @@ class ProgramRun:
         """Return the seconds of processor time that the sandbox has taken before its program."""
         used = self._cgroup.read_cpu_seconds()
         if used is None:  # to the nanosecond (clock_getcpuclockid(3)), as wait4(2) tells later
-            return sum(time.clock_gettime(~pid << 3 | 2) for pid in list_process_tree(child))
+            return sum(
+                time.clock_gettime(~pid << 3 | 2) for pid in (child, *list_descendants(child))
+            )
         return used
 
     def _kill(self, child: int) -> None:
@@ -661,9 +614,9 @@ class ProgramRun:
         with suppress(ChildProcessError):
             while True:
                 if killing:
-                    for one in _read(f"/proc/self/task/{os.getpid()}/children").split():
+                    for one in list_children("self"):
                         with suppress(ProcessLookupError):
-                            os.kill(int(one), signal.SIGKILL)
+                            os.kill(one, signal.SIGKILL)
                 pid, status, usage = os.wait4(-1, os.WNOHANG if killing else 0)
                 if not pid:
                     time.sleep(0.001)
@@ -677,7 +630,7 @@ class ProgramRun:
         cpu, peak = self._cgroup.read_cpu_seconds(), self._cgroup.read_peak_memory()
         # The largest process counts files that it has mapped, too.
         largest = max(peak or 0, self._held, min(self._largest, self._memory))
-        if self._cgroup.has_hit_memory_limit():
+        if self._cgroup.has_met_memory_limit():
             self._reason = self._reason or "memory"
             largest = self._memory
         found = re.search(rb'"exit-code": (\d+)', self._told())
@@ -691,7 +644,7 @@ class ProgramRun:
             self._reason = self._reason or "time"
         elif number == signal.SIGXFSZ:
             self._reason = self._reason or "output"
-        elif status and self._cgroup.has_hit_process_limit():
+        elif status and self._cgroup.has_met_process_limit():
             self._reason = self._reason or "processes"
         return {
             "exit_status": None if number is not None else status,
@@ -811,7 +764,3 @@ def main() -> None:
     prepare_cgroup_for_children(configuration.cgroup)
     with socket.socket(fileno=LISTENING) as listening:
         accept_connections(listening, configuration)
-
-
-if __name__ == "__main__":
-    main()

@@ -37,10 +37,13 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.core.evaluator_environment import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
+from tawebeval.linux import cgroup_directory, processes
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import ChildProcess, ProcessTransport
 from tawebeval.linux.filetree import add_path_to_errors
-from tawebeval.linux.reaper import OrphanReaper, list_descendants, send_signal
+from tawebeval.linux.processes import list_descendants
+from tawebeval.linux.programs import pack_program
+from tawebeval.linux.reaper import OrphanReaper, send_signal
 from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox import broker
@@ -70,8 +73,7 @@ def encode_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-# Now: the user of the service may not read it later.
-_BROKER_SOURCE = encode_base64(Path(broker.__file__).read_bytes())
+_BROKER_PROGRAM = encode_base64(pack_program(broker, cgroup_directory, processes))
 
 
 def build_isolation_options(hostname: str) -> Sequence[str]:
@@ -452,15 +454,15 @@ class BubblewrapLaunch(LocalLaunch):
             "memory_bytes": self._limits.settings.memory,
             "max_processes": self._limits.settings.processes,
             "parent_pid": self._trees.starter.pid,
-            "cgroup": group.directory and group.directory.path,
+            "cgroup": group.directory.path,
         }
-        source = f"/proc/self/fd/{FIRST_PASSED_DESCRIPTOR}"
+        program = f"/proc/self/fd/{FIRST_PASSED_DESCRIPTOR}"
         return LaunchSpec(
-            [_PYTHON, "-I", "-S", source, BROKER_PROCESS_NAME],
+            [_PYTHON, "-I", "-S", program, BROKER_PROCESS_NAME],
             {},
             "/",
             [
-                {"base64": _BROKER_SOURCE},
+                {"base64": _BROKER_PROGRAM},
                 {"text": json.dumps(configuration)},
                 {"socket": ""},
                 *sandbox.list_filters(),

@@ -14,8 +14,7 @@ from tawebeval.core.checkout import Commit
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups import CgroupManager, EvaluationCgroup, ResourceUsage
 from tawebeval.linux.child import ProcessTransport
-from tawebeval.linux.reaper import list_descendants
-from tawebeval.sandbox.broker import measure_cpu_seconds
+from tawebeval.linux.processes import list_descendants, measure_cpu_seconds
 from tawebeval.sandbox.disk_usage import BLOCK_BYTES, SIGNIFICANT_DISK_USAGE_BYTES, DiskMeter
 from tawebeval.sandbox.workspace import READ_ONLY_WORKSPACE_NAMES, Workspace
 
@@ -41,7 +40,8 @@ class RunLimits(ABC):
     """The limits of one run, for `LimitMonitor` and for the run's end.
 
     While the run goes on, `check` is called in a thread. When all processes have ended,
-    `read_usage` is, and then `check(final=True)` after a failure, or else `check_memory`.
+    `read_usage` is, and then `check(final=True)` after a failure, or else
+    `find_unnoticed_failure`.
 
     - `settings`: the limits.
     - `first_process`: None until the run has one.
@@ -66,9 +66,12 @@ class RunLimits(ABC):
         Raises: TooManyInspections, if more are needed and no other limit is exceeded.
         """
 
-    @abstractmethod
-    def check_memory(self) -> EvaluationFailure | None:
-        """Return the error of a run over its memory, as `read_usage` has found it."""
+    def find_unnoticed_failure(self) -> EvaluationFailure | None:
+        """Return the error of a run over a limit that has exited with status 0 all the same.
+
+        On this machine the kernel ends a whole run that is over its memory.
+        """
+        return None
 
     @abstractmethod
     def read_usage(self, rusage: resource.struct_rusage | None) -> ResourceUsage:
@@ -198,12 +201,6 @@ class LocalRunLimits(RunLimits):
         ):
             return self.make_disk_error()
         return None
-
-    def check_memory(self) -> EvaluationFailure | None:
-        """Return the error of a run over its memory, as `read_usage` has found it."""
-        if self.cgroup is None or "memory" not in self.cgroup.find_exceeded_limits(inf):
-            return None
-        return self._build_memory_failure()
 
     def _build_memory_failure(self) -> EvaluationFailure:
         limit = self.settings.memory

@@ -21,8 +21,9 @@ import msgspec
 from twisted.internet.interfaces import IDelayedCall
 
 from tawebeval.deferreds import OneShotEvent
-from tawebeval.linux import starter
+from tawebeval.linux import cgroup_directory, processes, starter
 from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.programs import pack_program
 from tawebeval.linux.starter_client import ProgramState
 from tawebeval.sandbox import broker
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
@@ -33,33 +34,11 @@ NODE_PYTHON = "/usr/bin/python3"
 """The Python of the program on the nodes, which is also that of evaluators."""
 
 _PREFIX = "job-"
-_PROGRAMS = "node-"  # directories of the program on the nodes
+_PROGRAMS = "node-"  # begins the names of the programs on the nodes
 _NAME_LENGTH = 16  # of an evaluation's name in the log, which begins its directory's name
 _STDERR_TAIL = 8 * 1024  # bytes of srun's stderr that are read
-_START = """\
-import os
-import sys
-
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-
-from tawebeval.slurm.node import main
-
-main()
-"""
-# Now: the user of the service may not read them later.
-_SOURCES: Mapping[str, bytes] = {
-    "start.py": _START.encode(),
-    **{
-        f"tawebeval/{name}": Path(module.__file__ or "").read_bytes()
-        for name, module in (
-            ("linux/starter.py", starter),
-            ("sandbox/broker.py", broker),
-            ("slurm/node.py", node),
-        )
-    },
-    **{f"tawebeval/{name}__init__.py": b"" for name in ("", "linux/", "sandbox/", "slurm/")},
-}
-_DIGEST = hashlib.sha256(b"\0".join(_SOURCES.values())).hexdigest()[:16]
+_PROGRAM = pack_program(node, broker, cgroup_directory, processes, starter)
+_DIGEST = hashlib.sha256(_PROGRAM).hexdigest()[:16]
 
 _writing = Lock()  # several threads may start jobs at once
 
@@ -69,16 +48,13 @@ def write_node_program(parent: Path) -> Path:
 
     Raises: OSError.
     """
-    target = parent / f"{_PROGRAMS}{_DIGEST}"
+    target = parent / f"{_PROGRAMS}{_DIGEST}.pyz"
     with _writing:
-        if not target.is_dir():
+        if not target.exists():
             new = parent / f"{_PROGRAMS}new"
-            for name, content in _SOURCES.items():
-                path = new / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
+            new.write_bytes(_PROGRAM)
             new.rename(target)
-    return target / "start.py"
+    return target
 
 
 def remove_other_node_programs(parent: Path) -> None:
@@ -87,7 +63,7 @@ def remove_other_node_programs(parent: Path) -> None:
     A job that runs has read its own.
     """
     for program in parent.glob(f"{_PROGRAMS}*"):
-        if program.name != f"{_PROGRAMS}{_DIGEST}":
+        if program.name != f"{_PROGRAMS}{_DIGEST}.pyz":
             remove_tree(program)
 
 

@@ -180,7 +180,9 @@ class SlurmRunLimits(LocalRunLimits):
     def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
         """Return the error of the first exceeded limit; None if all are kept. Blocks."""
         try:
-            failure = self.check_memory() or super().check(final, work) or self._check_disk()
+            failure = (
+                self.find_unnoticed_failure() or super().check(final, work) or self._check_disk()
+            )
         except OSError as error:  # the shared directory is away, for a moment
             if not self._is_away:
                 words = "runner.shared: limits of a run are not checked: {error}"
@@ -200,7 +202,7 @@ class SlurmRunLimits(LocalRunLimits):
         is_over = self.disk_bytes + held > self._most_disk
         return build_disk_limit_failure(self.settings) if is_over else None
 
-    def check_memory(self) -> EvaluationFailure | None:
+    def find_unnoticed_failure(self) -> EvaluationFailure | None:
         """Return the error of the limit that the node has found exceeded, whatever the exit."""
         state = self._state
         if state is None or state.exceeded is None:

@@ -1,9 +1,9 @@
 """The program on a node: starts one evaluator, and reports on it in files of a shared directory.
 
-    python3 -I -S start.py DIRECTORY CPU_SECONDS DISK_BYTES
+    python3 -I -S PROGRAM DIRECTORY CPU_SECONDS DISK_BYTES
 
 It imports the standard library, and of tawebeval only what does so, too: `write_node_program` of
-`attempts` copies these modules to the shared directory. DIRECTORY is that of one job:
+`attempts` packs these modules into PROGRAM, in the shared directory. DIRECTORY is that of one job:
 
 | file | writer | content |
 | --- | --- | --- |
@@ -33,7 +33,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from tawebeval.linux import starter
-from tawebeval.sandbox.broker import list_process_tree, measure_cpu_seconds
+from tawebeval.linux.processes import list_descendants, measure_cpu_seconds
 
 _PAUSE = 0.1  # seconds between two looks at `signal`
 _LIMITS_PAUSE = 0.3  # seconds between two looks at limits, and two flushes
@@ -157,7 +157,7 @@ class NodeJob:
         with contextlib.suppress(OSError, ValueError, KeyError):
             with open(f"{self._name}/status", "rb") as file:
                 inner = json.loads(file.readline())["child-pid"]
-            if inner in list_process_tree(os.getpid()):
+            if inner in list_descendants(os.getpid()):
                 os.kill(inner, signal.SIGKILL)
 
     def _follow_signals(self) -> None:
@@ -177,7 +177,7 @@ class NodeJob:
         """Send a signal to the processes in the sandbox, as `bubblewrap.signal_sandbox` does."""
         if "pid" not in self._state or "status" in self._state:
             return
-        _, *inside = list_process_tree(self._state["pid"])
+        inside = list_descendants(self._state["pid"])
         for pid in inside:
             with contextlib.suppress(OSError):
                 os.kill(pid, number if len(inside) > 1 else signal.SIGKILL)
@@ -275,7 +275,7 @@ def measure_unlinked_bytes(mains: Iterable[int], device: int) -> int:
     The daemon counts the others, which it sees in the shared directory.
     """
     files: dict[int, int] = {}
-    for pid in (pid for main in mains for pid in list_process_tree(main)):
+    for pid in (pid for main in mains for pid in (main, *list_descendants(main))):
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{pid}/task"):
                 with (

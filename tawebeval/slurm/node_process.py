@@ -523,7 +523,7 @@ class NodeProcess:
         self._first_loss = loss if is_start_failure else None
         self.runner_status.job_id = self.runner_status.node = None
         if self._process is not None:
-            self._process.close()
+            self._process.leave()
             self._process = self._listener = None
         if self._run is not None:
             self._run.suspend_clock()

@@ -17,7 +17,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from tawebeval.linux import starter
-from tawebeval.linux.starter_client import LaunchSpec, StarterClient
+from tawebeval.linux.starter_client import STARTER_PROGRAM, LaunchSpec, StarterClient
 from tests.cases.patience import PATIENCE
 
 PATH = {"PATH": "/usr/bin:/bin"}
@@ -34,8 +34,9 @@ class StarterProcess:
     def __init__(self, open_files: int = 0) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="tawebeval-starter-"))
         self.path = self.directory / "socket"
-        python = [sys.executable, "-I", "-S", starter.__file__]
-        argv = [*python, starter.PROCESS_NAME, str(self.path)]
+        program = self.directory / "starter.pyz"
+        program.write_bytes(STARTER_PROGRAM)
+        argv = [sys.executable, "-I", "-S", str(program), starter.PROCESS_NAME, str(self.path)]
         if open_files:
             argv = ["/usr/bin/prlimit", f"--nofile={open_files}", *argv]
         self.process = subprocess.Popen(argv, env={})

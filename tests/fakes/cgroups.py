@@ -11,9 +11,8 @@ import os
 import shutil
 from pathlib import Path
 
-import attrs
-
-from tawebeval.linux.cgroups import CgroupDirectory, CgroupManager, open_cgroups
+from tawebeval.linux.cgroup_directory import CgroupDirectory
+from tawebeval.linux.cgroups import CgroupManager, open_cgroups
 
 # `pids.peak` tells nothing until a test writes to it, as before Linux 6.6.
 FILES = {
@@ -166,14 +165,18 @@ class FakeMachine:
                 (below / name).write_text(text)
 
 
-@attrs.frozen
 class FakeDirectory(CgroupDirectory):
     """A group of a `FakeMachine`."""
 
-    machine: FakeMachine = attrs.field(repr=False, eq=False)
+    def __init__(self, path: str, machine: FakeMachine) -> None:
+        super().__init__(path)
+        self.machine = machine
 
-    def write_file(self, name: str, text: str) -> None:
-        self.machine.write(Path(self.path, name), text)
+    def __truediv__(self, name: str) -> CgroupDirectory:
+        return FakeDirectory(f"{self.path}/{name}", self.machine)
+
+    def write_file(self, name: str, value: object) -> None:
+        self.machine.write(Path(self.path, name), str(value))
 
     def make_cgroup(self) -> None:
         self.machine.make(Path(self.path))

@@ -66,7 +66,6 @@ class FakeChild:
         self.obeys: tuple[int, ...] = ()
         self.paused = False
         self.rest_wanted = False
-        self.delivered_bytes = 0
         self.stdout_file: bytearray | _StdoutFile = bytearray()
         self._clock = clock
         self._protocol = protocol
@@ -146,7 +145,6 @@ class FakeChild:
     def _read(self) -> None:
         while self._pipe and not self.paused:
             chunk, self._pipe = self._pipe[: 2**16], self._pipe[2**16 :]
-            self.delivered_bytes += len(chunk)
             self.stdout_file.extend(chunk)
             self._protocol.childDataReceived(STDOUT, chunk)
         if self.rest_wanted:

@@ -16,7 +16,8 @@ from twisted.internet.protocol import ProcessProtocol
 from tawebeval.config import LimitSettings, SlurmJobSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.cgroups import CgroupDirectory, CgroupManager, ResourceUsage
+from tawebeval.linux.cgroup_directory import CgroupDirectory
+from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
 from tawebeval.sandbox.base import EvaluatorExit, LeftProcess, RunnerStatus
 from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
@@ -53,7 +54,7 @@ class FakeRunLimits(RunLimits):
             raise TooManyInspections
         return self.over
 
-    def check_memory(self) -> EvaluationFailure | None:
+    def find_unnoticed_failure(self) -> EvaluationFailure | None:
         """Answer, if that is about memory."""
         return self.over if self.over is not None and self.over.reason == "memory" else None
 
@@ -275,7 +276,7 @@ class FakeGroup:
     stays: OSError | None = None
     patience: list[float] = attrs.field(factory=list)
 
-    directory: CgroupDirectory | None = None
+    directory: CgroupDirectory = attrs.field(factory=lambda: CgroupDirectory(""))
 
     @property
     def procs_files(self) -> Sequence[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.linux.starter_client import STARTER_SOURCE
+from tawebeval.linux.starter_client import STARTER_PROGRAM
 from tests.cases.patience import LONG_PATIENCE
 
 _USER = "65534"
@@ -21,10 +21,12 @@ _PREFIX = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _HIDE, 
 _BECOME_USER = ["setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups"]
 _PYTHON_OF_USER = [*_BECOME_USER, "/usr/bin/python3", "-IS", "-c"]
 _BEGIN = """
-import ctypes, json, os, shutil, signal, socket, subprocess, sys, tempfile, time, types
-source = sys.stdin.read()
-starter = types.ModuleType("starter")
-exec(source, vars(starter))
+import ctypes, json, os, shutil, signal, socket, subprocess, sys, tempfile, time
+program = tempfile.NamedTemporaryFile()
+program.write(sys.stdin.buffer.read())
+program.flush()
+sys.path.insert(0, program.name)
+from tawebeval.linux import starter
 
 def until(condition):
     deadline = time.monotonic() + 20
@@ -58,10 +60,8 @@ os.kill(pid, signal.SIGKILL)
 """
 _STARTER = """
 folder = tempfile.mkdtemp(prefix="tawebeval-test-")
-path, code = f"{folder}/socket", f"{folder}/starter.py"
-with open(code, "w") as file:
-    file.write(source)
-process = subprocess.Popen([sys.executable, "-IS", code, "x", path], env={})
+path = f"{folder}/socket"
+process = subprocess.Popen([sys.executable, "-IS", program.name, "x", path], env={})
 until(lambda: os.path.exists(path))
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 connection.connect(path)
@@ -164,7 +164,7 @@ class HiddenProcessTests(SynchronousTestCase):
         os.chown(folder, int(_USER), -1)  # who may be unable to write into that of all
         done = subprocess.run(
             [*_PREFIX, *command],
-            input=STARTER_SOURCE,
+            input=STARTER_PROGRAM,
             capture_output=True,
             timeout=LONG_PATIENCE,
             env={**os.environ, "TMPDIR": folder},

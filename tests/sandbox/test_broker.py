@@ -16,13 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.linux.processes import list_descendants, measure_cpu_seconds
 from tawebeval.sandbox.broker import (
     PROTOCOL_VERSION,
     RequestRefused,
     SubmissionCgroup,
     find_mount_source,
-    list_process_tree,
-    measure_cpu_seconds,
     parse_request,
 )
 
@@ -102,7 +101,7 @@ class Measures(SynchronousTestCase):
         with subprocess.Popen(command, stdout=subprocess.PIPE) as one:
             assert one.stdout is not None
             one.stdout.readline()
-            tree = list_process_tree(one.pid)
+            tree = (one.pid, *list_descendants(one.pid))
             measured = measure_cpu_seconds(one.pid)
             for pid in tree:
                 os.kill(pid, signal.SIGKILL)
@@ -139,21 +138,21 @@ class Cgroups(SynchronousTestCase):
     def test_only_own_limits_count(self) -> None:
         self.put("memory.events", "oom 1\noom_kill 1\n")
         self.put("pids.events", "max 0\n")
-        self.assertTrue(self.group.has_hit_memory_limit(), "before Linux 5.2")
+        self.assertTrue(self.group.has_met_memory_limit(), "before Linux 5.2")
         self.put("memory.events.local", "oom 0\noom_kill 1\n")
-        self.assertFalse(self.group.has_hit_memory_limit())
-        self.assertFalse(self.group.has_hit_process_limit())
+        self.assertFalse(self.group.has_met_memory_limit())
+        self.assertFalse(self.group.has_met_process_limit())
         self.put("pids.events", "max 1\n")
-        self.assertTrue(self.group.has_hit_process_limit())
+        self.assertTrue(self.group.has_met_process_limit())
 
     def test_without_cgroup_nothing_is_known(self) -> None:
-        group = SubmissionCgroup(None, "run-1")
+        group = SubmissionCgroup("", "run-1")
         group.make(1, 1)
         group.enter()
         group.remove()
         self.assertEqual((group.read_cpu_seconds(), group.read_peak_memory()), (None, None))
         self.assertEqual(group.read_current_memory(), 0)
-        self.assertFalse(group.has_hit_memory_limit() or group.has_hit_process_limit())
+        self.assertFalse(group.has_met_memory_limit() or group.has_met_process_limit())
 
 
 class Sources(SynchronousTestCase):

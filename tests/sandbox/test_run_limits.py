@@ -38,19 +38,6 @@ class LimitTests(CellTestCase):
         shown = format_size(value) if value >= MIB else value
         self.assertIn(words.format(shown), error.message)
 
-    def test_successful_run_is_over_its_memory_if_the_kernel_killed_for_it(self) -> None:
-        self.assertIsNone(self.limits.check_memory())
-        self.cgroups.group.over = frozenset({"memory", "processes"})
-        error = self.limits.check_memory()
-        assert error is not None
-        self.assertEqual((error.reason, error.extra_members["value"]), ("memory", LIMITS.memory))
-        self.assertNotIn("programs", error.message)
-        self.cgroups.group.submission_peak_memory_bytes = 3 * MIB
-        error = self.limits.check_memory()
-        assert error is not None
-        self.assertIn("it and the submission's programs (3 MiB) used over ", error.message)
-        self.assertIsNone(self.make().check_memory())
-
     def check_none(self, *, final: bool = False) -> None:
         self.assertIsNone(self.limits.check(final))
 
@@ -64,6 +51,8 @@ class LimitTests(CellTestCase):
         self.check("processes", "processes", "{} processes")
         group.over = frozenset({"processes", "memory"})
         self.check("memory", "memory", "{} of memory")
+        group.submission_peak_memory_bytes = 3 * MIB
+        self.check("memory", "memory", "it and the submission's programs (3 MiB) used over {}")
 
     def test_limits_of_the_kernel_are_looked_up_once_a_second(self) -> None:
         self.check_none()

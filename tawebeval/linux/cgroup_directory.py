@@ -1,0 +1,181 @@
+"""One cgroup by its directory: its files, its processes and its removal (cgroups(7)).
+
+This module imports the standard library only: `programs` packs it for programs that know nothing of
+tawebeval. The kernel's admin-guide/cgroup-v2 describes the files. Everything here blocks.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+OWN_PROCESS_NAME = "daemon"
+"""The name of the cgroup of the process that has made a parent cgroup, below that."""
+EVALUATOR_CGROUP_NAME = "evaluator"
+"""The name of the cgroup of the evaluator, where the broker has made others beside it."""
+PROGRAM_CGROUP_PREFIX = "run-"
+"""The beginning of the names of the others, of the submission's programs."""
+
+_READ = 4096  # bytes: the kernel returns a page at a time
+# Seconds between attempts to remove a cgroup; about one second in all.
+_WAITS = tuple(0.001 * 2**n for n in range(10))
+_WAIT_FOR = frozenset({errno.EBUSY, errno.ENOTEMPTY})
+
+
+class CgroupDirectory:
+    """One cgroup, at the absolute `path`; tests override what changes cgroups."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __truediv__(self, name: str) -> CgroupDirectory:
+        return CgroupDirectory(f"{self.path}/{name}")
+
+    def write_file(self, name: str, value: object) -> None:
+        """Write to a file of the cgroup; the file has to exist."""
+        path = f"{self.path}/{name}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, str(value).encode())
+        except OSError as error:
+            error.filename = path  # which only os.open knows by itself
+            raise
+        finally:
+            os.close(descriptor)
+
+    def make_cgroup(self) -> None:
+        """Make the cgroup; the kernel adds its files."""
+        os.mkdir(self.path, 0o755)
+
+    def remove_cgroup(self) -> None:
+        """Remove the cgroup, which has to be empty, with its files."""
+        os.rmdir(self.path)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return os.path.basename(self.path)
+
+    @property
+    def procs_file(self) -> str:
+        """The file into which a process writes "0" to enter."""
+        return f"{self.path}/cgroup.procs"
+
+    def read_file(self, name: str) -> str:
+        """Return the content of a file of the cgroup.
+
+        A Python file object would take twice as many system calls, and all running cgroups are
+        read again and again.
+        """
+        descriptor = os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return b"".join(iter(lambda: os.read(descriptor, _READ), b"")).decode("ascii")
+        finally:
+            os.close(descriptor)
+
+    def read_number(self, name: str) -> int | None:
+        """Return the number that is the whole content of a file; None without one."""
+        with suppress(OSError, ValueError):
+            return int(self.read_file(name))
+        return None
+
+    def read_numbers(self, name: str) -> Mapping[str, int]:
+        """Return the numbers of a flat keyed file, by name."""
+        found = {}
+        with suppress(OSError):
+            for line in self.read_file(name).splitlines():
+                key, _, value = line.partition(" ")
+                if value.isdecimal():
+                    found[key] = int(value)
+        return found
+
+    def limit_memory(self, size: int) -> None:
+        """Limit memory to `size` bytes, without swap; the kernel kills all processes together."""
+        self.write_file("memory.max", size)
+        for name, value in (("memory.swap.max", 0), ("memory.oom.group", 1)):
+            with suppress(FileNotFoundError):  # not every kernel has them
+                self.write_file(name, value)
+
+    def has_met_memory_limit(self) -> bool:
+        """Tell whether the kernel was out of memory for this cgroup's own limit.
+
+        Limits of cgroups below do not count (since Linux 5.2).
+        """
+        events = self.read_numbers("memory.events.local") or self.read_numbers("memory.events")
+        return events.get("oom", 0) > 0
+
+    def has_refused_fork(self) -> bool:
+        """Tell whether a fork has failed in this cgroup."""
+        return self.read_numbers("pids.events").get("max", 0) > 0
+
+    def enter_cgroup(self) -> None:
+        """Move this process, with all of its threads, into the cgroup."""
+        self.write_file("cgroup.procs", 0)
+
+    def list_children(self) -> list[CgroupDirectory]:
+        """Return the children of this cgroup."""
+        with os.scandir(self.path) as entries:
+            return [self / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+    def list_tree(self) -> list[CgroupDirectory]:
+        """Return this cgroup and all below, each behind its children."""
+        with suppress(FileNotFoundError):
+            below = [each for child in self.list_children() for each in child.list_tree()]
+            return [*below, self]
+        return []
+
+
+KeptCgroups = Sequence[tuple[CgroupDirectory, OSError]]
+"""Cgroups that cannot be removed, with the reasons."""
+
+
+def kill_and_remove(groups: Iterable[CgroupDirectory]) -> KeptCgroups:
+    """Kill all processes in cgroups and their descendants, and remove all of these cgroups.
+
+    Blocks, about a second at most: a killed process holds its cgroup until the kernel has released
+    it.
+    """
+    left = [each for group in groups for each in group.list_tree()]
+    kept: list[tuple[CgroupDirectory, OSError]] = []
+    for wait in _WAITS:
+        kept = []
+        for each in left:
+            try:
+                each.remove_cgroup()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                kept.append((each, error))
+                with suppress(OSError):
+                    each.write_file("cgroup.kill", 1)
+        left = [each for each, _ in kept]
+        if not any(error.errno in _WAIT_FOR for _, error in kept):
+            break
+        time.sleep(wait)
+    return kept
+
+
+def leave_parent_cgroup(
+    parent: CgroupDirectory, own: CgroupDirectory, enabled: Sequence[str]
+) -> KeptCgroups:
+    """Move this process from its place below `parent` back to `own`, and remove `parent`.
+
+    All other cgroups below `parent` are killed and removed first: the kernel keeps a controller
+    that a child still gives to its own. `enabled` are the controllers that `own` enables for the
+    sake of `parent`. Return what stays, besides `parent`.
+    """
+    kept: KeptCgroups = ()
+    with suppress(OSError):
+        home, children = parent / OWN_PROCESS_NAME, parent.list_children()
+        kept = kill_and_remove(each for each in children if each.path != home.path)
+        given = parent.read_file("cgroup.subtree_control").split()
+        for group, controllers in ((parent, given), (own, enabled)):
+            for controller in controllers:
+                group.write_file("cgroup.subtree_control", f"-{controller}")
+        own.enter_cgroup()
+        home.remove_cgroup()
+        parent.remove_cgroup()
+    return kept

@@ -1,0 +1,30 @@
+"""Programs of some modules of tawebeval, as archives that Python executes (zipapp).
+
+They run with `python3 -I -S`, where tawebeval is not installed: as another user, on another
+machine, or for longer than this version is installed. Their modules import the standard library,
+and each other.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import ModuleType
+from zipfile import ZipFile, ZipInfo
+
+
+def pack_program(*modules: ModuleType) -> bytes:
+    """Return the archive of a program: `main()` of the first module, which imports the others.
+
+    Called when the daemon begins: later its user may lack the permission to read the sources.
+    """
+    archive = io.BytesIO()
+    files = {"__main__.py": f"from {modules[0].__name__} import main\n\nmain()\n".encode()}
+    for module in modules:
+        path = module.__name__.replace(".", "/")
+        files[f"{path}.py"] = Path(module.__file__ or "").read_bytes()
+        files |= {f"{parent}/__init__.py": b"" for parent in list(Path(path).parents)[:-1]}
+    with ZipFile(archive, "w") as file:
+        for name, content in files.items():
+            file.writestr(ZipInfo(name), content)  # without the present time
+    return archive.getvalue()
