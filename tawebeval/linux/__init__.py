@@ -15,7 +15,7 @@ packages `sandbox` and `git` use them.
 - `reaper`: `OrphanReaper` ends processes that have left their parent, `kill_stale_processes` those
   that a dead daemon has left.
 - `cgroup_directory`, `cgroups`: limits and usage of whole process trees; `cgroup_report`: what the
-  operator is told of them, with what `systemd_units` and `container` know; `rlimits`: the limits of
+  operator is told of them, with what `systemd_units` knows; `rlimits`: the limits of
   the daemon itself.
 - `privileges`: root is refused, or executes the command as another user; rights are dropped.
 - `filetree`: walking, copying and removing directory trees made by strangers; `ownership`: owners

@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from tawebeval.linux.cgroups import CgroupManager, Resource
-from tawebeval.linux.container import find_container
 from tawebeval.linux.systemd_units import find_systemd_run
 
 _ENFORCED: Mapping[Resource, str] = {
@@ -39,7 +38,8 @@ _VERSION_2 = (
 )
 _GIVEN = (
     "as root, make a cgroup in /sys/fs/cgroup for the daemon, give it and its files cgroup.procs"
-    " and cgroup.subtree_control to the daemon's user, and start the daemon in it"
+    " and cgroup.subtree_control to the daemon's user, and start the daemon in it; for a container"
+    " see docs/install.md (Container)"
 )
 
 
@@ -70,5 +70,4 @@ def find_cgroup_remedy() -> str:
     if systemd_run is not None:
         command = f"; or by: {systemd_run} --pty {_DELEGATED} tawebeval serve"
         return _UNIT + command if systemd_run else _UNIT
-    container = find_container()
-    return _GIVEN if container is None else container.cgroup_remedy
+    return _GIVEN

@@ -6,8 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -17,7 +16,6 @@ from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.container import find_container
 from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,
     add_path_to_errors,
@@ -66,65 +64,49 @@ _PROBE = (
 PROBE_TIMEOUT = 20.0  # seconds for the probe to start and end
 
 _OTHERWISE = 'or, if you trust all callers, set sandbox.kind = "none"'
-_REMEDIES = {
-    "Unknown option": "install bubblewrap 0.8.0 or newer",
-    # Not for a sysctl: these are named with their values.
-    "No permissions to create": "run tawebeval outside of a chroot, in which the kernel permits no"
-    " user namespaces, or without the seccomp filter that forbids them",
-    "max_*_namespaces exceeded": "raise user.max_user_namespaces and the other limits of"
-    " namespaces, by sysctl",
-    "setting up uid map": "allow user namespaces: on Ubuntu, by sysctl"
-    " kernel.apparmor_restrict_unprivileged_userns=0, or by the unit, whose AppArmor profile"
-    " permits them",
-    "Creating new namespace failed: Permission denied": "permit user namespaces in AppArmor: start"
-    " the daemon by the unit, whose profile (/etc/apparmor.d/tawebeval) does",
-    "Can't mount proc": "mount nothing over the files of /proc",
-    "Function not implemented": "permit the system call openat2",
-    "max_user_namespaces": "make /proc/sys writable; under systemd start the program by"
-    " systemd-run -p ProtectProc=invisible, which mounts a new /proc",
-}
-# In a container these have other remedies: of its namespaces, and of its /proc.
-_NAMESPACE_SIGNS = (
-    "No permissions to create",
-    "Creating new namespace failed",
-    "Failed to make / slave",  # by AppArmor
-    "Can't set hostname",
-    "setting up uid map",
-    "Function not implemented",
+_CONTAINER = "for a container see docs/install.md (Container)"
+_NAMESPACES = (
+    "permit user namespaces as docs/security.md (Sandbox) says; in the unit set"
+    " AppArmorProfile=-tawebeval, and load the profile: apparmor_parser --replace"
+    f" /etc/apparmor.d/tawebeval; {_CONTAINER}"
 )
-_PROC_SIGNS = ("Can't mount proc", "max_user_namespaces")
-_PERMITTED = (
-    "set AppArmorProfile=-tawebeval in the unit, and load the profile:"
-    " apparmor_parser --replace /etc/apparmor.d/tawebeval"
+# What bwrap says, and what helps.
+_REMEDIES: Sequence[tuple[Sequence[str], str]] = (
+    (("Unknown option",), "install bubblewrap 0.8.0 or newer"),
+    (
+        (
+            "No permissions to create",  # also in a chroot
+            "Creating new namespace failed",
+            "Failed to make / slave",  # by AppArmor
+            "Can't set hostname",
+            "setting up uid map",
+        ),
+        _NAMESPACES,
+    ),
+    (
+        ("Can't mount proc", "max_user_namespaces"),
+        (
+            "mount nothing over the files of /proc; in the unit (with systemd-run by -p) set"
+            " ProtectProc=invisible, ProtectKernelLogs=no, and neither ProtectKernelTunables=yes nor"
+            f" ProcSubset=pid; {_CONTAINER}"
+        ),
+    ),
+    (
+        ("Function not implemented",),
+        (
+            "permit the system call openat2; in the unit set RestrictSUIDSGID=no, and User= in place of"
+            f" DynamicUser=yes, which implies RestrictSUIDSGID=yes; {_CONTAINER}"
+        ),
+    ),
 )
-# Keys of _REMEDIES that a sysctl may explain.
-_NO_NAMESPACE = (
-    "No permissions to create",
-    "max_*_namespaces exceeded",
-    "setting up uid map",
-    "Creating new namespace failed: Permission denied",
-)
-_OR_PROFILE = ", or start the daemon by the unit, whose AppArmor profile permits user namespaces"
-_APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"
 # The value with which each sysctl forbids user namespaces, and one that permits them.
 _SYSCTL_VALUES = {
     "kernel.unprivileged_userns_clone": ("0", "1"),
-    _APPARMOR: ("1", "0"),
+    "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
     "user.max_user_namespaces": ("0", "10000"),
 }
 SYSCTL_DIRECTORY = Path("/proc/sys")
 """The directory with the values of sysctls."""
-# For the main process of a systemd unit, whose settings can be the reason.
-_UNIT_REMEDIES = {
-    "setting up uid map": _PERMITTED,
-    "Creating new namespace failed: Permission denied": _PERMITTED,
-    "Can't mount proc": "set ProtectKernelLogs=no in the unit, no ProtectKernelTunables=yes and no"
-    " ProcSubset=pid",
-    "max_user_namespaces": "set ProtectProc=invisible in the unit (with systemd-run by -p), which"
-    " mounts a new /proc whose sys is writable, and no ProtectKernelTunables=yes",
-    "Function not implemented": "set RestrictSUIDSGID=no in the unit, and a User= in the place of"
-    " DynamicUser=yes, which implies RestrictSUIDSGID=yes",
-}
 
 _MEND = f"make bubblewrap work, {_OTHERWISE}"
 
@@ -334,30 +316,14 @@ def _judge(status: int, output: bytes) -> SetupProblem | None:
     if said == _SOUND:
         return None
     said = said or f"bwrap exited with status {status}"
-    remedies = _UNIT_REMEDIES if _is_main_process() else {}
-    inside = {} if remedies else _list_container_remedies()
-    for sign, remedy in chain(inside.items(), {**_REMEDIES, **remedies}.items()):
-        if sign in said:
-            sysctls = list(_find_forbidding_sysctls()) if sign in _NO_NAMESPACE else []
-            if sysctls:
+    for signs, remedy in _REMEDIES:
+        if any(sign in said for sign in signs):
+            if remedy == _NAMESPACES and (sysctls := list(_find_forbidding_sysctls())):
                 said += f" ({', '.join(f'{name} is {value}' for name, value, _ in sysctls)})"
-            if sysctls and sign not in remedies:
                 settings = " ".join(f"{name}={permitting}" for name, _, permitting in sysctls)
-                remedy = f"as root run `sysctl -w {settings}`"
-                remedy += _OR_PROFILE if _APPARMOR in settings else ""
-            return SetupProblem(said, f"{remedy}, {_OTHERWISE}")
+                remedy = f"as root run `sysctl -w {settings}`; or {remedy}"
+            return SetupProblem(said, f"{remedy}; {_OTHERWISE}")
     return SetupProblem(said, DISK_FULL_REMEDY if mentions_disk_full(said) else _MEND)
-
-
-def _list_container_remedies() -> Mapping[str, str]:
-    """Return the remedies in a container; none outside."""
-    container = find_container()
-    if container is None:
-        return {}
-    return {
-        **dict.fromkeys(_NAMESPACE_SIGNS, container.namespaces_remedy),
-        **dict.fromkeys(_PROC_SIGNS, container.proc_remedy),
-    }
 
 
 def _find_forbidding_sysctls() -> Iterator[tuple[str, str, str]]:
@@ -367,8 +333,3 @@ def _find_forbidding_sysctls() -> Iterator[tuple[str, str, str]]:
             value = (SYSCTL_DIRECTORY / name.replace(".", "/")).read_text().strip()
             if value == forbidding:
                 yield name, value, permitting
-
-
-def _is_main_process() -> bool:
-    """Tell whether this process is the main process of a systemd unit."""
-    return os.environ.get("SYSTEMD_EXEC_PID") == str(os.getpid())

@@ -17,7 +17,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.config import SandboxSettings as Settings
 from tawebeval.errors import ConfigurationError, SetupProblem
-from tawebeval.linux import container
 from tawebeval.linux.starter_client import (
     LaunchSpec,
     OverlayMountError,
@@ -55,60 +54,27 @@ LIMITS = LimitSettings(processes=99)
 ORPHANS: Any = FakeOrphans()
 
 # As bwrap 0.8.0 and 0.12.0 say it, and what helps.
+DENIED = "bwrap: No permissions to create new namespace, likely because the kernel does not allow"
 FAILURES = (
     ("bwrap: Unknown option --disable-userns", "install bubblewrap 0.8.0 or newer"),
-    (
-        "bwrap: No permissions to create new namespace, likely because the kernel does not allow",
-        "outside of a chroot",
-    ),
+    (DENIED, "permit user namespaces"),
     (
         (
             "bwrap: Creating new namespace failed: nesting depth or"
             " /proc/sys/user/max_*_namespaces exceeded (ENOSPC)"
         ),
-        "raise user.max_user_namespaces",
+        "permit user namespaces",
     ),
-    ("bwrap: setting up uid map: Permission denied", "apparmor_restrict_unprivileged_userns=0"),
-    (
-        "bwrap: Can't mount proc on /newroot/proc: Operation not permitted",
-        "mount nothing over the files of /proc",
-    ),
-    (
-        "bwrap: cannot open /proc/sys/user/max_user_namespaces: Read-only file system",
-        "systemd-run -p ProtectProc=invisible",
-    ),
-    ("bwrap: Can't open source /usr: Function not implemented", "openat2"),
-    ("bwrap: Creating new namespace failed: Permission denied", "/etc/apparmor.d/tawebeval"),
-)
-# The same in a unit of systemd, whose lines can be the reason.
-UNIT_FAILURES = (
+    ("bwrap: setting up uid map: Permission denied", "AppArmorProfile=-tawebeval"),
+    ("bwrap: Failed to make / slave: Permission denied", "docs/install.md (Container)"),
+    ("bwrap: Can't set hostname to evaluation: Operation not permitted", "docs/install.md"),
+    ("bwrap: Creating new namespace failed: Function not implemented", "permit user namespaces"),
+    ("bwrap: Can't mount proc on /newroot/proc: Operation not permitted", "ProtectKernelLogs=no"),
     (
         "bwrap: cannot open /proc/sys/user/max_user_namespaces: Read-only file system",
-        "set ProtectProc=invisible in the unit",
+        "ProtectProc=invisible",
     ),
     ("bwrap: Can't open source /usr: Function not implemented", "RestrictSUIDSGID=no"),
-    ("bwrap: Can't mount proc on /proc: Operation not permitted", "ProtectKernelLogs=no"),
-    ("bwrap: Creating new namespace failed: Permission denied", "AppArmorProfile=-tawebeval"),
-    ("bwrap: setting up uid map: Permission denied", "AppArmorProfile=-tawebeval"),
-)
-
-
-# The same in containers; what podman's default profile of system calls lacks fails with ENOSYS.
-CONTAINER_FAILURES = (
-    (
-        "bwrap: No permissions to create new namespace, likely because the kernel does not allow",
-        "--security-opt seccomp=seccomp.json",
-    ),
-    ("bwrap: Creating new namespace failed: Function not implemented", "seccomp=seccomp.json"),
-    ("bwrap: Creating new namespace failed: Permission denied", "apparmor=unconfined"),
-    ("bwrap: Failed to make / slave: Permission denied", "apparmor=unconfined"),
-    ("bwrap: setting up uid map: Permission denied", "apparmor=unconfined"),
-    ("bwrap: Can't set hostname to evaluation: Operation not permitted", "seccomp=seccomp.json"),
-    ("bwrap: Can't open source /usr: Function not implemented", "seccomp=seccomp.json"),
-)
-PROC_FAILURES = (
-    "bwrap: Can't mount proc on /newroot/proc: Operation not permitted",
-    "bwrap: cannot open /proc/sys/user/max_user_namespaces: Read-only file system",
 )
 
 
@@ -122,8 +88,6 @@ class SandboxesTestCase(SynchronousTestCase):
             folder.mkdir()
         self.patch(tempfile, "tempdir", str(self.temporary))
         self.patch(module, "SYSCTL_DIRECTORY", self.root / "sysctls")
-        self.patch(container, "ENGINE_MARKS_ROOT", self.root)  # these tests may run in a container
-        self.patch(os, "environ", {**os.environ, "container": ""})
         self.bwrap: str | None = str(self.root / "bwrap")
         self.patch(shutil, "which", {"bwrap": self.bwrap}.get)
         self.trees: Any = WritableTrees(self.root / "starter" / "socket")
@@ -268,81 +232,25 @@ class TryTests(SandboxesTestCase):
             what, told = self.complaint(f'echo "{said}" >&2; exit 1')
             self.assertEqual(what, said)
             self.assertIn(remedy, told)
-            self.assertTrue(told.endswith(f", {OTHERWISE}"), told)
+            self.assertTrue(told.endswith(f"; {OTHERWISE}"), told)
 
     def set_sysctl(self, name: str, value: str) -> None:
         path = self.root / "sysctls" / name.replace(".", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{value}\n")
 
-    def test_sysctl_that_forbids_namespaces_is_named_with_its_command(self) -> None:
-        denied, outside_unit = FAILURES[1][0], f"{os.getppid()}"
-        self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": outside_unit})
-        for said, name, value, other in (
-            (denied, "kernel.unprivileged_userns_clone", "0", "1"),
-            (FAILURES[3][0], "kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
-            (FAILURES[2][0], "user.max_user_namespaces", "0", "10000"),
-        ):
-            script = f'echo "{said}" >&2; exit 1'
-            self.set_sysctl(name, other)
-            self.assertEqual(self.complaint(script)[0], said)
-            self.set_sysctl(name, value)
-            what, remedy = self.complaint(script)
-            self.assertEqual(what, f"{said} ({name} is {value})")
-            self.assertTrue(remedy.startswith(f"as root run `sysctl -w {name}={other}`"), remedy)
-            self.assertTrue(remedy.endswith(f", {OTHERWISE}"), remedy)
-            self.assertNotIn("sysctl", "".join(self.complaint("echo 'sh: 1: x'")))
-            self.set_sysctl(name, other)
-
-    def test_each_forbidding_sysctl_is_named(self) -> None:
+    def test_each_sysctl_that_forbids_namespaces_is_named_with_its_command(self) -> None:
         self.set_sysctl("kernel.unprivileged_userns_clone", "0")
+        self.set_sysctl("kernel.apparmor_restrict_unprivileged_userns", "0")
         self.set_sysctl("user.max_user_namespaces", "0")
-        what, remedy = self.complaint(f'echo "{FAILURES[1][0]}"')
-        self.assertIn(
-            "(kernel.unprivileged_userns_clone is 0, user.max_user_namespaces is 0)", what
+        what, remedy = self.complaint(f'echo "{DENIED}"')
+        self.assertEqual(
+            what,
+            f"{DENIED} (kernel.unprivileged_userns_clone is 0, user.max_user_namespaces is 0)",
         )
         command = "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000"
-        self.assertIn(command, remedy)
-
-    def test_remedy_for_a_sysctl_in_a_unit_is_the_profile(self) -> None:
-        self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": str(os.getpid())})
-        self.set_sysctl("kernel.apparmor_restrict_unprivileged_userns", "1")
-        what, remedy = self.complaint(f'echo "{FAILURES[3][0]}"')
-        self.assertIn("(kernel.apparmor_restrict_unprivileged_userns is 1)", what)
-        self.assertIn("AppArmorProfile=-tawebeval", remedy)
-
-    def test_remedies_in_a_unit_are_lines_of_the_unit(self) -> None:
-        self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": str(os.getpid())})
-        for said, remedy in UNIT_FAILURES:
-            _, told = self.complaint(f'echo "{said}" >&2; exit 1')
-            self.assertIn(remedy, told)
-            self.assertNotIn("Docker", told)
-            self.assertNotIn("container", told)
-
-    def test_remedies_below_a_unit_are_not_those_of_the_unit(self) -> None:
-        self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": str(os.getppid())})
-        _, told = self.complaint(f'echo "{UNIT_FAILURES[2][0]}" >&2; exit 1')
-        self.assertIn("mount nothing over", told)
-
-    def test_remedies_in_a_container_are_options_of_the_engine(self) -> None:
-        (self.root / "run").mkdir()
-        for mark, engine, option in (
-            ("run/.containerenv", "podman", "--security-opt unmask=/proc/*"),
-            (".dockerenv", "docker", "--security-opt systempaths=unconfined"),
-        ):
-            (self.root / mark).touch()
-            for said, remedy in CONTAINER_FAILURES:
-                what, told = self.complaint(f'echo "{said}" >&2; exit 1')
-                self.assertEqual(what, said)
-                self.assertIn(remedy, told, engine)
-                self.assertTrue(told.endswith(f", {OTHERWISE}"), told)
-            for said in PROC_FAILURES:
-                self.assertIn(option, self.complaint(f'echo "{said}" >&2; exit 1')[1])
-            (self.root / mark).unlink()
-        self.patch(os, "environ", {**os.environ, "container": "podman"})
-        self.assertIn("unmask=/proc/*", self.complaint(f'echo "{PROC_FAILURES[0]}"')[1])
-        self.set_sysctl("user.max_user_namespaces", "0")
-        self.assertIn("as root run `sysctl", self.complaint(f'echo "{FAILURES[1][0]}"')[1])
+        self.assertTrue(remedy.startswith(f"as root run `{command}`; or permit"), remedy)
+        self.assertNotIn("sysctl", "".join(self.complaint("echo 'sh: 1: x'")))
 
     def test_unknown_failure_is_told_as_it_is(self) -> None:
         problem = self.complaint("printf 'bwrap: \\377 is new \\n\\n'; exit 1")
