@@ -4,9 +4,8 @@
 and knows which still run. `ProcessTransport` is what a run needs of an evaluator's process.
 
 `reactor.spawnProcess` is not used: it walks over every open descriptor in the reactor's thread,
-forks if a directory is given, looks at every child whenever one ends, and reads 8 KiB at a time.
-Here a pidfd reports the end of one child only, and `PipeReader` reads 64 KiB from a pipe that holds
-256 KiB.
+forks if a directory is given, and looks at every child whenever one ends. Here a pidfd reports the
+end of one child only.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ import contextlib
 import fcntl
 import os
 import select
-import signal
 import subprocess
 import sys
 import termios
 from collections.abc import Callable, Mapping, Sequence
 from resource import struct_rusage
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
-import attrs
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IReadDescriptor
 from twisted.internet.main import CONNECTION_DONE
@@ -33,151 +30,6 @@ from zope.interface import implementer
 
 STDOUT, STDERR = 1, 2
 _READ = 64 * 1024
-_PIPE = 256 * 1024  # bytes: the size of a pipe that was found full
-
-
-class PipeListener(Protocol):
-    """The receiver of a child's output; `name` is the child's descriptor, 1 or 2."""
-
-    def on_pipe_data(self, name: int, chunk: bytes) -> None:
-        """Take bytes that were read."""
-
-    def on_pipe_end(self, name: int) -> None:
-        """Take the end of the pipe, once."""
-
-
-@implementer(IReadDescriptor)
-class PipeReader:
-    """The reader of one pipe of a child, which reads large pieces.
-
-    A pipe that is found full is made larger, for its writer waits. The pipes of a user other than
-    root have one limit together (pipe(7)), so pipes that are never full stay small.
-    """
-
-    __slots__ = ("_descriptor", "_holds", "_name", "_owner", "_reactor", "is_closed")
-
-    def __init__(self, reactor: Any, descriptor: int, name: int, owner: PipeListener) -> None:
-        self.is_closed = False
-        self._reactor = reactor
-        self._descriptor = descriptor
-        self._name = name
-        self._owner = owner
-        self._holds = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
-        reactor.addReader(self)
-
-    def fileno(self) -> int:
-        """Return the pipe's descriptor, -1 when closed."""
-        return -1 if self.is_closed else self._descriptor
-
-    def logPrefix(self) -> str:
-        """Return the name for log lines."""
-        return type(self).__name__
-
-    def doRead(self) -> Any:
-        """Read once; return the reason to close, if any."""
-        try:
-            chunk = os.read(self._descriptor, _READ)
-        except (BlockingIOError, InterruptedError):
-            return None
-        except OSError:
-            return CONNECTION_DONE
-        if not chunk:
-            return CONNECTION_DONE
-        if len(chunk) >= self._holds:
-            self._enlarge()
-        self._owner.on_pipe_data(self._name, chunk)
-        return None
-
-    def _enlarge(self) -> None:
-        """Enlarge the pipe; at the user's limit of pipe pages leave it for a later read."""
-        with contextlib.suppress(OSError):
-            self._holds = fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, _PIPE)
-
-    def connectionLost(self, reason: Failure) -> None:
-        """Close the pipe."""
-        if self.is_closed:
-            return
-        self._reactor.removeReader(self)
-        self.is_closed = True
-        os.close(self._descriptor)
-        self._owner.on_pipe_end(self._name)
-
-    def read_remaining_output(self) -> None:
-        """Read what the pipe holds now, and close it, in the next turn: other writers may remain.
-
-        Closed at once, its number may become that of another descriptor, for which the reactor
-        would take what epoll(7) has reported of this one in the same turn.
-        """
-        if not self.is_closed:
-            self._reactor.removeReader(self)
-            held = fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4))
-            self._reactor.callLater(0, self._read_rest, int.from_bytes(held, sys.byteorder))
-
-    def _read_rest(self, size: int) -> None:
-        if self.is_closed:
-            return
-        if size:
-            self._owner.on_pipe_data(self._name, os.read(self._descriptor, size))
-        self.connectionLost(Failure(CONNECTION_DONE))
-
-
-def open_pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
-    """Return a pipe whose read end does not block; the stacks close its ends."""
-    ends = os.pipe2(os.O_CLOEXEC)
-    reading.callback(os.close, ends[0])
-    writing.callback(os.close, ends[1])
-    os.set_blocking(ends[0], False)
-    return ends
-
-
-@attrs.frozen
-class _StartedProcess:
-    """A running child, leader of its own session and process group, that nobody waits for yet.
-
-    `pidfd` becomes readable at the child's end; `stdout` and `stderr` are the non-blocking read
-    ends of its pipes. The `ChildProcess` that takes the child over closes all three.
-    """
-
-    pid: int
-    pidfd: int
-    stdout: int
-    stderr: int
-
-
-def _start_child(
-    argv: Sequence[str],
-    environment: Mapping[str, str],
-    directory: str,
-    descriptors: Sequence[int],
-) -> _StartedProcess:
-    """Start a child, as `Spawner` says. Raises: OSError."""
-    with contextlib.ExitStack() as writing, contextlib.ExitStack() as reading:
-        stdout, stderr = (open_pipe(reading, writing) for _ in range(2))
-        process = subprocess.Popen(
-            argv,
-            env=dict(environment),
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout[1],
-            stderr=stderr[1],
-            start_new_session=True,
-            pass_fds=descriptors,
-            umask=0o022,
-        )
-        process.returncode = 0  # so that Popen does not wait for the child
-        started = _StartedProcess(process.pid, _open_pidfd(process.pid), stdout[0], stderr[0])
-        reading.pop_all()
-        return started
-
-
-def _open_pidfd(pid: int) -> int:
-    """Open a pidfd for a child; without one, kill the child. Raises: OSError."""
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
 
 
 def has_process_ended(pidfd: int) -> bool:
@@ -253,6 +105,69 @@ class ProcessTransport(Protocol):
 
 
 @implementer(IReadDescriptor)
+class _Pipe:
+    """The read end of a child's pipe; `name` is the child's descriptor, 1 or 2."""
+
+    __slots__ = ("_child", "_file", "_name", "_reactor")
+
+    def __init__(self, reactor: Any, child: ChildProcess, name: int, file: IO[bytes]) -> None:
+        self._reactor = reactor
+        self._child = child
+        self._name = name
+        self._file = file
+        os.set_blocking(file.fileno(), False)
+        reactor.addReader(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the pipe is closed here."""
+        return self._file.closed
+
+    def fileno(self) -> int:
+        """Return the pipe's descriptor, -1 when closed."""
+        return -1 if self._file.closed else self._file.fileno()
+
+    def logPrefix(self) -> str:
+        """Return the name for log lines."""
+        return type(self).__name__
+
+    def doRead(self) -> Any:
+        """Read once; return the reason to close, if any."""
+        try:
+            chunk = self._file.read(_READ)
+        except OSError:
+            return CONNECTION_DONE
+        if chunk:
+            self._child.on_output(self._name, chunk)
+        return CONNECTION_DONE if chunk == b"" else None  # None: there is nothing now
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Close the pipe."""
+        if not self._file.closed:
+            self._reactor.removeReader(self)
+            self._file.close()
+            self._child.on_output_end(self._name)
+
+    def read_remaining_output(self) -> None:
+        """Read what the pipe holds now, and close it, in the next turn: other writers may remain.
+
+        Closed at once, its number may become that of another descriptor, for which the reactor
+        would take what epoll(7) has reported of this one in the same turn.
+        """
+        if not self._file.closed:
+            self._reactor.removeReader(self)
+            held = fcntl.ioctl(self._file.fileno(), termios.FIONREAD, bytes(4))
+            self._reactor.callLater(0, self._read_rest, int.from_bytes(held, sys.byteorder))
+
+    def _read_rest(self, size: int) -> None:
+        if self._file.closed:
+            return
+        if size:
+            self._child.on_output(self._name, self._file.read(size))
+        self.connectionLost(Failure(CONNECTION_DONE))
+
+
+@implementer(IReadDescriptor)
 class _PidReader:
     """The pidfd of a child, readable at the child's end."""
 
@@ -291,10 +206,9 @@ class ChildProcess:
     __slots__ = (
         "_has_ended",
         "_on_reaped",
+        "_pipes",
         "_protocol",
         "_reason",
-        "_stderr",
-        "_stdout",
         "pid",
         "resource_usage",
     )
@@ -303,19 +217,31 @@ class ChildProcess:
         self,
         reactor: Any,
         protocol: ProcessProtocol,
-        started: _StartedProcess,
+        process: subprocess.Popen[bytes],
         on_reaped: Callable[[int], object] = lambda pid: None,
     ) -> None:
-        """Take over a child. `on_reaped(pid)` is called when the kernel may use `pid` again."""
+        """Take over a child. `on_reaped(pid)` is called when the kernel may use `pid` again.
+
+        Raises: OSError, if there is no pidfd for it; then it is killed.
+        """
+        assert process.stdout is not None
+        assert process.stderr is not None
+        files = {STDOUT: process.stdout, STDERR: process.stderr}
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.communicate()
+            raise
+        process.returncode = 0  # so that Popen does not wait for it
         self.resource_usage: struct_rusage | None = None
-        self.pid = started.pid
+        self.pid = process.pid
         self._on_reaped = on_reaped
         self._protocol = protocol
         self._reason: Failure | None = None  # of its end
         self._has_ended = False
-        self._stdout = PipeReader(reactor, started.stdout, STDOUT, self)
-        self._stderr = PipeReader(reactor, started.stderr, STDERR, self)
-        _PidReader(reactor, started.pidfd, self._reap)
+        self._pipes = [_Pipe(reactor, self, name, file) for name, file in files.items()]
+        _PidReader(reactor, pidfd, self._reap)
         protocol.makeConnection(self)
 
     @property
@@ -323,11 +249,11 @@ class ChildProcess:
         """Whether the process itself runs, whatever its own children do."""
         return self._reason is None
 
-    def on_pipe_data(self, name: int, chunk: bytes) -> None:
+    def on_output(self, name: int, chunk: bytes) -> None:
         """Pass on output of the process."""
         self._protocol.childDataReceived(name, chunk)
 
-    def on_pipe_end(self, name: int) -> None:
+    def on_output_end(self, name: int) -> None:
         """Take the end of stdout or stderr."""
         self._protocol.childConnectionLost(name)
         self._check_end()
@@ -340,7 +266,7 @@ class ChildProcess:
         self._check_end()
 
     def _check_end(self) -> None:
-        are_closed = self._stdout.is_closed and self._stderr.is_closed
+        are_closed = all(pipe.is_closed for pipe in self._pipes)
         if self._reason is not None and are_closed and not self._has_ended:
             self._has_ended = True
             self._protocol.processEnded(self._reason)
@@ -352,8 +278,8 @@ class ChildProcess:
 
     def read_remaining_output(self) -> None:
         """Read what the pipes hold now, and close them: other processes may keep them open."""
-        self._stdout.read_remaining_output()
-        self._stderr.read_remaining_output()
+        for pipe in self._pipes:
+            pipe.read_remaining_output()
 
 
 class Spawner:
@@ -377,9 +303,24 @@ class Spawner:
         The child gets `descriptors` under the same numbers; they stay open here, too. Raises:
         OSError.
         """
-        started = _start_child(argv, environment, directory, descriptors)
-        self._children.add(started.pid)
-        return ChildProcess(self._reactor, protocol, started, self._children.discard)
+        process = subprocess.Popen(
+            argv,
+            bufsize=0,
+            env=dict(environment),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=descriptors,
+            umask=0o022,
+        )
+        self._children.add(process.pid)
+        try:
+            return ChildProcess(self._reactor, protocol, process, self._children.discard)
+        except OSError:
+            self._children.discard(process.pid)
+            raise
 
     @property
     def child_count(self) -> int:

@@ -87,15 +87,15 @@ _REMEDIES: Sequence[tuple[Sequence[str], str]] = (
         ("Can't mount proc", "max_user_namespaces"),
         (
             "mount nothing over the files of /proc; in the unit (with systemd-run by -p) set"
-            " ProtectProc=invisible, ProtectKernelLogs=no, and neither ProtectKernelTunables=yes nor"
-            f" ProcSubset=pid; {_CONTAINER}"
+            " ProtectProc=invisible, ProtectKernelLogs=no, and neither ProtectKernelTunables=yes"
+            f" nor ProcSubset=pid; {_CONTAINER}"
         ),
     ),
     (
         ("Function not implemented",),
         (
-            "permit the system call openat2; in the unit set RestrictSUIDSGID=no, and User= in place of"
-            f" DynamicUser=yes, which implies RestrictSUIDSGID=yes; {_CONTAINER}"
+            "permit the system call openat2; in the unit set RestrictSUIDSGID=no, and User= in"
+            f" place of DynamicUser=yes, which implies RestrictSUIDSGID=yes; {_CONTAINER}"
         ),
     ),
 )
