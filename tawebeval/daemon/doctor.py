@@ -348,7 +348,6 @@ CHECKS = (
     Check("callbacks", _check_callbacks),
     *(Check(component, examine) for component, examine in doctor_disk.CHECKS),
     Check("limits", _check_hard_limits),
-    Check("limits", lambda _: rlimits.find_lowered_hard_limits()),
     Check("descriptors", partial(_compare, rlimits.assess_descriptor_limit)),
     Check("processes", partial(_compare, rlimits.assess_process_limit)),
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from tawebeval.linux.cgroups import CgroupManager, Resource
-from tawebeval.linux.systemd_units import find_systemd_run
+from tawebeval.linux.systemd_units import SYSTEMD_MARKER_DIRECTORY
 
 _ENFORCED: Mapping[Resource, str] = {
     "memory": "limited for all processes of an evaluation together",
@@ -28,10 +29,9 @@ _MISSING: Mapping[Resource, str] = {
 
 _UNIT = (
     "start the daemon by a unit with Delegate=memory pids cpu and without ProtectControlGroups=yes,"
-    " such as tawebeval.service"
+    " such as tawebeval.service; or by: systemd-run --user --pty -p Delegate=yes"
+    " -p OOMPolicy=continue tawebeval serve"
 )
-# Options by which systemd-run delegates the cgroup of its unit to the daemon.
-_DELEGATED = "-p Delegate=yes -p OOMPolicy=continue"
 _VERSION_2 = (
     "boot the machine (of a container: its host) with the kernel parameter"
     " systemd.unified_cgroup_hierarchy=1, for cgroups of version 2 alone"
@@ -63,11 +63,7 @@ def describe_enforcement(cgroups: CgroupManager, what: Resource) -> str:
 
 def find_cgroup_remedy() -> str:
     """Return the remedy for resources that are not limited."""
-    systemd_run = find_systemd_run()
     with suppress(OSError):
         if " - cgroup " in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape"):
             return _VERSION_2
-    if systemd_run is not None:
-        command = f"; or by: {systemd_run} --pty {_DELEGATED} tawebeval serve"
-        return _UNIT + command if systemd_run else _UNIT
-    return _GIVEN
+    return _UNIT if os.path.isdir(SYSTEMD_MARKER_DIRECTORY) else _GIVEN

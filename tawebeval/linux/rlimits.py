@@ -90,18 +90,6 @@ def check_hard_limits(limits: LimitSettings, starter_pid: int = 0) -> None:
             )
 
 
-def find_lowered_hard_limits() -> Iterator[SetupProblem]:
-    """Yield the hard limits of the daemon that evaluators may want to be unlimited."""
-    for name in ("CORE", "CPU"):
-        hard = get_hard_limit(getattr(resource, f"RLIMIT_{name}"))
-        if hard is not None:
-            yield SetupProblem(
-                f"programs that set RLIMIT_{name} to unlimited fail: the daemon's hard limit is"
-                f" {hard}",
-                f"set Limit{name}=infinity in the unit (or ulimit -H)",
-            )
-
-
 def assess_descriptor_limit(configuration: Configuration) -> LimitAssessment:
     """Compare the limit of file descriptors with their need.
 

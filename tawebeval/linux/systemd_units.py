@@ -1,4 +1,4 @@
-"""The systemd unit that owns a cgroup, and the command that starts another unit.
+"""The systemd unit that owns a cgroup.
 
 Functions that ask systemd block, as long as systemd does. docs/operate.md has the units.
 """
@@ -36,20 +36,6 @@ def query_oom_policy(path: str) -> str:
     "stop" and "kill" end the unit; "" is unknown.
     """
     return _query_property(path, "OOMPolicy") if os.path.isdir(SYSTEMD_MARKER_DIRECTORY) else ""
-
-
-def find_systemd_run() -> str | None:
-    """Return the `systemd-run` command of this user.
-
-    "" means that the user has no systemd, None that the machine has none.
-    """
-    if not os.path.isdir(SYSTEMD_MARKER_DIRECTORY):
-        return None
-    own = find_user_runtime_directory()
-    if not os.path.exists(f"{own}/systemd/private"):
-        return ""
-    known = os.environ.get("XDG_RUNTIME_DIR") == own
-    return "systemd-run --user" if known else f"XDG_RUNTIME_DIR={own} systemd-run --user"
 
 
 def find_user_runtime_directory() -> str:

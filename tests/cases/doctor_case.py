@@ -58,7 +58,6 @@ class DoctorTestCase(SynchronousTestCase):
             (doctor, "open_sandbox", self.open_sandbox),
             (doctor, "check_git_version", lambda: "git version 2.39.5"),
             (probe, "probe_overlays_or_copies", self.probe_with_overlays),
-            (rlimits, "find_lowered_hard_limits", lambda: ()),
             (rlimits, "EPOLL_WATCH_LIMIT_FILE", watches),
             (doctor_disk, "shutil", usage),
             (doctor, "find_cgroup_remedy", lambda: "a unit"),

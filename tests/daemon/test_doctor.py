@@ -188,7 +188,6 @@ MANY_WATCHES = "up to 301500 may be needed -> run `sysctl fs.epoll.max_user_watc
 OVERLAYS = replace(probe, "probe_overlays_or_copies", gives(PROBLEM))
 OOM_STOP = replace(doctor, "query_oom_policy", gives("stop"))
 OOM_KILL = replace(doctor, "query_oom_policy", gives("kill"))
-LOWERED = replace(rlimits, "find_lowered_hard_limits", gives([PROBLEM]))
 NO_WATCHES = replace(rlimits, "EPOLL_WATCH_LIMIT_FILE", Path("/nonexistent"))
 SOME_DESCRIPTORS = replace(rlimits, "count_allowed_descriptors", gives(4096))
 FEW_DESCRIPTORS = replace(rlimits, "count_allowed_descriptors", gives(100))
@@ -220,7 +219,6 @@ MACHINE_FAULTS = (
     Fault(WEAKER, "trees: copies…(no such device)…-> overlays need", "", mount_no_overlays),
     Fault(WEAKER, "limits: OOMPolicy=stop ends…-> set OOMPolicy=continue", "", OOM_STOP),
     Fault(WEAKER, "limits: OOMPolicy=kill ends…-> set OOMPolicy=continue", "", OOM_KILL),
-    Fault(WEAKER, f"limits: {SAID}", "", LOWERED),
     Fault(BROKEN, "limits: -> set LimitNOFILE=5000", FILES, replace(resource, "getrlimit", HARD)),
     Fault(BROKEN, "watches: checked: [Errno 2] No such", "", NO_WATCHES),
     Fault(WEAKER, f"watches: {MANY_WATCHES}", WATCHES, allow_few_watches),

@@ -29,7 +29,7 @@ from tawebeval.linux.cgroups import (
     open_cgroups,
     open_starter_cgroups,
 )
-from tawebeval.linux.systemd_units import find_systemd_run, is_delegated, query_oom_policy
+from tawebeval.linux.systemd_units import is_delegated, query_oom_policy
 from tests.fakes.cgroups import FakeMachine
 
 LIMITS = LimitSettings(memory=64 * MIB, processes=32)
@@ -47,9 +47,8 @@ def describe(cgroups: CgroupManager) -> str:
 class CgroupsTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.delegated = True
-        self.run_command: str | None = None
         self.patch(module, "is_delegated", lambda path: self.delegated)
-        self.patch(cgroup_report, "find_systemd_run", lambda: self.run_command)
+        self.patch(cgroup_report, "SYSTEMD_MARKER_DIRECTORY", "/nonexistent")
         self.machine = self.make_machine()
 
     def make_machine(self, controllers: str = "cpu memory pids") -> FakeMachine:
@@ -105,7 +104,6 @@ class UnitTests(SynchronousTestCase):
     def test_without_systemd_nobody_else_uses_the_cgroups(self) -> None:
         self.folder.rmdir()
         self.assertTrue(is_delegated(self.group))
-        self.assertIsNone(find_systemd_run())
         self.assertEqual(query_oom_policy("/sys/fs/cgroup/system.slice/it.service"), "")
 
     def test_permission_tells_for_units_of_the_system(self) -> None:
@@ -121,18 +119,6 @@ class UnitTests(SynchronousTestCase):
             )
             for below in ("", "/a/group"):
                 self.assertEqual(is_delegated(f"{self.group}{below}"), delegated)
-
-    def test_systemd_run_is_the_command_that_works(self) -> None:
-        self.assertEqual(find_systemd_run(), "", "there is no systemd of the user")
-        (self.folder / "run/systemd").mkdir(parents=True)
-        (self.folder / "run/systemd/private").touch()
-        own = f"XDG_RUNTIME_DIR={self.folder}/run"
-        for environment, command in (
-            ({}, f"{own} systemd-run --user"),
-            ({"XDG_RUNTIME_DIR": f"{self.folder}/run"}, "systemd-run --user"),
-        ):
-            self.patch(os, "environ", environment)
-            self.assertEqual(find_systemd_run(), command)
 
     def test_oom_policy_is_asked_of_the_manager_of_the_unit(self) -> None:
         self.put_systemctl('echo "$*"')
@@ -183,21 +169,17 @@ class ParentTests(CgroupsTestCase):
     def test_systemd_has_to_delegate(self) -> None:
         self.delegated = False
         self.patch(Path, "read_text", lambda *_: "")
-        for self.run_command, words in (
-            ("", ("Delegate=memory pids cpu",)),
-            ("systemd-run --user", ("; or by: systemd-run --user --pty -p Delegate=yes ",)),
-        ):
-            cgroups = self.machine.open()
-            said = f"{self.machine.own}: systemd has not delegated it"
-            self.check(cgroups, set(), said, *words)
-            remedy = find_cgroup_remedy()
-            self.assertEqual("systemd-run" in remedy, bool(self.run_command))
-            self.assertEqual(self.machine.groups(), [])
+        self.patch(cgroup_report, "SYSTEMD_MARKER_DIRECTORY", "/")
+        said = f"{self.machine.own}: systemd has not delegated it"
+        words = ("Delegate=memory pids cpu", "; or by: systemd-run --user --pty -p Delegate=yes ")
+        self.check(self.machine.open(), set(), said, *words)
+        self.assertEqual(self.machine.groups(), [])
 
     def test_remedy_beside_version_1_is_the_kernels_parameter(self) -> None:
         self.patch(Path, "read_text", lambda *_: "1 0 0:1 / /c rw - cgroup cgroup rw,memory\n")
         said = "with the kernel parameter systemd.unified_cgroup_hierarchy=1"
-        for self.run_command in (None, "", "systemd-run --user"):
+        for place in ("/nonexistent", "/"):
+            self.patch(cgroup_report, "SYSTEMD_MARKER_DIRECTORY", place)
             self.assertIn(said, find_cgroup_remedy())
 
     def test_daemon_that_may_not_move_leaves_nothing(self) -> None:

@@ -27,7 +27,6 @@ from tawebeval.linux.rlimits import (
     count_allowed_processes,
     count_needed_descriptors,
     count_needed_processes,
-    find_lowered_hard_limits,
     limit_connections,
     raise_descriptor_limit,
 )
@@ -74,13 +73,6 @@ class LimitTests(CeilingsTestCase):
                 check_hard_limits(chosen)
             said = str(caught.exception)
             self.assertTrue(said.startswith(f"limits.maximum.{setting}: "), said)
-
-    def test_lowered_hard_limits_are_named(self) -> None:
-        self.assertEqual(list(find_lowered_hard_limits()), [])
-        self.hard = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: 3600}
-        for found, name in zip(find_lowered_hard_limits(), ("CORE", "CPU"), strict=True):
-            self.assertIn(f"RLIMIT_{name} to unlimited fail", found.description)
-            self.assertTrue(found.remedy.startswith(f"set Limit{name}=infinity"), found)
 
 
 class ProcessesTests(CeilingsTestCase):
