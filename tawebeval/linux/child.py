@@ -108,8 +108,6 @@ class ProcessTransport(Protocol):
 class _Pipe:
     """The read end of a child's pipe; `name` is the child's descriptor, 1 or 2."""
 
-    __slots__ = ("_child", "_file", "_name", "_reactor")
-
     def __init__(self, reactor: Any, child: ChildProcess, name: int, file: IO[bytes]) -> None:
         self._reactor = reactor
         self._child = child
@@ -171,8 +169,6 @@ class _Pipe:
 class _PidReader:
     """The pidfd of a child, readable at the child's end."""
 
-    __slots__ = ("_descriptor", "_on_exit", "_reactor")
-
     def __init__(self, reactor: Any, descriptor: int, on_exit: Callable[[], object]) -> None:
         self._reactor = reactor
         self._descriptor = descriptor
@@ -202,16 +198,6 @@ class ChildProcess:
     write to. `resource_usage` is that of the child and of the children that it waited for, None
     until its end. The child leads a session and a process group.
     """
-
-    __slots__ = (
-        "_has_ended",
-        "_on_reaped",
-        "_pipes",
-        "_protocol",
-        "_reason",
-        "pid",
-        "resource_usage",
-    )
 
     def __init__(
         self,

@@ -194,17 +194,6 @@ class Output:
     None if it does. `slow_seconds` is the processor time of slow reads.
     """
 
-    __slots__ = (
-        "_file",
-        "_limit",
-        "_pipe_size",
-        "error",
-        "is_open",
-        "pipe",
-        "size",
-        "slow_seconds",
-    )
-
     def __init__(self, path: str, pipe: int, limit: int) -> None:
         """Make the file. Raises: OSError."""
         self._file = os.open(path, _FILE_FLAGS | os.O_TRUNC, _PRIVATE)
@@ -275,8 +264,6 @@ class Output:
 class Broker:
     """The broker of a program: its listening socket, and its process once there is one."""
 
-    __slots__ = ("error", "listening", "output", "pid", "specification")
-
     def __init__(self, specification: Specification, listening: socket.socket) -> None:
         self.specification = specification
         self.listening = listening
@@ -298,23 +285,6 @@ class Broker:
 
 class Program:
     """A program that was started, or is being started. `exit` is set when it has ended."""
-
-    __slots__ = (
-        "answer",
-        "broker",
-        "devices",
-        "exit",
-        "is_forgotten",
-        "is_saved",
-        "lock",
-        "name",
-        "outputs",
-        "pid",
-        "report",
-        "serial",
-        "start_time",
-        "top",
-    )
 
     def __init__(self, name: str, serial: int) -> None:
         self.name = name
@@ -413,8 +383,6 @@ class Program:
 
 class Client:
     """A connected client. `notices` are the names of programs of which it is yet to be told."""
-
-    __slots__ = ("connection", "is_attached", "notices")
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection

@@ -168,48 +168,27 @@ def execute_starter(path: Path, cgroups: str, environment: Mapping[str, str]) ->
     given = {starter.CGROUP_DESCRIPTION_VARIABLE: cgroups}
     if "NOTIFY_SOCKET" in environment:
         given["NOTIFY_SOCKET"] = environment["NOTIFY_SOCKET"]
-    source = _make_program_file()
-    os.dup2(source, 0)
-    # This user may lack permission to read the Python of this process.
-    for python in _list_pythons():
-        options = [python, "-I", "-S"]
-        with contextlib.suppress(OSError):
-            if subprocess.run([*options, "-c", ""], env={}, stdin=source).returncode == 0:
-                argv = [*options, "/proc/self/fd/0", starter.PROCESS_NAME, str(path)]
-                os.execve(python, argv, given)  # noqa: S606
-    raise ConfigurationError("no Python that the user can execute", "install /usr/bin/python3")
+    argv = _list_arguments(path)
+    os.dup2(_make_program_file(), 0)
+    os.execve(argv[0], argv, given)  # noqa: S606
 
 
 def spawn_starter(path: Path) -> None:
     """Start a starter. Blocks.
 
     It ends with the calling thread, whatever ends that (PR_SET_PDEATHSIG). Its directory is made,
-    and has what it says in the file `log`. Raises: OSError.
+    and has what it says in the file `log`. Raises: OSError, ConfigurationError.
     """
-    errors = list[str]()
+    argv = [*_list_arguments(path), str(os.getpid())]
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for python in _list_pythons():
-        try:
-            _spawn(python, path)
-        except TimeoutError:
-            raise
-        except OSError as error:
-            errors.append(str(error.strerror or error))
-        else:
-            return
-    what = "the starter of evaluators cannot be started"
-    raise OSError(None, f"{what}: {'; '.join(dict.fromkeys(errors))}")
-
-
-def _spawn(python: str, path: Path) -> None:
-    source, options = _make_program_file(), [python, "-I", "-S"]
+    program = _make_program_file()
     said = os.open(path.parent / "log", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
-            [*options, "/proc/self/fd/0", starter.PROCESS_NAME, str(path), str(os.getpid())],
+            argv,
             env={},
             cwd="/",
-            stdin=source,
+            stdin=program,
             stdout=subprocess.DEVNULL,
             stderr=said,
             start_new_session=True,  # a key on the terminal shall not end it before the daemon
@@ -229,9 +208,11 @@ def _spawn(python: str, path: Path) -> None:
                 raise TimeoutError(errno.ETIMEDOUT, _HANGS)
             time.sleep(_LOOK)
         words = os.pread(said, _READ, 0).decode(errors="replace").strip().rpartition("\n")[2]
-        raise OSError(None, words or STARTER_ENDED)
+        raise OSError(
+            None, f"the starter of evaluators cannot be started: {words or STARTER_ENDED}"
+        )
     finally:
-        os.close(source)
+        os.close(program)
         os.close(said)
 
 
@@ -241,8 +222,18 @@ def _make_program_file() -> int:
     return program
 
 
-def _list_pythons() -> Sequence[str]:
-    return list(dict.fromkeys((sys.executable, "/usr/bin/python3")))
+def _list_arguments(path: Path) -> list[str]:
+    """Return the arguments of a starter whose stdin is its program. Raises: ConfigurationError.
+
+    This user may lack permission to execute the Python of this process.
+    """
+    for python in (sys.executable, "/usr/bin/python3"):
+        options, nothing = [python, "-I", "-S"], subprocess.DEVNULL
+        with contextlib.suppress(OSError):
+            tried = subprocess.run([*options, "-c", ""], env={}, stdin=nothing, stderr=nothing)
+            if tried.returncode == 0:
+                return [*options, "/proc/self/fd/0", starter.PROCESS_NAME, str(path)]
+    raise ConfigurationError("no Python that the user can execute", "install /usr/bin/python3")
 
 
 @implementer(IReadWriteDescriptor)
