@@ -32,8 +32,6 @@ from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (
     TOOLS_NAME,
     BubblewrapSandbox,
-    build_minimal_system_options,
-    build_network_options,
     build_system_options,
     prepare_etc,
     write_sandbox_files,
@@ -104,41 +102,6 @@ class BubblewrapTestCase(CellTestCase):
 
 
 class ArgumentTests(BubblewrapTestCase):
-    def expected(self, *middle: str, network: bool = False) -> list[str]:
-        own = str(self.workspace.root)
-        return [
-            *("/opt/bwrap", "--unshare-user", "--unshare-all", "--disable-userns"),
-            *("--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000"),
-            *("--hostname", "evaluation", "--cap-drop", "ALL", "--as-pid-1"),
-            *(["--share-net"] if network else []),
-            *("--add-seccomp-fd", "6", "--add-seccomp-fd", "7"),
-            *("--json-status-fd", "4", "--args", "3"),
-            *("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"),
-            *("--bind", f"{own}/scratch", "/tmp", "--bind", f"{own}/shm", "/dev/shm"),
-            *middle,
-            *("--ro-bind", f"{own}/submission", "/evaluation/submission"),
-            *("--bind", f"{own}/tree", "/evaluation/tree"),
-            *("--bind", f"{own}/tmp", "/evaluation/tmp"),
-            *("--bind", f"{own}/home", "/evaluation/home"),
-            *("--ro-bind", f"/state/accounts/{TOOLS_NAME}", "/evaluation/tools"),
-            *("--ro-bind", f"{own}/runner", "/evaluation/runner"),
-            *("--ro-bind", "/state/accounts/init", "/init"),
-            *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
-            *("--chdir", "/evaluation/tree/sub"),
-            *("--", "/init", "-c", WAIT, "/init", "99", "cat", "-- x"),
-        ]
-
-    def test_evaluator_has_all_namespaces_and_writes_to_its_workspace_alone(self) -> None:
-        for network in (False, True):
-            argv = self.sandbox(network=network).build_argv(
-                self.cell.launch.workspace_view,
-                Path("/evaluation/tree/sub"),
-                self.workspace.root / "runner",
-                ["cat", "-- x"],
-                99,
-            )
-            self.assertEqual(list(argv), self.expected(network=network))
-
     def test_readable_paths_are_read_only_and_hide_nothing(self) -> None:
         argv = self.sandbox("/srv/tests", "/evaluation").build_argv(
             self.cell.launch.workspace_view,
@@ -147,8 +110,19 @@ class ArgumentTests(BubblewrapTestCase):
             ["cat", "-- x"],
             99,
         )
-        shown = ("--ro-bind", "/srv/tests", "/srv/tests", "--ro-bind", "/evaluation", "/evaluation")
-        self.assertEqual(list(argv), self.expected(*shown))
+        own = str(self.workspace.root)
+        mounts = [argv[at : at + 3] for at in range(len(argv)) if argv[at].endswith("-bind")]
+        self.assertEqual(
+            mounts[3:8],
+            [
+                ["--ro-bind", "/srv/tests", "/srv/tests"],
+                ["--ro-bind", "/evaluation", "/evaluation"],
+                ["--ro-bind", f"{own}/submission", "/evaluation/submission"],
+                ["--bind", f"{own}/tree", "/evaluation/tree"],
+                ["--bind", f"{own}/tmp", "/evaluation/tmp"],
+            ],
+        )
+        self.assertEqual(argv[-6:], ["-c", WAIT, "/init", "99", "cat", "-- x"])
 
     def test_process_limits_are_set_before_bwrap(self) -> None:
         directory = self.workspace.tree_directory / "sub"
@@ -168,8 +142,7 @@ class ArgumentTests(BubblewrapTestCase):
                 name: launch.rlimits.get(getattr(resource, f"RLIMIT_{name}")) for name in limited
             }
             self.assertEqual(own, dict.fromkeys(limited) | more)
-            inside = ("/bin/sh", "-c", "./it --now")
-            self.assertEqual(list(launch.argv), [*self.expected()[:-2], *inside], enforced)
+            self.assertEqual(launch.argv[-4:], ["99", "/bin/sh", "-c", "./it --now"])
             self.assertEqual(launch.environment, {})
             self.assertEqual((launch.directory, launch.has_own_process_limit), ("/", True))
 
@@ -385,27 +358,6 @@ class SystemTests(SynchronousTestCase):
         self.assertEqual(self.view(network=True), self.expected(*own, *certificates))
         more = self.copied(network=True) - self.copied(network=False)
         self.assertEqual(more, {"hosts", "resolv.conf"})
-
-    def test_git_sees_etc_file_by_file(self) -> None:
-        arguments = build_minimal_system_options(self.root / "state/accounts")
-        self.assertEqual(
-            [argument.removeprefix(str(self.root)) for argument in arguments],
-            self.expected(
-                *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
-                *("--ro-bind-try", "/etc/ld.so.conf", "/etc/ld.so.conf"),
-                *("--ro-bind", "/state/accounts/passwd", "/etc/passwd"),
-                *("--ro-bind", "/state/accounts/group", "/etc/group"),
-            ),
-        )
-        arguments = build_network_options()
-        self.assertEqual(
-            [argument.removeprefix(str(self.root)) for argument in arguments],
-            [
-                *("--ro-bind-try", "/etc/hosts", "/etc/hosts"),
-                *("--ro-bind-try", "/run/resolv.conf", "/etc/resolv.conf"),
-                *("--ro-bind-try", "/etc/ssl/certs", "/etc/ssl/certs"),
-            ],
-        )
 
     def test_private_files_of_the_real_etc_are_not_shown(self) -> None:
         etc = prepare_etc(self.root, [], network=True)
