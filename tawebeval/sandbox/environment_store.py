@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -59,9 +58,6 @@ _ENVIRONMENT = {
 _SHOWN = 0o555  # the mode of directories and programs
 _NOTE = "Removing leading"  # in lines of tar that report no error
 _IMAGE_FILES = ("oci-layout", "manifest.json")  # at the top of an archive of layers
-# What tar(1) says without the program that it needs to decompress.
-_NO_DECOMPRESSOR = re.compile(r"tar \(child\): (\w+): Cannot exec")
-_DEBIAN_PACKAGES = {"xz": "xz-utils", "lzma": "xz-utils", "compress": "ncompress"}
 _OWN = "own"  # the directory of the sandbox's files
 
 
@@ -252,7 +248,7 @@ class _Import:
             if child.returncode:
                 errors.seek(0)
                 said = errors.read(_COMPLAINT).decode(errors="replace")
-                raise make_tar_error(self._archive, said)
+                raise _make_tar_error(self._archive, said)
 
     def _check_disk(self) -> None:
         """Raise ConfigurationError if the disk is nearly full."""
@@ -264,14 +260,8 @@ class _Import:
             )
 
 
-def make_tar_error(archive: Path, said: str) -> ConfigurationError:
+def _make_tar_error(archive: Path, said: str) -> ConfigurationError:
     """Return the error of an archive for which tar failed and said this."""
-    if program := _NO_DECOMPRESSOR.search(said):
-        package = _DEBIAN_PACKAGES.get(program[1], program[1])
-        return ConfigurationError(
-            f"{archive} needs {program[1]}, which is not installed",
-            f"install {program[1]}, on Debian as root: apt-get install {package}",
-        )
     lines = [
         line.strip().removeprefix(BWRAP_ERROR_PREFIX)
         for line in said.strip().splitlines()

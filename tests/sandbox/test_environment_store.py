@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.sandbox.environment_store import EnvironmentStore, StoredRoot, make_tar_error
+from tawebeval.sandbox.environment_store import EnvironmentStore, StoredRoot
 from tawebeval.sandbox.environments import lock_environment_root
 from tests.cases.roots import make_root
 
@@ -61,12 +61,6 @@ class StoreTests(SynchronousTestCase):
         (self.source / "usr/bin/dash").write_bytes(b"#!another\n")
         self.assertNotEqual(self.import_source().path, one.path)
         self.assertEqual(len(list(self.store.list_roots())), 2)
-
-    def test_missing_decompressor_is_named_with_its_package(self) -> None:
-        said = "tar (child): xz: Cannot exec: No such file or directory\ntar: Child returned 2"
-        error = str(make_tar_error(self.folder / "root.tar.xz", said))
-        self.assertIn("root.tar.xz needs xz, which is not installed; install xz,", error)
-        self.assertTrue(error.endswith("apt-get install xz-utils"), error)
 
     def test_root_that_is_being_removed_is_not_taken_for_stored(self) -> None:
         path = self.import_source().path
