@@ -85,7 +85,9 @@ def serve(config: Path | None, listen: tuple[str, ...]) -> None:
     given = ["--config", str(config)] if config else []
     for endpoint in listen:
         given += ["--listen", endpoint]
-    options.parseOptions(["--nodaemon", "--pidfile=", name, *given])
+    # twistd changes to the working directory, which may be closed to the user of --user.
+    place = "." if os.access(".", os.X_OK) else "/"
+    options.parseOptions(["--nodaemon", "--pidfile=", "--rundir", place, name, *given])
     runApp(options)
     raise SystemExit(options.subOptions.get_exit_status())
 

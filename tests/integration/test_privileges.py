@@ -126,15 +126,11 @@ class ClosedDirectoryTests(RootTestCase):
         subprocess.run(["chmod", "-R", "go=", str(self.closed)], check=True)
         self.variables = {"PYTHONPATH": str(self.closed), **self.places}
 
-    def start_for_nobody(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command of tawebeval by `--user`, beside an evaluator."""
-        evaluator = self.closed / "evaluator"
-        evaluator.mkdir(exist_ok=True)
-        (evaluator / "evaluator.sh").write_text("cat $SUBMISSION_FILE_SOURCE")
-        (evaluator / "solution").write_text("solution")
+    def start_for_nobody(self, cwd: Path, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command of tawebeval by `--user`."""
         process = subprocess.Popen(
             [sys.executable, "-c", CLOSED_COMMAND, *arguments, "--user", "nobody"],
-            cwd=evaluator,
+            cwd=cwd,
             env=environment(**self.variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -145,8 +141,12 @@ class ClosedDirectoryTests(RootTestCase):
         return process
 
     def run_for_nobody(self, *arguments: str) -> str:
-        """Run such a command; return its stdout."""
-        process = self.start_for_nobody(*arguments)
+        """Run such a command beside an evaluator; return its stdout."""
+        evaluator = self.closed / "evaluator"
+        evaluator.mkdir(exist_ok=True)
+        (evaluator / "evaluator.sh").write_text("cat $SUBMISSION_FILE_SOURCE")
+        (evaluator / "solution").write_text("solution")
+        process = self.start_for_nobody(evaluator, *arguments)
         stdout, stderr = process.communicate(timeout=LONG_PATIENCE)
         self.assertIn(process.returncode, (0, 1), stderr)
         return stdout
@@ -169,7 +169,6 @@ class ClosedDirectoryTests(RootTestCase):
             place = daemon.state / "accounts" / TOOLS_NAME
             tools = "/evaluation/tools" if kind == "auto" else place
             self.assertEqual(text(events), f"{tools}/lib\n{tools}/bin/tawebeval-run\n")
-            self.assertIn(f"{self.closed}/tawebeval: the daemon", daemon.log)
             await daemon.stop()
 
     async def test_doctor_finds_no_fault_of_the_sandbox(self) -> None:
@@ -184,7 +183,7 @@ class ClosedDirectoryTests(RootTestCase):
 
     def test_daemon_of_user_that_root_names_serves(self) -> None:
         listen = f"tcp:{free_port()}:interface=127.0.0.1"
-        process = self.start_for_nobody("serve", "--listen", listen)
+        process = self.start_for_nobody(self.closed, "serve", "--listen", listen)
         assert process.stdout is not None
         log = ""
         while "ready: " not in log:
