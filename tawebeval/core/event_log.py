@@ -6,10 +6,10 @@ before it, and nothing else discards an event.
 
 A *segment* is a number of consecutive events, and their source: a checkpoint of the parser and the
 place in stdout from which the parser went on there. `EventMemory` bounds the bytes of all logs
-together. It evicts segments of the caller that has most; `parse_segment` makes an evicted segment's
-events again, from the same bytes of stdout. They are the same events, one by one:
-the parser depends on its bytes and on the places of flushes (`tawebeval.core.segi`). The caller
-keeps these places and the times of the events as marks beside stdout.
+together. It evicts segments of the caller that has most. An evicted segment's events are parsed
+again from the same bytes of stdout (`evaluations.eventlog`). They are the same events, one by one:
+the parser depends on its bytes and on the places of flushes (`tawebeval.core.segi`). These places
+and the times of the events are kept as marks beside stdout.
 
 A segment has a checksum of its bytes of stdout: where the disk has damaged them, a reader gets an
 error in place of other events.
@@ -17,16 +17,14 @@ error in place of other events.
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
-from tawebeval.core.events import EMPTY_BATCH, EventBatch, split_batch
+from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.ring import EventRing
-from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 
@@ -50,7 +48,7 @@ class StdoutChanged(Exception):
 class Mark:
     """Note on the events before `end_cursor`, after those of the mark before.
 
-    The caller keeps marks beside stdout. `time_ms` is the events' time in milliseconds since the
+    `time_ms` is the events' time in milliseconds since the
     epoch. `flushed_at` is the number of bytes of stdout after which a flush delivered a partial
     line, None if no flush did. `is_last` says that the end of stdout brought the events.
     """
@@ -244,7 +242,7 @@ class EventLog:
         self.has_ended = True
 
     def load_segment(self, segment: EventSegment, ring: EventRing) -> None:
-        """Put an evicted segment's events, from `parse_segment`, back into memory."""
+        """Put an evicted segment's events, which were parsed again, back into memory."""
         if segment.end_cursor > self.begin_cursor and segment.ring is None:
             ring.acknowledge(max(self.begin_cursor, segment.begin_cursor))
             segment.ring = ring
@@ -313,78 +311,3 @@ class EventLog:
             self._memory.release(segment)
         self._segments.clear()
         self.begin_cursor = self.end_cursor
-
-
-def parse_segment(
-    segment: EventSegment,
-    stdout: bytes,
-    marks: Sequence[Mark],
-    read_file: Callable[[int], bytes | str],
-    markers: Markers,
-) -> EventRing:
-    """Return the events of an evicted segment in a ring of their own. Blocks for a while.
-
-    `stdout` has the bytes of the segment's source, `marks` its marks. `read_file(n)` returns the
-    content of the n-th file that stdout named, or the message of its refusal. Raises:
-    StdoutChanged.
-    """
-    source = segment.source
-    assert source is not None, "the newest events are in memory"
-    if zlib.crc32(stdout) != source.checksum:
-        raise StdoutChanged
-    parser = SegiParser(markers)
-    if source.checkpoint:
-        parser = SegiParser.resume(source.checkpoint, markers)
-    flushes = [mark.flushed_at for mark in marks if mark.flushed_at is not None]
-    count = segment.end_cursor - segment.begin_cursor
-    batch = _join(_parse(parser, source, stdout, flushes, read_file), count)
-    if batch.count < count:
-        raise StdoutChanged
-    # The last read may have events of the next segment, too.
-    return _make_ring(segment, split_batch(batch, count)[0], marks)
-
-
-def _parse(
-    parser: SegiParser,
-    source: SegmentSource,
-    stdout: bytes,
-    flushes: Iterable[int],
-    read_file: Callable[[int], bytes | str],
-) -> Iterable[EventBatch]:
-    at, file = source.stdout_begin, source.first_file
-    for place in [*flushes, None]:
-        end = source.stdout_end if place is None else place
-        yield parser.feed(stdout[at - source.stdout_begin : end - source.stdout_begin])
-        at = end
-        while parser.has_pending_input or parser.awaited_file is not None:
-            if parser.awaited_file is None:
-                yield parser.parse_pending()
-                continue
-            content = read_file(file)
-            file += 1
-            answer = parser.refuse_file if isinstance(content, str) else parser.supply_file
-            yield answer(content)  # type: ignore[arg-type]
-        if place is not None:
-            yield parser.flush_partial_line()
-    if source.is_last:
-        yield parser.finish()
-
-
-def _join(batches: Iterable[EventBatch], min_count: int) -> EventBatch:
-    """Join batches until they have `min_count` events."""
-    count, lines = 0, []
-    for batch in batches:
-        count += batch.count
-        lines.append(batch.lines)
-        if count >= min_count:
-            break
-    return EventBatch(count, b"".join(lines))
-
-
-def _make_ring(segment: EventSegment, batch: EventBatch, marks: Sequence[Mark]) -> EventRing:
-    """Return a ring of a segment's events, with their times."""
-    ring = EventRing(segment.begin_cursor, segment.begin_cursor)
-    for mark in marks:
-        first, batch = split_batch(batch, mark.end_cursor - ring.end_cursor)
-        ring.append_batch(first, mark.time_ms)
-    return ring

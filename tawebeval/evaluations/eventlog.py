@@ -37,7 +37,6 @@ from tawebeval.core.event_log import (
     Mark,
     SegmentSource,
     StdoutChanged,
-    parse_segment,
 )
 from tawebeval.core.events import EventBatch, compute_base64_size, split_batch
 from tawebeval.core.fileblock import FileReference
@@ -296,7 +295,7 @@ class RecordedStdout:
         self._append(self._parser.finish(), is_last=True)
         if self._replayed_marks:
             raise StdoutChanged
-        if self.log.end_cursor > self._begin_cursor:
+        if self.log.end_cursor > self._begin_cursor and not self._drops_new_events:
             self._write_segment(self.stdout_bytes, b"", b"", is_last=True)
 
     def finish_without_files(self, refusal: str) -> Iterator[None]:
@@ -413,7 +412,9 @@ class RecordedStdout:
         if records:
             self._resume(records[-1])
         if not (records and records[-1].source.is_last):
-            yield from self._replay()
+            marks = self._files.read_marks(self._mark_count)
+            self._mark_count += len(marks)
+            yield from self._replay(marks)
         if self._files.stdout_size < self.stdout_bytes:
             raise StdoutChanged
 
@@ -425,13 +426,12 @@ class RecordedStdout:
         self._parser.result_summary = ResultSummary.unpack(last.result_summary)
         self._begin_segment(last.end_cursor, last.next_stdout_begin, last.next_checkpoint, 0)
 
-    def _replay(self) -> Iterator[None]:
-        """Parse again what the earlier process has delivered after the last segment.
+    def _replay(self, marks: list[Mark], end: int | None = None) -> Iterator[None]:
+        """Parse again what was delivered with these marks, up to a place in stdout.
 
-        All of stdout is parsed that is there, with the events that were not delivered yet.
+        Without an `end` all of stdout is parsed that is there, with the events that were not
+        delivered yet. Raises: StdoutChanged.
         """
-        marks = self._files.read_marks(self._mark_count)
-        self._mark_count += len(marks)
         self._replayed_marks = marks[:]
         for mark in marks:
             if mark.flushed_at is not None:
@@ -445,7 +445,7 @@ class RecordedStdout:
                     raise StdoutChanged  # the file is gone that stdout names
                 self.finish()
                 return
-        while self._replay_read():
+        while self._replay_read(end):
             yield
         if self._replayed_marks:
             raise StdoutChanged
@@ -473,20 +473,21 @@ class RecordedStdout:
         """Return the events of an evicted segment again. Blocks. Raises: StdoutChanged."""
         source = segment.source
         assert source is not None, "an evicted segment has ended"
-
-        def read_file(number: int) -> bytes | str:
-            content = self._files.read_file(number)
-            if content is None:
-                raise StdoutChanged
-            return content
-
-        return parse_segment(
-            segment,
-            self._files.read_stdout(source.stdout_begin, source.stdout_end),
-            self._files.read_marks(source.first_mark, source.end_mark),
-            read_file,
-            self.markers,
-        )
+        stdout = self._files.read_stdout(source.stdout_begin, source.stdout_end)
+        if zlib.crc32(stdout) != source.checksum:
+            raise StdoutChanged
+        log = EventLog(EventMemory(0), segment.begin_cursor, segment.begin_cursor)
+        again = RecordedStdout(log, self._files, self.markers, self._read_wall_clock)
+        again._drops_new_events = True
+        again.stdout_bytes, again._file_count = source.stdout_begin, source.first_file
+        if source.checkpoint:
+            again._parser = SegiParser.resume(source.checkpoint, self.markers)
+        marks = self._files.read_marks(source.first_mark, source.end_mark)
+        for _ in again._replay(marks, source.stdout_end):
+            pass
+        if log.end_cursor != segment.end_cursor or log.segments[0].ring is None:
+            raise StdoutChanged
+        return log.segments[0].ring
 
     @property
     def has_discarded_files(self) -> bool:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core import event_log, segi
+from tawebeval.core import event_log
 from tawebeval.core.event_log import (
     EventLog,
     EventMemory,
-    EventSegment,
     EventsEvicted,
-    Mark,
     SegmentSource,
-    StdoutChanged,
-    parse_segment,
 )
-from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_data_event, encode_text_events
+from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_data_event
 from tawebeval.core.ring import EventRing
-from tawebeval.core.segi import SegiParser
-from tests.cases.strategies import MARKERS, SMALL_STEPS
 
 PLENTY = 2**20
 
@@ -192,51 +185,3 @@ def ring_of(*values: int) -> EventRing:
     for value in values:
         ring.append_batch(number(value), 0)
     return ring
-
-
-class ParseTests(SynchronousTestCase):
-    def parse(
-        self,
-        stdout: bytes,
-        count: int,
-        *marks: Mark,
-        source: SegmentSource | None = None,
-        read_file: Callable[[int], bytes | str] = lambda number: b"",
-    ) -> EventRing:
-        """Return the ring of a segment of `count` events, at the start of stdout by default."""
-        segment = EventSegment(0, count, None, source or source_of(stdout, is_last=True))
-        marks = marks or (Mark(count, 0),)
-        return parse_segment(segment, stdout, marks, read_file, MARKERS)
-
-    def test_flushes_and_times_are_those_of_the_marks(self) -> None:
-        ring = self.parse(b"ab\n", 3, Mark(1, 1000, flushed_at=1), Mark(3, 2000, is_last=True))
-        batch = ring.read_timed_events(0, PLENTY, str)
-        one = encode_text_events(b"a").lines.replace(b"}\n", b',"time":"1.0"}\n')
-        two = encode_text_events(b"b\n").lines.replace(b"}\n", b',"time":"2.0"}\n')
-        self.assertEqual(batch.lines, one + two)
-
-    def test_segment_begins_with_the_state_of_its_checkpoint(self) -> None:
-        parser = SegiParser(MARKERS)
-        parser.feed(b"~DB\n1\n")
-        place, checkpoint = parser.make_checkpoint()
-        stdout = b"2\n~DE\n"
-        source = SegmentSource(place, place + len(stdout), checkpoint, zlib.crc32(stdout), 0, 1, 0)
-        ring = self.parse(stdout, 1, source=source)
-        self.assertEqual(ring.read_events(0, PLENTY), encode_data_event(b"2"))
-
-    def test_files_are_those_that_were_read(self) -> None:
-        for name, size in SMALL_STEPS.items():
-            self.patch(segi, name, size)
-        block = b"\n~FB\nX-SEGI-As: path\n\na\n~FE\n"
-        files: list[bytes | str] = [b"content", "there is no such file"]
-        ring = self.parse(b"\n" * 400 + block * 2, 402, read_file=files.__getitem__)
-        lines = ring.read_events(0, PLENTY).lines
-        self.assertIn(b'"content_base64":"Y29udGVudA=="', lines)
-        self.assertIn(b"there is no such file", lines)
-
-    def test_other_bytes_are_refused(self) -> None:
-        source = source_of(b"a\n", is_last=True)
-        self.assertRaises(StdoutChanged, self.parse, b"b\n", 2, source=source)
-        self.assertRaises(StdoutChanged, self.parse, b"a", 2, source=source)
-        self.assertRaises(StdoutChanged, self.parse, b"a\n", 3, source=source)
-        self.assertRaises(StdoutChanged, self.parse, b"a\n", 3, source=source_of(b"a\n"))

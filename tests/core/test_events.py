@@ -17,6 +17,7 @@ from tawebeval.core.events import (
     encode_file_event,
     encode_text_events,
     has_blank_line,
+    split_batch,
 )
 from tawebeval.core.fileblock import PrintedFile
 from tests.cases.strategies import ErrorEvent, classify, decode, texts
@@ -149,3 +150,9 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(batch.count, 3)
         self.assertEqual(decode(batch), ["a", "\n", b"1"])
         self.assertEqual(EMPTY_BATCH + batch + EMPTY_BATCH, batch)
+
+    def test_parts_of_a_split_batch_are_its_events_in_order(self) -> None:
+        batch = encode_text_events(b"a\n")
+        for count in range(batch.count + 1):
+            first, others = split_batch(batch, count)
+            self.assertEqual((first.count, first + others), (count, batch))
