@@ -28,6 +28,7 @@ from tawebeval.daemon.directories import (
     locate_archive,
 )
 from tawebeval.daemon.disk_sync import DiskSync
+from tawebeval.daemon.health import SANDBOX_PROBE_PERIOD
 from tawebeval.daemon.logging import LogWriter
 from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
 from tawebeval.daemon.reload import ConfigurationFile, ReloadableConfiguration, ReloadService
@@ -410,6 +411,8 @@ class DaemonBuilder:
             sync.sync_if_due,
         )
         yield make_periodic_timer(calls, self.reactor)
+        probe = self.monitoring.sandbox_probe.start_probe_if_needed
+        yield make_periodic_timer((probe,), self.reactor, SANDBOX_PROBE_PERIOD)
         if self.archive is not None:
             yield make_periodic_timer((self.archive.begin_removal,), self.reactor, _REMOVAL_PERIOD)
 
@@ -464,7 +467,7 @@ def build_daemon(
     endpoints = dict.fromkeys(configuration.listen)  # without duplicates
     services = chain(
         parts.make_reload_services(daemon, file or ConfigurationFile(), notifier),
-        (parts.monitoring.reactor_lag, parts.monitoring.sandbox_probe),
+        (parts.monitoring.reactor_lag,),
         parts.make_timers(),
         (make_listener(each, parts.site, reactor, configuration.http) for each in endpoints),
         (parts.make_watchdog(notifier),),

@@ -7,13 +7,9 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 import attrs
-from twisted.application.service import Service
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from tawebeval.core.counters import EvaluationCounters
@@ -114,53 +110,36 @@ class Readiness:
         return found
 
 
-class SandboxProbe(Service):
+@attrs.define(eq=False)
+class SandboxProbe:
     """Probe of the sandbox, repeated while the last evaluation has failed because of the daemon.
 
     `probe_sandbox` blocks and returns the problem, or None. Without the probe a daemon behind a
     proxy would never become ready again: the proxy sends evaluations to ready daemons only.
     """
 
-    name = "probe"
+    _tally: EvaluationCounters
+    _probe_sandbox: Callable[[], SetupProblem | None]
+    _threads: WorkerThreads
+    _clock: IReactorTime
+    _last_problem: SetupProblem | None = None
+    _is_running: bool = False
 
-    def __init__(
-        self,
-        tally: EvaluationCounters,
-        probe_sandbox: Callable[[], SetupProblem | None],
-        threads: WorkerThreads,
-        clock: Any,
-    ) -> None:
-        self._tally = tally
-        self._probe_sandbox = probe_sandbox
-        self._threads = threads
-        self._clock = clock
-        self._last_problem: SetupProblem | None = None
-        self._probes = LoopingCall(self._probe)
-        self._probes.clock = clock
-
-    def startService(self) -> None:
-        """Start probing."""
-        super().startService()
-        self._probes.start(SANDBOX_PROBE_PERIOD, now=False)
-
-    def stopService(self) -> None:
-        """Stop probing."""
-        super().stopService()
-        self._probes.stop()
-
-    def _probe(self) -> Deferred[None] | None:
+    def start_probe_if_needed(self) -> None:
+        """Start a probe. To be called every `SANDBOX_PROBE_PERIOD` seconds."""
         fault = self._tally.latest_fault
-        return None if fault is None else Deferred.fromCoroutine(self._run_check(fault))
+        if fault is not None and not self._is_running:
+            self._is_running = True
+            run_in_background(self._probe(fault), log, "defect: the sandbox could not be probed")
 
-    async def _run_check(self, fault: tuple[float, str]) -> None:
+    async def _probe(self, fault: tuple[float, str]) -> None:
         try:
             problem = await self._threads.run_in_thread(self._probe_sandbox)
         except OSError as error:
             log.warn("the sandbox could not be probed: {error}", error=error)
             return
-        except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
-            log.failure("defect: the sandbox could not be probed")
-            return
+        finally:
+            self._is_running = False
         if self._tally.latest_fault is not fault:
             return  # an evaluation has ended meanwhile: its result is newer
         if problem is None:

@@ -282,14 +282,17 @@ class ServiceTests(SynchronousTestCase):
     def test_timer_makes_all_periodic_calls(self) -> None:
         made = self.note_calls("make_periodic_timer")
         daemon = self.make()
-        ((calls, reactor),) = made
+        (calls, reactor), (probes, _, seconds) = made
         self.assertIs(reactor, self.reactor)
         names = (
             "expire_evaluations reap_ended_orphans retry_next_calls start_removal_of_leftovers"
             " check_disks sync_if_due"
         )
         self.assertEqual([call.__name__ for call in calls], names.split())
-        self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)
+        self.assertEqual(
+            ([call.__name__ for call in probes], seconds), (["start_probe_if_needed"], 10)
+        )
+        self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 2)
 
     def test_archive_removes_within_a_minute_what_is_older_than_its_days(self) -> None:
         daemon = self.start(archive=ArchiveSettings(enabled=True, days=1))

@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -26,7 +26,7 @@ from tawebeval.daemon.health import (
     find_disk_fault,
     probe_disk_write,
 )
-from tawebeval.deferreds import WorkerThreads
+from tawebeval.daemon.services import make_periodic_timer
 from tawebeval.errors import SetupProblem
 from tests.fakes.clients import MULTIPART, Service, form, parts
 from tests.fakes.world import InlineThreads, SlowThreads
@@ -233,9 +233,12 @@ class SandboxProbeTests(SynchronousTestCase):
         self.tally = EvaluationCounters()
         self.threads: Any = SlowThreads()
         self.outcome: SetupProblem | Exception | None = None
-        self.service = SandboxProbe(self.tally, self.probe_sandbox, self.threads, self.clock)
-        self.service.startService()
-        self.addCleanup(lambda: self.service.running and self.service.stopService())
+        self.probe = SandboxProbe(self.tally, self.probe_sandbox, self.threads, self.clock)
+        timer = make_periodic_timer(
+            (self.probe.start_probe_if_needed,), self.clock, SANDBOX_PROBE_PERIOD
+        )
+        timer.startService()
+        self.addCleanup(timer.stopService)
 
     def probe_sandbox(self) -> SetupProblem | None:
         """End as the test wants."""
@@ -296,17 +299,12 @@ class SandboxProbeTests(SynchronousTestCase):
         self.assertIsNotNone(self.tally.latest_fault)
 
     def test_defect_of_a_trial_is_logged_and_the_trial_repeated(self) -> None:
-        self.service.stopService()
-        self.service = SandboxProbe(
-            self.tally, self.probe_sandbox, cast(WorkerThreads, InlineThreads()), self.clock
-        )
-        self.service.startService()
         self.lose()
         self.outcome = ZeroDivisionError()
-        self.clock.advance(SANDBOX_PROBE_PERIOD)
+        self.try_once()
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.outcome = None
-        self.clock.advance(SANDBOX_PROBE_PERIOD)
+        self.try_once()
         self.assertIsNone(self.tally.latest_fault)
 
     def test_missing_descriptors_are_logged_in_one_line(self) -> None:
@@ -315,9 +313,3 @@ class SandboxProbeTests(SynchronousTestCase):
         (said,) = self.try_once()
         self.assertIn("could not be probed: [Errno 24] Too many open files", said)
         self.assertIsNotNone(self.tally.latest_fault)
-
-    def test_nothing_is_tried_after_the_stop(self) -> None:
-        self.lose()
-        self.service.stopService()
-        self.clock.pump([SANDBOX_PROBE_PERIOD] * 2)
-        self.assertEqual((self.threads.waiting, self.clock.getDelayedCalls()), ([], []))
