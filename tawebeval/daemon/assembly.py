@@ -10,6 +10,7 @@ from time import time
 from typing import Any
 
 import attrs
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from twisted.application.service import Service
 from twisted.logger import Logger
 from twisted.web.client import BrowserLikePolicyForHTTPS
@@ -28,9 +29,9 @@ from tawebeval.daemon.directories import (
     locate_archive,
 )
 from tawebeval.daemon.disk_sync import DiskSync
-from tawebeval.daemon.health import SANDBOX_PROBE_PERIOD
+from tawebeval.daemon.health import SANDBOX_PROBE_PERIOD, DiskCheck, Readiness, SandboxProbe
 from tawebeval.daemon.logging import LogWriter
-from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
+from tawebeval.daemon.metrics import DaemonMetrics, ReactorLag
 from tawebeval.daemon.reload import ConfigurationFile, ReloadableConfiguration, ReloadService
 from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_periodic_timer
 from tawebeval.daemon.starter_connection import (
@@ -38,7 +39,12 @@ from tawebeval.daemon.starter_connection import (
     do_jobs_outlive_daemon,
     open_starter,
 )
-from tawebeval.daemon.startup import StartupChecks, find_exposed_endpoints, open_authentication
+from tawebeval.daemon.startup import (
+    StartupChecks,
+    find_exposed_endpoints,
+    open_authentication,
+    open_metrics_authentication,
+)
 from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, resolve_run_slot_count
 from tawebeval.errors import SetupProblem
@@ -62,11 +68,17 @@ from tawebeval.pinned_agent import CachedPolicyForHTTPS
 from tawebeval.resolver import CheckedResolver, SystemResolver
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.limit_monitor import LimitMonitor
-from tawebeval.sandbox.probe import open_helper_sandbox, open_sandbox
+from tawebeval.sandbox.probe import (
+    ProbeDirectories,
+    open_helper_sandbox,
+    open_sandbox,
+    reprobe_sandbox,
+)
 from tawebeval.slurm.checks import check_shared_directory
 from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
-from tawebeval.slurm.commands import JobCounters, SlurmCommands
-from tawebeval.web.context import WebContext
+from tawebeval.slurm.commands import SlurmCommands
+from tawebeval.web.access_log import RequestLog
+from tawebeval.web.context import HealthAndMetrics, WebContext
 from tawebeval.web.links import EvaluationLinks
 from tawebeval.web.peers import make_peer_evaluation_lists
 from tawebeval.web.routes import KleinApplication, make_site
@@ -143,6 +155,9 @@ class DaemonBuilder:
         self.pools = ThreadPools.create(reactor, has_archive=configuration.archive.enabled)
         self.spawner = Spawner(reactor)
         self.orphans = OrphanReaper(reactor, self.spawner)
+        self.metrics = CollectorRegistry()
+        self.reactor_lag = ReactorLag(reactor)
+        self.request_log = RequestLog(configuration.log.access)
         self.credentials_directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
         self.authentication = open_authentication(configuration, reactor)
         self.store = EvaluationStore.open(
@@ -315,10 +330,36 @@ class DaemonBuilder:
         )
 
     @cached_property
-    def monitoring(self) -> Monitoring:
-        """Metrics, readiness and access log."""
-        disks = self.pools.disk_check_threads
-        return Monitoring.create(self.directories, self.registry, self.context, disks)
+    def readiness(self) -> Readiness:
+        """Whether the daemon takes evaluations."""
+        directories, threads = self.directories, self.pools.disk_check_threads
+        disks = [
+            DiskCheck("state", directories.evaluations, threads, self.reactor),
+            DiskCheck("cache", directories.repositories, threads, self.reactor),
+        ]
+        limits = self.configuration.limits
+        counters = self.context.counters
+        return Readiness(self.registry, counters, disks, limits.free_disk_for_readiness)
+
+    @cached_property
+    def sandbox_probe(self) -> SandboxProbe:
+        """The probe of a sandbox that has failed."""
+        places = ProbeDirectories(self.directories.repositories, self.directories.evaluations)
+        return SandboxProbe(
+            self.context.counters,
+            partial(reprobe_sandbox, self.runner, places),
+            self.pools.file_tree_threads,
+            self.reactor,
+        )
+
+    @cached_property
+    def health_and_metrics(self) -> HealthAndMetrics:
+        """What the API tells of the daemon itself."""
+        return HealthAndMetrics(
+            self.readiness.find_unreadiness_reasons,
+            partial(generate_latest, self.metrics),
+            open_metrics_authentication(self.configuration, self.reactor),
+        )
 
     @cached_property
     def application(self) -> KleinApplication:
@@ -340,8 +381,8 @@ class DaemonBuilder:
             upload_threads=self.pools.upload_threads,
             peer_lists=make_peer_evaluation_lists(self.pools.peer_daemon_resolver, self.reactor),
             links=links,
-            health_and_metrics=self.monitoring.health_and_metrics,
-            request_log=self.monitoring.request_log,
+            health_and_metrics=self.health_and_metrics,
+            request_log=self.request_log,
         )
         return KleinApplication(context)
 
@@ -378,24 +419,19 @@ class DaemonBuilder:
 
     def register_metrics(self, log_writer: LogWriter | None) -> None:
         """Register the metrics of all parts; `log_writer` is None if twistd writes the log."""
-        runner = self.runner
+        ProcessCollector(registry=self.metrics)
         metrics = DaemonMetrics(
-            evaluation_context=self.context,
+            registry=self.registry,
             repository_cache=self.repositories,
-            evaluation_registry=self.registry,
             callbacks=self.callbacks,
-            request_log=self.monitoring.request_log,
+            request_log=self.request_log,
             route_table=self.application.routes,
             connection_limits=self.site.connection_limits,
-            reactor_lag=self.monitoring.reactor_lag,
-            find_unreadiness_reasons=self.monitoring.readiness.find_unreadiness_reasons,
+            reactor_lag=self.reactor_lag,
+            find_unreadiness_reasons=self.readiness.find_unreadiness_reasons,
             line_writer=log_writer.line_writer if log_writer else None,
-            archive=self.archive,
-            slurm_jobs=(
-                runner.commands.counters if isinstance(runner, SlurmSandbox) else JobCounters()
-            ),
         )
-        self.monitoring.metrics.register(metrics)
+        self.metrics.register(metrics)
 
     def make_timers(self) -> Iterator[Service]:
         """Yield the services that make periodic calls."""
@@ -407,11 +443,11 @@ class DaemonBuilder:
             self.orphans.reap_ended_orphans,
             self.context.cleanup_queue.retry_next_calls,
             self.repositories.start_removal_of_leftovers,
-            self.monitoring.readiness.check_disks,
+            self.readiness.check_disks,
             sync.sync_if_due,
         )
         yield make_periodic_timer(calls, self.reactor)
-        probe = self.monitoring.sandbox_probe.start_probe_if_needed
+        probe = self.sandbox_probe.start_probe_if_needed
         yield make_periodic_timer((probe,), self.reactor, SANDBOX_PROBE_PERIOD)
         if self.archive is not None:
             yield make_periodic_timer((self.archive.begin_removal,), self.reactor, _REMOVAL_PERIOD)
@@ -425,7 +461,7 @@ class DaemonBuilder:
             ReloadableConfiguration(file, self.context, on_reload),
             self.callbacks,
             self.authentication,
-            self.monitoring.metrics_authentication,
+            self.health_and_metrics.metrics_authentication,
             self.keyring,
         )
         reloader = ReloadService(sources, self.credentials_directory, notifier, self.reactor)
@@ -440,7 +476,7 @@ class DaemonBuilder:
         return Watchdog(
             notifier,
             lambda: (queue.taken_slot_count, queue.waiter_count),
-            self.monitoring.health_and_metrics.find_unreadiness_reasons,
+            self.readiness.find_unreadiness_reasons,
             lambda: compute_stop_timeout(self.context.configuration),
             self.reactor,
         )
@@ -467,7 +503,7 @@ def build_daemon(
     endpoints = dict.fromkeys(configuration.listen)  # without duplicates
     services = chain(
         parts.make_reload_services(daemon, file or ConfigurationFile(), notifier),
-        (parts.monitoring.reactor_lag,),
+        (parts.reactor_lag,),
         parts.make_timers(),
         (make_listener(each, parts.site, reactor, configuration.http) for each in endpoints),
         (parts.make_watchdog(notifier),),

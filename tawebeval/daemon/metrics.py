@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from http import HTTPStatus
 from typing import Any, get_args
 
 import attrs
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -21,22 +19,15 @@ from twisted.application.service import Service
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from tawebeval import __version__
-from tawebeval.archive.archive import ArchiveLossReason, EvaluationArchive
+from tawebeval.archive.archive import ArchiveLossReason
 from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.core.states import EvaluationState
-from tawebeval.daemon.directories import DaemonDirectories
-from tawebeval.daemon.health import DiskCheck, Readiness, SandboxProbe
 from tawebeval.daemon.logging import LineWriter
-from tawebeval.daemon.startup import open_metrics_authentication
-from tawebeval.deferreds import WorkerThreads
-from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.git.cache import RepositoryCache
-from tawebeval.sandbox.probe import ProbeDirectories, reprobe_sandbox
+from tawebeval.slurm.cluster import SlurmSandbox
 from tawebeval.slurm.commands import JobCounters
 from tawebeval.web.access_log import RequestLog, RouteTable
-from tawebeval.web.auth import Authentication
-from tawebeval.web.context import HealthAndMetrics
 from tawebeval.web.server.limits import ConnectionLimits
 from tawebeval.webhooks.callback import CallbackState
 from tawebeval.webhooks.deliveries import CallbackQueue
@@ -48,57 +39,6 @@ _DELIVERY_ENDS = (CallbackState.DELIVERED, CallbackState.REFUSED, CallbackState.
 _ALARMING = (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-@attrs.frozen
-class Monitoring:
-    """Metrics, readiness and access log of a daemon."""
-
-    metrics: CollectorRegistry
-    request_log: RequestLog
-    reactor_lag: ReactorLag
-    sandbox_probe: SandboxProbe
-    metrics_authentication: Authentication | None
-    readiness: Readiness
-    health_and_metrics: HealthAndMetrics
-
-    @classmethod
-    def create(
-        cls,
-        directories: DaemonDirectories,
-        registry: EvaluationRegistry,
-        context: EvaluationContext,
-        disk_threads: WorkerThreads,
-    ) -> Monitoring:
-        """Create the parts, with the process metrics registered; `DaemonMetrics` are not yet.
-
-        `disk_threads` check the disks. Raises: ConfigurationError, if the tokens in
-        `metrics.tokens` cannot be read.
-        """
-        configuration, clock = context.configuration, context.clock
-        metrics = CollectorRegistry()
-        ProcessCollector(registry=metrics)
-        readers = open_metrics_authentication(configuration, clock)
-        disks = [
-            DiskCheck("state", directories.evaluations, disk_threads, clock),
-            DiskCheck("cache", directories.repositories, disk_threads, clock),
-        ]
-        readiness = Readiness(
-            registry, context.counters, disks, configuration.limits.free_disk_for_readiness
-        )
-        places = ProbeDirectories(directories.repositories, directories.evaluations)
-        probe_sandbox = partial(reprobe_sandbox, context.sandbox, places)
-        return cls(
-            metrics,
-            RequestLog(configuration.log.access),
-            ReactorLag(clock),
-            SandboxProbe(context.counters, probe_sandbox, context.worker_threads, clock),
-            readers,
-            readiness,
-            HealthAndMetrics(
-                readiness.find_unreadiness_reasons, partial(generate_latest, metrics), readers
-            ),
-        )
-
-
 @attrs.frozen(eq=False)
 class DaemonMetrics(Collector):
     """Collector of the daemon's metrics.
@@ -107,9 +47,8 @@ class DaemonMetrics(Collector):
     if it does. `line_writer` is None if twistd writes the log.
     """
 
-    evaluation_context: EvaluationContext
+    registry: EvaluationRegistry
     repository_cache: RepositoryCache
-    evaluation_registry: EvaluationRegistry
     callbacks: CallbackQueue
     request_log: RequestLog
     route_table: RouteTable
@@ -117,8 +56,6 @@ class DaemonMetrics(Collector):
     reactor_lag: ReactorLag
     find_unreadiness_reasons: Callable[[], Sequence[str]]
     line_writer: LineWriter | None = None
-    archive: EvaluationArchive | None = None
-    slurm_jobs: JobCounters = attrs.field(factory=JobCounters)
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
@@ -135,7 +72,7 @@ class DaemonMetrics(Collector):
         yield from self._collect_jobs()
         lost = 0 if self.line_writer is None else self.line_writer.lost_lines
         yield _counter("log_events_lost", "Events that the log did not take.", lost)
-        children = self.evaluation_context.spawner.child_count
+        children = self.registry.context.spawner.child_count
         yield _gauge(
             "child_processes", "Git commands, and srun for each job of a cluster.", children
         )
@@ -146,7 +83,7 @@ class DaemonMetrics(Collector):
         )
 
     def _collect_evaluations(self) -> Iterator[Metric]:
-        tally = self.evaluation_context.counters
+        tally = self.registry.context.counters
         known = {
             state: tally.counts_by_state[state]
             for state in EvaluationState
@@ -177,20 +114,20 @@ class DaemonMetrics(Collector):
 
     def _collect_queue(self) -> Iterator[Metric]:
         queue, limit = (
-            self.evaluation_registry.run_queue,
-            self.evaluation_context.configuration.evaluations.queued,
+            self.registry.run_queue,
+            self.registry.context.configuration.evaluations.queued,
         )
         yield _gauge("queue_length", "Evaluations that wait.", queue.waiter_count)
         yield _gauge("queue_limit", "Evaluations that may wait.", limit)
         yield _gauge("places_taken", "Places to run that are taken.", queue.taken_slot_count)
         yield _gauge("places", "Places to run.", queue.slot_count)
-        fetches = self.evaluation_context.fetch_slots
+        fetches = self.registry.context.fetch_slots
         yield _gauge("fetches_running", "Evaluations that are fetched.", fetches.taken_slot_count)
         yield _gauge("fetches_waiting", "Evaluations that wait for that.", fetches.waiter_count)
 
     def _collect_buffers(self) -> Iterator[Metric]:
-        settings = self.evaluation_context.configuration
-        submissions, context = self.evaluation_registry.submissions, self.evaluation_context
+        settings = self.registry.context.configuration
+        submissions, context = self.registry.submissions, self.registry.context
         yield _gauge("buffered_bytes", "Events in memory.", context.event_memory.share.used)
         yield _gauge("buffered_limit_bytes", "What they may take.", settings.buffers.total)
         yield _gauge("event_disk_bytes", "Events on the disk.", context.unread_events.used)
@@ -203,7 +140,7 @@ class DaemonMetrics(Collector):
     def _collect_cache(self) -> Iterator[Metric]:
         tally, limit = (
             self.repository_cache.counters,
-            self.evaluation_context.configuration.repositories.cache,
+            self.registry.context.configuration.repositories.cache,
         )
         said = "What was in the cache (hit), or was not (miss)."
         yield _counter("cache_lookups", said, tally.lookup_counts, "of", "result")
@@ -232,14 +169,12 @@ class DaemonMetrics(Collector):
             self.request_log.response_durations,
             "route",
         )
-        limit = self.evaluation_context.configuration.http.connections
+        limit = self.registry.context.configuration.http.connections
         yield _gauge(
             "connections", "Connections that are open.", self.connection_limits.connection_count
         )
         yield _gauge("connections_limit", "Connections that may be.", limit)
-        yield _gauge(
-            "streams", "Streams of events.", len(self.evaluation_registry.events.subscriptions)
-        )
+        yield _gauge("streams", "Streams of events.", len(self.registry.events.subscriptions))
 
     def _collect_callbacks(self) -> Iterator[Metric]:
         ended = {
@@ -249,7 +184,7 @@ class DaemonMetrics(Collector):
         yield _gauge("callbacks_pending", "Callbacks on their way.", self.callbacks.pending_count)
 
     def _collect_archive(self) -> Iterator[Metric]:
-        archive = self.archive
+        archive = self.registry.context.archive
         losses = dict.fromkeys(get_args(ArchiveLossReason), 0)
         if archive is not None:
             losses.update(archive.loss_counts_by_reason)
@@ -264,7 +199,8 @@ class DaemonMetrics(Collector):
         yield _gauge("archive_limit_bytes", "What they may take.", limit)
 
     def _collect_jobs(self) -> Iterator[Metric]:
-        jobs = self.slurm_jobs
+        runner = self.registry.context.sandbox
+        jobs = runner.commands.counters if isinstance(runner, SlurmSandbox) else JobCounters()
         said = "Jobs of the cluster that wait or run."
         yield _gauge("cluster_jobs", said, jobs.count_jobs(), "state")
         said = "Jobs that ended without the evaluator's end."

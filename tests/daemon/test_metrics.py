@@ -68,9 +68,8 @@ class MetricsTestCase(WebTestCase):
         registry = self.service.registry
         self.metrics.register(
             DaemonMetrics(
-                registry.context,
-                self.service.world.repositories,  # type: ignore[arg-type]
                 registry,
+                self.service.world.repositories,  # type: ignore[arg-type]
                 self.callbacks,
                 self.service.context.request_log,
                 self.service.routes,
