@@ -410,7 +410,6 @@ class DaemonBuilder:
             self.registry,
             self.repositories,
             self.callbacks,
-            self.context,
             self.left_evaluations.rows,
             self.directories.uploads,
             self.sandbox.writable_trees,

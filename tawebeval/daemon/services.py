@@ -29,7 +29,6 @@ from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.process_setup import ShutdownSignals
 from tawebeval.daemon.startup import StartupChecks
 from tawebeval.errors import ConfigurationError
-from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.database import EvaluationRow
 from tawebeval.evaluations.lifecycle import STARTER_LOST
 from tawebeval.evaluations.registry import EvaluationRegistry
@@ -75,7 +74,6 @@ class EvaluationService(Service):
         registry: EvaluationRegistry,
         repositories: RepositoryCache,
         callbacks: CallbackQueue,
-        context: EvaluationContext,
         rows: Sequence[EvaluationRow],
         uploads: Path,
         trees: WritableTrees,
@@ -85,7 +83,7 @@ class EvaluationService(Service):
         self.registry = registry
         self.repositories = repositories
         self.callbacks = callbacks
-        self.context = context
+        self.context = registry.context
         self._rows = rows
         self._uploads = uploads
         self._trees = trees

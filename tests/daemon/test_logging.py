@@ -31,7 +31,7 @@ from tawebeval.daemon.logging import (
     open_log,
     open_stream_log,
 )
-from tawebeval.daemon.services import Daemon, EvaluationService
+from tawebeval.daemon.services import Daemon
 
 # As twisted.internet.tcp has them.
 TWISTEDS = (
@@ -302,8 +302,9 @@ class OptionTests(SynchronousTestCase):
 
     def test_application_has_the_observer(self) -> None:
         for writer in (open_stream_log(LogSettings(), io.StringIO(), {}), None):
-            evaluations = EvaluationService(*[None] * 7, is_lasting=False)  # type: ignore[arg-type]
             none: Any = None
+            evaluations: Any = Service()
+            evaluations.kill_all_evaluations = none
             daemon = Daemon(Service(), evaluations, none, none, writer)
             application = Application("tawebeval")
             daemon.setServiceParent(application)
