@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property, partial
 from itertools import chain
 from time import time
 from typing import Any
 
-import attrs
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from twisted.application.service import Service
 from twisted.logger import Logger
@@ -90,51 +89,6 @@ _REMOVAL_PERIOD = 60.0  # seconds
 log = Logger()
 
 
-@attrs.frozen
-class ThreadPools:
-    """The daemon's thread pools, one for each kind of call that must not delay another kind."""
-
-    file_tree_threads: WorkerThreads  # checks out, measures and removes file trees
-    limit_monitor_threads: WorkerThreads  # polls the limits of runs
-    file_count_threads: WorkerThreads  # counts the files of runs that have many
-    upload_threads: WorkerThreads  # writes uploads
-    disk_check_threads: WorkerThreads  # check and sync disks and directories, any of which may hang
-    repository_resolver: (
-        SystemResolver  # git servers; a silent name server blocks a thread for a minute
-    )
-    callback_resolver: SystemResolver  # webhook receivers
-    peer_daemon_resolver: SystemResolver  # the other daemons of `service.peers`
-    store_threads: WorkerThreads  # one, which writes the store of evaluations
-    store_reader_threads: WorkerThreads  # one, which reads its archived evaluations
-    archive_threads: WorkerThreads | None  # one, which writes the archive
-    archive_reader_threads: WorkerThreads | None  # read it, also while writing takes long
-
-    @classmethod
-    def create(cls, reactor: Any, *, has_archive: bool = False) -> ThreadPools:
-        """Create the pools, not started yet."""
-        create = partial(
-            WorkerThreads.create, reactor, abandons_running_calls=True
-        )  # the disk may hang
-        return cls(
-            file_tree_threads=WorkerThreads.create(reactor, 20, "work"),
-            limit_monitor_threads=WorkerThreads.create(reactor, 1, "watch"),
-            file_count_threads=WorkerThreads.create(reactor, 2, "count"),
-            upload_threads=WorkerThreads.create(reactor, 8, "upload"),
-            disk_check_threads=WorkerThreads.create(reactor, 4, "check"),
-            repository_resolver=SystemResolver(WorkerThreads.create(reactor, 12, "servers")),
-            callback_resolver=SystemResolver(WorkerThreads.create(reactor, 8, "receivers")),
-            peer_daemon_resolver=SystemResolver(WorkerThreads.create(reactor, 2, "peers")),
-            store_threads=create(1, "store"),
-            store_reader_threads=create(1, "stored"),
-            archive_threads=create(1, "archive") if has_archive else None,
-            archive_reader_threads=create(READER_THREADS, "archived") if has_archive else None,
-        )
-
-    def list_pools(self) -> Sequence[WorkerThreads | SystemResolver]:
-        """List all pools."""
-        return [pool for pool in attrs.astuple(self, recurse=False) if pool is not None]
-
-
 class DaemonBuilder:
     """Builder of the daemon: each property builds one part when another part first needs it.
 
@@ -152,7 +106,10 @@ class DaemonBuilder:
         self.configuration = configuration
         self.directories = directories
         self.reactor = reactor
-        self.pools = ThreadPools.create(reactor, has_archive=configuration.archive.enabled)
+        self.pools: list[WorkerThreads | SystemResolver] = []
+        self.file_tree_threads = self._make_threads(20, "work")  # check out, measure, remove trees
+        # They check and sync disks and directories, any of which may hang.
+        self.disk_check_threads = self._make_threads(4, "check")
         self.spawner = Spawner(reactor)
         self.orphans = OrphanReaper(reactor, self.spawner)
         self.metrics = CollectorRegistry()
@@ -162,8 +119,8 @@ class DaemonBuilder:
         self.authentication = open_authentication(configuration, reactor)
         self.store = EvaluationStore.open(
             directories.state / STORE_NAME,
-            self.pools.store_threads,
-            self.pools.store_reader_threads,
+            self._make_threads(1, "store", abandons_running_calls=True),
+            self._make_threads(1, "stored", abandons_running_calls=True),
             reactor,
         )
         self.left_evaluations = LeftEvaluations(self.store.load_live())
@@ -177,6 +134,18 @@ class DaemonBuilder:
         self.cgroups = cgroups
         # A job goes on without the daemon, its starter and srun.
         self.is_lasting = is_lasting or do_jobs_outlive_daemon(configuration)
+
+    def _make_threads(self, count: int, name: str, **options: bool) -> WorkerThreads:
+        """Return a thread pool for calls that no other kind of calls must delay."""
+        threads = WorkerThreads.create(self.reactor, count, name, **options)
+        self.pools.append(threads)
+        return threads
+
+    def _make_resolver(self, count: int, name: str) -> SystemResolver:
+        """Return a resolver. A silent name server blocks one of its threads for a minute."""
+        resolver = SystemResolver(WorkerThreads.create(self.reactor, count, name))
+        self.pools.append(resolver)
+        return resolver
 
     @cached_property
     def sandbox(self) -> Sandbox:
@@ -199,7 +168,7 @@ class DaemonBuilder:
             self.configuration.runner,
             self.sandbox,
             commands,
-            self.pools.file_tree_threads,
+            self.file_tree_threads,
             self.reactor,
             label,
             self.left_evaluations.job_names,
@@ -218,10 +187,10 @@ class DaemonBuilder:
     def repositories(self) -> RepositoryCache:
         """The cache of repositories, with git and its rules for hosts."""
         settings, directories = self.configuration.repositories, self.directories
-        threads = self.pools.file_tree_threads
+        threads = self.file_tree_threads
         policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
         remotes = RemoteResolver(
-            CheckedResolver(policy, self.pools.repository_resolver, self.reactor),
+            CheckedResolver(policy, self._make_resolver(12, "servers"), self.reactor),
             (directories.repositories, directories.uploads, directories.evaluations),
             settings.protocols,
         )
@@ -255,8 +224,8 @@ class DaemonBuilder:
     @cached_property
     def archive(self) -> EvaluationArchive | None:
         """The archive, None if `archive.enabled` is not set."""
-        settings, pools = self.configuration.archive, self.pools
-        if pools.archive_threads is None or pools.archive_reader_threads is None:
+        settings = self.configuration.archive
+        if not settings.enabled:
             return None
         return EvaluationArchive(
             locate_archive(settings, self.directories.state),
@@ -264,26 +233,26 @@ class DaemonBuilder:
             # More than the daemon needs to be ready.
             self.configuration.limits.free_disk_for_readiness * 9 // 8,
             self.store,
-            pools.archive_threads,
-            pools.archive_reader_threads,
+            self._make_threads(1, "archive", abandons_running_calls=True),
+            self._make_threads(READER_THREADS, "archived", abandons_running_calls=True),
             format_rfc3339_time,
         )
 
     @cached_property
     def context(self) -> EvaluationContext:
         """What all evaluations share."""
-        configuration, reactor, pools = self.configuration, self.reactor, self.pools
+        configuration, reactor = self.configuration, self.reactor
         fetches = configuration.repositories.fetches
         return EvaluationContext(
             configuration=configuration,
             clock=reactor,
             generate_random_bytes=os.urandom,
-            worker_threads=pools.file_tree_threads,
+            worker_threads=self.file_tree_threads,
             spawner=self.spawner,
             checkout_source=self.repositories,
             sandbox=self.runner,
             limit_monitor=LimitMonitor(
-                reactor, pools.limit_monitor_threads, pools.file_count_threads
+                reactor, self._make_threads(1, "watch"), self._make_threads(2, "count")
             ),
             # The servers of one caller may be slow, so a caller has half of the slots at most.
             fetch_slots=FairQueue(
@@ -293,7 +262,7 @@ class DaemonBuilder:
             ),
             event_memory=EventMemory(configuration.buffers.total),
             unread_events=make_unread_events_share(configuration.buffers.disk),
-            segment_loader=SegmentLoader(pools.file_tree_threads),
+            segment_loader=SegmentLoader(self.file_tree_threads),
             store=self.store,
             archive=self.archive,
         )
@@ -304,7 +273,7 @@ class DaemonBuilder:
         return make_callback_queue(
             self.configuration.callbacks,
             os.environ,
-            self.pools.callback_resolver,
+            self._make_resolver(8, "receivers"),
             self.reactor,
             os.urandom,
             time,
@@ -332,7 +301,7 @@ class DaemonBuilder:
     @cached_property
     def readiness(self) -> Readiness:
         """Whether the daemon takes evaluations."""
-        directories, threads = self.directories, self.pools.disk_check_threads
+        directories, threads = self.directories, self.disk_check_threads
         disks = [
             DiskCheck("state", directories.evaluations, threads, self.reactor),
             DiskCheck("cache", directories.repositories, threads, self.reactor),
@@ -348,7 +317,7 @@ class DaemonBuilder:
         return SandboxProbe(
             self.context.counters,
             partial(reprobe_sandbox, self.runner, places),
-            self.pools.file_tree_threads,
+            self.file_tree_threads,
             self.reactor,
         )
 
@@ -378,8 +347,8 @@ class DaemonBuilder:
             random_bytes=os.urandom,
             authentication=self.authentication,
             clock=self.reactor,
-            upload_threads=self.pools.upload_threads,
-            peer_lists=make_peer_evaluation_lists(self.pools.peer_daemon_resolver, self.reactor),
+            upload_threads=self._make_threads(8, "upload"),
+            peer_lists=make_peer_evaluation_lists(self._make_resolver(2, "peers"), self.reactor),
             links=links,
             health_and_metrics=self.health_and_metrics,
             request_log=self.request_log,
@@ -398,7 +367,7 @@ class DaemonBuilder:
             self.directories,
             self.cgroups,
             self.sandbox,
-            self.pools.list_pools(),
+            self.pools,
             self.configuration,
             self.left_evaluations,
         )
@@ -434,9 +403,7 @@ class DaemonBuilder:
 
     def make_timers(self) -> Iterator[Service]:
         """Yield the services that make periodic calls."""
-        sync = DiskSync(
-            self.store, self.directories.state, self.pools.disk_check_threads, self.reactor
-        )
+        sync = DiskSync(self.store, self.directories.state, self.disk_check_threads, self.reactor)
         calls = (
             self.registry.expire_evaluations,
             self.orphans.reap_ended_orphans,
