@@ -327,7 +327,7 @@ class GitRunner:
         """
         printed = {"stderr": result.stderr}
         beginning = result.stderr if result.status and result.is_stderr_complete else ""
-        if beginning.startswith(f"{_SHELL}: "):
+        if beginning.startswith((f"{_SHELL}: ", "nice: ")):
             raise EvaluationFailure(
                 "lost", "git could not be started; see `tawebeval doctor`", printed
             )

@@ -356,6 +356,14 @@ class ResultTests(GitTestCase):
         self.assertEqual(error.message, "git cannot use the disk: No space left on device")
         self.assertEqual(error.extra_members["stderr"], printed.decode())
 
+    def test_missing_program_is_this_machines_fault(self) -> None:
+        for printed in (
+            b"tawebeval-git: 1: exec: bwrap: not found",
+            b"nice: 'bwrap': No such file",
+        ):
+            error = self.refuse(printed)
+            self.assertEqual((error.reason, error.is_daemon_fault), ("lost", True))
+
     def test_messages_that_server_or_path_can_make_git_print_leave_daemon_ready(self) -> None:
         sandbox = b"bwrap: No permissions to create new namespace"
         for printed, source, is_alarming in (

@@ -170,6 +170,7 @@ class EndTests(ServiceTestCase):
 class MendedTests(ServiceTestCase):
     def test_readiness_follows_the_sandbox(self) -> None:
         self.start()
+        self.follow(self.begin("true"))  # git, which has fetched the commit, needs no sandbox then
         program = self.machine.run("sh", "-c", "command -v bwrap")
         self.machine.run("mv", program, f"{program}.away")
         self.addCleanup(self.machine.attempt, "mv", f"{program}.away", program)
