@@ -168,7 +168,7 @@ def make_app(context: WebContext) -> Klein:
         return prepare_json_response(request, {"data": listed})
 
     add_legacy_routes(app, context)
-    static_files.add_static_routes(app, context.upload_threads)
+    static_files.add_static_routes(app)
     _add_operator_routes(app, context)
 
     async def read_status(identifier: str, caller: str) -> dict[str, Any]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-
-from twisted.internet.defer import Deferred
 
 from tawebeval.config import CallerSettings, Configuration
 from tawebeval.web import static_files
-from tawebeval.web.static_files import OPENAPI_PATH, STATIC_RESOURCES, StaticResource
+from tawebeval.web.static_files import OPENAPI_PATH, STATIC_RESOURCES
 from tests.cases import described
 from tests.cases.web import LINK, CallerTestCase, WebTestCase
 from tests.fakes.clients import Answer
@@ -149,27 +146,6 @@ class AssetTests(WebTestCase):
                 self.assertEqual(answer.body, asset.content)
                 self.assertEqual(answer.headers["etag"], asset.entity_tag)
                 self.assertEqual(answer.headers["vary"], "Accept-Encoding")
-
-    def test_file_is_compressed_once_at_the_first_request(self) -> None:
-        held: list[Deferred[None]] = []
-
-        async def compress_later(compress: Callable[[], StaticResource]) -> StaticResource:
-            held.append(Deferred())
-            await held[-1]
-            return compress()
-
-        self.patch(self.service.uploading, "run_in_thread", compress_later)
-        connections = [self.connect() for _ in range(3)]
-        for connection in connections:
-            connection.request("GET /static/client.js", Accept_Encoding="gzip")
-            self.assertEqual(connection.received, b"")
-        connections.pop().lose()
-        (compression,) = held
-        compression.callback(None)
-        for connection in connections:
-            self.assertEqual(connection.answer().headers["content-encoding"], "gzip")
-        self.ask_raw("/static/client.js", "gzip")
-        self.assertEqual(len(held), 1)
 
     def ask_raw(self, path: str, accepted: str) -> Answer:
         connection = self.service.connect()
