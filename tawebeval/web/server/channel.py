@@ -75,6 +75,7 @@ class ApiChannel(HTTPChannel):
     phase = ConnectionPhase.NEW
     _slot: ConnectionSlot | None = None  # None while the connection is not counted
     websocket: WebSocketInput | None = None  # which receives all bytes after the upgrade
+    _in_headers = False  # whether the request line has arrived, and not all headers
     _head_size = _header_count = 0  # bytes and headers of the head that is arriving
     _unsent = 0  # bytes at most that the client has yet to take of the answer
     _answered: Request | None = None  # answered, but not yet taken by the client
@@ -218,7 +219,7 @@ class ApiChannel(HTTPChannel):
         if self._head_size > self.http_settings.max_header_bytes:
             limit = format_size(self.http_settings.max_header_bytes)
             self._refuse(_TOO_LARGE, f"the request's headers are over {limit}")
-        elif not self._has_request_line:
+        elif not self._in_headers:
             if line or self._head_size > len(b"\r\n"):  # one empty line may precede a request
                 self._begin_request(line)
         elif line:
@@ -230,16 +231,13 @@ class ApiChannel(HTTPChannel):
             else:
                 self.setRawMode()
 
-    @property
-    def _has_request_line(self) -> bool:
-        return hasattr(self, "_command")  # which Twisted deletes at the end of a request
-
     def _begin_request(self, line: bytes) -> None:
         self.phase = ConnectionPhase.HEAD
         found = _REQUEST_LINE.fullmatch(line)
         if found is None:
             self._respondToBadRequestAndDisconnect()
             return
+        self._in_headers = True
         self._command, self._path, self._version = found.groups()
         self.requests.append(self.requestFactory(self))
 
@@ -283,7 +281,7 @@ class ApiChannel(HTTPChannel):
 
     def allHeadersReceived(self) -> None:
         """Take the end of a request head."""
-        self._head_size = self._header_count = 0
+        self._in_headers, self._head_size, self._header_count = False, 0, 0
         self.phase = ConnectionPhase.BODY
         self._unsent = 0
         if self.length != 0:
@@ -486,7 +484,7 @@ class ApiChannel(HTTPChannel):
     def lineLengthExceeded(self, line: bytes) -> None:
         """Refuse a request with too long a line, which Twisted would drop silently."""
         limit = format_size(self.http_settings.max_line_bytes)
-        if self._has_request_line:
+        if self._in_headers:
             self._refuse(_TOO_LARGE, f"a header is over {limit}")
         elif self.phase is not ConnectionPhase.CLOSED:
             self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG, f"the request line is over {limit}")

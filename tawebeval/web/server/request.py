@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
-from io import BytesIO
 from types import MappingProxyType
 
 from twisted.internet.interfaces import IDelayedCall
@@ -76,7 +75,6 @@ class ApiRequest(Request):
 
     def gotLength(self, length: int | None) -> None:
         """Check the headers: Twisted calls this between head and body."""
-        self.content = BytesIO()
         self._started_at = self.channel.site.clock.seconds()
         site = self.channel.site
         self.method, target, self.clientproto = self.channel.get_request_line()
@@ -194,7 +192,8 @@ class ApiRequest(Request):
 
     def finish(self) -> None:
         """End the response."""
-        self._drop_form()
+        if self.form is not None or self._linger is not None:
+            self._drop_form()
         self._record(self.code)
         super().finish()
 
