@@ -107,6 +107,22 @@ class TryTests(TestCase):
         self.assertEqual(done.returncode, 0)
         self.assertRegex(done.stderr, f"^{nothing}stderr:\n  hint\n{USED}$")
 
+    async def test_usual_mistakes_get_hints(self) -> None:
+        (self.root / "evaluate").write_text("#!/bin/sh\n")
+        (self.root / "evaluate").chmod(0o644)
+        network = python("import socket; socket.getaddrinfo('example.org', 80)")
+        stray = "printf x; echo $EVALUATION_DATA_BEGIN; echo 1; echo $EVALUATION_DATA_END"
+        for command, options, status, words in (
+            ("./evaluate", (), 1, "permission denied: run `chmod +x ./evaluate`"),
+            (network, (), 1, "hint: to change sandbox.network, in the file of --config write"),
+            (python("raise MemoryError"), (), 1, "hint: to change limits.memory, in the file"),
+            (stray, (), 0, "warning: EVALUATION_DATA_BEGIN is not at the start of a line"),
+            (stray, ("--raw",), 0, "warning: EVALUATION_DATA_BEGIN is not at the start of a line"),
+        ):
+            done = await self.attempt(command, *options)
+            self.assertEqual(done.returncode, status, done.stderr)
+            self.assertIn(words, done.stderr)
+
     async def test_limits_are_those_of_the_configuration(self) -> None:
         settings = self.folder / "tawebeval.toml"
         settings.write_text("[limits]\nwall_clock = 0.5\n")
