@@ -45,8 +45,7 @@ class DelegationTests(ServiceTestCase):
         for each in found.values():
             self.assertNotIn("delegated", each["what"])
 
-    def test_user(self) -> None:
-        """The daemon of a user, in a unit of the user's own systemd."""
+    def test_remedy_of_the_doctor_helps_a_user(self) -> None:
         self.write(_FILE, "")
         self.machine.attempt("useradd", "--create-home", "--uid", str(_UID), _USER)
         self.control("start", f"user@{_UID}.service")

@@ -142,7 +142,6 @@ class UrlTests(AttackTestCase):
                 silent.accept()
 
     async def test_private_addresses_are_not_connected_to(self) -> None:
-        """By address or by name, over each protocol: refused, and nobody has knocked."""
         with self.listener() as (_, port):
             for url in (
                 f"http://127.0.0.1:{port}/x",
@@ -189,7 +188,6 @@ class PinTests(AttackTestCase):
         return found
 
     async def test_git_keeps_to_the_address(self) -> None:
-        """So does git's own protocol."""
         server = GitDaemon(self.folder)
         self.addCleanup(server.stop)
         url = server.url.replace("127.0.0.1", "pinned.invalid") + "/repository"
@@ -197,7 +195,6 @@ class PinTests(AttackTestCase):
         self.assertIn("pinned.invalid", await self.fetch(ResolvedGitRemote(url)), "without the pin")
 
     async def test_ssh_keeps_to_the_address(self) -> None:
-        """So does ssh: it knocks at the address."""
         if not Path("/usr/bin/ssh").exists():
             raise SkipTest("needs ssh")
         with socket.socket() as server:
@@ -247,8 +244,7 @@ class RepositoryTests(AttackTestCase):
         commit = make_commit(self.evil, tree)
         return await self.refuse(f"file://{self.evil}", commit, reason)
 
-    async def test_the_daemon_stays_ready(self) -> None:
-        """Neither paths nor words of a server make the daemon believe that it is broken."""
+    async def test_words_of_a_server_leave_the_daemon_ready(self) -> None:
         (self.folder / "loop").symlink_to("loop")
         with socket.socket() as server:
             server.bind(("127.0.0.1", 0))
@@ -288,7 +284,6 @@ class RepositoryTests(AttackTestCase):
         return 0
 
     async def test_a_tree_bomb_is_not_checked_out(self) -> None:
-        """Ten trees of one tree of ten trees…: ten billion files, a kilobyte to fetch."""
         for leaf in ("blob", "tree"):  # with a file in each, and with nothing at all
             oid = make_object(self.evil, leaf, b"")
             mode = "100644" if leaf == "blob" else "40000"
@@ -299,7 +294,6 @@ class RepositoryTests(AttackTestCase):
             self.assertIn("over 100000 files and directories", error["message"])
 
     async def test_a_deep_tree_is_not_checked_out(self) -> None:
-        """A path longer than any system call takes."""
         oid = make_object(self.evil, "blob", b"")
         mode = "100644"
         for _ in range(60):
@@ -318,13 +312,11 @@ class RepositoryTests(AttackTestCase):
             self.assertLess(self.cached(url), 10_000)
 
     async def test_a_huge_tree_object_does_not_take_the_memory(self) -> None:
-        """An object that git takes into memory as a whole: 200 MiB, and a fraction to fetch."""
         blob = make_object(self.evil, "blob", b"")
         name = "x" * (200 * MIB)
         await self.starve(make_object(self.evil, "tree", entry("100644", name, blob)))
 
     async def test_a_delta_bomb_does_not_take_the_memory(self) -> None:
-        """A kilobyte of instructions that make 512 MiB of 64 KiB."""
         base = bytes(64 * 1024)
         copies = 8 * 1024
         delta = varint(len(base)) + varint(len(base) * copies) + b"\x80" * copies
@@ -343,13 +335,11 @@ class RepositoryTests(AttackTestCase):
         await self.starve(make_object(self.evil, "tree", entry("100644", "x", oid)))
 
     async def test_a_huge_blob_is_not_checked_out(self) -> None:
-        """One that compresses well is small to fetch."""
         blob = make_object(self.evil, "blob", bytes(9 * MIB))
         error = await self.attack(make_object(self.evil, "tree", entry("100644", "x", blob)))
         self.limit(error, "tree_bytes", 8 * MIB)
 
     async def test_a_giant_fetch_leaves_no_bytes(self) -> None:
-        """One that does not compress: refused over each kind of server, and nothing is kept."""
         with open("/dev/urandom", "rb") as random:
             blob = make_object(self.evil, "blob", random.read(6 * MIB))
         commit = make_commit(self.evil, make_object(self.evil, "tree", entry("100644", "x", blob)))
@@ -362,7 +352,6 @@ class RepositoryTests(AttackTestCase):
             self.assertLess(self.cached(url), 10_000)
 
     async def test_many_small_objects_are_too_much_in_sum(self) -> None:
-        """A server of plain files, each of them within the limit."""
         with open("/dev/urandom", "rb") as random:
             blobs = [make_object(self.evil, "blob", random.read(MIB)) for _ in range(60)]
         content = b"".join(entry("100644", f"{i:02}", oid) for i, oid in enumerate(blobs))
@@ -375,7 +364,6 @@ class RepositoryTests(AttackTestCase):
         self.assertLess(self.cached(url), 10_000)
 
     async def test_a_repository_of_another_user_is_served(self) -> None:
-        """Over `file`; its hooks do not run, nor what its configuration names."""
         if os.geteuid() != 0:
             raise SkipTest("only root can give files to another user")
         canary = self.folder / "canary"
@@ -390,7 +378,6 @@ class RepositoryTests(AttackTestCase):
         self.assertFalse(canary.exists())
 
     async def test_alternates_of_this_machine_are_not_followed(self) -> None:
-        """A served repository that names the objects of another one does not hand these out."""
         other = GitRepository(self.folder / "other")
         other.write("private", "private\n")
         commit = other.commit()
@@ -405,7 +392,6 @@ class RepositoryTests(AttackTestCase):
         await self.refuse(inside.url, commit)
 
     async def test_hooks_and_filters_do_not_run(self) -> None:
-        """Neither what lies in the served repository nor what its tree asks for is executed."""
         canary = self.folder / "canary"
         for hook in ("post-checkout", "post-index-change", "reference-transaction", "pre-receive"):
             path = self.evil / ".git" / "hooks" / hook
@@ -435,7 +421,6 @@ class RepositoryTests(AttackTestCase):
         await self.honest()
 
     async def test_redirects_are_not_followed(self) -> None:
-        """To a file, to another host, to loopback, and by the alternates of a dumb server."""
         target = HttpServer(self.folder)
         self.addCleanup(target.stop)
         for location in (f"file://{self.folder}", target.url, "http://169.254.169.254"):
@@ -448,7 +433,6 @@ class RepositoryTests(AttackTestCase):
         self.assertEqual(target.requests, [])
 
     async def test_alternates_of_a_plain_server_are_not_followed(self) -> None:
-        """Another way to send git elsewhere: `http-alternates`."""
         target = HttpServer(self.folder, dumb=True)
         dumb = HttpServer(self.folder, dumb=True)
         self.addCleanup(target.stop)

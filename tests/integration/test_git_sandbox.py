@@ -76,8 +76,7 @@ class SandboxTests(TestCase):
         outcome = await self.run_script(script, reach)
         self.assertEqual(outcome.stdout.split(), printed.split(), outcome.stderr)
 
-    async def test_files(self) -> None:
-        """Of the daemon's directories there is its own repository, and nothing beside it."""
+    async def test_git_sees_its_own_repository_alone(self) -> None:
         await self.check(f"ls -A {self.folder}", "own.git")
         await self.check(f"cat {self.folder}/key {self.other}/HEAD || echo no", "no")
         await self.check("ls -d /home /root /var /opt /srv /run /sys 2>/dev/null || echo no", "no")
@@ -88,8 +87,7 @@ class SandboxTests(TestCase):
         await self.check(hosts, "no")
         await self.check(hosts, "hosts", SandboxAccess(has_network=True))
 
-    async def test_followed(self) -> None:
-        """What follows runs in the same sandbox, and only if what was before has ended well."""
+    async def test_next_commands_run_in_the_same_sandbox_until_one_fails(self) -> None:
         script = 'alias.attack=!f() { echo "$1" >>/tmp/said; cat /tmp/said; exit $2; }; f'
         for status, printed in ((0, "a b\n\0a b\nb'c\n\0a b\nb'c\nd"), (3, "a b")):
             commands = (("a b", str(status)), ("b'c", "0"), ("d", "0"))
@@ -97,8 +95,7 @@ class SandboxTests(TestCase):
             outcome = await self.git.run_command(self.own, *first, next_commands=rest)
             self.assertEqual((outcome.status, outcome.stdout), (status, printed + "\n"))
 
-    async def test_writing(self) -> None:
-        """It writes where the command is meant to, and nowhere else."""
+    async def test_git_writes_only_where_the_command_may(self) -> None:
         everywhere = f"for d in {self.own} {self.tree} / /usr /etc /dev /dev/shm; do"
         script = f"{everywhere} touch $d/x 2>/dev/null && echo $d; done; true"
         await self.check(script, "")
@@ -107,8 +104,7 @@ class SandboxTests(TestCase):
         await self.run_script(f"touch {self.folder}/x", SandboxAccess((self.own,)))
         self.assertFalse((self.folder / "x").exists(), "it is another directory of that name")
 
-    async def test_processes(self) -> None:
-        """It sees no process of the machine, and no descriptor of the daemon."""
+    async def test_git_sees_no_process_and_no_descriptor_of_the_daemon(self) -> None:
         await self.check(f"test -e /proc/{os.getpid()}/comm && echo {os.getpid()}; echo $PPID", "2")
         outcome = await self.run_script("ls /proc/self/fd")
         self.assertLessEqual(len(outcome.stdout.split()), 4, outcome.stdout)
@@ -116,8 +112,7 @@ class SandboxTests(TestCase):
         await self.check("grep ^CapEff: /proc/self/status", "CapEff: 0000000000000000")
         await self.check("grep ^Seccomp: /proc/self/status", "Seccomp: 2")
 
-    async def test_network(self) -> None:
-        """There is none but for a fetch."""
+    async def test_only_a_fetch_has_a_network(self) -> None:
         with socket.socket() as server:
             server.bind(("127.0.0.1", 0))
             server.listen()
@@ -126,8 +121,7 @@ class SandboxTests(TestCase):
             await self.check(script, "no")
             await self.check(script, "connected", SandboxAccess(has_network=True))
 
-    async def test_login(self) -> None:
-        """A login is read once, by the one who asks git for it; in no environment, no argument."""
+    async def test_login_is_read_once_and_in_no_environment_or_argument(self) -> None:
         login = Login("https://git.example.org", "judge", "s3cret")
         ask = "printf 'protocol=https\\nhost=%s\\n\\n' | git credential fill"
         ask += " | grep ^password || echo none;"
@@ -140,8 +134,7 @@ class SandboxTests(TestCase):
         self.assertIn("GIT_CONFIG_NOSYSTEM", outcome.stdout)
         self.assertNotIn("s3cret", outcome.stdout)
 
-    async def test_kill(self) -> None:
-        """Who cancels it learns of its end when nothing of it is left, wherever it ran to."""
+    async def test_cancelled_command_leaves_no_process(self) -> None:
         started: list[bytes] = []
         seconds = f"{1000 + os.getpid()}.25"  # so long nobody else sleeps
         script = f"setsid sh -c 'echo ready; exec sleep {seconds}' & sleep {seconds}; wait"
@@ -161,8 +154,7 @@ class SandboxTests(TestCase):
         await self.assertFailure(asked, CancelledError)
         self.assertEqual(sleeping(), [])
 
-    async def test_no_sandbox(self) -> None:
-        """Where the sandbox cannot be made git does not run, and it is no fault of a repository."""
+    async def test_broken_sandbox_is_no_fault_of_the_repository(self) -> None:
         reach = SandboxAccess((self.folder / "missing",))
         error: Any = await self.assertFailure(
             Deferred.fromCoroutine(self.run_script("echo ran", reach)), EvaluationFailure

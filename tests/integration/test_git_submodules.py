@@ -42,8 +42,7 @@ class SubmoduleTests(DaemonTestCase):
         )
         return await self.client.follow(identifier)
 
-    async def test_found(self) -> None:
-        """The evaluator finds the files of submodules and of their submodules, also later."""
+    async def test_evaluator_finds_nested_submodules_after_one_fetch(self) -> None:
         problem, one = self.make("problem"), self.make("one")
         self.make("two")
         self.add(one, "two", "../../two/.git")
@@ -57,8 +56,7 @@ class SubmoduleTests(DaemonTestCase):
         self.assertEqual(text(await self.look(commit)), expected)
         self.assertEqual(self.server.fetches, fetches)
 
-    async def test_local(self) -> None:
-        """A repository of this machine may have submodules on it."""
+    async def test_local_repository_has_local_submodules(self) -> None:
         problem = self.make("problem")
         commit = self.add(problem, "one", self.make("one").url)
         events = await self.look(commit, problem.url)

@@ -143,8 +143,7 @@ class LfsTests(LfsCase):
         "[evaluations]", "tree_bytes = 8_000_000\nfetch_bytes = 6_000_000\n[evaluations]"
     )
 
-    async def test_found(self) -> None:
-        """The evaluator finds the file itself, with its mode; one download is enough."""
+    async def test_evaluator_finds_the_file_after_one_download(self) -> None:
         expected = f"755 3000000\n{SHA}  -\nread me\n"
         self.assertEqual(text(await self.look()), expected)
         self.large.write("README", "again\n")
@@ -159,8 +158,7 @@ class LfsTests(LfsCase):
         self.assertEqual(headers["Host"], self.server.url.partition("://")[2])
         self.assertNotIn("Content-Length", headers)
 
-    async def test_elsewhere(self) -> None:
-        """A download may be on another host, under the rules for hosts and protocols."""
+    async def test_download_elsewhere_obeys_the_rules_for_hosts_and_protocols(self) -> None:
         other = self.serve()
         self.server.elsewhere = other.url
         self.assertIn(SHA, text(await self.look()))
@@ -180,8 +178,7 @@ class LfsTests(LfsCase):
             self.assertIn(words, message)
             self.assertNotIn("signature", message)
 
-    async def test_refused(self) -> None:
-        """What a server sends in place of the file is refused, and nothing of it stays."""
+    async def test_wrong_content_is_refused_and_leaves_nothing(self) -> None:
         for sent, words in (
             (LARGE[:-1], "does not announce 3000000 bytes"),
             (LARGE[:-1] + b"?", "has another SHA-256"),
@@ -195,8 +192,7 @@ class LfsTests(LfsCase):
         self.server.error = ""
         self.assertIn(SHA, text(await self.look()))
 
-    async def test_no_server(self) -> None:
-        """A server without LFS, and a repository of another protocol, are refused with a reason."""
+    async def test_server_without_lfs_is_refused_with_the_reason(self) -> None:
         plain = HttpServer(self.folder)
         self.addCleanup(plain.stop)
         message = (await self.refuse(f"{plain.url}/large/.git"))["message"]
@@ -208,8 +204,7 @@ class LfsTests(LfsCase):
         message = (await self.refuse(self.large.url))["message"]
         self.assertIn("fetches over https and http only", message)
 
-    async def test_limits(self) -> None:
-        """The files count towards the limits, before any of them is downloaded."""
+    async def test_files_count_for_the_limits_before_a_download(self) -> None:
         self.large.write("data/two.bin", os.urandom(2_500_000))
         fitting = self.large.commit()
         self.large.write("README", os.urandom(1_000_000))
@@ -224,8 +219,7 @@ class LfsTests(LfsCase):
         self.assertEqual(self.server.seen, [])
         self.assertIn(SHA, text(await self.look(commit=fitting)))
 
-    async def test_untracked(self) -> None:
-        """A pointer that .gitattributes does not name is refused, also if its file is here."""
+    async def test_pointer_without_gitattributes_is_refused(self) -> None:
         self.assertIn(SHA, text(await self.look()))
         (self.large.folder / ".gitattributes").unlink()
         pointer = git(self.large.folder, "show", f"{self.commit}:data/large.bin") + "\n"
@@ -266,8 +260,7 @@ class DownloadTests(BareRepositoryCase):
         self.addCleanup(server.stop)
         return server
 
-    async def test_credential(self) -> None:
-        """A credential is for the server of the repository, never for another one."""
+    async def test_credential_is_sent_to_the_server_of_the_repository_alone(self) -> None:
         for is_elsewhere in (False, True):
             server, other = self.serve(login="me:secret"), self.serve()
             server.elsewhere = other.url if is_elsewhere else server.url
@@ -292,8 +285,7 @@ class DownloadTests(BareRepositoryCase):
         objects = str(self.path / "lfs")
         self.assertEqual(synced, [f"{objects}/{SHA}.new", objects])
 
-    async def test_cancelled(self) -> None:
-        """A cancelled download ends at once, and leaves nothing; the next one begins anew."""
+    async def test_cancelled_download_leaves_nothing(self) -> None:
         server = self.serve()
         server.holds_files = True
         fetching = self.fetch(server)
@@ -308,8 +300,7 @@ class DownloadTests(BareRepositoryCase):
         self.assertGreater((await self.fetch(server)).size, len(LARGE))
         self.assertEqual(len(server.seen), 2)
 
-    async def test_answers(self) -> None:
-        """An answer about objects that is no such answer, or too large, is an error."""
+    async def test_malformed_answers_about_objects_are_errors(self) -> None:
         server = self.serve()
         for server.batch, words in (
             (b"[", "is malformed"),
@@ -324,8 +315,7 @@ class DownloadTests(BareRepositoryCase):
                 await self.fetch(server)
             self.assertIn(words, caught.exception.message)
 
-    async def test_many(self) -> None:
-        """Files are asked for in several requests; two with one content are one download."""
+    async def test_files_of_one_content_are_one_download(self) -> None:
         for number in range(20):
             self.source.write(f"data/{number}.bin", str(number % 19))
         self.commit = self.source.commit()
@@ -341,8 +331,7 @@ class DownloadTests(BareRepositoryCase):
         size = sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())
         self.assertEqual(size, found.size)
 
-    async def test_lost(self) -> None:
-        """A file that somebody has removed from the cache is fetched again for the next request."""
+    async def test_file_lost_from_the_cache_is_fetched_again(self) -> None:
         server = self.serve()
         for _ in range(2):
             commit = await self.fetch(server)
@@ -355,8 +344,7 @@ class DownloadTests(BareRepositoryCase):
             self.assertIs(self.bare.find_fetched_commit(self.commit), None)
         self.assertEqual(len(server.seen), 2)
 
-    async def test_wrong_size(self) -> None:
-        """A cached file without the size in the pointer is downloaded again, or refused."""
+    async def test_cached_file_of_another_size_is_fetched_again(self) -> None:
         server = self.serve()
         commit = await self.fetch(server)
         os.truncate(self.path / "lfs" / SHA, 1000)
@@ -371,8 +359,7 @@ class DownloadTests(BareRepositoryCase):
             await self.fetch(server)
         self.assertIn("does not announce 1 bytes", caught.exception.message)
 
-    async def test_cut(self) -> None:
-        """A connection that ends early is an error, whatever has arrived."""
+    async def test_connection_that_ends_early_is_an_error(self) -> None:
         server = self.serve()
         server.cut = True
         with self.assertRaises(EvaluationFailure) as caught:

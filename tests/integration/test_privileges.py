@@ -50,8 +50,7 @@ class RightsTests(DaemonTestCase):
 
     configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n'
 
-    def test_nothing_left(self) -> None:
-        """It has no capability, and programs that it starts gain none; so has each thread."""
+    def test_daemon_has_no_capability_and_can_gain_none(self) -> None:
         threads = list(Path(f"/proc/{self.daemon.pid}/task").iterdir())
         self.assertTrue(threads)
         for thread in threads:
@@ -61,13 +60,11 @@ class RightsTests(DaemonTestCase):
             self.assertEqual(now["NoNewPrivs"], ["1"])
             self.assertNotIn("0", now["Uid"])
 
-    def test_hidden(self) -> None:
-        """What there is to see of its memory and environment is root's, as for no other process."""
+    def test_memory_and_environment_of_the_daemon_are_hidden(self) -> None:
         for name in ("environ", "mem", "maps"):
             self.assertEqual(Path(f"/proc/{self.daemon.pid}/{name}").stat().st_uid, 0)
 
-    async def test_evaluators(self) -> None:
-        """Evaluators are the daemon's user, with nothing more, and cannot look into the daemon."""
+    async def test_evaluators_cannot_look_into_the_daemon(self) -> None:
         uid = status(self.daemon.pid)["Uid"][0]
         events = await self.run_command(
             "id -u; grep -Ec 'Cap(Inh|Prm|Eff|Amb):.*[1-9a-f]' /proc/self/status;"
@@ -151,8 +148,7 @@ class ClosedDirectoryTests(RootTestCase):
         self.assertIn(process.returncode, (0, 1), stderr)
         return stdout
 
-    async def test_daemon_runs_evaluator(self) -> None:
-        """An evaluator is fetched and run, and finds the tools, in the sandbox and without one."""
+    async def test_daemon_runs_evaluators_from_a_closed_directory(self) -> None:
         repository = GitRepository(self.folder / "repository")
         repository.write("evaluator.py", EVALUATOR)
         commit = repository.commit()
