@@ -43,7 +43,7 @@ fuzz: ## try what strangers may send, for FUZZ_SECONDS=600; FUZZ_SEED=, TARGETS=
 
 test-machine: ## test the Debian package on Debian 12 and 13, with their kernels, in QEMU
 	$(SETUP) --extras test --needs git --wants $(MACHINES)
-	$(BIN)/python -m tests.machine $(if $(PREPARE),--prepare) $(SUITES)
+	$(BIN)/python -m tests.machine $(if $(PREPARE),--prepare) $(if $(ONLY),--only $(ONLY)) $(SUITES)
 
 test-bare: ## run demo and tests on a bare Debian, as root in /root; SUITE=bookworm
 	$(SETUP) --extras test --needs git,mmdebstrap,bwrap

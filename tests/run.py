@@ -82,7 +82,8 @@ _RUN_AGAIN = 3
 NEEDS_CGROUPS = "needs cgroups of version 2: "
 """What begins the reason to skip a test where the kernel gives version 1 alone.
 
-`make test-machine` attacks the same limits, under the kernels of Debian.
+`make test-machine` attacks the same limits, under the kernels of Debian, and runs these tests with
+`ONLY=cgroups`.
 """
 
 # Of a test, where a part that ended without a word is named by its first module.

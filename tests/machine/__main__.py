@@ -27,6 +27,8 @@ _GUEST = Path(__file__).with_name("guest")
 _VERDICT = re.compile(r"(ok|FAILED) ")
 _ALL = "all checks were run"
 _CUT = "the power is cut"
+_CGROUP_TESTS = "cgroups of an ordinary user"
+"""The check that is made only by its name, for it takes a quarter of an hour."""
 _UNIT_TESTS = "unit tests, with this machine's kernel"
 
 
@@ -37,6 +39,20 @@ def _programs() -> dict[str, str]:
 
     found = {**vars(bombs), **vars(fillers)}
     return {name: value for name, value in found.items() if name.isupper()}
+
+
+def find_cgroup_tests() -> list[str]:
+    """Return the names of the tests that `needs_cgroups` skips without cgroups."""
+    found = []
+    for path in sorted((package.ROOT / "tests/integration").glob("test_*.py")):
+        # A class comes first, so that each test is found with the last one before it.
+        words = r"(?m)^class (\w+)|^    @needs_cgroups\n    (?:async )?def (\w+)"
+        case = ""
+        for name, test in re.findall(words, path.read_text()):
+            case = name or case
+            if test:
+                found.append(f"tests.integration.{path.stem}.{case}.{test}")
+    return found
 
 
 def _stopwatch() -> Callable[[], str]:
@@ -106,6 +122,9 @@ class Suite:
             (given / "programs.json").write_text(json.dumps(_programs()))
             shutil.copyfile(built, given / "tawebeval.deb")
             (given / "only").write_text(self._only)
+            if self._only and _CGROUP_TESTS.startswith(self._only):
+                shutil.copytree(workshop.install(), given / "checkout", symlinks=True)
+                (given / "cgroup_tests").write_text("\n".join(find_cgroup_tests()))
             testing = None
             if workshop.has_other_python() and _UNIT_TESTS.startswith(self._only):
                 testing = beside.submit(self._test, workshop)

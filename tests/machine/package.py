@@ -30,6 +30,11 @@ python3 -m venv /tmp/venv
 /tmp/venv/bin/pip download --quiet --require-hashes --dest {WHEELS} \\
     {" ".join(f"--requirement requirements/{name}.txt" for name in _PINNED)}
 """
+# What the tests that need cgroups import, without the large packages of other tests.
+_INSTALL = """
+python3 scripts/bootstrap
+.venv/bin/pip install --quiet hypothesis
+"""
 _TEST = """
 python3 scripts/bootstrap --extras test
 tests=$(find tests -name 'test_*.py' ! -path 'tests/integration/*' ! -path 'tests/fuzz/*' | sort)
@@ -50,6 +55,11 @@ class Workshop(NamedTuple):
         self._run("make", "deb", DPKG_DEB_COMPRESSOR_TYPE="none")
         (package,) = (self.source / "build" / "deb").glob("tawebeval_*.deb")
         return package
+
+    def install(self) -> Path:
+        """Make the virtualenv of the checkout; return the checkout. Blocks."""
+        self._run("sh", "-euc", _INSTALL)
+        return self.source
 
     def test(self) -> str:
         """Run the unit tests; return what they come to. Raises CalledProcessError. Blocks."""

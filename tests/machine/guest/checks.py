@@ -11,6 +11,7 @@ import os
 import pwd
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -34,6 +35,7 @@ PACKAGE = "/root/given/tawebeval.deb"
 ALL = "all checks were run"
 CUT = "the power is cut"
 POWER_CUT = "power cut"
+CGROUP_TESTS = "cgroups of an ordinary user"
 
 # What the check of a power cut has begun, for that after the boot.
 _MADE = Path("/root/given/made.json")
@@ -55,6 +57,15 @@ apart --memory 32M -- python3 -S -c "x = b'x' * 10**9"
 apart --processes 5 -- sh -c 'for i in 1 2 3 4 5 6 7 8; do sleep 1 & done; wait; exit 1'
 apart --time 0.5 -- sh -c 'while :; do :; done'
 echo alive
+"""
+# Runs tests in a cgroup beside those of their daemons.
+_IN_CGROUP = """
+own=/sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)
+mkdir "$own/tests"
+echo 0 >"$own/tests/cgroup.procs"
+echo +cpu +memory +pids >"$own/cgroup.subtree_control"
+export HOME=/home/tester TAWEBEVAL_TEST_CGROUP="$own" TAWEBEVAL_PATIENCE=1200
+exec .venv/bin/python -m twisted.trial "$@"
 """
 _PROFILE = Path("/etc/apparmor.d/tawebeval")
 _KNOWS_NAMESPACES = Path("/sys/kernel/security/apparmor/features/namespaces/mask")
@@ -373,6 +384,25 @@ def purge() -> None:
     assert attempt("getent", "passwd", "tawebeval").returncode == 2
 
 
+def cgroup_tests() -> None:
+    """Hold that the tests that need cgroups pass, as an ordinary user in a delegated unit."""
+    run("useradd", "--create-home", "tester")
+    run("rm", "-r", "/srv")
+    Path("/root/given/checkout").rename("/srv")  # where its virtualenv was made
+    run("chown", "-R", "tester:", "/srv")
+    tests = Path("/root/given/cgroup_tests").read_text().split()
+    unit = ("systemd-run", "--quiet", "--wait", "--pipe", "--collect", "--uid=tester")
+    properties = ("Delegate=yes", "OOMPolicy=continue", "WorkingDirectory=/srv")
+    options = [f"--property={each}" for each in properties]
+    command = [*unit, *options, "sh", "-euc", _IN_CGROUP, "sh", *tests]
+    last = ""
+    with subprocess.Popen(command, stdout=-1, stderr=subprocess.STDOUT, text=True) as trial:
+        for line in trial.stdout or ():
+            print(f"    {line}", end="", flush=True)
+            last = line.strip()
+    assert last == f"PASSED (successes={len(tests)})", last
+
+
 def _limited(attack: Attack) -> Callable[[], None]:
     def check() -> None:
         limit(attack)
@@ -398,6 +428,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "upgrade from a dynamic user": upgrade,
     "upgrade to a service that fails": failure,
     "purge": purge,
+    CGROUP_TESTS: cgroup_tests,
 }
 _NEEDED = 4
 
@@ -410,6 +441,8 @@ def choose_checks(words: list[str]) -> dict[str, Callable[[], None]]:
         for number, (name, check) in enumerate(CHECKS.items())
         if not words or number < _NEEDED or any(word in name for word in words)
     }
+    if not Path("/root/given/checkout").exists():
+        chosen.pop(CGROUP_TESTS, None)
     if not _MADE.exists():
         return chosen
     done = names[: names.index(POWER_CUT) + 1]
