@@ -32,7 +32,6 @@ with `request`; most have `name`, which is the path of the directory.
 | forget | kill the program, and drop all that is known of it | |
 | look | send a notice of the program | |
 | attach | from now on send a notice of each program that ends, or whose output fails | |
-| stop | kill all programs, and end once they are gone | |
 
 A request with `id`, an integer, is answered; the answer repeats `id`. An overlay's top is a
 descriptor (SCM_RIGHTS). The answer to a request that fails has `error`, a text, `errno` and `path`,
@@ -533,8 +532,6 @@ class Starter:
         if what == "attach":
             client.is_attached = True
             return {}
-        if what == "stop":
-            raise SystemExit(0)
         name = request.get("name")
         if not isinstance(name, str) or not name.startswith("/") or "\0" in name:
             raise RequestError("name: not an absolute path")

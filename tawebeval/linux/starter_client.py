@@ -342,28 +342,20 @@ class StarterClient:
         """Kill a program, and drop what the starter knows of it. Blocks. Raises: OSError."""
         self._call({"request": "forget", "name": str(directory)})
 
-    def stop_starter(self) -> None:
-        """End the starter, which kills all programs, and return after its end. Blocks."""
+    def stop_starter(self, number: int = signal.SIGTERM) -> None:
+        """End the starter by a signal, and return after its end. Blocks.
+
+        At SIGTERM it kills all programs first; at SIGKILL it notes no exit of its programs.
+        """
         if self._pidfd is None:
             return
-        with contextlib.suppress(OSError), _connect(self.path) as connection:
-            connection.send(b'{"request": "stop"}')
-            with contextlib.suppress(BlockingIOError):
-                connection.recv(1)  # until the end of the connection
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        poll.poll(ANSWER_TIMEOUT * 1000)
         with contextlib.suppress(ChildProcessError):  # of another process of the daemon
-            os.waitpid(self.pid, 0)
-
-    def kill_starter(self) -> None:
-        """Kill the starter, which notes no exit of its programs, and return after its end. Blocks.
-
-        Raises: OSError.
-        """
-        if self._pidfd is not None:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            poll = select.poll()
-            poll.register(self._pidfd, select.POLLIN)
-            poll.poll(ANSWER_TIMEOUT * 1000)
-        self.close()
+            os.waitpid(self.pid, os.WNOHANG)
 
     def _call(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[int]]:
         try:

@@ -11,6 +11,7 @@ Without a sandbox, or where overlays do not work, the tree is a copy.
 from __future__ import annotations
 
 import errno
+import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -61,7 +62,9 @@ class WritableTrees:
             if self._is_own:
                 # One of a killed daemon, which may not have ended yet.
                 with suppress(OSError, ConfigurationError):
-                    StarterClient.connect(self._socket).kill_starter()
+                    client = StarterClient.connect(self._socket)
+                    client.stop_starter(signal.SIGKILL)
+                    client.close()
                 spawn_starter(self._socket)
             self._client = StarterClient.connect(self._socket)
         return self._client

@@ -102,7 +102,7 @@ class NodeJob:
                 limits_time = time.monotonic() + _LIMITS_PAUSE
                 self._check_limits()
                 self._flush_output()
-        self._send(request="stop")
+        os.kill(starter_pid, signal.SIGTERM)
         os.waitpid(starter_pid, 0)
 
     def _start(self, starter_pid: int) -> None:

@@ -427,21 +427,15 @@ class ClientTests(StarterCase):
 
 
 class LifeTests(StarterCase):
-    def test_stop_and_termination_kill_all_programs_first(self) -> None:
-        for stop in (StarterClient.stop_starter, lambda _: self.starter.process.terminate()):
-            client = self.connect()
-            # The kernel takes a while to end a process with much memory.
-            large = LaunchSpec(["/usr/bin/python3", "-c", _LARGE], {}, "/")
-            started = client.start_program(self.locate("stopped"), large)
-            eventually((self.locate("stopped") / "stdout").read_bytes)
-            stop(client)
-            self.starter.process.wait(PATIENCE)
-            self.assertFalse(is_alive(started.pid))
-            self.assertFalse(client.is_alive)
-            self.assertRaises(OSError, client.list_programs)
-            self.starter.stop()
-            self.starter = StarterProcess()
-            self.addCleanup(self.starter.stop)
+    def test_stop_kills_all_programs_first(self) -> None:
+        # The kernel takes a while to end a process with much memory.
+        large = LaunchSpec(["/usr/bin/python3", "-c", _LARGE], {}, "/")
+        started = self.client.start_program(self.locate(), large)
+        eventually((self.locate() / "stdout").read_bytes)
+        self.client.stop_starter()
+        self.assertFalse(is_alive(started.pid))
+        self.assertFalse(self.client.is_alive)
+        self.assertRaises(OSError, self.client.list_programs)
 
     def test_orphans_are_reaped(self) -> None:
         self.run_program(sh("(setsid sleep 0.05 &) ; :"))
