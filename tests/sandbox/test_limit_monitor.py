@@ -170,18 +170,6 @@ class SlowTests(WatchTestCase):
         self.assertEqual(self.stopped, [])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_run_that_is_added_during_a_look_waits_for_the_next(self) -> None:
-        ended, cell = make_cell(), make_cell(OVER)
-        with self.over(ended):
-            self.clock.advance(PAUSE)
-        with self.over(cell):
-            self.threads.step()
-            self.assertEqual(self.looks(ended, cell), [1, 0])
-            self.clock.advance(PAUSE)
-            self.threads.step()
-            self.assertEqual(self.looks(ended, cell), [1, 1])
-            self.assertEqual(self.stopped, [(cell, OVER)])
-
 
 class MuchWorkTests(WatchTestCase):
     def setUp(self) -> None:
@@ -247,17 +235,6 @@ class MuchWorkTests(WatchTestCase):
             self.clock.advance(PAUSE)
         self.others.step()
         self.assertEqual((self.stopped, self.others.waiting), ([], []))
-
-    def test_run_whose_large_count_fails_eight_times_is_stopped(self) -> None:
-        broken = BrokenRun(LimitSettings(), needed=MAX_SHARED_THREAD_INSPECTIONS + 1)
-        with self.over(broken):
-            for _ in range(8):
-                self.assertEqual(self.stopped, [])
-                self.clock.pump([PAUSE] * 3)
-                self.others.step()
-        ((cell, why),) = self.stopped
-        self.assertEqual((cell, why.reason), (broken, "lost"))
-        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
 
 
 class NearlyFullTests(WatchTestCase):
@@ -346,13 +323,6 @@ class NearlyFullTests(WatchTestCase):
         self.free(200)
         self.stops()
         self.free(50)
-        self.stops(self.medium)
-
-    def test_stopped_run_is_not_stopped_again(self) -> None:
-        self.free(50)
-        self.stops(self.large)
-        self.large.disk_bytes = 10**12
-        self.free(40)
         self.stops(self.medium)
 
 
