@@ -111,6 +111,15 @@ class EndedEvaluation:
     workspace: Workspace | None = None
 
 
+def make_clock() -> Callable[[], float]:
+    """Return a clock that begins with the time of day, and that nobody sets.
+
+    By a time of day that is wrong for a minute, the whole archive would be too old.
+    """
+    offset = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return lambda: offset + time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 @attrs.define(eq=False)
 class EvaluationArchive:
     """The archive in `directory`; `_writer`, a pool of one thread, makes all changes.
@@ -128,7 +137,7 @@ class EvaluationArchive:
     _writer: WorkerThreads
     _readers: WorkerThreads
     _format_time: Callable[[float], str]
-    _read_clock: Callable[[], float] = time.time
+    _read_clock: Callable[[], float] = attrs.field(factory=make_clock)
     release_copy: Callable[[str], bool] = lambda identifier: False
     max_submission_bytes: int = MIB  # of an archived submission
     archived_count: int = 0

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -360,6 +361,16 @@ class RemovalTests(ArchiveTestCase):
         self.now = NOW + 90 * DAY + 2.5
         self.assertEqual(self.remove(), ["alice-003", "alice-004"])
         self.assertEqual(self.archive.evaluation_count, 2)
+
+    def test_clock_that_is_set_forward_removes_nothing(self) -> None:
+        self.patch(time, "time", lambda: self.now)
+        self.store("one")
+        threads: Any = InlineThreads()
+        settings = ArchiveSettings(enabled=True)
+        archive = EvaluationArchive(self.root, settings, 0, self.rows, threads, threads, str)
+        self.now = NOW + 100 * DAY
+        self.run_now(archive.remove_excess())
+        self.assertEqual(self.list_names(), ["one"])
 
     def test_row_stays_of_an_evaluation_that_is_not_forgotten(self) -> None:
         kept: list[FakeRow] = []
