@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -71,34 +71,25 @@ _NAMESPACES = (
     f" /etc/apparmor.d/tawebeval; {_CONTAINER}"
 )
 # What bwrap says, and what helps.
-_REMEDIES: Sequence[tuple[Sequence[str], str]] = (
-    (("Unknown option",), "install bubblewrap 0.8.0 or newer"),
+_REMEDIES: Mapping[Sequence[str], str] = {
+    ("Unknown option",): "install bubblewrap 0.8.0 or newer",
     (
-        (
-            "No permissions to create",  # also in a chroot
-            "Creating new namespace failed",
-            "Failed to make / slave",  # by AppArmor
-            "Can't set hostname",
-            "setting up uid map",
-        ),
-        _NAMESPACES,
+        "No permissions to create",  # also in a chroot
+        "Creating new namespace failed",
+        "Failed to make / slave",  # by AppArmor
+        "Can't set hostname",
+        "setting up uid map",
+    ): _NAMESPACES,
+    ("Can't mount proc", "max_user_namespaces"): (
+        "mount nothing over the files of /proc; in the unit (with systemd-run by -p) set"
+        " ProtectProc=invisible, ProtectKernelLogs=no, and neither ProtectKernelTunables=yes"
+        f" nor ProcSubset=pid; {_CONTAINER}"
     ),
-    (
-        ("Can't mount proc", "max_user_namespaces"),
-        (
-            "mount nothing over the files of /proc; in the unit (with systemd-run by -p) set"
-            " ProtectProc=invisible, ProtectKernelLogs=no, and neither ProtectKernelTunables=yes"
-            f" nor ProcSubset=pid; {_CONTAINER}"
-        ),
+    ("Function not implemented",): (
+        "permit the system call openat2; in the unit set RestrictSUIDSGID=no, and User= in"
+        f" place of DynamicUser=yes, which implies RestrictSUIDSGID=yes; {_CONTAINER}"
     ),
-    (
-        ("Function not implemented",),
-        (
-            "permit the system call openat2; in the unit set RestrictSUIDSGID=no, and User= in"
-            f" place of DynamicUser=yes, which implies RestrictSUIDSGID=yes; {_CONTAINER}"
-        ),
-    ),
-)
+}
 # The value with which each sysctl forbids user namespaces, and one that permits them.
 _SYSCTL_VALUES = {
     "kernel.unprivileged_userns_clone": ("0", "1"),
@@ -316,7 +307,7 @@ def _judge(status: int, output: bytes) -> SetupProblem | None:
     if said == _SOUND:
         return None
     said = said or f"bwrap exited with status {status}"
-    for signs, remedy in _REMEDIES:
+    for signs, remedy in _REMEDIES.items():
         if any(sign in said for sign in signs):
             if remedy == _NAMESPACES and (sysctls := list(_find_forbidding_sysctls())):
                 said += f" ({', '.join(f'{name} is {value}' for name, value, _ in sysctls)})"
