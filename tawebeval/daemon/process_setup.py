@@ -104,16 +104,10 @@ def use_monotonic_clock(reactor: Any) -> None:
     """Let a reactor's `seconds`, and so all its timers, follow a `SteadyClock`.
 
     Twisted uses the time of day. Setting that forward would make all timers due at once and end
-    every evaluation by its time limit; setting it back would stop all timers. Pending timers keep
-    their remaining time.
+    every evaluation by its time limit; setting it back would stop all timers. To be called before
+    there are timers.
     """
-    if isinstance(reactor.seconds, SteadyClock):
-        return
-    pending = [(call, call.getTime() - reactor.seconds()) for call in reactor.getDelayedCalls()]
     reactor.seconds = SteadyClock()
-    for call, left in pending:
-        call.seconds = reactor.seconds
-        call.reset(max(0.0, left))
 
     def read_clock() -> None:
         reactor.callLater(1.0, read_clock)

@@ -205,32 +205,6 @@ class MonotonicTests(SynchronousTestCase):
             self.monotonic += 1
             self.reactor.runUntilCurrent()
 
-    def test_pending_timers_keep_their_remaining_time_and_order(self) -> None:
-        self.ring("second", 20)
-        self.ring("first", 10)
-        self.reactor.time_of_day += 5
-        use_monotonic_clock(self.reactor)
-        self.reactor.time_of_day += DAY
-        self.check()
-        self.wait(5.2)
-        self.check("first")
-        self.wait(10)
-        self.check("first", "second")
-
-    def test_overdue_timer_is_called_at_once(self) -> None:
-        self.ring("late", 1)
-        self.reactor.time_of_day += 5
-        use_monotonic_clock(self.reactor)
-        self.check("late")
-
-    def test_second_call_changes_nothing(self) -> None:
-        use_monotonic_clock(self.reactor)
-        self.ring("timer", 10)
-        use_monotonic_clock(self.reactor)
-        self.check()
-        self.wait(10.2)
-        self.check("timer")
-
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
