@@ -81,7 +81,6 @@ import socket
 import sys
 import termios
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
@@ -491,7 +490,7 @@ class Starter:
         try:
             self._execute(client, message, is_whole=not flags & socket.MSG_TRUNC)
         except Exception:  # noqa: BLE001  (a defect here must not end all programs)
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
             self._close_client(client)
 
     def _close_client(self, client: Client) -> None:
@@ -960,7 +959,7 @@ def _fork(execute: Callable[[], None]) -> int:
         _prepare_process()
         execute()
     except BaseException:  # noqa: BLE001  (the child must not go on as a second starter)
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
     finally:
         os._exit(_FAILED)
 

@@ -23,7 +23,7 @@ from twisted.internet.interfaces import IDelayedCall
 from tawebeval.deferreds import OneShotEvent
 from tawebeval.linux import cgroup_directory, processes, starter
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.programs import pack_program
+from tawebeval.linux.programs import collect_program
 from tawebeval.linux.starter_client import ProgramState
 from tawebeval.sandbox import broker
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
@@ -37,8 +37,8 @@ _PREFIX = "job-"
 _PROGRAMS = "node-"  # begins the names of the programs on the nodes
 _NAME_LENGTH = 16  # of an evaluation's name in the log, which begins its directory's name
 _STDERR_TAIL = 8 * 1024  # bytes of srun's stderr that are read
-_PROGRAM = pack_program(node, broker, cgroup_directory, processes, starter)
-_DIGEST = hashlib.sha256(_PROGRAM).hexdigest()[:16]
+_PROGRAM = collect_program(node, broker, cgroup_directory, processes, starter)
+_DIGEST = hashlib.sha256(b"\0".join(_PROGRAM.values())).hexdigest()[:16]
 
 _writing = Lock()  # several threads may start jobs at once
 
@@ -48,11 +48,13 @@ def write_node_program(parent: Path) -> Path:
 
     Raises: OSError.
     """
-    target = parent / f"{_PROGRAMS}{_DIGEST}.pyz"
+    target = parent / f"{_PROGRAMS}{_DIGEST}"
     with _writing:
         if not target.exists():
             new = parent / f"{_PROGRAMS}new"
-            new.write_bytes(_PROGRAM)
+            for name, content in _PROGRAM.items():  # no archive: each job would compile it
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                (new / name).write_bytes(content)
             new.rename(target)
     return target
 
@@ -63,7 +65,7 @@ def remove_other_node_programs(parent: Path) -> None:
     A job that runs has read its own.
     """
     for program in parent.glob(f"{_PROGRAMS}*"):
-        if program.name != f"{_PROGRAMS}{_DIGEST}.pyz":
+        if program.name != f"{_PROGRAMS}{_DIGEST}":
             remove_tree(program)
 
 

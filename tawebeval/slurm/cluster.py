@@ -388,8 +388,7 @@ class SlurmRun(Launch, RunEnd):
 
     def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to the evaluator's processes on the node."""
-        assert self.process is not None, "the run has begun"
-        self.process.send_signal(number)
+        child.signal_group(number)
 
     async def kill_remaining_processes(self) -> None:
         """Do nothing: the node has told the exit after it has killed them, or the job is lost."""

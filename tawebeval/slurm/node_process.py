@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 import msgspec
-from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, succeed
 from twisted.internet.error import ProcessTerminated
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
@@ -115,8 +115,7 @@ class NodeProcess:
     _listener: ProgramListener | None = None
     _stdout_offset: int = 0
     _first_loss: EvaluationFailure | None = None
-    _is_reading: bool = False
-    _must_read: bool = False
+    _reading: DeferredLock = attrs.field(factory=DeferredLock)
     _is_paused: bool = False
     _is_stopped: bool = False  # no job is started any more
     _losing: Deferred[None] = attrs.field(factory=partial(succeed, None))  # of the last `_lose`
@@ -196,7 +195,7 @@ class NodeProcess:
             run.suspend_clock()
         self._on_state(self.attempt, state)
 
-    def send_signal(self, number: int) -> None:
+    def signal_group(self, number: int) -> None:
         """Send a signal to the evaluator; after SIGKILL do not wait for long."""
         self._is_stopped = True
         if not self.attempt.has_begun:  # it waits for another node
@@ -213,10 +212,6 @@ class NodeProcess:
             await self._access.threads.run_in_thread(self.attempt.write_signal, number)
         except OSError as error:  # such as a full disk; a node that does not answer is given up
             log.error("a signal for a node is not written: {error}", error=error)  # noqa: TRY400
-
-    def signal_group(self, number: int) -> None:
-        """Signal the evaluator by the node."""
-        self.send_signal(number)
 
     def pauseProducing(self) -> None:
         """Deliver no stdout; the evaluator goes on."""
@@ -283,7 +278,7 @@ class NodeProcess:
 
     def signal_program(self, directory: Path, number: int) -> None:
         """Signal the evaluator by the node."""
-        self.send_signal(number)
+        self.signal_group(number)
 
     def close_output(self, directory: Path) -> None:
         """Do nothing: the node closes the pipes."""
@@ -296,26 +291,17 @@ class NodeProcess:
     # What the node tells
 
     def _look(self) -> None:
+        run_in_background(self._read(self.attempt), log, "defect: the state of a job is unknown")
+
+    async def _read(self, attempt: Attempt) -> None:
         """Read what the node has told, in a thread."""
-        self._must_read = True
-        if not self._is_reading:
-            run_in_background(self._read(), log, "defect: the state of a job is unknown")
-
-    async def _read(self) -> None:
-        self._is_reading = True
-        try:
-            while self._must_read:
-                self._must_read, attempt = False, self.attempt
-                self._on_state(attempt, await self._read_state(attempt))
-        finally:
-            self._is_reading = False
-
-    async def _read_state(self, attempt: Attempt) -> NodeState | None:
-        try:
-            return await self._access.threads.run_in_thread(attempt.read_state)
-        except OSError as error:
-            log.error("the state of a job cannot be read: {error}", error=error)  # noqa: TRY400
-            return None
+        async with self._reading:  # in the order of changes
+            try:
+                state = await self._access.threads.run_in_thread(attempt.read_state)
+            except OSError as error:
+                log.error("the state of a job cannot be read: {error}", error=error)  # noqa: TRY400
+            else:
+                self._on_state(attempt, state)
 
     def _on_state(self, attempt: Attempt, state: NodeState | None) -> None:
         if attempt.is_over or state is None or state == attempt.state:
@@ -468,7 +454,7 @@ class NodeProcess:
 
     async def _explain(self, attempt: Attempt) -> None:
         # This machine may see only now what the node has told before.
-        self._on_state(attempt, await self._read_state(attempt))
+        await self._read(attempt)
         stderr = await self._access.threads.run_in_thread(attempt.read_srun_stderr)
         if attempt.is_over:
             return

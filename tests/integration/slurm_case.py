@@ -204,13 +204,8 @@ class Cluster:
     def stop(self) -> None:
         """End everything."""
         if self._processes:
-            subprocess.run(
-                ["scancel", "--user=root,nobody"],
-                env=self.environment,
-                capture_output=True,
-                check=False,
-                timeout=PATIENCE,
-            )
+            for user in ("root", "nobody"):
+                self.run("scancel", f"--user={user}")
         for name in ("one", "two", "slurmctld", "munged"):
             process = self._processes.pop(name, None)
             if process is not None:

@@ -257,7 +257,7 @@ class ClusterTests(SlurmTestCase):
         """An evaluator ends with the program on its node."""
         word = new_word()
         identifier = await self.begin_and_wait(f"echo ready; sleep 600 && : {word}")
-        for pid in processes(f".pyz\0{self.daemon.state}"):
+        for pid in processes(f"-S\0{self.daemon.state}/"):
             if Path(f"/proc/{pid}/comm").read_text().startswith("python"):
                 os.kill(pid, signal.SIGKILL)
         failure(await self.client.follow(identifier), "lost")

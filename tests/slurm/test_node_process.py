@@ -246,8 +246,8 @@ class NodeProcessTests(NodeProcessCase):
 
     def test_signals_are_written_and_a_deaf_node_is_given_up(self) -> None:
         self.connect()
-        self.process.send_signal(signal.SIGTERM)
-        self.process.send_signal(signal.SIGKILL)
+        self.process.signal_group(signal.SIGTERM)
+        self.process.signal_group(signal.SIGKILL)
         self.assertEqual((self.attempt.directory / "signal").read_text(), "15\n9\n")
         self.clock.advance(KILL_ANSWER_TIMEOUT)
         self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
@@ -420,7 +420,7 @@ class RepeatTests(NodeProcessCase):
 
     def test_stopped_evaluator_is_not_begun_again(self) -> None:
         self.connect()
-        self.process.send_signal(signal.SIGTERM)
+        self.process.signal_group(signal.SIGTERM)
         self.lose()
         self.assertEqual(self.repeated, [])
 
