@@ -8,7 +8,7 @@ which answers requests for events before Klein, and `KleinApplication`, the appl
 A request goes to one of these modules:
 
 - `upload`: `FormReceiver` parses the form of POST /evaluate while it arrives.
-- `events`: pages of events (`EventPoll`), and the choice between a page, a stream (`streams`) and a
+- `events`: pages of events (`read_page`), and the choice between a page, a stream (`streams`) and a
   WebSocket (`websockets`).
 - `lists`: the evaluations of this daemon or, by `peers`, of all at its address; the problems.
 - `links`: `EvaluationLinks`, the links that only read one evaluation, and their requests.

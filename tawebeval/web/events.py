@@ -72,10 +72,10 @@ class EventQuery:
     """
 
     after_cursor: str | None
-    skip_count: int
-    wait_seconds: int | None
-    max_bytes: int | None
-    with_times: bool
+    skip_count: int = 0
+    wait_seconds: int | None = None
+    max_bytes: int | None = None
+    with_times: bool = False
 
 
 @cache_short_queries
@@ -135,15 +135,7 @@ def send_page(
     wait = default_wait_seconds if preferred is None else preferred
     wait = min(wait, context.configuration.polls.wait)
     is_head = request.method == b"HEAD"  # which acknowledges nothing
-    poll = EventPoll(
-        request.caller,
-        identifier,
-        query.after_cursor,
-        0 if is_head else wait,
-        query.max_bytes,
-        query.with_times,
-        is_head or request.is_read_only,
-    )
+    is_observer = is_head or request.is_read_only
 
     def prepare_page(page: EventPage) -> bytes:
         body = page.encode_json()
@@ -161,13 +153,62 @@ def send_page(
         return body
 
     async def wait_for_page() -> bytes:
-        return prepare_page(await poll.read_page(context.registry))
+        seconds = 0 if is_head else wait
+        caller = request.caller
+        return prepare_page(
+            await read_page(
+                registry, identifier, query, caller, is_observer=is_observer, wait_seconds=seconds
+            )
+        )
 
-    page = poll.read_page_now(context.registry)
-    if page is not None:
+    registry, page = context.registry, None
+    try:
+        page = registry.events.read_page_now(
+            identifier,
+            query.after_cursor,
+            request.caller,
+            query.max_bytes,
+            with_times=query.with_times,
+            is_observer=is_observer,
+        )
+    except EventsEvicted:
+        pass
+    except EvaluationExpired:
+        if not registry.archived.is_enabled:
+            raise
+    if page is not None and (is_head or not wait or page.has_events_or_is_last):
         return prepare_page(page)
     request.waits_for_evaluation = not is_head
     return wait_for_page()
+
+
+async def read_page(
+    registry: EvaluationRegistry,
+    identifier: str,
+    query: EventQuery,
+    caller: str,
+    *,
+    is_observer: bool = False,
+    wait_seconds: int = 0,
+) -> EventPage:
+    """Return the page of a query, with new events or when the time is over.
+
+    The page of an archived evaluation is returned at once. An observer's request acknowledges
+    nothing. Raises: RequestError.
+    """
+    place = (identifier, query.after_cursor, caller)
+    try:
+        return await registry.events.read_page(
+            *place,
+            query.max_bytes,
+            with_times=query.with_times,
+            is_observer=is_observer,
+            wait_seconds=wait_seconds,
+        )
+    except EvaluationExpired as error:
+        most = registry.events.compute_max_page_bytes(query.max_bytes)
+        archived = registry.archived.read_page(*place, most, with_times=query.with_times)
+        return await read_archived_or_raise(archived, error)
 
 
 async def _send_websocket_messages(
@@ -284,64 +325,3 @@ def _find_preferred(accept: bytes, offered: Sequence[str]) -> str:
             offered=", ".join(offered),
         )
     return found
-
-
-@attrs.define
-class EventPoll:
-    """A request of `caller` for the events of `identifier` after the cursor `after_cursor`.
-
-    If there are none, the response waits up to `wait_seconds` seconds. If `is_observer`, it
-    acknowledges nothing.
-    """
-
-    caller: str
-    identifier: str
-    after_cursor: str | None
-    wait_seconds: int = 0
-    max_bytes: int | None = None
-    with_times: bool = False
-    is_observer: bool = False
-
-    def read_page_now(self, registry: EvaluationRegistry) -> EventPage | None:
-        """Return the page; None if the poll has to wait for it. Raises: RequestError."""
-        try:
-            page = registry.events.read_page_now(
-                self.identifier,
-                self.after_cursor,
-                self.caller,
-                self.max_bytes,
-                with_times=self.with_times,
-                is_observer=self.is_observer,
-            )
-        except EventsEvicted:
-            return None
-        except EvaluationExpired:
-            if registry.archived.is_enabled:
-                return None
-            raise
-        return None if self.wait_seconds and not page.has_events_or_is_last else page
-
-    async def read_page(self, registry: EvaluationRegistry) -> EventPage:
-        """Return the page with new events, or when the time is over; an archived page at once.
-
-        Raises: RequestError.
-        """
-        try:
-            return await registry.events.read_page(
-                self.identifier,
-                self.after_cursor,
-                self.caller,
-                self.max_bytes,
-                with_times=self.with_times,
-                is_observer=self.is_observer,
-                wait_seconds=self.wait_seconds,
-            )
-        except EvaluationExpired as error:
-            archived = registry.archived.read_page(
-                self.identifier,
-                self.after_cursor,
-                self.caller,
-                registry.events.compute_max_page_bytes(self.max_bytes),
-                with_times=self.with_times,
-            )
-            return await read_archived_or_raise(archived, error)

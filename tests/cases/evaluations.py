@@ -29,7 +29,6 @@ from tawebeval.evaluations.starting import enter_queue
 from tawebeval.evaluations.uploads import ReceivedForm
 from tawebeval.sandbox.base import EvaluatorExit
 from tawebeval.sandbox.workspace import Workspace
-from tawebeval.web.events import EventPoll
 from tests.cases.settings import with_constants
 from tests.cases.strategies import MARKERS, Event, classify, decode
 from tests.fakes.callbacks import FakeCallbacks
@@ -342,7 +341,7 @@ class RegistryTestCase(SynchronousTestCase):
             self.read(subscription)
 
     def ask(self, identifier: str, after: str | None, wait: int) -> Deferred[EventPage]:
-        return Deferred.fromCoroutine(answer(EventPoll("", identifier, after, wait), self.registry))
+        return Deferred.fromCoroutine(answer(self.registry, identifier, after, wait))
 
     def finish(self, child: FakeChild, status: int = 0) -> None:
         child.end(status)

@@ -23,7 +23,6 @@ from tawebeval.errors import (
     ServerBusy,
 )
 from tawebeval.evaluations.records import EvaluationRecord
-from tawebeval.web.events import EventPoll
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.world import answer
 
@@ -48,7 +47,7 @@ class CallerTests(RegistryTestCase):
                 refusals.append(None if isinstance(error, StopIteration) else type(error))
             else:
                 refusals.append(None)
-        waited = Deferred.fromCoroutine(answer(EventPoll(caller, identifier, "0", 5), registry))
+        waited = Deferred.fromCoroutine(answer(registry, identifier, "0", 5, caller))
         if waited.called:
             waited.addErrback(lambda failure: refusals.append(failure.type))
         else:

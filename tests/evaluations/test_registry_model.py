@@ -35,7 +35,6 @@ from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.uploads import ReceivedForm
-from tawebeval.web import events
 from tawebeval.web.streams import StreamFlowControl, write_events
 from tests.cases.event_source import EventSource
 from tests.cases.settings import with_constants
@@ -448,8 +447,7 @@ class Reading(Comparison):
         after = model.newest
         if after < model.real.events.log.begin_cursor:
             return
-        poll = events.EventPoll("", identifier, str(after), seconds)
-        waiting = Deferred.fromCoroutine(answer(poll, self.registry))
+        waiting = Deferred.fromCoroutine(answer(self.registry, identifier, str(after), seconds))
         if model.forgotten:
             assert isinstance(waiting.result, Failure)
             waiting.addErrback(lambda failure: failure.trap(errors.EvaluationExpired))

@@ -40,7 +40,7 @@ from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.reloadable import ReloadableFilesOwner
 from tawebeval.sandbox.limit_monitor import LimitMonitor, check_run_limits
-from tawebeval.web.events import EventPoll
+from tawebeval.web.events import EventQuery, read_page
 from tests.fakes.children import FakeChild, FakeSpawner
 from tests.fakes.files import FakeStore, MemoryEventFiles
 from tests.fakes.gates import Gate
@@ -83,9 +83,11 @@ class TurnClock(Clock):
         self.pump([0.001] * times)
 
 
-async def answer(poll: EventPoll, registry: EvaluationRegistry) -> EventPage:
+async def answer(
+    registry: EvaluationRegistry, identifier: str, after: str | None, wait: int, caller: str = ""
+) -> EventPage:
     """Return the page that a poll is answered with, at once or later."""
-    return await poll.read_page(registry)
+    return await read_page(registry, identifier, EventQuery(after), caller, wait_seconds=wait)
 
 
 class InlineThreads:
