@@ -20,6 +20,7 @@ from tawebeval.daemon.process_setup import (
     MALLOC_TRIM_THRESHOLD,
     ShutdownSignals,
     freeze_objects,
+    ignore_early_hangup,
     keep_freed_memory,
     use_monotonic_clock,
 )
@@ -204,6 +205,16 @@ class MonotonicTests(SynchronousTestCase):
             self.assertEqual(self.reactor.timeout(), 1)
             self.monotonic += 1
             self.reactor.runUntilCurrent()
+
+
+class HangupTests(SynchronousTestCase):
+    """SIGHUP during the start."""
+
+    def test_early_hangup_does_nothing_and_children_inherit_the_default(self) -> None:
+        self.addCleanup(signal.signal, signal.SIGHUP, signal.getsignal(signal.SIGHUP))
+        ignore_early_hangup()
+        signal.raise_signal(signal.SIGHUP)
+        self.assertIsNot(signal.getsignal(signal.SIGHUP), signal.SIG_IGN)
 
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
