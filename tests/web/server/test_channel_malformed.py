@@ -60,6 +60,11 @@ class MalformedTests(RawTestCase):
             self.assertIn(answer.status, (400, 404))
             self.check_raw(answer, answer.status)
 
+    def test_host_that_is_no_name_is_refused_on_every_path(self) -> None:
+        for host in (b"..", b"a..b", b"x" * 64, b"[::1", b"[::x]", b"a:x"):
+            for path in (b"/health", b"/nowhere"):
+                self.refuse(400, b"GET %b HTTP/1.1\r\nHost: %b\r\n\r\n" % (path, host))
+
     def test_http_1_1_needs_one_host_and_1_0_none(self) -> None:
         for start in (b"GET /health", b"GET /nowhere", b"OPTIONS /health", b"POST /evaluate"):
             connection = self.connect()
