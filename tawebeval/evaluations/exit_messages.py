@@ -98,7 +98,8 @@ def _find_hint(end: EvaluatorExit, stderr: str, limits: LimitSettings, has_netwo
         case "limits.file_size":
             return f"the limit of a file is {format_size(limits.file_size)} (limits.file_size)"
         case "limits.processes":
-            return f"the limit is {limits.processes} processes and threads (limits.processes)"
+            most = f"{limits.processes} processes and threads (limits.processes)"
+            return f"the limit is {most}, and their stacks need limits.memory"
         case "limits.open_files":
             return f"the limit is {limits.open_files} open files (limits.open_files)"
         case "limits.disk":

@@ -66,11 +66,14 @@ class ExitTests(SynchronousTestCase):
         self.assertTrue(explain(EvaluatorExit(None, signal.SIGKILL)).endswith(hint))
 
     def test_signs_of_another_limit_name_it(self) -> None:
+        processes = (
+            "128 processes and threads (limits.processes), and their stacks need limits.memory"
+        )
         for end, stderr, hint in (
             (EvaluatorExit(None, signal.SIGXFSZ), "", "a file is 256 MiB (limits.file_size)"),
             (FAILED, "[Errno 27] File too large", "a file is 256 MiB (limits.file_size)"),
-            (FAILED, "RuntimeError: can't start new thread", "(limits.processes)"),
-            (FAILED, "sh: 1: Cannot fork", "128 processes and threads (limits.processes)"),
+            (FAILED, "RuntimeError: can't start new thread", processes),
+            (FAILED, "sh: 1: Cannot fork", processes),
             (FAILED, "Too many open files", "256 open files (limits.open_files)"),
             (FAILED, "No space left on device", "the disk is 1 GiB (limits.disk)"),
         ):
