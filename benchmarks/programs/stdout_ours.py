@@ -99,7 +99,7 @@ def _measure(folder: Path) -> None:
     request = EvaluationRequest(Repository("file:///"), "", "", "", 0, ())
     run = MeasuredRun(
         context,
-        EvaluationDetails("some", pack_request(request), 0, None),
+        EvaluationDetails("some", pack_request(request), 0),
         checkout,
         sandbox.make_run(workspace, checkout, configuration.limits),
         stdout,

@@ -198,7 +198,9 @@ class LocalEnvironment:
         workspace = Workspace(self._place / "evaluation")
         sent = self._place / UPLOAD_NAME
         assert request.seed is not None, "drawn before"
-        details = EvaluationDetails("try", pack_request(request), request.seed, sent)
+        details = EvaluationDetails(
+            "try", pack_request(request), request.seed, upload_directory=sent
+        )
         context = self.evaluation_context
         events = EvaluationEvents(
             EventLog(context.event_memory), "", details.log_name, context.segment_loader

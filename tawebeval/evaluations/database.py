@@ -24,16 +24,10 @@ import attrs
 import msgspec
 from twisted.logger import Logger
 
-from tawebeval.core.checkout import Commit
 from tawebeval.core.evaluation_lists import ListEntry
-from tawebeval.core.states import EvaluationState
-from tawebeval.core.tokens import ANONYMOUS_CALLER
-from tawebeval.errors import ConfigurationError, EvaluationFailure, SetupProblem
-from tawebeval.evaluations.details import ArchivedRow, RunResult
+from tawebeval.errors import ConfigurationError, SetupProblem
+from tawebeval.evaluations.details import StoredDetails
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, describe_disk_error
-from tawebeval.sandbox.base import RunnerStatus
-from tawebeval.sandbox.environments import Environment
-from tawebeval.webhooks.callback import CallbackRecord
 
 T = TypeVar("T")
 
@@ -57,63 +51,35 @@ class RunRow(msgspec.Struct, omit_defaults=True):
     sandbox_description: dict[str, Any] = {}
 
 
-class EvaluationRow(msgspec.Struct, omit_defaults=True):
+@attrs.define
+class EvaluationRow(StoredDetails):
     """An evaluation, besides its events.
 
-    - `sequence_number`: the place in the order of acceptance. `packed_request`: packed
-      (`core.form`).
     - `upload_directory`: the name of the directory of the form's files, None once the workspace has
       them; `upload_size`: its bytes; `shared_upload_number`: that of their `SharedUpload`.
-    - `state_times`: when each state began, and the keys `created` and `ended`, in seconds since the
-      epoch. `clock_offset`: the time of day at acceptance less that of the boot clock, in seconds.
-    - `limits`: those of the run, None before the start.
     - `packed_result_summary`: packed (`core.results`).
-    - `failure`: the failure; before the end the reason of a stop. `failure_event`: its event, the
-      last one before `end_cursor`.
     - `markers`: those of stdout (`core.segi`), None before the start.
     - `run`: None unless the evaluator runs.
     - `begin_cursor`: the acknowledged cursor. `end_cursor`: the cursor at the end, 0 before.
       `has_lost_events`: whether clients may have received newest events that are lost.
     - `is_forgotten`: whether the registry has forgotten it; the archive may still need it.
-    - `archived`: None unless it is in the archive.
 
     A packed row takes 1 to 3 KiB. At most it takes the fields of the form that are no files (each
     64 KiB), 8 KiB of stderr in the result and three times that in the failure, 17
     KiB of goals, and the paths and variables of the operator's configuration.
     """
 
-    identifier: str
-    packed_request: bytes
-    seed: int
-    sequence_number: int
-    state: EvaluationState = EvaluationState.QUEUED
-    caller: str = ANONYMOUS_CALLER
-    state_times: dict[str, float] = {}
-    clock_offset: float | None = None
     upload_directory: str | None = None
     upload_size: int = 0
     shared_upload_number: int = 0
-    should_keep_submission: bool = False
-    has_kept_submission: bool = False
     is_cleaned_up: bool = False
     is_forgotten: bool = False
-    idempotency_key: str | None = None
-    form_digest: bytes = b""
-    callback: CallbackRecord | None = None
-    commit: Commit | None = None
-    limits: dict[str, Any] | None = None
-    environment: Environment | None = None
-    runner_status: RunnerStatus | None = None
+    packed_result_summary: bytes = b""
     markers: tuple[bytes, bytes, bytes, bytes] | None = None
     run: RunRow | None = None
-    run_result: RunResult | None = None
-    packed_result_summary: bytes = b""
-    failure: EvaluationFailure | None = None
-    failure_event: bytes = b""
     begin_cursor: int = 0
     end_cursor: int = 0
     has_lost_events: bool = False
-    archived: ArchivedRow | None = None
 
 
 class PendingCallback(msgspec.Struct):
@@ -157,7 +123,7 @@ class ArchivedQuery:
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)  # of a Path
 
 
-def pack(row: msgspec.Struct) -> bytes:
+def pack(row: msgspec.Struct | EvaluationRow) -> bytes:
     """Return a row as bytes of MessagePack."""
     return _encoder.encode(row)
 

@@ -68,58 +68,72 @@ class ArchivedRow(msgspec.Struct, omit_defaults=True):
 
 
 @attrs.define(eq=False)
-class EvaluationDetails:
-    """Details of one evaluation. Its `Evaluation` changes them, and all others read them.
+class StoredDetails:
+    """Details of one evaluation that its row in the store has, too.
 
     - `packed_request`: the form, after the start without the fields that only a start needs. Text
       of callers and evaluators is kept as bytes, since a `str` may take four times as much.
-    - `upload_directory`: the directory of the form's files, None once the workspace has them.
     - `sequence_number`: the number in the order of acceptance by the registry.
     - `idempotency_key`: the `Idempotency-Key`, None without one; `form_digest`: the digest of the
       form with that key.
-    - `shared_upload`: counts the bytes of the form's files; None without a registry.
     - `should_keep_submission`: whether its files and its request are to be left in the workspace at
       the end; `has_kept_submission`: whether they are there.
-    - `final_state`: DRAINED or EXPIRED once the registry has forgotten the evaluation.
-    - `state_times`: when each state began, in seconds since the epoch.
+    - `state_times`: when each state began, and the keys `created` and `ended`, in seconds since the
+      epoch.
     - `clock_offset`: the time of day at acceptance less that of the boot clock, in seconds.
     - `limits`, `environment`: those of the run; None before the start.
     - `run_result`: set when the evaluator has ended.
-    - `result_summary`: what the evaluator has reported, None before the start.
     - `runner_status`: where the evaluator runs, None on this machine.
-    - `failure_event`: the event of the failure, b"" without one.
-    - `event_bytes`: the bytes of events on the disk that count for the caller.
-    - `is_row_deleted`: whether the store has no row of it any more.
+    - `failure`: the failure; in a row before the end, the reason of a stop. `failure_event`: its
+      event, b"" without one.
     - `archived`: what the archive has of it, None without an archive or before.
     """
 
     identifier: str
     packed_request: bytes = attrs.field(repr=False)
     seed: int
-    upload_directory: Path | None
-    caller: str = ANONYMOUS_CALLER
     sequence_number: int = 0
-    idempotency_key: str | None = None
-    form_digest: bytes = b""
-    shared_upload: SharedUpload | None = None
-    should_keep_submission: bool = False
-    has_kept_submission: bool = False
-    final_state: EvaluationState | None = None
-    callback: CallbackRecord | None = None
     state: EvaluationState = EvaluationState.QUEUED
+    caller: str = ANONYMOUS_CALLER
     state_times: dict[str, float] = attrs.field(factory=dict)
     clock_offset: float | None = None
+    idempotency_key: str | None = None
+    form_digest: bytes = b""
+    should_keep_submission: bool = False
+    has_kept_submission: bool = False
+    callback: CallbackRecord | None = None
     commit: Commit | None = None
     limits: LimitSettings | None = None
     environment: Environment | None = None
     runner_status: RunnerStatus | None = None
     run_result: RunResult | None = None
-    result_summary: ResultSummary | None = None
     failure: EvaluationFailure | None = None
     failure_event: bytes = b""
+    archived: ArchivedRow | None = None
+
+    def list_stored_members(self) -> dict[str, Any]:
+        """Return the members of this class by their names."""
+        return {each.name: getattr(self, each.name) for each in attrs.fields(StoredDetails)}
+
+
+@attrs.define(eq=False)
+class EvaluationDetails(StoredDetails):
+    """Details of one evaluation. Its `Evaluation` changes them, and all others read them.
+
+    - `upload_directory`: the directory of the form's files, None once the workspace has them.
+    - `shared_upload`: counts the bytes of the form's files; None without a registry.
+    - `final_state`: DRAINED or EXPIRED once the registry has forgotten the evaluation.
+    - `result_summary`: what the evaluator has reported, None before the start.
+    - `event_bytes`: the bytes of events on the disk that count for the caller.
+    - `is_row_deleted`: whether the store has no row of it any more.
+    """
+
+    upload_directory: Path | None = None
+    shared_upload: SharedUpload | None = None
+    final_state: EvaluationState | None = None
+    result_summary: ResultSummary | None = None
     event_bytes: int = 0
     is_row_deleted: bool = False
-    archived: ArchivedRow | None = None
 
     @property
     def last_visible_state(self) -> EvaluationState:

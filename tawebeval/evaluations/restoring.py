@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
-import msgspec
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.event_log import StdoutChanged
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
@@ -57,41 +55,25 @@ def make_row(evaluation: Evaluation) -> EvaluationRow:
     details, run, upload = evaluation.details, evaluation.run, evaluation.details.upload_directory
     share, results, stdout = details.shared_upload, details.result_summary, evaluation.events.stdout
     stop_reason = evaluation.stop_reason or (run.failure if run is not None else None)
-    failure = details.failure or evaluation.final_failure or stop_reason
     event_log = evaluation.events.log
+    members = {
+        **details.list_stored_members(),
+        "state": details.last_visible_state,
+        "failure": details.failure or evaluation.final_failure or stop_reason,
+    }
     return EvaluationRow(
-        identifier=details.identifier,
-        packed_request=details.packed_request,
-        seed=details.seed,
-        sequence_number=details.sequence_number,
-        state=details.last_visible_state,
-        caller=details.caller,
-        state_times=dict(details.state_times),
-        clock_offset=details.clock_offset,
+        **members,
         upload_directory=None if upload is None else upload.name,
         upload_size=0 if share is None else share.size,
         shared_upload_number=0 if share is None else share.upload_number,
-        should_keep_submission=details.should_keep_submission,
-        has_kept_submission=details.has_kept_submission,
         is_cleaned_up=evaluation.cleanup_event.is_set,
         is_forgotten=details.final_state is not None,
-        idempotency_key=details.idempotency_key,
-        form_digest=details.form_digest,
-        callback=details.callback,
-        commit=details.commit,
-        limits=None if details.limits is None else _dump_limits(details.limits),
-        environment=details.environment,
-        runner_status=details.runner_status,
+        packed_result_summary=b"" if results is None else results.pack(),
         markers=None if stdout is None else attrs.astuple(stdout.markers),
         run=None if run is None else _make_run_row(evaluation),
-        run_result=details.run_result,
-        packed_result_summary=b"" if results is None else results.pack(),
-        failure=failure,
-        failure_event=details.failure_event,
         begin_cursor=event_log.begin_cursor,
         end_cursor=event_log.end_cursor if event_log.has_ended else 0,
         has_lost_events=evaluation.events.has_lost_events,
-        archived=details.archived,
     )
 
 
@@ -108,40 +90,15 @@ def _make_run_row(evaluation: Evaluation) -> RunRow:
     )
 
 
-def _dump_limits(limits: LimitSettings) -> dict[str, object]:
-    """Return limits as a map, without the maximum that a request may choose."""
-    found: dict[str, object] = msgspec.to_builtins(limits)
-    del found["maximum"]
-    return found
-
-
 def load_details(row: EvaluationRow, upload_directory: Path | None) -> EvaluationDetails:
     """Return the details in a row; the state is QUEUED for what waits or was being fetched."""
-    has_ended, results = row.state.has_ended, row.packed_result_summary
+    members, results = row.list_stored_members(), row.packed_result_summary
+    if not row.state.has_ended:
+        members |= {"state": EvaluationState.QUEUED, "failure": None}
     return EvaluationDetails(
-        identifier=row.identifier,
-        packed_request=row.packed_request,
-        seed=row.seed,
+        **members,
         upload_directory=upload_directory,
-        caller=row.caller,
-        sequence_number=row.sequence_number,
-        idempotency_key=row.idempotency_key,
-        form_digest=row.form_digest,
-        should_keep_submission=row.should_keep_submission,
-        has_kept_submission=row.has_kept_submission,
-        callback=row.callback,
-        state=row.state if has_ended else EvaluationState.QUEUED,
-        state_times=dict(row.state_times),
-        clock_offset=row.clock_offset,
-        commit=row.commit,
-        limits=None if row.limits is None else LimitSettings(**row.limits),
-        environment=row.environment,
-        runner_status=row.runner_status,
-        run_result=row.run_result,
         result_summary=ResultSummary.unpack(results) if results else None,
-        failure=row.failure if has_ended else None,
-        failure_event=row.failure_event,
-        archived=row.archived,
     )
 
 

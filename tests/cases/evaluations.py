@@ -95,7 +95,9 @@ class EvaluationTestCase(SynchronousTestCase):
         upload = self.root / "upload"
         (upload / "submission" / "source").mkdir(parents=True)
         (upload / "submission" / "source" / "solution.py").write_text("print()")
-        details = EvaluationDetails("some", pack_request(make_request(**changes)), 7, upload)
+        details = EvaluationDetails(
+            "some", pack_request(make_request(**changes)), 7, upload_directory=upload
+        )
         context = self.world.context()
         events = EvaluationEvents(
             EventLog(context.event_memory), "", details.log_name, context.segment_loader
@@ -209,7 +211,7 @@ class RunTestCase(SynchronousTestCase):
         self.run_.makeConnection(self.child)
 
     def make_run(self, deadline: float | None = None) -> Run:
-        details = EvaluationDetails("some", pack_request(make_request()), 7, None)
+        details = EvaluationDetails("some", pack_request(make_request()), 7)
         run = Run(
             self.world.context(),
             details,

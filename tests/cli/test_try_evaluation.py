@@ -135,7 +135,9 @@ class PagesTests(SynchronousTestCase):
         self.world = World(configuration=Configuration(buffers=EventBufferSettings(total=2048)))
         folder = Path(self.mktemp()).resolve()
         (folder / "upload").mkdir(parents=True)
-        details = EvaluationDetails("try", pack_request(make_request()), 7, folder / "upload")
+        details = EvaluationDetails(
+            "try", pack_request(make_request()), 7, upload_directory=folder / "upload"
+        )
         context = self.world.context()
         self.events = EvaluationEvents(
             EventLog(context.event_memory), "", details.log_name, context.segment_loader

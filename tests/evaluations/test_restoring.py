@@ -10,6 +10,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
+import attrs
 import msgspec
 from twisted.internet.defer import Deferred, succeed
 
@@ -125,7 +126,7 @@ class WaitingTests(RestoringTestCase):
 
     def test_evaluation_that_was_stopped_as_it_started_does_not_start(self) -> None:
         identifier = self.accept()
-        self.restart(lambda row: msgspec.structs.replace(row, run=None, failure=CANCELLED))
+        self.restart(lambda row: attrs.evolve(row, run=None, failure=CANCELLED))
         self.assertEqual(self.states(identifier), ["cancelled"])
         self.assertEqual(self.consume(identifier), ["cancelled"])
         self.assertEqual(self.world.spawn.children, [])
@@ -139,7 +140,7 @@ class WaitingTests(RestoringTestCase):
         identifier = self.registry.accept_form(ReceivedForm(request, upload))
         for size in (7, 6):
             file.write_bytes(bytes(size))
-            self.restart(lambda row: msgspec.structs.replace(row, upload_directory=str(upload)))
+            self.restart(lambda row: attrs.evolve(row, upload_directory=str(upload)))
             self.assertEqual(self.states(identifier), ["queued" if size == 7 else "failed"])
         self.assertEqual(self.consume(identifier), ["lost"])
 
@@ -315,7 +316,7 @@ class RunningTests(RestoringTestCase):
         self.patch(FakeStore, "save", note)
         files = self.files(identifier)
         files.freed = (-1, 0)  # there is something to give back
-        self.restart(lambda row: msgspec.structs.replace(row, begin_cursor=2))
+        self.restart(lambda row: attrs.evolve(row, begin_cursor=2))
         self.assertEqual(files.freed, (0, 0))
         self.assertNotIn(None, [row.run for row in saved])
 
@@ -419,7 +420,7 @@ class RunningTests(RestoringTestCase):
         row = self.row(identifier)
         self.finish(child, 3)
         self.assertEqual(self.page(identifier, "2")["data"], ["exit"])
-        self.restart(lambda ended: msgspec.structs.replace(row, failure=ended.failure))
+        self.restart(lambda ended: attrs.evolve(row, failure=ended.failure))
         self.assertEqual(self.page(identifier, "3")["end"], "3")
         self.assert_refused(ServerBusy, identifier, "end")
         self.finish(self.world.child, 3)
@@ -614,7 +615,7 @@ class EndedTests(RestoringTestCase):
     def test_evaluation_that_was_forgotten_before_the_kill_is_removed(self) -> None:
         identifier, child = self.start(b"one\n")
         self.finish(child)
-        self.restart(lambda row: msgspec.structs.replace(row, is_forgotten=True))
+        self.restart(lambda row: attrs.evolve(row, is_forgotten=True))
         self.assert_refused(EvaluationExpired, identifier)
         self.assertEqual(self.world.store.rows, {})
 

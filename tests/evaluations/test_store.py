@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import attrs
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from twisted.internet.task import Clock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
+from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.core.evaluation_lists import ListEntry
 from tawebeval.core.states import EvaluationState
@@ -55,6 +57,7 @@ from tests.evaluations import store_crashes
 from tests.fakes.world import InlineThreads, SlowThreads
 
 T = TypeVar("T")
+LIMITS = msgspec.json.decode(msgspec.json.encode(LimitSettings()), type=LimitSettings)
 
 names = st.text(st.characters(codec="utf-8"), max_size=20)
 counts = st.integers(0, 2**62)
@@ -84,7 +87,7 @@ evaluation_rows = st.builds(
     | st.builds(
         Commit, names, names, counts, counts, st.tuples(st.builds(Submodule, names, names))
     ),
-    limits=st.none() | st.just({"wall_clock": 10, "maximum": {}}),
+    limits=st.none() | st.just(LIMITS),
     environment=st.none()
     | st.builds(Environment, names, paths, st.dictionaries(names, names, max_size=2)),
     runner_status=st.none() | st.builds(RunnerStatus, names, optional, optional),
@@ -223,7 +226,7 @@ class WritingTests(StoreTestCase):
         for number in (5, 1, 9, 3):
             self.store.save(make_row(number))
         self.store.save(make_archived_row(4))
-        self.store.save(msgspec.structs.replace(make_archived_row(6), is_forgotten=True))
+        self.store.save(attrs.evolve(make_archived_row(6), is_forgotten=True))
         self.store.save(make_row(5))
         self.commit_all()
         self.assertEqual([row.sequence_number for row in self.store.load_live()], [1, 3, 4, 5, 9])
