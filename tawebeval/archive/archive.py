@@ -28,7 +28,6 @@ from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
 from tawebeval.archive.evaluation_files import (
-    LOST_EVENT,
     ArchiveFileTooLarge,
     DamagedArchiveFile,
     read_events,
@@ -36,6 +35,7 @@ from tawebeval.archive.evaluation_files import (
 )
 from tawebeval.archive.submissions import pack_submission
 from tawebeval.config import MIB, ArchiveSettings
+from tawebeval.core.event_log import LOST_EVENT
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.ring import EventRing
 from tawebeval.core.shares import Share, SharedResource

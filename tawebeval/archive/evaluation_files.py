@@ -3,8 +3,7 @@ r"""Archive files: the events of one evaluation as JSON Lines, compressed by zst
 A file is a sequence of zstd frames (RFC 8878):
 
 1. one line, `{"archive":1,"evaluation_id":...,"caller":...}`;
-2. the events, in frames of about `FRAME_BYTES`; the first event of a frame and the first of each
-   time have a member `time`;
+2. the events, in frames of about `FRAME_BYTES`, each with a member `time`;
 3. one line, the end document of the evaluation, with its status;
 4. a skippable frame with the index: for each frame of 2 its offset and the cursor of its first
    event, then those of frame 3, then a trailer.
@@ -29,13 +28,13 @@ import attrs
 import orjson
 import zstandard
 
-from tawebeval.core.event_log import StdoutChanged
-from tawebeval.core.events import EventBatch, encode_error_event
+from tawebeval.core.event_log import LOST_EVENT, StdoutChanged
+from tawebeval.core.events import EventBatch
 from tawebeval.core.ring import EventRing
 from tawebeval.linux.filetree import add_path_to_errors
 
 FRAME_BYTES = 64 * 1024
-"""Bytes of lines from which a frame ends; it exceeds them by one event and the times."""
+"""Bytes of lines from which a frame ends; it exceeds them by the times, or by one event."""
 
 _SKIPPABLE = 0x184D2A57  # one of the 16 magic numbers of skippable frames
 _FRAME_HEAD = struct.Struct("<II")  # magic number, size
@@ -45,12 +44,6 @@ _MARK = b"taweb-e1"
 _LEVEL = 1  # twice as fast as level 3 for short lines, and a few percent larger
 # Only a time of ours ends a line: inside of a payload that is text the quotes are escaped.
 _TIME = re.compile(rb',"time":"[^"]*"}\n')
-LOST_EVENT = encode_error_event(
-    "lost",
-    "the events that follow are lost: the stored output of the evaluation is damaged; the daemon's"
-    " log has the reason",
-)
-"""Event in place of those that cannot be read."""
 
 
 class DamagedArchiveFile(Exception):
@@ -115,49 +108,26 @@ def _group_into_frames(
 ) -> Iterator[EventBatch]:
     """Yield the events of each frame, with times."""
     parts: list[bytes] = []
-    size = count = time_ms = 0
+    size = count = 0
+    last_time = b"}\n"
     try:
         for ring in rings:
             cursor = ring.begin_cursor
             while cursor < ring.end_cursor:
-                batch = ring.read_events(cursor, FRAME_BYTES - size)
-                times = ring.list_times(cursor, cursor + batch.count)
-                parts.append(_add_times(batch.lines, cursor, times, format_time))
-                cursor, time_ms = cursor + batch.count, times[-1][1]
+                batch = ring.read_timed_events(cursor, FRAME_BYTES - size, format_time)
+                parts.append(batch.lines)
+                last_time = batch.lines[batch.lines.rindex(b',"time":"') :]
+                cursor += batch.count
                 size += len(batch.lines)
                 count += batch.count
                 if size >= FRAME_BYTES:
                     yield EventBatch(count, b"".join(parts))
                     parts, size, count = [], 0, 0
     except StdoutChanged:
-        parts.append(_add_times(LOST_EVENT.lines, 0, [(0, time_ms)], format_time))
+        parts.append(LOST_EVENT.lines.replace(b"}\n", last_time))
         count += LOST_EVENT.count
     if parts:
         yield EventBatch(count, b"".join(parts))
-
-
-def _add_times(
-    lines: bytes, cursor: int, times: Iterable[tuple[int, int]], format_time: Callable[[float], str]
-) -> bytes:
-    """Return lines, the first one after `cursor`, with times in milliseconds after cursors.
-
-    A time for each event would take ten times as long for short lines.
-    """
-    parts, at = [], 0
-    for first, time_ms in times:
-        place = lines.index(b"\n", _find_line(lines, first - cursor, at)) - 1
-        parts += [lines[at:place], b',"time":"%b"' % format_time(time_ms / 1000).encode()]
-        at, cursor = place, first
-    return b"".join((*parts, lines[at:]))
-
-
-def _find_line(lines: bytes, count: int, start: int = 0) -> int:
-    """Return the offset after the first `count` line terminators from `start` on."""
-    if count < 8:
-        for _ in range(count):
-            start = lines.index(b"\n", start) + 1
-        return start
-    return len(lines) - len(lines[start:].split(b"\n", count)[-1])
 
 
 # Reading
@@ -195,8 +165,9 @@ class _EvaluationFile:
         lines = self.read_lines(start, end)
         if not first <= cursor < following or lines.count(b"\n") != following - first:
             raise DamagedArchiveFile("the index has a wrong cursor")
-        lines = _fill_in_times(lines) if with_times else _TIME.sub(b"}\n", lines)
-        return lines[_find_line(lines, cursor - first) :]
+        if not with_times:
+            lines = _TIME.sub(b"}\n", lines)
+        return lines.split(b"\n", cursor - first)[-1]
 
 
 @contextmanager
@@ -251,13 +222,3 @@ def read_events(path: Path, after_cursor: int, max_bytes: int, *, with_times: bo
     if not parts:
         raise DamagedArchiveFile("the file has fewer events")
     return EventBatch(cursor - after_cursor, b"".join(parts))
-
-
-def _fill_in_times(lines: bytes) -> bytes:
-    """Return lines with a time for each event: its own, or that of the last one before it."""
-    parts, at, time = [], 0, b""
-    for mark in _TIME.finditer(lines):
-        start = lines.rfind(b"\n", 0, mark.start()) + 1
-        parts += [lines[at:start].replace(b"}\n", time), lines[start : mark.end()]]
-        at, time = mark.end(), mark[0]
-    return b"".join((*parts, lines[at:].replace(b"}\n", time)))

@@ -23,13 +23,20 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from tawebeval.core.events import EMPTY_BATCH, EventBatch
+from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_error_event
 from tawebeval.core.ring import EventRing
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4 * 1024, 256 * 1024
 """Bytes of events from which a segment may end: with very many logs, and with few."""
+
+LOST_EVENT = encode_error_event(
+    "lost",
+    "the events that follow are lost: the stored output of the evaluation is damaged; the daemon's"
+    " log has the reason",
+)
+"""Event in place of those that cannot be read or parsed again; no event follows it."""
 
 
 class EventsEvicted(Exception):

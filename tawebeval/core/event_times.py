@@ -46,12 +46,6 @@ class EventTimes:
             del self._times[: self._discarded]
             self._discarded = 0
 
-    def list_times(self, begin_cursor: int, end_cursor: int) -> list[tuple[int, int]]:
-        """Return each time between two cursors with the cursor before its first event there."""
-        first, last = self._find_mark(begin_cursor), self._find_mark(end_cursor - 1)
-        cursors = [begin_cursor, *self._cursors[first + 1 : last + 1]]
-        return list(zip(cursors, self._times[first : last + 1], strict=True))
-
     def add_times_to_lines(
         self, begin_cursor: int, batch: EventBatch, format_time: Callable[[int], str]
     ) -> bytes:

@@ -99,13 +99,6 @@ class EventRing:
         )
         return EventBatch(batch.count, lines)
 
-    def list_times(self, begin_cursor: int, end_cursor: int) -> list[tuple[int, int]]:
-        """Return the times of the events between two cursors, in milliseconds since the epoch.
-
-        Each has the cursor before its first event there. The ring must have the events.
-        """
-        return self._times.list_times(begin_cursor, end_cursor)
-
     def acknowledge(self, before_cursor: int) -> None:
         """Discard the events before `before_cursor`; an older cursor changes nothing."""
         assert before_cursor <= self.end_cursor

@@ -19,8 +19,14 @@ import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 
-from tawebeval.core.event_log import EventLog, EventSegment, EventsEvicted, StdoutChanged
-from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_error_event
+from tawebeval.core.event_log import (
+    LOST_EVENT,
+    EventLog,
+    EventSegment,
+    EventsEvicted,
+    StdoutChanged,
+)
+from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage, make_page, resolve_cursor
 from tawebeval.deferreds import (
     UNLIMITED_WAITERS,
@@ -40,13 +46,6 @@ MAX_LOADS, MAX_LOADS_PER_CALLER = 4, 2
 A segment has some 64 KiB of stdout, 1 MiB at most, and the files that stdout names there. Lines of
 10 to 1,000 bytes take 0.2 to 0.3 ms of processor time for 64 KiB, lines of one byte 1 ms.
 """
-
-LOST_EVENT = encode_error_event(
-    "lost",
-    "the events that follow are lost: the output of the evaluator, which the daemon keeps on its"
-    " disk, is damaged; the daemon's log has the reason",
-)
-"""Event in place of those that cannot be parsed again; no event follows it."""
 
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that pass
 

@@ -15,7 +15,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.event_log import StdoutChanged
+from tawebeval.core.event_log import LOST_EVENT, StdoutChanged
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.results import ResultSummary
 from tawebeval.core.ring import EventRing
@@ -28,7 +28,6 @@ from tawebeval.evaluations.database import EvaluationRow, RunRow
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.eventlog import RecordedStdout, read_ended_evaluation
 from tawebeval.evaluations.lifecycle import Evaluation, conclude
-from tawebeval.evaluations.reading import LOST_EVENT
 from tawebeval.evaluations.starting import make_run, make_sandboxed_run, open_stdout, supervise
 from tawebeval.sandbox.base import LeftProcess
 from tawebeval.sandbox.workspace import derive_directory_name

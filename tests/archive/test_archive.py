@@ -30,9 +30,9 @@ from tawebeval.archive.archive import (
     EvaluationArchive,
     StoredEvaluation,
 )
-from tawebeval.archive.evaluation_files import LOST_EVENT
 from tawebeval.archive.submissions import extract_submission
 from tawebeval.config import ArchiveSettings
+from tawebeval.core.event_log import LOST_EVENT
 from tawebeval.core.events import encode_data_event
 from tawebeval.core.form import SubmissionFile, pack_request
 from tawebeval.core.ring import EventRing

@@ -15,13 +15,12 @@ from zstandard import ZstdDecompressor
 
 from tawebeval.archive import evaluation_files
 from tawebeval.archive.evaluation_files import (
-    LOST_EVENT,
     ArchiveFileTooLarge,
     DamagedArchiveFile,
     read_events,
     write_evaluation,
 )
-from tawebeval.core.event_log import StdoutChanged
+from tawebeval.core.event_log import LOST_EVENT, StdoutChanged
 from tawebeval.core.events import EventBatch, encode_data_event
 from tawebeval.core.ring import EventRing
 
@@ -132,6 +131,8 @@ class ReadingTests(FileTestCase):
         count = write_evaluation(self.path, HEADER, change(), END, format_time, PLENTY)
         self.assertEqual(count, 2)
         self.assertEqual(self.read(1).lines, LOST_EVENT.lines)
+        timed = LOST_EVENT.lines.replace(b"}\n", b',"time":"1"}\n')
+        self.assertEqual(self.read(1, with_times=True).lines, timed)
 
 
 class DamageTests(FileTestCase):

@@ -41,14 +41,6 @@ class EventTimesTests(SynchronousTestCase):
                 lines = times.add_times_to_lines(first, batch_of(last - first), str)
                 self.assertEqual(timed(lines), expected[first:last])
 
-    def test_each_time_between_two_cursors_is_listed_once(self) -> None:
-        ring = EventRing()
-        for size, time in ((2, 5), (1, 5), (1, 7), (2, 6)):
-            ring.append_batch(batch_of(size), time)
-        self.assertEqual(ring.list_times(0, 6), [(0, 5), (3, 7), (4, 6)])
-        self.assertEqual(ring.list_times(1, 3), [(1, 5)])
-        self.assertEqual(ring.list_times(2, 5), [(2, 5), (3, 7), (4, 6)])
-
     def test_apart_from_its_time_an_event_stays_as_it_is_byte_by_byte(self) -> None:
         times = EventTimes()
         times.record_time(0, 1)

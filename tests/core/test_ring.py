@@ -29,15 +29,6 @@ def filled(*counts: int) -> EventRing:
     return ring
 
 
-class TimesTests(SynchronousTestCase):
-    def test_times_are_listed_where_they_change(self) -> None:
-        ring = EventRing()
-        for count, time_ms in ((2, 1000), (1, 1000), (3, 2500)):
-            ring.append_batch(numbers(ring.end_cursor, count), time_ms)
-        self.assertEqual(ring.list_times(0, 6), [(0, 1000), (3, 2500)])
-        self.assertEqual(ring.list_times(4, 5), [(4, 2500)])
-
-
 class AppendTests(SynchronousTestCase):
     def test_batch_without_events_changes_nothing(self) -> None:
         ring = filled(1)

@@ -23,14 +23,13 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import event_log, segi
-from tawebeval.core.event_log import EventLog, EventMemory, EventsEvicted
+from tawebeval.core.event_log import LOST_EVENT, EventLog, EventMemory, EventsEvicted
 from tawebeval.core.events import EventBatch, encode_error_event
 from tawebeval.core.pages import ALL_RECEIVED_CURSOR
 from tawebeval.errors import DiscardedCursor, ServerBusy
 from tawebeval.evaluations import eventlog
 from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 from tawebeval.evaluations.reading import (
-    LOST_EVENT,
     MAX_LOADS,
     MAX_LOADS_PER_CALLER,
     EvaluationEvents,
