@@ -1,35 +1,12 @@
-"""`evaluations.registry`: pages and cursors."""
+"""`evaluations.registry`: the end of pages, and the slot of an expired evaluation."""
 
 from __future__ import annotations
 
 from tawebeval.errors import EvaluationExpired
-from tests.cases.evaluations import END, RegistryTestCase
+from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 
 
 class PageTests(RegistryTestCase):
-    def test_evaluation_that_does_not_run_yet_has_an_empty_page(self) -> None:
-        self.world.repositories.gate.shut = True
-        for _ in range(3):
-            self.assertEqual(self.page(self.accept())["end"], "0")
-
-    def test_pages_follow_each_other_without_a_gap(self) -> None:
-        text = "".join(f"line {number}\n" for number in range(40))
-        identifier, child = self.start(text.encode())
-        self.finish(child)
-        events: list[str] = []
-        after, pages = None, 0
-        while after != END:
-            page = self.page(identifier, after)
-            self.assertEqual(page["begin"], after)
-            self.assertTrue(page["data"])
-            raw = self.registry.events.read_page_now(identifier, after).events.lines
-            self.assertLessEqual(len(raw), 1024)
-            events += page["data"]
-            after, pages = page["end"], pages + 1
-        self.assertEqual("".join(events), text)
-        self.assertEqual(len(events), 80)
-        self.assertGreater(pages, 2)
-
     def test_page_that_reaches_the_end_ends_at_the_dummy_end(self) -> None:
         identifier, child = self.start(b"a\n")
         self.finish(child)
@@ -54,3 +31,18 @@ class PageTests(RegistryTestCase):
             caught.exception.extra_members, {"started": "2023-11-14T22:13:20.000+00:00"}
         )
         self.assertEqual(self.page(identifier, END)["end"], None)
+
+
+class ExpireTests(RegistryTestCase):
+    configuration = PATIENT
+
+    def test_slot_of_an_abandoned_evaluation_is_free_when_its_process_is_gone(self) -> None:
+        _, child = self.start()
+        others = [self.accept() for _ in range(2)]
+        self.world.clock.advance(899)
+        for identifier in others:
+            self.page(identifier)
+        self.expire(1)
+        self.assertEqual(self.registry.get_status(others[1])["state"], "queued")
+        self.finish(child)
+        self.assertEqual(self.registry.get_status(others[1])["state"], "running")

@@ -49,52 +49,6 @@ class WaitTests(RegistryTestCase):
         """Hold that no call is scheduled but the run's own, and that of the watch over it."""
         self.assertEqual(len(self.world.clock.getDelayedCalls()), 2)
 
-    def test_event_answers_at_once(self) -> None:
-        for after in (None, "0"):
-            _, child, asked = self.waiting(after)
-            child.print(b"a\n")
-            page = self.decode(self.successResultOf(asked))
-            self.assertEqual(page, {"begin": after, "end": "1", "data": ["a"]})
-            self.finish(child)
-
-    def test_events_or_the_end_are_not_waited_for(self) -> None:
-        identifier, child = self.start(b"a\n")
-        self.assertEqual(self.successResultOf(self.ask(identifier, None, 20)).events.count, 1)
-        self.finish(child)
-        self.assertEqual(self.successResultOf(self.ask(identifier, "2", 20)).end_cursor, END)
-        self.assertEqual(self.successResultOf(self.ask(identifier, END, 20)).end_cursor, None)
-        self.assertEqual(self.successResultOf(self.ask(identifier, END, 20)).end_cursor, None)
-
-    def test_reader_that_does_not_wait_gets_nothing(self) -> None:
-        identifier, _ = self.start()
-        self.assertEqual(self.successResultOf(self.ask(identifier, None, 0)).end_cursor, "0")
-        self.assert_nothing_left()
-
-    def test_final_error_answers_with_it(self) -> None:
-        identifier, _, asked = self.waiting()
-        self.world.child.obeys = (15,)
-        Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
-        self.world.turn()
-        page = self.decode(self.successResultOf(asked))
-        self.assertEqual((page["data"], page["end"]), (["cancelled"], END))
-
-    def test_wait_ends_in_an_empty_page_in_time(self) -> None:
-        _, _, asked = self.waiting("0")
-        self.world.clock.advance(19.999)
-        self.assertNoResult(asked)
-        self.world.clock.advance(0.001)
-        page = self.decode(self.successResultOf(asked))
-        self.assertEqual(page, {"begin": "0", "end": "0", "data": []})
-        self.assert_nothing_left()
-
-    def test_cancelled_wait_leaves_nothing(self) -> None:
-        identifier, child, asked = self.waiting()
-        asked.cancel()
-        self.failureResultOf(asked, CancelledError)
-        self.assert_nothing_left()
-        child.print(b"a\n")
-        self.assertEqual(self.page(identifier)["data"], ["a"])
-
     def test_reader_whose_cursor_is_discarded_meanwhile_is_refused(self) -> None:
         identifier, child, asked = self.waiting("0")
         child.print(b"")
@@ -116,3 +70,20 @@ class WaitTests(RegistryTestCase):
         self.finish(child)
         self.assertEqual(self.successResultOf(first).end_cursor, None)
         self.failureResultOf(second, EvaluationExpired)
+
+    def test_cancelled_wait_leaves_nothing(self) -> None:
+        identifier, child, asked = self.waiting()
+        asked.cancel()
+        self.failureResultOf(asked, CancelledError)
+        self.assert_nothing_left()
+        child.print(b"a\n")
+        self.assertEqual(self.page(identifier)["data"], ["a"])
+
+    def test_wait_ends_in_an_empty_page_in_time(self) -> None:
+        _, _, asked = self.waiting("0")
+        self.world.clock.advance(19.999)
+        self.assertNoResult(asked)
+        self.world.clock.advance(0.001)
+        page = self.decode(self.successResultOf(asked))
+        self.assertEqual(page, {"begin": "0", "end": "0", "data": []})
+        self.assert_nothing_left()
