@@ -77,6 +77,15 @@ class FakeSender:
         self.waiting.pop(0).callback(result)
 
 
+def end_all_deliveries(callbacks: CallbackQueue) -> None:
+    """End all deliveries, none of which may wake another while the garbage is collected."""
+    deliveries = list(callbacks._deliveries.values())
+    for delivery in deliveries:
+        callbacks._give_up(delivery, "the test has ended")
+    for delivery in deliveries:
+        delivery.cancel_attempt()
+
+
 class CallbacksTestCase(SynchronousTestCase):
     """Two callers with secrets; chance is always one half."""
 
@@ -95,9 +104,9 @@ class CallbacksTestCase(SynchronousTestCase):
         self.callbacks = self.make()
 
     def make(self) -> CallbackQueue:
-        """Return what sends callbacks by the fake."""
+        """Return what sends callbacks by the fake; after the test nothing is under way."""
         sender: Any = self.sender
-        return CallbackQueue(
+        callbacks = CallbackQueue(
             self.secrets,
             sender,
             has_one_caller=self.has_one_caller,
@@ -106,6 +115,8 @@ class CallbacksTestCase(SynchronousTestCase):
             time=lambda: EPOCH + self.clock.seconds(),
             bounds=self.bounds,
         )
+        self.addCleanup(end_all_deliveries, callbacks)
+        return callbacks
 
     def draw(self, size: int) -> bytes:
         """Return half of what there is for a chance, and new identifiers."""
