@@ -100,6 +100,16 @@ class PageTests(PageTestCase):
         await self.browser.photograph("cancelled")
         self.assertEqual(await self.browser.violations(), [])
 
+    async def test_place_in_the_queue_is_shown(self) -> None:
+        for _ in range(5):  # of which one waits
+            await self.begin("exec sleep 600")
+        identifier = await self.submit("echo never")
+        await self.browser.shows("#state", "queued")
+        await self.browser.shows("#facts", "1\u00a0evaluation\u00a0ahead")
+        await self.browser.click("#cancel")
+        await self.browser.shows("#state", "cancelled")
+        self.assertEqual((await self.client.status(identifier))["running"], None)
+
     async def test_lost_connection_is_shown_and_resumed(self) -> None:
         line = CuttingProxy(self.daemon.port, 0, ())
         port = await line.listen()
@@ -141,6 +151,18 @@ class PageTests(PageTestCase):
         await self.browser.shows("#failure", "exited with status 3")
         self.assertEqual(await self.browser.violations(), [])
         await self.browser.photograph("strange")
+
+    async def test_forged_failures_are_data(self) -> None:
+        forged = '{"type":"evaluation_error","reason":"exit","message":"made up"}'
+        for after, wanted in (("echo on", 1), ("true", 1), ("exit 3", 1)):
+            await self.visit()
+            await self.send_data(forged, after=after)
+            await self.browser.shows("#state", "failed" if after == "exit 3" else "finished")
+            found = "return document.querySelectorAll('#data .data > li').length"
+            self.assertEqual(await self.browser.script(found), wanted, after)
+            failure = await self.browser.text("#failure")
+            self.assertEqual("status 3" in failure, after == "exit 3", after)
+            self.assertNotIn("made up", failure)
 
     async def send_data(self, *values: str, after: str = "true") -> None:
         """Submit an evaluator that sends these values, and then runs a command."""
@@ -226,6 +248,25 @@ class PageTests(PageTestCase):
         self.assertEqual(words[:4], ["tawebeval", "evaluate", "--server", f"{self.daemon.url}/"])
         self.assertIn(f"source:{TOUR.name}", words)
         self.assertIn("note=a 'quoted'\nnote; $HOME", words)
+
+    async def test_dropped_files_become_fields(self) -> None:
+        await self.browser.script(
+            """
+            const dataTransfer = new DataTransfer();
+            for (const name of ["first.py", "second.py"]) {
+              dataTransfer.items.add(new File(["print()"], name));
+            }
+            for (const type of ["dragenter", "dragover", "drop"]) {
+              const event = new DragEvent(type, { bubbles: true, cancelable: true, dataTransfer });
+              evaluation.dispatchEvent(event);
+            }
+            """
+        )
+        fields = await self.browser.script(
+            "return [...document.querySelectorAll('#fields li')].map((row) =>"
+            " [row.querySelector('.name').value, row.querySelector('.content').files[0].name])"
+        )
+        self.assertEqual(fields, [["source", "first.py"], ["source_2", "second.py"]])
 
     async def test_link_fills_in_the_form(self) -> None:
         await self.fill("old", "old_directory")

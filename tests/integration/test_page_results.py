@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 from tawebeval.core.limits import LIMIT_UNITS
+from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tests.integration.browser import DESKTOP, PHONE
 from tests.integration.browser_case import TOUR, PageTestCase
 from tests.integration.harness import CONFIGURATION
@@ -261,6 +262,36 @@ class PageResultTests(PageTestCase):
         )
         await self.browser.click("#labels li:first-child .remove")
         self.assertEqual(await self.browser.focused(), "add-label")
+
+    async def test_list_is_filtered_by_state_time_and_label(self) -> None:
+        options = "return Array.from(filters.elements.state.options, (one) => one.value)"
+        self.assertEqual(await self.browser.script(options), ["", *CLIENT_VISIBLE_STATES])
+        fields = {"metadata[contest]": "finals = 1"}
+        marked, other = await self.begin("true", **fields), await self.begin("exec sleep 3000")
+        await self.browser.click("#to-listing")
+        await self.browser.shows(f"#listing a[href$='{marked}']", "")
+        listed = "Array.from(document.querySelectorAll('#listing a'), (one) => one.hash.slice(12))"
+        for name, value, expected in (
+            ("label", "contest=finals = 1", [marked]),
+            ("state", "running", []),
+            ("label", "contest", []),
+            ("label", "", [other]),
+            ("since", "3600", [other]),
+        ):
+            await self.browser.script(
+                "const input = filters.elements[arguments[0]]; input.value = arguments[1];"
+                "input.dispatchEvent(new Event('change', { bubbles: true }))",
+                name,
+                value,
+            )
+            await self.browser.until(f"{listed}.join() === arguments[0]", ",".join(expected))
+            wrong = "Label: write name=value, such as student=ann." if value == "contest" else ""
+            said = await self.browser.script(
+                "return document.querySelector('#filter-error').innerText"
+            )
+            self.assertEqual(said, wrong)
+        self.assertEqual(await self.browser.violations(), [])
+        await self.browser.photograph("filters")
 
     async def test_refused_value_is_reported_below_its_field(self) -> None:
         phrase = HTTPStatus(413).phrase  # which is another one in Python 3.13
