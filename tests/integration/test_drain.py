@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from tests.cases.patience import PATIENCE
-from tests.integration.client import python, text
+from tests.integration.client import failure, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import new_word, processes
 from tests.integration.raw import Connection
@@ -82,6 +82,15 @@ class DrainTests(DrainTestCase):
         (await self.client.get(f"/evaluation/{identifier}")).problem(410)
         forged = identifier[:-1] + ("A" if identifier[-1] != "A" else "B")
         (await self.client.get(f"/evaluation/{forged}")).problem(404)
+
+    async def test_second_signal_before_the_stop_ends_the_drain(self) -> None:
+        identifier, _ = await self.begin_and_hold("echo; echo done")
+        polled = Deferred.fromCoroutine(self.client.follow(identifier))
+        await self.client.status(identifier)
+        for number in (signal.SIGTERM, signal.SIGINT):  # two of one kind may become one on the way
+            os.kill(self.daemon.pid, number)
+        failure(await polled, "shutdown")
+        await self.begin_again()
 
     async def test_many_signals_in_a_row_log_no_defect(self) -> None:
         while self.daemon.running:
