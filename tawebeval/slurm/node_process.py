@@ -411,6 +411,7 @@ class NodeProcess:
             on_queue = partial(self._on_queue, attempt)
             access.commands.watch_job(attempt.job_name, on_queue, misses=misses)
             if is_known:
+                self._look()  # the end may be there, before the next look
                 self._limit_questions(attempt)
         elif is_known:
             self._explain_loss(attempt)

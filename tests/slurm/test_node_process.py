@@ -227,15 +227,18 @@ class NodeProcessTests(NodeProcessCase):
         self.assertEqual((self.run_.stdout, self.run_.told), (b"", []))
         self.assertEqual((self.commands.cancelled, self.commands.watchers), ([], {}))
 
-    def test_srun_that_ends_before_the_end_is_seen_costs_nothing(self) -> None:
+    def test_end_of_srun_lets_the_end_be_seen_at_once(self) -> None:
         self.connect()
         state = {"node": "one", "job": "7", "pid": 5, "start_time": 6, "status": 0}
         self.attempt.state_file.write_text(
             json.dumps({**state, "rusage": RUSAGE, "is_output_complete": True})
         )
-        self.end_srun()
+        listener = self.starter.listeners[self.attempt.directory]
+        listener.on_state(ProgramState(status=0, is_output_complete=True))
+        self.clock.pump([0] * 9)
         self.assertEqual(len(self.run_.told), 2)
         self.assertIsNone(self.process.job_loss)
+        self.assertEqual(self.commands.watchers, {})
 
     def test_srun_that_does_not_end_is_ended_with_its_job(self) -> None:
         self.connect()
