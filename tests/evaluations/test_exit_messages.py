@@ -79,6 +79,13 @@ class ExitTests(SynchronousTestCase):
         ):
             self.assertTrue(explain(end, stderr).endswith(hint), (stderr, hint))
 
+    def test_eagain_of_a_write_blames_no_limit(self) -> None:
+        for stderr in (
+            "BlockingIOError: [Errno 11] write could not complete without blocking",
+            "cat: write error: Resource temporarily unavailable",
+        ):
+            self.assertEqual(explain(stderr=stderr), MESSAGE)
+
     def test_missing_execute_bit_names_the_commands_that_set_it(self) -> None:
         said = explain(EvaluatorExit(126), "/bin/sh: 1: ./run: Permission denied")
         self.assertIn("chmod +x ./run`", said)
