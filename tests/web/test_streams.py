@@ -67,6 +67,7 @@ class FollowTests(StreamTestCase):
                 self.assertEqual([p["reason"] for p in follower.payloads], [reason])
                 self.assertTrue(follower.complete)
                 if closed is not None:
+                    self.service.reactor.advance(0.1)
                     self.assertTrue(self.successResultOf(closed))
                     self.tearDown()
                     self.setUp()
@@ -269,6 +270,7 @@ class ClientGoneTests(StreamTestCase):
             if takes:
                 follower.take()
                 self.assertTrue(follower.complete)
+                self.service.reactor.advance(0.1)
             else:
                 self.service.reactor.advance(1)
             self.assertTrue(self.successResultOf(closed))
