@@ -46,7 +46,6 @@ from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.ownership import find_readable_by_others_problem
 from tawebeval.linux.privileges import refuse_root
 from tawebeval.linux.reaper import OrphanReaper
-from tawebeval.linux.systemd_units import query_oom_policy
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.probe import (
@@ -163,11 +162,7 @@ def _check_cgroups(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
     for what in get_args(Resource):
         said = describe_enforcement(cgroups, what)
         yield said if what in enforced else SetupProblem(said, remedy)
-    if "memory" in enforced and cgroups.evaluations is not None:
-        policy = query_oom_policy(cgroups.evaluations.path)
-        if policy in ("stop", "kill"):
-            ends = f"OOMPolicy={policy} ends the daemon when an evaluation reaches limits.memory"
-            yield SetupProblem(ends, "set OOMPolicy=continue in the unit")
+    if "memory" in enforced:
         # Without a limit of memory no number of watches is enough.
         watches = partial(_compare, rlimits.assess_epoll_watch_limit)
         yield from Check("watches", watches).run(daemon)

@@ -27,39 +27,26 @@ def is_delegated(path: str) -> bool:
     with suppress(OSError):
         if "user.delegate" in os.listxattr(path):
             return True
-    return "/user@" not in path or _query_property(path, "Delegate") == "yes"
-
-
-def query_oom_policy(path: str) -> str:
-    """Return systemd's reaction to an out-of-memory kill in or below a cgroup. Blocks.
-
-    "stop" and "kill" end the unit; "" is unknown.
-    """
-    return _query_property(path, "OOMPolicy") if os.path.isdir(SYSTEMD_MARKER_DIRECTORY) else ""
-
-
-def find_user_runtime_directory() -> str:
-    """Return the runtime directory of the user (pam_systemd(8)), where systemd's sockets are."""
-    return f"/run/user/{os.geteuid()}"
-
-
-def _query_property(path: str, name: str) -> str:
-    """Return a property of the unit that owns a cgroup; "" if unknown. Blocks."""
+    _, users, below = path.partition("/user@")
+    if not users:
+        return True
     # /…/user@UID.service/… are the units of a user's own systemd.
-    before, users, below = path.partition("/user@")
-    parts = below.split("/")[1:] if users else before.split("/")
-    units = [part for part in parts if part.endswith((".service", ".scope"))]
+    units = [part for part in below.split("/")[1:] if part.endswith((".service", ".scope"))]
     if not units:
-        return ""
-    options = ("--user",) if users else ()
+        return False
     try:
         asked = subprocess.run(
-            ["systemctl", *options, "show", "--value", f"--property={name}", units[-1]],
+            ["systemctl", "--user", "show", "--value", "--property=Delegate", units[-1]],
             env={**os.environ, "XDG_RUNTIME_DIR": find_user_runtime_directory()},
             capture_output=True,
             text=True,
             timeout=_ANSWER_TIMEOUT,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return asked.stdout.strip()
+        return False
+    return asked.stdout.strip() == "yes"
+
+
+def find_user_runtime_directory() -> str:
+    """Return the runtime directory of the user (pam_systemd(8)), where systemd's sockets are."""
+    return f"/run/user/{os.geteuid()}"

@@ -186,8 +186,6 @@ OTHERS = "…other users may write"
 NO_SANDBOX = '[sandbox]\nkind = "none"'
 MANY_WATCHES = "up to 301500 may be needed -> run `sysctl fs.epoll.max_user_watches=301500`"
 OVERLAYS = replace(probe, "probe_overlays_or_copies", gives(PROBLEM))
-OOM_STOP = replace(doctor, "query_oom_policy", gives("stop"))
-OOM_KILL = replace(doctor, "query_oom_policy", gives("kill"))
 NO_WATCHES = replace(rlimits, "EPOLL_WATCH_LIMIT_FILE", Path("/nonexistent"))
 SOME_DESCRIPTORS = replace(rlimits, "count_allowed_descriptors", gives(4096))
 FEW_DESCRIPTORS = replace(rlimits, "count_allowed_descriptors", gives(100))
@@ -217,8 +215,6 @@ MACHINE_FAULTS = (
     Fault(BROKEN, f"sandbox: not work here: {SAID}", "", OVERLAYS),
     Fault(BROKEN, "sandbox: [Errno 28] No space", "", replace(doctor, "open_cgroups", FULL)),
     Fault(WEAKER, "trees: copies…(no such device)…-> overlays need", "", mount_no_overlays),
-    Fault(WEAKER, "limits: OOMPolicy=stop ends…-> set OOMPolicy=continue", "", OOM_STOP),
-    Fault(WEAKER, "limits: OOMPolicy=kill ends…-> set OOMPolicy=continue", "", OOM_KILL),
     Fault(BROKEN, "limits: -> set LimitNOFILE=5000", FILES, replace(resource, "getrlimit", HARD)),
     Fault(BROKEN, "watches: checked: [Errno 2] No such", "", NO_WATCHES),
     Fault(WEAKER, f"watches: {MANY_WATCHES}", WATCHES, allow_few_watches),
@@ -316,7 +312,6 @@ class CheckTests(DoctorTestCase):
             self.assertIn(said, found.description)
 
     def test_machine_without_bounds_is_ok(self) -> None:
-        self.replace(doctor, "query_oom_policy", gives("continue"))
         self.replace(rlimits, "count_allowed_descriptors", gives(2**31 - 1))
         self.replace(rlimits, "count_allowed_processes", gives(None))
         found = self.check_ok(RUNNING)

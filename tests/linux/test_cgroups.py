@@ -29,7 +29,7 @@ from tawebeval.linux.cgroups import (
     open_cgroups,
     open_starter_cgroups,
 )
-from tawebeval.linux.systemd_units import is_delegated, query_oom_policy
+from tawebeval.linux.systemd_units import is_delegated
 from tests.fakes.cgroups import FakeMachine
 
 LIMITS = LimitSettings(memory=64 * MIB, processes=32)
@@ -104,7 +104,6 @@ class UnitTests(SynchronousTestCase):
     def test_without_systemd_nobody_else_uses_the_cgroups(self) -> None:
         self.folder.rmdir()
         self.assertTrue(is_delegated(self.group))
-        self.assertEqual(query_oom_policy("/sys/fs/cgroup/system.slice/it.service"), "")
 
     def test_permission_tells_for_units_of_the_system(self) -> None:
         self.assertTrue(is_delegated(f"{self.folder}/system.slice/it.service"))
@@ -119,13 +118,6 @@ class UnitTests(SynchronousTestCase):
             )
             for below in ("", "/a/group"):
                 self.assertEqual(is_delegated(f"{self.group}{below}"), delegated)
-
-    def test_oom_policy_is_asked_of_the_manager_of_the_unit(self) -> None:
-        self.put_systemctl('echo "$*"')
-        show = "show --value --property=OOMPolicy it.service"
-        self.assertEqual(query_oom_policy("/sys/fs/cgroup/system.slice/it.service"), show)
-        self.assertEqual(query_oom_policy(self.group), f"--user {show}")
-        self.assertEqual(query_oom_policy("/sys/fs/cgroup/a/group"), "")
 
 
 class ParentTests(CgroupsTestCase):
