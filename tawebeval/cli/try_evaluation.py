@@ -53,17 +53,11 @@ _ACCOUNTS = "accounts"  # the directory with passwd and group of the sandbox
 _REAP = 1.0  # seconds between two searches for orphaned processes
 
 
-@attrs.define
+@attrs.frozen
 class WorkingTreeSource:
-    """A working directory in place of a repository: `root` is copied, and never changed.
+    """The copy of a working directory, in place of a repository."""
 
-    The copy lies in `excluded_path`, which is left out if it is below `root`.
-    """
-
-    root: Path
-    excluded_path: Path
-    _limits: TreeLimits
-    _copied: Checkout | EvaluationFailure | None = None
+    _checkout: Checkout
 
     def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
         """Return False: a copy needs no network."""
@@ -76,46 +70,41 @@ class WorkingTreeSource:
     async def check_out_commit(
         self, repository: Repository, oid: str, caller: str, *, is_retry: bool = False
     ) -> Checkout:
-        """Return the copy. Raises EvaluationFailure, if `copy_tree` failed."""
-        assert self._copied is not None, "copied before"
-        if isinstance(self._copied, EvaluationFailure):
-            raise self._copied
-        return self._copied
+        """Return the copy."""
+        return self._checkout
 
-    def copy_tree(self) -> None:
-        """Copy the directory without `.git`. Blocks."""
-        tree = self.excluded_path / CHECKOUT_NAME
-        try:
-            files, size = self._copy(tree)
-            self._copied = Checkout(Commit(NO_COMMIT, NO_COMMIT, files, size), tree, lambda: None)
-        except EvaluationFailure as error:
-            self._copied = error
 
-    def _copy(self, target: Path) -> tuple[int, int]:
-        """Copy files, links and directories; a commit has no sockets, pipes or devices."""
-        files = size = 0
-        excluded = (self.root / ".git", self.excluded_path)
-        try:
-            target.mkdir(parents=True)
-            for folder, directories, names in os.walk(self.root, onerror=_raise):
-                place = Path(folder)
-                directories[:] = [name for name in directories if place / name not in excluded]
-                for source in (place / name for name in (*directories, *names)):
-                    status, copy = source.lstat(), target / source.relative_to(self.root)
-                    files += 1
-                    size += status.st_size if stat.S_ISREG(status.st_mode) else 0
-                    self._limits.check_tree(files, size)
-                    if source.is_symlink():
-                        copy.symlink_to(os.readlink(source))
-                    elif stat.S_ISDIR(status.st_mode):
-                        copy.mkdir()
-                    elif stat.S_ISREG(status.st_mode):
-                        shutil.copy2(source, copy)
-        except OSError as error:
-            raise EvaluationFailure(
-                "repository", f"{error.filename} cannot be copied: {error.strerror}"
-            ) from None
-        return files, size
+def copy_working_tree(root: Path, place: Path, limits: TreeLimits) -> Checkout:
+    """Copy a working directory, without `.git`, into `place`. Blocks. Raises: EvaluationFailure.
+
+    Of the directory `place`, if it is below `root`, nothing is copied, nor are sockets, pipes and
+    devices, which no commit has.
+    """
+    target = place / CHECKOUT_NAME
+    files = size = 0
+    try:
+        target.mkdir(parents=True)
+        for folder, directories, names in os.walk(root, onerror=_raise):
+            parent = Path(folder)
+            directories[:] = [
+                name for name in directories if parent / name not in (root / ".git", place)
+            ]
+            for source in (parent / name for name in (*directories, *names)):
+                mode, copy = source.lstat().st_mode, target / source.relative_to(root)
+                files += 1
+                size += source.lstat().st_size if stat.S_ISREG(mode) else 0
+                limits.check_tree(files, size)
+                if stat.S_ISLNK(mode):
+                    copy.symlink_to(os.readlink(source))
+                elif stat.S_ISDIR(mode):
+                    copy.mkdir()
+                elif stat.S_ISREG(mode):
+                    shutil.copy2(source, copy)
+    except OSError as error:
+        raise EvaluationFailure(
+            "repository", f"{error.filename} cannot be copied: {error.strerror}"
+        ) from None
+    return Checkout(Commit(NO_COMMIT, NO_COMMIT, files, size), target, lambda: None)
 
 
 def _raise(error: OSError) -> None:
@@ -143,14 +132,15 @@ class LocalEnvironment:
     ) -> LocalEnvironment:
         """Return the environment with a copy of `root`. Blocks.
 
-        Raises ConfigurationError if the sandbox is not installed.
+        Raises ConfigurationError if the sandbox is not installed, EvaluationFailure if `root` is
+        too large or cannot be copied.
         """
         spawner = Spawner(reactor)
         orphans = OrphanReaper(reactor, spawner)
         threads = WorkerThreads.create(reactor, _THREADS, "work")
         limits, buffers = configuration.repositories, configuration.buffers
         tree_limits = TreeLimits(MAX_TREE_FILES, limits.tree_bytes)
-        tree = WorkingTreeSource(root, place, tree_limits)
+        tree = WorkingTreeSource(copy_working_tree(root, place, tree_limits))
         surroundings = EvaluationContext(
             configuration=configuration,
             clock=reactor,
@@ -164,7 +154,6 @@ class LocalEnvironment:
             unread_events=make_unread_events_share(buffers.disk),
             segment_loader=SegmentLoader(threads),
         )
-        tree.copy_tree()
         return cls(surroundings, place, orphans, reactor)
 
     @contextmanager

@@ -251,7 +251,7 @@ def _usage_errors() -> Iterator[None]:
     """Turn what would keep the daemon from starting into UsageError."""
     try:
         yield
-    except (ConfigurationError, InvalidField) as error:
+    except (ConfigurationError, EvaluationFailure, InvalidField) as error:
         raise click.UsageError(str(error)) from None
     except SystemExit as error:
         raise click.UsageError(str(error).removeprefix("tawebeval: ")) from None

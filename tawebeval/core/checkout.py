@@ -25,7 +25,7 @@ class Commit:
     """A commit and its tree, by their OIDs.
 
     The tree has `file_count` files of `size` bytes together. `has_gitattributes`: it has a file
-    `.gitattributes`; False for a commit that has a marker.
+    `.gitattributes`.
     """
 
     oid: str

@@ -1,9 +1,9 @@
 """One bare repository in the cache: its commits, fetches, and size on the disk.
 
 Beside git's own files a repository has `url`, for people, and `commits/`: a marker for each commit
-that is present with its whole tree, named by the commit's OID. A marker holds its format, the OID
-of the tree, the number of its files, their bytes, and the submodules, so that known commits need no
-git process. The marker of an annotated tag is a link to that of its commit.
+that is present with its whole tree, named by the commit's OID. A marker is the `Commit` as JSON, so
+that known commits need no git process. The marker of an annotated tag is a link to that of its
+commit.
 `lfs/` has the contents of files in Git LFS, named by their SHA-256.
 
 Only the newest commits have a ref, and so a line in `shallow`, which git sends to the server with
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,9 +23,10 @@ from pathlib import Path
 from uuid import uuid4
 
 import attrs
+import msgspec
 from twisted.internet.defer import DeferredLock
 
-from tawebeval.core.checkout import Commit, Submodule
+from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import ResolvedGitRemote
 from tawebeval.deferreds import WorkerThreads
@@ -86,8 +86,6 @@ _DIRECTORIES_SIZE = 48 * 1024  # bytes on the disk, of a dozen directories
 _MARKER_SIZE = 4096  # bytes on the disk
 _REFS = 8  # newest commits that have a ref, on which a server can base a pack
 _MANY_FILES = 300  # of packs; a fetch adds three, and git looks for an object in each pack
-# Its 3 is the format: in earlier ones, the bytes were those before git converted line ends.
-_MARKER = re.compile(r"3 ([0-9a-f]{40}) ([0-9]+) ([0-9]+) (\[.*\])", re.ASCII)
 _INITIAL_DIRECTORIES = (
     *("objects", "objects/info", "objects/pack"),
     *("refs", "refs/heads", "refs/tags", "info"),
@@ -126,15 +124,10 @@ class BareRepository:
 
     def find_fetched_commit(self, oid: str) -> Commit | None:
         """Return the commit, or that of a tag, if it has a marker. Blocks briefly."""
-        path = self._marker(oid).resolve()
         try:
-            marker = _MARKER.fullmatch(path.read_text())
-        except OSError:
+            return msgspec.convert(json.loads(self._marker(oid).read_bytes()), Commit)
+        except (OSError, ValueError):
             return None
-        if marker is None:
-            return None
-        submodules = tuple(Submodule(*each) for each in json.loads(marker[4]))
-        return Commit(path.name, marker[1], int(marker[2]), int(marker[3]), submodules)
 
     def _marker(self, oid: str) -> Path:
         return self.path / MARKERS_DIRECTORY / oid
@@ -142,9 +135,7 @@ class BareRepository:
     def _mark(self, commit: Commit, oid: str) -> None:
         """Write the marker of a commit, also for the tag `oid` of the commit. Blocks."""
         unfinished = self._marker(commit.oid).with_suffix(".new")
-        submodules = json.dumps([attrs.astuple(each) for each in commit.submodules])
-        counts = f"{commit.file_count} {commit.size}"
-        unfinished.write_text(f"3 {commit.tree_oid} {counts} {submodules}")
+        unfinished.write_text(json.dumps(attrs.asdict(commit)))
         unfinished.replace(self._marker(commit.oid))
         if oid != commit.oid:
             with suppress(FileExistsError):

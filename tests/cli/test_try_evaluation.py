@@ -7,19 +7,17 @@ import shutil
 import socket
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.try_evaluation import NO_COMMIT, WorkingTreeSource, read_pages, write_upload
+from tawebeval.cli.try_evaluation import copy_working_tree, read_pages, write_upload
 from tawebeval.client import EvaluationError as ErrorEvent
 from tawebeval.client import Event, Text
 from tawebeval.config import Configuration, EventBufferSettings
 from tawebeval.core import event_log
 from tawebeval.core.event_log import EventLog, EventsEvicted
-from tawebeval.core.form import Repository, SubmissionFile, pack_request
+from tawebeval.core.form import SubmissionFile, pack_request
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationFailure, InvalidField
 from tawebeval.evaluations.details import EvaluationDetails
@@ -44,18 +42,12 @@ class WorkingTreeTests(SynchronousTestCase):
         (self.root / "link").symlink_to("inner")
         (self.root / "dangling").symlink_to("/nonexistent")
 
-    def copy(self, files: int = 100, size: int = 10_000, without: Path | None = None) -> Path:
-        """Return the copy; `files` and `size` are the limits."""
-        without = without or self.base / "copy"
-        tree = WorkingTreeSource(self.root, without, TreeLimits(files, size))
-        tree.copy_tree()
-        checked_out = tree.check_out_commit(Repository("u"), NO_COMMIT, "")
-        results: list[Any] = []
-        Deferred.fromCoroutine(checked_out).addBoth(results.append)
-        if isinstance(results[0], Failure):
-            results[0].raiseException()
-        self.commit = results[0].commit
-        return Path(results[0].path)
+    def copy(self, files: int = 100, size: int = 10_000, place: Path | None = None) -> Path:
+        """Return the copy in a place; `files` and `size` are the limits."""
+        place = place or self.base / "place"
+        checkout = copy_working_tree(self.root, place, TreeLimits(files, size))
+        self.commit = checkout.commit
+        return checkout.path
 
     def test_copy_keeps_modes_links_and_empty_directories(self) -> None:
         tree = self.copy()
@@ -79,7 +71,7 @@ class WorkingTreeTests(SynchronousTestCase):
             os.chdir(self.root)  # for paths of sockets are short
             listening.bind("socket")
         (self.root / "workplace").mkdir()
-        tree = self.copy(without=self.root / "workplace")
+        tree = self.copy(place=self.root / "workplace")
         self.assertEqual(
             sorted(path.name for path in tree.iterdir()), ["dangling", "inner", "link", "run.sh"]
         )
@@ -89,7 +81,7 @@ class WorkingTreeTests(SynchronousTestCase):
         for limits in ({"files": 3}, {"size": 500}):
             error = self.assertRaises(EvaluationFailure, self.copy, **limits)
             self.assertEqual(error.reason, "repository")
-            shutil.rmtree(self.base / "copy")
+            shutil.rmtree(self.base / "place")
 
     def test_what_cannot_be_copied_is_named(self) -> None:
         def copy(source: Path, target: Path) -> None:
@@ -100,7 +92,7 @@ class WorkingTreeTests(SynchronousTestCase):
         self.assertIn(f"{self.root}/run.sh cannot be copied: Permission denied", str(error))
         patched.restore()
         self.root = self.base / "gone"
-        shutil.rmtree(self.base / "copy")
+        shutil.rmtree(self.base / "place")
         self.assertIn(f"{self.root} cannot", str(self.assertRaises(EvaluationFailure, self.copy)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -312,7 +313,8 @@ class LimitTests(CacheTestCase):
         self.assertNotIn("read-tree", self.names())
         self.broken["ls-tree"] = GitResult(0, "100644 blob cc 1000\tx\0", "")
         self.assertEqual(self.get(), Commit(OID, TREE, 1, 1000))
-        (self.path() / "commits" / OID).write_text(f"3 {TREE} 4 1000 []")
+        marker = {"oid": OID, "tree_oid": TREE, "file_count": 4, "size": 1000}
+        (self.path() / "commits" / OID).write_text(json.dumps(marker))
         self.assertIn("the commit has over 3 files", self.refuse().message)
 
     def test_file_in_git_lfs_fails_with_its_path(self) -> None:
