@@ -25,7 +25,6 @@ from tawebeval.deferreds import SingleFlight, WorkerThreads, run_in_background
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.git.checkouts import CheckoutCache, detach
 from tawebeval.git.command import GitRunner
-from tawebeval.git.commits import TreeLimits
 from tawebeval.git.credentials import Credential
 from tawebeval.git.fetch_limits import FetchBudget, FetchLimits
 from tawebeval.git.keyring import GitKeyring
@@ -37,24 +36,6 @@ from tawebeval.git.stderr_patterns import is_repository_corrupt
 from tawebeval.linux.filetree import copy_tree, remove_tree
 
 log = Logger()
-
-
-@attrs.define
-class _CommitBudget:
-    """How many submodules a commit may have, those of its submodules among them.
-
-    Their last fetch begins before `deadline`, a time of the clock. `fetches`: the bytes of all.
-    """
-
-    _limits: TreeLimits
-    deadline: float
-    fetches: FetchBudget
-    _count: int = 0
-
-    def spend(self, path: str) -> None:
-        """Count the submodule at `path`. Raises: EvaluationError if it is one too many."""
-        self._count += 1
-        self._limits.check_submodules(path, self._count)
 
 
 @attrs.frozen
@@ -69,12 +50,15 @@ class _CheckoutRequest:
     caller: str
     credential: Credential | None
     again: bool
-    budget: _CommitBudget
+    budget: FetchBudget
 
 
 @attrs.define
 class _Entry:
-    """A repository in the cache; `size` in bytes. One with users is not evicted."""
+    """A repository in the cache; `size` in bytes. One with users is not evicted.
+
+    A damaged one leaves the cache at once, and is removed when nobody uses it any more.
+    """
 
     bare: BareRepository
     size: int = 0
@@ -186,20 +170,23 @@ class RepositoryCache:
         `caller` chooses the credential. `is_retry`: not the first request of the
         evaluation, and so not counted. Raises: EvaluationError.
         """
-        limits = self._limits
-        deadline = limits.clock.seconds() + limits.timeout
-        budget = _CommitBudget(limits.tree_limits, deadline, FetchBudget(limits.max_bytes))
-        return await self._check_out(repository, oid, caller, is_retry, budget)
+        return await self._check_out(repository, oid, caller, is_retry, FetchBudget(self._limits))
 
     async def _check_out(
-        self, repository: Repository, oid: str, caller: str, again: bool, budget: _CommitBudget
+        self,
+        repository: Repository,
+        oid: str,
+        caller: str,
+        again: bool,
+        budget: FetchBudget,
+        *,
+        is_repaired: bool = False,
     ) -> Checkout:
         self._remotes.check_url(repository.url)
         credential = self._keyring.choose_credential(repository.url, caller)
         async with self._use(repository.url, credential) as entry:
             request = _CheckoutRequest(repository, oid, caller, credential, again, budget)
             commit = entry.bare.find_fetched_commit(oid)
-            removals = entry.bare.removals
             had_commits = commit is not None or entry.bare.has_commits
             try:
                 return await self._provide(entry, request, commit)
@@ -208,16 +195,18 @@ class RepositoryCache:
                 # with a path is that of a submodule, which has a repository of its own.
                 stderr = str(error.extra_members.get("stderr", ""))
                 is_ours = error.reason != "lost" and "path" not in error.extra_members
-                if not (is_ours and had_commits and is_repository_corrupt(stderr)):
+                is_damaged = is_ours and had_commits and is_repository_corrupt(stderr)
+                if is_repaired or not is_damaged:
                     raise
                 log.warn(
                     "{path} is damaged; fetching it again: {stderr}",
                     path=entry.bare.path,
                     stderr=stderr,
                 )
-            await entry.bare.remove_damaged(removals)
-            entry.size = await self._threads.run_in_thread(entry.bare.measure_disk_bytes)
-            return await self._provide(entry, request, entry.bare.find_fetched_commit(oid))
+            name = entry.bare.path.name
+            if self._entries.get(name) is entry:
+                entry.bare.path = self._detach(name)
+        return await self._check_out(repository, oid, caller, again, budget, is_repaired=True)
 
     async def _provide(
         self, entry: _Entry, request: _CheckoutRequest, commit: Commit | None
@@ -227,7 +216,7 @@ class RepositoryCache:
             self.counters.record_lookup("commits", commit is not None)
         if commit is None:
             # A fetch with a smaller budget may fail where this one would not.
-            wanted = request.repository, request.oid, request.budget.fetches.remaining_bytes
+            wanted = request.repository, request.oid, request.budget.remaining_bytes
             commit = await entry.fetches.run_once(wanted, lambda: self._fetch(entry, request))
         self._limits.tree_limits.check_tree(commit.file_count, commit.size)
         before = self._checkouts.disk_bytes
@@ -251,10 +240,9 @@ class RepositoryCache:
     ) -> Checkout:
         """Return the checkout of a submodule, under the rules of its parent's repository."""
         budget = request.budget
-        budget.spend(submodule.path)
+        budget.count_submodule(submodule.path)
         try:
-            if self._limits.clock.seconds() > budget.deadline:
-                raise self._limits.make_timeout_failure("the fetches of submodules")
+            budget.check_time()
             url = self._remotes.resolve_submodule(submodule.url, request.repository.url)
             return await self._check_out(
                 Repository(url), submodule.oid, request.caller, request.again, budget
@@ -314,15 +302,18 @@ class RepositoryCache:
             yield entry
         finally:
             entry.users -= 1
-            # Without the first, made-up URLs would fill memory and disk.
-            if not entry.users and (not entry.bare.has_commits or entry.bare.has_many_packs):
-                await self._threads.run_in_thread(remove_tree, self._detach(name))
+            is_dropped = self._entries.get(name) is not entry
+            # Otherwise made-up URLs would fill memory and disk.
+            is_worthless = not entry.bare.has_commits or entry.bare.has_many_packs
+            if not entry.users and (is_dropped or is_worthless):
+                path = entry.bare.path if is_dropped else self._detach(name)
+                await self._threads.run_in_thread(remove_tree, path)
 
     async def _fetch(self, entry: _Entry, request: _CheckoutRequest) -> Commit:
         begin, ended = self._limits.clock.seconds(), "failed"
         try:
             commit = await entry.bare.fetch_commit(
-                request.repository, request.oid, request.credential, request.budget.fetches
+                request.repository, request.oid, request.credential, request.budget
             )
             ended = "fetched"
         except CancelledError:

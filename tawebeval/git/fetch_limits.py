@@ -60,24 +60,42 @@ class FetchLimits:
 
 @attrs.define
 class FetchBudget:
-    """The bytes that the fetches of one commit may add, and those that they have added."""
+    """What the fetches of one commit may take, those of its submodules among them.
 
-    max_bytes: int
+    `spent_bytes` were added so far. The last fetch begins within the timeout.
+    """
+
+    _limits: FetchLimits
     spent_bytes: int = 0
+    _submodule_count: int = 0
+    _deadline: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._deadline = self._limits.clock.seconds() + self._limits.timeout
 
     @property
     def remaining_bytes(self) -> int:
         """Bytes that a fetch may add."""
-        return max(self.max_bytes - self.spent_bytes, 0)
+        return max(self._limits.max_bytes - self.spent_bytes, 0)
 
     def make_failure(self) -> EvaluationFailure:
         """Return the error of a fetch that would add more."""
         words = "the repositories of the commit are" if self.spent_bytes else "the repository is"
         return EvaluationFailure(
             "repository",
-            f"{words} over {format_size(self.max_bytes)} (repositories.fetch_bytes)",
-            {"limit": "repositories.fetch_bytes", "value": self.max_bytes},
+            f"{words} over {format_size(self._limits.max_bytes)} (repositories.fetch_bytes)",
+            {"limit": "repositories.fetch_bytes", "value": self._limits.max_bytes},
         )
+
+    def count_submodule(self, path: str) -> None:
+        """Count the submodule at `path`. Raises: EvaluationError if it is one too many."""
+        self._submodule_count += 1
+        self._limits.tree_limits.check_submodules(path, self._submodule_count)
+
+    def check_time(self) -> None:
+        """Raise EvaluationError if no further fetch may begin."""
+        if self._limits.clock.seconds() > self._deadline:
+            raise self._limits.make_timeout_failure("the fetches of submodules")
 
 
 def iterate_files(directory: Path) -> Iterator[tuple[str, os.stat_result]]:

@@ -31,7 +31,7 @@ from tawebeval.core.form import Repository
 from tawebeval.core.hosts import ResolvedGitRemote
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.checkouts import detach, measure_tree
+from tawebeval.git.checkouts import measure_tree
 from tawebeval.git.command import GitResult, GitRunner
 from tawebeval.git.commits import (
     CommitInspectionParser,
@@ -106,9 +106,8 @@ _LARGE = "lfs"  # the directory with the contents of files in Git LFS
 class BareRepository:
     """The repository in the directory `path`, which the first fetch creates.
 
-    One lock covers fetches and removal. `lfs`: None if files in Git LFS are not fetched. `removals`
-    counts calls of `remove_damaged` that removed the repository. `has_many_packs` tells that
-    fetches have added so many files that git gets slower.
+    One fetch runs at a time. `lfs`: None if files in Git LFS are not fetched. `has_many_packs`
+    tells that fetches have added so many files that git gets slower.
     """
 
     path: Path
@@ -117,7 +116,6 @@ class BareRepository:
     _servers: GitServers
     _limits: FetchLimits
     _lfs: LfsClient | None = None
-    removals: int = 0
     has_many_packs: bool = False
     _lock: DeferredLock = attrs.field(factory=DeferredLock)
     _fetches: int = 0
@@ -208,16 +206,6 @@ class BareRepository:
         if result.status:
             raise make_git_failure("git could not check out the commit; see stderr", result)
 
-    async def remove_damaged(self, removals: int) -> None:
-        """Remove the repository, unless that happened since `removals` was read.
-
-        The next fetch creates it.
-        """
-        async with self._lock:
-            if self.removals == removals:
-                self.removals += 1
-                await self._threads.run_in_thread(remove_tree, detach(self.path))
-
     async def fetch_commit(
         self,
         repository: Repository,
@@ -231,7 +219,7 @@ class BareRepository:
         Raises: EvaluationError.
         """
         return await self._limits.finish_in_time(
-            self._fetch(repository, oid, credential, budget or FetchBudget(self._limits.max_bytes)),
+            self._fetch(repository, oid, credential, budget or FetchBudget(self._limits)),
             "the fetch of the repository",
             ", with all attempts and the wait for other fetches",
         )

@@ -15,7 +15,7 @@ from twisted.internet.defer import CancelledError, Deferred, fail
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git import repository
+from tawebeval.git import cache, repository
 from tawebeval.git.command import GitResult
 from tawebeval.sandbox.helper_sandbox import SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, Running, failed
@@ -363,7 +363,7 @@ class DamageTests(CacheTestCase):
         def fail_to_remove(path: Path) -> NoReturn:
             raise OSError(errno.EIO, "the disk fails")
 
-        patched = self.patch(repository, "remove_tree", fail_to_remove)
+        patched = self.patch(cache, "remove_tree", fail_to_remove)
         self.broken_once = {"read-tree"}
         self.failureResultOf(self.check_out(), OSError)
         patched.restore()

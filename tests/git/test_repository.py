@@ -13,7 +13,8 @@ from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
-from tawebeval.git.fetch_limits import FetchBudget, fetch_within_byte_budget
+from tawebeval.git.commits import TreeLimits
+from tawebeval.git.fetch_limits import FetchBudget, FetchLimits, fetch_within_byte_budget
 from tawebeval.sandbox.helper_sandbox import READ_ONLY_ACCESS, SandboxAccess
 from tests.cases.git import DONE, NOWHERE, OTHER, URL, CacheTestCase, Running, failed
 from tests.fakes.world import OID, TREE, InlineThreads
@@ -447,7 +448,7 @@ class FetchLimitTests(SynchronousTestCase):
         async def fetch() -> GitResult:
             return await self.git
 
-        self.budget = FetchBudget(LIMIT)
+        self.budget = FetchBudget(FetchLimits(self.clock, 60, LIMIT, TreeLimits(1, 1)))
         self.fetched = Deferred.fromCoroutine(
             fetch_within_byte_budget(
                 self.clock,
