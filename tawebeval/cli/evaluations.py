@@ -36,6 +36,7 @@ from tawebeval.cli.json_fields import (
     add_json_option,
     format_json,
     print_list,
+    select_fields,
 )
 from tawebeval.cli.output import escape_control_characters, escape_table_row, summarize_results
 from tawebeval.cli.runtime import (
@@ -159,7 +160,7 @@ def status(identifier: str, json_fields: JsonFields | None, server: ServerAccess
     def work(context: CommandContext) -> None:
         document = context.client.status(identifier)
         if json_fields is not None:
-            screen.print_text(format_json(json_fields.select_fields(document)))
+            screen.print_text(format_json(select_fields(document, json_fields)))
         else:
             screen.print_text(format_status(document))
 
@@ -253,9 +254,9 @@ def list_(json_fields: JsonFields | None, server: ServerAccess, **wanted: Any) -
             )
         if json_fields is not None:
             documents: Iterable[dict[str, Any]] = found
-            if json_fields.has_field_outside(SUMMARY_FIELDS):
+            if not set(json_fields) <= set(SUMMARY_FIELDS):
                 documents = request_statuses(context, found)
-            screen.print_text(format_json([json_fields.select_fields(one) for one in documents]))
+            screen.print_text(format_json([select_fields(one, json_fields) for one in documents]))
             return
         screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM", "LABELS"))
         for document in request_statuses(context, found):

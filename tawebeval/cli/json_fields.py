@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-import attrs
 import click
 
 from tawebeval.cli.output import Screen, escape_table_row
@@ -25,26 +24,17 @@ PROBLEM_FIELDS = (
 )
 ENVIRONMENT_FIELDS = ("name", "description", "digest")
 
-_ALL = "all"
+_ALL = ("all",)
+
+JsonFields: TypeAlias = tuple[str, ...]
+"""Names of fields to print as JSON; `all` alone for every field."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@attrs.frozen
-class JsonFields:
-    """The fields of a document to print as JSON; None for all."""
-
-    names: tuple[str, ...] | None
-
-    def select_fields(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Return these fields of a document, None for a field that the document does not have."""
-        if self.names is None:
-            return document
-        return {name: document.get(name) for name in self.names}
-
-    def has_field_outside(self, names: Iterable[str]) -> bool:
-        """Return whether a field is not one of `names`."""
-        return self.names is None or not set(self.names) <= set(names)
+def select_fields(document: dict[str, Any], names: JsonFields) -> dict[str, Any]:
+    """Return these fields of a document, None for a field that the document does not have."""
+    return document if names == _ALL else {name: document.get(name) for name in names}
 
 
 def add_json_option(fields: Iterable[str]) -> Callable[[Command], Command]:
@@ -61,16 +51,14 @@ def add_json_option(fields: Iterable[str]) -> Callable[[Command], Command]:
             raise click.UsageError(
                 f"name one or more fields after --json, separated by commas, or `all`:\n  {listed}"
             )
-        if given == _ALL:
-            return JsonFields(None)
         names = tuple(name.strip() for name in given.split(","))
         for name in names:
-            if name not in known:
+            if name not in known and names != _ALL:
                 raise click.BadParameter(
                     f"{name!r} is not a field; the fields are {', '.join(known)}; `all` prints"
                     " every field"
                 )
-        return JsonFields(names)
+        return names
 
     return click.option(
         "--json",
@@ -98,7 +86,7 @@ def print_list(
 ) -> None:
     """Print a list of documents as JSON with these fields, or without any as a table."""
     if json_fields is not None:
-        screen.print_text(format_json([json_fields.select_fields(one) for one in documents]))
+        screen.print_text(format_json([select_fields(one, json_fields) for one in documents]))
         return
     for cells in rows:
         screen.print_text(escape_table_row(row_format.format(*cells)))
