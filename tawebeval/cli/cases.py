@@ -1,4 +1,4 @@
-"""Cases of an evaluator's results as values, a line of text, and a row of a table."""
+"""Cases of an evaluator's results as values, lines of text, and rows of a table."""
 
 from __future__ import annotations
 
@@ -34,13 +34,18 @@ class Case:
     message: str
     excerpts: tuple[str, ...]
 
-    def format_line(self, separator: str) -> str:
-        """Return the case as text; `separator` stands between the lines of the message."""
+    def format_lines(self, *, with_excerpts: bool) -> list[str]:
+        """Return the lines of the case, as text for a pipe."""
         points = self.points and f"{self.points} point{'' if self.points == '1' else 's'}"
         figures = ", ".join(filter(None, (points, self.time, self.memory, self.other_members)))
         shown = f"case {self.name}: {self.verdict}{figures and f' ({figures})'}"
-        shown = shown.replace("\n", " ")
-        return f"{shown}: {self.message}".replace("\n", separator) if self.message else shown
+        first, *rest = self.message.split("\n")
+        excerpts = self.excerpts if with_excerpts else ()
+        return [
+            shown.replace("\n", " ") + (first and f": {first}"),
+            *(f"    {line}" for line in rest),
+            *(f"  {line}" for line in excerpts),
+        ]
 
     def format_row(self, *, with_excerpts: bool) -> list[tuple[str, str | None]]:
         """Return the lines of the case in a table, each with its colour."""

@@ -229,12 +229,9 @@ class Screen:
                 self.show_message(CASE_TABLE_HEADER)
             for line, colour in case.format_row(with_excerpts=self.shows_excerpts):
                 self.show_message(line, colour)
-        elif self.shows_excerpts:
-            text = "\n  ".join([case.format_line("\n    "), *case.excerpts])
-            for line in text.split("\n"):
-                self.show_message(line, "cyan")
         else:
-            self.show_message(case.format_line(" "), "cyan")
+            for line in case.format_lines(with_excerpts=self.shows_excerpts):
+                self.show_message(line, "cyan")
 
     def _write(self, text: str, *, flush: bool = False) -> None:
         if self._lost:
@@ -309,8 +306,6 @@ def format_value(data: Data) -> str:
         payload = data.payload
     except ValueError:
         return data.written
-    if (case := parse_case(payload)) is not None:
-        return case.format_line(" ")
     match payload:
         case {"type": "goal_result", "goal": str(goal), "result": bool(reached), **others}:
             more = f" ({describe_members(others)})" if others else ""

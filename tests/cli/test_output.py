@@ -16,7 +16,6 @@ from tawebeval.cli.output import (
     OutputError,
     Screen,
     escape_control_characters,
-    format_value,
     should_use_colour,
 )
 from tawebeval.client import Data, EvaluationError, File, Text, Unknown
@@ -198,7 +197,9 @@ class OtherTests(SynchronousTestCase):
             ("9" * 5000, "9" * 5000),
             (f'["{"x" * 5000}"]', f'["{"x" * 5000}"]'),
         ):
-            self.assertEqual(format_value(Data(written)), expected)
+            shown = Shown()
+            shown.screen.show_event(Data(written))
+            self.assertEqual(shown.notes.getvalue(), f"{expected}\n")
 
     def test_excerpts_of_a_case_are_shown_on_request(self) -> None:
         case = (
@@ -211,7 +212,7 @@ class OtherTests(SynchronousTestCase):
                 shown.screen.show_event(Data(written))
         self.assertEqual(
             shown.notes.getvalue(),
-            "case 1: wrong answer: a  b\nexpected: 7\n[1]\n"
+            "case 1: wrong answer: a\n     b\nexpected: 7\n[1]\n"
             "case 1: wrong answer: a\n     b\n"
             '  expected: "7 "\n  printed: "8\\n"\nexpected: 7\n[1]\n',
         )
