@@ -491,12 +491,8 @@ def inspect_checkout(
     that is None or short, or a branch or tag, is resolved in the checkout if its `origin` is
     `repository`.
     """
-    try:
-        inside, directory = _git(
-            folder, "rev-parse", "--is-inside-work-tree", "--show-prefix"
-        ).split("\n", 1)
-    except (OSError, ValueError, subprocess.CalledProcessError):
-        inside, directory = "", ""
+    printed = _git(folder, "rev-parse", "--is-inside-work-tree", "--show-prefix") or ""
+    inside, _, directory = printed.partition("\n")
     if inside != "true":
         if repository is not None and commit is not None:
             raise NoCheckoutError(_explain_commit(repository, commit))
@@ -521,13 +517,12 @@ def inspect_checkout(
 
 def _find_origin(folder: Path) -> str:
     """Return the URL of `origin`. Raises NoCheckoutError."""
-    try:
-        repository = _git(folder, "remote", "get-url", "origin")
-    except subprocess.CalledProcessError:
+    repository = _git(folder, "remote", "get-url", "origin")
+    if repository is None:
         raise NoCheckoutError(
             "this checkout has no remote `origin`; add it with `git remote add origin URL`, or give"
             " --repository"
-        ) from None
+        )
     if _names_secret(repository):
         raise NoCheckoutError(
             "the URL of the remote `origin` contains a password or a token, and is not sent; give"
@@ -548,7 +543,7 @@ def _resolve(folder: Path, repository: str | None, commit: str | None) -> str:
                 f"--repository {strip_userinfo(str(repository))} is not the `origin` of this"
                 " checkout; give --commit, too"
             )
-        head = _git_or_empty(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+        head = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
         if not head:
             raise NoCheckoutError("this checkout has no commit yet; commit and push the evaluator")
         return head
@@ -556,12 +551,8 @@ def _resolve(folder: Path, repository: str | None, commit: str | None) -> str:
         return commit
     if is_foreign:
         raise NoCheckoutError(_explain_commit(str(repository), commit))
-    revision = f"{commit}^{{commit}}"
-    found = (
-        ""
-        if commit.startswith("-")
-        else _git_or_empty(folder, "rev-parse", "--verify", "--quiet", revision)
-    )
+    revision = ("--end-of-options", f"{commit}^{{commit}}")
+    found = _git(folder, "rev-parse", "--verify", "--quiet", *revision)
     if not found:
         raise NoCheckoutError(f"--commit {commit} is not a commit, branch or tag of this checkout")
     return found
@@ -569,7 +560,7 @@ def _resolve(folder: Path, repository: str | None, commit: str | None) -> str:
 
 def _is_origin(folder: Path, repository: str) -> bool:
     """Tell whether a URL is that of `origin`, perhaps without its user name and password."""
-    origin = _git_or_empty(folder, "remote", "get-url", "origin")
+    origin = _git(folder, "remote", "get-url", "origin") or ""
     return repository in (origin, strip_userinfo(origin))
 
 
@@ -598,38 +589,28 @@ def _names_secret(url: str) -> bool:
 
 def _is_unpushed(folder: Path, commit: str) -> bool:
     """Tell whether the remote branches that are known here lack a commit."""
+    # Without an output for an unknown commit.
     known = "for-each-ref", "--count=1", f"--contains={commit}", "refs/remotes/origin"
-    try:
-        return not _git(folder, *known)
-    except subprocess.CalledProcessError:  # an unknown commit
-        return False
+    return _git(folder, *known) == ""
 
 
 def _is_changed(folder: Path) -> bool:
     """Tell whether a tracked file is changed. Solutions to submit are often untracked."""
+    return _git(folder, "status", "--porcelain", "--untracked-files=no") != ""
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return the output of git, None if it fails or is not installed."""
     try:
-        return bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
-    except subprocess.CalledProcessError:  # an unreadable index
-        return True
-
-
-def _git_or_empty(folder: Path, *arguments: str) -> str:
-    """Return the output of git, empty if it fails."""
-    try:
-        return _git(folder, *arguments)
-    except subprocess.CalledProcessError:
-        return ""
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    """Return the output of git. Raises CalledProcessError, and OSError without git."""
-    return subprocess.run(
-        ["git", "-C", str(folder), *arguments],
-        env={**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        encoding="utf-8",
-        errors="surrogateescape",
-        check=True,
-    ).stdout.removesuffix("\n")
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            env={**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            errors="surrogateescape",
+            check=True,
+        ).stdout.removesuffix("\n")
+    except (OSError, subprocess.CalledProcessError):
+        return None

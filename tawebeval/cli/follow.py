@@ -151,7 +151,6 @@ class LiveStatus:
     _get_time: Callable[[], float] = time.monotonic
     _state: str = ""
     _since: float = 0.0  # the time when the state was seen first
-    _is_stopped: bool = False
     _lock: Lock = attrs.field(factory=Lock)
     _stopping: ThreadEvent = attrs.field(factory=ThreadEvent)
 
@@ -162,13 +161,12 @@ class LiveStatus:
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._is_stopped = True
+            self._stopping.set()
             self._screen.show_status("")
-        self._stopping.set()
 
     def _run(self) -> None:
         with self._server.make_quiet_client() as client:
-            while not self._is_stopped:
+            while not self._stopping.is_set():
                 self.update(client)
                 self._stopping.wait(_STATUS_INTERVAL)
 
@@ -190,7 +188,7 @@ class LiveStatus:
         with self._lock:
             if state and state != self._state:
                 self._state, self._since = state, now
-            if self._state and not self._is_stopped:
+            if self._state and not self._stopping.is_set():
                 self._screen.show_status(f"{self._state}, {int(now - self._since)} s")
 
     def _request_state(self, client: Client) -> str:
@@ -215,11 +213,8 @@ class EventDisplay:
     _folder: DownloadDirectory | None = None
     _last: Event | None = None
     _has_unsaved: bool = False
-    _markers: _MarkerWarning = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        """Begin without a warning."""
-        self._markers = _MarkerWarning(self._screen)
+    _markers: StrayMarkerDetector = attrs.field(factory=StrayMarkerDetector)
+    _is_warned: bool = False  # of the first marker that is shown as text
 
     def __enter__(self) -> EventDisplay:
         return self
@@ -239,28 +234,18 @@ class EventDisplay:
         with self._screen.lock:
             for event in page.events:
                 self._show_event(event)
-                self._markers.check(event)
+                self._check_markers(event)
                 if self._folder is not None and isinstance(event, File):
                     self._has_unsaved |= not _save(event, self._folder, self._screen)
                 self._last = event
             self._screen.flush()
             self._screen.draw_status()
 
-
-@attrs.define
-class _MarkerWarning:
-    """The warning about the first marker that is shown as text."""
-
-    _screen: Screen
-    _markers: StrayMarkerDetector = attrs.field(factory=StrayMarkerDetector)
-    _shown: bool = False
-
-    def check(self, event: Event) -> None:
-        """Show the warning if the event completes a marker."""
+    def _check_markers(self, event: Event) -> None:
         if not isinstance(event, Text):
             self._markers.note_non_text_event()
-        elif (advice := self._markers.check_text_event(event.text)) and not self._shown:
-            self._shown = True
+        elif (advice := self._markers.check_text_event(event.text)) and not self._is_warned:
+            self._is_warned = True
             self._screen.show_message(f"warning: {advice}", "yellow")
 
 
