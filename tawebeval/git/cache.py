@@ -57,9 +57,11 @@ class _CheckoutRequest:
 class _Entry:
     """A repository in the cache; `size` in bytes. One with users is not evicted.
 
-    A damaged one leaves the cache at once, and is removed when nobody uses it any more.
+    A damaged one leaves the cache at once, and is removed when nobody uses it any more. `stem` is
+    the beginning of its name, and of those of its checkouts.
     """
 
+    stem: str
     bare: BareRepository
     size: int = 0
     users: int = 0
@@ -130,7 +132,7 @@ class RepositoryCache:
         bare = BareRepository(
             self._root / name, self._git, self._threads, self._servers, self._limits, self._lfs
         )
-        entry = self._entries[name] = _Entry(bare)
+        entry = self._entries[name] = _Entry(bare.path.stem, bare)
         return entry
 
     def checkout_needs_network(
@@ -203,9 +205,8 @@ class RepositoryCache:
                     path=entry.bare.path,
                     stderr=stderr,
                 )
-            name = entry.bare.path.name
-            if self._entries.get(name) is entry:
-                entry.bare.path = self._detach(name)
+            if self._entries.get(entry.bare.path.name) is entry:
+                entry.bare.path = self._detach(entry.bare.path.name)
         return await self._check_out(repository, oid, caller, again, budget, is_repaired=True)
 
     async def _provide(
@@ -283,7 +284,7 @@ class RepositoryCache:
         )
         self._limits.tree_limits.check_tree(whole.file_count, whole.size)
         return await self._checkouts.get_or_create_checkout(
-            entry.bare.path.stem, whole, write, content=content, again=request.again
+            entry.stem, whole, write, content=content, again=request.again
         )
 
     def _name(self, url: str, credential: Credential | None) -> str:
@@ -372,7 +373,7 @@ class RepositoryCache:
                 repositories -= entry.size
                 self.counters.eviction_count += 1
                 excess.append(self._detach(name))
-                excess += self._checkouts.evict_repository_checkouts(entry.bare.path.stem)
+                excess += self._checkouts.evict_repository_checkouts(entry.stem)
                 log.info(
                     "{path} is evicted from the cache: " + format_size(entry.size),
                     path=name,

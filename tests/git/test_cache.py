@@ -378,6 +378,19 @@ class DamageTests(CacheTestCase):
         self.refuse("https://example.org/another")
         self.assertEqual(len(self.fetch_commands()), 1)
 
+    def test_fetch_goes_on_in_repository_that_leaves_cache_meanwhile(self) -> None:
+        running = Running()
+        self.present.clear()
+        self.fetches = [running]
+        self.broken_once = {"read-tree"}
+        fetching = self.check_out(oid=OTHER)
+        self.assertEqual(self.get().oid, OID)
+        self.broken_once.clear()
+        self.lose_trees()
+        running.end()
+        self.assertEqual(self.successResultOf(fetching).oid, OTHER)
+        self.assertEqual(sorted(path.suffix for path in self.root.iterdir()), [".git", ".tree"])
+
     def test_of_concurrent_requests_that_find_damage_one_removes_it(self) -> None:
         fetching, reading = Running(), Running()
         self.fetches = [fetching]
