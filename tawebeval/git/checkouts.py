@@ -13,7 +13,7 @@ import re
 import stat
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -23,7 +23,7 @@ from twisted.logger import Logger
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.counters import GitCacheCounters
 from tawebeval.deferreds import SingleFlight, WorkerThreads
-from tawebeval.linux.filetree import remove_tree, walk_tree
+from tawebeval.linux.filetree import open_directory_path, remove_tree, walk_tree
 from tawebeval.sandbox.disk_usage import BLOCK_BYTES
 
 CHECKOUT_SUFFIX = ".tree"
@@ -194,13 +194,18 @@ def detach(path: Path) -> Path:
     return detached
 
 
-def measure_tree(path: Path) -> int:
-    """Return the bytes of the files of a tree. Blocks."""
-    size = 0
-    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+@contextmanager
+def open_tree(tree: Path) -> Iterator[int]:
+    """Yield a descriptor of a directory for `walk_tree`. Blocks. Raises: OSError."""
+    top = open_directory_path(tree)
     try:
-        for _, status in walk_tree(top):
-            size += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+        yield top
     finally:
         os.close(top)
-    return size
+
+
+def measure_tree(tree: Path) -> int:
+    """Return the bytes of the files of a tree. Blocks."""
+    with open_tree(tree) as top:
+        found = (status for _, status in walk_tree(top))
+        return sum(one.st_size for one in found if not stat.S_ISDIR(one.st_mode))

@@ -30,6 +30,7 @@ from tawebeval import __version__
 from tawebeval.core.hosts import ServerAddress
 from tawebeval.deferreds import Condition, WorkerThreads
 from tawebeval.errors import EvaluationFailure
+from tawebeval.git.checkouts import open_tree
 from tawebeval.git.credentials import Credential
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.linux.filetree import rename_durably, walk_tree
@@ -113,7 +114,7 @@ def find_lfs_pointers(tree: Path) -> Sequence[LfsPointer]:
 
     Raises: EvaluationError for a malformed one, and for two sizes of one content.
     """
-    with _open_tree(tree) as top:
+    with open_tree(tree) as top:
         pointers = [pointer for _, pointer in _scan_tree(top) if pointer is not None]
     sizes = {one.oid: one.object_bytes for one in pointers}
     for one in pointers:
@@ -146,7 +147,7 @@ def replace_lfs_pointers(tree: Path, objects: Path, size: int) -> str | None:
     pointer, or with another sum, the function returns the path of a pointer and replaces none.
     Raises: EvaluationError, OSError.
     """
-    with _open_tree(tree) as top:
+    with open_tree(tree) as top:
         pointers, total = [], 0
         for status, pointer in _scan_tree(top):
             total += status.st_size if pointer is None else pointer.object_bytes
@@ -170,15 +171,6 @@ def explain_missing_lfs_object(path: str, why: str) -> EvaluationFailure:
         f"{path!r} is stored in Git LFS, {why}; commit the file itself (`git lfs migrate export`)",
         {"path": path},
     )
-
-
-@contextmanager
-def _open_tree(tree: Path) -> Iterator[int]:
-    top = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield top
-    finally:
-        os.close(top)
 
 
 def _scan_tree(top: int) -> Iterator[tuple[os.stat_result, LfsPointer | None]]:
