@@ -303,11 +303,13 @@ class EvaluationArchive:
             self._is_removing = False
 
     async def _count_rows(self) -> None:
-        """Count what is archived, also by earlier processes."""
+        """Count what is archived, also by earlier processes. Raises: StoreError."""
         async with self._changes:
+            await self._rows.flush()
             found = await self._rows.count_archived()
             self.evaluation_count = sum(count for count, _ in found.values())
-            for caller, (_, size) in found.items():
+            for caller in {*found, *self._share.used_by_caller}:
+                _, size = found.get(caller, (0, 0))
                 self._share.take(size - self._share.used_by_caller[caller], caller)
             self._has_counted = True
             if not found and await self._writer.run_in_thread(self._has_files):
@@ -327,11 +329,14 @@ class EvaluationArchive:
             rows = await self._rows.list_oldest_archived(MAX_REMOVALS_PER_STEP, ended_before=latest)
             rows = rows or await self._list_excess()
             removed = await self._writer.run_in_thread(self._remove, rows)
-            for identifier, caller, size in removed:
+            for identifier, _, _ in removed:
                 self._delete_row(identifier)
+            self._has_counted = False  # if they cannot be deleted now, all are counted anew
+            await self._rows.flush()
+            self._has_counted = True
+            for _, caller, size in removed:
                 self._share.give_back(size, caller)
             self.evaluation_count -= len(removed)
-            await self._rows.flush()
         return bool(rows) and len(removed) == len(rows)
 
     def _delete_row(self, identifier: str) -> None:

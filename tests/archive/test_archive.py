@@ -426,6 +426,23 @@ class RemovalTests(ArchiveTestCase):
         self.assertFalse(self.store("large", rings=lambda: noise(4 * MIB)))
         self.assertEqual(len(self.list_names()), 20)
 
+    def test_rows_that_cannot_be_deleted_now_are_counted_until_they_are(self) -> None:
+        self.fill(3)
+        self.now = self.booted = NOW + 1000 * DAY
+
+        async def fail(_: object) -> None:
+            raise StoreError
+
+        flush = self.patch(FakeRows, "flush", fail)
+        delete = self.patch(FakeRows, "delete", lambda rows, name: None)
+        for _ in range(2):
+            removing = Deferred.fromCoroutine(self.archive.remove_excess())
+            self.failureResultOf(removing, StoreError)
+        flush.restore()
+        delete.restore()
+        self.assertEqual(self.remove(), [])
+        self.assertEqual((self.archive.evaluation_count, self.archive.total_bytes), (0, 0))
+
     def test_removal_ends_at_a_file_that_cannot_be_removed(self) -> None:
         self.fill(5)
         stuck = self.locate("alice-002")
