@@ -3,7 +3,7 @@
 import os
 import signal
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 EXAMPLES = int(os.environ.get("TAWEBEVAL_EXAMPLES", "100"))
 """How many examples a property is tried on, unless it says otherwise."""
@@ -12,6 +12,7 @@ EXAMPLES = int(os.environ.get("TAWEBEVAL_EXAMPLES", "100"))
 settings.register_profile(
     "tawebeval",
     deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
     max_examples=EXAMPLES,
     derandomize="TAWEBEVAL_SAME_EXAMPLES" in os.environ,
     database=None,
