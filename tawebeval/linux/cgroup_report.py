@@ -30,7 +30,7 @@ _MISSING: Mapping[Resource, str] = {
 _UNIT = (
     "start the daemon by a unit with Delegate=memory pids cpu and without ProtectControlGroups=yes,"
     " such as tawebeval.service; or by: systemd-run --user --pty -p Delegate=yes"
-    " -p OOMPolicy=continue tawebeval serve"
+    " tawebeval serve"
 )
 _VERSION_2 = (
     "boot the machine (of a container: its host) with the kernel parameter"
