@@ -1,4 +1,4 @@
-"""One run of `tawebeval try`: its temporary directory, and the raw view of stdout."""
+"""One run of `tawebeval try`: its temporary directory, raw stdout, hint and usage."""
 
 from __future__ import annotations
 

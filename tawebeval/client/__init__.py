@@ -2,7 +2,7 @@
 
 Every request is repeated until a usable response comes, and no event is lost or read twice: a
 cursor advances only when a whole page has arrived, and the next page is requested only when the
-caller has taken the last one. So a slow caller slows the evaluator down.
+caller has taken the last one. So a slow caller holds one page in memory.
 
 Three clients have the same methods, those of the HTTP API:
 

@@ -2,7 +2,7 @@
 
 An evaluation's directory has these files:
 
-- `stdout`: what the evaluator has printed; the starter writes it, or for a node `RecordedStdout`.
+- `stdout`: what the evaluator has printed; the starter writes it.
   Acknowledged parts are punched out of it (fallocate(2)).
 - `marks`: records of 24 bytes: the cursor after some events, their time, and where a partial line
   was flushed (`core.event_log.Mark`). A mark is written before its events are delivered.

@@ -44,7 +44,7 @@ from tawebeval.sandbox.helper_sandbox import (
 GIT_PATH_VARIABLE = "/usr/local/bin:/usr/bin:/bin"
 """The directories in which git and its helpers are found."""
 
-# Older ones lack `gc.cruftPacks` and `http.curloptResolve`: they would look checked names up again.
+# Older ones lack `http.curloptResolve`: they would look checked names up again.
 _OLDEST = (2, 37)
 _NO_REPOSITORY = "/nonexistent"  # a path, since git would search the directories above for one
 

@@ -8,7 +8,7 @@ packages `sandbox` and `git` use them.
   starts children, such as git, and knows which still run.
 - `starter`: the parent of evaluators, a process that outlives the daemon and stores what they
   print. `starter_client`: `StarterClient` takes a `LaunchSpec`, and `OverlayLayers` to mount.
-- `programs`: archives of modules that run without tawebeval, such as the starter; `processes`:
+- `programs`: programs of modules that run without tawebeval, such as the starter; `processes`:
   processes by /proc.
 - `tailed_process`: `TailedProcess` drives a `ProcessProtocol` from the files that the starter
   writes; `tail`: `FileTail` reads a file that another process writes.
@@ -17,7 +17,7 @@ packages `sandbox` and `git` use them.
 - `cgroup_directory`, `cgroups`: limits and usage of whole process trees; `cgroup_report`: what the
   operator is told of them, with what `systemd_units` knows; `rlimits`: the limits of
   the daemon itself.
-- `privileges`: root is refused, or executes the command as another user; rights are dropped.
+- `privileges`: root is refused, or becomes another user; rights are dropped.
 - `filetree`: walking, copying and removing directory trees made by strangers; `ownership`: owners
   and modes of files, and secret files.
 

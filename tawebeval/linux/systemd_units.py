@@ -1,6 +1,6 @@
 """The systemd unit that owns a cgroup.
 
-Functions that ask systemd block, as long as systemd does. docs/operate.md has the units.
+Functions that ask systemd block, as long as systemd does.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Callers send no descriptors: a message that waits for its turn would have them i
 kernel counts those of all evaluations together, and lets each process have as many as it may open
 (unix(7)). The broker may open more than all evaluators.
 
-Arguments: none. Descriptors: 3 this source, 4 the configuration (`BrokerConfiguration`), 5 the
+Arguments: none. Descriptors: 3 this program, 4 the configuration (`BrokerConfiguration`), 5 the
 listening socket, 6 and 7 the filters of system calls, in the order in which they are loaded.
 """
 

@@ -235,7 +235,7 @@ def probe_overlays_or_copies(
 ) -> SetupProblem | None:
     """Probe the sandbox with overlays, or else with copies. Blocks.
 
-    `sandbox.trees.problem` is why overlays do not work; None if they do.
+    `sandbox.writable_trees.overlay_problem` is why overlays do not work; None if they do.
     """
     try:
         sandbox.writable_trees.use_overlays()

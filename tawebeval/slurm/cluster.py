@@ -367,7 +367,7 @@ class SlurmRun(Launch, RunEnd):
     def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> NodeProcess:
         """Go on with a run that was started by another process of the daemon. Blocks.
 
-        Raises: OSError; the call may be repeated.
+        Raises: OSError.
         """
         attempt = Attempt.load(left.description, self._workspace)
         self._is_started = True
@@ -380,7 +380,7 @@ class SlurmRun(Launch, RunEnd):
         try:
             process.resume(run, attempt.read_state(), left.stdout_offset)
         except OSError:
-            self.process = None  # unless it is resumed later, `close` ends the job
+            self.process = None  # `close` ends the job
             raise
         return process
 

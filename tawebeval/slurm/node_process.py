@@ -184,7 +184,7 @@ class NodeProcess:
     def resume(self, run: Any, state: NodeState | None, stdout_offset: int) -> None:
         """Go on with a job of an earlier process of the daemon. `state` is what the node has told.
 
-        Raises: OSError; then nothing follows the job, and another process may resume it.
+        Raises: OSError; then nothing follows the job.
         """
         self._run, self._stdout_offset = run, stdout_offset
         if state is not None and state.error is None:

@@ -17,6 +17,5 @@ A request goes to one of these modules:
 `WebContext` in `context` has what all routes share: registry, configuration, clock,
 `Authentication` and the origin checks (`auth`), and the `RequestLog` (`access_log`).
 
-`daemon.assembly` builds the context and the site. A reload replaces the configuration in the
-context.
+`daemon.assembly` builds the context and the site.
 """

@@ -1,4 +1,4 @@
-"""`evaluations.starting`, `cleanup`: failures, stops from outside, and what is removed."""
+"""`evaluations.starting`, `lifecycle`: failures, stops from outside, and what is removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`web.negotiation`: which media type a client is given."""
+"""`web.events`: which media type a client is given."""
 
 from __future__ import annotations
 

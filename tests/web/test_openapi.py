@@ -1,4 +1,4 @@
-"""`web.description`: it is sound, and it is of this API.
+"""`web/openapi.json`: it is sound, and it is of this API.
 
 All that the tests of the web are answered in memory is held against it, too (`cases.described`),
 and schemathesis does as it says with a real daemon (`tests.integration.test_description`).
