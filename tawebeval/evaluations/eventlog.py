@@ -439,7 +439,7 @@ class RecordedStdout:
                     yield
                 self.flush_partial_line()
             elif mark.is_last:
-                while self._replay_read():
+                while self._replay_read(end):
                     yield
                 if self.awaited_file is not None:
                     raise StdoutChanged  # the file is gone that stdout names

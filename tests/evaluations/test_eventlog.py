@@ -292,6 +292,16 @@ class ChangedStdoutTests(SynchronousTestCase):
                     count = ring.end_cursor
             self.assertEqual(bool(count), bool(place))
 
+    def test_stdout_beyond_the_limit_is_in_no_event_that_is_made_again(self) -> None:
+        with (self.directory / "stdout").open("ab") as file:
+            file.write(b"within, beyond\n")
+        self.recorded.feed(self.files.read_stdout(500, 506))
+        self.recorded.finish()
+        printed = b'{"type":"text","payload":"within"}\n'
+        segment = self.recorded.log.segments[-1]
+        ring = self.recorded.parse_evicted_segment(segment)
+        self.assertEqual(ring.read_events(ring.end_cursor - 1, PLENTY).lines, printed)
+
     def test_file_that_was_not_kept_is_read_by_the_next_daemon(self) -> None:
         with (self.directory / "stdout").open("ab") as file:
             file.write(b"~FB\nX-SEGI-As: path\n\na\n~FE\n")
