@@ -261,6 +261,8 @@ class NodeProcess:
         attempt.is_over = True
         self._access.watcher.unwatch(attempt.state_file)
         self._access.commands.unwatch_job(attempt.job_name)
+        if not attempt.has_srun:
+            self._access.commands.counters.record_job_end(attempt.job_name)
         if attempt.deadline is not None:
             attempt.deadline.cancel()
             attempt.deadline = None
@@ -368,7 +370,6 @@ class NodeProcess:
             late = access.reactor.callLater(SRUN_END_TIMEOUT, self._give_up, attempt)
             attempt.srun_ended.add_callback(lambda _: late.active() and late.cancel())
         else:
-            access.commands.counters.record_job_end(attempt.job_name)
             access.commands.cancel_job(attempt.job_name)  # Slurm keeps a job without its srun
 
     # What Slurm tells
