@@ -29,7 +29,8 @@ def build_submodule_list_command(oid: str) -> Sequence[str]:
 def add_submodule_urls(commit: Commit, printed: str) -> Commit:
     """Return the commit, with the URLs of its submodules in the settings of `.gitmodules`.
 
-    Raises: EvaluationError, also if the list is over 60 KiB.
+    `printed` has U+FFFD for bytes that are not UTF-8. Raises: EvaluationError, also if the list is
+    over 60 KiB.
     """
     if len(printed.encode()) > _MAX_BYTES:
         raise EvaluationFailure(
@@ -45,15 +46,17 @@ def add_submodule_urls(commit: Commit, printed: str) -> Commit:
         for module in modules.values()
         if {"path", "url"} <= module.keys()
     }
+    found_all = []
     for submodule in commit.submodules:
-        if submodule.path not in urls:
+        printed_path = submodule.path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        if printed_path not in urls:
             raise EvaluationFailure(
                 "repository",
                 f"the submodule at {submodule.path!r} has no URL in .gitmodules; add it there, or"
                 " remove the submodule from the commit",
                 {"path": submodule.path},
             )
-    found_all = (attrs.evolve(each, url=urls[each.path]) for each in commit.submodules)
+        found_all.append(attrs.evolve(submodule, url=urls[printed_path]))
     return attrs.evolve(commit, submodules=tuple(found_all))
 
 

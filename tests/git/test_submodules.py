@@ -56,6 +56,11 @@ class UrlsTests(SynchronousTestCase):
         found = self.complete(printed, "lib/x", "lib/y")
         self.assertEqual([each.url for each in found.submodules], ["../x", "https://h/y?\n"])
 
+    def test_path_that_is_not_utf_8_has_its_url(self) -> None:
+        printed = b"submodule.x.path\nd\xe9p\0submodule.x.url\n../x\0".decode(errors="replace")
+        (found,) = self.complete(printed, "d\udce9p").submodules
+        self.assertEqual((found.path, found.url), ("d\udce9p", "../x"))
+
     def test_submodule_without_url_is_error_that_names_its_path(self) -> None:
         for printed in ("", listed({"x": {"path": "x"}}), listed({"x": {"url": "https://h/x"}})):
             error = self.assertRaises(EvaluationFailure, self.complete, printed, "x")
