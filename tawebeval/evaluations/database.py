@@ -320,12 +320,17 @@ class EvaluationDatabase:
             raise ConfigurationError(f"{self.path} cannot be created: {what}", remedy) from None
 
     def find_last_sequence_number(self) -> int:
-        """Return the highest sequence number of a row, 0 without one."""
-        found = self._connection.execute(
-            "SELECT max(sequence_number) FROM evaluations WHERE is_live UNION ALL"
-            " SELECT max(sequence_number) FROM evaluations WHERE archived_bytes IS NOT NULL"
-        )
-        return max(number or 0 for (number,) in found)
+        """Return the highest sequence number of a row, 0 without one or if the file is damaged."""
+        try:
+            found = self._connection.execute(
+                "SELECT max(sequence_number) FROM evaluations WHERE is_live UNION ALL"
+                " SELECT max(sequence_number) FROM evaluations WHERE archived_bytes IS NOT NULL"
+            )
+            return max(number or 0 for (number,) in found)
+        except _DAMAGES as error:
+            problem = describe_database_error(error)
+            log.error("{path} cannot be read: {problem}", path=self.path, problem=problem)  # noqa: TRY400
+            return 0
 
     def load(self, table: Table, unpack: Callable[[bytes], T]) -> dict[str, T]:
         """Return the rows of a table by name, the live evaluations in the order of their numbers.

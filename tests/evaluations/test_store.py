@@ -468,6 +468,22 @@ class OpeningTests(StoreTestCase):
         self.assertIn("a row of evaluations is damaged, and is lost: its checksum is wrong", line)
         self.assertEqual(self.reopen(), (["e0", "e2"], []))
 
+    def test_damaged_index_of_a_file_that_is_too_large_to_check_stops_no_start(self) -> None:
+        self.fill(3)
+        self.patch(database, "_CHECKED_BYTES", 0)
+        with closing(sqlite3.connect(self.path)) as connection:
+            query = "SELECT rootpage FROM sqlite_schema WHERE name = 'archived'"
+            (page,) = connection.execute(query).fetchone()
+        with self.path.open("r+b") as file:
+            file.seek(4096 * (page - 1))
+            file.write(bytes(4096))
+        store = self.open()
+        self.addCleanup(lambda: self.take(store.close()))
+        self.assertEqual(len(store.load_live()), 3)
+        with capturedLogs() as events:
+            self.assertEqual(store.find_last_sequence_number(), 0)
+        self.assertIn("cannot be read: database disk image is malformed", formatEvent(events[0]))
+
     def test_text_that_is_no_utf_8_is_a_damage(self) -> None:
         self.fill(1)
         content = self.path.read_bytes()
