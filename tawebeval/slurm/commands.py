@@ -141,8 +141,9 @@ class SlurmCommands:
         """Call `on_state` with what squeue says of a job now and then, None if it is gone.
 
         A controller that has lost its state may forget a job without a word to srun. `misses`, for
-        a job without srun: the looks without the job until it counts as gone; its end is told, too.
-        Without it a job is gone only after it was in the queue.
+        a job without srun, or of an earlier process of the daemon: the looks without the job until
+        it counts as gone; its end is told, too. Without it a job is gone only after it was in the
+        queue.
         """
         self._watches[name] = _Watch(on_state, misses is not None, misses or 0)
         self._poll()

@@ -156,12 +156,12 @@ class NodeProcess:
 
     # What the run wants
 
-    def follow(self, attempt: Attempt) -> None:
-        """Follow a job that was started, now or by an earlier process of the daemon."""
+    def follow(self, attempt: Attempt, *, misses: int | None = None) -> None:
+        """Follow a job that was started; `misses` for one of an earlier process of the daemon."""
         access, name = self._access, attempt.job_name
         self.attempt = attempt
         access.commands.counters.record_job_state(name, is_running=False)
-        access.commands.watch_job(name, partial(self._on_queue, attempt))
+        access.commands.watch_job(name, partial(self._on_queue, attempt), misses=misses)
         access.watcher.watch(attempt.state_file, self._look)
         starter, listener = access.get_starter(), _SrunListener(self, attempt)
         if starter.is_attached:
@@ -189,7 +189,7 @@ class NodeProcess:
         self._run, self._stdout_offset = run, stdout_offset
         if state is not None and state.error is None:
             self._connect_process(state)
-        self.follow(self.attempt)
+        self.follow(self.attempt, misses=_MISSES_OF_UNKNOWN)
         run.makeConnection(self)
         if state is None:  # it waits to be begun again
             run.suspend_clock()

@@ -396,6 +396,15 @@ class ResumeTests(NodeProcessCase):
         self.assertEqual(self.starter.forgotten, [self.attempt.directory])
         self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
 
+    def test_waiting_job_that_the_queue_has_forgotten_meanwhile_is_lost(self) -> None:
+        self.process.resume(self.run_, None, 0)
+        self.assertEqual(self.commands.misses, 15)
+        self.commands.watchers[self.attempt.job_name](None)
+        self.assertEqual(self.starter.signals, [(self.attempt.directory, signal.SIGKILL)])
+        self.end_srun()
+        assert self.process.job_loss is not None
+        self.assertEqual(self.process.job_loss.reason, "lost")
+
     def test_job_that_has_left_the_queue_is_lost(self) -> None:
         self.begin()
         self.resume()
