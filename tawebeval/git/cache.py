@@ -197,8 +197,10 @@ class RepositoryCache:
                 # with a path is that of a submodule, which has a repository of its own.
                 stderr = str(error.extra_members.get("stderr", ""))
                 is_ours = error.reason != "lost" and "path" not in error.extra_members
-                is_damaged = is_ours and had_commits and is_repository_corrupt(stderr)
-                if is_repaired or not is_damaged:
+                # By another user that has found it damaged: git fails in many words.
+                is_dropped = self._entries.get(entry.bare.path.name) is not entry
+                is_damaged = is_dropped or (had_commits and is_repository_corrupt(stderr))
+                if is_repaired or not (is_ours and is_damaged):
                     raise
                 log.warn(
                     "{path} is damaged; fetching it again: {stderr}",
