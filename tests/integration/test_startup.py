@@ -13,7 +13,7 @@ from twisted.trial.unittest import TestCase
 from tawebeval.daemon.directories import derive_daemon_label
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client, text
-from tests.integration.harness import TWISTD, Daemon, environment, until
+from tests.integration.harness import TWISTD, environment, until
 from tests.integration.ports import claim, free_port, listens
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import USER, temporary_folder
@@ -94,16 +94,6 @@ class StartupTests(TestCase):
             self.skipTest("somebody else has port 8080")
         await until(lambda: claim(8080), "no other test has port 8080")
         await self.serve(port=8080)
-
-    async def test_hangup_during_the_start_is_heeded_after_it(self) -> None:
-        daemon = Daemon()
-        self.addCleanup(daemon.remove)
-        daemon.start()
-        await until(lambda: (daemon.state / "lock").exists() or not daemon.running, "it starts")
-        os.kill(daemon.pid, signal.SIGHUP)
-        await daemon.ready()
-        await daemon.logged("the configuration: reloaded")
-        await daemon.stop()
 
     async def serve(self, *arguments: str, port: int) -> None:
         """Start a daemon without a configuration, use it, and stop it."""
