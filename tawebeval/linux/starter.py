@@ -125,6 +125,7 @@ _INTEGER_BYTES = 4  # of a descriptor in a message
 _RETRY = 0.25  # seconds until something that has failed is tried again
 _MAX_END_SECONDS = 5  # for the end of killed programs
 _END_PAUSE = 0.002  # seconds between two looks for it
+_TERMINATION = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG = 128
 _FAILED = 127  # the exit status of a child that could not execute the program
 _UMASK = 0o022
@@ -405,15 +406,18 @@ class Starter:
         self._children: dict[int, Program] = {}  # programs and brokers that are not reaped yet
         self._woken, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self._is_terminated = False
+        for number in _TERMINATION:
+            signal.signal(number, self._on_termination)
         # What is tried again after `_RETRY`.
         self._retries: dict[int, Callable[[], None]] = {}
 
     def serve(self) -> NoReturn:
-        """Serve all clients and programs. Raises: SystemExit, from the handler of SIGTERM."""
+        """Serve all clients and programs. Raises: SystemExit, after SIGTERM."""
         self._watch(self._listening.fileno(), self._accept_client)
         self._watch(self._woken, self._reap_children)
         try:
-            while True:
+            while not self._is_terminated:
                 for number, events in self._poll.poll(_RETRY * 1000 if self._retries else None):
                     # An earlier handler of this round may have closed it.
                     if handler := self._handlers.get(number):
@@ -426,6 +430,11 @@ class Starter:
                 self._kill_broker(program)
             _wait_for_children()
             _leave_cgroup(os.environ.get(CGROUP_DESCRIPTION_VARIABLE) or "{}")
+        raise SystemExit(0)
+
+    def _on_termination(self, number: int, frame: FrameType | None) -> None:
+        # The loop ends between two handlers: an exception could lose a program that one has forked.
+        self._is_terminated = True
 
     def _watch(
         self, number: int, handler: Callable[[int], None], events: int = select.POLLIN
@@ -966,6 +975,8 @@ def _fork(execute: Callable[[], None]) -> int:
 
 def _prepare_process() -> None:
     """Set what is the same for all programs; `main` has done what programs inherit."""
+    for number in _TERMINATION:
+        signal.signal(number, signal.SIG_DFL)
     os.setsid()
     os.umask(_UMASK)
     # The files of a process that is not dumpable are root's.
@@ -1214,11 +1225,11 @@ def _set_signal_handlers() -> None:
         signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, lambda number, frame: None)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _on_termination)
+    for number in _TERMINATION:
+        signal.signal(number, _end)
 
 
-def _on_termination(number: int, frame: FrameType | None) -> NoReturn:
+def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -34,6 +35,7 @@ from tawebeval.linux.starter_client import (
 )
 from tests.cases.patience import PATIENCE
 from tests.cases.starters import StarterProcess, eventually, is_alive, sh
+from tests.integration.processes import new_word, processes
 
 _OF_THE_C_LIBRARY = 1 << 31 | 1 << 32  # the signals 32 and 33, as bits
 
@@ -436,6 +438,25 @@ class LifeTests(StarterCase):
         self.assertFalse(is_alive(started.pid))
         self.assertFalse(self.client.is_alive)
         self.assertRaises(OSError, self.client.list_programs)
+
+    def test_stop_in_the_middle_of_a_start_kills_the_program(self) -> None:
+        path, word = self.starter.directory / "stopped" / "socket", new_word()
+        path.parent.mkdir(mode=0o700)
+        code = (
+            "import signal, sys; from tawebeval.linux import starter; fork = starter._fork\n"
+            "def fork_and_stop(execute):\n"
+            "    pid = fork(execute); signal.raise_signal(signal.SIGTERM); return pid\n"
+            "starter._fork = fork_and_stop; starter.main()"
+        )
+        argv = [sys.executable, "-c", code, starter.PROCESS_NAME, str(path)]
+        with subprocess.Popen(argv, env={"PYTHONPATH": ":".join(sys.path)}) as process:
+            eventually(path.exists)
+            client = StarterClient.connect(path)
+            self.addCleanup(client.close)
+            with contextlib.suppress(OSError):  # the starter ends
+                client.start_program(self.locate(), sh(f"sleep 600; : {word}"))
+            self.assertEqual(process.wait(PATIENCE), 0)
+        self.assertEqual(processes(word), [])
 
     def test_orphans_are_reaped(self) -> None:
         self.run_program(sh("(setsid sleep 0.05 &) ; :"))
