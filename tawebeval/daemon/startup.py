@@ -81,8 +81,9 @@ class StartupChecks(Service):
         self.lock_environments(self._configuration)
         try:
             self._remove_leftovers()
-            remove_shell_copies_of_earlier_daemon(directories.sandbox_files_directory)
-            remove_other_node_programs(directories.sandbox_files_directory)
+            if not self._left.job_names:  # a job that waits for a node needs both there
+                remove_shell_copies_of_earlier_daemon(directories.sandbox_files_directory)
+                remove_other_node_programs(directories.sandbox_files_directory)
             write_sandbox_files(directories.sandbox_files_directory)
             check_git_version()
         except OSError as error:

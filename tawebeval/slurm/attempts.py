@@ -60,10 +60,7 @@ def write_node_program(parent: Path) -> Path:
 
 
 def remove_other_node_programs(parent: Path) -> None:
-    """Remove the programs of nodes of other versions of tawebeval. Blocks. Raises: OSError.
-
-    A job that runs has read its own.
-    """
+    """Remove the programs of nodes of other versions of tawebeval. Blocks. Raises: OSError."""
     for program in parent.glob(f"{_PROGRAMS}*"):
         if program.name != f"{_PROGRAMS}{_DIGEST}":
             remove_tree(program)

@@ -162,13 +162,16 @@ class StartupTests(SynchronousTestCase):
         self.assertEqual(self.parts.done, ["stop", "stop", "trees", "remove_all_cgroups"])
         self.assertFalse(self.startup.running)
 
-    def test_files_of_earlier_daemons_are_removed_although_jobs_of_slurm_run(self) -> None:
+    def test_files_of_earlier_daemons_stay_for_jobs_of_slurm_alone(self) -> None:
+        files = {"init-0", "node-0"}
         (self.parts.sandbox_files_directory / "init-0").touch()
         (self.parts.sandbox_files_directory / "node-0").mkdir()
-        run = RunRow(7, 7, "/checkout", None, sandbox_description={"kind": "slurm"})
-        self.left = LeftEvaluations([EvaluationRow("a", b"", 0, 1, run=run)])
-        self.make().startService()
-        self.assertTrue(self.accounts.isdisjoint({"init-0", "node-0"}))
+        description = {"kind": "slurm", "job_name": "tawebeval-1"}
+        run = RunRow(7, 7, "/checkout", None, sandbox_description=description)
+        for left in ([EvaluationRow("a", b"", 0, 1, run=run)], []):
+            self.left = LeftEvaluations(left)
+            self.make().startService()
+            self.assertEqual(files & self.accounts, files if left else set())
 
     def test_failure_ends_the_start_with_a_remedy(self) -> None:
         left = PermissionError(1, "Not permitted", "/state/evaluations/x")
