@@ -114,6 +114,8 @@ class PeerEvaluationLists:
         except FirstError as error:
             error.subFailure.raiseException()
         finally:
+            for attempt in attempts:
+                attempt.cancel()  # the others, if a daemon has refused its cursor
             self._running -= Counter([caller])  # forgets a caller without lists
         return {name: one for name, one in zip(urls, found, strict=True) if one is not None}
 

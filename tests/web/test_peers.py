@@ -293,6 +293,18 @@ class AwayTests(SeveralTestCase):
         del self.fates["b"]
         self.assertEqual(self.ask("a").json()["away"], [])
 
+    def test_refused_cursor_ends_the_requests_to_the_other_daemons(self) -> None:
+        for _ in range(34):
+            for name in NAMES:
+                self.evaluate(name)
+        end = self.ask("a").json()["end"]
+        cancelled: list[Any] = []
+        self.fates["b"] = lambda: succeed(MadeResponse(400, b""))
+        self.fates["c"] = lambda: Deferred(cancelled.append)
+        self.ask("a", f"?after={end}", 400)
+        self.assertEqual(len(cancelled), 1)
+        self.assertEqual(self.warnings, [])
+
     def test_joint_lists_are_bounded(self) -> None:
         self.check_bound("MAX_CONCURRENT_FAN_OUTS")
 
