@@ -277,12 +277,13 @@ class LineWriter:
             if self._size + size > MAX_QUEUED_LINE_BYTES:
                 self._count_lost([(0, text)])
                 return
+            is_first = not self._queue  # before a signal handler may append others
             self._queue.append((self._missing, text))
             self._missing = 0
             self._size += size
             if not self._is_started:
                 self._write_lines(self._take_queue())
-            elif len(self._queue) == 1:  # else the thread is awake
+            elif is_first:  # else the thread is awake
                 self._changed.notify_all()
         self._wait_until_written()
 

@@ -77,6 +77,19 @@ class LineWriterTests(SynchronousTestCase):
         self.assertEqual(self.file.writers, ["log", "log"])
         self.assertEqual(self.writer.lost_lines, 0)
 
+    def test_line_of_a_signal_handler_meanwhile_leaves_no_line_in_the_queue(self) -> None:
+        class InterruptedQueue(list[tuple[int, str]]):
+            def append(queue, line: tuple[int, str]) -> None:  # noqa: N805
+                super().append(line)
+                if len(queue) == 1:
+                    self.writer.write_line("handler's")
+
+        self.file.gate.set()
+        self.writer.start()
+        self.writer._queue = InterruptedQueue()
+        self.writer.write_line("one")
+        self.assertEqual(self.written(), ["one", "handler's"])
+
     def test_lines_beyond_the_queue_are_lost_and_counted_before_the_next(self) -> None:
         self.get_stuck()
         for _ in range(10):
