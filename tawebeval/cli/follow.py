@@ -262,5 +262,6 @@ def _save(file: File, folder: DownloadDirectory, screen: Screen) -> bool:
         screen.show_message(f"  not saved: the user {user} cannot write {error.filename}", "red")
     except (OSError, ValueError) as error:
         screen.show_message(f"  not saved: {error}", "red")
-        return False
-    return True
+    else:
+        return True
+    return False

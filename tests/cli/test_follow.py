@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -51,6 +52,15 @@ class FollowTests(CommandTestCase):
         self.assertEqual(self.follow(identifier, shown, DownloadDirectory(root)), 2)
         self.assertIn("not saved: ", shown.notes.getvalue())
         self.assertEqual(shown.out.getvalue(), "more\n")
+
+    def test_directory_that_may_not_be_written_exits_with_status_2(self) -> None:
+        self.patch(DownloadDirectory, "save_file", Mock(side_effect=PermissionError(13, "", "b/a")))
+        identifier, shown = self.line.begin(), Shown()
+        file = '{"type":"file","content_type":"","content_base64":"","filename":"a"}'
+        self.line.child.print(self.block(file))
+        self.line.child.end()
+        self.assertEqual(self.follow(identifier, shown, DownloadDirectory(Path("b"))), 2)
+        self.assertIn("cannot write b/a", shown.notes.getvalue())
 
     def test_cases_are_summed_up_unless_reading_begins_later(self) -> None:
         case = '{"type":"case","case":"1","verdict":"accepted"}'
