@@ -22,13 +22,14 @@ from tawebeval.cli.runtime import make_screen, text_option
 
 def _find_directory(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
     # The user of --user may reach directories of root from the working directory only.
-    for found in (path.resolve(), Path(os.path.relpath(path))):
+    for find in (os.path.realpath, os.path.relpath):
         try:
+            found = find(path)
             os.scandir(f"{found}/.").close()  # to list and to enter
         except OSError as error:
             failure = error
         else:
-            return found
+            return Path(found)
     message = f"{path}: {(failure.strerror or '').lower()}"
     if isinstance(failure, PermissionError):
         message += "; let this user read the directory, then change to it and name it '.'"
