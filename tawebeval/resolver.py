@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from twisted.internet.defer import TimeoutError as TookTooLong
 from twisted.logger import Logger
 
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress
-from tawebeval.deferreds import WorkerThreads, make_one_shot_event
+from tawebeval.deferreds import OneShotEvent, WorkerThreads, make_one_shot_event
 from tawebeval.errors import ForbiddenHost, TawebevalError
 
 LOOKUP_TIMEOUT = 30.0
@@ -40,15 +40,36 @@ class Resolver(Protocol):
         """Return the addresses of a host. Raises: OSError, as getaddrinfo(3) does."""
 
 
-class SystemResolver:
-    """Resolver by getaddrinfo(3) in threads of its own.
+@attrs.define(eq=False)
+class _Lookup:
+    """A look-up that runs, or waits for a thread. `waiters` counts the coroutines that await it."""
 
-    A running look-up cannot be stopped: after its cancellation it keeps its thread until the system
-    gives up. A cancelled look-up that has no thread yet never starts.
+    _host: str
+    waiters: int = 0
+    is_started: bool = False
+    is_abandoned: bool = False
+    outcome: OneShotEvent[Callable[[], Sequence[IPAddress]]] = attrs.field(init=False)
+
+    def resolve(self) -> Sequence[IPAddress]:
+        """Look the host up, unless the look-up is abandoned. Blocks. Raises: OSError."""
+        if self.is_abandoned:
+            return ()
+        self.is_started = True
+        found = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
+        return [ip_address(address[0]) for *_, address in found]
+
+
+class SystemResolver:
+    """Resolver by getaddrinfo(3) in threads of its own; one look-up for each host at a time.
+
+    A running look-up cannot be stopped: without waiters it keeps its thread until the system gives
+    up. So a host whose name server does not answer takes one thread, however often it is asked for.
+    A look-up without waiters that has no thread yet never starts.
     """
 
     def __init__(self, threads: WorkerThreads) -> None:
         self._threads = threads
+        self._lookups: dict[str, _Lookup] = {}
 
     def start(self) -> None:
         """Start the threads. Raises: OSError."""
@@ -59,18 +80,25 @@ class SystemResolver:
 
     async def look_up_host(self, host: str) -> Sequence[IPAddress]:
         """Return the addresses of a host. Raises: OSError."""
-        is_awaited = True
-
-        def resolve() -> Sequence[IPAddress]:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if is_awaited else ()
-            return [ip_address(address[0]) for *_, address in found]
-
-        lookup = Deferred.fromCoroutine(self._threads.run_in_thread(resolve))
+        lookup = self._lookups.get(host)
+        if lookup is None:
+            lookup = self._lookups[host] = _Lookup(host)
+            lookup.outcome = make_one_shot_event(
+                Deferred.fromCoroutine(self._threads.run_in_thread(lookup.resolve))
+            )
+            lookup.outcome.add_callback(lambda _: self._remove(host, lookup))
+        lookup.waiters += 1
         try:
-            # Its own cancellation would wait for the thread.
-            return (await make_one_shot_event(lookup).wait())()
+            return (await lookup.outcome.wait())()
         finally:
-            is_awaited = False
+            lookup.waiters -= 1
+            if not lookup.waiters and not lookup.is_started:
+                lookup.is_abandoned = True
+                self._remove(host, lookup)
+
+    def _remove(self, host: str, lookup: _Lookup) -> None:
+        if self._lookups.get(host) is lookup:
+            del self._lookups[host]
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""`resolver`: names are looked up in threads, and not for ever."""
+"""`resolver`: names are looked up in threads, each once, and not for ever."""
 
 from __future__ import annotations
 
@@ -82,24 +82,30 @@ class SystemResolverTests(SynchronousTestCase):
         expected = [ip_address("8.8.8.8"), ip_address("fe80::1%eth0")]
         self.assertEqual(self.successResultOf(asked), expected)
 
-    def test_error_of_the_system_is_raised(self) -> None:
+    def test_error_reaches_all_who_wait(self) -> None:
         self.error = gaierror(socket.EAI_AGAIN, "later")
-        asked = self.look_up()
+        asked = [self.look_up() for _ in range(2)]
         self.threads.finish()
-        self.failureResultOf(asked, gaierror)
+        for one in asked:
+            self.failureResultOf(one, gaierror)
 
-    def test_cancelled_lookup_ends_before_its_thread(self) -> None:
-        asked = self.look_up()
-        asked.addErrback(lambda failure: failure.trap(CancelledError))
-
-        def cancel(host: str, port: None, *, type: int) -> list[Any]:  # noqa: A002
-            asked.cancel()
-            self.successResultOf(asked)
-            return self.getaddrinfo(host, port, type=type)
-
-        self.patch(socket, "getaddrinfo", cancel)
+    def test_simultaneous_lookups_are_one(self) -> None:
+        asked = [self.look_up() for _ in range(3)]
+        other = self.look_up("b.example")
         self.threads.finish()
-        self.assertEqual(self.asked, ["a.example"])
+        for one in (*asked, other):
+            self.successResultOf(one)
+        self.assertEqual(self.asked, ["a.example", "b.example"])
+        self.look_up()
+        self.threads.finish()
+        self.assertEqual(len(self.asked), 3)
+
+    def test_cancelled_lookup_leaves_the_answer_to_others(self) -> None:
+        first, second = self.look_up(), self.look_up()
+        first.cancel()
+        self.failureResultOf(first, CancelledError)
+        self.threads.finish()
+        self.successResultOf(second)
 
     def test_abandoned_lookup_is_not_made(self) -> None:
         asked = self.look_up()
@@ -111,3 +117,17 @@ class SystemResolverTests(SynchronousTestCase):
         self.threads.step()
         self.assertEqual(self.asked, ["a.example"])
         self.successResultOf(again)
+
+    def test_slow_lookup_is_not_begun_twice(self) -> None:
+        asked = [self.look_up()]
+        asked[0].addErrback(lambda failure: failure.trap(CancelledError))
+
+        def slow(host: str, port: None, *, type: int) -> list[Any]:  # noqa: A002
+            asked[0].cancel()
+            asked.append(self.look_up())
+            return self.getaddrinfo(host, port, type=type)
+
+        self.patch(socket, "getaddrinfo", slow)
+        self.threads.finish()
+        self.assertEqual(self.asked, ["a.example"])
+        self.successResultOf(asked[1])
