@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import sys
 import threading
@@ -56,7 +57,7 @@ class AsyncClient(AsyncMethods):
 
     async def close(self) -> None:
         """Close the connections of this event loop. The next request opens new ones."""
-        pool = self._pools.by_loop.pop(_get_loop(), None)
+        pool = self._pools.get_all().pop(_get_loop(), None)
         if pool is not None:
             await pool.aclose()
 
@@ -107,7 +108,7 @@ class AsyncClient(AsyncMethods):
             self.on_upload(sent, body.length)
 
     def _get_pool(self) -> httpx.AsyncClient:
-        loop, pools = _get_loop(), self._pools.by_loop
+        loop, pools = _get_loop(), self._pools.get_all()
         if loop not in pools:
             for other in list(pools):
                 if isinstance(other, asyncio.AbstractEventLoop) and other.is_closed():
@@ -148,7 +149,14 @@ class _ThreadPools(threading.local):
     """The connections of each event loop of a thread."""
 
     def __init__(self) -> None:
+        self.process = os.getpid()
         self.by_loop: WeakKeyDictionary[object, httpx.AsyncClient] = WeakKeyDictionary()
+
+    def get_all(self) -> WeakKeyDictionary[object, httpx.AsyncClient]:
+        """Return the connections by loop; after a fork the child has none."""
+        if self.process != os.getpid():
+            self.process, self.by_loop = os.getpid(), WeakKeyDictionary()
+        return self.by_loop
 
 
 def _get_loop() -> object:

@@ -164,6 +164,27 @@ class AsyncClientTests(SynchronousTestCase):
             _, status = os.waitpid(child, 0)
             self.assertEqual(status, 0)
 
+    def test_child_process_that_keeps_the_loop_has_connections_of_its_own(self) -> None:
+        client = AsyncClient("http://a", transport=httpx.MockTransport(answer))
+
+        async def main() -> httpx.AsyncClient:
+            await client.status("x")
+            return client._get_pool()
+
+        loop = asyncio.new_event_loop()
+        self.addCleanup(loop.close)
+        pool = loop.run_until_complete(main())
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(int(PATIENCE))
+                os._exit(0 if loop.run_until_complete(main()) is not pool else 1)
+            finally:
+                os._exit(2)
+        _, status = os.waitpid(child, 0)
+        self.assertEqual(status, 0)
+        self.assertIs(loop.run_until_complete(main()), pool)
+
     def test_closed_or_unused_client_can_be_closed(self) -> None:
         client = AsyncClient("http://a", transport=httpx.MockTransport(answer))
 
