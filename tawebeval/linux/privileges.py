@@ -126,7 +126,7 @@ def execute_as_user(
     ]
     # setpriv starts a Python of root's, which then has no library, or that of another Python.
     tried = subprocess.run(
-        [*command, "-c", _TRIAL, sys.version],
+        [*command, "-P", "-c", _TRIAL, sys.version],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
