@@ -164,12 +164,16 @@ class LimitMonitor:
             return
         self._failures[run] += 1
         if self._failures[run] == _BLIND:
-            log.failure("defect: a run is stopped, as its limits cannot be checked", Failure(found))
-            self._watched[run](
-                EvaluationFailure(
-                    "lost", "defect of the daemon: the run's limits could not be checked"
+            message = "the run's limits could not be checked"
+            if isinstance(found, OSError):
+                log.error("a run is stopped: {problem}", problem=f"{message}: {found}")
+                message = f"{message}: {found.strerror}"
+            else:
+                log.failure(
+                    "defect: a run is stopped, as its limits cannot be checked", Failure(found)
                 )
-            )
+                message = f"defect of the daemon: {message}"
+            self._watched[run](EvaluationFailure("lost", message))
 
 
 def check_run_limits(

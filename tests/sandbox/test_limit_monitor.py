@@ -332,7 +332,11 @@ class BlindTests(WatchTestCase):
         self.broken = BrokenRun(LimitSettings())
 
     def test_run_is_lost_after_eight_failed_looks(self) -> None:
-        for error in (OSError(24, "Too many open files"), ValueError("x")):
+        words = "the run's limits could not be checked"
+        for error, message, logged in (
+            (OSError(24, "Too many open files"), f"{words}: Too many open files", 0),
+            (ValueError("x"), f"defect of the daemon: {words}", 1),
+        ):
             self.broken.error = error
             self.stopped.clear()
             other = make_cell()
@@ -342,7 +346,8 @@ class BlindTests(WatchTestCase):
                 self.clock.pump([PAUSE] * 20)
             (cell, why), *more = self.stopped
             self.assertEqual((cell, why.reason, more), (self.broken, "lost", []))
-            self.assertEqual(len(self.flushLoggedErrors(type(error))), 1)
+            self.assertEqual(str(why), message)
+            self.assertEqual(len(self.flushLoggedErrors(type(error))), logged)
             self.assertEqual(self.looks(other), [27])
 
     def test_successful_look_resets_the_count_of_failures(self) -> None:
