@@ -437,6 +437,7 @@ class ErrorTests(RefusalTestCase):
                 "[callers]\ntokens = ['a']",
                 "callers.tokens: the value is not allowed; write a text in quotes",
             ),
+            ("[polls]\nwait = true", "polls.wait: true is not allowed; write a whole number"),
             ("[polls]\nwait = 0.5", "polls.wait: 0.5 is not allowed; write a whole number"),
             (
                 "[evaluations.environment]\nA = ''\nB = 1",

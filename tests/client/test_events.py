@@ -46,6 +46,13 @@ class EventTests(SynchronousTestCase):
             assert isinstance(event, Data)
             self.assertEqual(event.payload, json.loads(written))
 
+    def test_only_a_broken_block_lets_the_evaluation_go_on(self) -> None:
+        for reason, final in (("protocol", False), ("timeout", True), ("exit", True)):
+            payload = {"type": "evaluation_error", "reason": reason, "message": "x"}
+            event = parse("data", json.dumps(payload))
+            assert isinstance(event, EvaluationError)
+            self.assertEqual(event.final, final)
+
     def test_value_that_python_refuses_is_still_an_event(self) -> None:
         for written in ("9" * 5000, "[" * 900 + "]" * 900):
             event = parse("data", written)
