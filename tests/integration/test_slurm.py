@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
@@ -410,17 +410,20 @@ class NodeLossTests(SlurmTestCase):
 
     async def test_silent_evaluator_is_begun_again_on_another_node(self) -> None:
         """Files of the lost job are not those of the new one."""
-        word = new_word()
-        identifier = await self.begin(f"test ! -e made && touch made && sleep 9 && echo {word}")
-        await until(lambda: processes("sleep\x009"), "it runs")
+        word, seconds = new_word(), f"9.{secrets.randbits(40)}"  # no other process has them
+        command = f"test ! -e made && touch made && sleep {seconds} && echo {word}"
+        identifier = await self.begin(command)
+        await until(lambda: processes(f"sleep\0{seconds}"), "it runs")
 
-        async def find_runner() -> Any:  # the daemon learns of it later than we of the process
-            return (await self.client.status(identifier))["runner"]
+        async def find_node() -> str | None:  # the daemon learns of it later than we of the process
+            runner = (await self.client.status(identifier))["runner"]
+            return None if runner is None else runner["node"]
 
-        node = (await until(find_runner, "the node is known"))["node"]
+        node = await until(find_node, "the node is known")
         self.cluster.kill_node(node)
         runner = (await self.client.ended(identifier))["runner"]
-        self.assertEqual(text(await self.client.follow(identifier)), f"{word}\n")
+        events = await self.client.follow(identifier)
+        self.assertEqual(text(events), f"{word}\n", events[-1])
         self.assertEqual(runner["retries"], 1)
         self.assertNotEqual(runner["node"], node)
 
