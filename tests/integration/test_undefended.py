@@ -13,6 +13,7 @@ import subprocess
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.linux.filetree import remove_tree
 from tests.cases.patience import PATIENCE
 from tests.integration.attacks import bombs, calls, fillers, views
 from tests.integration.processes import new_word
@@ -56,7 +57,7 @@ class UndefendedTests(SynchronousTestCase):
             *(fillers.MAPPED, fillers.CLOSED, fillers.DEEP),
         ):
             place = temporary_folder()
-            self.addCleanup(subprocess.run, ["rm", "-rf", place], check=True)
+            self.addCleanup(remove_tree, place)  # a directory in it is closed
             program = program.replace(fillers.WAIT, "")
             said = self.run_program(program, str(place), new_word())
             self.assertEqual(said, "filled\nunlimited\n")
