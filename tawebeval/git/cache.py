@@ -198,7 +198,7 @@ class RepositoryCache:
                 stderr = str(error.extra_members.get("stderr", ""))
                 is_ours = error.reason != "lost" and "path" not in error.extra_members
                 # By another user that has found it damaged: git fails in many words.
-                is_dropped = self._entries.get(entry.bare.path.name) is not entry
+                is_dropped = self._is_dropped(entry)
                 is_damaged = is_dropped or (had_commits and is_repository_corrupt(stderr))
                 if is_repaired or not (is_ours and is_damaged):
                     raise
@@ -207,7 +207,7 @@ class RepositoryCache:
                     path=entry.bare.path,
                     stderr=stderr,
                 )
-            if self._entries.get(entry.bare.path.name) is entry:
+            if not self._is_dropped(entry):
                 entry.bare.path = self._detach(entry.bare.path.name)
         return await self._check_out(repository, oid, caller, again, budget, is_repaired=True)
 
@@ -305,7 +305,7 @@ class RepositoryCache:
             yield entry
         finally:
             entry.users -= 1
-            is_dropped = self._entries.get(name) is not entry
+            is_dropped = self._is_dropped(entry)
             # Otherwise made-up URLs would fill memory and disk.
             is_worthless = not entry.bare.has_commits or entry.bare.has_many_packs
             if not entry.users and (is_dropped or is_worthless):
@@ -383,6 +383,10 @@ class RepositoryCache:
                 )
         excess += self._checkouts.evict_excess_checkouts(max(self._capacity - repositories, 0))
         return excess
+
+    def _is_dropped(self, entry: _Entry) -> bool:
+        """Tell whether a repository has left the cache; its users go on with it."""
+        return self._entries.get(entry.bare.path.name) is not entry
 
     def _detach(self, name: str) -> Path:
         """Rename a repository out of the cache; return the new path, for removal."""

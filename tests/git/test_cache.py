@@ -378,7 +378,8 @@ class DamageTests(CacheTestCase):
         self.refuse("https://example.org/another")
         self.assertEqual(len(self.fetch_commands()), 1)
 
-    def test_fetch_that_fails_as_its_repository_leaves_the_cache_is_repeated(self) -> None:
+    def fetch_while_repository_leaves_the_cache(self) -> tuple[Running, Deferred[Commit]]:
+        """Return a running fetch of OTHER, after another user has found the repository damaged."""
         running = Running()
         self.present.clear()
         self.fetches = [running]
@@ -386,18 +387,16 @@ class DamageTests(CacheTestCase):
         fetching = self.check_out(oid=OTHER)
         self.assertEqual(self.get().oid, OID)
         self.broken_once.clear()
+        return running, fetching
+
+    def test_fetch_that_fails_as_its_repository_leaves_the_cache_is_repeated(self) -> None:
+        running, fetching = self.fetch_while_repository_leaves_the_cache()
         printed = "fatal: --stdin requires a git repository"
         running.end(failed(f"{printed}\nfatal: fetch-pack: invalid index-pack output"))
         self.assertEqual(self.successResultOf(fetching).oid, OTHER)
 
     def test_fetch_goes_on_in_repository_that_leaves_cache_meanwhile(self) -> None:
-        running = Running()
-        self.present.clear()
-        self.fetches = [running]
-        self.broken_once = {"read-tree"}
-        fetching = self.check_out(oid=OTHER)
-        self.assertEqual(self.get().oid, OID)
-        self.broken_once.clear()
+        running, fetching = self.fetch_while_repository_leaves_the_cache()
         self.lose_trees()
         running.end()
         self.assertEqual(self.successResultOf(fetching).oid, OTHER)
