@@ -90,9 +90,10 @@ def copy_working_tree(root: Path, place: Path, limits: TreeLimits) -> Checkout:
                 name for name in directories if parent / name not in (root / ".git", place)
             ]
             for source in (parent / name for name in (*directories, *names)):
-                mode, copy = source.lstat().st_mode, target / source.relative_to(root)
+                status, copy = source.lstat(), target / source.relative_to(root)
+                mode = status.st_mode
                 files += 1
-                size += source.lstat().st_size if stat.S_ISREG(mode) else 0
+                size += status.st_size if stat.S_ISREG(mode) else 0
                 limits.check_tree(files, size)
                 if stat.S_ISLNK(mode):
                     copy.symlink_to(os.readlink(source))
