@@ -42,10 +42,6 @@ CORE = (
     "core/*",
     "config",
     "errors",
-    "git/commits",
-    "git/credentials",
-    "git/stderr_patterns",
-    "git/submodules",
     "webhooks/callback",
     "webhooks/signing",
 )

@@ -33,7 +33,7 @@ from tawebeval.evaluations.context import EvaluationContext, make_unread_events_
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import EvaluationEvents, SegmentLoader
-from tawebeval.git.commits import TreeLimits
+from tawebeval.git.fetch_limits import TreeLimits
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper

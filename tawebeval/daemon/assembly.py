@@ -55,11 +55,9 @@ from tawebeval.evaluations.restoring import LeftEvaluations
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitRunner
-from tawebeval.git.commits import TreeLimits
-from tawebeval.git.fetch_limits import FetchLimits
-from tawebeval.git.keyring import GitKeyring
+from tawebeval.git.fetch_limits import FetchLimits, TreeLimits
 from tawebeval.git.lfs import LfsClient
-from tawebeval.git.remotes import RemoteResolver
+from tawebeval.git.remotes import GitKeyring, RemoteResolver
 from tawebeval.linux.cgroups import CgroupManager, open_starter_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper

@@ -37,7 +37,7 @@ from tawebeval.daemon.startup import (
 )
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.git.command import check_git_version
-from tawebeval.git.keyring import GitKeyring
+from tawebeval.git.remotes import GitKeyring
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroup_report import describe_enforcement, find_cgroup_remedy
 from tawebeval.linux.cgroups import CgroupManager, Resource, open_cgroups

@@ -66,7 +66,7 @@ class RunSlots(Protocol):
 
 
 class CheckoutSource(Protocol):
-    """Source of checked-out commits, which is the cache of `git.checkouts`."""
+    """Source of checked-out commits, which is the cache of `git.cache`."""
 
     def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
         """Return whether `check_out_commit` would fetch over a network.

@@ -30,10 +30,8 @@ from tawebeval import __version__
 from tawebeval.core.hosts import ServerAddress
 from tawebeval.deferreds import Condition, WorkerThreads
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.checkouts import open_tree
-from tawebeval.git.credentials import Credential
-from tawebeval.git.remotes import RemoteResolver
-from tawebeval.linux.filetree import rename_durably, walk_tree
+from tawebeval.git.remotes import Credential, RemoteResolver
+from tawebeval.linux.filetree import open_directory_path, rename_durably, walk_tree
 from tawebeval.pinned_agent import (
     BytesProducer,
     PinnedAgent,
@@ -408,3 +406,20 @@ def _open_body(response: IResponse, limit: ResponseSizeLimit) -> Iterator[_BodyR
         yield reader
     finally:
         limit.abort_connection()
+
+
+@contextmanager
+def open_tree(tree: Path) -> Iterator[int]:
+    """Yield a descriptor of a directory for `walk_tree`. Blocks. Raises: OSError."""
+    top = open_directory_path(tree)
+    try:
+        yield top
+    finally:
+        os.close(top)
+
+
+def measure_tree(tree: Path) -> int:
+    """Return the bytes of the files of a tree. Blocks."""
+    with open_tree(tree) as top:
+        found = (status for _, status in walk_tree(top))
+        return sum(one.st_size for one in found if not stat.S_ISDIR(one.st_mode))

@@ -1,33 +1,288 @@
-"""Routes from URLs to the addresses that git may connect to: looked up once, checked, pinned."""
+"""Routes from URLs to the addresses that git may connect to, and the credentials for servers.
+
+Hosts are looked up once and checked, and connections are pinned to the addresses found.
+
+A credential is for the protocol, host and port of a URL that `core.hosts` has parsed and checked.
+What was fetched with a credential is kept apart by the credential's identity, a MAC of all its
+parts, so that it is reached with that credential alone.
+"""
 
 from __future__ import annotations
 
+import hmac
 import os
-from collections.abc import Sequence
+import posixpath
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
 from os.path import abspath, realpath
 from pathlib import Path
+from urllib.parse import quote
 
 import attrs
 from twisted.logger import Logger
 
+from tawebeval.config import CredentialSettings
 from tawebeval.core.form import check_repository_url
 from tawebeval.core.hosts import (
+    DEFAULT_PORTS,
     IPAddress,
     ResolvedGitRemote,
     ServerAddress,
+    format_address,
+    is_public_address,
+    matches_host_pattern,
     parse_local_path,
     parse_server_address,
     resolve_git_remote,
 )
-from tawebeval.errors import EvaluationFailure, ForbiddenHost
-from tawebeval.git.credentials import Credential, Login
-from tawebeval.git.submodules import resolve_submodule_url
+from tawebeval.errors import ConfigurationError, EvaluationFailure, ForbiddenHost, format_size
+from tawebeval.linux.ownership import warn_of_file_readable_by_others
+from tawebeval.reloadable import ReloadableFiles
 from tawebeval.resolver import LOOKUP_TIMEOUT, CheckedResolver, LookupUnanswered, UnknownHost
+
+MAX_PASSWORD_SIZE = 2048
+"""Bytes of a password: with the user name it fits into any pipe at once."""
+
+_WHOLE_LINE = re.compile(r"[^\x00-\x1f\x7f]+")
+
+_SETTING = "repositories.credentials"
+# These lead to files that a process of the daemon has open.
+KERNEL_DIRECTORIES = tuple(map(Path, ("/proc", "/sys", "/dev")))
+_PREFIX = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://[^/]*/|[^/]*:|/?)(.*)", re.DOTALL)
 
 log = Logger()
 
-# These lead to files that a process of the daemon has open.
-KERNEL_DIRECTORIES = tuple(map(Path, ("/proc", "/sys", "/dev")))
+
+@attrs.frozen
+class Login:
+    """A user name and a password, for one server alone.
+
+    `origin`: the server's protocol, host and port, as in `credential.<origin>.helper`.
+    """
+
+    origin: str
+    _username: str
+    _password: str = attrs.field(repr=False)
+
+    @property
+    def git_credential_output(self) -> bytes:
+        """The answer to git's request for a credential (git-credential(1))."""
+        return f"username={self._username}\npassword={self._password}\n".encode()
+
+    @property
+    def basic_authorization(self) -> str:
+        """The value of the header `Authorization` (RFC 7617)."""
+        return "Basic " + b64encode(f"{self._username}:{self._password}".encode()).decode()
+
+    def scrub_password(self, text: str) -> str:
+        """Return `text` with stars for the password, plain or encoded as in HTTP."""
+        for form in self._forms():
+            text = text.replace(form, "***")
+        return text
+
+    @property
+    def max_encoded_password_bytes(self) -> int:
+        """Bytes of the longest form of the password in a text."""
+        return max(len(form.encode()) for form in self._forms())
+
+    def _forms(self) -> Sequence[str]:
+        pair = f"{self._username}:{self._password}"
+        basic = b64encode(pair.encode()).decode()
+        return basic, basic.rstrip("="), quote(self._password, safe=""), self._password
+
+
+@attrs.frozen
+class Credential:
+    """One entry of `repositories.credentials`, with its secret.
+
+    `host`: a pattern of `HostPolicy`. `port`: 0 is the default port of the protocol.
+    `callers`: names of the callers who may use it; empty: all.
+    `secret_file_content`: content of the password or key file, for the identity.
+    `password`: for HTTP; None: ssh uses the files `key_file` and `known_hosts_file`.
+    """
+
+    host: str
+    port: int
+    username: str
+    callers: Sequence[str]
+    secret_file_content: bytes = attrs.field(repr=False)
+    password: str | None = attrs.field(default=None, repr=False)
+    key_file: str = ""
+    known_hosts_file: str = ""
+
+    def is_usable_for(self, target: ServerAddress, caller: str) -> bool:
+        """Tell whether the credential is for this server, and whether the caller may use it."""
+        protocols = ("https", "http") if self.password is not None else ("ssh",)
+        return (
+            target.protocol in protocols
+            and matches_host_pattern(target.host, self.host)
+            and target.port == (self.port or DEFAULT_PORTS[target.protocol])
+            and (not self.callers or caller in self.callers)
+        )
+
+    def derive_credential_id(self, key: bytes) -> bytes:
+        """Return the MAC of the credential under `key`, which reveals nothing of the secret.
+
+        The callers are no part of it: another caller who may use the credential may read what it
+        has fetched. A new secret changes the identity, since it may open other repositories.
+        """
+        named = "\0".join((self.host, str(self.port), self.username, self.key_file))
+        return hmac.digest(key, named.encode() + b"\0" + self.secret_file_content, "sha256")
+
+    def make_login(self, target: ServerAddress, addresses: Sequence[IPAddress]) -> Login | None:
+        """Return the login for the server at `addresses`, None for a key.
+
+        Raises: EvaluationError if the password would cross the internet unencrypted.
+        """
+        if self.password is None:
+            return None
+        if target.protocol == "http" and any(map(is_public_address, addresses)):
+            raise EvaluationFailure(
+                "repository",
+                f"the credentials for {target.host} are sent over https only; use an https URL",
+            )
+        host = format_address(target.ip_address) if target.ip_address else target.host
+        port = "" if target.port == DEFAULT_PORTS[target.protocol] else f":{target.port}"
+        return Login(f"{target.protocol}://{host}{port}", self.username, self.password)
+
+    @property
+    def ssh_files(self) -> Sequence[str]:
+        """Files that ssh has to read."""
+        return () if self.password is not None else (self.key_file, self.known_hosts_file)
+
+    @property
+    def ssh_options(self) -> Sequence[str]:
+        """Options of ssh: this user name and key and no other, and a known server only."""
+        if self.password is not None:
+            return ()
+        return (
+            "-F/dev/null",
+            f"-oUser={self.username}",
+            f"-i{self.key_file}",
+            "-oIdentitiesOnly=yes",
+            "-oIdentityAgent=none",
+            f"-oUserKnownHostsFile={self.known_hosts_file}",
+            "-oGlobalKnownHostsFile=/dev/null",
+            "-oStrictHostKeyChecking=yes",
+        )
+
+
+def parse_password(content: bytes) -> str:
+    """Return the password in a file, without the line end. Raises ValueError with the reason."""
+    try:
+        password = content.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8") from None
+    if not password.strip():
+        raise ValueError("is empty")
+    if not _WHOLE_LINE.fullmatch(password):
+        raise ValueError("has more than one line, or control characters")
+    if len(content) > MAX_PASSWORD_SIZE:
+        raise ValueError(f"is over {format_size(MAX_PASSWORD_SIZE)}")
+    return password
+
+
+@attrs.define
+class GitKeyring:
+    """The credentials of `settings`, in their order.
+
+    `directory`: that of systemd's credentials (LoadCredential=), for file names without one; empty:
+    there is none. `key`: the daemon's key, for identities.
+    """
+
+    _settings: Sequence[CredentialSettings]
+    _directory: str
+    _key: bytes = attrs.field(repr=False)
+    _credentials: Sequence[Credential] = attrs.field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Read the files. Raises ConfigurationError with the name of the setting."""
+        self._credentials = self._read()
+
+    def choose_credential(self, url: str, caller: str) -> Credential | None:
+        """Return the first credential for the server of `url` that this caller may use.
+
+        Raises: ValueError for an invalid URL.
+        """
+        target = parse_server_address(url)
+        if target is None:
+            return None
+        return next((one for one in self._credentials if one.is_usable_for(target, caller)), None)
+
+    def derive_credential_id(self, credential: Credential) -> bytes:
+        """Return the identity of a credential under the daemon's key."""
+        return credential.derive_credential_id(self._key)
+
+    @property
+    def secret_files(self) -> Sequence[Path]:
+        """All files of the credentials; ssh reads its files again for each fetch."""
+        return tuple(
+            Path(self._directory, name)
+            for entry in self._settings
+            for name in (entry.password_file, entry.key_file, entry.known_hosts_file)
+            if name
+        )
+
+    def list_reloadable_files(self) -> Iterator[ReloadableFiles[Sequence[Credential]]]:
+        """Yield the reloadable files; none without credentials."""
+        if self._settings:
+            yield ReloadableFiles(_SETTING, self.secret_files, self._read, self._apply)
+
+    def _apply(self, credentials: Sequence[Credential]) -> None:
+        self._credentials = credentials
+
+    def _read(self) -> Sequence[Credential]:
+        return tuple(
+            self._credential(entry, f"{_SETTING}[{number}]")
+            for number, entry in enumerate(self._settings)
+        )
+
+    def _credential(self, entry: CredentialSettings, setting: str) -> Credential:
+        password, key, known_hosts = None, "", ""
+        if entry.password_file:
+            setting += ".password_file"
+            path, secret = self._read_file(entry.password_file, setting)
+            try:
+                password = parse_password(secret)
+            except ValueError as error:
+                raise ConfigurationError(f"{setting}: {path} {error}") from None
+            secret = password.encode()
+        else:
+            hosts, _ = self._read_file(entry.known_hosts_file, f"{setting}.known_hosts_file")
+            path, secret = self._read_file(entry.key_file, f"{setting}.key_file")
+            key, known_hosts = str(path), str(hosts)
+        return Credential(
+            host=entry.host.lower(),
+            port=entry.port,
+            username=entry.username,
+            callers=entry.callers,
+            secret_file_content=secret,
+            password=password,
+            key_file=key,
+            known_hosts_file=known_hosts,
+        )
+
+    def _read_file(self, name: str, setting: str) -> tuple[Path, bytes]:
+        """Return the path and the content of a file."""
+        path = Path(name)
+        if not path.is_absolute():
+            if not self._directory:
+                raise ConfigurationError(
+                    f"{setting}: {name} is not an absolute path, and systemd passes no credentials"
+                    f" (LoadCredential={name}:FILE in the unit)"
+                )
+            path = Path(self._directory, name)
+        try:
+            content = path.read_bytes()
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise ConfigurationError(f"{setting}: cannot read {path}: {error.strerror}") from None
+        if not content.strip():
+            raise ConfigurationError(f"{setting}: {path} is empty")
+        if not setting.endswith("known_hosts_file"):
+            warn_of_file_readable_by_others(path, mode, setting)
+        return path, content
 
 
 @attrs.frozen
@@ -151,3 +406,23 @@ class RemoteResolver:
         except ForbiddenHost as error:
             raise EvaluationFailure("repository", str(error)) from None
         return target
+
+
+def resolve_submodule_url(url: str, parent: str) -> str:
+    """Return the URL of a submodule of the repository at `parent`.
+
+    A relative one begins with `./` or `../` (gitmodules(5)). Raises: ValueError, with a message
+    for people.
+    """
+    if url.startswith(("./", "../")):
+        found = _PREFIX.fullmatch(parent)
+        assert found is not None, "it matches any text"
+        start, path = found.groups()
+        joined = posixpath.normpath(posixpath.join(path.rstrip("/"), url))
+        if joined.startswith(".."):
+            raise ValueError("leads out of its server")
+        return start + joined
+    # As git does by itself: a network must not choose files of this machine.
+    if parse_server_address(url) is None and parse_server_address(parent) is not None:
+        raise ValueError("is a path; a repository on a network cannot have one")
+    return url

@@ -1,4 +1,4 @@
-"""One bare repository in the cache: its commits, fetches, and size on the disk.
+"""One bare repository in the cache: its commits, fetches, and size on the disk; its git server.
 
 Beside git's own files a repository has `url`, for people, and `commits/`: a marker for each commit
 that is present with its whole tree, named by the commit's OID. A marker is the `Commit` as JSON, so
@@ -10,12 +10,16 @@ Only the newest commits have a ref, and so a line in `shallow`, which git sends 
 each fetch. The objects of the others stay: no command here removes objects without a ref. Each
 fetch adds a pack. The cache drops a repository with many of them, so that the thousandth fetch
 takes as long as the first.
+
+A submodule is a commit of another repository, which `.gitmodules` names (gitmodules(5)). Both come
+from the author of the commit, a stranger.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -30,19 +34,24 @@ from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import ResolvedGitRemote
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.errors import EvaluationFailure
-from tawebeval.git.checkouts import measure_tree
-from tawebeval.git.command import GitResult, GitRunner
-from tawebeval.git.commits import (
-    CommitInspectionParser,
-    build_commit_inspection_commands,
+from tawebeval.errors import EvaluationFailure, format_size
+from tawebeval.git.command import (
+    GitResult,
+    GitRunner,
+    explain_fetch_failure,
+    explain_redirect,
+    is_commit_missing,
+    is_commit_unadvertised,
+    is_redirect,
+    is_server_of_files,
 )
-from tawebeval.git.credentials import Credential
 from tawebeval.git.fetch_limits import (
     MARKERS_DIRECTORY,
+    CommitInspectionParser,
     FetchBudget,
     FetchLimits,
     LimitExceeded,
+    build_commit_inspection_commands,
     fetch_within_byte_budget,
     get_disk_bytes,
     iterate_files,
@@ -55,16 +64,12 @@ from tawebeval.git.lfs import (
     explain_missing_lfs_object,
     find_lfs_pointers,
     find_missing_lfs_objects,
+    measure_tree,
     replace_lfs_pointers,
 )
-from tawebeval.git.servers import GitServers, get_serve_arguments, make_git_failure
-from tawebeval.git.stderr_patterns import (
-    is_commit_missing,
-    is_commit_unadvertised,
-    is_server_of_files,
-)
-from tawebeval.git.submodules import add_submodule_urls, build_submodule_list_command
+from tawebeval.git.remotes import Credential, Login, RemoteResolver
 from tawebeval.linux.filetree import remove_tree
+from tawebeval.resolver import LOOKUP_TIMEOUT
 from tawebeval.sandbox.helper_sandbox import SandboxAccess
 
 _FETCH = (
@@ -100,6 +105,12 @@ _CONFIG = """\
 # Line ends, encodings and $Id$ are as in every checkout on Linux. No filter is configured either.
 _ATTRIBUTES = "* -filter\n"
 _LARGE = "lfs"  # the directory with the contents of files in Git LFS
+
+# An operator who allows `file` means repositories of other users, too. git-upload-pack(1) is safe
+# for these: it runs nothing that their configuration names. Only that command gets the option.
+_SERVE_OTHER_USERS = "--upload-pack=git -c safe.directory='*' upload-pack"
+_MAX_BYTES = 60 * 1024  # of the list of .gitmodules; the end of 64 KiB is kept of stdout
+_KEY = re.compile(r"submodule\.(.*)\.(path|url)", re.DOTALL)
 
 
 @attrs.define
@@ -438,3 +449,142 @@ def create_repository(path: Path) -> None:
     (path / "HEAD").write_text(_HEAD)
     (path / "config").write_text(_CONFIG)
     (path / "info" / "attributes").write_text(_ATTRIBUTES)
+
+
+@attrs.frozen
+class GitServers:
+    """The git servers that the operator permits."""
+
+    _git: GitRunner
+    _threads: WorkerThreads
+    _remotes: RemoteResolver
+    _limits: FetchLimits
+
+    async def resolve_branch(
+        self, repository: Repository, credential: Credential | None = None
+    ) -> str:
+        """Return the OID of the newest commit of the repository's branch.
+
+        The same limits hold as for a fetch. Raises: EvaluationError.
+        """
+        branch = repository.branch
+        words = f"the question for the branch {branch!r} of the repository"
+        found = await self._limits.finish_in_time(self.find_branch(repository, credential), words)
+        if found is None:
+            raise EvaluationFailure(
+                "repository",
+                f"the repository has no branch {branch!r}; push it, or name another branch",
+            )
+        return found
+
+    async def find_branch(
+        self, repository: Repository, credential: Credential | None
+    ) -> str | None:
+        """Return the OID of the branch, None without one. Raises: EvaluationError."""
+        ref = f"refs/heads/{repository.branch}"
+        printed = await self.list_refs(repository.url, credential, "--heads", ref)
+        # git also lists other refs that end in this name.
+        found = re.search(rf"^([0-9a-f]{{40}})\t{re.escape(ref)}$", printed, re.MULTILINE)
+        return found and found[1]
+
+    async def list_refs(self, url: str, credential: Credential | None, *which: str) -> str:
+        """Return the output of `git ls-remote`; `which` is an option and a name, or nothing.
+
+        Raises: EvaluationError.
+        """
+        route, login = await self.find_route(url, credential)
+        result = await self._run_ls_remote(route, login, which)
+        if result.status:
+            raise await self.explain_failure(route, login, result)
+        return result.stdout
+
+    async def _run_ls_remote(
+        self,
+        route: ResolvedGitRemote,
+        login: Login | None,
+        which: Sequence[str] = (),
+        **environment: str,
+    ) -> GitResult:
+        # Without a repository, which might be fetched into, evicted or removed meanwhile.
+        return await self._git.run_command(
+            None,
+            *("ls-remote", *which[:1], *get_serve_arguments(route)),
+            *("--end-of-options", route.url, *which[1:]),
+            environment={**route.environment, **environment},
+            login=login,
+            source=route.local_path,
+            reach=SandboxAccess(
+                readable_paths=route.readable_paths, has_network=route.local_path is None
+            ),
+        )
+
+    async def explain_failure(
+        self, route: ResolvedGitRemote, login: Login | None, result: GitResult
+    ) -> EvaluationFailure:
+        """Return the error of a fetch. Where a redirect leads git says only if it is asked to."""
+        if not is_redirect(result.stderr):
+            return make_git_failure(explain_fetch_failure(result.stderr), result)
+        traced = await self._run_ls_remote(route, login, GIT_CURL_VERBOSE="1")
+        return make_git_failure(explain_redirect(route.url, traced.stderr), result)
+
+    async def find_route(
+        self, url: str, credential: Credential | None
+    ) -> tuple[ResolvedGitRemote, Login | None]:
+        """Return the route to the repository, and the login. Raises: EvaluationError."""
+        # Before the timeout of the fetch: a silent name server is not the repository's fault.
+        lookup = min(LOOKUP_TIMEOUT, self._limits.timeout / 2)
+        route, login = await self._remotes.resolve_remote(url, credential, lookup)
+        if route.local_path is not None:
+            await self._threads.run_in_thread(
+                self._remotes.check_local_repository, route.local_path
+            )
+        return route, login
+
+
+def get_serve_arguments(route: ResolvedGitRemote) -> tuple[str, ...]:
+    """Return the option for a repository of this machine, which git serves to itself."""
+    return () if route.local_path is None else (_SERVE_OTHER_USERS,)
+
+
+def make_git_failure(message: str, result: GitResult) -> EvaluationFailure:
+    """Return the error about a git command, with its stderr."""
+    return EvaluationFailure("repository", message, {"stderr": result.stderr})
+
+
+def build_submodule_list_command(oid: str) -> Sequence[str]:
+    """Return the git command whose stdout `add_submodule_urls` reads."""
+    return "config", f"--blob={oid}:.gitmodules", "--no-includes", "--null", "--list"
+
+
+def add_submodule_urls(commit: Commit, printed: str) -> Commit:
+    """Return the commit, with the URLs of its submodules in the settings of `.gitmodules`.
+
+    `printed` has U+FFFD for bytes that are not UTF-8. Raises: EvaluationError, also if the list is
+    over 60 KiB.
+    """
+    if len(printed.encode()) > _MAX_BYTES:
+        raise EvaluationFailure(
+            "repository", f"the commit's .gitmodules is over {format_size(_MAX_BYTES)}"
+        )
+    modules: dict[str, dict[str, str]] = {}
+    for setting in printed.split("\0"):
+        key, _, value = setting.partition("\n")
+        if found := _KEY.fullmatch(key):
+            modules.setdefault(found[1], {})[found[2]] = value
+    urls = {
+        module["path"].rstrip("/"): module["url"]
+        for module in modules.values()
+        if {"path", "url"} <= module.keys()
+    }
+    found_all = []
+    for submodule in commit.submodules:
+        printed_path = submodule.path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        if printed_path not in urls:
+            raise EvaluationFailure(
+                "repository",
+                f"the submodule at {submodule.path!r} has no URL in .gitmodules; add it there, or"
+                " remove the submodule from the commit",
+                {"path": submodule.path},
+            )
+        found_all.append(attrs.evolve(submodule, url=urls[printed_path]))
+    return attrs.evolve(commit, submodules=tuple(found_all))

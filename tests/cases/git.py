@@ -18,11 +18,8 @@ from tawebeval.deferreds import OneShotEvent, wait_despite_cancellation
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitResult
-from tawebeval.git.commits import TreeLimits
-from tawebeval.git.credentials import Login
-from tawebeval.git.fetch_limits import FetchLimits
-from tawebeval.git.keyring import GitKeyring
-from tawebeval.git.remotes import RemoteResolver
+from tawebeval.git.fetch_limits import FetchLimits, TreeLimits
+from tawebeval.git.remotes import GitKeyring, Login, RemoteResolver
 from tawebeval.resolver import CheckedResolver
 from tawebeval.sandbox.helper_sandbox import READ_ONLY_ACCESS, SandboxAccess
 from tests.fakes.resolver import FakeResolver

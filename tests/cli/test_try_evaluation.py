@@ -24,7 +24,7 @@ from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import EvaluationEvents
 from tawebeval.evaluations.starting import enter_queue
-from tawebeval.git.commits import TreeLimits
+from tawebeval.git.fetch_limits import TreeLimits
 from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.world import World, make_request
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tawebeval.config import CredentialSettings
-from tawebeval.git.credentials import Login
-from tawebeval.git.keyring import GitKeyring
+from tawebeval.git.remotes import GitKeyring, Login
 from tests.cases.git import URL, CacheTestCase, Running, failed
 from tests.fakes.world import OID, read_again
 

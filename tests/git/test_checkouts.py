@@ -1,4 +1,4 @@
-"""`git.checkouts`: trees that are checked out once, their eviction, and a restart."""
+"""`git.cache`: trees that are checked out once, their eviction, and a restart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.checkouts import CheckoutCache
+from tawebeval.git.cache import CheckoutCache
 from tawebeval.linux.filetree import walk_tree
 from tests.fakes.gates import Gate
 from tests.fakes.world import OID, InlineThreads, SlowThreads

@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.git import command
 from tawebeval.git.command import GitResult, GitRunner
-from tawebeval.git.credentials import Login
+from tawebeval.git.remotes import Login
 from tawebeval.sandbox.helper_sandbox import READ_ONLY_ACCESS, SandboxAccess
 from tests.fakes.world import FakeSpawner
 

@@ -1,4 +1,4 @@
-"""`git.commits`: git's output about a commit and its tree, in any chunks."""
+"""`git.fetch_limits`: git's output about a commit and its tree, in any chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.checkout import Commit, Submodule
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.commits import (
+from tawebeval.git.fetch_limits import (
     CommitInspectionParser,
     TreeLimits,
     TreeSizeMeter,

@@ -1,4 +1,4 @@
-"""`git.credentials`: for whom a credential is, and where its secret shows."""
+"""`git.remotes`: for whom a credential is, and where its secret shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.hosts import ServerAddress, parse_server_address
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.credentials import MAX_PASSWORD_SIZE, Credential, Login, parse_password
+from tawebeval.git.remotes import MAX_PASSWORD_SIZE, Credential, Login, parse_password
 
 PRIVATE = [ip_address("10.1.2.3")]
 PUBLIC = [*PRIVATE, ip_address("8.8.8.8")]

@@ -1,4 +1,4 @@
-"""`git.keyring`: secrets are read from files, at the start and again."""
+"""`git.remotes`: secrets are read from files, at the start and again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CredentialSettings
 from tawebeval.errors import ConfigurationError
-from tawebeval.git.keyring import GitKeyring
+from tawebeval.git.remotes import GitKeyring
 from tests.fakes.world import read_again
 
 URL = "https://git.example.org/x"

@@ -13,8 +13,12 @@ from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
-from tawebeval.git.commits import TreeLimits
-from tawebeval.git.fetch_limits import FetchBudget, FetchLimits, fetch_within_byte_budget
+from tawebeval.git.fetch_limits import (
+    FetchBudget,
+    FetchLimits,
+    TreeLimits,
+    fetch_within_byte_budget,
+)
 from tawebeval.sandbox.helper_sandbox import READ_ONLY_ACCESS, SandboxAccess
 from tests.cases.git import DONE, NOWHERE, OTHER, URL, CacheTestCase, Running, failed
 from tests.fakes.world import OID, TREE, InlineThreads

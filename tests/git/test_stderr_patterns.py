@@ -1,10 +1,10 @@
-"""`git.stderr_patterns`: the class of each message, all of which a real git has printed."""
+"""`git.command`: the class of each message, all of which a real git has printed."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.git.stderr_patterns import (
+from tawebeval.git.command import (
     explain_fetch_failure,
     explain_redirect,
     find_disk_error,

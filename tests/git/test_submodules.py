@@ -15,10 +15,10 @@ from tawebeval.core.form import Repository
 from tawebeval.core.hosts import parse_server_address
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
-from tawebeval.git.submodules import (
+from tawebeval.git.remotes import resolve_submodule_url
+from tawebeval.git.repository import (
     add_submodule_urls,
     build_submodule_list_command,
-    resolve_submodule_url,
 )
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, failed
 from tests.fakes.world import OID, TREE

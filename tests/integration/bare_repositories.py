@@ -14,12 +14,10 @@ from twisted.web.client import BrowserLikePolicyForHTTPS
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.git.command import GitRunner
-from tawebeval.git.commits import TreeLimits
-from tawebeval.git.fetch_limits import FetchLimits
+from tawebeval.git.fetch_limits import FetchLimits, TreeLimits
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
-from tawebeval.git.repository import BareRepository
-from tawebeval.git.servers import GitServers
+from tawebeval.git.repository import BareRepository, GitServers
 from tawebeval.linux.child import Spawner
 from tawebeval.resolver import CheckedResolver
 from tawebeval.sandbox.bubblewrap import (

@@ -15,7 +15,7 @@ from twisted.trial.unittest import TestCase
 
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult, GitRunner
-from tawebeval.git.credentials import Login
+from tawebeval.git.remotes import Login
 from tawebeval.git.repository import create_repository
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.bubblewrap import (

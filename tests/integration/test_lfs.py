@@ -20,7 +20,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.credentials import Credential
+from tawebeval.git.remotes import Credential
 from tawebeval.linux.filetree import remove_tree
 from tests.integration.bare_repositories import BareRepositoryCase
 from tests.integration.client import Event, failure, text
