@@ -8,7 +8,7 @@ its exit. Other kinds of sandbox implement these (`base`).
 
 - `bubblewrap`: the sandbox of installations that strangers use. `base.NoSandbox` is for
   installations that trust all evaluators.
-- `seccomp`: the policy of allowed system calls; `libseccomp`: its compiler.
+- `seccomp`: the filters of system calls, which libseccomp compiles.
 - `prepared_etc`: the /etc of sandboxes, copied from the machine's.
 - `workspace`: the directories of a run; `overlay`: the writable tree over a checkout.
 - `disk_usage`: the disk usage of a run, by counting its files.

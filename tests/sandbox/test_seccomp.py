@@ -11,9 +11,16 @@ from collections.abc import Iterator, Mapping
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.sandbox import libseccomp
-from tawebeval.sandbox.libseccomp import FilterRule, compile_filter, get_architecture, resolve_call
-from tawebeval.sandbox.seccomp import ALLOWED_CALLS, REFUSED_CALLS, make_seccomp_filters
+from tawebeval.sandbox import seccomp
+from tawebeval.sandbox.seccomp import (
+    ALLOWED_CALLS,
+    REFUSED_CALLS,
+    FilterRule,
+    compile_filter,
+    get_architecture,
+    make_seccomp_filters,
+    resolve_call,
+)
 from tests.cases.bpf_interpreter import ALLOW, ERRNO, KILL_PROCESS, MOST_INSTRUCTIONS, FilterStack
 
 NATIVE = get_architecture()
@@ -152,7 +159,7 @@ class CallTests(FilterTestCase):
     def test_each_name_is_known_and_listed_once(self) -> None:
         names = " ".join([*ALLOWED_CALLS.values(), *REFUSED_CALLS.values(), *BY_ARGUMENTS]).split()
         self.assertEqual(sorted({*names}), sorted(names))
-        resolve = libseccomp._load_library().seccomp_syscall_resolve_name
+        resolve = seccomp._load_library().seccomp_syscall_resolve_name
         unknown = {name for name in names if resolve(name.encode()) == -1}
         self.assertLessEqual(unknown, {"riscv_hwprobe", "uretprobe"}, "newer than libseccomp 2.5")
 
@@ -282,12 +289,12 @@ class FileTests(FilterTestCase):
             self.assertFalse(os.get_inheritable(descriptor))
 
     def test_calls_that_the_library_does_not_know_are_left_out(self) -> None:
-        known = libseccomp.resolve_call
+        known = seccomp.resolve_call
 
         def resolve(name: str) -> int | None:
             return None if name in ("fchmodat2", "bpf", "open", "ioctl") else known(name)
 
-        self.patch(libseccomp, "resolve_call", resolve)
+        self.patch(seccomp, "resolve_call", resolve)
         older = self.make()
         for name in ("fchmodat2", "bpf", "open", "ioctl", "mount"):
             number = known(name)
@@ -328,9 +335,9 @@ print("the same")
 
 class LibraryTests(SynchronousTestCase):
     def test_missing_library_is_reported_with_the_package(self) -> None:
-        self.patch(libseccomp, "_LIBRARY", "libseccomp.so.0")
+        self.patch(seccomp, "_LIBRARY", "libseccomp.so.0")
         with self.assertRaisesRegex(ConfigurationError, "apt-get install libseccomp2"):
-            libseccomp._load_library.__wrapped__()
+            seccomp._load_library.__wrapped__()
 
     def test_refused_rule_is_an_error(self) -> None:
         rules = [FilterRule("getpid", ALLOW)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import json
 
-from tawebeval.sandbox.libseccomp import get_architecture, resolve_call
+from tawebeval.sandbox.seccomp import get_architecture, resolve_call
 
 CALLS = r"""
 import ctypes, json, os, sys
