@@ -3,7 +3,7 @@
 Two families, because they reach people in two ways:
 
 - `RequestError`: a request is refused. The web layer maps each class to an HTTP status
-  (`tawebeval.web.server.error_responses`).
+  (`tawebeval.web.server.messages`).
 - `EvaluationFailure`: an accepted evaluation failed. It becomes the final event of its stream.
 
 `ConfigurationError` stops the start of the daemon.

@@ -74,12 +74,11 @@ from tawebeval.sandbox.probe import (
 from tawebeval.slurm.checks import check_shared_directory
 from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
 from tawebeval.slurm.commands import SlurmCommands
-from tawebeval.web.access_log import RequestLog
-from tawebeval.web.context import HealthAndMetrics, WebContext
-from tawebeval.web.links import EvaluationLinks
+from tawebeval.web.auth import EvaluationLinks
+from tawebeval.web.context import HealthAndMetrics, RequestLog, WebContext
 from tawebeval.web.peers import make_peer_evaluation_lists
 from tawebeval.web.routes import KleinApplication, make_site
-from tawebeval.web.server.site import ApiSite
+from tawebeval.web.server.channel import ApiSite
 from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
 
 _REMOVAL_PERIOD = 60.0  # seconds

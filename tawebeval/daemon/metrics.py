@@ -27,7 +27,7 @@ from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.slurm.cluster import SlurmSandbox
 from tawebeval.slurm.commands import JobCounters
-from tawebeval.web.access_log import RequestLog, RouteTable
+from tawebeval.web.context import RequestLog, RouteTable
 from tawebeval.web.server.limits import ConnectionLimits
 from tawebeval.webhooks.callback import CallbackState
 from tawebeval.webhooks.deliveries import CallbackQueue

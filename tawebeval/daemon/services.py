@@ -38,8 +38,8 @@ from tawebeval.linux.privileges import drop_privileges
 from tawebeval.linux.reaper import become_subreaper
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.overlay import WritableTrees
+from tawebeval.web.server.channel import ApiSite
 from tawebeval.web.server.limits import DRAIN_TIMEOUT
-from tawebeval.web.server.site import ApiSite
 from tawebeval.webhooks.deliveries import CallbackQueue
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  (compared only)

@@ -8,14 +8,14 @@ which answers requests for events before Klein, and `KleinApplication`, the appl
 A request goes to one of these modules:
 
 - `upload`: `FormReceiver` parses the form of POST /evaluate while it arrives.
-- `events`: pages of events (`read_page`), and the choice between a page, a stream (`streams`) and a
-  WebSocket (`websockets`).
+- `events`: pages of events (`read_page`), and the choice between a page and a stream or WebSocket
+  (`streams`).
 - `lists`: the evaluations of this daemon or, by `peers`, of all at its address; the problems.
-- `links`: `EvaluationLinks`, the links that only read one evaluation, and their requests.
 - `static_files`: the page for browsers and the OpenAPI description.
 
-`WebContext` in `context` has what all routes share: registry, configuration, clock,
-`Authentication` and the origin checks (`auth`), and the `RequestLog` (`access_log`).
+`WebContext` in `context` has what all routes share: registry, configuration, clock, `RequestLog`,
+and from `auth` `Authentication`, the origin checks and `EvaluationLinks`, the links that only read
+one evaluation.
 
 `daemon.assembly` builds the context and the site.
 """

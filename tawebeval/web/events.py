@@ -22,22 +22,22 @@ from tawebeval.errors import (
 from tawebeval.evaluations.archive_reader import EventSubscription, read_archived_or_raise
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.web.context import WebContext
-from tawebeval.web.responses import (
+from tawebeval.web.server.messages import (
+    cache_short_queries,
+    get_header_values,
     get_query_argument,
     get_query_number,
     parse_prefer_wait,
-)
-from tawebeval.web.server.request import ApiRequest
-from tawebeval.web.server.request_headers import (
-    get_header_values,
+    parse_query,
     parse_weights,
     split_elements,
 )
-from tawebeval.web.server.targets import cache_short_queries, parse_query
-from tawebeval.web.streams import HEARTBEAT_SECONDS, send_stream
-from tawebeval.web.websockets import (
+from tawebeval.web.server.request import ApiRequest
+from tawebeval.web.streams import (
+    HEARTBEAT_SECONDS,
     is_websocket_request,
     prepare_handshake,
+    send_stream,
     send_websocket_messages,
 )
 

@@ -14,14 +14,14 @@ from tawebeval.errors import MalformedRequest, ProblemNotFound, ServerBusy
 from tawebeval.evaluations.lister import MAX_LISTED_EVALUATIONS, is_filter_parameter, parse_filter
 from tawebeval.web.context import WebContext
 from tawebeval.web.peers import SINGLE_DAEMON_LIST_HEADER, PeerListRequest
-from tawebeval.web.responses import (
+from tawebeval.web.server.messages import (
     WHOLE_NUMBER_REGEX,
     get_header,
+    get_header_values,
     get_query_argument,
     get_query_arguments,
 )
 from tawebeval.web.server.request import ApiRequest
-from tawebeval.web.server.request_headers import get_header_values
 
 PROBLEMS_PER_PAGE = 100
 """Problems in one answer, at most."""

@@ -33,7 +33,6 @@ from tawebeval.evaluations.details import format_rfc3339_time
 from tawebeval.evaluations.lister import is_filter_parameter
 from tawebeval.sandbox.environments import list_environments
 from tawebeval.web import static_files
-from tawebeval.web.access_log import RouteTable, decode_path, match_events_path
 from tawebeval.web.auth import (
     EVALUATE_PROBLEM_ROUTE,
     EVENTS_ROUTE,
@@ -44,25 +43,26 @@ from tawebeval.web.auth import (
     SUBMISSION_ROUTE,
     check_link_access,
     check_problem_access,
+    find_link,
     is_trusted_origin,
+    parse_link_lifetime,
 )
-from tawebeval.web.context import WebContext
+from tawebeval.web.context import RouteTable, WebContext, decode_path, match_events_path
 from tawebeval.web.events import parse_event_query, send_events, send_page
-from tawebeval.web.links import find_link, parse_link_lifetime
 from tawebeval.web.lists import describe_problem, list_evaluations, list_problems
-from tawebeval.web.responses import (
+from tawebeval.web.server import messages
+from tawebeval.web.server.channel import ApiSite
+from tawebeval.web.server.messages import (
+    collapse_slashes,
     get_header,
+    get_header_values,
     get_query_argument,
     get_query_arguments,
     prepare_json_response,
     prepare_response,
+    set_headers,
 )
-from tawebeval.web.server import error_responses
-from tawebeval.web.server.headers import set_headers
 from tawebeval.web.server.request import ApiRequest
-from tawebeval.web.server.request_headers import get_header_values
-from tawebeval.web.server.site import ApiSite
-from tawebeval.web.server.targets import collapse_slashes
 from tawebeval.web.upload import FormReceiver, make_form_receiver
 
 EVALUATE_ROUTE = "/evaluate"
@@ -230,8 +230,8 @@ def make_app(context: WebContext) -> Klein:
 
 
 def _send_problem(request: ApiRequest, failure: Failure) -> bytes:
-    body = error_responses.set_error_response(request, failure.value)
-    return prepare_response(request, body, error_responses.PROBLEM_DETAILS_MEDIA_TYPE)
+    body = messages.set_error_response(request, failure.value)
+    return prepare_response(request, body, messages.PROBLEM_DETAILS_MEDIA_TYPE)
 
 
 def _explain(
@@ -402,6 +402,7 @@ def make_site(application: KleinApplication, reactor: Any) -> ApiSite:
         application,
         application.context.configuration.http,
         reactor,
+        ApiRequest,
     )
 
 

@@ -20,10 +20,15 @@ from twisted.web.http import NOT_MODIFIED
 from werkzeug.exceptions import NotFound
 
 from tawebeval import __version__
-from tawebeval.web.responses import prepare_response
-from tawebeval.web.server.headers import JSON_MEDIA_TYPE, make_general_headers, set_headers
+from tawebeval.web.server.messages import (
+    JSON_MEDIA_TYPE,
+    get_header_elements,
+    make_general_headers,
+    parse_weights,
+    prepare_response,
+    set_headers,
+)
 from tawebeval.web.server.request import ApiRequest
-from tawebeval.web.server.request_headers import get_header_elements, parse_weights
 
 OPENAPI_PATH = "/openapi.json"
 

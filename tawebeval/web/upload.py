@@ -52,10 +52,8 @@ from tawebeval.errors import (
 from tawebeval.evaluations.submission_store import RerunnableSubmission, SubmissionStore
 from tawebeval.evaluations.uploads import ReceivedForm, SharedUpload, UploadWriter
 from tawebeval.web.context import WebContext
-from tawebeval.web.responses import get_header
-from tawebeval.web.server.error_responses import report_storage_error
+from tawebeval.web.server.messages import get_header, get_header_elements, report_storage_error
 from tawebeval.web.server.request import ApiRequest
-from tawebeval.web.server.request_headers import get_header_elements
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
 _MAX_FOLDED_LINES = 100  # of headers in a form

@@ -70,7 +70,7 @@ from tawebeval.evaluations.details import ArchivedRow
 from tawebeval.reloadable import ReloadableFiles, ReloadResult
 from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox
 from tawebeval.web.context import WebContext
-from tawebeval.web.server.site import ApiSite
+from tawebeval.web.server.channel import ApiSite
 from tests.archive.test_archive import make_ring
 from tests.cases.databases import close_databases_at_end
 from tests.cases.secrets import OLD, format_secret

@@ -28,13 +28,11 @@ from tawebeval.core.identifiers import IdentifierIssuer
 from tawebeval.core.signed_links import LinkSigner
 from tawebeval.evaluations.details import format_rfc3339_time
 from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.web.access_log import RouteTable
-from tawebeval.web.auth import Authentication, RateLimit
-from tawebeval.web.context import WebContext
-from tawebeval.web.links import EvaluationLinks
+from tawebeval.web.auth import Authentication, EvaluationLinks, RateLimit
+from tawebeval.web.context import RouteTable, WebContext
 from tawebeval.web.peers import make_peer_evaluation_lists
 from tawebeval.web.routes import KleinApplication, make_site
-from tawebeval.web.server.site import ApiSite
+from tawebeval.web.server.channel import ApiSite
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.files import FakeStore
 from tests.fakes.resolver import FakeResolver

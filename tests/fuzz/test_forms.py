@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.form import MAX_FIELDS, TEXT_FIELD_SIZE_LIMITS
 from tawebeval.errors import RequestError
-from tawebeval.web.server.error_responses import ERROR_STATUSES
+from tawebeval.web.server.messages import ERROR_STATUSES
 from tests.cases.strategies import Chunk, chunks_of, long_chunkings, mutated
 from tests.cases.uploads import UploadTestCase, files
 from tests.fakes.clients import BOUNDARY, MULTIPART, Part, form, parts

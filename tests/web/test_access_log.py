@@ -1,4 +1,4 @@
-"""`web.access_log`: requests are counted, and logged where that is wanted."""
+"""`web.context`: requests are counted, and logged where that is wanted."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tawebeval.config import Configuration, HttpSettings
 from tawebeval.core.pages import EventPage
 from tawebeval.evaluations.event_requests import EventRequests
 from tawebeval.sandbox.workspace import derive_log_pseudonym
-from tawebeval.web.access_log import UNKNOWN_ROUTE, RouteTable
 from tawebeval.web.auth import EVENTS_ROUTE
-from tawebeval.web.server.interface import CLIENT_GONE_STATUS
+from tawebeval.web.context import UNKNOWN_ROUTE, RouteTable
+from tawebeval.web.server.channel import CLIENT_GONE_STATUS
 from tests.cases.settings import with_constants
 from tests.cases.web import WebTestCase
 from tests.fakes.clients import MULTIPART, Connection, form, parts

@@ -12,7 +12,7 @@ from twisted.logger import capturedLogs, formatEvent
 
 from tawebeval.config import ArchiveSettings, CallerSettings, Configuration
 from tawebeval.errors import StoreError
-from tawebeval.web import links as module
+from tawebeval.web import auth as module
 from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import Answer, Connection, Service
 from tests.fakes.files import FakeStore

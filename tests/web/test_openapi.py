@@ -24,9 +24,9 @@ from tawebeval.core.results import MAX_GOAL_NAMES_BYTES, MAX_GOALS, VERDICTS
 from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tawebeval.errors import FailureReason
 from tawebeval.web.events import OFFERED_MEDIA_TYPES
-from tawebeval.web.responses import MAX_NUMBER_DIGITS
 from tawebeval.web.routes import make_app
-from tawebeval.web.server import error_responses
+from tawebeval.web.server import messages
+from tawebeval.web.server.messages import MAX_NUMBER_DIGITS
 from tawebeval.web.static_files import OPENAPI_PATH, STATIC_RESOURCES, complete_openapi_document
 from tawebeval.web.streams import HEARTBEAT_SECONDS
 from tawebeval.webhooks.callback import CallbackState
@@ -178,12 +178,10 @@ class DocumentTests(SynchronousTestCase):
             self.assertEqual(example["status"], int(status))
             self.assertEqual(example["message"], example["detail"])
         for refusal in (errors.EvaluationNotFound(), errors.EvaluationExpired(STARTED)):
-            status = str(error_responses.ERROR_STATUSES[type(refusal)].value)
+            status = str(messages.ERROR_STATUSES[type(refusal)].value)
             response = DOCUMENT["components"]["responses"][status]
             example = response["content"]["application/problem+json"]["example"]
-            self.assertEqual(
-                example, orjson.loads(error_responses.make_error_response(refusal).body)
-            )
+            self.assertEqual(example, orjson.loads(messages.make_error_response(refusal).body))
 
     def test_every_component_is_used(self) -> None:
         used = {part["$ref"] for _, part in parts(DOCUMENT) if "$ref" in part}
@@ -296,11 +294,11 @@ class RouteTests(WebTestCase):
         self.assertEqual(paths, routes)
 
     def test_each_operation_has_the_statuses_that_can_happen_and_no_other(self) -> None:
-        self.assertEqual(set(OCCURS), set(error_responses.ERROR_STATUSES))
+        self.assertEqual(set(OCCURS), set(messages.ERROR_STATUSES))
         for method, _, operation in operations():
             name = operation["operationId"].removesuffix("Head")
             expected = {
-                str(error_responses.ERROR_STATUSES[refusal].value)
+                str(messages.ERROR_STATUSES[refusal].value)
                 for refusal, where in OCCURS.items()
                 if name in where
             }
@@ -339,7 +337,7 @@ class RouteTests(WebTestCase):
             (errors.CallerQuotaExceeded("later", 5), {"Retry-After": 5}),
             (errors.Unauthorized("who?"), {"WWW-Authenticate": "Bearer"}),
         ):
-            problem = error_responses.make_error_response(refusal)
+            problem = messages.make_error_response(refusal)
             self.assertEqual({name.decode() for name in problem.headers}, set(headers))
             response = DOCUMENT["components"]["responses"][str(problem.status.value)]
             for name, value in headers.items():

@@ -1,4 +1,4 @@
-"""`web.websockets`: handshakes, what clients send, and the ends of connections."""
+"""`web.streams`: handshakes, what clients send, and the ends of connections."""
 
 from __future__ import annotations
 

@@ -3,17 +3,14 @@
 Twisted's `HTTPChannel`, `Request` and `Site` are subclassed where they keep a body in memory,
 answer malformed input in HTML, or have no deadline for a slow client:
 
-- `channel`: `ApiChannel`, malformed input, WebSockets, and draining. `deadlines` has the phases and
-  deadlines of a connection, `websocket_input` the limit for what a WebSocket receives.
-- `request`: `ApiRequest`, which is refused as early as possible; `site`: `ApiSite`.
-- `targets`: paths, queries, hosts, and the path prefix behind a proxy.
-- `request_headers`: headers of a request, each within 1 KiB.
+- `channel`: `ApiChannel` with the phases and deadlines of a connection, malformed input, WebSockets
+  and draining; `ApiSite`; and the Protocols of the API: `web.routes` implements `Application`,
+  `web.upload` `BodyReceiver`.
+- `request`: `ApiRequest`, which is refused as early as possible.
 - `limits`: the client's address, connection limits, and the connections to drain.
-- `headers`, `error_responses`: headers of every response, and the one table from exceptions to
-  responses.
+- `messages`: headers of requests, each within 1 KiB; paths, queries and hosts; headers of
+  responses, and the one table from exceptions to responses.
 
-No module here imports the rest of `web`. `interface` has the Protocols for it: `web.routes`
-implements `Application`, `web.upload` `BodyReceiver`.
-
-`web.routes.make_site` makes the site; `daemon.assembly` listens with it and drains it at the end.
+No module here imports the rest of `web`. `web.routes.make_site` makes the site; `daemon.assembly`
+listens with it and drains it at the end.
 """

@@ -1,4 +1,4 @@
-"""Connections: deadlines, limits, malformed requests, WebSockets, draining.
+"""Connections and their site: deadlines, malformed requests, WebSockets, draining.
 
 A connection awaits a request, receives its head, receives its body, or is answered. Each phase but
 the last has a deadline for what the client sends; a long poll may be answered as late as it likes.
@@ -6,29 +6,267 @@ In every phase the client has a deadline to take what was written.
 
 A request whose end is ambiguous is refused: a proxy could see another end, and take two requests
 for one (request smuggling).
+
+`Application` and `BodyReceiver` are the Protocols of the API, which this package does not import.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from enum import Enum
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
-from twisted.internet.interfaces import IHalfCloseableDescriptor, IProtocol, IReadDescriptor
+import attrs
+from twisted.internet.interfaces import (
+    IDelayedCall,
+    IHalfCloseableDescriptor,
+    IProtocol,
+    IReactorTime,
+    IReadDescriptor,
+)
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel, Request
 from twisted.web.http_headers import Headers, InvalidHeaderName
+from twisted.web.resource import IResource
+from twisted.web.server import Site
+from wsproto.utilities import LocalProtocolError
 
 from tawebeval.config import HttpSettings
-from tawebeval.errors import ServerStopping, format_size
-from tawebeval.web.server.deadlines import BodyRate, ConnectionPhase, Deadline
-from tawebeval.web.server.error_responses import encode_refusal
-from tawebeval.web.server.headers import encode_head
-from tawebeval.web.server.interface import ChannelSite
-from tawebeval.web.server.limits import RETRY_AFTER_SECONDS, ConnectionPeer, ConnectionSlot
-from tawebeval.web.server.websocket_input import WebSocketInput
+from tawebeval.errors import RequestTooSlow, ServerStopping, format_size
+from tawebeval.web.server.limits import (
+    RETRY_AFTER_SECONDS,
+    ClientAddressResolver,
+    ConnectionLimits,
+    ConnectionPeer,
+    ConnectionSlot,
+    OpenConnections,
+)
+from tawebeval.web.server.messages import BasePath, encode_head, encode_refusal
+
+CLIENT_GONE_STATUS = 499
+"""Status for the log where the client disconnected before the response (as nginx has it)."""
+
+
+class BodyReceiver(Protocol):
+    """Receiver of a body that is parsed while it arrives. Methods raise RequestError."""
+
+    def feed(self, chunk: bytes) -> None:
+        """Parse a part of the body."""
+
+    def abandon(self) -> None:
+        """Store nothing more, and remove what is stored."""
+
+
+class Application(Protocol):
+    """The API. It refuses requests, which are `request.ApiRequest`, by RequestError."""
+
+    @property
+    def origins(self) -> Collection[str]:
+        """Origins whose pages may read responses; `*` = any."""
+
+    def identify_caller(self, request: Any) -> str:
+        """Return the caller of a request, and count the request."""
+
+    def make_form_receiver(self, request: Any, length: int | None) -> BodyReceiver | None:
+        """Return the receiver of a body; None if none is expected.
+
+        `length` is that of the body in bytes, None if unknown.
+        """
+
+    def check_not_stopping(self) -> None:
+        """Raise ServerStopping if the daemon accepts no more forms."""
+
+    def record_response(self, request: Any, status: int, seconds: float) -> None:
+        """Count and log a request; `status` may be GONE, `seconds` is its duration."""
+
+    def record_refusal(self, status: int, address: str) -> None:
+        """Count and log the refusal of a connection or of a malformed request."""
+
+
+class ConnectionPhase(Enum):
+    """The phases of a connection."""
+
+    NEW = "the first byte at all"
+    IDLE = "the next request"
+    HEAD = "the end of a head"
+    BODY = "the end of a body"
+    RESPONSE = "a response, and the client to take it"
+    CLOSED = "the end"  # received bytes are dropped
+
+    def __init__(self, _: str) -> None:
+        # Whether nothing of a request has arrived. No property, for each line of a head asks.
+        self.is_idle = self.name in ("NEW", "IDLE")
+
+
+@attrs.define(eq=False)
+class Deadline:
+    """A call that is due unless something happens before; a new one replaces it.
+
+    A call of the reactor stays when its deadline is cancelled or put off, and serves the next one:
+    each request has two.
+    """
+
+    clock: IReactorTime
+    _call: IDelayedCall | None = None
+    _due: float = 0.0  # in seconds of the clock
+    _call_due: float = 0.0  # when the reactor calls
+    _on_timeout: Callable[[], object] | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a call is due."""
+        return self._on_timeout is not None
+
+    def is_for(self, on_timeout: Callable[[], object]) -> bool:
+        """Whether that call is due."""
+        return self._on_timeout == on_timeout
+
+    def set(self, seconds: float, on_timeout: Callable[[], object]) -> None:
+        """Call `on_timeout` in `seconds` seconds."""
+        self._due = self.clock.seconds() + seconds
+        if self._call is None or self._call_due > self._due:
+            self.close()
+            self._call_in(seconds)
+        self._on_timeout = on_timeout
+
+    def _call_in(self, seconds: float) -> None:
+        self._call_due = self._due
+        self._call = self.clock.callLater(seconds, self._on_due)
+
+    def cancel(self) -> None:
+        """Call nothing."""
+        self._on_timeout = None
+
+    def close(self) -> None:
+        """Call nothing, and leave nothing to the reactor."""
+        self._on_timeout = None
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+    def _on_due(self) -> None:
+        self._call = None
+        left = self._due - self.clock.seconds()
+        on_timeout = self._on_timeout
+        if on_timeout is not None and left > 0:  # it was put off
+            self._call_in(left)
+        elif on_timeout is not None:
+            self._on_timeout = None
+            on_timeout()
+
+
+@attrs.define(eq=False)
+class BodyRate:
+    """The least rate at which a body has to arrive, measured over a window.
+
+    `deadline` is that of the connection. `on_too_slow(error)` is called once too little has
+    arrived.
+    """
+
+    _settings: HttpSettings
+    _deadline: Deadline
+    _on_too_slow: Callable[[RequestTooSlow], object]
+    _size: int = 0  # bytes that have arrived in this window
+    _end: float = 0.0  # of the window, in seconds of the clock
+    _paused_at: float | None = None  # in seconds of the clock
+
+    def begin(self) -> None:
+        """Begin with a body."""
+        self._size = 0
+        self._begin_window(self._settings.rate_window_seconds)
+
+    def count(self, size: int) -> None:
+        """Count received bytes of the body, without its chunked framing."""
+        self._size += size
+
+    def pause(self) -> bool:
+        """Let no time pass; return whether time has passed until now."""
+        if self._paused_at is not None:
+            return False
+        self._paused_at = self._deadline.clock.seconds()
+        self._deadline.cancel()
+        return True
+
+    def resume(self, *, is_complete: bool) -> bool:
+        """Go on after a pause, unless the body is complete; return whether there was a pause."""
+        if self._paused_at is None:
+            return False
+        left, self._paused_at = self._end - self._paused_at, None
+        if not is_complete:
+            self._begin_window(left)
+        return True
+
+    def _begin_window(self, seconds: float) -> None:
+        self._end = self._deadline.clock.seconds() + seconds
+        self._deadline.set(seconds, self._check)
+
+    def _check(self) -> None:
+        settings = self._settings
+        if self._size >= settings.rate_window_seconds * settings.min_bytes_per_second:
+            self.begin()
+        else:
+            self._on_too_slow(
+                RequestTooSlow(
+                    "the request body arrives too slowly; the minimum is"
+                    f" {format_size(settings.min_bytes_per_second)} per second, measured"
+                    f" over {settings.rate_window_seconds:g} s"
+                )
+            )
+
+
+_MAX_BYTES = 64 * 1024  # of messages without meaning from the client of a WebSocket
+_SHORT_FRAME = 6  # overhead of a short client frame, in bytes
+_TOO_BIG = 1009  # close code beyond _MAX_BYTES
+
+
+@attrs.define(eq=False)
+class WebSocketInput:
+    """The bytes that the client of a WebSocket sends; `protocol` is Twisted's WebSocket.
+
+    `sends_close_frame` is true while a close frame is being sent, `awaits_close_frame` from then on
+    until the client answers.
+    """
+
+    _protocol: Any
+    _received: int = 0  # bytes without meaning
+    sends_close_frame: bool = False
+    awaits_close_frame: bool = False
+
+    def receive(self, data: bytes) -> bool:
+        """Pass bytes to the WebSocket; return False if too much has come after the close frame.
+
+        Answers to pings count too; they take a week to reach the limit.
+        """
+        self._received += len(data)
+        if self._received > _MAX_BYTES:
+            if self.awaits_close_frame:
+                return False
+            self._protocol.loseConnection(_TOO_BIG)
+            return True
+        try:
+            self._protocol.dataReceived(data)
+        except LocalProtocolError:
+            # Twisted answers pings even after the close frame, which RFC 6455 forbids.
+            if not self.awaits_close_frame:
+                raise
+        return True
+
+    def exempt_message_from_limit(self, size: int) -> None:
+        """Do not count a meaningful message of `size` bytes against the limit."""
+        self._received -= _SHORT_FRAME + size
+
+    def send_close_frame(self, code: int) -> bool:
+        """Send a close frame; return False if one was sent before."""
+        if self.awaits_close_frame:
+            return False
+        self.sends_close_frame = True
+        self._protocol.loseConnection(code)
+        self.sends_close_frame, self.awaits_close_frame = False, True
+        return True
+
 
 TWISTED_PRIVATE_NAMES = (
     "_buffer",
@@ -66,7 +304,7 @@ class ApiChannel(HTTPChannel):
     It does not use Twisted's `TimeoutMixin`, whose timeout any received byte extends.
     """
 
-    site: ChannelSite
+    site: ApiSite
     http_settings: HttpSettings
     peer: ConnectionPeer
     body_rate: BodyRate
@@ -502,3 +740,41 @@ class ApiChannel(HTTPChannel):
         self.site.application.record_refusal(status.value, self.peer.address)
         self.write(encode_refusal(self.site.application.origins, status, detail, retry_after))
         self._close_write_side()
+
+
+class ApiSite(Site):
+    """What all connections share; `root` is the resource of `application`."""
+
+    # Not Twisted's own, which would speak HTTP/2 where it can: that calls `gotLength` too early.
+    protocol = ApiChannel  # type: ignore[assignment]
+    displayTracebacks = False
+    noisy = False  # `Daemon` logs the URL
+
+    def __init__(
+        self,
+        root: IResource,
+        application: Application,
+        settings: HttpSettings,
+        reactor: Any,
+        request_factory: Callable[[HTTPChannel], Request],
+    ) -> None:
+        super().__init__(
+            root,
+            requestFactory=request_factory,
+            timeout=None,  # the channel has deadlines of its own
+            reactor=reactor,
+            parsePOSTFormSubmission=False,
+        )
+        self.application = application
+        self.address_resolver = ClientAddressResolver.from_settings(settings)
+        self.clock = reactor
+        self.connection_limits = ConnectionLimits(settings)
+        self.base_path = BasePath(settings.base_path)
+        self.open_connections = OpenConnections(reactor)
+
+    def log(self, request: object) -> None:
+        """Do nothing: `Application.record_response` logs requests."""
+
+    def acceptableProtocols(self) -> list[bytes]:
+        """Return the protocols that TLS may negotiate."""
+        return [b"http/1.1"]

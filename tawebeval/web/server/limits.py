@@ -20,7 +20,7 @@ from tawebeval.core.forwarded_headers import (
 )
 from tawebeval.deferreds import Condition, wait_until
 from tawebeval.errors import ServerBusy
-from tawebeval.web.server.request_headers import get_header_values
+from tawebeval.web.server.messages import get_header_values
 
 RETRY_AFTER_SECONDS = 5
 """Seconds of the header `Retry-After` where a limit of connections or requests is reached."""

@@ -19,18 +19,25 @@ from werkzeug.exceptions import HTTPException
 
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import RequestError, RequestTooLarge, format_size
-from tawebeval.web.server import error_responses
-from tawebeval.web.server.channel import LINGER_SECONDS, ApiChannel
-from tawebeval.web.server.headers import PREFLIGHT_HEADERS, set_headers
-from tawebeval.web.server.interface import CLIENT_GONE_STATUS, BodyReceiver
-from tawebeval.web.server.limits import RemoteAddress
-from tawebeval.web.server.request_headers import get_header_values
-from tawebeval.web.server.targets import (
+from tawebeval.web.server import messages
+from tawebeval.web.server.channel import (
+    CLIENT_GONE_STATUS,
+    LINGER_SECONDS,
+    ApiChannel,
+    BodyReceiver,
+)
+from tawebeval.web.server.limits import (
+    RemoteAddress,
+)
+from tawebeval.web.server.messages import (
     MAX_PATH_BYTES,
+    PREFLIGHT_HEADERS,
     check_hosts,
     check_method_and_path,
     collapse_slashes,
+    get_header_values,
     parse_query,
+    set_headers,
     strip_scheme_and_host,
 )
 
@@ -132,7 +139,7 @@ class ApiRequest(Request):
         if self._is_refused:
             return
         if isinstance(error, OSError):
-            error = error_responses.report_storage_error(error)
+            error = messages.report_storage_error(error)
         if not isinstance(error, RequestError):
             log.failure("defect: a request failed", Failure(error))
         self._is_refused = True
@@ -148,7 +155,7 @@ class ApiRequest(Request):
         self._linger = self.channel.callLater(LINGER_SECONDS, self.channel.forceAbortClient)
 
     def _write_problem(self, error: BaseException | None) -> None:
-        body = error_responses.set_error_response(self, error)
+        body = messages.set_error_response(self, error)
         self.setHeader(b"Content-Length", b"%d" % len(body))
         self.write(body)
 

@@ -1,4 +1,4 @@
-"""`web.server.targets`: the API below a path of its host."""
+"""`web.server.messages`: the API below a path of its host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import RESERVED_URL_PATHS, Configuration, HttpSettings
 from tawebeval.errors import ResourceMoved
 from tawebeval.evaluations import lister
-from tawebeval.web.server.targets import BasePath
+from tawebeval.web.server.messages import BasePath
 from tests.cases.web import LINK, PROXY, SETTINGS, RawTestCase
 from tests.fakes.clients import MULTIPART, Answer, form, parts
 

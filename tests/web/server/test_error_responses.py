@@ -1,4 +1,4 @@
-"""`web.server.error_responses`: all that goes wrong is answered by problem details."""
+"""`web.server.messages`: all that goes wrong is answered by problem details."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval import errors
 from tawebeval.evaluations.event_requests import EventRequests
 from tawebeval.web.routes import make_app
-from tawebeval.web.server import error_responses
+from tawebeval.web.server import messages
 from tests.cases.web import WebTestCase
 
 
 class TableTests(SynchronousTestCase):
     def test_every_refusal_has_a_status(self) -> None:
         refusals = set(_below(errors.RequestError))
-        self.assertEqual(set(error_responses.ERROR_STATUSES), refusals)
+        self.assertEqual(set(messages.ERROR_STATUSES), refusals)
         self.assertTrue(refusals)
 
     def test_statuses_are_those_of_the_contract(self) -> None:
         self.assertEqual(
-            {
-                error.__name__: status.value
-                for error, status in error_responses.ERROR_STATUSES.items()
-            },
+            {error.__name__: status.value for error, status in messages.ERROR_STATUSES.items()},
             {
                 "MalformedRequest": 400,
                 "UnknownMethod": 501,
@@ -62,7 +59,7 @@ class TableTests(SynchronousTestCase):
 
     def test_document_is_that_of_rfc_9457_with_message_and_extra_members(self) -> None:
         self.assertEqual(
-            error_responses.make_problem_details(HTTPStatus.GONE, "no more", oldest="3"),
+            messages.make_problem_details(HTTPStatus.GONE, "no more", oldest="3"),
             b'{"type":"about:blank","title":"Gone","status":410,"detail":"no more",'
             b'"message":"no more","oldest":"3"}',
         )

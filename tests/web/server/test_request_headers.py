@@ -1,4 +1,4 @@
-"""`web.server.request_headers`: what strangers write into the heads of requests is bounded."""
+"""`web.server.messages`: what strangers write into the heads of requests is bounded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from tawebeval.config import Configuration, HttpSettings
-from tawebeval.web.server.request_headers import MAX_HEADER_BYTES
+from tawebeval.web.server.messages import MAX_HEADER_BYTES
 from tests.cases.polls import TOKEN, TOKENS
 from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, Service, form, head, parts
