@@ -69,7 +69,6 @@ USES = (
         "/usr/sbin/munged /usr/sbin/slurmctld /usr/sbin/slurmd srun",
         _integration(_SLURM),
     ),
-    Use("firefox-esr", _integration("test_page_firefox"), optional=True),
     Use("chromium chromedriver", _integration(_PAGE), npm="axe-core"),
     Use("/usr/sbin/nginx /usr/sbin/haproxy caddy", _integration(_PROXIES)),
 )
@@ -78,7 +77,7 @@ FOR_ROOT = (
     "tests.evaluations.test_store tests.linux.test_hidden_proc tests.linux.test_ownership"
     " tests.linux.test_privileges "
     + _integration(
-        f"{_BOOTED} test_archive test_cgroups test_descriptors test_doctor test_environments"
+        f"{_BOOTED} test_archive test_descriptors test_doctor test_environments"
         " test_faulty_disk test_full_disk test_git_attacks test_lookups test_overlays"
         f" test_privileges test_try test_verdicts test_writable_trees {_SLURM}"
     )

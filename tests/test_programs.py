@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from tests import programs, run
+from tests.machine import bare
 
 DEBIAN = (
-    "bash caddy chromium crun curl dash fakeroot firefox-esr fish g++ gcc git git-lfs jq lintian"
+    "bash caddy chromium crun curl dash fakeroot fish g++ gcc git git-lfs jq lintian"
     " mmdebstrap perl podman zsh"
 )
 """Packages of Debian that are called like their program."""
@@ -36,6 +36,8 @@ class ProgramsTests(SynchronousTestCase):
             for module in use.modules.split():
                 self.assertIn(module, {*modules, "tests", "tests.integration"})
         self.assertEqual(set(programs.FOR_ROOT.split()) - modules, set())
+        quick = {f"tests.integration.test_{name}" for name in bare.QUICK}
+        self.assertEqual(quick - modules, set(), "tests.machine.bare runs them")
 
     def test_modules_that_need_root_are_in_the_table(self) -> None:
         skips = re.compile(r"SkipTest\(.*(root|missing\(\))|import .*ServiceTestCase")
@@ -69,21 +71,9 @@ class ProgramsTests(SynchronousTestCase):
             self.assertNotEqual(found, set())
             self.assertEqual(found - listed, set(), program)
 
-    def test_named_tests_get_their_programs(self) -> None:
-        for name in ("test_page.PageTests.test_x", "test_page.PageTests", "test_page"):
-            found = list(programs.options([f"tests.integration.{name}"]))
-            self.assertEqual(found[1:], ["--wants=chromium,chromedriver", "--npm=axe-core"])
-        everything = list(programs.options([], optional=True))
-        self.assertEqual(list(programs.options(["tests"])), everything)
-        self.assertIn("--needs=git,libseccomp.so.2,/usr/bin/python3,bwrap,curl,xz", everything)
-
     def test_bootstrap_knows_each_package(self) -> None:
         script = (run.ROOT / "scripts" / "bootstrap").read_text()
         (packages,) = re.findall(r"(?ms)^PACKAGES = (\{.*?^\})", script)
         self.assertIn("/usr/sbin/munged", THINGS)
         self.assertIn("qemu-system-x86_64", THINGS)
         self.assertEqual(THINGS - {*DEBIAN.split()} - {*ast.literal_eval(packages)}, set())
-
-    def test_programs_in_sbin_are_named_by_path(self) -> None:
-        found = {thing for thing in THINGS if Path("/usr/sbin", thing).exists()}
-        self.assertEqual({thing for thing in found if not Path("/usr/bin", thing).exists()}, set())
