@@ -61,7 +61,7 @@ _LONG = (
     *("page_results", "image", "documented_clients", "page_problems"),
     *("limit_attacks", "cli", "libraries", "documented_commands"),
     *("page_http2", "disk_attacks", "git_attacks", "description", "cut_connections"),
-    *("examples", "lasting_rounds", "full_disk", "total", "demo", "verdicts"),
+    *("examples", "lasting_rounds", "full_disk", "demo", "verdicts"),
 )
 
 _SHORT_TOGETHER = 5

@@ -36,27 +36,6 @@ class SummaryTests(SynchronousTestCase):
         self.assertEqual(run.read_summary(line), run.Outcome(4, 6, 0))
 
 
-class NamesTests(SynchronousTestCase):
-    """The names of tests that failed."""
-
-    def test_names_of_failed_tests_are_found(self) -> None:
-        sections = (
-            "tests.integration.test_a\n  ATests\n    test_a ...   [FAIL]\n",
-            "[FAIL]\nTraceback:\n  tests.run.x\ntests.other\n\ntests.test_a.ATests.test_a\n",
-            "[SKIPPED]\nwithout root\n\ntests.test_b.BTests.test_b\n",
-            "[ERROR]\nTraceback:\n\ntests.test_c.CTests.test_c\ntests.test_c.CTests.test_d\n-----",
-        )
-        printed = ("\n" + "=" * 79 + "\n").join(sections)
-        expected = ("tests.test_a.ATests.test_a", "tests.test_c.CTests.test_c")
-        self.assertEqual(
-            run.find_names(printed.encode(), b"[FAIL]\n", b"[ERROR]\n"),
-            (*expected, "tests.test_c.CTests.test_d"),
-        )
-        self.assertEqual(
-            run.find_names(printed.encode(), b"[SKIPPED]\nwithout"), ("tests.test_b.BTests.test_b",)
-        )
-
-
 class SkippedTests(SynchronousTestCase):
     """Tests that were skipped, with CI in the environment."""
 
@@ -133,29 +112,6 @@ class AgainTests(SynchronousTestCase):
         self.assertEqual(self.again, [one, other])
         self.assertEqual(outcome, run.Outcome(6, 1, 1, (other,)))
         self.assertEqual(unsteady, [one])
-
-    def test_many_failures_are_not_run_again(self) -> None:
-        parts = [run.Outcome(0, 1, 0, (f"tests.test_x.A.test_{n}",)) for n in "abcd"]
-        outcome, unsteady = self.run_parts(*parts)
-        self.assertEqual((outcome[:3], unsteady), ((0, 4, 0), []))
-
-    def test_part_that_ended_without_a_word_is_not_run_again(self) -> None:
-        silent = run.Outcome(0, 1, 0, ("tests.integration.test_x",))
-        self.assertEqual(self.run_parts(silent), (silent, []))
-
-
-class CoreTests(SynchronousTestCase):
-    """Tests of the core, which run twice."""
-
-    def test_failure_under_coverage_counts(self) -> None:
-        def run_trial(names: list[str], python: list[str], **_: object) -> run.Outcome:
-            if python == ["covering"]:
-                return run.Outcome(2, 1, 0, ("tests.core.test_a.A.test_d",))
-            return run.Outcome(3, 0, 0)
-
-        self.patch(run, "run_trial", run_trial)
-        outcome, _ = run.run_parts([["tests.core.test_a"]], ["tests.core.test_a"], ["covering"])
-        self.assertEqual(outcome, run.Outcome(3, 1, 0, ("tests.core.test_a.A.test_d",)))
 
 
 class TrialTests(SynchronousTestCase):

@@ -77,24 +77,6 @@ threading.Thread(target=hold).start()
 ctypes.CDLL(None).syscall({number_of("exit")}, 0)
 """
 
-# Likewise, and held by no descriptor: just by a mapping.
-MAPPED = (
-    """
-import ctypes, os, sys
-libc = ctypes.CDLL(None, use_errno=True)  # Python's own mmap would hold a descriptor, too
-libc.mmap.restype = ctypes.c_void_p
-os.chdir(sys.argv[1])
-for number in range(40):
-    with open(f"{sys.argv[2]}-{number}", "w+b") as file:
-        file.write(b"x" * 2**20)
-        file.flush()
-        place = libc.mmap(None, ctypes.c_size_t(2**20), 1, 1, file.fileno(), ctypes.c_long(0))
-        assert place not in (None, 2**64 - 1), ctypes.get_errno()
-        os.unlink(file.name)
-"""
-    + _WAIT
-)
-
 # Who may not look into a directory cannot count what is there.
 CLOSED = (
     """
