@@ -43,8 +43,8 @@ from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessTransport
 from tawebeval.sandbox.base import EvaluatorExit, Launch, LeftProcess, RunEnd, SandboxedRun
 from tawebeval.sandbox.environments import Environment
+from tawebeval.sandbox.limits import RunLimits
 from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.run_limits import RunLimits
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tests.fakes.files import MemoryEventFiles
 

@@ -28,7 +28,7 @@ from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.base import NoSandbox
-from tawebeval.sandbox.limit_monitor import LimitMonitor
+from tawebeval.sandbox.limits import LimitMonitor
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace
 

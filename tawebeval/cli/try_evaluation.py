@@ -38,7 +38,7 @@ from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
-from tawebeval.sandbox.limit_monitor import LimitMonitor
+from tawebeval.sandbox.limits import LimitMonitor
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.probe import check_sandbox_and_log_problems, open_sandbox
 from tawebeval.sandbox.workspace import Workspace

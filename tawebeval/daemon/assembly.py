@@ -64,7 +64,7 @@ from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.pinned_agent import CachedPolicyForHTTPS
 from tawebeval.resolver import CheckedResolver, SystemResolver
 from tawebeval.sandbox.base import Sandbox
-from tawebeval.sandbox.limit_monitor import LimitMonitor
+from tawebeval.sandbox.limits import LimitMonitor
 from tawebeval.sandbox.probe import (
     ProbeDirectories,
     open_helper_sandbox,

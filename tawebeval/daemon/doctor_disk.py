@@ -37,7 +37,7 @@ from tawebeval.linux.ownership import (
     check_owner,
     get_user_name,
 )
-from tawebeval.sandbox.disk_usage import measure_disk_usage
+from tawebeval.sandbox.limits import measure_disk_usage
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _RIGHTS = {"r": os.R_OK, "w": os.W_OK, "x": os.X_OK}

@@ -31,7 +31,7 @@ from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.base import Sandbox
-from tawebeval.sandbox.limit_monitor import LimitMonitor
+from tawebeval.sandbox.limits import LimitMonitor
 
 
 def make_unread_events_share(max_bytes: int) -> Share:

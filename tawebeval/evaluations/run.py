@@ -44,7 +44,7 @@ from tawebeval.evaluations.exit_messages import explain_exit, find_command_hint
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.child import ProcessTransport
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
-from tawebeval.sandbox.run_limits import build_cpu_limit_failure
+from tawebeval.sandbox.limits import build_cpu_limit_failure
 from tawebeval.sandbox.workspace import FileRefused
 
 PARTIAL_LINE_DELAY = 0.02

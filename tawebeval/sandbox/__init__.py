@@ -11,10 +11,8 @@ its exit. Other kinds of sandbox implement these (`base`).
 - `seccomp`: the filters of system calls, which libseccomp compiles.
 - `prepared_etc`: the /etc of sandboxes, copied from the machine's.
 - `workspace`: the directories of a run; `overlay`: the writable tree over a checkout.
-- `disk_usage`: the disk usage of a run, by counting its files.
-- `run_limits`: the limits of a run, which its cgroup enforces or which are checked, and its usage.
-- `limit_monitor`: `LimitMonitor` checks, while runs go on, the limits that the kernel does not
-  enforce.
+- `limits`: the limits of a run, its usage, and `LimitMonitor`, which checks those that the kernel
+  does not enforce.
 - `environments`: root file systems in place of the machine's programs; `environment_store`: their
   import into the state directory.
 - `helper_sandbox`: the sandbox of git commands, and of programs that unpack imports.

@@ -3,7 +3,7 @@
 A `Sandbox` belongs to the daemon. It makes a `SandboxedRun` for each evaluation, of three parts:
 
 - `Launch` starts the evaluator. `LocalLaunch` does so by the starter, on this machine.
-- `RunLimits` has its limits, and measures its usage (`run_limits`).
+- `RunLimits` has its limits, and measures its usage (`limits`).
 - `RunEnd` signals and kills its processes, and interprets their exit.
 
 These are the seam for other kinds of sandbox, such as containers or a cluster.
@@ -31,8 +31,8 @@ from tawebeval.linux.processes import list_descendants
 from tawebeval.linux.reaper import OrphanReaper, send_signal
 from tawebeval.linux.starter_client import LaunchSpec, StartedProgram
 from tawebeval.sandbox.environments import Environment
+from tawebeval.sandbox.limits import LocalRunLimits, RunLimits, convert_rlimit_names
 from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.run_limits import LocalRunLimits, RunLimits, convert_rlimit_names
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 
 _TOOLS = Path(__file__).with_name("tools")

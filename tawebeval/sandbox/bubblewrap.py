@@ -60,9 +60,9 @@ from tawebeval.sandbox.environments import (
     SystemView,
     make_system_view,
 )
+from tawebeval.sandbox.limits import LocalRunLimits, convert_rlimit_names
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.prepared_etc import PreparedEtc
-from tawebeval.sandbox.run_limits import LocalRunLimits, convert_rlimit_names
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 
 log = Logger()

@@ -25,7 +25,6 @@ import attrs
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.filetree import remove_tree, run_and_read_stderr_line, walk_tree
 from tawebeval.sandbox.bubblewrap import build_minimal_system_options, write_sandbox_files
-from tawebeval.sandbox.disk_usage import measure_disk_usage
 from tawebeval.sandbox.environments import (
     ACCOUNT_FILES,
     NETWORK_FILES,
@@ -40,6 +39,7 @@ from tawebeval.sandbox.helper_sandbox import (
     BubblewrapHelperSandbox,
     SandboxAccess,
 )
+from tawebeval.sandbox.limits import measure_disk_usage
 from tawebeval.sandbox.seccomp import make_seccomp_filters
 
 _NEW = "new-"

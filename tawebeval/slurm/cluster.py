@@ -44,12 +44,12 @@ from tawebeval.sandbox.bubblewrap import (
     locate_status_file,
 )
 from tawebeval.sandbox.environments import Environment
-from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.run_limits import (
+from tawebeval.sandbox.limits import (
     LocalRunLimits,
     build_cpu_limit_failure,
     build_disk_limit_failure,
 )
+from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tawebeval.slurm.attempts import Attempt, NodeState, build_node_command, write_node_program
 from tawebeval.slurm.commands import SlurmCommands, build_command_environment

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import GIB, MIB, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.sandbox import run_limits
+from tawebeval.sandbox import limits as limits_module
 from tawebeval.sandbox.base import NoSandbox, SandboxedRun
 from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.sandbox import FakeCgroups, FakeDisk, FakeOrphans, FakeTrees
@@ -42,7 +42,7 @@ class CellTestCase(SynchronousTestCase):
         self.orphans: Any = FakeOrphans()
         self.workspace = Workspace(Path("/state/evaluations/word"))
         self.disks: list[FakeDisk] = []
-        self.patch(run_limits, "DiskMeter", self.watch)
+        self.patch(limits_module, "DiskMeter", self.watch)
         self.hard = resource.RLIM_INFINITY  # of the daemon, for whatever it is
         self.patch(resource, "getrlimit", lambda number: (0, self.hard))
 

@@ -19,7 +19,7 @@ from tawebeval.config import (
 from tawebeval.daemon import doctor_disk as module
 from tawebeval.daemon.doctor_disk import check_free_space
 from tawebeval.errors import SetupProblem, format_size
-from tawebeval.sandbox.disk_usage import DiskUsage
+from tawebeval.sandbox.limits import DiskUsage
 
 GIB = 2**30
 RUNNING = 3

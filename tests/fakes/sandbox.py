@@ -20,9 +20,8 @@ from tawebeval.linux.cgroup_directory import CgroupDirectory
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
 from tawebeval.sandbox.base import EvaluatorExit, LeftProcess, RunnerStatus
-from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
 from tawebeval.sandbox.environments import Environment
-from tawebeval.sandbox.run_limits import RunLimits
+from tawebeval.sandbox.limits import DiskUsage, RunLimits, TooManyInspections
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tests.fakes.children import NO_PROCESS, FakeChild, FakeSpawner
 from tests.fakes.gates import Gate

@@ -39,7 +39,7 @@ from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.reloadable import ReloadableFilesOwner
-from tawebeval.sandbox.limit_monitor import LimitMonitor, check_run_limits
+from tawebeval.sandbox.limits import LimitMonitor, check_run_limits
 from tawebeval.web.events import EventQuery, read_page
 from tests.fakes.children import FakeChild, FakeSpawner
 from tests.fakes.files import FakeStore, MemoryEventFiles

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.starter_client import LaunchSpec, OverlayLayers, OverlayMountError
-from tawebeval.sandbox.disk_usage import measure_disk_usage
+from tawebeval.sandbox.limits import measure_disk_usage
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.patience import PATIENCE

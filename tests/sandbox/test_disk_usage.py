@@ -1,4 +1,4 @@
-"""`sandbox.disk_usage`: what is counted of a run's files, and when."""
+"""`sandbox.limits`: what is counted of a run's files, and when."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux.filetree import open_directory
-from tawebeval.sandbox import disk_usage as module
-from tawebeval.sandbox.disk_usage import (
+from tawebeval.sandbox import limits as module
+from tawebeval.sandbox.limits import (
     DiskMeter,
     DiskUsage,
     TooManyInspections,

@@ -1,4 +1,4 @@
-"""`sandbox.limit_monitor`: the look at all cells, again and again, as long as there are any."""
+"""`sandbox.limits`: the look at all cells, again and again, as long as there are any."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB, LimitSettings
 from tawebeval.errors import EvaluationFailure
-from tawebeval.sandbox.disk_usage import MAX_SHARED_THREAD_INSPECTIONS, TooManyInspections
-from tawebeval.sandbox.limit_monitor import LimitMonitor
+from tawebeval.sandbox.limits import MAX_SHARED_THREAD_INSPECTIONS, LimitMonitor, TooManyInspections
 from tests.fakes.sandbox import FakeRunLimits
 from tests.fakes.world import InlineThreads, SlowThreads
 

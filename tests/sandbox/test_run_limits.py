@@ -1,4 +1,4 @@
-"""`sandbox.run_limits`: which limits a run has gone over, and what it has used."""
+"""`sandbox.limits`: which limits a run has gone over, and what it has used."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from twisted.internet.task import Clock
 from tawebeval.config import GIB, MIB
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.cgroups import ResourceUsage
-from tawebeval.sandbox import run_limits as module
-from tawebeval.sandbox.disk_usage import DiskUsage, TooManyInspections
-from tawebeval.sandbox.run_limits import LocalRunLimits
+from tawebeval.sandbox import limits as module
+from tawebeval.sandbox.limits import DiskUsage, LocalRunLimits, TooManyInspections
 from tests.cases.sandbox import LIMITS, CellTestCase
 from tests.fakes.children import NO_PROCESS, FakeChild
 
