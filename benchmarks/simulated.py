@@ -44,8 +44,7 @@ from tawebeval.linux.child import ProcessTransport
 from tawebeval.sandbox.base import EvaluatorExit, Launch, LeftProcess, RunEnd, SandboxedRun
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.limits import RunLimits
-from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.workspace import Workspace, WorkspaceView
+from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 from tests.fakes.files import MemoryEventFiles
 
 OUTPUT = b"".join(b"case %d: accepted\n" % number for number in range(20))

@@ -28,9 +28,8 @@ from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter import enter_user_namespace
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.bubblewrap import BROKER_SOCKET_NAME, write_sandbox_files
-from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.probe import open_bubblewrap
-from tawebeval.sandbox.workspace import Workspace
+from tawebeval.sandbox.workspace import Workspace, WritableTrees
 
 COMMAND = "/bin/echo hello"
 _PATIENCE = 20.0  # seconds

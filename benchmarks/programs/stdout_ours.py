@@ -29,8 +29,7 @@ from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.base import NoSandbox
 from tawebeval.sandbox.limits import LimitMonitor
-from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.workspace import Workspace
+from tawebeval.sandbox.workspace import Workspace, WritableTrees
 
 _CAPACITY = 4 * 1024 * 1024  # bytes of events in memory
 

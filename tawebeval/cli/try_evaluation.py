@@ -39,9 +39,8 @@ from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import OrphanReaper, become_subreaper
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.limits import LimitMonitor
-from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.probe import check_sandbox_and_log_problems, open_sandbox
-from tawebeval.sandbox.workspace import Workspace
+from tawebeval.sandbox.workspace import Workspace, WritableTrees
 
 NO_COMMIT = "0" * 40
 """The commit identifier of a working directory."""

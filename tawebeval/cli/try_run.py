@@ -56,7 +56,7 @@ from tawebeval.evaluations.starting import enter_queue
 from tawebeval.linux.cgroups import ResourceUsage, open_cgroups
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import drop_privileges, refuse_root
-from tawebeval.sandbox.overlay import WritableTrees
+from tawebeval.sandbox.workspace import WritableTrees
 
 _WORDS = {
     "data_begin": "<<< data begins >>>",

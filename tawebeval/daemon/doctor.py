@@ -47,13 +47,13 @@ from tawebeval.linux.ownership import find_readable_by_others_problem
 from tawebeval.linux.privileges import refuse_root
 from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
-from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.probe import (
     ProbeDirectories,
     check_sandbox,
     find_sandbox_problems,
     open_sandbox,
 )
+from tawebeval.sandbox.workspace import WritableTrees
 from tawebeval.slurm.checks import check_cluster
 from tawebeval.web.auth import find_metrics_token_file, find_token_file, read_token_file
 from tawebeval.webhooks.signing import find_secrets_file, read_signing_secrets

@@ -37,7 +37,7 @@ from tawebeval.linux.ownership import get_user_name
 from tawebeval.linux.privileges import drop_privileges
 from tawebeval.linux.reaper import become_subreaper
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
-from tawebeval.sandbox.overlay import WritableTrees
+from tawebeval.sandbox.workspace import WritableTrees
 from tawebeval.web.server.channel import ApiSite
 from tawebeval.web.server.limits import DRAIN_TIMEOUT
 from tawebeval.webhooks.deliveries import CallbackQueue

@@ -18,7 +18,7 @@ from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux.cgroups import find_pids_controller_parent
 from tawebeval.linux.rlimits import assess_starter_limits, check_hard_limits
 from tawebeval.linux.starter_client import StarterClient
-from tawebeval.sandbox.overlay import WritableTrees
+from tawebeval.sandbox.workspace import WritableTrees
 
 STARTER_SOCKET_VARIABLE = "TAWEBEVAL_STARTER"
 """The environment variable with the path of the starter's socket."""

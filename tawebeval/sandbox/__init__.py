@@ -10,7 +10,7 @@ its exit. Other kinds of sandbox implement these (`base`).
   installations that trust all evaluators.
 - `seccomp`: the filters of system calls, which libseccomp compiles.
 - `prepared_etc`: the /etc of sandboxes, copied from the machine's.
-- `workspace`: the directories of a run; `overlay`: the writable tree over a checkout.
+- `workspace`: the directories of a run, with its writable tree over a checkout.
 - `limits`: the limits of a run, its usage, and `LimitMonitor`, which checks those that the kernel
   does not enforce.
 - `environments`: root file systems in place of the machine's programs; `environment_store`: their

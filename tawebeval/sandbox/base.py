@@ -32,8 +32,7 @@ from tawebeval.linux.reaper import OrphanReaper, send_signal
 from tawebeval.linux.starter_client import LaunchSpec, StartedProgram
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.limits import LocalRunLimits, RunLimits, convert_rlimit_names
-from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.workspace import Workspace, WorkspaceView
+from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 
 _TOOLS = Path(__file__).with_name("tools")
 # Now: the user of the service may not read it later. With their times, by which Python knows

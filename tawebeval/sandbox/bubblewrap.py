@@ -61,9 +61,8 @@ from tawebeval.sandbox.environments import (
     make_system_view,
 )
 from tawebeval.sandbox.limits import LocalRunLimits, convert_rlimit_names
-from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.prepared_etc import PreparedEtc
-from tawebeval.sandbox.workspace import Workspace, WorkspaceView
+from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 
 log = Logger()
 

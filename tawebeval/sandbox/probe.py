@@ -35,9 +35,8 @@ from tawebeval.sandbox.bubblewrap import (
     prepare_etc,
 )
 from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox, HelperSandbox, NoHelperSandbox
-from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.seccomp import make_seccomp_filters
-from tawebeval.sandbox.workspace import Workspace
+from tawebeval.sandbox.workspace import Workspace, WritableTrees
 
 TREE_COPY_WARNING = (
     "each evaluation copies the tree of its commit, which takes time for large trees"

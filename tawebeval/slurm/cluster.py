@@ -49,8 +49,7 @@ from tawebeval.sandbox.limits import (
     build_cpu_limit_failure,
     build_disk_limit_failure,
 )
-from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.workspace import Workspace, WorkspaceView
+from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 from tawebeval.slurm.attempts import Attempt, NodeState, build_node_command, write_node_program
 from tawebeval.slurm.commands import SlurmCommands, build_command_environment
 from tawebeval.slurm.jobs import build_srun_options, exclude_node

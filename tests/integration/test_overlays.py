@@ -1,4 +1,4 @@
-"""`sandbox.overlay` with overlays that are really mounted, by the user of the tests."""
+"""`sandbox.workspace` with overlays that are really mounted, by the user of the tests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.starter_client import LaunchSpec, OverlayLayers, OverlayMountError
 from tawebeval.sandbox.limits import measure_disk_usage
-from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.workspace import Workspace
+from tawebeval.sandbox.workspace import Workspace, WritableTrees
 from tests.cases.patience import PATIENCE
 from tests.cases.starters import eventually
 

@@ -1,4 +1,4 @@
-"""`sandbox.overlay` with starters: what follows from what they can do."""
+"""`sandbox.workspace` with starters: what follows from what they can do."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from tawebeval.linux.starter_client import (
     StarterClient,
     spawn_starter,
 )
-from tawebeval.sandbox import overlay as module
-from tawebeval.sandbox.overlay import WritableTrees
-from tawebeval.sandbox.workspace import Workspace
+from tawebeval.sandbox import workspace as module
+from tawebeval.sandbox.workspace import Workspace, WritableTrees
 from tests.cases.patience import PATIENCE
 from tests.cases.starters import eventually, is_alive, sh
 from tests.fakes.children import NO_PROCESS

@@ -31,7 +31,6 @@ from tawebeval.sandbox.bubblewrap import (
     prepare_etc,
 )
 from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox, NoHelperSandbox
-from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.probe import (
     DEFAULT_PROBE_DIRECTORIES,
     TREE_COPY_WARNING,
@@ -42,7 +41,7 @@ from tawebeval.sandbox.probe import (
     probe_bubblewrap,
     probe_overlays_or_copies,
 )
-from tawebeval.sandbox.workspace import Workspace
+from tawebeval.sandbox.workspace import Workspace, WritableTrees
 from tests.fakes.sandbox import NO_CGROUPS, FakeOrphans, FakeTrees
 
 OTHERWISE = 'or, if you trust all callers, set sandbox.kind = "none"'
