@@ -34,7 +34,7 @@ from tawebeval.errors import ConfigurationError, EvaluationFailure, format_size
 from tawebeval.git.remotes import Login
 from tawebeval.linux.child import ChildProcess, Spawner
 from tawebeval.linux.starter import OOM_SCORE_ADJ
-from tawebeval.sandbox.helper_sandbox import (
+from tawebeval.sandbox.bubblewrap import (
     BWRAP_ERROR_PREFIX,
     READ_ONLY_ACCESS,
     HelperSandbox,

@@ -70,7 +70,7 @@ from tawebeval.git.lfs import (
 from tawebeval.git.remotes import Credential, Login, RemoteResolver
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.resolver import LOOKUP_TIMEOUT
-from tawebeval.sandbox.helper_sandbox import SandboxAccess
+from tawebeval.sandbox.bubblewrap import SandboxAccess
 
 _FETCH = (
     "fetch",

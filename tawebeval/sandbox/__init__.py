@@ -6,8 +6,8 @@ evaluation it makes a `SandboxedRun` of three parts, which `evaluations` calls: 
 evaluator, `RunLimits` has its limits and tells its usage, `RunEnd` kills its processes and tells
 its exit. Other kinds of sandbox implement these (`base`).
 
-- `bubblewrap`: the sandbox of installations that strangers use. `base.NoSandbox` is for
-  installations that trust all evaluators.
+- `bubblewrap`: the sandbox of installations that strangers use, and that of git commands and of
+  imports. `base.NoSandbox` is for installations that trust all evaluators.
 - `seccomp`: the filters of system calls, which libseccomp compiles.
 - `prepared_etc`: the /etc of sandboxes, copied from the machine's.
 - `workspace`: the directories of a run, with its writable tree over a checkout.
@@ -15,7 +15,6 @@ its exit. Other kinds of sandbox implement these (`base`).
   does not enforce.
 - `environments`: root file systems in place of the machine's programs; `environment_store`: their
   import into the state directory.
-- `helper_sandbox`: the sandbox of git commands, and of programs that unpack imports.
 - `broker`: the program by which an evaluator runs programs of submissions: it makes
   a sandbox for each; `tools`: what evaluators find at `EVALUATION_TOOLS`, `tawebeval-run` among it.
 """

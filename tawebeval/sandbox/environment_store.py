@@ -3,8 +3,8 @@
 <state>/environments/sha256-HEX/   a root, read-only; HEX is the digest of its content
 <state>/environments/new-*/        an import, locked while it runs
 
-An archive comes from strangers. So tar unpacks it in a sandbox (`helper_sandbox`) that may write to
-one directory alone, which has nothing else. The limit of an import is the free disk.
+An archive comes from strangers. So tar unpacks it in a sandbox (`bubblewrap.HelperSandbox`) that
+may write to one directory alone, which has nothing else. The limit of an import is the free disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ import attrs
 
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.filetree import remove_tree, run_and_read_stderr_line, walk_tree
-from tawebeval.sandbox.bubblewrap import build_minimal_system_options, write_sandbox_files
+from tawebeval.sandbox.bubblewrap import (
+    BWRAP_ERROR_PREFIX,
+    BubblewrapHelperSandbox,
+    SandboxAccess,
+    build_minimal_system_options,
+    write_sandbox_files,
+)
 from tawebeval.sandbox.environments import (
     ACCOUNT_FILES,
     NETWORK_FILES,
@@ -33,11 +39,6 @@ from tawebeval.sandbox.environments import (
     find_stored_root_digest,
     locate_in_root,
     lock_environment_root,
-)
-from tawebeval.sandbox.helper_sandbox import (
-    BWRAP_ERROR_PREFIX,
-    BubblewrapHelperSandbox,
-    SandboxAccess,
 )
 from tawebeval.sandbox.limits import measure_disk_usage
 from tawebeval.sandbox.seccomp import make_seccomp_filters

@@ -28,13 +28,15 @@ from tawebeval.linux.starter_client import OverlayMountError
 from tawebeval.sandbox.base import NoSandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import (
     TOOLS_NAME,
+    BubblewrapHelperSandbox,
     BubblewrapSandbox,
+    HelperSandbox,
+    NoHelperSandbox,
     build_minimal_system_options,
     build_network_options,
     build_system_options,
     prepare_etc,
 )
-from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox, HelperSandbox, NoHelperSandbox
 from tawebeval.sandbox.seccomp import make_seccomp_filters
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
 

@@ -68,7 +68,7 @@ from tawebeval.errors import (
 from tawebeval.evaluations.database import EvaluationRow
 from tawebeval.evaluations.details import ArchivedRow
 from tawebeval.reloadable import ReloadableFiles, ReloadResult
-from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox
+from tawebeval.sandbox.bubblewrap import BubblewrapHelperSandbox
 from tawebeval.web.context import WebContext
 from tawebeval.web.server.channel import ApiSite
 from tests.archive.test_archive import make_ring

@@ -17,7 +17,7 @@ from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git import cache, repository
 from tawebeval.git.command import GitResult
-from tawebeval.sandbox.helper_sandbox import SandboxAccess
+from tawebeval.sandbox.bubblewrap import SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, Running, failed
 from tests.fakes.world import OID, TREE
 

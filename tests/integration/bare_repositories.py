@@ -21,11 +21,11 @@ from tawebeval.git.repository import BareRepository, GitServers
 from tawebeval.linux.child import Spawner
 from tawebeval.resolver import CheckedResolver
 from tawebeval.sandbox.bubblewrap import (
+    BubblewrapHelperSandbox,
     build_minimal_system_options,
     build_network_options,
     write_sandbox_files,
 )
-from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox
 from tawebeval.sandbox.seccomp import make_seccomp_filters
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.fakes.resolver import FakeResolver

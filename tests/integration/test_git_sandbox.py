@@ -19,14 +19,12 @@ from tawebeval.git.remotes import Login
 from tawebeval.git.repository import create_repository
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.bubblewrap import (
-    build_minimal_system_options,
-    build_network_options,
-    write_sandbox_files,
-)
-from tawebeval.sandbox.helper_sandbox import (
     READ_ONLY_ACCESS,
     BubblewrapHelperSandbox,
     SandboxAccess,
+    build_minimal_system_options,
+    build_network_options,
+    write_sandbox_files,
 )
 from tawebeval.sandbox.seccomp import make_seccomp_filters
 from tests.cases.patience import LONG_PATIENCE

@@ -30,8 +30,11 @@ from tawebeval.sandbox import broker as broker_module
 from tawebeval.sandbox import bubblewrap as module
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (
+    READ_ONLY_ACCESS,
     TOOLS_NAME,
+    BubblewrapHelperSandbox,
     BubblewrapSandbox,
+    NoHelperSandbox,
     build_system_options,
     prepare_etc,
     write_sandbox_files,
@@ -46,6 +49,7 @@ WAIT = (
     """ exec "$@" 2>&3 3>&- 5>&-; }); exit $?"""
 )
 PROGRAM = b"a filter's program"
+REPOSITORY = Path("/cache/x.git")
 
 CHILD = b'{ "child-pid": 77 }\n'
 """What bwrap notes at the start; at the end of the evaluator there is more."""
@@ -424,3 +428,36 @@ class AccountTests(SynchronousTestCase):
             self.assertEqual((done.returncode, done.stderr), (status, b"told\n"))
         done = subprocess.run([*run, "/bin/sh", "-c", "kill -SEGV $$"], capture_output=True)
         self.assertEqual((done.returncode, done.stderr), (128 + signal.SIGSEGV, b""))
+
+
+class HelperSandboxTests(SynchronousTestCase):
+    def test_each_command_reads_the_filter_from_its_beginning(self) -> None:
+        filter_ = os.memfd_create("filter")
+        self.addCleanup(os.close, filter_)
+        os.write(filter_, b"program")
+        box = BubblewrapHelperSandbox("bwrap", (filter_, filter_), ())
+        for _ in range(2):
+            with box.prepare_command(REPOSITORY, READ_ONLY_ACCESS) as (argv, opened):
+                self.assertEqual(len(opened), 2)
+                for descriptor in opened:
+                    self.assertIn(str(descriptor), argv)
+                    self.assertEqual(os.read(descriptor, 100), b"program")
+            for descriptor in opened:
+                self.assertRaises(OSError, os.fstat, descriptor)
+
+    def test_kill_reaches_what_is_inside_or_bwrap(self) -> None:
+        sent: list[tuple[int, int]] = []
+        self.patch(module, "send_signal", lambda pid, number: sent.append((pid, number)))
+        for inside in ([31, 32], []):
+            child = FakeChild(Clock(), ProcessProtocol())
+            self.patch(module, "list_descendants", lambda pid, inside=inside: inside)
+            BubblewrapHelperSandbox("bwrap", (7, 8), ()).kill_command(child)
+            self.assertEqual(child.group_signals, [] if inside else [signal.SIGKILL])
+        self.assertEqual(sent, [(31, signal.SIGKILL), (32, signal.SIGKILL)])
+
+    def test_command_without_sandbox_is_killed_as_a_group(self) -> None:
+        with NoHelperSandbox().prepare_command(REPOSITORY, READ_ONLY_ACCESS) as entered:
+            self.assertEqual(entered, ((), ()))
+        child = FakeChild(Clock(), ProcessProtocol())
+        NoHelperSandbox().kill_command(child)
+        self.assertEqual(child.group_signals, [signal.SIGKILL])

@@ -27,10 +27,11 @@ from tawebeval.sandbox import probe as module
 from tawebeval.sandbox.base import NoSandbox, Sandbox, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (
     TOOLS_NAME,
+    BubblewrapHelperSandbox,
     BubblewrapSandbox,
+    NoHelperSandbox,
     prepare_etc,
 )
-from tawebeval.sandbox.helper_sandbox import BubblewrapHelperSandbox, NoHelperSandbox
 from tawebeval.sandbox.probe import (
     DEFAULT_PROBE_DIRECTORIES,
     TREE_COPY_WARNING,
