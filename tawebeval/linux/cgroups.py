@@ -3,7 +3,7 @@
 `open_cgroups` makes the parent cgroup of all evaluations, below the cgroup that the daemon was
 started in, and returns a `CgroupManager`. That makes one `EvaluationCgroup` for each evaluation,
 and knows why resources are not limited; `cgroup_report` tells the operator. A machine without
-usable cgroups is no error: limits of single processes then hold instead (`sandbox.run_limits`). For
+usable cgroups is no error: limits of single processes then hold instead (`sandbox.limits`). For
 evaluations that outlive the daemon the starter has opened the cgroups, and the daemon uses these by
 `open_starter_cgroups`.
 
