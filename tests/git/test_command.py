@@ -18,13 +18,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.git import command
 from tawebeval.git.command import GitResult, GitRunner
-<<<<<<< HEAD
 from tawebeval.git.remotes import Login
 from tawebeval.sandbox.bubblewrap import READ_ONLY_ACCESS, SandboxAccess
-=======
-from tawebeval.git.credentials import Login
-from tawebeval.sandbox.bubblewrap import READ_ONLY_ACCESS, SandboxAccess
->>>>>>> 2795d21d (Merge helper_sandbox into bubblewrap)
 from tests.fakes.world import FakeSpawner
 
 REPOSITORY = Path("/cache/x.git")

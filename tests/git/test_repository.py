@@ -13,7 +13,6 @@ from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
-<<<<<<< HEAD
 from tawebeval.git.fetch_limits import (
     FetchBudget,
     FetchLimits,
@@ -21,11 +20,6 @@ from tawebeval.git.fetch_limits import (
     fetch_within_byte_budget,
 )
 from tawebeval.sandbox.bubblewrap import READ_ONLY_ACCESS, SandboxAccess
-=======
-from tawebeval.git.commits import TreeLimits
-from tawebeval.git.fetch_limits import FetchBudget, FetchLimits, fetch_within_byte_budget
-from tawebeval.sandbox.bubblewrap import READ_ONLY_ACCESS, SandboxAccess
->>>>>>> 2795d21d (Merge helper_sandbox into bubblewrap)
 from tests.cases.git import DONE, NOWHERE, OTHER, URL, CacheTestCase, Running, failed
 from tests.fakes.world import OID, TREE, InlineThreads
 
