@@ -22,9 +22,8 @@ from benchmarks.measure import percentile
 from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import Spawner
+from tawebeval.linux.child import OrphanReaper, Spawner
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter import enter_user_namespace
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.bubblewrap import BROKER_SOCKET_NAME, write_sandbox_files

@@ -24,8 +24,7 @@ from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 from tawebeval.evaluations.reading import EvaluationEvents, SegmentLoader
 from tawebeval.evaluations.run import Run
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import Spawner
-from tawebeval.linux.reaper import OrphanReaper
+from tawebeval.linux.child import OrphanReaper, Spawner
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.base import NoSandbox
 from tawebeval.sandbox.limits import LimitMonitor

@@ -108,8 +108,7 @@ def _open_store(config: Path | None) -> Iterator[tuple[Configuration, Environmen
     from tawebeval.daemon.directories import locate_directories
     from tawebeval.daemon.reload import read_configuration
     from tawebeval.linux.filetree import describe_disk_error
-    from tawebeval.linux.ownership import get_user_name
-    from tawebeval.linux.privileges import become_user, drop_privileges
+    from tawebeval.linux.privileges import become_user, drop_privileges, get_user_name
     from tawebeval.sandbox.environment_store import EnvironmentStore, locate_store
 
     try:

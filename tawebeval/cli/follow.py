@@ -28,7 +28,7 @@ from tawebeval.client import (
 )
 from tawebeval.core.segi import StrayMarkerDetector
 from tawebeval.core.text import get_base_name
-from tawebeval.linux.ownership import get_user_name
+from tawebeval.linux.privileges import get_user_name
 
 _STATUS_INTERVAL = 1.0  # seconds between two updates of the line of a terminal
 

@@ -25,7 +25,7 @@ from tawebeval.client.http import is_loopback
 from tawebeval.client.settings import normalize_server_url
 from tawebeval.core.backoff import Backoff
 from tawebeval.errors import ConfigurationError, format_size
-from tawebeval.linux.ownership import read_secret_file
+from tawebeval.linux.privileges import read_secret_file
 
 GOOD, FAILED, WRONG, UNREACHABLE = 0, 1, 2, 3
 INTERRUPTED, UNREAD = 130, 141

@@ -35,8 +35,7 @@ from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import EvaluationEvents, SegmentLoader
 from tawebeval.git.fetch_limits import TreeLimits
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import Spawner
-from tawebeval.linux.reaper import OrphanReaper, become_subreaper
+from tawebeval.linux.child import OrphanReaper, Spawner, become_subreaper
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.limits import LimitMonitor
 from tawebeval.sandbox.probe import check_sandbox_and_log_problems, open_sandbox

@@ -59,8 +59,7 @@ from tawebeval.git.fetch_limits import FetchLimits, TreeLimits
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import GitKeyring, RemoteResolver
 from tawebeval.linux.cgroups import CgroupManager, open_starter_cgroups
-from tawebeval.linux.child import Spawner
-from tawebeval.linux.reaper import OrphanReaper
+from tawebeval.linux.child import OrphanReaper, Spawner
 from tawebeval.pinned_agent import CachedPolicyForHTTPS
 from tawebeval.resolver import CheckedResolver, SystemResolver
 from tawebeval.sandbox.base import Sandbox

@@ -32,7 +32,7 @@ from tawebeval.linux.filetree import (
     is_disk_full,
     remove_tree,
 )
-from tawebeval.linux.ownership import check_owner, get_home
+from tawebeval.linux.privileges import check_owner, get_home
 
 STORE_NAME = "evaluations.sqlite"
 """The name of the database of evaluations in the state directory."""

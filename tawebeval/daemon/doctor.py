@@ -39,13 +39,16 @@ from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.git.command import check_git_version
 from tawebeval.git.remotes import GitKeyring
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroup_report import describe_enforcement, find_cgroup_remedy
-from tawebeval.linux.cgroups import CgroupManager, Resource, open_cgroups
-from tawebeval.linux.child import Spawner
+from tawebeval.linux.cgroups import (
+    CgroupManager,
+    Resource,
+    describe_enforcement,
+    find_cgroup_remedy,
+    open_cgroups,
+)
+from tawebeval.linux.child import OrphanReaper, Spawner
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.ownership import find_readable_by_others_problem
-from tawebeval.linux.privileges import refuse_root
-from tawebeval.linux.reaper import OrphanReaper
+from tawebeval.linux.privileges import find_readable_by_others_problem, refuse_root
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
 from tawebeval.sandbox.probe import (
     ProbeDirectories,

@@ -31,7 +31,7 @@ from tawebeval.daemon.health import probe_disk_write
 from tawebeval.deferreds import resolve_run_slot_count
 from tawebeval.errors import ConfigurationError, SetupProblem, format_size
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, is_disk_full
-from tawebeval.linux.ownership import (
+from tawebeval.linux.privileges import (
     build_directory_install_command,
     can_others_write,
     check_owner,

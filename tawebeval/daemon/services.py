@@ -33,9 +33,8 @@ from tawebeval.evaluations.database import EvaluationRow
 from tawebeval.evaluations.lifecycle import STARTER_LOST
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.git.cache import RepositoryCache
-from tawebeval.linux.ownership import get_user_name
-from tawebeval.linux.privileges import drop_privileges
-from tawebeval.linux.reaper import become_subreaper
+from tawebeval.linux.child import become_subreaper
+from tawebeval.linux.privileges import drop_privileges, get_user_name
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.workspace import WritableTrees
 from tawebeval.web.server.channel import ApiSite

@@ -18,10 +18,9 @@ from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.restoring import LeftEvaluations
 from tawebeval.git.command import check_git_version
 from tawebeval.git.remotes import KERNEL_DIRECTORIES
-from tawebeval.linux.cgroup_report import describe_missing_limits
-from tawebeval.linux.cgroups import CgroupManager
+from tawebeval.linux.cgroups import CgroupManager, describe_missing_limits
+from tawebeval.linux.child import kill_stale_processes
 from tawebeval.linux.filetree import describe_disk_error
-from tawebeval.linux.reaper import kill_stale_processes
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.resolver import SystemResolver
 from tawebeval.sandbox.base import Sandbox

@@ -37,7 +37,7 @@ from tawebeval.core.hosts import (
     resolve_git_remote,
 )
 from tawebeval.errors import ConfigurationError, EvaluationFailure, ForbiddenHost, format_size
-from tawebeval.linux.ownership import warn_of_file_readable_by_others
+from tawebeval.linux.privileges import warn_of_file_readable_by_others
 from tawebeval.reloadable import ReloadableFiles
 from tawebeval.resolver import LOOKUP_TIMEOUT, CheckedResolver, LookupUnanswered, UnknownHost
 

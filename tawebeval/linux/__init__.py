@@ -5,21 +5,18 @@ them with all their descendants, and remove what they have written. This package
 packages `sandbox` and `git` use them.
 
 - `child`: `ChildProcess` drives a Twisted `ProcessProtocol` by a pidfd and two pipes; `Spawner`
-  starts children, such as git, and knows which still run.
+  starts children, such as git, and knows which still run. `OrphanReaper` ends processes that have
+  left their parent, `kill_stale_processes` those that a dead daemon has left.
 - `starter`: the parent of evaluators, a process that outlives the daemon and stores what they
   print. `starter_client`: `StarterClient` takes a `LaunchSpec`, and `OverlayLayers` to mount.
-- `programs`: programs of modules that run without tawebeval, such as the starter; `processes`:
-  processes by /proc.
-- `tailed_process`: `TailedProcess` drives a `ProcessProtocol` from the files that the starter
-  writes; `tail`: `FileTail` reads a file that another process writes.
-- `reaper`: `OrphanReaper` ends processes that have left their parent, `kill_stale_processes` those
-  that a dead daemon has left.
-- `cgroup_directory`, `cgroups`: limits and usage of whole process trees; `cgroup_report`: what the
-  operator is told of them, with what `systemd_units` knows; `rlimits`: the limits of
-  the daemon itself.
-- `privileges`: root is refused, or becomes another user; rights are dropped.
-- `filetree`: walking, copying and removing directory trees made by strangers; `ownership`: owners
-  and modes of files, and secret files.
+- `tail`: `FileTail` reads a file that another process writes; `TailedProcess` drives a
+  `ProcessProtocol` from the files that the starter writes.
+- `kernel_files`: processes by /proc, and cgroups by their directories.
+- `cgroups`: limits and usage of whole process trees, and what the operator is told of them;
+  `rlimits`: the limits of the daemon itself.
+- `privileges`: root is refused, or becomes another user; rights are dropped; owners and modes of
+  files, and secret files.
+- `filetree`: walking, copying and removing directory trees made by strangers.
 
 Functions that block say so in their docstring; callers run them in threads, except those that
 block "hardly", for less than a millisecond.

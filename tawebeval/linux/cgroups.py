@@ -2,10 +2,10 @@
 
 `open_cgroups` makes the parent cgroup of all evaluations, below the cgroup that the daemon was
 started in, and returns a `CgroupManager`. That makes one `EvaluationCgroup` for each evaluation,
-and knows why resources are not limited; `cgroup_report` tells the operator. A machine without
-usable cgroups is no error: limits of single processes then hold instead (`sandbox.limits`). For
-evaluations that outlive the daemon the starter has opened the cgroups, and the daemon uses these by
-`open_starter_cgroups`.
+and knows why resources are not limited; `describe_missing_limits` tells the operator. A machine
+without usable cgroups is no error: limits of single processes then hold instead
+(`sandbox.limits`). For evaluations that outlive the daemon the starter has opened the cgroups,
+and the daemon uses these by `open_starter_cgroups`.
 
 A cgroup with limits for its children cannot have processes of its own, so the process that opens
 the cgroups, the daemon or the starter, moves into a cgroup beside the evaluations:
@@ -27,6 +27,7 @@ import errno
 import json
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -39,17 +40,19 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings
-from tawebeval.linux.cgroup_directory import (
+from tawebeval.linux.kernel_files import (
     EVALUATOR_CGROUP_NAME,
     OWN_PROCESS_NAME,
     PROGRAM_CGROUP_PREFIX,
     CgroupDirectory,
     KeptCgroups,
+    has_process,
     kill_and_remove,
     leave_parent_cgroup,
 )
-from tawebeval.linux.processes import has_process
-from tawebeval.linux.systemd_units import is_delegated
+
+SYSTEMD_MARKER_DIRECTORY = "/run/systemd/system"
+"""The directory that exists where systemd runs (sd_booted(3))."""
 
 Resource = Literal["memory", "processes", "cpu", "weight"]
 
@@ -60,6 +63,7 @@ _CONTROLLERS: Mapping[Resource, str] = {
     "cpu": "",
     "weight": "cpu",
 }
+_ANSWER_TIMEOUT = 10.0  # seconds for systemctl(1)
 _WEIGHT = 100  # of a new cgroup (`cpu.weight`)
 _DAEMON_WEIGHT = 10 * _WEIGHT
 _NICENESS = 10
@@ -349,6 +353,43 @@ def _make_parent(own: CgroupDirectory, name: str) -> ParentCgroup:
     return ParentCgroup(parent, own, enabled, refused)
 
 
+def is_delegated(path: str) -> bool:
+    """Tell whether systemd leaves a cgroup, in which this user may write, to this user. Blocks.
+
+    Without delegation systemd takes controllers away at any time, and ends the daemon when an
+    evaluation meets its memory limit (OOMPolicy=). Below the user's own systemd the permissions of
+    the files do not tell.
+    """
+    if not os.path.isdir(SYSTEMD_MARKER_DIRECTORY):
+        return True
+    with suppress(OSError):
+        if "user.delegate" in os.listxattr(path):
+            return True
+    _, users, below = path.partition("/user@")
+    if not users:
+        return True
+    # /…/user@UID.service/… are the units of a user's own systemd.
+    units = [part for part in below.split("/")[1:] if part.endswith((".service", ".scope"))]
+    if not units:
+        return False
+    try:
+        asked = subprocess.run(
+            ["systemctl", "--user", "show", "--value", "--property=Delegate", units[-1]],
+            env={**os.environ, "XDG_RUNTIME_DIR": find_user_runtime_directory()},
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_TIMEOUT,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return asked.stdout.strip() == "yes"
+
+
+def find_user_runtime_directory() -> str:
+    """Return the runtime directory of the user (pam_systemd(8)), where systemd's sockets are."""
+    return f"/run/user/{os.geteuid()}"
+
+
 def _is_of_dead_process(name: str) -> bool:
     """Tell whether a parent cgroup is one of `try`, of a starter or the like that has ended."""
     found = _OF_PROCESS.fullmatch(name)
@@ -523,3 +564,62 @@ def _probe(
 
 def _reason(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}"
+
+
+_ENFORCED: Mapping[Resource, str] = {
+    "memory": "limited for all processes of an evaluation together",
+    "processes": "limited for each evaluation",
+    "cpu": "measured and limited for all processes of an evaluation together",
+    "weight": "each evaluation has the same share of processor time, the daemon a larger one",
+}
+_MISSING: Mapping[Resource, str] = {
+    "memory": "limited for each process alone (RLIMIT_DATA), without shared memory; an excess"
+    " is not reported",
+    "processes": "limited by RLIMIT_NPROC in a sandbox, not at all without; an excess is not"
+    " reported",
+    "cpu": "measured by /proc and limited for all processes of an evaluation together, without"
+    " ended children of processes that ignore SIGCHLD",
+    "weight": "an evaluation with many processes slows down the others, and the daemon (nice 10)"
+    " less",
+}
+
+_UNIT = (
+    "start the daemon by a unit with Delegate=memory pids cpu and without ProtectControlGroups=yes,"
+    " such as tawebeval.service; or by: systemd-run --user --pty -p Delegate=yes"
+    " tawebeval serve"
+)
+_VERSION_2 = (
+    "boot the machine (of a container: its host) with the kernel parameter"
+    " systemd.unified_cgroup_hierarchy=1, for cgroups of version 2 alone"
+)
+_GIVEN = (
+    "as root, make a cgroup in /sys/fs/cgroup for the daemon, give it and its files cgroup.procs"
+    " and cgroup.subtree_control to the daemon's user, and start the daemon in it; for a container"
+    " see docs/install.md (Container)"
+)
+
+
+def describe_missing_limits(cgroups: CgroupManager) -> str:
+    """Return a sentence for the operator; "" if every resource is enforced."""
+    if not cgroups.unenforced_resources:
+        return ""
+    return (
+        f"no cgroup limits {', '.join(cgroups.unenforced_resources)} of an evaluation: each"
+        " process has limits of its own, and an excess is not reported; `tawebeval doctor` says"
+        f" more; {find_cgroup_remedy()}"
+    )
+
+
+def describe_enforcement(cgroups: CgroupManager, what: Resource) -> str:
+    """Return how a resource is limited, with the reason if it is not."""
+    if what in cgroups.enforced_resources:
+        return f"{what}: {_ENFORCED[what]}"
+    return f"{what}: {_MISSING[what]} ({cgroups.unenforced_resources[what]})"
+
+
+def find_cgroup_remedy() -> str:
+    """Return the remedy for resources that are not limited."""
+    with suppress(OSError):
+        if " - cgroup " in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape"):
+            return _VERSION_2
+    return _UNIT if os.path.isdir(SYSTEMD_MARKER_DIRECTORY) else _GIVEN

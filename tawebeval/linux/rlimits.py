@@ -20,8 +20,8 @@ from tawebeval.config import CONCURRENT_CALLBACKS, Configuration, LimitSettings
 from tawebeval.deferreds import resolve_run_slot_count
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import starter
-from tawebeval.linux.cgroup_directory import CgroupDirectory
 from tawebeval.linux.cgroups import find_own_cgroup
+from tawebeval.linux.kernel_files import CgroupDirectory
 
 # Of a running evaluation: two tails, three files of its events and its tree; and the connection to
 # the starter, or directories, while it is started or measured.

@@ -85,8 +85,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
-from tawebeval.linux.cgroup_directory import CgroupDirectory, leave_parent_cgroup
-from tawebeval.linux.processes import has_process, read_stat
+from tawebeval.linux.kernel_files import (
+    CgroupDirectory,
+    has_process,
+    leave_parent_cgroup,
+    read_stat,
+)
 
 PROCESS_NAME = "tawebeval-starter"
 """The name of the process in process lists."""

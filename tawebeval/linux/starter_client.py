@@ -3,12 +3,18 @@
 `StarterClient.start_program` and the other calls that block use connections of their own, so that
 any thread may make them. From `attach` on, the reactor serves one connection more, which brings
 notices of programs that end, and takes requests that are not answered.
+
+`pack_program` makes programs of some modules of tawebeval: archives (zipapp) or directories that
+Python executes with `python3 -I -S` where tawebeval is not installed: as another user, on another
+machine, or for longer than this version is installed. Their modules import the standard library,
+and each other.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import select
@@ -21,7 +27,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn, Protocol
+from zipfile import ZipFile, ZipInfo
 
 import attrs
 import msgspec
@@ -32,13 +40,35 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux import cgroup_directory, processes, starter
+from tawebeval.linux import kernel_files, starter
 from tawebeval.linux.child import has_process_ended
-from tawebeval.linux.programs import pack_program
+
+
+def collect_program(*modules: ModuleType) -> Mapping[str, bytes]:
+    """Return the files of a program: `main()` of the first module, which imports the others.
+
+    Called when the daemon begins: later its user may lack the permission to read the sources.
+    """
+    files = {"__main__.py": f"from {modules[0].__name__} import main\n\nmain()\n".encode()}
+    for module in modules:
+        path = module.__name__.replace(".", "/")
+        files[f"{path}.py"] = Path(module.__file__ or "").read_bytes()
+        files |= {f"{parent}/__init__.py": b"" for parent in list(Path(path).parents)[:-1]}
+    return files
+
+
+def pack_program(*modules: ModuleType) -> bytes:
+    """Return the archive of a program, of the files of `collect_program`."""
+    archive = io.BytesIO()
+    with ZipFile(archive, "w") as file:
+        for name, content in collect_program(*modules).items():
+            file.writestr(ZipInfo(name), content)  # without the present time
+    return archive.getvalue()
+
 
 ANSWER_TIMEOUT = 10  # seconds for an answer
 MAX_QUEUED_REQUESTS = 4096  # requests: with more the starter is taken for dead
-STARTER_PROGRAM = pack_program(starter, cgroup_directory, processes)
+STARTER_PROGRAM = pack_program(starter, kernel_files)
 STARTER_ENDED = "the starter of evaluators has ended"
 _HANGS = "the starter of evaluators does not answer"
 _VERSION = (

@@ -1,9 +1,14 @@
-"""Reader of files that other processes write, such as the stdout of an evaluator.
+"""Readers of files that other processes write, such as the stdout of an evaluator.
 
 `FileWatcher` says when a watched file has grown: at once by inotify(7), and by a slow poll where
 inotify does not: its queue has overflowed, the user's watches are used up, or another machine has
 written. `FileTail` reads one file, 64 KiB in a turn of the reactor. It reads what the page cache
 holds (preadv2(2), RWF_NOWAIT), and leaves to a thread what the disk has to bring.
+
+`TailedProcess` drives a Twisted `ProcessProtocol` from the files into which the starter stores the
+stdout, stderr and exit of a process (`linux.starter`). It makes no difference whether the process
+has just begun, goes on after a restart of the daemon, or has ended long ago: bytes come in order
+and once, from given offsets on.
 """
 
 from __future__ import annotations
@@ -11,16 +16,32 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from resource import struct_rusage
 from typing import Any, Protocol
 
+import attrs
+import msgspec
 from twisted.internet import inotify
 from twisted.internet.defer import Deferred
+from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from twisted.python.filepath import FilePath
+
+from tawebeval.deferreds import run_in_background
+from tawebeval.linux.child import STDERR, STDOUT, make_exit_reason
+from tawebeval.linux.starter_client import (
+    STARTER_ENDED,
+    ProgramListener,
+    ProgramState,
+    StartedProgram,
+    read_exit_file,
+)
 
 POLL_SECONDS = 0.5
 """Seconds after which a file is looked at that inotify has said nothing of."""
@@ -226,3 +247,279 @@ def _read_cached(descriptor: int, offset: int) -> bytes | None:
             raise
         return os.pread(descriptor, _READ, offset)
     return bytes(memoryview(_buffer)[:size])
+
+
+RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Function that makes a call that may wait for the disk."""
+
+
+class ProgramParent(Protocol):
+    """The parent of a process: the methods of `StarterClient` that `TailedProcess` calls."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether states are told."""
+
+    def watch_program(self, directory: Path, listener: ProgramListener) -> None:
+        """Tell `listener` the state of a program soon, and whenever it changes."""
+
+    def unwatch_program(self, directory: Path) -> None:
+        """Tell nothing of a program any more."""
+
+    def signal_program(self, directory: Path, number: int) -> None:
+        """Send a signal to the process group of a program, also after its own end."""
+
+    def close_output(self, directory: Path) -> None:
+        """Store what the pipes of a program hold now, and close them."""
+
+
+class ChangeWatcher(Protocol):
+    """What tells that files have grown."""
+
+    def watch(self, path: Path, on_change: Callable[[], object]) -> None:
+        """Call `on_change()` when the file has grown."""
+
+    def unwatch(self, path: Path) -> None:
+        """Stop watching a file."""
+
+
+@attrs.frozen
+class ProgramFiles:
+    """What `TailedProcess` needs of the daemon: the starter, and how to read files.
+
+    `reads_in_thread`: another machine has the files, so that each read may wait.
+    """
+
+    reactor: Any
+    starter: ProgramParent
+    watcher: ChangeWatcher
+    run_in_thread: RunInThread
+    reads_in_thread: bool = False
+
+
+class _Stream:
+    """One file of output; the owner of its tail."""
+
+    def __init__(self, process: TailedProcess, number: int, offset: int) -> None:
+        self._process = process
+        self._files = process.files
+        self.number = number
+        self.path = process.directory / ("stdout" if number == STDOUT else "stderr")
+        self.has_ended = False
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self.tail = FileTail(
+            self._files.reactor,
+            descriptor,
+            offset,
+            self,
+            self._files.run_in_thread,
+            reads_in_thread=self._files.reads_in_thread,
+        )
+        self._files.watcher.watch(self.path, self.tail.on_change)
+        self.tail.resumeProducing()  # what there is already
+
+    def close(self) -> None:
+        """Read nothing more."""
+        if not self.has_ended:
+            self.has_ended = True
+            self._files.watcher.unwatch(self.path)
+            self.tail.close()
+
+    def on_tail_data(self, chunk: bytes) -> None:
+        self._process.on_output(self.number, chunk)
+
+    def on_tail_end(self) -> None:
+        self.close()
+        self._process.on_output_end(self.number)
+
+    def on_tail_shrunk(self) -> None:
+        self._fail(f"the file of {self.path.name} has shrunk")
+
+    def on_tail_error(self, error: OSError) -> None:
+        self._fail(f"the file of {self.path.name} cannot be read: {error.strerror}")
+
+    def _fail(self, reason: str) -> None:
+        self.close()
+        self._process.on_lost_output(reason)
+        self._process.on_output_end(self.number)
+
+
+class TailedProcess:
+    """A process of the starter: a `ProcessTransport`.
+
+    If the disk takes no more output, or the starter has ended, `lost_reason` tells so, and the
+    process is killed. Delivery begins with the given offsets in stdout and stderr. `broker_pid` is
+    the running broker, None without one; `on_broker_error(reason)` is called if none can run.
+    """
+
+    def __init__(
+        self,
+        files: ProgramFiles,
+        protocol: ProcessProtocol,
+        program: StartedProgram,
+        *,
+        stdout_offset: int = 0,
+        stderr_offset: int = 0,
+        is_connected: bool = False,
+    ) -> None:
+        """Take over a process. Raises: OSError, if its files cannot be opened.
+
+        `is_connected`: the protocol has a transport, which passes calls on to this one.
+        """
+        self.files = files
+        self.directory = program.directory
+        self.pid = program.pid
+        self.resource_usage: struct_rusage | None = None
+        self.pipe_read_cpu_seconds = 0.0
+        self.lost_reason: str | None = None
+        self.broker_pid: int | None = None
+        self.on_broker_error: Callable[[str], object] = lambda reason: None
+        self.start_time = program.start_time
+        self._protocol = protocol
+        self._state = ProgramState()
+        self._reason: Failure | None = None  # of its end
+        self._is_finishing = False
+        self._has_ended = False
+        self._streams = [_Stream(self, STDOUT, stdout_offset)]
+        try:
+            self._streams.append(_Stream(self, STDERR, stderr_offset))
+        except OSError:
+            self._streams[0].close()
+            raise
+        if not is_connected:
+            protocol.makeConnection(self)
+        if files.starter.is_attached:
+            files.starter.watch_program(self.directory, self)
+        else:
+            files.reactor.callLater(0, self.on_starter_lost)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process itself runs, whatever its own children do."""
+        return self._reason is None and not self._has_ended
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the process has ended; `processExited` may not be called yet."""
+        return self._reason is not None or os.path.exists(self.directory / "exit")
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the process group, also after the process's own end."""
+        if not self._has_ended:
+            self.files.starter.signal_program(self.directory, number)
+
+    def pauseProducing(self) -> None:
+        """Deliver no stdout; the process goes on."""
+        self._streams[0].tail.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        """Deliver stdout again."""
+        self._streams[0].tail.resumeProducing()
+
+    def read_remaining_output(self) -> None:
+        """Deliver what is printed already, and then the ends: other processes hold the pipes."""
+        if not self._has_ended:
+            self.files.starter.close_output(self.directory)
+
+    def leave(self) -> None:
+        """Deliver and signal nothing any more; the process goes on."""
+        if not self._has_ended:
+            self._has_ended = True
+            self.files.starter.unwatch_program(self.directory)
+            for stream in self._streams:
+                stream.close()
+
+    # What the starter tells
+
+    def on_state(self, state: ProgramState) -> None:
+        """Take what the starter knows of the process."""
+        if self._has_ended:
+            return
+        if state.is_unknown or not self._is_own(state):
+            self._read_exit("it is not known any more how the evaluator has ended")
+            return
+        self._state = state
+        self.broker_pid = state.broker_pid
+        if state.slow_read_seconds != self.pipe_read_cpu_seconds:
+            self.pipe_read_cpu_seconds = state.slow_read_seconds
+            self._protocol.childDataReceived(STDOUT, b"")  # so that it looks at the seconds
+        if state.broker_error is not None:
+            self.on_broker_error(state.broker_error)
+        if state.write_error is not None and self.lost_reason is None:
+            self.on_lost_output(_explain_write_error(state.write_error))
+        if state.status is not None and state.rusage is not None:
+            self._set_exit(state.status, struct_rusage(state.rusage))
+        self._check_completion()
+
+    def _is_own(self, state: ProgramState) -> bool:
+        """Tell whether a state is of this process, and not of another one with its number."""
+        return (state.pid, state.start_time) == (self.pid, self.start_time)
+
+    def on_lost_output(self, reason: str) -> None:
+        """Handle that a part of the output is missing: the process is worthless."""
+        self.lost_reason = self.lost_reason or reason
+        self.signal_group(signal.SIGKILL)
+
+    def on_starter_lost(self) -> None:
+        """Handle the end of the starter: the files have all that is known."""
+        if not self._has_ended:
+            self._read_exit(STARTER_ENDED)
+
+    def _read_exit(self, reason: str) -> None:
+        """Read how the process has ended; `reason` is why nothing else is known."""
+        self.files.starter.unwatch_program(self.directory)
+        run_in_background(self._take_exit_file(reason), log, "defect: an exit is unknown")
+
+    async def _take_exit_file(self, reason: str) -> None:
+        state = await self.files.run_in_thread(lambda: read_exit_file(self.directory))
+        if self._has_ended:
+            return
+        if state is None or not self._is_own(state):
+            state = ProgramState()
+        if state.status is None or not state.is_output_complete:
+            self.lost_reason = self.lost_reason or reason
+        if state.write_error is not None:
+            self.lost_reason = _explain_write_error(state.write_error)
+        self._state = msgspec.structs.replace(state, is_output_complete=True)
+        status = signal.SIGKILL if state.status is None else state.status
+        self._set_exit(status, struct_rusage(state.rusage) if state.rusage else None)
+        self._check_completion()
+
+    def _set_exit(self, status: int, usage: struct_rusage | None) -> None:
+        if self._reason is not None:
+            return
+        self.resource_usage = usage
+        self._reason = make_exit_reason(status)
+        self._protocol.processExited(self._reason)
+
+    def _check_completion(self) -> None:
+        """Once nothing more is written, read the files to their ends."""
+        is_complete = self._reason is not None and self._state.is_output_complete
+        if is_complete and not self._is_finishing:
+            self._is_finishing = True
+            for stream in self._streams:
+                if not stream.has_ended:
+                    stream.tail.finish()
+            self._check_end()  # both may have ended before: they had shrunk
+
+    # What the files tell
+
+    def on_output(self, number: int, chunk: bytes) -> None:
+        """Pass on output."""
+        self._protocol.childDataReceived(number, chunk)
+
+    def on_output_end(self, number: int) -> None:
+        """Pass on the end of stdout or stderr; after both and the exit, that of all."""
+        self._protocol.childConnectionLost(number)
+        self._check_end()
+
+    def _check_end(self) -> None:
+        are_read = all(stream.has_ended for stream in self._streams)
+        if are_read and self._reason is not None and not self._has_ended:
+            self._has_ended = True
+            self.files.starter.unwatch_program(self.directory)
+            self._protocol.processEnded(self._reason)
+
+
+def _explain_write_error(number: int) -> str:
+    return f"the daemon could not store the output: {os.strerror(number)}"

@@ -26,9 +26,8 @@ from tawebeval.config import LimitSettings, SlurmJobSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.core.evaluator_environment import add_tools_to_path
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import ProcessTransport
-from tawebeval.linux.processes import list_descendants
-from tawebeval.linux.reaper import OrphanReaper, send_signal
+from tawebeval.linux.child import OrphanReaper, ProcessTransport, send_signal
+from tawebeval.linux.kernel_files import list_descendants
 from tawebeval.linux.starter_client import LaunchSpec, StartedProgram
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.limits import LocalRunLimits, RunLimits, convert_rlimit_names

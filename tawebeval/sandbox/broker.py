@@ -38,13 +38,15 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tawebeval.linux.cgroup_directory import (
+from tawebeval.linux.kernel_files import (
     EVALUATOR_CGROUP_NAME,
     PROGRAM_CGROUP_PREFIX,
     CgroupDirectory,
     kill_and_remove,
+    list_children,
+    list_descendants,
+    measure_cpu_seconds,
 )
-from tawebeval.linux.processes import list_children, list_descendants, measure_cpu_seconds
 
 SOURCE, CONFIGURATION, LISTENING = 3, 4, 5
 FILTERS = (6, 7)

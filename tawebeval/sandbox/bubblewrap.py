@@ -44,15 +44,13 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.core.evaluator_environment import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux import cgroup_directory, processes
+from tawebeval.linux import kernel_files
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import ChildProcess, ProcessTransport
+from tawebeval.linux.child import ChildProcess, OrphanReaper, ProcessTransport, send_signal
 from tawebeval.linux.filetree import add_path_to_errors
-from tawebeval.linux.processes import list_descendants
-from tawebeval.linux.programs import pack_program
-from tawebeval.linux.reaper import OrphanReaper, send_signal
+from tawebeval.linux.kernel_files import list_descendants
 from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR
-from tawebeval.linux.starter_client import LaunchSpec
+from tawebeval.linux.starter_client import LaunchSpec, pack_program
 from tawebeval.sandbox import broker
 from tawebeval.sandbox.base import (
     EVALUATOR_TOOLS,
@@ -79,7 +77,7 @@ def encode_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-_BROKER_PROGRAM = encode_base64(pack_program(broker, cgroup_directory, processes))
+_BROKER_PROGRAM = encode_base64(pack_program(broker, kernel_files))
 
 
 def build_isolation_options(hostname: str) -> Sequence[str]:

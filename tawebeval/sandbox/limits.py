@@ -37,7 +37,7 @@ from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups import CgroupManager, EvaluationCgroup, ResourceUsage
 from tawebeval.linux.child import ProcessTransport
 from tawebeval.linux.filetree import DIRECTORY_LIST_MODE_BITS, open_directory
-from tawebeval.linux.processes import list_descendants, measure_cpu_seconds
+from tawebeval.linux.kernel_files import list_descendants, measure_cpu_seconds
 from tawebeval.sandbox.workspace import READ_ONLY_WORKSPACE_NAMES, Workspace
 
 # Levels of directories, each of which takes a descriptor. Deeper trees are made to do harm.

@@ -16,6 +16,7 @@ from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux.cgroups import CgroupManager
+from tawebeval.linux.child import OrphanReaper
 from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,
     add_path_to_errors,
@@ -23,7 +24,6 @@ from tawebeval.linux.filetree import (
     mentions_disk_full,
     remove_tree,
 )
-from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter_client import OverlayMountError
 from tawebeval.sandbox.base import NoSandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import (

@@ -48,8 +48,7 @@ from tawebeval.linux.starter_client import (
     StarterClient,
     spawn_starter,
 )
-from tawebeval.linux.tail import FileWatcher
-from tawebeval.linux.tailed_process import ProgramFiles, TailedProcess
+from tawebeval.linux.tail import FileWatcher, ProgramFiles, TailedProcess
 
 _SUBMISSION = "submission"
 _REQUEST = "request"

@@ -21,10 +21,9 @@ import msgspec
 from twisted.internet.interfaces import IDelayedCall
 
 from tawebeval.deferreds import OneShotEvent
-from tawebeval.linux import cgroup_directory, processes, starter
+from tawebeval.linux import kernel_files, starter
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.programs import collect_program
-from tawebeval.linux.starter_client import ProgramState
+from tawebeval.linux.starter_client import ProgramState, collect_program
 from tawebeval.sandbox import broker
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tawebeval.slurm import node
@@ -37,7 +36,7 @@ _PREFIX = "job-"
 _PROGRAMS = "node-"  # begins the names of the programs on the nodes
 _NAME_LENGTH = 16  # of an evaluation's name in the log, which begins its directory's name
 _STDERR_TAIL = 8 * 1024  # bytes of srun's stderr that are read
-_PROGRAM = collect_program(node, broker, cgroup_directory, processes, starter)
+_PROGRAM = collect_program(node, broker, kernel_files, starter)
 _DIGEST = hashlib.sha256(b"\0".join(_PROGRAM.values())).hexdigest()[:16]
 
 _writing = Lock()  # several threads may start jobs at once

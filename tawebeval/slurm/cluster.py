@@ -23,9 +23,8 @@ from tawebeval.core.checkout import Checkout
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
-from tawebeval.linux.child import ProcessTransport
+from tawebeval.linux.child import OrphanReaper, ProcessTransport
 from tawebeval.linux.filetree import copy_tree
-from tawebeval.linux.reaper import OrphanReaper
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.base import (
     EvaluatorExit,

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from tawebeval.linux import starter
-from tawebeval.linux.processes import list_descendants, measure_cpu_seconds
+from tawebeval.linux.kernel_files import list_descendants, measure_cpu_seconds
 
 _PAUSE = 0.1  # seconds between two looks at `signal`
 _LIMITS_PAUSE = 0.3  # seconds between two looks at limits, and two flushes

@@ -27,7 +27,7 @@ from tawebeval.linux.starter_client import (
     StartedProgram,
     StarterClient,
 )
-from tawebeval.linux.tailed_process import ProgramFiles, TailedProcess
+from tawebeval.linux.tail import ProgramFiles, TailedProcess
 from tawebeval.sandbox.base import RunnerStatus
 from tawebeval.slurm.attempts import Attempt, NodeState
 from tawebeval.slurm.commands import SlurmCommands

@@ -37,7 +37,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.database import LinkRow
 from tawebeval.evaluations.store import EvaluationStore
-from tawebeval.linux.ownership import find_secret_file, read_secret_file
+from tawebeval.linux.privileges import find_secret_file, read_secret_file
 from tawebeval.reloadable import ReloadableFiles
 from tawebeval.web.server.messages import Query, get_query_number
 from tawebeval.web.server.request import ApiRequest

@@ -17,7 +17,7 @@ import attrs
 
 from tawebeval.core.tokens import ANONYMOUS_CALLER, CALLER_NAME_PATTERN, read_uncommented_lines
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.ownership import (
+from tawebeval.linux.privileges import (
     find_secret_file,
     read_secret_file,
     warn_of_file_readable_by_others,

@@ -17,8 +17,8 @@ from tawebeval.daemon import doctor, doctor_disk
 from tawebeval.daemon.doctor import Finding, Severity
 from tawebeval.errors import SetupProblem
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroup_directory import CgroupDirectory
 from tawebeval.linux.cgroups import CgroupManager
+from tawebeval.linux.kernel_files import CgroupDirectory
 from tawebeval.sandbox import probe
 from tawebeval.sandbox.base import NoSandbox
 from tawebeval.sandbox.bubblewrap import TOOLS_NAME, BubblewrapSandbox

@@ -11,8 +11,8 @@ import os
 import shutil
 from pathlib import Path
 
-from tawebeval.linux.cgroup_directory import CgroupDirectory
 from tawebeval.linux.cgroups import CgroupManager, open_cgroups
+from tawebeval.linux.kernel_files import CgroupDirectory
 
 # `pids.peak` tells nothing until a test writes to it, as before Linux 6.6.
 FILES = {

@@ -16,8 +16,8 @@ from twisted.internet.protocol import ProcessProtocol
 from tawebeval.config import LimitSettings, SlurmJobSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.cgroup_directory import CgroupDirectory
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
+from tawebeval.linux.kernel_files import CgroupDirectory
 from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
 from tawebeval.sandbox.base import EvaluatorExit, LeftProcess, RunnerStatus
 from tawebeval.sandbox.environments import Environment

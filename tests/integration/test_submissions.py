@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tawebeval.linux.processes import list_descendants
+from tawebeval.linux.kernel_files import list_descendants
 from tawebeval.sandbox.bubblewrap import BROKER_PROCESS_NAME
 from tests.integration.attacks.case import AttackCase
 from tests.integration.cgroups import needs_cgroups

@@ -13,23 +13,21 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB, LimitSettings
-from tawebeval.linux import cgroup_report, systemd_units
+from tawebeval.linux import cgroups
 from tawebeval.linux import cgroups as module
-from tawebeval.linux.cgroup_directory import CgroupDirectory
-from tawebeval.linux.cgroup_report import (
-    describe_enforcement,
-    describe_missing_limits,
-    find_cgroup_remedy,
-)
 from tawebeval.linux.cgroups import (
     CgroupManager,
     EvaluationCgroup,
     ResourceUsage,
+    describe_enforcement,
+    describe_missing_limits,
+    find_cgroup_remedy,
     find_pids_controller_parent,
+    is_delegated,
     open_cgroups,
     open_starter_cgroups,
 )
-from tawebeval.linux.systemd_units import is_delegated
+from tawebeval.linux.kernel_files import CgroupDirectory
 from tests.fakes.cgroups import FakeMachine
 
 LIMITS = LimitSettings(memory=64 * MIB, processes=32)
@@ -48,7 +46,7 @@ class CgroupsTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.delegated = True
         self.patch(module, "is_delegated", lambda path: self.delegated)
-        self.patch(cgroup_report, "SYSTEMD_MARKER_DIRECTORY", "/nonexistent")
+        self.patch(cgroups, "SYSTEMD_MARKER_DIRECTORY", "/nonexistent")
         self.machine = self.make_machine()
 
     def make_machine(self, controllers: str = "cpu memory pids") -> FakeMachine:
@@ -89,9 +87,9 @@ class UnitTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()
         self.folder.mkdir()
-        self.patch(systemd_units, "SYSTEMD_MARKER_DIRECTORY", str(self.folder))
+        self.patch(cgroups, "SYSTEMD_MARKER_DIRECTORY", str(self.folder))
         run = str(self.folder / "run")
-        self.patch(systemd_units, "find_user_runtime_directory", lambda: run)
+        self.patch(cgroups, "find_user_runtime_directory", lambda: run)
         self.group = f"{self.folder}/user.slice/user@7.service/app.slice/it.service"
 
     def put_systemctl(self, script: str) -> Path:
@@ -161,7 +159,7 @@ class ParentTests(CgroupsTestCase):
     def test_systemd_has_to_delegate(self) -> None:
         self.delegated = False
         self.patch(Path, "read_text", lambda *_: "")
-        self.patch(cgroup_report, "SYSTEMD_MARKER_DIRECTORY", "/")
+        self.patch(cgroups, "SYSTEMD_MARKER_DIRECTORY", "/")
         said = f"{self.machine.own}: systemd has not delegated it"
         words = ("Delegate=memory pids cpu", "; or by: systemd-run --user --pty -p Delegate=yes ")
         self.check(self.machine.open(), set(), said, *words)
@@ -171,7 +169,7 @@ class ParentTests(CgroupsTestCase):
         self.patch(Path, "read_text", lambda *_: "1 0 0:1 / /c rw - cgroup cgroup rw,memory\n")
         said = "with the kernel parameter systemd.unified_cgroup_hierarchy=1"
         for place in ("/nonexistent", "/"):
-            self.patch(cgroup_report, "SYSTEMD_MARKER_DIRECTORY", place)
+            self.patch(cgroups, "SYSTEMD_MARKER_DIRECTORY", place)
             self.assertIn(said, find_cgroup_remedy())
 
     def test_daemon_that_may_not_move_leaves_nothing(self) -> None:

@@ -1,4 +1,4 @@
-"""`linux.starter` and `linux.reaper` where /proc hides others, as by `ProtectProc=invisible`."""
+"""`linux.starter` and `linux.child` where /proc hides others, as by `ProtectProc=invisible`."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ import twisted.internet.reactor  # as nobody, Python may not be able to read it
 from twisted.internet.defer import Deferred
 from twisted.internet.task import react
 from tawebeval.linux.child import Spawner
-from tawebeval.linux.reaper import OrphanReaper, list_children
+from tawebeval.linux.child import OrphanReaper, list_children
 
 user = int(sys.argv[1])
 codecs.lookup("ascii")  # later the user may lack permission to import the codec

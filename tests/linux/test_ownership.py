@@ -1,4 +1,4 @@
-"""`linux.ownership`: owners and modes of directories and secret files."""
+"""`linux.privileges`: owners and modes of directories and secret files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux import ownership
-from tawebeval.linux.ownership import can_others_write, check_owner
+from tawebeval.linux import privileges
+from tawebeval.linux.privileges import can_others_write, check_owner
 
 STRANGER = 54321
 
@@ -86,8 +86,8 @@ class WriterTests(SynchronousTestCase):
             return SimpleNamespace(gr_gid=number, gr_name=name, gr_mem=members)
 
         self.groups = groups
-        self.patch(ownership, "pwd", SimpleNamespace(getpwuid=find_user))
-        self.patch(ownership, "grp", SimpleNamespace(getgrgid=find_group))
+        self.patch(privileges, "pwd", SimpleNamespace(getpwuid=find_user))
+        self.patch(privileges, "grp", SimpleNamespace(getgrgid=find_group))
 
     def check(self, mode: int, user: int, group: int, expected: bool) -> None:
         status = os.stat_result((mode, 0, 0, 1, user, group, 0, 0, 0, 0))

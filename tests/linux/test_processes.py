@@ -1,4 +1,4 @@
-"""`linux.processes`, with real processes."""
+"""`linux.kernel_files`, with real processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.linux.processes import list_descendants, measure_cpu_seconds
+from tawebeval.linux.kernel_files import list_descendants, measure_cpu_seconds
 
 BURN_IN_CHILDREN = """
 import os, time

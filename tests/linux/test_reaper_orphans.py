@@ -1,4 +1,4 @@
-"""`linux.reaper` with real processes, in a process of its own that is their subreaper."""
+"""`linux.child` with real processes, in a process of its own that is their subreaper."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.linux import reaper
-from tawebeval.linux.reaper import OrphanReaper
+from tawebeval.linux import child
+from tawebeval.linux.child import OrphanReaper
 from tests.cases.own_python import printed_by
 from tests.fakes.children import NO_PROCESS, FakeSpawner
 
@@ -22,7 +22,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.internet.protocol import ProcessProtocol
-from tawebeval.linux import reaper as orphans
+from tawebeval.linux import child as orphans
 from tawebeval.linux.child import Spawner
 from tests.fakes.children import NO_PROCESS
 
@@ -47,8 +47,8 @@ def daemon(mark="", directory="/", then=WAIT):
 
 STARTER = """
 import subprocess, sys, time
-from tawebeval.linux import reaper
-reaper.become_subreaper()
+from tawebeval.linux import child
+child.become_subreaper()
 for mark in %r:
     code = "import os, time; pid = os.fork(); pid and (os.write(1, b'%%d ' %% pid), os._exit(0))"
     code += "; os.close(1); time.sleep(600)"
@@ -297,7 +297,7 @@ class LookTests(SynchronousTestCase):
 
     def test_process_that_hangs_is_waited_for_some_seconds_and_logged(self) -> None:
         logged: list[object] = []
-        self.patch(reaper.log, "observer", logged.append)
+        self.patch(child.log, "observer", logged.append)
         ended = Deferred.fromCoroutine(
             self.orphans.kill_orphans_of_run(b"secret", "/nonexistent", NO_PROCESS)
         )

@@ -1,4 +1,4 @@
-"""`linux.reaper` with real processes, of the daemon's directories and of others."""
+"""`linux.child` with real processes, of the daemon's directories and of others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.linux.reaper import kill_stale_processes
+from tawebeval.linux.child import kill_stale_processes
 from tests.cases.patience import PATIENCE
 
 SLEEP = ("sleep", "60")

@@ -1,4 +1,4 @@
-"""`linux.tailed_process`: with a starter that the test plays, and with a real one."""
+"""`linux.tail.TailedProcess`: with a starter that the test plays, and with a real one."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from tawebeval.linux.starter_client import (
     ProgramState,
     StartedProgram,
 )
-from tawebeval.linux.tail import FileWatcher
-from tawebeval.linux.tailed_process import ProgramFiles, TailedProcess
+from tawebeval.linux.tail import FileWatcher, ProgramFiles, TailedProcess
 from tests.cases.patience import PATIENCE
 from tests.cases.starters import Keeping, StarterProcess, sh
 
@@ -41,7 +40,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.threads import deferToThread
 from tawebeval.linux.starter_client import StartedProgram, StarterClient
 from tawebeval.linux.tail import FileWatcher
-from tawebeval.linux.tailed_process import ProgramFiles, TailedProcess
+from tawebeval.linux.tail import ProgramFiles, TailedProcess
 
 path, directory, pid, start_time, copy = sys.argv[1:]
 
