@@ -278,12 +278,14 @@ class EventWebSocket:
     """The receiver of one WebSocket, as Twisted drives it.
 
     `acknowledge_events(n)` acknowledges n messages, and returns False if fewer were sent.
-    `on_message(size)` is called before it with the size of the client's message in bytes.
+    `on_message(size)` is called before it with the size of the client's message in bytes, unless
+    the message acknowledges no more than an earlier one.
     """
 
     on_message: Callable[[int], object] = _ignore
     acknowledge_events: Callable[[int], bool] = _ignore
     transport: WebSocketTransport = attrs.field(init=False)
+    _acknowledged: int = 0  # messages
 
     def buildProtocol(self, request: Request) -> EventWebSocket:
         """Return this receiver."""
@@ -305,7 +307,9 @@ class EventWebSocket:
             count = _decode(message).acknowledge
         except (msgspec.DecodeError, RecursionError):
             return
-        self.on_message(len(message))
+        if count > self._acknowledged:
+            self._acknowledged = count
+            self.on_message(len(message))
         if not self.acknowledge_events(count):
             self.transport.loseConnection(_NOT_SENT)
 

@@ -218,13 +218,20 @@ class ClientTests(SocketTestCase):
         self.assertEqual(follower.code, 1000)
 
     def test_acknowledgements_do_not_count_as_idle_messages(self) -> None:
-        follower = self.open(b"a\n")
-        for _ in range(5000):
-            follower.send(TEXT, b'{"acknowledge": 1}')
+        follower = self.open(b"a\n" * 1501)
+        for count in range(3000):
+            follower.send(TEXT, b'{"acknowledge": %d}' % (count + 1))
+        self.assertEqual(self.oldest, 3000)
         self.assertIsNone(follower.code)
 
+    def test_repeated_acknowledgements_count_as_idle_messages(self) -> None:
+        follower = self.open(b"a\n")
+        for _ in range(3000):
+            follower.send(TEXT, b'{"acknowledge": 1}')
+        self.assertEqual(follower.code, 1009)
+
     def test_one_turn_reads_few_frames(self) -> None:
-        self.assertEqual(self.open().connection.transport.bufferSize, 1024)
+        self.assertEqual(self.open().connection.transport.bufferSize, 256)
 
     def test_ping_is_answered(self) -> None:
         follower = self.open()

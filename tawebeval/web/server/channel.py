@@ -289,7 +289,7 @@ _TRANSPORT_BUFFER = 2**16  # bytes that a transport may hold before it asks to p
 _GOING_AWAY = 1001  # close code of a draining daemon
 # Maximum of bytes read from a connection in a turn of the reactor: few where a byte can cost much
 # (frames, chunks), many for a body of known length. (TLS passes on whole records.)
-_READ_FRAMES, _READ_DEFAULT, _READ_BODY = 1024, 4096, 64 * 1024
+_READ_FRAMES, _READ_DEFAULT, _READ_BODY = 256, 4096, 64 * 1024
 _TLS_RECORD = b"\x16"  # the first byte of a ClientHello (RFC 8446), and of no HTTP request
 _BAD_REQUEST = HTTPStatus.BAD_REQUEST
 _TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
