@@ -32,7 +32,7 @@ demo: ## judge example solutions and show the events; keep the page open with KE
 	$(SETUP) --needs git --wants g++,$(SANDBOX)
 	$(BIN)/python examples/demo.py $(if $(KEEP),--keep)
 
-test: ## run the tests; a part of them with TESTS=tests.core.test_ring
+test: ## run the tests; a part of them with TESTS=tests.core.test_event_log
 	$(SETUP) --extras test $$($(PYTHON) tests/programs.py $(TESTS))
 	@$(PYTHON) tests/programs.py --skipped $(TESTS)
 	$(BIN)/python tests/run.py $(TESTS)

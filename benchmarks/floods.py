@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tawebeval.core.fileblock import MAX_HEADER_BYTES, MAX_PATH_BYTES
-from tawebeval.core.segi import Markers
+from tawebeval.core.segi import MAX_HEADER_BYTES, MAX_PATH_BYTES, Markers
 
 VALUE = 2**20  # segi.MAX_VALUE_BYTES
 FILE = 2**21  # segi.MAX_FILE_BYTES

@@ -30,7 +30,7 @@ from benchmarks.report import markdown, text
 from benchmarks.simulated import Costs, EventClock, SimulatedDaemon
 from tawebeval.client.settings import REQUEST_BACKOFF
 from tawebeval.config import Configuration
-from tawebeval.core.pages import ALL_RECEIVED_CURSOR
+from tawebeval.core.events import ALL_RECEIVED_CURSOR
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationExpired, EvaluationNotFound, RequestError, ServerBusy
 

@@ -28,10 +28,9 @@ from twisted.internet.task import Clock, LoopingCall
 from twisted.python.failure import Failure
 
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.evaluations import SECRET_KEY_BYTES, Checkout, Commit, IdentifierIssuer
 from tawebeval.core.event_log import EventMemory
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
-from tawebeval.core.identifiers import SECRET_KEY_BYTES, IdentifierIssuer
 from tawebeval.errors import EvaluationFailure, ServerBusy
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
 from tawebeval.evaluations.eventlog import RecordedStdout

@@ -17,19 +17,22 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_ori
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from tawebeval.core.evaluator_environment import is_reserved_variable
+from tawebeval.core.evaluations import DAEMON_NAME_PATTERN as DAEMON_NAME
 from tawebeval.core.form import (
     DEFAULT_ENVIRONMENT_NAME,
     FIELD_NAME_PATTERN,
+    LIMIT_UNITS,
     PROBLEM_NAME_PATTERN,
+    ChosenLimits,
+    LimitRange,
     SubmissionFile,
+    describe_limit,
     find_field_size_limit,
     parse_form,
+    parse_size,
 )
-from tawebeval.core.forwarded_headers import UNIX_SOCKET_KEYWORD, TrustedProxies
-from tawebeval.core.hosts import parse_server_address
-from tawebeval.core.identifiers import DAEMON_NAME_PATTERN as DAEMON_NAME
-from tawebeval.core.limits import LIMIT_UNITS, ChosenLimits, LimitRange, describe_limit, parse_size
+from tawebeval.core.hosts import UNIX_SOCKET_KEYWORD, TrustedProxies, parse_server_address
+from tawebeval.core.segi import is_reserved_variable
 from tawebeval.core.tokens import CALLER_NAME_PATTERN
 from tawebeval.errors import ConfigurationError, InvalidField, format_size
 

@@ -23,7 +23,7 @@ from tawebeval.config import (
     add_problems,
     parse_configuration,
 )
-from tawebeval.core.limits import LimitRange
+from tawebeval.core.form import LimitRange
 from tawebeval.errors import ConfigurationError
 from tests.cases.settings import CREDENTIAL, EXAMPLE, list_settings, read_setting
 

@@ -18,7 +18,7 @@ from twisted.scripts.twistd import run
 # some that were cancelled.
 _COUNTED = ("tawebeval.", "twisted.web.", "twisted.internet.defer.", "twisted.internet.tcp.")
 # The figures of the metrics stay, one for each route that was ever asked for.
-_KEPT = "tawebeval.core.counters."
+_KEPT = "tawebeval.core.evaluations."
 
 
 class Count(Protocol):

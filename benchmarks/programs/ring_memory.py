@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from tawebeval.core.ring import EventRing
+from tawebeval.core.event_log import EventRing
 from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.daemon.process_setup import keep_freed_memory
 

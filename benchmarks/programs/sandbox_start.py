@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.measure import percentile
 from tawebeval.config import Configuration
-from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import OrphanReaper, Spawner
 from tawebeval.linux.filetree import remove_tree

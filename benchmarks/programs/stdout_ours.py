@@ -12,7 +12,7 @@ from twisted.internet import reactor as installed
 
 from benchmarks.programs.stopwatch import Stopwatch, arguments
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.core.event_log import EventLog, EventMemory
 from tawebeval.core.form import EvaluationRequest, Repository, pack_request
 from tawebeval.core.segi import Markers

@@ -35,9 +35,8 @@ from tawebeval.archive.evaluation_files import (
 )
 from tawebeval.archive.submissions import pack_submission
 from tawebeval.config import MIB, ArchiveSettings
-from tawebeval.core.event_log import LOST_EVENT
+from tawebeval.core.event_log import LOST_EVENT, EventRing
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
-from tawebeval.core.ring import EventRing
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError, format_size

@@ -28,9 +28,8 @@ import attrs
 import orjson
 import zstandard
 
-from tawebeval.core.event_log import LOST_EVENT, StdoutChanged
+from tawebeval.core.event_log import LOST_EVENT, EventRing, StdoutChanged
 from tawebeval.core.events import EventBatch
-from tawebeval.core.ring import EventRing
 from tawebeval.linux.filetree import add_path_to_errors
 
 FRAME_BYTES = 64 * 1024

@@ -41,11 +41,11 @@ from tawebeval.client.forms import check_encodable
 from tawebeval.core.form import (
     FIELD_NAME_PATTERN,
     LABEL_NAME_PATTERN,
+    LIMIT_UNITS,
     MAX_CLONE_DEPTH,
     MAX_SEED,
     draw_seed,
 )
-from tawebeval.core.limits import LIMIT_UNITS
 from tawebeval.core.text import get_base_name
 
 Submission: TypeAlias = dict[str, str | bytes | Path]

@@ -51,7 +51,7 @@ from tawebeval.cli.runtime import (
 )
 from tawebeval.client import EvaluationGone, Refused, UnknownEvaluation
 from tawebeval.client.events import split_cursor
-from tawebeval.core.states import CLIENT_VISIBLE_STATES
+from tawebeval.core.evaluations import CLIENT_VISIBLE_STATES
 from tawebeval.errors import ConfigurationError
 
 _PROBLEM_HEADS = ("NAME", "FIELDS", "TITLE")

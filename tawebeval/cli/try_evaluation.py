@@ -17,8 +17,8 @@ from twisted.internet.task import LoopingCall
 from tawebeval.cli.evaluate import Submission
 from tawebeval.client.events import Page, parse_page
 from tawebeval.config import MAX_TREE_FILES, Configuration
-from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.event_log import EventLog, EventMemory
+from tawebeval.core.evaluations import Checkout, Commit
+from tawebeval.core.event_log import EventLog, EventMemory, make_page
 from tawebeval.core.form import (
     EvaluationRequest,
     Repository,
@@ -26,7 +26,6 @@ from tawebeval.core.form import (
     pack_request,
     parse_submission_file,
 )
-from tawebeval.core.pages import make_page
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share

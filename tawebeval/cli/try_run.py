@@ -37,14 +37,15 @@ from tawebeval.cli.try_evaluation import (
 from tawebeval.client import Text
 from tawebeval.client.events import EvaluationError as ErrorEvent
 from tawebeval.client.events import Event
+from tawebeval.core.evaluations import EvaluationState
 from tawebeval.core.form import (
+    ChosenLimits,
     EvaluationRequest,
     Repository,
     draw_seed,
     parse_environment_name,
+    parse_limits,
 )
-from tawebeval.core.limits import ChosenLimits, parse_limits
-from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.process_setup import reset_inherited_signals, use_monotonic_clock
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.startup import check_environments, check_sandbox_readable_paths

@@ -4,6 +4,13 @@ Events are numbered from 0. A *cursor* is a place between two events: cursor n l
 The log holds the events from `begin_cursor` to `end_cursor`; an acknowledgement discards those
 before it, and nothing else discards an event.
 
+A *ring* (`EventRing`) holds consecutive events as batches of JSON Lines, with their times. Reading
+has no visible effect. It splits a batch where a page or a piece ends inside it, so that the
+reader's next call finds the place at once. It never leaves small batches: nothing would join them
+again, and readers at different places would leave a batch for each event. A mark for each change of
+the time has the time and the cursor of its first event, so times cost little where events are
+printed quickly.
+
 A *segment* is a number of consecutive events, and their source: a checkpoint of the parser and the
 place in stdout from which the parser went on there. `EventMemory` bounds the bytes of all logs
 together. It evicts segments of the caller that has most. An evicted segment's events are parsed
@@ -13,20 +20,216 @@ and the times of the events are kept as marks beside stdout.
 
 A segment has a checksum of its bytes of stdout: where the disk has damaged them, a reader gets an
 error in place of other events.
+
+A cursor in the API is a string of decimal digits, or `ALL_RECEIVED_CURSOR`, or null. As a page's
+beginning, `null` is the beginning of all events; as a page's end, the end of all. The dummy end,
+`ALL_RECEIVED_CURSOR`, stands between the last event and the end of all: a client that asks after it
+has received every event, so from then on no event needs to be kept.
 """
 
 from __future__ import annotations
 
+import re
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import attrs
 
-from tawebeval.core.events import EMPTY_BATCH, EventBatch, encode_error_event
-from tawebeval.core.ring import EventRing
+from tawebeval.core.events import (
+    ALL_RECEIVED_CURSOR,
+    EMPTY_BATCH,
+    EventBatch,
+    encode_error_event,
+    measure_first_events,
+)
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.core.tokens import ANONYMOUS_CALLER
+from tawebeval.errors import DiscardedCursor, InvalidCursor
+
+BYTES_PER_TIMESTAMP = 16
+"""Bytes of memory that a mark takes."""
+
+
+class EventTimes:
+    """Times of the events of one ring."""
+
+    __slots__ = ("_cursors", "_discarded", "_times")
+
+    def __init__(self) -> None:
+        self._cursors = array("Q")
+        self._times = array("q")
+        self._discarded = 0  # marks at the front that no event has any more
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that all marks take, except the last: an empty ring has one, too."""
+        return BYTES_PER_TIMESTAMP * max(0, len(self._cursors) - 1)
+
+    def record_time(self, cursor: int, time: int) -> None:
+        """Add the time of the events after `cursor`, the newest."""
+        if not self._times or self._times[-1] != time:
+            self._cursors.append(cursor)
+            self._times.append(time)
+
+    def discard_times_before(self, cursor: int) -> None:
+        """Forget the times of the events before `cursor`."""
+        self._discarded = self._find_mark(cursor)
+        if 2 * self._discarded >= len(self._cursors):  # else each discard would move all marks
+            del self._cursors[: self._discarded]
+            del self._times[: self._discarded]
+            self._discarded = 0
+
+    def add_times_to_lines(
+        self, begin_cursor: int, batch: EventBatch, format_time: Callable[[int], str]
+    ) -> bytes:
+        r"""Return the lines of a batch that begins at `begin_cursor`, each with its `time`.
+
+        `format_time` gets milliseconds. Only the end of a line has `}` before `\n`.
+        """
+        lines, at = batch.lines, 0
+        first, end = begin_cursor, begin_cursor + batch.count
+        mark = self._find_mark(first)
+        parts = []
+        while first < end:
+            is_last = mark + 1 == len(self._cursors) or self._cursors[mark + 1] >= end
+            start = at
+            if is_last:
+                at, first = len(lines), end
+            else:
+                for _ in range(self._cursors[mark + 1] - first):
+                    at = lines.index(b"\n", at) + 1
+                first = self._cursors[mark + 1]
+            time = format_time(self._times[mark]).encode()
+            parts.append(lines[start:at].replace(b"}\n", b',"time":"%b"}\n' % time))
+            mark += 1
+        return b"".join(parts)
+
+    def _find_mark(self, cursor: int) -> int:
+        """Return the index of the mark of the event after `cursor`; 0 if there are no events."""
+        return max(0, bisect_right(self._cursors, cursor, lo=self._discarded) - 1)
+
+
+MAX_MERGED_BATCH_BYTES = 16 * 1024  # bytes up to which small batches are put together
+MIN_BATCH_PART_BYTES = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk over
+_TIMED = 32 * 1024  # bytes to which times are added at once: 1,000 events of as many times
+
+
+@attrs.define
+class EventRing:
+    """Events from `begin_cursor` to `end_cursor`; `line_bytes` is the size of their JSON Lines."""
+
+    begin_cursor: int = 0
+    end_cursor: int = 0
+    line_bytes: int = 0
+    # Not a deque, which takes 600 bytes when it is empty: there are never too many to move.
+    batches: list[EventBatch] = attrs.field(factory=list)
+    _times: EventTimes = attrs.field(factory=EventTimes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that the events take with their times."""
+        return self.line_bytes + self._times.memory_bytes
+
+    def append_batch(self, batch: EventBatch, time_ms: int) -> None:
+        """Append a batch of this time, in milliseconds since the epoch."""
+        if not batch.count:
+            return
+        self._times.record_time(self.end_cursor, time_ms)
+        self.end_cursor += batch.count
+        self.line_bytes += len(batch.lines)
+        if (
+            self.batches
+            and len(self.batches[-1].lines) + len(batch.lines) <= MAX_MERGED_BATCH_BYTES
+        ):
+            self.batches[-1] += batch
+        else:
+            self.batches.append(batch)
+
+    def read_events(self, after_cursor: int, max_bytes: int) -> EventBatch:
+        """Return the events after a cursor, `begin_cursor <= after_cursor <= end_cursor`.
+
+        The result has at most `max_bytes`, but at least one event if there is one.
+        """
+        assert self.begin_cursor <= after_cursor <= self.end_cursor
+        if after_cursor == self.end_cursor:
+            return EMPTY_BATCH
+        count = 0
+        taken: list[bytes] = []
+        index, first = self._find(after_cursor)
+        while index < len(self.batches):
+            batch = self.batches[index]
+            start = measure_first_events(batch, after_cursor - first) if after_cursor > first else 0
+            if len(batch.lines) - start > max_bytes:
+                end = batch.lines.rfind(b"\n", start, start + max_bytes) + 1
+                if not end and not taken:
+                    end = batch.lines.index(b"\n", start) + 1
+                if end:
+                    taken.append(batch.lines[start:end])
+                    count += taken[-1].count(b"\n")
+                    if min(end, len(batch.lines) - end) >= MIN_BATCH_PART_BYTES:
+                        self._split(index, end, after_cursor + count - first)
+                break
+            max_bytes -= len(batch.lines) - start
+            taken.append(batch.lines[start:])
+            first += batch.count
+            count = first - after_cursor
+            index += 1
+        return EventBatch(count, b"".join(taken))
+
+    def read_timed_events(
+        self, after_cursor: int, max_bytes: int, format_time: Callable[[float], str]
+    ) -> EventBatch:
+        """Return what `read_events` returns, or its beginning, each event with its `time`.
+
+        `max_bytes` does not count the times. `format_time` gets seconds since the epoch.
+        """
+        batch = self.read_events(after_cursor, min(max_bytes, _TIMED))
+        lines = self._times.add_times_to_lines(
+            after_cursor, batch, lambda time: format_time(time / 1000)
+        )
+        return EventBatch(batch.count, lines)
+
+    def acknowledge(self, before_cursor: int) -> None:
+        """Discard the events before `before_cursor`; an older cursor changes nothing."""
+        assert before_cursor <= self.end_cursor
+        while self.batches and self.begin_cursor + self.batches[0].count <= before_cursor:
+            self._discard()
+        if self.begin_cursor < before_cursor:
+            count = before_cursor - self.begin_cursor
+            self._split(0, measure_first_events(self.batches[0], count), count)
+            self._discard()
+
+    def _discard(self) -> None:
+        batch = self.batches.pop(0)
+        self.begin_cursor += batch.count
+        self._times.discard_times_before(self.begin_cursor)
+        self.line_bytes -= len(batch.lines)
+
+    def _find(self, cursor: int) -> tuple[int, int]:
+        """Return the index and first cursor of the batch that has the event after `cursor`.
+
+        Most readers are near one of the ends, so the search begins at the nearer one.
+        """
+        if cursor - self.begin_cursor <= self.end_cursor - cursor:
+            index, first = 0, self.begin_cursor
+            while cursor >= first + self.batches[index].count:
+                first += self.batches[index].count
+                index += 1
+            return index, first
+        index, first = len(self.batches), self.end_cursor
+        while cursor < first:
+            index -= 1
+            first -= self.batches[index].count
+        return index, first
+
+    def _split(self, index: int, at: int, count: int) -> None:
+        """Split a batch after its first `count` events, `at` bytes; neither part is empty."""
+        batch = self.batches[index]
+        self.batches[index] = EventBatch(count, batch.lines[:at])
+        self.batches.insert(index + 1, EventBatch(batch.count - count, batch.lines[at:]))
+
 
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4 * 1024, 256 * 1024
 """Bytes of events from which a segment may end: with very many logs, and with few."""
@@ -318,3 +521,96 @@ class EventLog:
             self._memory.release(segment)
         self._segments.clear()
         self.begin_cursor = self.end_cursor
+
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+@attrs.frozen
+class EventPage:
+    """Consecutive events, and the cursors before and after them.
+
+    `is_last_page` says that no later page has events.
+    """
+
+    begin_cursor: str | None
+    end_cursor: str | None
+    events: EventBatch
+
+    @property
+    def is_last_page(self) -> bool:
+        """Whether no new event can follow."""
+        return self.end_cursor in (ALL_RECEIVED_CURSOR, None)
+
+    @property
+    def has_events_or_is_last(self) -> bool:
+        """Whether the page has events or is the last one."""
+        return bool(self.events.count) or self.is_last_page
+
+    def encode_json(self) -> bytes:
+        """Return the page as JSON."""
+        head = b'{"begin":%s,"end":%s,"data":[' % (
+            _encode_cursor(self.begin_cursor),
+            _encode_cursor(self.end_cursor),
+        )
+        # A view, which saves a copy of the page.
+        events = memoryview(self.events.lines.replace(b"\n", b","))[:-1]
+        return b"".join((head, events, b"]}"))
+
+
+def _encode_cursor(cursor: str | None) -> bytes:
+    return b"null" if cursor is None else b'"%s"' % cursor.encode()
+
+
+def make_empty_last_page() -> EventPage:
+    """Return the answer to the dummy end: an empty page with no next page."""
+    return EventPage(ALL_RECEIVED_CURSOR, None, EventBatch(0, b""))
+
+
+def parse_cursor(text: str | None) -> str | None:
+    """Return the cursor of a query, None for an empty or absent one. Raises InvalidCursor."""
+    if not text:
+        return None
+    if text != ALL_RECEIVED_CURSOR and not _NUMBER.fullmatch(text):
+        raise InvalidCursor(
+            f"after: {text[:80]!r} is not a cursor of this server; send the `end` of the last page"
+        )
+    return text
+
+
+def resolve_cursor(
+    log: EventLog | EventRing,
+    after_cursor: str | None,
+    skip_count: int = 0,
+    *,
+    may_be_ahead: bool = False,
+) -> int:
+    """Return the sequence number `skip_count` events after a cursor.
+
+    The cursor itself may precede discarded events. Raises DiscardedCursor if the result does, and
+    InvalidCursor if the result is beyond the newest event, unless a client may have received events
+    that the log does not have.
+    """
+    begin = (
+        0
+        if after_cursor is None
+        else log.end_cursor + 1
+        if after_cursor == ALL_RECEIVED_CURSOR
+        else int(after_cursor)
+    )
+    begin += skip_count
+    if begin > log.end_cursor and not may_be_ahead:
+        skipped = f" with skip: {skip_count}" if skip_count else ""
+        raise InvalidCursor(
+            f"after: {after_cursor or ''!r}{skipped} is after the newest event, {log.end_cursor}"
+        )
+    if begin < log.begin_cursor:
+        raise DiscardedCursor(str(log.begin_cursor))
+    return begin
+
+
+def make_page(log: EventLog, after_cursor: str | None, events: EventBatch) -> EventPage:
+    """Return the page with these events, which `log` has after a cursor that can be resolved."""
+    end = (0 if after_cursor is None else int(after_cursor)) + events.count
+    is_last = log.has_ended and end == log.end_cursor
+    return EventPage(after_cursor, ALL_RECEIVED_CURSOR if is_last else str(end), events)

@@ -16,10 +16,10 @@ from twisted.web.client import BrowserLikePolicyForHTTPS
 
 from tawebeval.archive.archive import READER_THREADS, EvaluationArchive
 from tawebeval.config import MAX_SUBMODULES, MAX_TREE_FILES, Configuration
+from tawebeval.core.evaluations import IdentifierIssuer
 from tawebeval.core.event_log import EventMemory
 from tawebeval.core.hosts import HostPolicy
-from tawebeval.core.identifiers import IdentifierIssuer
-from tawebeval.core.signed_links import LinkSigner
+from tawebeval.core.tokens import LinkSigner
 from tawebeval.daemon.control_socket import ControlSocket, find_control_socket
 from tawebeval.daemon.directories import (
     STORE_NAME,

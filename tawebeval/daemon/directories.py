@@ -24,7 +24,7 @@ from typing import IO
 import attrs
 
 from tawebeval.config import ArchiveSettings
-from tawebeval.core.identifiers import SECRET_KEY_BYTES
+from tawebeval.core.evaluations import SECRET_KEY_BYTES
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,

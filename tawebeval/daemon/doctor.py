@@ -19,7 +19,7 @@ import attrs
 from twisted.internet.endpoints import serverFromString
 
 from tawebeval.config import CredentialSettings
-from tawebeval.core.forwarded_headers import CLIENT_HEADER, TrustedProxies
+from tawebeval.core.hosts import CLIENT_HEADER, TrustedProxies
 from tawebeval.daemon import doctor_disk
 from tawebeval.daemon.doctor_disk import ExaminedDaemon, check_writers
 from tawebeval.daemon.reload import read_configuration

@@ -12,7 +12,7 @@ import attrs
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from tawebeval.core.counters import EvaluationCounters
+from tawebeval.core.evaluations import EvaluationCounters
 from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import ServerBusy, SetupProblem, format_size
 from tawebeval.evaluations.registry import EvaluationRegistry

@@ -20,8 +20,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from tawebeval import __version__
 from tawebeval.archive.archive import ArchiveLossReason
-from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
-from tawebeval.core.states import EvaluationState
+from tawebeval.core.evaluations import SHORT_DURATION_BOUNDS, EvaluationState, Histogram
 from tawebeval.daemon.logging import LineWriter
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.git.cache import RepositoryCache

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tawebeval.core.retry_schedule import RetrySchedule
-from tawebeval.core.shares import Share
+from tawebeval.core.shares import RetrySchedule, Share
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import CallerQuotaExceeded, ServerBusy

@@ -15,15 +15,14 @@ from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.internet.interfaces import IReactorTime
 
 from tawebeval.archive.archive import ArchivedEvents, EvaluationArchive
-from tawebeval.core.events import EventBatch
-from tawebeval.core.pages import (
-    ALL_RECEIVED_CURSOR,
+from tawebeval.core.event_log import (
     EventPage,
+    EventRing,
     make_empty_last_page,
     parse_cursor,
     resolve_cursor,
 )
-from tawebeval.core.ring import EventRing
+from tawebeval.core.events import ALL_RECEIVED_CURSOR, EventBatch
 from tawebeval.errors import EvaluationExpired, ServerBusy
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.records import EvaluationRecord

@@ -13,8 +13,7 @@ from twisted.internet.defer import Deferred
 
 from tawebeval.archive.archive import EvaluationArchive
 from tawebeval.config import Configuration
-from tawebeval.core.checkout import Checkout
-from tawebeval.core.counters import EvaluationCounters
+from tawebeval.core.evaluations import Checkout, EvaluationCounters
 from tawebeval.core.event_log import EventMemory
 from tawebeval.core.form import Repository
 from tawebeval.core.shares import Share, SharedResource

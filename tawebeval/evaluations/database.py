@@ -24,7 +24,7 @@ import attrs
 import msgspec
 from twisted.logger import Logger
 
-from tawebeval.core.evaluation_lists import ListEntry
+from tawebeval.core.evaluations import ListEntry
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.details import StoredDetails
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, describe_disk_error

@@ -14,7 +14,7 @@ import attrs
 import msgspec
 
 from tawebeval.config import LimitSettings
-from tawebeval.core.checkout import Commit
+from tawebeval.core.evaluations import Commit, EvaluationState
 from tawebeval.core.form import (
     EvaluationRequest,
     ProblemAndLabels,
@@ -23,7 +23,6 @@ from tawebeval.core.form import (
     unpack_request,
 )
 from tawebeval.core.results import ResultSummary
-from tawebeval.core.states import EvaluationState
 from tawebeval.core.text import take_tail
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import EvaluationFailure, format_size

@@ -13,14 +13,9 @@ import attrs
 from twisted.internet.defer import TimeoutError as WaitTimedOut
 from twisted.internet.interfaces import IReactorTime
 
-from tawebeval.core.events import EventBatch
-from tawebeval.core.pages import (
-    ALL_RECEIVED_CURSOR,
-    EventPage,
-    make_empty_last_page,
-    parse_cursor,
-)
-from tawebeval.core.states import EvaluationState
+from tawebeval.core.evaluations import EvaluationState
+from tawebeval.core.event_log import EventPage, make_empty_last_page, parse_cursor
+from tawebeval.core.events import ALL_RECEIVED_CURSOR, EventBatch
 from tawebeval.errors import EvaluationExpired, ServerStopping
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.records import EvaluationRecord, RecordIndex

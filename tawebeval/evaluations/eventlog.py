@@ -33,16 +33,15 @@ import msgspec
 from tawebeval.core.event_log import (
     EventLog,
     EventMemory,
+    EventRing,
     EventSegment,
     Mark,
     SegmentSource,
     StdoutChanged,
 )
 from tawebeval.core.events import EventBatch, compute_base64_size, split_batch
-from tawebeval.core.fileblock import FileReference
 from tawebeval.core.results import ResultSummary
-from tawebeval.core.ring import EventRing
-from tawebeval.core.segi import Markers, SegiParser
+from tawebeval.core.segi import FileReference, Markers, SegiParser
 
 _READ = 64 * 1024
 _PUNCHED = 1024 * 1024  # bytes that are punched out at once, at least

@@ -14,9 +14,8 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings
-from tawebeval.core.checkout import Checkout
+from tawebeval.core.evaluations import Checkout, EvaluationState, check_transition
 from tawebeval.core.events import encode_error_event
-from tawebeval.core.states import EvaluationState, check_transition
 from tawebeval.deferreds import OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext, RunSlots

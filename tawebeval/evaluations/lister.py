@@ -11,14 +11,14 @@ from itertools import pairwise
 import attrs
 import orjson
 
-from tawebeval.core.evaluation_lists import (
+from tawebeval.core.evaluations import (
+    CLIENT_VISIBLE_STATES,
     ListCursor,
     ListEntry,
     make_invalid_cursor_error,
     parse_list_cursor,
 )
 from tawebeval.core.form import LABEL_FIELD_PATTERN, PROBLEM_NAME_PATTERN, format_label_name_error
-from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tawebeval.errors import MalformedRequest
 from tawebeval.evaluations.archive_reader import ArchiveReader
 from tawebeval.evaluations.database import ArchivedQuery

@@ -22,12 +22,14 @@ from twisted.logger import Logger
 from tawebeval.core.event_log import (
     LOST_EVENT,
     EventLog,
+    EventPage,
     EventSegment,
     EventsEvicted,
     StdoutChanged,
+    make_page,
+    resolve_cursor,
 )
-from tawebeval.core.events import EMPTY_BATCH, EventBatch
-from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage, make_page, resolve_cursor
+from tawebeval.core.events import ALL_RECEIVED_CURSOR, EMPTY_BATCH, EventBatch
 from tawebeval.deferreds import (
     UNLIMITED_WAITERS,
     Condition,
@@ -125,7 +127,7 @@ class EvaluationEvents:
     def resolve_cursor(self, after_cursor: str | None, skip_count: int = 0) -> int:
         """Return the number `skip_count` events after a cursor of a client, None or "" without one.
 
-        Raises: as `core.pages.resolve_cursor`; ServerBusy.
+        Raises: as `core.event_log.resolve_cursor`; ServerBusy.
         """
         may_be_ahead = self.has_lost_events or (self.is_behind and not self.log.has_ended)
         if may_be_ahead and after_cursor == ALL_RECEIVED_CURSOR and not self.log.has_ended:

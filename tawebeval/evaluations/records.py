@@ -10,9 +10,8 @@ from itertools import islice
 import attrs
 from twisted.internet.interfaces import IReactorTime
 
-from tawebeval.core.identifiers import IDENTIFIER_PATTERN, IdentifierIssuer
+from tawebeval.core.evaluations import IDENTIFIER_PATTERN, EvaluationState, IdentifierIssuer
 from tawebeval.core.shares import Share, SharedResource
-from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import OneShotEvent
 from tawebeval.errors import EvaluationNotFound
 from tawebeval.evaluations.details import EvaluationDetails

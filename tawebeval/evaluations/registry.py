@@ -12,11 +12,9 @@ from weakref import WeakValueDictionary
 from twisted.logger import Logger
 
 from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive, StoredEvaluation
-from tawebeval.core.evaluation_lists import DAEMON_START_ID_BYTES
+from tawebeval.core.evaluations import DAEMON_START_ID_BYTES, EvaluationState, IdentifierIssuer
 from tawebeval.core.event_log import EventLog
 from tawebeval.core.form import draw_seed, pack_request
-from tawebeval.core.identifiers import IdentifierIssuer
-from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import make_one_shot_event, run_in_background
 from tawebeval.errors import (
     EvaluationExpired,

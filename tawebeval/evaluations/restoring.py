@@ -14,13 +14,11 @@ import attrs
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.event_log import LOST_EVENT, StdoutChanged
+from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
+from tawebeval.core.event_log import LOST_EVENT, EventRing, StdoutChanged
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.results import ResultSummary
-from tawebeval.core.ring import EventRing
 from tawebeval.core.segi import Markers
-from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import RunSlots

@@ -25,11 +25,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from tawebeval.core import text
-from tawebeval.core.checkout import Checkout
-from tawebeval.core.evaluator_environment import build_environment
+from tawebeval.core.evaluations import Checkout
 from tawebeval.core.events import compute_base64_size
-from tawebeval.core.fileblock import FileReference
-from tawebeval.core.segi import MAX_FILE_BYTES
+from tawebeval.core.segi import MAX_FILE_BYTES, FileReference, build_environment
 from tawebeval.deferreds import OneShotEvent
 from tawebeval.errors import (
     EvaluationFailure,

@@ -17,10 +17,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration, SlurmJobSettings
-from tawebeval.core.checkout import Checkout
+from tawebeval.core.evaluations import Checkout, EvaluationState
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.segi import Markers
-from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import RunSlots

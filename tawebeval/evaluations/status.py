@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 
 from tawebeval.config import LimitSettings
-from tawebeval.core.limits import LIMIT_UNITS
-from tawebeval.core.states import EvaluationState
+from tawebeval.core.evaluations import EvaluationState
+from tawebeval.core.form import LIMIT_UNITS
 from tawebeval.evaluations.details import EvaluationDetails, format_rfc3339_time
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.sandbox.environments import Environment

@@ -25,7 +25,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from tawebeval.core.evaluation_lists import ListEntry
+from tawebeval.core.evaluations import ListEntry
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import SetupProblem, StoreError
 from tawebeval.evaluations.database import (

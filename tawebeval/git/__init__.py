@@ -1,7 +1,7 @@
 """Checked-out trees of commits, fetched from the URLs of strangers and cached.
 
 An evaluation names a URL and a commit. `cache.RepositoryCache.check_out_commit` returns a
-`core.checkout.Checkout` for them: a read-only tree that nobody removes until it is released.
+`core.evaluations.Checkout` for them: a read-only tree that nobody removes until it is released.
 Commits are fetched at most once, concurrent requests share one fetch, and the least recently used
 repositories and checkouts are evicted.
 

@@ -24,8 +24,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
-from tawebeval.core.checkout import Checkout, Commit, Submodule
-from tawebeval.core.counters import GitCacheCounters
+from tawebeval.core.evaluations import Checkout, Commit, GitCacheCounters, Submodule
 from tawebeval.core.form import Repository
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import SingleFlight, WorkerThreads, run_in_background

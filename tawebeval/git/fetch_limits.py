@@ -18,7 +18,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as DeadlineExceeded
 from twisted.internet.task import LoopingCall
 
-from tawebeval.core.checkout import Commit, Submodule
+from tawebeval.core.evaluations import Commit, Submodule
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.git.command import GitResult

@@ -30,7 +30,7 @@ import attrs
 import msgspec
 from twisted.internet.defer import DeferredLock
 
-from tawebeval.core.checkout import Commit
+from tawebeval.core.evaluations import Commit
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import ResolvedGitRemote
 from tawebeval.deferreds import WorkerThreads

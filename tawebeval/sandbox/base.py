@@ -23,8 +23,8 @@ import attrs
 from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.config import LimitSettings, SlurmJobSettings
-from tawebeval.core.checkout import Checkout
-from tawebeval.core.evaluator_environment import add_tools_to_path
+from tawebeval.core.evaluations import Checkout
+from tawebeval.core.segi import add_tools_to_path
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import OrphanReaper, ProcessTransport, send_signal
 from tawebeval.linux.kernel_files import list_descendants

@@ -41,8 +41,8 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings
-from tawebeval.core.checkout import Checkout
-from tawebeval.core.evaluator_environment import add_tools_to_path
+from tawebeval.core.evaluations import Checkout
+from tawebeval.core.segi import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux import kernel_files
 from tawebeval.linux.cgroups import CgroupManager

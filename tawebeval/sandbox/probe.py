@@ -13,7 +13,7 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration
-from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import OrphanReaper

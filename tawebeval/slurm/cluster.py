@@ -19,7 +19,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings, RunnerSettings
-from tawebeval.core.checkout import Checkout
+from tawebeval.core.evaluations import Checkout
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage

@@ -25,8 +25,15 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from tawebeval.config import CallerSettings, MetricsSettings
 from tawebeval.core.shares import Share, SharedResource
-from tawebeval.core.signed_links import LINK_GENERATION_BYTES, LinkSigner, find_bearer_link
-from tawebeval.core.tokens import ANONYMOUS_CALLER, Token, TokenHashes, parse_tokens
+from tawebeval.core.tokens import (
+    ANONYMOUS_CALLER,
+    LINK_GENERATION_BYTES,
+    LinkSigner,
+    Token,
+    TokenHashes,
+    find_bearer_link,
+    parse_tokens,
+)
 from tawebeval.errors import (
     AccessDenied,
     CallerQuotaExceeded,

@@ -18,8 +18,7 @@ from twisted.web.http_headers import Headers
 from werkzeug.exceptions import HTTPException
 
 from tawebeval.config import Configuration
-from tawebeval.core.counters import SHORT_DURATION_BOUNDS, Histogram
-from tawebeval.core.identifiers import IDENTIFIER_PATTERN
+from tawebeval.core.evaluations import IDENTIFIER_PATTERN, SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import Unauthorized
 from tawebeval.evaluations.registry import EvaluationRegistry

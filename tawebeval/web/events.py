@@ -10,9 +10,8 @@ import attrs
 from twisted.web.http import NO_CONTENT
 from twisted.web.http_headers import Headers
 
-from tawebeval.core.event_log import EventsEvicted
-from tawebeval.core.framing import EVENT_STREAM, JSON_LINES
-from tawebeval.core.pages import EventPage
+from tawebeval.core.event_log import EventPage, EventsEvicted
+from tawebeval.core.events import EVENT_STREAM, JSON_LINES
 from tawebeval.errors import (
     EvaluationExpired,
     HTTPVersionNotSupported,

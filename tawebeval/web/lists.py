@@ -7,9 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from tawebeval.config import Configuration
-from tawebeval.core.evaluation_lists import DaemonListPage, MergedListCursor, merge_list_pages
-from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME
-from tawebeval.core.limits import LIMIT_UNITS, LimitRange, parse_limits
+from tawebeval.core.evaluations import DaemonListPage, MergedListCursor, merge_list_pages
+from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME, LIMIT_UNITS, LimitRange, parse_limits
 from tawebeval.errors import MalformedRequest, ProblemNotFound, ServerBusy
 from tawebeval.evaluations.lister import MAX_LISTED_EVALUATIONS, is_filter_parameter, parse_filter
 from tawebeval.web.context import WebContext

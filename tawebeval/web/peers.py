@@ -26,7 +26,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent
 
 from tawebeval import __version__
-from tawebeval.core.evaluation_lists import (
+from tawebeval.core.evaluations import (
     DaemonListPage,
     make_invalid_cursor_error,
     parse_list_page,

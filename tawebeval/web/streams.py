@@ -35,8 +35,7 @@ from wsproto.handshake import WEBSOCKET_UPGRADE, WEBSOCKET_VERSION, H11Handshake
 from wsproto.utilities import ProtocolError
 from zope.interface import implementer
 
-from tawebeval.core.events import EventBatch
-from tawebeval.core.framing import WEBSOCKET_MESSAGES, StreamFraming
+from tawebeval.core.events import WEBSOCKET_MESSAGES, EventBatch, StreamFraming
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import Condition
 from tawebeval.errors import (

@@ -32,10 +32,9 @@ from tawebeval.archive.archive import (
 )
 from tawebeval.archive.submissions import extract_submission
 from tawebeval.config import ArchiveSettings
-from tawebeval.core.event_log import LOST_EVENT
+from tawebeval.core.event_log import LOST_EVENT, EventRing
 from tawebeval.core.events import encode_data_event
 from tawebeval.core.form import SubmissionFile, pack_request
-from tawebeval.core.ring import EventRing
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 from tests.fakes.world import InlineThreads, SlowThreads, make_request

@@ -20,9 +20,8 @@ from tawebeval.archive.evaluation_files import (
     read_events,
     write_evaluation,
 )
-from tawebeval.core.event_log import LOST_EVENT, StdoutChanged
+from tawebeval.core.event_log import LOST_EVENT, EventRing, StdoutChanged
 from tawebeval.core.events import EventBatch, encode_data_event
-from tawebeval.core.ring import EventRing
 
 HEADER = {"archive": 1, "evaluation_id": "one", "caller": "alice"}
 END = {"status": {"state": "finished"}}

@@ -11,13 +11,10 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
-from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.event_log import EventLog, EventsEvicted
+from tawebeval.core.evaluations import Checkout, Commit, EvaluationState, IdentifierIssuer
+from tawebeval.core.event_log import EventLog, EventPage, EventsEvicted
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.form import pack_request
-from tawebeval.core.identifiers import IdentifierIssuer
-from tawebeval.core.pages import EventPage
-from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure, RequestError
 from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.eventlog import RecordedStdout

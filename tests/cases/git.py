@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.deferreds import OneShotEvent, wait_despite_cancellation

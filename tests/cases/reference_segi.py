@@ -1,7 +1,7 @@
 r"""Reference parser of SEGI: slow, obvious, and on the whole of stdout at once.
 
 `parse_events` follows the words of the contract, section 4, and of docs/evaluators.md, and shares
-no code with `core.segi` and `core.fileblock`. `check_reference` compares these with the reference.
+no code with `core.segi`. `check_reference` compares these with the reference.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import string
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from tawebeval.core.fileblock import MAX_HEADER_BYTES, MAX_PATH_BYTES, PrintedFile
-from tawebeval.core.segi import Markers
+from tawebeval.core.segi import MAX_HEADER_BYTES, MAX_PATH_BYTES, Markers, PrintedFile
 from tests.cases.strategies import (
     BYTE_BY_BYTE,
     BYTE_BY_BYTE_FLUSHED,

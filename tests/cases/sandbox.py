@@ -10,7 +10,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import GIB, MIB, LimitSettings
-from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.sandbox import limits as limits_module
 from tawebeval.sandbox.base import NoSandbox, SandboxedRun
 from tawebeval.sandbox.workspace import Workspace

@@ -20,8 +20,7 @@ import attrs
 from hypothesis import strategies as st
 
 from tawebeval.core.events import EventBatch
-from tawebeval.core.fileblock import PrintedFile
-from tawebeval.core.segi import Markers, SegiParser
+from tawebeval.core.segi import Markers, PrintedFile, SegiParser
 
 MARKERS = Markers(b"~DB", b"~DE", b"~FB", b"~FE")  # short, so that near misses are frequent
 MAX_VALUE = 40

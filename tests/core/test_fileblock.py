@@ -1,4 +1,4 @@
-"""`core.fileblock`: what stands between the file markers (contract, section 4)."""
+"""`core.segi`: what stands between the file markers (docs/evaluators.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.fileblock import (
+from tawebeval.core.segi import (
     MAX_HEADER_BYTES,
     MAX_PATH_BYTES,
     FileBlock,

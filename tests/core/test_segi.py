@@ -1,4 +1,4 @@
-"""`core.segi`: every rule of the contract, section 4, by tables and by properties."""
+"""`core.segi`: every rule of docs/evaluators.md, by tables and by properties."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import segi
-from tawebeval.core.fileblock import MAX_HEADER_BYTES, PrintedFile
-from tawebeval.core.segi import MAX_PAYLOAD_BYTES, Markers, SegiParser, StrayMarkerDetector
+from tawebeval.core.segi import (
+    MAX_HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    Markers,
+    PrintedFile,
+    SegiParser,
+    StrayMarkerDetector,
+    add_tools_to_path,
+    build_environment,
+    is_reserved_variable,
+)
 from tests.cases.reference_segi import check_reference
 from tests.cases.strategies import (
     BYTE_BY_BYTE,
@@ -728,3 +737,28 @@ class SmallStepTests(SynchronousTestCase):
         self, stdout: bytes, reads: set[int], flushes: set[int]
     ) -> None:
         assert parse_reads(stdout, reads, flushes) == parse_reads(stdout, set(), flushes)
+
+
+class ReservedTests(SynchronousTestCase):
+    def test_all_that_a_run_sets(self) -> None:
+        run = {
+            "home": "/home",
+            "temporary_directory": "/tmp",
+            "seed": 7,
+            "submission": {"source": "/source"},
+            "markers": Markers.generate(bytes),
+        }
+        for name in build_environment({}, **run):
+            seen = build_environment({name: "configured"}, **run)[name]
+            self.assertEqual(seen == "configured", not is_reserved_variable(name), name)
+
+
+class ToolsTests(SynchronousTestCase):
+    def test_tools_come_after_the_operators_programs(self) -> None:
+        for configured, path in (
+            ({"PATH": "/opt/bin"}, "/opt/bin"),
+            ({}, "/usr/local/bin:/usr/bin:/bin"),
+        ):
+            environment = add_tools_to_path({**configured, "LANG": "C"}, "/tools")
+            self.assertEqual(environment.pop("PATH"), f"{path}:/tools/bin")
+            self.assertEqual(environment, {"LANG": "C", "EVALUATION_TOOLS": "/tools"})

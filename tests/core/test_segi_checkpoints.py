@@ -13,9 +13,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import segi
 from tawebeval.core.events import EventBatch
-from tawebeval.core.fileblock import MAX_HEADER_BYTES
 from tawebeval.core.results import ResultSummary
-from tawebeval.core.segi import Markers, SegiParser
+from tawebeval.core.segi import MAX_HEADER_BYTES, Markers, SegiParser
 from tests.cases.strategies import (
     MARKERS,
     MAX_FILE,

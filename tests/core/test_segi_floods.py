@@ -14,8 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from benchmarks.floods import FILE, VALUE, floods
 from tawebeval.core.events import EventBatch, compute_base64_size
-from tawebeval.core.fileblock import MAX_HEADER_BYTES
-from tawebeval.core.segi import MAX_BYTES_PARSED_PER_CALL, Markers, SegiParser
+from tawebeval.core.segi import MAX_BYTES_PARSED_PER_CALL, MAX_HEADER_BYTES, Markers, SegiParser
 from tests.cases import reference_segi
 from tests.cases.strategies import classify, decode, join_text
 

@@ -1,14 +1,18 @@
-"""`core.shares`: parts of callers, the room of the others, and their list in docs/security.md."""
+"""`core.shares`: parts of callers, the room of the others, and retries of refused clients."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
+from hypothesis import given
+from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 import tawebeval
-from tawebeval.core.shares import Share, SharedResource
+from tawebeval.core import shares
+from tawebeval.core.shares import RetrySchedule, Share, SharedResource
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import CallerQuotaExceeded, ServerBusy
 
@@ -104,3 +108,108 @@ class ListTests(SynchronousTestCase):
         tests = {path.stem for path in (PACKAGE.parent / "tests").rglob("test_*.py")}
         for resource in SharedResource:
             self.assertIn(rows.get(resource.value), tests, resource.value)
+
+
+def measured(interval: float, slots: int = 4) -> RetrySchedule:
+    """Return a schedule after ends at this interval; the last was at 0."""
+    schedule = RetrySchedule(slots)
+    for number in range(-200, 1):
+        schedule.record_evaluation_end(number * interval, are_all_slots_used=True)
+    return schedule
+
+
+class IntervalTests(SynchronousTestCase):
+    def test_interval_is_the_mean_of_late_ends(self) -> None:
+        self.assertEqual(RetrySchedule(4).estimate_seconds_between_ends(0), 2.5)
+        schedule = measured(0.5)
+        self.assertAlmostEqual(schedule.estimate_seconds_between_ends(0.1), 0.5, 2)
+        for number in range(1, 200):
+            schedule.record_evaluation_end(number * 3, are_all_slots_used=True)
+        self.assertAlmostEqual(schedule.estimate_seconds_between_ends(597), 3, 1)
+
+    def test_evaluations_that_end_together_count_as_many(self) -> None:
+        schedule = RetrySchedule(100)
+        schedule.record_all_slots_used(0)
+        self.assertLess(abs(schedule.estimate_seconds_between_ends(60) - 0.7), 0.2)
+        for batch in range(1, 10):
+            for number in range(100):
+                schedule.record_evaluation_end(batch * 60 + number / 100, are_all_slots_used=True)
+                self.assertLess(
+                    abs(schedule.estimate_seconds_between_ends(batch * 60 + number / 100) - 0.6),
+                    0.4,
+                )
+
+    def test_time_without_waiters_does_not_count(self) -> None:
+        schedule = measured(0.5)
+        schedule.record_evaluation_end(0.5, are_all_slots_used=False)
+        self.assertAlmostEqual(schedule.estimate_seconds_between_ends(9999), 0.5, 2)
+        schedule.record_all_slots_used(9999)
+        schedule.record_all_slots_used(9999.2)
+        schedule.record_evaluation_end(9999.5, are_all_slots_used=True)
+        self.assertAlmostEqual(schedule.estimate_seconds_between_ends(9999.5), 0.5, 2)
+
+    def test_longer_none_ends_the_later_clients_come_back(self) -> None:
+        schedule = measured(0.5)
+        found = [schedule.estimate_seconds_between_ends(now) for now in (0, 10, 100, 1000)]
+        self.assertEqual(found, sorted(found))
+        self.assertGreater(found[-1], 20)
+
+
+class PlanTests(SynchronousTestCase):
+    @given(
+        st.integers(1, 1000),
+        st.lists(
+            st.tuples(
+                st.sampled_from(["end", "last end", "waiter", "refuse", "refuse a caller"]),
+                st.floats(0, 1e5),
+                st.integers(0, 10_000),
+            )
+        ),
+    )
+    def test_from_1_to_120_whole_seconds_whatever_has_happened(
+        self, slots: int, steps: list[tuple[str, float, int]]
+    ) -> None:
+        schedule, now = RetrySchedule(slots), 0.0
+        for step, seconds, count in steps:
+            now += seconds
+            if step.endswith("end"):
+                schedule.record_evaluation_end(now, are_all_slots_used=step == "end")
+            elif step == "waiter":
+                schedule.record_all_slots_used(now)
+            else:
+                caller = "alice" if step == "refuse a caller" else None
+                self.assertIn(schedule.schedule_retry(now, caller, count), range(1, 121))
+
+    def test_refused_clients_come_back_one_by_one(self) -> None:
+        schedule = measured(0.5)
+        found = Counter(schedule.schedule_retry(0) for _ in range(200))
+        self.assertLessEqual(set(range(1, 100)), set(found))
+        self.assertLessEqual(max(found), 101)
+        self.assertLessEqual(max(found.values()), 3)
+        schedule.record_evaluation_end(0, are_all_slots_used=False)
+        self.assertEqual(schedule.schedule_retry(300), 1)
+
+    def test_more_clients_than_evaluations_end_in_2_minutes_share_the_second_minute_evenly(
+        self,
+    ) -> None:
+        schedule = measured(1)
+        found = Counter(schedule.schedule_retry(0) for _ in range(120 + 600))
+        for second in range(62, 120):
+            self.assertLessEqual(abs(found[second] - 11), 2, second)
+        self.assertLessEqual(max(found.values()), 13)
+
+    def test_caller_over_its_share_has_its_own_times(self) -> None:
+        schedule = measured(0.5)
+        own = [schedule.schedule_retry(0, "alice", 10) for _ in range(3)]
+        for found, expected in zip(own, (5, 10, 15), strict=True):
+            self.assertLessEqual(abs(found - expected), 1)
+        self.assertEqual(schedule.schedule_retry(0, "bob", 10), own[0])
+        self.assertEqual(schedule.schedule_retry(0), 1)
+
+    def test_past_times_of_callers_are_dropped(self) -> None:
+        self.patch(shares, "_PURGED_CALLERS", 10)
+        schedule = RetrySchedule(1)
+        schedule._purge_at = 10
+        for number in range(1000):
+            schedule.schedule_retry(number * 121.0, str(number))
+        self.assertLessEqual(len(schedule._planned), 11)

@@ -1,16 +1,25 @@
-"""`core.tokens`: the file of tokens, and who is let in by it."""
+"""`core.tokens`: the file of tokens, who is let in by it, and links to one evaluation."""
 
 from __future__ import annotations
 
 import hmac
 import os
+import re
 from hashlib import sha256
 
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.tokens import TOKEN_BYTES, TokenHashes, generate_token, parse_tokens
+from tawebeval.core.tokens import (
+    LINK_PATTERN,
+    TOKEN_BYTES,
+    LinkSigner,
+    TokenHashes,
+    find_bearer_link,
+    generate_token,
+    parse_tokens,
+)
 from tawebeval.errors import ConfigurationError, Unauthorized
 
 
@@ -152,3 +161,47 @@ class NewTests(SynchronousTestCase):
             self.assertRaises(ConfigurationError, generate_token, name, os.urandom)
         for name in ("a" * 64, "alice@example.org", "site-1"):
             parse_tokens(generate_token(name, os.urandom)[1])
+
+
+GENERATION = b"generati"
+EXPIRES = 1_800_000_000
+
+
+class SignerTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.signer = LinkSigner(b"k" * 32)
+        self.link = self.signer.sign_link("a" * 40, GENERATION, EXPIRES)
+
+    def read(self, link: str, identifier: str = "a" * 40, generation: bytes = GENERATION) -> object:
+        return self.signer.verify_and_read_expiry(link, identifier, generation)
+
+    def test_link_tells_its_expiry_and_not_the_key(self) -> None:
+        self.assertTrue(re.fullmatch(LINK_PATTERN, self.link))
+        self.assertEqual(self.read(self.link), EXPIRES)
+        self.assertNotIn("kkk", repr(self.signer))
+
+    def test_no_other_link_evaluation_generation_or_key_will_do(self) -> None:
+        for link in (
+            *("", "link_", self.link[:-1], f"{self.link}A", self.link.upper(), f" {self.link}"),
+            *(f"{self.link}\n", self.link.replace("link_", "link-"), "link_" + "é" * 28),
+            self.signer.sign_link("a" * 40, GENERATION, EXPIRES + 1)[:12] + self.link[12:],
+        ):
+            self.assertIsNone(self.read(link), link)
+        self.assertIsNone(self.read(self.link, "b" * 40))
+        self.assertIsNone(self.read(self.link, generation=b"another."))
+        self.assertIsNone(
+            LinkSigner(b"x" * 32).verify_and_read_expiry(self.link, "a" * 40, GENERATION)
+        )
+
+
+class HeaderTests(SynchronousTestCase):
+    def test_every_text_with_the_prefix_is_a_link(self) -> None:
+        for values, link in (
+            ([], None),
+            ([b"Bearer tawebeval_x"], None),
+            ([b"Bearer link_x"], "link_x"),
+            ([b"bearer   link_x y "], "link_x y"),
+            ([b"Bearer tawebeval_x", b"BEARER link_\xff"], "link_\xff"),
+            ([b"Basic link_x"], None),
+        ):
+            self.assertEqual(find_bearer_link(values), link)

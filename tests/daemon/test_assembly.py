@@ -41,8 +41,8 @@ from tawebeval.config import (
     RepositoryFetchSettings,
     ServiceSettings,
 )
+from tawebeval.core.evaluations import EvaluationState
 from tawebeval.core.form import pack_request
-from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import generate_token
 from tawebeval.daemon import assembly as module
 from tawebeval.daemon import directories, services, startup

@@ -14,7 +14,7 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, EvaluationSettings
-from tawebeval.core.counters import EvaluationCounters
+from tawebeval.core.evaluations import EvaluationCounters
 from tawebeval.daemon import health as module
 from tawebeval.daemon.health import (
     DISK_CHECK_PERIOD,

@@ -23,7 +23,7 @@ from tawebeval.config import (
     ProblemSettings,
     ServiceSettings,
 )
-from tawebeval.core.limits import LIMIT_UNITS
+from tawebeval.core.form import LIMIT_UNITS
 from tawebeval.daemon.reload import (
     ConfigurationFile,
     ReloadableConfiguration,

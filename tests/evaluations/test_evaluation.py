@@ -10,9 +10,8 @@ import msgspec
 from twisted.logger import capturedLogs, formatEvent
 
 from tawebeval.config import EnvironmentSettings, ProblemSettings, SlurmJobSettings
-from tawebeval.core.checkout import Commit
+from tawebeval.core.evaluations import Commit, EvaluationState
 from tawebeval.core.form import Repository, SubmissionFile
-from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue
 from tawebeval.errors import EvaluationFailure, build_limit_failure
 from tawebeval.evaluations.lifecycle import Evaluation

@@ -10,8 +10,8 @@ from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, LimitSettings
+from tawebeval.core.evaluations import EvaluationState
 from tawebeval.core.segi import SegiParser
-from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.workspace import Workspace

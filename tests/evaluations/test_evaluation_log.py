@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.logger import LogEvent, capturedLogs, formatEvent
 
-from tawebeval.core.states import EvaluationState
+from tawebeval.core.evaluations import EvaluationState
 from tawebeval.daemon.logging import format_json
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.lifecycle import Evaluation

@@ -12,6 +12,7 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration
+from tawebeval.core.evaluations import EvaluationState
 from tawebeval.core.form import (
     MAX_FIELDS,
     MAX_TRUNCATED_COMMAND_BYTES,
@@ -21,7 +22,6 @@ from tawebeval.core.form import (
     pack_request,
     unpack_request,
 )
-from tawebeval.core.states import EvaluationState
 from tawebeval.evaluations.details import STDERR_TAIL_BYTES
 from tawebeval.evaluations.status import build_status
 from tawebeval.webhooks.callback import CallbackRecord

@@ -24,8 +24,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import event_log, segi
 from tawebeval.core.event_log import LOST_EVENT, EventLog, EventMemory, EventsEvicted
-from tawebeval.core.events import EventBatch, encode_error_event
-from tawebeval.core.pages import ALL_RECEIVED_CURSOR
+from tawebeval.core.events import ALL_RECEIVED_CURSOR, EventBatch, encode_error_event
 from tawebeval.errors import DiscardedCursor, ServerBusy
 from tawebeval.evaluations import eventlog
 from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout

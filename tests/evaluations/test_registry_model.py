@@ -27,10 +27,15 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval import errors
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
 from tawebeval.core import event_log
-from tawebeval.core.checkout import Checkout
-from tawebeval.core.framing import EVENT_STREAM, JSON_LINES, WEBSOCKET_MESSAGES, StreamFraming
-from tawebeval.core.identifiers import IdentifierIssuer
-from tawebeval.core.pages import ALL_RECEIVED_CURSOR, EventPage
+from tawebeval.core.evaluations import Checkout, IdentifierIssuer
+from tawebeval.core.event_log import EventPage
+from tawebeval.core.events import (
+    ALL_RECEIVED_CURSOR,
+    EVENT_STREAM,
+    JSON_LINES,
+    WEBSOCKET_MESSAGES,
+    StreamFraming,
+)
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.registry import EvaluationRegistry

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from tawebeval.core.identifiers import IdentifierIssuer
-from tawebeval.core.pages import EventPage
+from tawebeval.core.evaluations import IdentifierIssuer
+from tawebeval.core.event_log import EventPage
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.children import FakeChild

@@ -15,7 +15,7 @@ import msgspec
 from twisted.internet.defer import Deferred, succeed
 
 from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
-from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import (
     DiscardedCursor,

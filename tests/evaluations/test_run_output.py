@@ -12,8 +12,7 @@ from hypothesis import given
 from tawebeval.config import LimitSettings
 from tawebeval.core import segi
 from tawebeval.core.event_log import EventLog
-from tawebeval.core.fileblock import PrintedFile
-from tawebeval.core.segi import SegiParser
+from tawebeval.core.segi import PrintedFile, SegiParser
 from tawebeval.evaluations.run import PARTIAL_LINE_DELAY
 from tawebeval.sandbox.workspace import FileRefused
 from tests.cases import reference_segi

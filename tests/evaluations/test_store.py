@@ -32,9 +32,7 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.config import LimitSettings
-from tawebeval.core.checkout import Commit, Submodule
-from tawebeval.core.evaluation_lists import ListEntry
-from tawebeval.core.states import EvaluationState
+from tawebeval.core.evaluations import Commit, EvaluationState, ListEntry, Submodule
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, StoreError
 from tawebeval.evaluations import database

@@ -24,8 +24,8 @@ from twisted.web.resource import Resource
 
 from tawebeval.archive.archive import EvaluationArchive
 from tawebeval.config import Configuration
-from tawebeval.core.identifiers import IdentifierIssuer
-from tawebeval.core.signed_links import LinkSigner
+from tawebeval.core.evaluations import IdentifierIssuer
+from tawebeval.core.tokens import LinkSigner
 from tawebeval.evaluations.details import format_rfc3339_time
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.web.auth import Authentication, EvaluationLinks, RateLimit

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 
-from tawebeval.core.evaluation_lists import ListEntry
+from tawebeval.core.evaluations import ListEntry
 from tawebeval.core.event_log import Mark
 from tawebeval.evaluations.database import (
     ArchivedQuery,

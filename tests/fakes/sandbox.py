@@ -14,7 +14,7 @@ import attrs
 from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.config import LimitSettings, SlurmJobSettings
-from tawebeval.core.checkout import Checkout
+from tawebeval.core.evaluations import Checkout
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.kernel_files import CgroupDirectory

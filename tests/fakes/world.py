@@ -16,11 +16,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from tawebeval.config import Configuration
-from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.counters import GitCacheCounters
-from tawebeval.core.event_log import EventMemory
+from tawebeval.core.evaluations import Checkout, Commit, GitCacheCounters
+from tawebeval.core.event_log import EventMemory, EventPage
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
-from tawebeval.core.pages import EventPage
 from tawebeval.core.shares import Share
 from tawebeval.daemon.systemd import SystemdNotifier
 from tawebeval.deferreds import (

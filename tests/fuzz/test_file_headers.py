@@ -1,4 +1,4 @@
-"""`core.fileblock`: headers of file blocks, of any bytes, against the reference parser."""
+"""`core.segi`: headers of file blocks, of any bytes, against the reference parser."""
 
 from __future__ import annotations
 

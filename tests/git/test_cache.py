@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from twisted.internet.defer import CancelledError, Deferred, fail
 
-from tawebeval.core.checkout import Commit
+from tawebeval.core.evaluations import Commit
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git import cache, repository

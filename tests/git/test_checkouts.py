@@ -8,7 +8,7 @@ from pathlib import Path
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.cache import CheckoutCache
 from tawebeval.linux.filetree import walk_tree

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.checkout import Commit, Submodule
+from tawebeval.core.evaluations import Commit, Submodule
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.fetch_limits import (
     CommitInspectionParser,

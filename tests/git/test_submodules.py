@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.checkout import Commit, Submodule
+from tawebeval.core.evaluations import Commit, Submodule
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import parse_server_address
 from tawebeval.errors import EvaluationFailure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tawebeval.core.checkout import Commit
+from tawebeval.core.evaluations import Commit
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tests.integration.bare_repositories import BareRepositoryCase

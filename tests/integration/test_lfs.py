@@ -17,7 +17,7 @@ from unittest import skipIf
 from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
 
-from tawebeval.core.checkout import Commit
+from tawebeval.core.evaluations import Commit
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.remotes import Credential

@@ -15,7 +15,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
 
 from tawebeval.config import MIB
-from tawebeval.core.evaluator_environment import add_tools_to_path
+from tawebeval.core.segi import add_tools_to_path
 from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
 from tawebeval.sandbox import base as module
 from tawebeval.sandbox.base import EvaluatorExit, LeftProcess, NoSandbox

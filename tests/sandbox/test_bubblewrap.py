@@ -23,7 +23,7 @@ from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB
-from tawebeval.core.evaluator_environment import add_tools_to_path
+from tawebeval.core.segi import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox import broker as broker_module

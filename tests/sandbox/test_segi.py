@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.fileblock import PrintedFile
-from tawebeval.core.segi import Markers
+from tawebeval.core.segi import Markers, PrintedFile
 from tawebeval.sandbox import broker
 from tawebeval.sandbox.tools.lib import segi
 from tests.cases.strategies import classify, join_text, parse

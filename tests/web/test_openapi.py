@@ -19,9 +19,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval import __version__, errors
 from tawebeval.config import MIB, Configuration
 from tawebeval.core import form
-from tawebeval.core.identifiers import IDENTIFIER_PATTERN
+from tawebeval.core.evaluations import CLIENT_VISIBLE_STATES, IDENTIFIER_PATTERN
 from tawebeval.core.results import MAX_GOAL_NAMES_BYTES, MAX_GOALS, VERDICTS
-from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tawebeval.errors import FailureReason
 from tawebeval.web.events import OFFERED_MEDIA_TYPES
 from tawebeval.web.routes import make_app

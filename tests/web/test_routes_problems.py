@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from tawebeval.config import Configuration, LimitSettings, MaximumLimitSettings, ProblemSettings
-from tawebeval.core.limits import LimitRange
+from tawebeval.core.form import LimitRange
 from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Part, form, head, parts
 from tests.fakes.world import OID

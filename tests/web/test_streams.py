@@ -12,8 +12,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.events import EventBatch
-from tawebeval.core.framing import EVENT_STREAM
+from tawebeval.core.events import EVENT_STREAM, EventBatch
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.web import streams
 from tests.cases.web import END, StreamTestCase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.webhooks.callback import CallbackRecord
+from tawebeval.webhooks.callback import CallbackRecord, CallbackState
 
 
 class CallbackTests(SynchronousTestCase):
@@ -17,3 +17,7 @@ class CallbackTests(SynchronousTestCase):
         ):
             callback = CallbackRecord(url, "")
             self.assertEqual((callback.url_without_query, callback.url_origin), (shown, origin))
+
+    def test_callback_is_sent_again_unless_it_is_known_how_it_has_ended(self) -> None:
+        open_ones = [state for state in CallbackState if not state.is_final]
+        self.assertEqual(open_ones, [CallbackState.WAITING, CallbackState.PENDING])

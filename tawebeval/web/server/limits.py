@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.web.http_headers import Headers
 
 from tawebeval.config import HttpSettings
-from tawebeval.core.forwarded_headers import (
+from tawebeval.core.hosts import (
     CLIENT_HEADER,
     TrustedProxies,
     canonicalize_address,

@@ -1,0 +1,444 @@
+"""`core.evaluations`: identifiers, states, counters, and lists over several daemons."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.evaluations import (
+    DAEMON_NAME_PATTERN,
+    IDENTIFIER_PATTERN,
+    LONG_DURATION_BOUNDS,
+    SECRET_KEY_BYTES,
+    SHORT_DURATION_BOUNDS,
+    TRANSITIONS,
+    DaemonListPage,
+    EvaluationCounters,
+    EvaluationState,
+    Histogram,
+    IdentifierIssuer,
+    IllegalTransition,
+    ListCursor,
+    ListEntry,
+    MergedListCursor,
+    MergedListPage,
+    check_transition,
+    make_list_page,
+    merge_list_pages,
+    parse_list_cursor,
+    parse_list_page,
+)
+from tawebeval.errors import InvalidCursor
+
+
+class HistogramTests(SynchronousTestCase):
+    @given(
+        st.lists(st.integers(-5, 5), unique=True, max_size=5).map(sorted),
+        st.lists(st.integers(-7, 7)),
+    )
+    def test_bucket_counts_values_up_to_its_bound(
+        self, bounds: list[int], values: list[int]
+    ) -> None:
+        histogram = Histogram(bounds)
+        for value in values:
+            histogram.record_value(value)
+        expected = [(bound, sum(value <= bound for value in values)) for bound in bounds]
+        self.assertEqual(list(histogram.list_buckets()), [*expected, (float("inf"), len(values))])
+        self.assertEqual(histogram.sum, sum(values))
+
+    def test_bounds_ascend(self) -> None:
+        for bounds in (LONG_DURATION_BOUNDS, SHORT_DURATION_BOUNDS):
+            self.assertEqual(sorted(set(bounds)), list(bounds))
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[EvaluationState]:
+    """Draw the states of an evaluation so far, by legal transitions."""
+    life = [EvaluationState.QUEUED]
+    while TRANSITIONS[life[-1]] and draw(st.booleans()):
+        life.append(draw(st.sampled_from(sorted(TRANSITIONS[life[-1]], key=lambda one: one.value))))
+    return life
+
+
+class EvaluationTests(SynchronousTestCase):
+    @given(st.lists(lives()))
+    def test_each_evaluation_counts_in_its_state_and_stages(
+        self, all_lives: list[list[EvaluationState]]
+    ) -> None:
+        tally = EvaluationCounters()
+        for life in all_lives:
+            tally.record_accepted_evaluation()
+            for before, after in pairwise(life):
+                tally.record_transition(
+                    before, after, 2.0, "exit" if after is EvaluationState.FAILED else ""
+                )
+        self.assertEqual(tally.accepted_count, len(all_lives))
+        for state in EvaluationState:
+            there = sum(life[-1] is state for life in all_lives)
+            been = sum(life.count(state) for life in all_lives)
+            self.assertEqual(tally.counts_by_state[state], there)
+            if state in (
+                EvaluationState.FINISHED,
+                EvaluationState.FAILED,
+                EvaluationState.CANCELLED,
+            ):
+                reason = "exit" if state is EvaluationState.FAILED else ""
+                self.assertEqual(tally.ended_counts_by_state_and_reason[state, reason], been)
+            elif not state.has_ended:
+                *_, (_, left) = tally.durations_by_state[state].list_buckets()
+                self.assertEqual(left, been - there)
+                self.assertEqual(tally.durations_by_state[state].sum, 2.0 * left)
+        endings = sum(any(state.has_ended for state in life) for life in all_lives)
+        self.assertEqual(tally.ended_counts_by_state_and_reason.total(), endings)
+
+    def test_latest_end_sets_or_clears_the_fault_of_this_machine(self) -> None:
+        tally = EvaluationCounters()
+        self.assertIsNone(tally.latest_fault)
+        tally.set_latest_fault("no sandbox", 5.0)
+        self.assertEqual(tally.latest_fault, (5.0, "no sandbox"))
+        tally.set_latest_fault(None, 6.0)
+        self.assertIsNone(tally.latest_fault)
+
+    def test_restored_evaluation_does_not_count_as_accepted(self) -> None:
+        counters = EvaluationCounters()
+        counters.record_restored_evaluation(EvaluationState.RUNNING)
+        counters.record_accepted_evaluation()
+        self.assertEqual(counters.accepted_count, 1)
+        self.assertEqual(counters.counts_by_state[EvaluationState.RUNNING], 1)
+
+
+KEY = bytes(range(SECRET_KEY_BYTES))
+
+
+def repeating(drawn: bytes) -> Callable[[int], bytes]:
+    """Return a source of randomness that has none."""
+    return lambda count: (drawn * count)[:count]
+
+
+draws = st.binary(min_size=1, max_size=13)
+names = st.just("") | st.from_regex(DAEMON_NAME_PATTERN, fullmatch=True)
+
+
+class IssuedTests(SynchronousTestCase):
+    def test_no_two_are_the_same_by_at_least_80_random_bits(self) -> None:
+        asked: list[int] = []
+
+        def random(count: int) -> bytes:
+            asked.append(count)
+            return os.urandom(count)
+
+        identities = IdentifierIssuer(KEY, random)
+        self.assertEqual(len({identities.issue_identifier() for _ in range(100)}), 100)
+        self.assertGreaterEqual(min(asked) * 8, 80)
+
+    @given(draws)
+    def test_own_identifiers_are_recognised_after_a_restart(self, drawn: bytes) -> None:
+        identifier = IdentifierIssuer(KEY, repeating(drawn)).issue_identifier()
+        assert IdentifierIssuer(KEY, os.urandom).is_issued(identifier)
+
+    @given(draws, st.binary(min_size=1, max_size=64))
+    def test_identifiers_of_another_key_are_not_recognised(self, drawn: bytes, key: bytes) -> None:
+        if key == KEY:
+            return
+        assert not IdentifierIssuer(KEY, os.urandom).is_issued(
+            IdentifierIssuer(key, repeating(drawn)).issue_identifier()
+        )
+
+    @given(
+        draws,
+        st.integers(0, 39),
+        st.one_of(st.text(max_size=2), st.sampled_from("aA=\u0131\u017f7-_")),
+    )
+    def test_changed_identifier_is_not_recognised(
+        self, drawn: bytes, place: int, other: str
+    ) -> None:
+        identities = IdentifierIssuer(KEY, repeating(drawn))
+        identifier = identities.issue_identifier()
+        for changed in (
+            identifier[:place] + other + identifier[place + 1 :],
+            identifier[:place] + other + identifier[place:],
+            identifier[:place],
+        ):
+            assert identities.is_issued(changed) == (changed == identifier), changed
+
+    def test_every_character_of_the_identifier_matters(self) -> None:
+        identities = IdentifierIssuer(KEY, os.urandom)
+        identifier = identities.issue_identifier()
+        for place, character in enumerate(identifier):
+            other = "a" if character != "a" else "b"
+            changed = identifier[:place] + other + identifier[place + 1 :]
+            self.assertFalse(identities.is_issued(changed), place)
+
+    def test_there_is_one_way_to_write_an_identifier(self) -> None:
+        identifier = IdentifierIssuer(KEY, repeating(b"x")).issue_identifier()
+        self.assertFalse(IdentifierIssuer(KEY, os.urandom).is_issued(identifier.upper()))
+
+    def test_characters_that_change_case_to_ascii(self) -> None:
+        identities = [IdentifierIssuer(KEY, repeating(b"%d" % number)) for number in range(500)]
+        for own, other in (
+            ("s", "\u017f"),
+            ("i", "\u0131"),
+            ("k", "\u212a"),
+            ("ss", "\xdf"),
+            ("fi", "\ufb01"),
+        ):
+            for issuer in identities:
+                identifier = issuer.issue_identifier()
+                changed = identifier.replace(own, other)
+                self.assertEqual(issuer.is_issued(changed), changed == identifier, changed)
+
+    @given(st.one_of(st.text(), st.from_regex(r"[a-z2-7=]{0,56}"), st.text("a=\0é\ud800\n ")))
+    def test_garbage_is_no_identifier(self, identifier: str) -> None:
+        assert not IdentifierIssuer(KEY, os.urandom).is_issued(identifier)
+
+    def test_secrets_are_not_shown(self) -> None:
+        self.assertNotIn(repr(KEY)[2:-1], repr(IdentifierIssuer(KEY, os.urandom)))
+
+    @given(draws, st.text(max_size=5), st.text(max_size=5))
+    def test_to_another_caller_it_looks_like_one_that_was_never_issued(
+        self, drawn: bytes, caller: str, other: str
+    ) -> None:
+        identities = IdentifierIssuer(KEY, repeating(drawn))
+        identifier = identities.issue_identifier(caller)
+        assert identities.is_issued(identifier, caller)
+        assert identities.is_issued(identifier, other) == (caller == other)
+
+    @given(draws, names, names, st.text(max_size=5))
+    def test_identifier_begins_with_the_daemons_name(
+        self, drawn: bytes, name: str, other: str, caller: str
+    ) -> None:
+        identifier = IdentifierIssuer(KEY, repeating(drawn), name).issue_identifier(caller)
+        before, dash, own = identifier.rpartition("-")
+        self.assertEqual((before, dash), (name, "-" if name else ""))
+        self.assertTrue(re.fullmatch(IDENTIFIER_PATTERN, identifier), identifier)
+        for read in (name, other):
+            daemon = IdentifierIssuer(KEY, os.urandom, read)
+            # Nor is it that daemon's with the name changed, whether it has one or not.
+            for written in (identifier, f"{read}-{own}", own):
+                expected = read == name and written == identifier
+                self.assertEqual(daemon.is_issued(written, caller), expected, (read, written))
+
+    def test_identifier_that_was_issued_once_stays_valid_in_later_versions(self) -> None:
+        for name, identifier in (
+            ("", "aaaaaaaaaaaaaaaaaaaaashy5uyx6gkm4qzx6j67"),
+            ("a", "a-aaaaaaaaaaaaaaaaaaaaagkjvvtpndmqyqrnwg3i"),
+        ):
+            self.assertEqual(
+                IdentifierIssuer(KEY, repeating(b"\0"), name).issue_identifier(), identifier
+            )
+
+
+API = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+
+
+class StepTests(SynchronousTestCase):
+    def test_every_state_has_a_row_in_the_table_of_transitions(self) -> None:
+        self.assertEqual(set(TRANSITIONS), set(EvaluationState))
+        for state in EvaluationState:
+            for following in EvaluationState:
+                if following in TRANSITIONS[state]:
+                    self.assertIs(check_transition(state, following), following)
+                else:
+                    error = self.assertRaises(IllegalTransition, check_transition, state, following)
+                    self.assertIn(following.value, str(error))
+                    self.assertIn(state.value, str(error))
+
+    def test_only_what_was_fetched_goes_back_to_the_queue(self) -> None:
+        def ways(
+            state: EvaluationState, before: tuple[EvaluationState, ...] = ()
+        ) -> list[EvaluationState]:
+            if (before[-1:], state) == ((EvaluationState.FETCHING,), EvaluationState.QUEUED):
+                return []
+            self.assertNotIn(state, before)
+            ends = [end for one in TRANSITIONS[state] for end in ways(one, (*before, state))]
+            return ends or [state]
+
+        self.assertEqual(
+            set(ways(EvaluationState.QUEUED)), {EvaluationState.DRAINED, EvaluationState.EXPIRED}
+        )
+
+    def test_whatever_has_ended_stays_so_and_what_only_waits_or_runs_has_not(self) -> None:
+        for state in EvaluationState:
+            for following in TRANSITIONS[state]:
+                self.assertLessEqual(state.has_ended, following.has_ended)
+        self.assertEqual(
+            [state for state in EvaluationState if not state.has_ended],
+            [EvaluationState.QUEUED, EvaluationState.FETCHING, EvaluationState.RUNNING],
+        )
+
+    def test_documented_states_are_those_of_the_table(self) -> None:
+        section = API.read_text("utf-8").partition("### States")[2]
+        rows = re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", section.partition("\n#")[0], re.M)
+        shown = {name: set(re.findall(r"`(\w+)`", following)) for name, following in rows}
+        self.assertEqual(
+            shown,
+            {state.value: {one.value for one in TRANSITIONS[state]} for state in EvaluationState},
+        )
+
+
+MARK = "0123456789"
+NAMES = ("a", "b2", "judge")
+
+
+@attrs.define
+class FakeDaemon:
+    """A daemon with a list, by whose clock evaluations were accepted in any order."""
+
+    name: str
+    created: list[str]
+
+    def read_part(self, cursor: str | None, limit: int) -> DaemonListPage:
+        """Return the part after a cursor, as the registry does."""
+        begin = parse_list_cursor(cursor).sequence_number if cursor else 0
+        end = min(begin + limit, len(self.created))
+        data = [
+            {"evaluation_id": f"{self.name}-{n}", "created": self.created[n]}
+            for n in range(begin, end)
+        ]
+        return make_list_page(
+            None if end == len(self.created) else str(ListCursor(MARK, end)), data
+        )
+
+
+def identify(entry: ListEntry) -> str:
+    """Return the identifier of an entry."""
+    identifier: str = orjson.loads(orjson.dumps(entry.json_fragment))["evaluation_id"]
+    return identifier
+
+
+class JointListTests(SynchronousTestCase):
+    @given(st.data())
+    def test_each_evaluation_is_listed_once(self, data: st.DataObject) -> None:
+        times = st.lists(st.integers(0, 9).map(str), max_size=12)
+        daemons = {name: FakeDaemon(name, data.draw(times)) for name in NAMES}
+        before = {name: len(daemon.created) for name, daemon in daemons.items()}
+        listed: list[str] = []
+        after = ""
+        for attempt in range(100):
+            self.assertRegex(after, r"\A[A-Za-z0-9_-]*\Z")
+            cursor = MergedListCursor.parse(after, NAMES)
+            asked = cursor.find_unfinished_lists(NAMES)
+            # In the end all are there, so that a client that asks again comes to an end.
+            away = data.draw(st.sets(st.sampled_from(NAMES))) if attempt < 20 else set()
+            parts = {
+                name: daemons[name].read_part(place, data.draw(st.integers(1, 5)))
+                for name, place in asked.items()
+                if name not in away
+            }
+            joint = merge_list_pages(cursor, asked, parts)
+            self.assertEqual(joint.unavailable_daemons, sorted(away & set(asked)))
+            listed += map(identify, joint.entries)
+            if joint.end_cursor is not None:
+                self.assertNotEqual(joint.end_cursor, after)
+                after = joint.end_cursor
+            elif not joint.unavailable_daemons:
+                break
+            if data.draw(st.booleans()):  # accepted while the list is read
+                daemons[data.draw(st.sampled_from(NAMES))].created.append("5")
+        else:
+            self.fail("the list has no end")
+        for name, daemon in daemons.items():
+            own = [each for each in listed if each.startswith(f"{name}-")]
+            self.assertEqual(own, [f"{name}-{n}" for n in range(len(own))])
+            self.assertTrue(before[name] <= len(own) <= len(daemon.created))
+
+    @given(st.lists(st.lists(st.integers(0, 99).map("{:02}".format)), max_size=3))
+    def test_entries_of_a_part_are_ordered_by_time(self, times: list[list[str]]) -> None:
+        parts = {
+            name: make_list_page(None, [{"created": each} for each in sorted(created)])
+            for name, created in zip(NAMES, times, strict=False)
+        }
+        joint = merge_list_pages(MergedListCursor(), parts, parts)
+        found = [entry.created_time for entry in joint.entries]
+        self.assertEqual(found, sorted(chain(*times)))
+
+    def test_list_goes_on_while_somebody_answers(self) -> None:
+        whole = make_list_page(None, [])
+        first = merge_list_pages(MergedListCursor(), ["a", "b2"], {"a": whole})
+        self.assertEqual(first, MergedListPage("a", [], ["b2"]))
+        place = MergedListCursor.parse("a", NAMES)
+        self.assertEqual(place.find_unfinished_lists(["b2", "a"]), {"b2": None})
+        last = merge_list_pages(place, ["b2"], {})
+        self.assertEqual(last, MergedListPage(None, [], ["b2"]))
+        self.assertIsNone(merge_list_pages(place, ["b2"], {"b2": whole}).end_cursor)
+
+
+class CursorTests(SynchronousTestCase):
+    cursors = st.dictionaries(
+        st.sampled_from(NAMES),
+        st.none() | st.builds(ListCursor, st.just(MARK), st.integers(1, 10**18 - 1)).map(str),
+    )
+
+    @given(cursors)
+    def test_cursor_is_read_as_it_was_written(self, places: dict[str, str | None]) -> None:
+        text = str(MergedListCursor(places))
+        self.assertEqual(MergedListCursor.parse(text, NAMES).cursors_by_daemon, places)
+
+    def test_what_is_no_cursor_is_refused(self) -> None:
+        place = f"{MARK}-1"
+        for text in (
+            "_", "a_", "a_a", "c", f"a-{place}_c", f"a-{MARK}-0", f"a-{MARK}-01", "a-",
+            f"a-{place}-", f"a-{MARK}-{10**18}", f"A-{place}", f"a-{place.upper()}x", "a b2",
+            f"a-{place}\n",
+        ):  # fmt: skip
+            with self.assertRaises(InvalidCursor, msg=text):
+                MergedListCursor.parse(text, NAMES)
+        for text in ("", "1", f"{MARK}-0", f"{MARK[1:]}-1", f"{MARK}-1_", f"{MARK}-٣"):
+            error = self.assertRaises(InvalidCursor, parse_list_cursor, text)
+            self.assertIn("begin again without `after`", str(error))
+        self.assertEqual(parse_list_cursor(place), ListCursor(MARK, 1))
+
+    @given(st.text())
+    def test_any_text_is_a_cursor_of_this_form_or_refused(self, text: str) -> None:
+        try:
+            cursor = MergedListCursor.parse(text, NAMES)
+        except InvalidCursor:
+            return
+        self.assertEqual(sorted(str(cursor)), sorted(text))
+
+
+class AnswerTests(SynchronousTestCase):
+    def parse(self, **changes: Any) -> DaemonListPage:
+        entry = {"evaluation_id": "a-1", "created": "2026", "new": [1]}
+        whole = {"daemon": "a", "begin": None, "end": f"{MARK}-1", "data": [entry], **changes}
+        return parse_list_page(orjson.dumps(whole), "a")
+
+    def test_entry_keeps_unknown_members(self) -> None:
+        part = self.parse()
+        self.assertEqual(part.end_cursor, f"{MARK}-1")
+        self.assertEqual(
+            orjson.dumps([one.json_fragment for one in part.entries]),
+            b'[{"evaluation_id":"a-1","created":"2026","new":[1]}]',
+        )
+
+    def test_garbage_of_another_daemon_is_refused_in_words(self) -> None:
+        for changes, words in (
+            ({"daemon": "b"}, "the answer is of the daemon 'b'"),
+            ({"end": "end"}, "malformed cursor"),
+            ({"end": 1}, "not a list of evaluations"),
+            ({"data": [{"evaluation_id": "a-1"}]}, "not a list of evaluations"),
+            ({"data": {}}, "not a list of evaluations"),
+        ):
+            with self.assertRaisesRegex(ValueError, re.escape(words)):
+                self.parse(**changes)
+        deep = b'{"daemon":"a","end":null,"data":[{"evaluation_id":"","created":"","x":%s}]}' % (
+            b"[" * 600 + b"]" * 600
+        )
+        for body in (b"", b"<html>", b"[]", b"1", b"\xff", b"[" * 10**5, deep):
+            with self.assertRaisesRegex(ValueError, "not a list of evaluations"):
+                parse_list_page(body, "a")
+
+    @given(st.binary())
+    def test_nothing_but_a_list_is_taken_for_one(self, body: bytes) -> None:
+        with self.assertRaises(ValueError):
+            parse_list_page(body, "a")
