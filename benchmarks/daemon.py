@@ -17,7 +17,7 @@ from benchmarks import repositories
 from benchmarks.client import Client, evaluate, fields
 from benchmarks.measure import CannotRun
 from benchmarks.running import Server, environment, free_port, running, wait_for
-from tawebeval.daemon.starter_connection import STARTER_SOCKET_VARIABLE
+from tawebeval.daemon.startup import STARTER_SOCKET_VARIABLE
 
 _CONFIGURATION = """\
 listen = ["tcp:{port}:interface=127.0.0.1:backlog=1024"]

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from tawebeval.cli import main as command
 from tawebeval.config import CallerSettings, Configuration
 from tawebeval.daemon import control_socket
-from tawebeval.daemon.systemd import compute_stop_timeout
+from tawebeval.daemon.reload import compute_stop_timeout
 from tawebeval.daemon.tap import Options
 from tawebeval.reloadable import ReloadResult
 from tawebeval.sandbox.seccomp import ALLOWED_CALLS

@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.floods import FILE, floods
 from tawebeval.core.event_log import EventLog, EventMemory
 from tawebeval.core.segi import Markers
-from tawebeval.daemon.process_setup import keep_freed_memory
+from tawebeval.daemon.tap import keep_freed_memory
 from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 
 _READ = 64 * 1024

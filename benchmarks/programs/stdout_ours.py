@@ -16,7 +16,7 @@ from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.core.event_log import EventLog, EventMemory
 from tawebeval.core.form import EvaluationRequest, Repository, pack_request
 from tawebeval.core.segi import Markers
-from tawebeval.daemon.process_setup import keep_freed_memory
+from tawebeval.daemon.tap import keep_freed_memory
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
 from tawebeval.evaluations.details import EvaluationDetails

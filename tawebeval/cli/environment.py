@@ -105,8 +105,8 @@ def remove(digest: str, config: Path | None) -> None:
 def _open_store(config: Path | None) -> Iterator[tuple[Configuration, EnvironmentStore]]:
     """Yield configuration and store, as the daemon's user; errors end the command."""
     # Imported late: they import much of the daemon.
-    from tawebeval.daemon.directories import locate_directories
     from tawebeval.daemon.reload import read_configuration
+    from tawebeval.daemon.startup import locate_directories
     from tawebeval.linux.filetree import describe_disk_error
     from tawebeval.linux.privileges import become_user, drop_privileges, get_user_name
     from tawebeval.sandbox.environment_store import EnvironmentStore, locate_store

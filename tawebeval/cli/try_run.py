@@ -46,9 +46,9 @@ from tawebeval.core.form import (
     parse_environment_name,
     parse_limits,
 )
-from tawebeval.daemon.process_setup import reset_inherited_signals, use_monotonic_clock
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.startup import check_environments, check_sandbox_readable_paths
+from tawebeval.daemon.tap import reset_inherited_signals, use_monotonic_clock
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField, format_size
 from tawebeval.evaluations.eventlog import RecordedStdout

@@ -1,17 +1,15 @@
 """The daemon: builds all parts and connects them to twistd, systemd, Prometheus and the operator.
 
-`tap.makeService` is called by `twistd tawebeval` (and by `tawebeval serve`). It reads the
-configuration, opens the directories and calls `assembly.build_daemon`,
-which builds all parts (`DaemonBuilder`) and returns a `services.Daemon`.
+`tap.makeService` is called by `twistd tawebeval` (and by `tawebeval serve`). It prepares the
+process, reads the configuration, opens the directories and calls `assembly.build_daemon`, which
+builds all parts (`DaemonBuilder`) and returns a `Daemon`, the parent of all services.
 
-- Services: `services` has the service tree: `Daemon`, `EvaluationService`, the listeners and the
-  timer. `startup.StartupChecks` starts first and stops last: directories, git, sandbox, threads.
-- Reload: `reload.ReloadService` reads all `ReloadableFiles` again on SIGHUP, or on a request to the
-  `control_socket.ControlSocket` by `tawebeval reload`.
-- Monitoring: `metrics` (Prometheus), `health` (readiness), `logging` (the log).
-- `tawebeval doctor`: `doctor.CHECKS` is the table of its checks, `doctor_disk` has those of files.
-- Process: `process_setup` (allocator, clock, signals, poller), `systemd` (readiness, watchdog),
-  `directories` (state and cache directories), `starter_connection` (the starter of evaluators).
+- `startup`: state and cache directories, the starter of evaluators; `StartupChecks` starts first
+  and stops last.
+- `reload`: `ReloadService` reads all `ReloadableFiles` again on SIGHUP; `SystemdNotifier` and
+  `Watchdog` report to systemd.
+- `metrics`: `DaemonMetrics` (Prometheus), `Readiness`; `logging`: the log.
+- `doctor`: `CHECKS` is the table of `tawebeval doctor`.
 
 Only this package and `cli` import all other packages. docs/design/daemon.md explains the reload.
 """

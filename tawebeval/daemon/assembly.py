@@ -1,54 +1,81 @@
-"""Assembly of the daemon: construction of all parts."""
+"""Assembly of the daemon: construction of all parts, and their tree of services."""
 
 from __future__ import annotations
 
+import atexit
+import errno
 import os
-from collections.abc import Iterator
+import platform
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import chain
+from pathlib import Path
+from socket import AF_INET, AF_INET6, IPPROTO_TCP, TCP_USER_TIMEOUT
 from time import time
+from types import FrameType
 from typing import Any
 
+import attrs
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from twisted.application.service import Service
-from twisted.logger import Logger
+from twisted.application.internet import StreamServerEndpointService, TimerService
+from twisted.application.service import MultiService, Service
+from twisted.application.strports import service
+from twisted.internet.address import UNIXAddress
+from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IListeningPort, IProtocolFactory, IStreamServerEndpoint
+from twisted.internet.task import deferLater
+from twisted.logger import ILogObserver, Logger
 from twisted.web.client import BrowserLikePolicyForHTTPS
+from zope.interface import implementer
 
+from tawebeval import __version__
 from tawebeval.archive.archive import READER_THREADS, EvaluationArchive
-from tawebeval.config import MAX_SUBMODULES, MAX_TREE_FILES, Configuration
+from tawebeval.config import MAX_SUBMODULES, MAX_TREE_FILES, Configuration, HttpSettings
 from tawebeval.core.evaluations import IdentifierIssuer
 from tawebeval.core.event_log import EventMemory
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.tokens import LinkSigner
 from tawebeval.daemon.control_socket import ControlSocket, find_control_socket
-from tawebeval.daemon.directories import (
-    STORE_NAME,
-    DaemonDirectories,
-    derive_daemon_label,
-    locate_archive,
+from tawebeval.daemon.logging import LineWriter, LogWriter
+from tawebeval.daemon.metrics import (
+    SANDBOX_PROBE_PERIOD,
+    DaemonMetrics,
+    DiskCheck,
+    ReactorLag,
+    Readiness,
+    SandboxProbe,
 )
-from tawebeval.daemon.disk_sync import DiskSync
-from tawebeval.daemon.health import SANDBOX_PROBE_PERIOD, DiskCheck, Readiness, SandboxProbe
-from tawebeval.daemon.logging import LogWriter
-from tawebeval.daemon.metrics import DaemonMetrics, ReactorLag
-from tawebeval.daemon.reload import ConfigurationFile, ReloadableConfiguration, ReloadService
-from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_periodic_timer
-from tawebeval.daemon.starter_connection import (
-    describe_starter_limits,
-    do_jobs_outlive_daemon,
-    open_starter,
+from tawebeval.daemon.reload import (
+    ConfigurationFile,
+    ReloadableConfiguration,
+    ReloadService,
+    SystemdNotifier,
+    Watchdog,
+    compute_stop_timeout,
+    find_notifier,
 )
 from tawebeval.daemon.startup import (
+    STORE_NAME,
+    DaemonDirectories,
+    DiskSync,
     StartupChecks,
+    derive_daemon_label,
+    describe_starter_limits,
+    do_jobs_outlive_daemon,
     find_exposed_endpoints,
+    locate_archive,
     open_authentication,
     open_metrics_authentication,
+    open_starter,
 )
-from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, resolve_run_slot_count
-from tawebeval.errors import SetupProblem
+from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
+from tawebeval.evaluations.database import EvaluationRow
 from tawebeval.evaluations.details import format_rfc3339_time
+from tawebeval.evaluations.lifecycle import STARTER_LOST
 from tawebeval.evaluations.reading import SegmentLoader
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.evaluations.restoring import LeftEvaluations
@@ -59,7 +86,9 @@ from tawebeval.git.fetch_limits import FetchLimits, TreeLimits
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import GitKeyring, RemoteResolver
 from tawebeval.linux.cgroups import CgroupManager, open_starter_cgroups
-from tawebeval.linux.child import OrphanReaper, Spawner
+from tawebeval.linux.child import OrphanReaper, Spawner, become_subreaper
+from tawebeval.linux.privileges import drop_privileges, get_user_name
+from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.pinned_agent import CachedPolicyForHTTPS
 from tawebeval.resolver import CheckedResolver, SystemResolver
 from tawebeval.sandbox.base import Sandbox
@@ -70,6 +99,7 @@ from tawebeval.sandbox.probe import (
     open_sandbox,
     reprobe_sandbox,
 )
+from tawebeval.sandbox.workspace import WritableTrees
 from tawebeval.slurm.checks import check_shared_directory
 from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
 from tawebeval.slurm.commands import SlurmCommands
@@ -78,11 +108,417 @@ from tawebeval.web.context import HealthAndMetrics, RequestLog, WebContext
 from tawebeval.web.peers import make_peer_evaluation_lists
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.channel import ApiSite
+from tawebeval.web.server.limits import DRAIN_TIMEOUT
 from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
+
+_ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  (compared only)
+_TIMER_PERIOD = 1.0  # seconds
+_MIN_USER_TIMEOUT = 120.0  # seconds for which a client may be unreachable
+_LARGE_RESPONSE = 256 * 1024  # bytes, which a client may read slowly
+_LOG_TIMEOUT = 2.0  # seconds for which the shutdown waits for the log
+_LASTING_PATIENCE = 0.5  # seconds for responses, if evaluations go on: streams do not end
+_STARTER_END = 0.5  # seconds from the end of the starter's connection to that of its process
+_LAST_POLLS = 0.5  # seconds in which clients can fetch the end events of cancelled evaluations
+
+_OTHER_ENDPOINT = "choose another endpoint by --listen or the setting listen"
+_OTHER_PORT = (
+    "choose another port, as in --listen tcp:8081:interface=127.0.0.1, or by the setting listen"
+)
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_Handler = Callable[[int, FrameType | None], Any]
 
 _REMOVAL_PERIOD = 60.0  # seconds
 
 log = Logger()
+
+
+class EvaluationService(Service):
+    """Service of the evaluations, their archive, the repository cache and the webhooks.
+
+    Its stop drains them, and no process of an evaluation outlives it; if they are lasting, they go
+    on. `rows` are those of an earlier process, whose files are in the directory `uploads` until
+    they begin. `trees` has the connection to the starter.
+    """
+
+    name = "evaluations"
+
+    def __init__(
+        self,
+        registry: EvaluationRegistry,
+        repositories: RepositoryCache,
+        callbacks: CallbackQueue,
+        rows: Sequence[EvaluationRow],
+        uploads: Path,
+        trees: WritableTrees,
+        *,
+        is_lasting: bool,
+    ) -> None:
+        self.registry = registry
+        self.repositories = repositories
+        self.callbacks = callbacks
+        self.context = registry.context
+        self._rows = rows
+        self._uploads = uploads
+        self._trees = trees
+        self._is_lasting = is_lasting
+        self.exit_status = 0  # of the process
+
+    def startService(self) -> None:
+        """Load the repository cache and become the reaper of all descendant processes.
+
+        Go on with the evaluations of an earlier process.
+        """
+        become_subreaper()
+        self.repositories.load_existing(self._restore_evaluations)
+        super().startService()
+
+    def _restore_evaluations(self) -> None:
+        context, registry = self.context, self.registry
+        threads = context.worker_threads
+        self._trees.attach(context.clock, threads.run_in_thread, self._on_starter_lost)
+        assert context.store is not None, "the daemon has one"
+        # Also above the numbers of evaluations that are gone.
+        now = int(context.read_wall_clock() * 1000)
+        registry.records.last_sequence_number = max(context.store.find_last_sequence_number(), now)
+        registry.restore_evaluations(
+            self._rows,
+            context.store.load_callbacks(),
+            self._uploads,
+            self.repositories.resume_checkout,
+        )
+        self._rows = ()
+        if context.archive is not None:
+            context.archive.start()
+
+    @property
+    def evaluations_outlast_daemon(self) -> bool:
+        """Whether evaluations go on when the daemon ends."""
+        is_on_cluster = self.context.configuration.runner.kind == "slurm"
+        return self._is_lasting and (is_on_cluster or self._trees.starter.is_alive)
+
+    def _on_starter_lost(self) -> None:
+        self.registry.refuse_evaluations()
+        # A process that ends closes its connections first.
+        self.context.clock.callLater(_STARTER_END, self._stop_without_starter)
+
+    def _stop_without_starter(self) -> None:
+        """Stop, after clients have read what is left: systemd starts the starter and the daemon."""
+        if self.evaluations_outlast_daemon:
+            self.registry.hand_over_evaluations()
+            log.error("stopping: the connection to the starter of evaluators is lost")
+        else:
+            what = "the starter of evaluators has ended, and with the starter all evaluators"
+            log.error("stopping: {what}", what=what)
+            self.registry.end_lost_runs(STARTER_LOST)
+        self.exit_status = 1
+        self.context.clock.stop()
+
+    def stopService(self) -> Deferred[bool]:
+        """Drain for `service.drain` seconds; return whether evaluations were running or queued."""
+        super().stopService()
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> bool:
+        self._trees.starter.ignore_connection_loss()
+        if self.evaluations_outlast_daemon:
+            self.registry.hand_over_evaluations()
+            await self.repositories.close()
+            await self._close_store()
+            return False
+        had_any = await self.registry.drain_and_close(self.context.configuration.service.drain)
+        await self.repositories.close()
+        await self._close_store()
+        return had_any
+
+    async def _close_store(self) -> None:
+        if self.context.store is not None:
+            await self.context.store.close()
+
+    def kill_all_evaluations(self) -> None:
+        """Kill all evaluations."""
+        self.registry.end_drain_early()
+
+
+class Daemon(MultiService):
+    """Parent service of all parts. The start fails if an endpoint cannot be opened.
+
+    `log_writer` is the log observer for twistd, None to keep the observer of twistd.
+    """
+
+    def __init__(
+        self,
+        startup: StartupChecks,
+        evaluations: EvaluationService,
+        site: ApiSite,
+        reactor: Any,
+        log_writer: LogWriter | None = None,
+    ) -> None:
+        super().__init__()
+        self.log_writer = log_writer
+        self._site = site
+        self._evaluations = evaluations
+        self._reactor = reactor
+        for part in (
+            startup,
+            evaluations,
+            ShutdownSignals(evaluations.kill_all_evaluations, reactor),
+        ):
+            part.setServiceParent(self)
+
+    def get_exit_status(self) -> int:
+        """Return the exit status of the process, unless a signal ends it."""
+        return self._evaluations.exit_status
+
+    def setServiceParent(self, parent: Any) -> None:
+        """Attach to the application and install the log observer."""
+        super().setServiceParent(parent)
+        if self.log_writer is not None:
+            parent.setComponent(ILogObserver, self.log_writer)
+
+    def apply_log_level(self, configuration: Configuration) -> None:
+        """Set the lowest level that is logged (`log.level`)."""
+        if self.log_writer is not None:
+            self.log_writer.level = configuration.log.level
+
+    def privilegedStartService(self) -> None:
+        """Open the endpoints and drop all privileges.
+
+        Raises: SystemExit, with a message, if an endpoint cannot be opened.
+        """
+        log.info(
+            "starting tawebeval {version} on Python {python}",
+            version=__version__,
+            python=platform.python_version(),
+        )
+        for part in self:
+            try:
+                part.privilegedStartService()
+            except (CannotListenError, OSError, OverflowError, ValueError) as error:
+                why = explain_listen_error(part.name or "", error)
+                raise SystemExit(f"tawebeval: listen: {part.name}: {why}") from None
+        drop_privileges()
+
+    def startService(self) -> None:
+        """Start all parts. Raises: SystemExit, with a message."""
+        if self.log_writer is not None:
+            self._start_log_thread(self.log_writer.line_writer)
+        super().startService()
+        for part in self._list_listeners():
+            if part.endpoint.port is not None:
+                page = build_url(
+                    part.name or "", part.endpoint.port.getHost(), self._site.base_path.prefix
+                )
+                log.info("ready: {page} (page), API at {page}evaluate", page=page)
+
+    def _start_log_thread(self, lines: LineWriter) -> None:
+        """Write the log in a thread, and wait for the thread at shutdown only.
+
+        Raises: SystemExit, with a message, if no thread can be started.
+        """
+        try:
+            lines.start()
+        except RuntimeError as error:
+            raise SystemExit(f"tawebeval: threads: {error}; {PROCESS_LIMIT_REMEDY}") from None
+        # Both: after the reactor has stopped, a signal may end the process before atexit runs.
+        self._reactor.addSystemEventTrigger("after", "shutdown", lines.flush, _LOG_TIMEOUT)
+        atexit.register(lines.flush, _LOG_TIMEOUT)
+
+    def stopService(self) -> Deferred[None]:
+        """Drain the evaluations, close the listeners and connections, then stop all other parts."""
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        stop = super().stopService
+        self._site.open_connections.close_idle_connections()
+        # Disowned, because stopping all parts would stop the service a second time.
+        if await maybeDeferred(self._evaluations.disownServiceParent):
+            await deferLater(self._reactor, _LAST_POLLS)
+        await self._stop_listening()
+        lasting = self._evaluations.evaluations_outlast_daemon
+        await self._site.open_connections.drain_connections(
+            _LASTING_PATIENCE if lasting else DRAIN_TIMEOUT
+        )
+        await maybeDeferred(stop)
+
+    async def _stop_listening(self) -> None:
+        """Close the listening ports; open connections stay."""
+        listening = self._list_listeners()
+        await gatherResults([maybeDeferred(part.disownServiceParent) for part in listening])
+
+    def _list_listeners(self) -> list[StreamServerEndpointService]:
+        return [part for part in self if isinstance(part, StreamServerEndpointService)]
+
+
+class ShutdownSignals(Service):
+    """Handler of SIGTERM and SIGINT: the first stops the daemon, later ones call `on_repeat`.
+
+    Twisted's handlers would call `reactor.stop` again for each signal, which fails with a
+    traceback. The handlers stay installed after the service has stopped, until the process ends.
+    """
+
+    name = "signals"
+
+    def __init__(self, on_repeat: Callable[[], object], reactor: Any) -> None:
+        self._on_repeat = on_repeat
+        self._reactor = reactor
+        self._is_stopping = False
+
+    def startService(self) -> None:
+        """Handle the signals as soon as the reactor has installed its own handlers."""
+        super().startService()
+        self._reactor.callWhenRunning(self._install)
+        self._reactor.addSystemEventTrigger("before", "shutdown", self._on_shutdown)
+
+    def _install(self) -> None:
+        for number in _STOP_SIGNALS:
+            handler = signal.getsignal(number)
+            if callable(handler):  # an ignored signal stays ignored
+                signal.signal(number, self._wrap(handler))
+
+    def _wrap(self, handler: _Handler) -> _Handler:
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            if self._is_stopping:
+                self._reactor.callFromThread(self._on_repeat)
+            else:
+                self._on_shutdown()
+                handler(number, frame)
+
+        return on_signal
+
+    def _on_shutdown(self) -> None:
+        self._is_stopping = True
+
+
+def build_url(endpoint: str, address: Any, base_path: str) -> str:
+    """Return the URL of the page at an open endpoint, as a program of this machine reaches it.
+
+    `address` is the port's own address. A UNIX socket stands in the URL as in those of nginx.
+    """
+    if isinstance(address, UNIXAddress):
+        path = (address.name or b"").decode(errors="replace")
+        return f"http://unix:{path}:{base_path}/"
+    scheme = "https" if endpoint.startswith(("ssl:", "tls:")) else "http"
+    host = "localhost" if address.host in _ALL_ADDRESSES else address.host
+    host = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}:{address.port}{base_path}/"
+
+
+@implementer(IStreamServerEndpoint)
+@attrs.define
+class ApiEndpoint:
+    """An endpoint whose TCP connections end when the client is unreachable.
+
+    The kernel drops a connection of which the client's kernel has not acknowledged sent data for
+    `timeout` seconds; its own default is about 15 minutes. `port` is the open port, None before
+    `listen`.
+    """
+
+    _endpoint: IStreamServerEndpoint
+    _timeout: float
+    port: IListeningPort | None = attrs.field(default=None, init=False)
+
+    def listen(self, factory: IProtocolFactory) -> Deferred[IListeningPort]:
+        """Listen on the endpoint."""
+        return self._endpoint.listen(factory).addCallback(self._prepare)
+
+    def _prepare(self, port: Any) -> Any:
+        if getattr(port, "addressFamily", None) in (AF_INET, AF_INET6):
+            # Accepted sockets inherit the option: no connection costs a system call (tcp(7)).
+            port.socket.setsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT, round(self._timeout * 1000))
+        self.port = port
+        return port
+
+
+def make_listener(
+    endpoint: str, factory: IProtocolFactory, reactor: Any, settings: HttpSettings
+) -> StreamServerEndpointService:
+    """Return a service that listens at an endpoint.
+
+    Raises: ConfigurationError, for an invalid endpoint. The start of the service raises the
+    errors of the endpoint, such as CannotListenError.
+    """
+    try:
+        listening = service(endpoint, factory, reactor=reactor)
+    except LookupError:  # raised for `systemd:` endpoints only
+        raise ConfigurationError(
+            f"listen: systemd passes no socket for {endpoint!r} (LISTEN_FDS); open it in a unit"
+            ' such as tawebeval.socket, or set listen = ["tcp:8080:interface=127.0.0.1"]'
+        ) from None
+    except (ValueError, TypeError, OSError) as error:
+        raise ConfigurationError(f"listen: {explain_wrong_endpoint(endpoint, error)}") from None
+    # TCP_USER_TIMEOUT cannot tell a client that reads nothing from an unreachable one.
+    timeout = max(
+        _MIN_USER_TIMEOUT,
+        settings.rate_window_seconds + _LARGE_RESPONSE / settings.min_bytes_per_second,
+    )
+    listening.endpoint = ApiEndpoint(listening.endpoint, timeout)
+    listening.setName(endpoint)
+    return listening
+
+
+def explain_wrong_endpoint(endpoint: str, error: Exception) -> str:
+    """Return the message about what is no endpoint, from the error of its parser."""
+    if isinstance(error, OSError):  # of a certificate or its key
+        return f"{endpoint}: cannot read {error.filename}: {error.strerror}"
+    why = str(error).partition("invalid literal for int() with base 10: ")[2]
+    why = f"{why} is not a port" if why else str(error)
+    return (
+        f"{endpoint!r} is not an endpoint such as tcp:8080:interface=127.0.0.1 or"
+        f" unix:/run/tawebeval/socket:mode=660: {why}"
+    )
+
+
+def explain_listen_error(endpoint: str, error: Exception) -> str:
+    """Return why an endpoint cannot be opened, with the remedy."""
+    cause = error.socketError if isinstance(error, CannotListenError) else error
+    if not isinstance(cause, OSError):
+        return f"{error}; {_OTHER_ENDPOINT}"
+    if endpoint.startswith("systemd:"):
+        return (
+            f"the socket that systemd passes (LISTEN_FDS) cannot be used: {cause.strerror}; for"
+            " domain=INET set ListenStream= in the socket unit to a TCP address such as"
+            ' 127.0.0.1:8080; for a UNIX socket listen at "unix:/run/tawebeval/socket:mode=660"'
+        )
+    if endpoint.startswith("unix:"):
+        user = get_user_name(os.geteuid())
+        return (
+            f"cannot create the socket as the user {user}: {cause.strerror}; create its directory"
+            f" for this user, or {_OTHER_ENDPOINT}"
+        )
+    match cause.errno:
+        case errno.EADDRINUSE:
+            return (
+                f"another program, or another tawebeval, listens there; stop it, or {_OTHER_PORT}"
+            )
+        case errno.EACCES:
+            what = "a socket unit, or CAP_NET_BIND_SERVICE (AmbientCapabilities=)"
+            return f"ports below 1024 need {what}; {_OTHER_PORT}"
+        case errno.EADDRNOTAVAIL:
+            return f"not an address of this machine, as `ip address` shows; {_OTHER_ENDPOINT}"
+    return f"{cause.strerror or cause}; {_OTHER_ENDPOINT}"
+
+
+def make_periodic_timer(
+    calls: Iterable[Callable[[], object]], reactor: Any, period: float = _TIMER_PERIOD
+) -> TimerService:
+    """Return a service that makes all `calls` every `period` seconds, also after one that fails.
+
+    No call may block.
+    """
+    calls = tuple(calls)
+
+    def make_calls() -> None:
+        for call in calls:
+            try:
+                call()
+            except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
+                log.failure("defect: {chore} failed", chore=call.__name__)
+
+    timer = TimerService(period, make_calls)
+    timer.clock = reactor
+    return timer
 
 
 class DaemonBuilder:

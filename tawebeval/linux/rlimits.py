@@ -195,7 +195,7 @@ def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
 def assess_epoll_watch_limit(configuration: Configuration) -> LimitAssessment:
     """Compare the limit of epoll watches with their need if evaluators stay within `limits.memory`.
 
-    The daemon itself needs none (`daemon.process_setup`). Blocks, hardly. Raises OSError.
+    The daemon itself needs one for each connection. Blocks, hardly. Raises OSError.
     """
     running = resolve_run_slot_count(configuration.evaluations.running)
     wanted = (

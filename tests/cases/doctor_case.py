@@ -1,4 +1,4 @@
-"""A machine for the doctor: the cases of `test_doctor`, `test_doctor_disk` and others."""
+"""A machine for the doctor: the cases of `test_doctor` and others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration
-from tawebeval.daemon import doctor, doctor_disk
+from tawebeval.daemon import doctor
 from tawebeval.daemon.doctor import Finding, Severity
 from tawebeval.errors import SetupProblem
 from tawebeval.linux import rlimits
@@ -59,7 +59,7 @@ class DoctorTestCase(SynchronousTestCase):
             (doctor, "check_git_version", lambda: "git version 2.39.5"),
             (probe, "probe_overlays_or_copies", self.probe_with_overlays),
             (rlimits, "EPOLL_WATCH_LIMIT_FILE", watches),
-            (doctor_disk, "shutil", usage),
+            (doctor, "shutil", usage),
             (doctor, "find_cgroup_remedy", lambda: "a unit"),
         ):
             self.replace(module, name, fake)

@@ -44,21 +44,25 @@ from tawebeval.config import (
 from tawebeval.core.evaluations import EvaluationState
 from tawebeval.core.form import pack_request
 from tawebeval.core.tokens import generate_token
+from tawebeval.daemon import assembly, startup
 from tawebeval.daemon import assembly as module
-from tawebeval.daemon import directories, services, startup
-from tawebeval.daemon.assembly import build_daemon
-from tawebeval.daemon.directories import DaemonDirectories, open_directories
-from tawebeval.daemon.logging import LogWriter, format_text
-from tawebeval.daemon.reload import ConfigurationFile, ReloadService, read_configuration
-from tawebeval.daemon.services import (
+from tawebeval.daemon.assembly import (
     Daemon,
     EvaluationService,
+    build_daemon,
     build_url,
     explain_listen_error,
     make_listener,
     make_periodic_timer,
 )
-from tawebeval.daemon.systemd import compute_stop_timeout
+from tawebeval.daemon.logging import LogWriter, format_text
+from tawebeval.daemon.reload import (
+    ConfigurationFile,
+    ReloadService,
+    compute_stop_timeout,
+    read_configuration,
+)
+from tawebeval.daemon.startup import DaemonDirectories, open_directories
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import (
     ConfigurationError,
@@ -85,7 +89,7 @@ class ServiceTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.dropped = 0
-        self.patch(services, "drop_privileges", self.drop_privileges)
+        self.patch(assembly, "drop_privileges", self.drop_privileges)
         root = Path(self.mktemp()).resolve()
         environment = {"STATE_DIRECTORY": f"{root}/s", "CACHE_DIRECTORY": f"{root}/c"}
         self.directories: DaemonDirectories = open_directories(environment, straw())
@@ -97,7 +101,7 @@ class ServiceTests(SynchronousTestCase):
         # Nor do ours have a reactor that runs, to come back to.
         self.patch(WorkerThreads, "run_in_thread", InlineThreads.run_in_thread)
         self.subreaper = 0
-        self.patch(services, "become_subreaper", self.become_subreaper)
+        self.patch(assembly, "become_subreaper", self.become_subreaper)
         self.close_databases = close_databases_at_end(self)
 
     def drop_privileges(self) -> None:
@@ -678,7 +682,7 @@ class ServiceTests(SynchronousTestCase):
         def fail(directory: Path) -> None:
             raise PermissionError(13, "Permission denied", str(directory))
 
-        self.patch(directories, "remove_tree", fail)
+        self.patch(startup, "remove_tree", fail)
         self.patch(os, "rename", lambda source, target: fail(source))
         self.assertIn(f"{self.directories.uploads}: Permission", self.fail_to_start(daemon))
 

@@ -1,4 +1,4 @@
-"""`daemon.directories`: where the daemon keeps things, and who else may not."""
+"""`daemon.startup`: where the daemon keeps things, and who else may not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.daemon.directories import (
+from tawebeval.daemon.startup import (
     DaemonDirectories,
     locate_directories,
     open_directories,

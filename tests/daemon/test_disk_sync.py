@@ -1,4 +1,4 @@
-"""`daemon.disk_sync`: when what was stored is written to the disk."""
+"""`daemon.startup`: when what was stored is written to the disk."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.daemon import disk_sync as module
-from tawebeval.daemon.disk_sync import SYNC_SECONDS, DiskSync
+from tawebeval.daemon import startup as module
+from tawebeval.daemon.startup import SYNC_SECONDS, DiskSync
 from tawebeval.linux.filetree import sync_file_system
 from tests.fakes.world import SlowThreads
 

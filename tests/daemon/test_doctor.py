@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from twisted.internet.testing import MemoryReactorClock
 
 from tawebeval.cli import main
-from tawebeval.daemon import doctor, doctor_disk
+from tawebeval.daemon import doctor
 from tawebeval.daemon.doctor import Finding, Severity
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import rlimits
@@ -87,7 +87,7 @@ def fail_to_write(name: str, number: int) -> Arrange:
             if path == machine.folder / name:
                 raise OSError(number, os.strerror(number))
 
-        machine.replace(doctor_disk, "probe_disk_write", probe_disk_write)
+        machine.replace(doctor, "probe_disk_write", probe_disk_write)
 
     return arrange
 

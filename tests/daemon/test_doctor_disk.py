@@ -1,4 +1,4 @@
-"""`daemon.doctor_disk`: how much free space the doctor asks for."""
+"""`daemon.doctor`: how much free space the doctor asks for."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tawebeval.config import (
     LimitSettings,
     RepositoryFetchSettings,
 )
-from tawebeval.daemon import doctor_disk as module
-from tawebeval.daemon.doctor_disk import check_free_space
+from tawebeval.daemon import doctor as module
+from tawebeval.daemon.doctor import check_free_space
 from tawebeval.errors import SetupProblem, format_size
 from tawebeval.sandbox.limits import DiskUsage
 

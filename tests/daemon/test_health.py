@@ -1,4 +1,4 @@
-"""`daemon.health`: readiness, its reasons, and the probe of a sandbox that has failed."""
+"""`daemon.metrics`: readiness, its reasons, and the probe of a sandbox that has failed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, EvaluationSettings
 from tawebeval.core.evaluations import EvaluationCounters
-from tawebeval.daemon import health as module
-from tawebeval.daemon.health import (
+from tawebeval.daemon import metrics as module
+from tawebeval.daemon.assembly import make_periodic_timer
+from tawebeval.daemon.metrics import (
     DISK_CHECK_PERIOD,
     DISK_CHECK_TIMEOUT,
     SANDBOX_PROBE_PERIOD,
@@ -26,7 +27,6 @@ from tawebeval.daemon.health import (
     find_disk_fault,
     probe_disk_write,
 )
-from tawebeval.daemon.services import make_periodic_timer
 from tawebeval.errors import SetupProblem
 from tests.fakes.clients import MULTIPART, Service, form, parts
 from tests.fakes.world import InlineThreads, SlowThreads

@@ -20,6 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
 from tawebeval.config import LogSettings
+from tawebeval.daemon.assembly import Daemon
 from tawebeval.daemon.logging import (
     LogWriter,
     RateLimitedLog,
@@ -31,7 +32,6 @@ from tawebeval.daemon.logging import (
     open_log,
     open_stream_log,
 )
-from tawebeval.daemon.services import Daemon
 
 # As twisted.internet.tcp has them.
 TWISTEDS = (

@@ -1,4 +1,4 @@
-"""`daemon.process_setup`: allocator, garbage collector, clock and signals."""
+"""`daemon.tap`: allocator, garbage collector, clock and signals."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from twisted.internet.base import ReactorBase
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.daemon.process_setup import (
+from tawebeval.daemon.assembly import ShutdownSignals
+from tawebeval.daemon.tap import (
     MALLOC_TRIM_THRESHOLD,
-    ShutdownSignals,
     freeze_objects,
     ignore_early_hangup,
     keep_freed_memory,
@@ -32,7 +32,7 @@ BLOCK = 256 * 1024
 SCRIPT = f"""
 import json, resource, sys
 from pathlib import Path
-from tawebeval.daemon.process_setup import keep_freed_memory
+from tawebeval.daemon.tap import keep_freed_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -15,7 +15,7 @@ from tawebeval.config import (
     LimitSettings,
     SandboxSettings,
 )
-from tawebeval.daemon.starter_connection import (
+from tawebeval.daemon.startup import (
     STARTER_SOCKET_VARIABLE,
     describe_starter_limits,
     open_starter,

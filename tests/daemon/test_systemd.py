@@ -1,4 +1,4 @@
-"""`daemon.systemd`: what systemd is sent, and when, over the life of the daemon."""
+"""`daemon.reload`: what systemd is sent, and when, over the life of the daemon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tawebeval.config import (
     RunnerSettings,
     ServiceSettings,
 )
-from tawebeval.daemon.systemd import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
+from tawebeval.daemon.reload import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
 from tests.fakes.world import FakeNotifier
 
 

@@ -19,7 +19,7 @@ from zope.interface.verify import verifyObject
 
 from tawebeval import __version__
 from tawebeval.config import Configuration
-from tawebeval.daemon import services, tap
+from tawebeval.daemon import assembly, tap
 from tawebeval.daemon.reload import ConfigurationFile, ReloadService, read_configuration
 from tawebeval.daemon.tap import Options, makeService
 from tawebeval.errors import ConfigurationError
@@ -96,7 +96,7 @@ class MakeServiceTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
         self.patch(tap, "refuse_root", lambda: None)
-        self.patch(services, "drop_privileges", lambda: None)
+        self.patch(assembly, "drop_privileges", lambda: None)
         self.reactor = MemoryReactorClock()
         environment = {"STATE_DIRECTORY": f"{self.root}/s", "CACHE_DIRECTORY": f"{self.root}/c"}
         self.patch(os, "environ", environment)

@@ -20,7 +20,7 @@ from tawebeval.core.evaluations import Checkout, Commit, GitCacheCounters
 from tawebeval.core.event_log import EventMemory, EventPage
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.shares import Share
-from tawebeval.daemon.systemd import SystemdNotifier
+from tawebeval.daemon.reload import SystemdNotifier
 from tawebeval.deferreds import (
     UNLIMITED_WAITERS,
     FairQueue,

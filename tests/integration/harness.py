@@ -23,7 +23,7 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 from twisted.web.client import ResponseNeverReceived
 
-from tawebeval.daemon.directories import derive_daemon_label
+from tawebeval.daemon.startup import derive_daemon_label
 from tawebeval.linux.starter_client import StarterClient
 from tests.cases.messages import check_words
 from tests.cases.patience import LONG_PATIENCE, PATIENCE

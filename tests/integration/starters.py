@@ -10,7 +10,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
-from tawebeval.daemon.starter_connection import STARTER_SOCKET_VARIABLE
+from tawebeval.daemon.startup import STARTER_SOCKET_VARIABLE
 from tests.cases.patience import PATIENCE
 from tests.integration.client import Client
 from tests.integration.harness import (

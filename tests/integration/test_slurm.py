@@ -17,7 +17,7 @@ from twisted.internet.utils import getProcessOutput
 from twisted.trial.unittest import SkipTest
 
 from tawebeval.config import Configuration, parse_configuration
-from tawebeval.daemon.directories import derive_daemon_label
+from tawebeval.daemon.startup import derive_daemon_label
 from tawebeval.errors import ConfigurationError
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
 from tawebeval.slurm.checks import check_cluster

@@ -10,7 +10,7 @@ import subprocess
 
 from twisted.trial.unittest import TestCase
 
-from tawebeval.daemon.directories import derive_daemon_label
+from tawebeval.daemon.startup import derive_daemon_label
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client, text
 from tests.integration.harness import TWISTD, environment, until
