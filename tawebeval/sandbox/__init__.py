@@ -9,7 +9,6 @@ its exit. Other kinds of sandbox implement these (`base`).
 - `bubblewrap`: the sandbox of installations that strangers use, and that of git commands and of
   imports. `base.NoSandbox` is for installations that trust all evaluators.
 - `seccomp`: the filters of system calls, which libseccomp compiles.
-- `prepared_etc`: the /etc of sandboxes, copied from the machine's.
 - `workspace`: the directories of a run, with its writable tree over a checkout.
 - `limits`: the limits of a run, its usage, and `LimitMonitor`, which checks those that the kernel
   does not enforce.

@@ -3,7 +3,7 @@
 An evaluator in it has namespaces of its own for users, processes, mounts, network, IPC, host name
 and cgroups; no capability, and no way to get one; a filter of system calls; and a file system of
 
-/usr, /bin, ...         the system, read-only, and a few files of /etc that programs there need
+/usr, /bin, ...         the system, read-only, and a few other files that programs there need
 /evaluation/tree        the commit's tree, writable; the evaluator runs in a directory of it
 /evaluation/submission  the uploaded files, read-only
 /evaluation/tmp         TEMPORARY_DIRECTORY
@@ -66,7 +66,6 @@ from tawebeval.sandbox.environments import (
     make_system_view,
 )
 from tawebeval.sandbox.limits import LocalRunLimits, convert_rlimit_names
-from tawebeval.sandbox.prepared_etc import PreparedEtc
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 
 log = Logger()
@@ -151,20 +150,29 @@ _SAID_BYTES = 1024  # of what a broker says that are logged
 _TOOLS, _RUNNER = WORKSPACE_MOUNT_POINT / "tools", WORKSPACE_MOUNT_POINT / "runner"
 SYSTEM_ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
-# Of /etc: directories with hundreds of links, which would take long to copy; the second one only
-# with a network ...
-_ALTERNATIVES, _CERTIFICATES = "alternatives", "ssl/certs"
-# ... how programs find their libraries ...
-_ETC_PROGRAMS = ("ld.so.*",)
-# ... what else some of them read, and what time it is.
-_ETC = (
-    *("debian_version", "fonts", "java-*", "localtime", "magic", "mime.types", "os-release"),
-    *("perl", "python3*", "timezone"),
+# Files besides those of `SYSTEM_ROOT_DIRECTORIES`, as for glob(3): how programs find each other and
+# their libraries ...
+_PROGRAM_FILES = ("/etc/alternatives", "/etc/ld.so.*")
+# ... what languages need, and what time it is ...
+_LANGUAGE_FILES = (
+    "/etc/fonts",
+    "/etc/fpc*.cfg",
+    "/etc/java-*",
+    "/etc/localtime",
+    "/etc/mono",
+    "/var/lib/ghc",
 )
-# With a network: how they find hosts, and whom they trust.
-_ETC_NETWORK = (
-    *("ca-certificates", "gai.conf", "hosts", "nsswitch.conf", "protocols", "resolv.conf"),
-    *("services", "ssl/openssl.cnf"),
+# ... and with a network how programs find hosts, and whom they trust. No private keys.
+_NETWORK_FILES = (
+    "/etc/ca-certificates",
+    "/etc/gai.conf",
+    "/etc/hosts",
+    "/etc/nsswitch.conf",
+    "/etc/protocols",
+    "/etc/resolv.conf",
+    "/etc/services",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
 )
 # What bwrap, as shells do, adds to a signal to make an exit status of it; and the signals.
 _SIGNALLED = 128
@@ -173,41 +181,11 @@ _USERS = b"evaluator:x:1000:1000::/evaluation/home:/bin/sh\nnobody:x:65534:65534
 _GROUPS = b"evaluator:x:1000:\nnogroup:x:65534:\n"
 
 
-def prepare_etc(accounts: Path, readable: Sequence[str], *, network: bool) -> PreparedEtc:
-    """Return the /etc of evaluators, not made yet.
-
-    `accounts` is the directory of `write_sandbox_files`; `readable` are other paths that the
-    sandbox shows.
-    """
-    patterns = (*_ETC_PROGRAMS, *_ETC, *(_ETC_NETWORK if network else ()))
-    own = {"passwd": _USERS, "group": _GROUPS}
-    places = [*readable, *(f"/etc/{name}" for name in _list_bound(network=network))]
-    return PreparedEtc(accounts / "etc", patterns, own, places)
-
-
-def build_system_options(etc: Path, *, network: bool) -> Iterator[str]:
-    """Yield the bwrap options that show the system, read-only, with `etc` as /etc. Blocks."""
-    yield from _build_directory_options()
-    yield from ("--ro-bind", str(etc), "/etc")
-    yield from _etc(_list_bound(network=network))
-
-
-def _list_bound(*, network: bool) -> Sequence[str]:
-    return (_ALTERNATIVES, _CERTIFICATES) if network else (_ALTERNATIVES,)
-
-
-def build_minimal_system_options(accounts: Path) -> Iterator[str]:
-    """Yield the options for what nearly every program needs. Blocks.
+def build_system_options(accounts: Path) -> Iterator[str]:
+    """Yield the bwrap options that show what nearly every program needs, read-only. Blocks.
 
     `accounts` is the directory of `write_sandbox_files`.
     """
-    yield from _build_directory_options()
-    yield from _etc((_ALTERNATIVES, *_ETC_PROGRAMS))
-    for name in ("passwd", "group"):
-        yield from ("--ro-bind", str(accounts / name), f"/etc/{name}")
-
-
-def _build_directory_options() -> Iterator[str]:
     yield from ("--ro-bind", "/usr", "/usr")
     for name in SYSTEM_ROOT_DIRECTORIES:
         path = Path("/", name)
@@ -215,16 +193,24 @@ def _build_directory_options() -> Iterator[str]:
             yield from ("--symlink", os.readlink(path), str(path))
         elif path.is_dir():
             yield from ("--ro-bind", str(path), str(path))
+    yield from _build_file_options(_PROGRAM_FILES)
+    for name in ("passwd", "group"):
+        yield from ("--ro-bind", str(accounts / name), f"/etc/{name}")
+
+
+def build_language_options() -> Iterator[str]:
+    """Yield the options for what compilers and interpreters need besides. Blocks."""
+    yield from _build_file_options(_LANGUAGE_FILES)
 
 
 def build_network_options() -> Iterator[str]:
     """Yield the options for what programs need to use a network. Blocks."""
-    yield from _etc((*_ETC_NETWORK, _CERTIFICATES))
+    yield from _build_file_options(_NETWORK_FILES)
 
 
-def _etc(patterns: Sequence[str]) -> Iterator[str]:
+def _build_file_options(patterns: Sequence[str]) -> Iterator[str]:
     for pattern in patterns:
-        for found in sorted(glob(f"/etc/{pattern}")):
+        for found in sorted(glob(pattern)):
             yield from ("--ro-bind-try", os.path.realpath(found), found)
 
 
@@ -278,22 +264,18 @@ class BubblewrapSandbox:
     - `bwrap_path`: the path of bwrap.
     - `sandbox_files_directory`: the directory of `write_sandbox_files`.
     - `filter_descriptors`: those of the system call filters (`make_seccomp_filters`).
-    - `system_options`: the options of `build_system_options`.
-    - `etc`: the /etc that they show; None if it never changes.
     - `readable_paths`: other paths that evaluators may read (`sandbox.readable`).
     """
 
     bwrap_path: str
     sandbox_files_directory: Path
     filter_descriptors: tuple[int, ...]
-    system_options: Sequence[str]
     readable_paths: Sequence[str]
     has_network: bool
     writable_trees: WritableTrees
     limits: LimitSettings
     cgroup_manager: CgroupManager
     orphan_reaper: OrphanReaper
-    etc: PreparedEtc | None = None
 
     def make_run(
         self,
@@ -310,16 +292,15 @@ class BubblewrapSandbox:
 
     def make_system_view(self, environment: Environment | None = None) -> SystemView:
         """Return what runs in an environment see as their system. Blocks. Raises: OSError."""
+        accounts = self.sandbox_files_directory
         if environment is None:
-            if self.etc is not None:
-                self.etc.update()
-            return SystemView(self.system_options, self.sandbox_files_directory / "init", _INIT)
-        return make_system_view(
-            environment.root,
-            self.sandbox_files_directory,
-            self.readable_paths,
-            network=self.has_network,
-        )
+            # Anew for each run: the operator may have installed a language.
+            options = [*build_system_options(accounts), *build_language_options()]
+            if self.has_network:
+                options += build_network_options()
+            return SystemView(options, accounts / "init", _INIT)
+        root, readable = environment.root, self.readable_paths
+        return make_system_view(root, accounts, readable, network=self.has_network)
 
     def list_filters(self) -> Sequence[Mapping[str, str]]:
         """Return the filters' programs, as descriptors of a `LaunchSpec`. Blocks, hardly."""

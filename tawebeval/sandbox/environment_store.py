@@ -28,7 +28,7 @@ from tawebeval.sandbox.bubblewrap import (
     BWRAP_ERROR_PREFIX,
     BubblewrapHelperSandbox,
     SandboxAccess,
-    build_minimal_system_options,
+    build_system_options,
     write_sandbox_files,
 )
 from tawebeval.sandbox.environments import (
@@ -195,7 +195,7 @@ class _Import:
         own = staging / _OWN
         own.mkdir()
         write_sandbox_files(own)
-        options = tuple(build_minimal_system_options(own))
+        options = tuple(build_system_options(own))
         self._sandbox = BubblewrapHelperSandbox(
             bwrap, make_seccomp_filters(internet=False), options
         )

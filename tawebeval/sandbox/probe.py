@@ -32,10 +32,8 @@ from tawebeval.sandbox.bubblewrap import (
     BubblewrapSandbox,
     HelperSandbox,
     NoHelperSandbox,
-    build_minimal_system_options,
     build_network_options,
     build_system_options,
-    prepare_etc,
 )
 from tawebeval.sandbox.seccomp import make_seccomp_filters
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
@@ -189,7 +187,7 @@ def open_helper_sandbox(sandbox: Sandbox, accounts: Path) -> HelperSandbox:
     return BubblewrapHelperSandbox(
         sandbox.bwrap_path,
         make_seccomp_filters(internet=True),
-        tuple(build_minimal_system_options(accounts)),
+        tuple(build_system_options(accounts)),
         tuple(build_network_options()),
     )
 
@@ -214,19 +212,16 @@ def open_bubblewrap(
                 f"sandbox.readable[{index}]: {path} does not exist; create or remove it"
             )
     network = configuration.sandbox.network
-    etc = prepare_etc(accounts, configuration.sandbox.readable, network=network)
     return BubblewrapSandbox(
         program,
         accounts,
         make_seccomp_filters(internet=network or configuration.sandbox.loopback),
-        tuple(build_system_options(etc.directory, network=network)),
         configuration.sandbox.readable,
         network,
         trees,
         configuration.limits,
         cgroups,
         orphans,
-        etc,
     )
 
 

@@ -92,7 +92,7 @@ class DoctorTestCase(SynchronousTestCase):
                 configuration.limits, cgroups, orphans, accounts / TOOLS_NAME, self.trees
             )
         filter_, network = os.open("/dev/null", os.O_RDONLY), configuration.sandbox.network
-        found = "/usr/bin/bwrap", accounts, (filter_,), (), (), network, self.trees
+        found = "/usr/bin/bwrap", accounts, (filter_,), (), network, self.trees
         return BubblewrapSandbox(*found, configuration.limits, cgroups, orphans)
 
     def probe_with_overlays(self, sandbox: object, places: ProbeDirectories) -> SetupProblem | None:

@@ -22,8 +22,8 @@ from tawebeval.linux.child import Spawner
 from tawebeval.resolver import CheckedResolver
 from tawebeval.sandbox.bubblewrap import (
     BubblewrapHelperSandbox,
-    build_minimal_system_options,
     build_network_options,
+    build_system_options,
     write_sandbox_files,
 )
 from tawebeval.sandbox.seccomp import make_seccomp_filters
@@ -57,7 +57,7 @@ class BareRepositoryCase(TestCase):
         filters = make_seccomp_filters(internet=True)
         for descriptor in filters:
             self.addCleanup(os.close, descriptor)
-        views = tuple(build_minimal_system_options(accounts)), tuple(build_network_options())
+        views = tuple(build_system_options(accounts)), tuple(build_network_options())
         box = BubblewrapHelperSandbox(shutil.which("bwrap") or "", filters, *views)
         self.path = self.folder / "cached.git"
         protocols = ("file", "git", "http", "https")

@@ -22,8 +22,8 @@ from tawebeval.sandbox.bubblewrap import (
     READ_ONLY_ACCESS,
     BubblewrapHelperSandbox,
     SandboxAccess,
-    build_minimal_system_options,
     build_network_options,
+    build_system_options,
     write_sandbox_files,
 )
 from tawebeval.sandbox.seccomp import make_seccomp_filters
@@ -47,7 +47,7 @@ class SandboxTests(TestCase):
         for descriptor in filters:
             self.addCleanup(os.close, descriptor)
         shown, online = (
-            tuple(build_minimal_system_options(accounts)),
+            tuple(build_system_options(accounts)),
             tuple(build_network_options()),
         )
         box = BubblewrapHelperSandbox(shutil.which("bwrap") or "", filters, shown, online)

@@ -11,7 +11,7 @@ import resource
 import signal
 import stat
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,9 @@ from tawebeval.sandbox.bubblewrap import (
     BubblewrapHelperSandbox,
     BubblewrapSandbox,
     NoHelperSandbox,
+    build_language_options,
+    build_network_options,
     build_system_options,
-    prepare_etc,
     write_sandbox_files,
 )
 from tawebeval.sandbox.workspace import Workspace
@@ -50,6 +51,7 @@ WAIT = (
 )
 PROGRAM = b"a filter's program"
 REPOSITORY = Path("/cache/x.git")
+SYSTEM = ("--ro-bind", "/usr", "/usr")
 
 CHILD = b'{ "child-pid": 77 }\n'
 """What bwrap notes at the start; at the end of the evaluator there is more."""
@@ -71,6 +73,8 @@ class BubblewrapTestCase(CellTestCase):
         self.filter = os.memfd_create("filter")
         self.addCleanup(os.close, self.filter)
         os.write(self.filter, PROGRAM)  # and is at its end now
+        self.patch(module, "build_system_options", lambda accounts: SYSTEM)
+        self.patch(module, "build_language_options", lambda: ())
         self.cell = self.make()
         self.addCleanup(self.cell.close)
         self.start(self.cell)
@@ -80,7 +84,6 @@ class BubblewrapTestCase(CellTestCase):
             "/opt/bwrap",
             Path("/state/accounts"),
             (self.filter, self.filter),
-            ("--ro-bind", "/usr", "/usr"),
             readable,
             network,
             self.trees,
@@ -309,7 +312,9 @@ class SystemTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
-        for name in ("usr/bin", "lib32", "etc/python3.11", "etc/ssl/certs", "etc/ssl/private"):
+        for name in ("usr/bin", "lib32", "etc/ssl/certs", "etc/ssl/private"):
+            (self.root / name).mkdir(parents=True)
+        for name in ("etc/java-17-openjdk", "var/lib/ghc"):
             (self.root / name).mkdir(parents=True)
         (self.root / "bin").symlink_to("usr/bin")
         (self.root / "lib64").symlink_to("usr/lib64")
@@ -320,10 +325,11 @@ class SystemTests(SynchronousTestCase):
             (self.root / name).parent.mkdir(parents=True)
             (self.root / name).write_text("")
         for name in (
-            *("ld.so.conf", "ld.so.cache", "python3", "hosts", "passwd", "group", "shadow"),
+            *("ld.so.conf", "ld.so.cache", "fpc-3.2.2.cfg", "hosts", "passwd", "group", "shadow"),
             *("gshadow", "sudoers", "machine-id", "ssl/private/key", "environment"),
         ):
             (self.root / "etc" / name).write_text("")
+        (self.root / "etc/fpc.cfg").symlink_to("fpc-3.2.2.cfg")
         self.patch(
             module,
             "SYSTEM_ROOT_DIRECTORIES",
@@ -331,49 +337,43 @@ class SystemTests(SynchronousTestCase):
         )
         self.patch(module, "glob", lambda pattern: glob.glob(f"{self.root}{pattern}"))
 
-    def view(self, *, network: bool) -> list[str]:
-        arguments = list(build_system_options(self.root / "state/accounts/etc", network=network))
-        return [argument.removeprefix(str(self.root)) for argument in arguments]
+    def show(self, options: Iterable[str]) -> list[str]:
+        return [option.removeprefix(str(self.root)) for option in options]
 
-    def expected(self, *etc: str) -> list[str]:
-        return [
-            *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
-            *("--ro-bind", "/lib32", "/lib32", "--symlink", "usr/lib64", "/lib64"),
-            *etc,
-        ]
-
-    def copied(self, *, network: bool) -> set[str]:
-        etc = prepare_etc(self.root, [], network=network)
-        etc.source_directory = str(self.root / "etc")
-        etc.update()
-        return {path.name for path in etc.directory.iterdir()}
-
-    def test_system_without_network_shows_no_accounts_of_the_machine(self) -> None:
-        own = ("--ro-bind", "/state/accounts/etc", "/etc")
-        self.assertEqual(self.view(network=False), self.expected(*own))
+    def test_system_is_shown_without_accounts_of_the_machine(self) -> None:
         self.assertEqual(
-            self.copied(network=False),
-            {"ld.so.cache", "ld.so.conf", "passwd", "group", "localtime", "python3", "python3.11"},
+            self.show(build_system_options(Path("/state"))),
+            [
+                *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
+                *("--ro-bind", "/lib32", "/lib32", "--symlink", "usr/lib64", "/lib64"),
+                *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
+                *("--ro-bind-try", "/etc/ld.so.conf", "/etc/ld.so.conf"),
+                *("--ro-bind", "/state/passwd", "/etc/passwd"),
+                *("--ro-bind", "/state/group", "/etc/group"),
+            ],
         )
 
-    def test_system_with_network_shows_hosts_and_certificates_without_keys(self) -> None:
-        own = ("--ro-bind", "/state/accounts/etc", "/etc")
-        certificates = ("--ro-bind-try", "/etc/ssl/certs", "/etc/ssl/certs")
-        self.assertEqual(self.view(network=True), self.expected(*own, *certificates))
-        more = self.copied(network=True) - self.copied(network=False)
-        self.assertEqual(more, {"hosts", "resolv.conf"})
+    def test_files_of_languages_beyond_usr_are_shown(self) -> None:
+        self.assertEqual(
+            self.show(build_language_options()),
+            [
+                *("--ro-bind-try", "/etc/fpc-3.2.2.cfg", "/etc/fpc-3.2.2.cfg"),
+                *("--ro-bind-try", "/etc/fpc-3.2.2.cfg", "/etc/fpc.cfg"),
+                *("--ro-bind-try", "/etc/java-17-openjdk", "/etc/java-17-openjdk"),
+                *("--ro-bind-try", "/usr/share/zoneinfo/Europe/Rome", "/etc/localtime"),
+                *("--ro-bind-try", "/var/lib/ghc", "/var/lib/ghc"),
+            ],
+        )
 
-    def test_private_files_of_the_real_etc_are_not_shown(self) -> None:
-        etc = prepare_etc(self.root, [], network=True)
-        etc.update()
-        names = {path.name for path in etc.directory.iterdir()}
-        self.assertFalse({"shadow", "gshadow", "sudoers", "ssh", "machine-id"} & names)
-        self.assertLessEqual({"ld.so.cache", "passwd"}, names)
-        self.assertNotIn("root", (etc.directory / "passwd").read_text())
-        self.assertFalse((etc.directory / "ssl/private").exists())
-        for name in names:
-            source = Path("/etc", name)
-            self.assertTrue(source.stat().st_mode & stat.S_IROTH, name)
+    def test_network_shows_hosts_and_certificates_without_keys(self) -> None:
+        self.assertEqual(
+            self.show(build_network_options()),
+            [
+                *("--ro-bind-try", "/etc/hosts", "/etc/hosts"),
+                *("--ro-bind-try", "/run/resolv.conf", "/etc/resolv.conf"),
+                *("--ro-bind-try", "/etc/ssl/certs", "/etc/ssl/certs"),
+            ],
+        )
 
 
 class AccountTests(SynchronousTestCase):
