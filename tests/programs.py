@@ -74,8 +74,7 @@ USES = (
 )
 
 FOR_ROOT = (
-    "tests.evaluations.test_store tests.linux.test_hidden_proc tests.linux.test_ownership"
-    " tests.linux.test_privileges "
+    "tests.evaluations.test_store tests.linux.test_hidden_proc tests.linux.test_privileges "
     + _integration(
         f"{_BOOTED} test_archive test_descriptors test_doctor test_environments"
         " test_faulty_disk test_full_disk test_git_attacks test_lookups test_overlays"

@@ -100,9 +100,8 @@ from tawebeval.sandbox.probe import (
     reprobe_sandbox,
 )
 from tawebeval.sandbox.workspace import WritableTrees
-from tawebeval.slurm.checks import check_shared_directory
 from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
-from tawebeval.slurm.commands import SlurmCommands
+from tawebeval.slurm.commands import SlurmCommands, check_shared_directory
 from tawebeval.web.auth import EvaluationLinks
 from tawebeval.web.context import HealthAndMetrics, RequestLog, WebContext
 from tawebeval.web.peers import make_peer_evaluation_lists

@@ -74,7 +74,7 @@ from tawebeval.sandbox.probe import (
     open_sandbox,
 )
 from tawebeval.sandbox.workspace import WritableTrees
-from tawebeval.slurm.checks import check_cluster
+from tawebeval.slurm.commands import check_cluster
 from tawebeval.web.auth import find_metrics_token_file, find_token_file, read_token_file
 from tawebeval.webhooks.signing import find_secrets_file, read_signing_secrets
 

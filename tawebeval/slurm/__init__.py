@@ -6,13 +6,12 @@ evaluator prints and how it ends. The daemon reads these files as those of local
 nor the daemon has to live for that.
 
 - `node`: the program on the node, of the standard library alone.
-- `attempts`: `Attempt`, one job with its directory and files.
-- `polling_watcher`: `PollingWatcher` tells that files of other machines have changed.
-- `node_process`: `NodeProcess`, the process of a run: one job, or two after the loss of a node.
+- `node_process`: `Attempt`, one job with its directory and files; `PollingWatcher`, which tells
+  that files of other machines have changed; `NodeProcess`, the process of a run: one job, or two
+  after the loss of a node.
 - `cluster`: `SlurmSandbox`, and `SlurmRun`, the parts of its runs.
-- `jobs`: the options of srun; names and states of jobs; why a job was lost.
-- `commands`: squeue and scancel, each with a deadline; `JobCounters`, for metrics.
-- `checks`: the checks of start and doctor, from here and by a job.
+- `commands`: the options of srun; squeue and scancel, each with a deadline; why a job was lost;
+  `JobCounters`, for metrics; the checks of start and doctor, from here and by a job.
 
 `daemon.assembly` makes the `SlurmSandbox` beside the daemon's own sandbox, in which git runs.
 """

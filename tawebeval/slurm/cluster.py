@@ -49,11 +49,21 @@ from tawebeval.sandbox.limits import (
     build_disk_limit_failure,
 )
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
-from tawebeval.slurm.attempts import Attempt, NodeState, build_node_command, write_node_program
-from tawebeval.slurm.commands import SlurmCommands, build_command_environment
-from tawebeval.slurm.jobs import build_srun_options, exclude_node
-from tawebeval.slurm.node_process import ClusterAccess, NodeProcess
-from tawebeval.slurm.polling_watcher import PollingWatcher
+from tawebeval.slurm.commands import (
+    SlurmCommands,
+    build_command_environment,
+    build_srun_options,
+    exclude_node,
+)
+from tawebeval.slurm.node_process import (
+    Attempt,
+    ClusterAccess,
+    NodeProcess,
+    NodeState,
+    PollingWatcher,
+    build_node_command,
+    write_node_program,
+)
 
 _SRUN_OUTPUT_BYTES = 2**20  # of srun's own stdout, and of its stderr, that are stored
 _NO_CGROUPS = CgroupManager({})  # those of a job belong to root

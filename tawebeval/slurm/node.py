@@ -3,7 +3,8 @@
     python3 -I -S PROGRAM DIRECTORY CPU_SECONDS DISK_BYTES
 
 It imports the standard library, and of tawebeval only what does so, too: `write_node_program` of
-`attempts` copies these modules into PROGRAM, in the shared directory. DIRECTORY is that of one job:
+`node_process` copies these modules into PROGRAM, in the shared directory. DIRECTORY is that of one
+job:
 
 | file | writer | content |
 | --- | --- | --- |

@@ -20,8 +20,7 @@ from tawebeval.config import Configuration, parse_configuration
 from tawebeval.daemon.startup import derive_daemon_label
 from tawebeval.errors import ConfigurationError
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
-from tawebeval.slurm.checks import check_cluster
-from tawebeval.slurm.commands import SQUEUE_PERIOD
+from tawebeval.slurm.commands import SQUEUE_PERIOD, check_cluster
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.attacks import bombs
 from tests.integration.client import failure, joined, python, text

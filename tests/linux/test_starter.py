@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from zipfile import ZipFile
 
 import msgspec
 from twisted.internet import reactor
@@ -21,7 +23,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux import starter, starter_client
+from tawebeval.linux import kernel_files, starter, starter_client
 from tawebeval.linux.child import has_process_ended
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.starter_client import (
@@ -30,6 +32,7 @@ from tawebeval.linux.starter_client import (
     OverlayMountError,
     ProgramState,
     StarterClient,
+    pack_program,
     read_exit_file,
     spawn_starter,
 )
@@ -673,3 +676,17 @@ def _turn() -> Deferred[None]:
 def _list_children(pid: int) -> set[int]:
     with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
         return set(map(int, file.read().split()))
+
+
+class ProgramTests(SynchronousTestCase):
+    def test_program_runs_without_tawebeval(self) -> None:
+        program = Path(self.mktemp())
+        program.write_bytes(pack_program(starter, kernel_files))
+        argv = [sys.executable, "-I", "-S", str(program), starter.PROCESS_NAME, "/none/socket"]
+        done = subprocess.run(argv, env={}, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("tawebeval-starter: /none/socket: cannot listen there", done.stderr)
+
+    def test_same_modules_make_the_same_bytes_at_any_time(self) -> None:
+        archive = ZipFile(io.BytesIO(pack_program(kernel_files)))
+        self.assertEqual({each.date_time[:3] for each in archive.infolist()}, {(1980, 1, 1)})

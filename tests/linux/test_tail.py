@@ -3,18 +3,372 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from twisted.internet import inotify, reactor
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
+from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.linux import tail
-from tawebeval.linux.tail import POLL_SECONDS, FileTail, FileWatcher
+from tawebeval.linux.starter_client import (
+    STARTER_ENDED,
+    ProgramListener,
+    ProgramState,
+    StartedProgram,
+)
+from tawebeval.linux.tail import POLL_SECONDS, FileTail, FileWatcher, ProgramFiles, TailedProcess
+from tests.cases.patience import PATIENCE
+from tests.cases.starters import Keeping, StarterProcess, sh
+
+USAGE = tuple(resource.getrusage(resource.RUSAGE_SELF))
+READER = """
+import os, sys
+from pathlib import Path
+from twisted.internet import reactor
+from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.threads import deferToThread
+from tawebeval.linux.starter_client import StartedProgram, StarterClient
+from tawebeval.linux.tail import FileWatcher
+from tawebeval.linux.tail import ProgramFiles, TailedProcess
+
+path, directory, pid, start_time, copy = sys.argv[1:]
+
+class Copying(ProcessProtocol):
+    def outReceived(self, data):
+        os.write(output, data)
+
+    def processExited(self, reason):
+        self.transport.read_remaining_output()
+
+    def processEnded(self, reason):
+        print(reason.value.exitCode, flush=True)
+        reactor.stop()
+
+output = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+client = StarterClient.connect(Path(path))
+client.attach(reactor)
+files = ProgramFiles(reactor, client, FileWatcher(reactor), deferToThread)
+program = StartedProgram(Path(directory), int(pid), int(start_time))
+TailedProcess(files, Copying(), program, stdout_offset=os.fstat(output).st_size)
+reactor.run()
+"""
+
+
+class PlayedStarter:
+    """A starter that the test plays: it notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.is_attached = True
+        self.listener: ProgramListener | None = None
+        self.asked: list[Any] = []
+
+    def watch_program(self, directory: Path, listener: ProgramListener) -> None:
+        self.listener = listener
+
+    def unwatch_program(self, directory: Path) -> None:
+        self.listener = None
+
+    def signal_program(self, directory: Path, number: int) -> None:
+        self.asked.append(number)
+
+    def close_output(self, directory: Path) -> None:
+        self.asked.append("close")
+
+
+class PlayedWatcher:
+    """A watcher by which the test says that a file has grown."""
+
+    def __init__(self) -> None:
+        self.callbacks: dict[Path, Callable[[], object]] = {}
+        self.unwatch = self.callbacks.pop
+
+    def watch(self, path: Path, on_change: Callable[[], object]) -> None:
+        self.callbacks[path] = on_change
+
+
+class PlayedTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+        self.directory.mkdir()
+        for name in ("stdout", "stderr"):
+            (self.directory / name).touch()
+        self.starter, self.watcher, self.clock = PlayedStarter(), PlayedWatcher(), Clock()
+        self.protocol = Keeping()
+
+    def connect(self, **offsets: int) -> TailedProcess:
+        files: Any = (self.clock, self.starter, self.watcher, lambda call: succeed(call()))
+        program = StartedProgram(self.directory, 7, 9)
+        process = TailedProcess(ProgramFiles(*files), self.protocol, program, **offsets)
+        for stream in process._streams:
+            self.addCleanup(stream.close)
+        return process
+
+    def print(self, content: bytes, name: str = "stdout") -> None:
+        with (self.directory / name).open("ab") as file:
+            file.write(content)
+        if callback := self.watcher.callbacks.get(self.directory / name):
+            callback()
+        self.take_turns()
+
+    def take_turns(self) -> None:
+        self.clock.pump([0] * 10)
+
+    def tell(self, **state: Any) -> None:
+        assert self.starter.listener is not None
+        self.starter.listener.on_state(ProgramState(pid=7, start_time=9, **state))
+        self.take_turns()
+
+    def save(self, **state: Any) -> None:
+        content = {"pid": 7, "start_time": 9, "rusage": USAGE, **state}
+        (self.directory / "exit").write_text(json.dumps(content))
+
+    def test_output_exit_and_ends_come_in_order(self) -> None:
+        process = self.connect()
+        self.print(b"one")
+        self.print(b"error", "stderr")
+        self.assertTrue(process.is_running)
+        self.assertFalse(process.has_exited)
+        self.tell(status=0x300, rusage=USAGE)
+        self.assertFalse(process.is_running)
+        self.print(b"two")
+        self.assertEqual(self.protocol.told, ["exited"])
+        process.read_remaining_output()
+        self.assertEqual(self.starter.asked, ["close"])
+        (self.directory / "stdout").open("ab").write(b"three")
+        self.tell(status=0x300, rusage=USAGE, is_output_complete=True)
+        self.assertEqual(self.protocol.printed, {1: b"onetwothree", 2: b"error"})
+        self.assertEqual(sorted(self.protocol.told[1:3]), ["lost 1", "lost 2"])
+        self.assertEqual(self.protocol.told[3:], ["ended"])
+        reason = self.successResultOf(self.protocol.ended)
+        self.assertIsInstance(reason, ProcessTerminated)
+        self.assertEqual((reason.exitCode, reason.signal), (3, None))
+        self.assertIsNone(process.lost_reason)
+        assert process.resource_usage is not None
+        self.assertEqual(process.resource_usage.ru_maxrss, USAGE[2])
+        self.assertEqual(self.watcher.callbacks, {})
+        process.signal_group(signal.SIGKILL)  # the number may be another's
+        self.assertEqual(self.starter.asked, ["close"])
+
+    def test_process_that_is_left_delivers_and_signals_nothing(self) -> None:
+        process = self.connect()
+        self.print(b"one")
+        listener = self.starter.listener
+        process.leave()
+        process.leave()
+        self.print(b"two")
+        self.assertFalse(process.is_running)
+        process.signal_group(signal.SIGKILL)
+        process.read_remaining_output()
+        process.resumeProducing()
+        self.take_turns()
+        assert listener is not None
+        listener.on_state(ProgramState(pid=7, start_time=9, status=0, rusage=USAGE))
+        listener.on_starter_lost()
+        self.take_turns()
+        self.assertEqual((self.protocol.printed, self.protocol.told), ({1: b"one", 2: b""}, []))
+        self.assertEqual((self.starter.asked, self.watcher.callbacks), ([], {}))
+
+    def test_delivery_begins_at_the_offsets(self) -> None:
+        self.print(b"0123456789")
+        self.print(b"abcdef", "stderr")
+        self.connect(stdout_offset=4, stderr_offset=5)
+        self.take_turns()
+        self.assertEqual(self.protocol.printed, {1: b"456789", 2: b"f"})
+
+    def test_paused_output_waits(self) -> None:
+        process = self.connect()
+        process.pauseProducing()
+        self.print(b"later")
+        self.tell(status=0, rusage=USAGE, is_output_complete=True)
+        self.assertEqual(
+            (self.protocol.printed[1], self.protocol.told), (b"", ["exited", "lost 2"])
+        )
+        process.resumeProducing()
+        self.take_turns()
+        self.assertEqual(self.protocol.printed[1], b"later")
+        self.assertIsInstance(self.successResultOf(self.protocol.ended), ProcessDone)
+
+    def test_process_that_ended_long_ago_is_read_from_its_files(self) -> None:
+        self.print(b"all")
+        self.save(status=0, is_output_complete=True)
+        process = self.connect()
+        self.tell(is_unknown=True)
+        self.assertIsInstance(self.successResultOf(self.protocol.ended), ProcessDone)
+        self.assertEqual(self.protocol.printed[1], b"all")
+        self.assertIsNone(process.lost_reason)
+
+    def test_process_that_nobody_knows_is_lost(self) -> None:
+        self.print(b"some")
+        process = self.connect()
+        self.tell(is_unknown=True)
+        self.assertEqual(self.protocol.printed[1], b"some")
+        reason = self.successResultOf(self.protocol.ended)
+        self.assertEqual(reason.signal, signal.SIGKILL)
+        self.assertIn("not known any more", process.lost_reason or "")
+
+    def test_another_process_with_the_number_is_not_taken_for_it(self) -> None:
+        process = self.connect()
+        assert self.starter.listener is not None
+        self.starter.listener.on_state(ProgramState(pid=7, start_time=10))
+        self.take_turns()
+        self.assertIn("not known any more", process.lost_reason or "")
+
+    def test_process_ends_although_both_files_have_shrunk_before(self) -> None:
+        process = self.connect()
+        for name in ("stdout", "stderr"):
+            self.print(b"some", name)
+            (self.directory / name).write_bytes(b"")
+            self.watcher.callbacks[self.directory / name]()
+        self.assertEqual(self.protocol.told, ["lost 1", "lost 2"])
+        self.tell(status=9, rusage=USAGE, is_output_complete=True)
+        self.assertEqual(self.protocol.told[2:], ["exited", "ended"])
+        self.assertEqual(process.lost_reason, "the file of stdout has shrunk")
+        self.assertEqual(self.watcher.callbacks, {})
+
+    def test_exit_of_another_process_is_not_taken_for_its_own(self) -> None:
+        process = self.connect()
+        self.save(status=0, is_output_complete=True, start_time=10)
+        self.tell(is_unknown=True)
+        self.assertEqual(self.successResultOf(self.protocol.ended).signal, signal.SIGKILL)
+        self.assertIsNotNone(process.lost_reason)
+
+    def test_end_of_the_starter_loses_what_runs(self) -> None:
+        for saved, lost in (
+            (None, STARTER_ENDED),
+            ({"status": 0}, STARTER_ENDED),
+            ({"status": 0, "is_output_complete": True}, None),
+        ):
+            self.setUp()
+            process = self.connect()
+            self.print(b"some")
+            if saved is not None:
+                self.save(**saved)
+            process.on_starter_lost()
+            self.take_turns()
+            self.assertEqual(self.protocol.printed[1], b"some")
+            self.assertEqual(process.lost_reason, lost)
+            self.assertEqual(self.protocol.told[-1], "ended")
+
+    def test_starter_that_has_ended_before_is_lost_soon(self) -> None:
+        self.starter.is_attached = False
+        process = self.connect()
+        self.take_turns()
+        self.assertEqual(process.lost_reason, STARTER_ENDED)
+
+    def test_full_disk_kills_the_process(self) -> None:
+        process = self.connect()
+        self.tell(write_error=28)
+        self.tell(write_error=28)
+        self.assertEqual(self.starter.asked, [signal.SIGKILL])
+        self.assertIn("No space left", process.lost_reason or "")
+
+    def test_full_disk_is_told_by_the_files_too(self) -> None:
+        process = self.connect()
+        self.save(status=9, is_output_complete=True, write_error=28)
+        self.tell(is_unknown=True)
+        self.assertIn("No space left", process.lost_reason or "")
+
+    def test_file_that_shrinks_or_cannot_be_read_kills_the_process(self) -> None:
+        process = self.connect()
+        self.print(b"some")
+        os.truncate(self.directory / "stdout", 2)
+        self.print(b"")
+        self.assertIn("stdout has shrunk", process.lost_reason or "")
+        self.assertEqual(self.protocol.told, ["lost 1"])
+        self.tell(status=9, rusage=USAGE, is_output_complete=True)
+        self.assertEqual(self.protocol.told, ["lost 1", "exited", "lost 2", "ended"])
+        self.assertEqual(self.starter.asked, [signal.SIGKILL])
+
+    def test_slow_reads_are_told_without_output(self) -> None:
+        process = self.connect()
+        seen = []
+        self.protocol.on_data = lambda: seen.append(process.pipe_read_cpu_seconds)
+        self.tell(slow_read_seconds=0.5)
+        self.tell(slow_read_seconds=0.5)
+        self.assertEqual(seen, [0.5])
+
+    def test_broker_is_told(self) -> None:
+        process, told = self.connect(), []
+        process.on_broker_error = told.append
+        self.tell(broker_pid=77)
+        self.assertEqual(process.broker_pid, 77)
+        self.tell(broker_error="why")
+        self.assertEqual((process.broker_pid, told), (None, ["why"]))
+
+    def test_missing_files_are_an_error(self) -> None:
+        (self.directory / "stderr").unlink()
+        self.assertRaises(FileNotFoundError, self.connect)
+        self.assertEqual(self.watcher.callbacks, {})
+
+
+class RealTests(TestCase):
+    def setUp(self) -> None:
+        self.starter = StarterProcess()
+        self.addCleanup(self.starter.stop)
+        self.client = self.starter.connect()
+        self.addCleanup(self.client.close)
+        self.watcher = FileWatcher(reactor)
+        self.addCleanup(self.watcher.close)
+        self.protocol = Keeping()
+        self.directory = self.starter.directory / "program"
+
+    def start(self, command: str) -> StartedProgram:
+        return self.client.start_program(self.directory, sh(command))
+
+    def connect(self, program: StartedProgram) -> TailedProcess:
+        self.client.attach(reactor)
+        files = ProgramFiles(reactor, self.client, self.watcher, deferToThread)
+        return TailedProcess(files, self.protocol, program)
+
+    async def test_program_drives_the_protocol(self) -> None:
+        process = self.connect(self.start("echo out; echo error >&2; sleep 60 & exit 3"))
+        reason = await self.protocol.exited
+        self.assertEqual(reason.exitCode, 3)
+        process.read_remaining_output()
+        await self.protocol.ended
+        self.assertEqual(self.protocol.printed, {1: b"out\n", 2: b"error\n"})
+        assert process.resource_usage is not None
+        self.assertIsInstance(process.resource_usage.ru_maxrss, int)
+
+    def test_readers_that_are_killed_lose_and_repeat_no_byte(self) -> None:
+        lines = "import sys\nfor i in range(200000): print(i, flush=i % 97 == 0)\nsys.exit(5)"
+        launch = sh("")
+        launch = type(launch)([sys.executable, "-c", lines], {}, "/")
+        program = self.client.start_program(self.directory, launch)
+        copy = self.starter.directory / "copy"
+        arguments = [self.starter.path, self.directory, program.pid, program.start_time, copy]
+        argv = [sys.executable, "-c", READER, *map(str, arguments)]
+        kills = 0
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            assert time.monotonic() < deadline, "it does not end"
+            reader = subprocess.Popen(argv, stdout=subprocess.PIPE, env={"PYTHONPATH": os.getcwd()})
+            if kills < 6:
+                size = copy.stat().st_size if copy.exists() else 0
+                while reader.poll() is None and (not copy.exists() or copy.stat().st_size <= size):
+                    time.sleep(0.001)
+                time.sleep(random.random() * 0.02)
+                reader.kill()
+                kills += 1
+            said, _ = reader.communicate(timeout=PATIENCE)
+            if said:
+                break
+        self.assertEqual(said, b"5\n")
+        self.assertEqual(copy.read_bytes(), b"".join(b"%d\n" % i for i in range(200000)))
 
 
 class Owner:

@@ -13,8 +13,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import LimitSettings, RunnerSettings, SlurmJobSettings
 from tawebeval.linux.starter_client import LaunchSpec
-from tawebeval.slurm.attempts import Attempt
 from tawebeval.slurm.cluster import SlurmRun, SlurmSandbox
+from tawebeval.slurm.node_process import Attempt
 from tests.slurm.test_node_process import NodeProcessCase
 
 

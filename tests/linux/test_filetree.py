@@ -1,0 +1,348 @@
+"""`linux.filetree`: copies that differ in nothing, and removals, of whatever tree; disk errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import tracemalloc
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.linux import filetree as module
+from tawebeval.linux.filetree import (
+    add_path_to_errors,
+    copy_tree,
+    describe_disk_error,
+    is_disk_full,
+    mentions_disk_full,
+    remove_tree,
+    walk_tree,
+)
+
+NAMES = st.binary(min_size=1, max_size=20).filter(
+    lambda name: name not in (b".", b"..") and not set(name) & {0, 0x2F}
+)
+FILES = st.tuples(st.binary(max_size=300), st.sampled_from([0o644, 0o755, 0o400, 0o4711]))
+LINKS = st.binary(min_size=1, max_size=50).filter(lambda target: 0 not in target)
+TREES = st.recursive(
+    st.dictionaries(NAMES, st.one_of(FILES, LINKS), max_size=4),
+    lambda below: st.dictionaries(NAMES, st.one_of(FILES, LINKS, below), max_size=4),
+    max_leaves=12,
+)
+
+
+def grow(tree: dict[bytes, object], folder: bytes) -> None:
+    """Make a tree on the disk."""
+    for name, what in tree.items():
+        path = os.path.join(folder, name)
+        if isinstance(what, dict):
+            os.mkdir(path)
+            grow(what, path)
+        elif isinstance(what, bytes):
+            os.symlink(what, path)
+        else:
+            assert isinstance(what, tuple)
+            with open(path, "wb") as file:
+                file.write(what[0])
+            os.chmod(path, what[1])
+
+
+def look(folder: Path) -> dict[str, tuple[int, object]]:
+    """Return what is below a directory: kinds and modes, bytes, and where links lead."""
+    top = os.open(folder, os.O_RDONLY)
+    try:
+        return {
+            path: (
+                status.st_mode,
+                os.readlink(path, dir_fd=top)
+                if stat.S_ISLNK(status.st_mode)
+                else (folder / path).read_bytes()
+                if stat.S_ISREG(status.st_mode)
+                else None,
+            )
+            for path, status in walk_tree(top)
+        }
+    finally:
+        os.close(top)
+
+
+class CopyTests(SynchronousTestCase):
+    def folders(self) -> tuple[Path, Path]:
+        root = Path(self.mktemp())
+        source, target = root / "source", root / "target"
+        for folder in (source, target):
+            folder.mkdir(parents=True)
+        return source, target
+
+    @given(TREES)
+    def test_copy_has_the_same_names_bytes_modes_and_links(self, tree: dict[bytes, object]) -> None:
+        source, target = self.folders()
+        grow(tree, os.fsencode(source))
+        copy_tree(source, target)
+        self.assertEqual(look(target), look(source))
+
+    def test_umask_does_not_change_the_modes_of_a_copy(self) -> None:
+        source, target = self.folders()
+        (source / "open").mkdir()
+        (source / "open" / "program").write_text("x")
+        for path in ("open", "open/program"):
+            (source / path).chmod(0o777)
+        self.addCleanup(os.umask, os.umask(0o077))
+        copy_tree(source, target)
+        self.assertEqual(look(target), look(source))
+
+    def test_tree_may_be_deeper_than_recursion_and_paths(self) -> None:
+        source, target = self.folders()
+        self.addCleanup(remove_tree, source.parent.resolve())  # trial could not
+        top = os.open(source, os.O_RDONLY)
+        self.addCleanup(os.close, top)
+        path = "."
+        for _ in range(1500):
+            path += "/d"
+            os.mkdir(path, dir_fd=top)
+        os.close(os.open(f"{path}/file", os.O_CREAT | os.O_WRONLY, dir_fd=top))
+        copy_tree(source, target)
+        copied = os.open(target, os.O_RDONLY)
+        self.addCleanup(os.close, copied)
+        self.assertEqual(len(list(walk_tree(copied))), 1501)
+        os.stat(f"{path}/file", dir_fd=copied)
+
+    def test_memory_of_a_walk_is_bounded(self) -> None:
+        source, _ = self.folders()
+        self.addCleanup(remove_tree, source.parent.resolve())  # trial could not
+        top = os.open(source, os.O_RDONLY)
+        self.addCleanup(os.close, top)
+        self.patch(module, "_NAMES_IN_MEMORY", 10_000)
+        above = "/".join(["d" * 255] * 14)
+        os.makedirs(f"/proc/self/fd/{top}/{above}")
+        expected = {f"./{above}/{number:0250}" for number in range(400)}
+        for path in expected:
+            os.mkdir(path, dir_fd=top)
+        os.mkdir(f"./{above}/{1:0250}/last", dir_fd=top)
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        count = sum(1 for _ in walk_tree(top))
+        _, peak = tracemalloc.get_traced_memory()
+        self.assertEqual(count, 14 + 400 + 1)
+        self.assertLess(peak, 400_000)  # of 1.5 million bytes of paths
+        self.patch(module, "_LARGE_FILES", "/missing")
+        found = {path for path, _ in walk_tree(top) if path.startswith(f"./{above}/")}
+        self.assertEqual(found, expected | {f"./{above}/{1:0250}/last"})
+
+    def test_links_are_not_followed(self) -> None:
+        source, target = self.folders()
+        (source / "link").symlink_to("/usr")
+        copy_tree(source, target)
+        self.assertEqual(os.readlink(target / "link"), "/usr")
+        self.assertEqual(len(look(source)), 1)
+
+    def test_writing_to_a_copy_does_not_change_the_source(self) -> None:
+        source, target = self.folders()
+        (source / "file").write_text("as it was")
+        copy_tree(source, target)
+        (target / "file").write_text("changed")
+        self.assertEqual((source / "file").read_text(), "as it was")
+
+    def test_failed_copy_is_an_error_and_leaves_nothing_open(self) -> None:
+        source, target = self.folders()
+        (source / "file").write_text("x")
+
+        def refuse(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "full")
+
+        self.patch(os, "sendfile", refuse)
+        before = os.listdir("/proc/self/fd")
+        with self.assertRaises(OSError) as caught:
+            copy_tree(source, target)
+        self.assertEqual(caught.exception.errno, errno.ENOSPC)
+        self.assertEqual(caught.exception.filename, str(target))
+        self.assertEqual(os.listdir("/proc/self/fd"), before)
+
+    def test_other_kind_of_file_is_named(self) -> None:
+        source, target = self.folders()
+        os.mkfifo(source / "pipe")
+        with self.assertRaises(OSError) as caught:
+            copy_tree(source, target)
+        self.assertIn("pipe", str(caught.exception))
+
+
+class RemoveTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        self.tree = self.root / "one" / "tree"
+        self.tree.mkdir(parents=True)
+        (self.tree.parent / "file").write_text("x")
+        self.secret = self.root / "secret"
+        self.secret.write_text("secret")
+        self.programs: list[str] = []
+        run = module.run_and_read_stderr_line
+        self.patch(
+            module,
+            "run_and_read_stderr_line",
+            lambda *command: (self.programs.append(command[0]), run(*command))[1],
+        )
+
+    def assert_removed(self) -> None:
+        remove_tree(self.tree.parent)
+        self.assertEqual([p.name for p in self.root.iterdir()], ["secret"])
+        self.assertEqual(self.secret.read_text(), "secret")
+
+    def test_tree_is_removed_without_a_program_and_again_without_error(self) -> None:
+        for name in ("a/b", "a/c", "d"):
+            (self.tree / name).mkdir(parents=True)
+            (self.tree / name / "file").touch()
+        self.assert_removed()
+        self.assert_removed()
+        self.assertEqual(self.programs, [])
+
+    def test_many_entries_are_left_to_a_program(self) -> None:
+        self.patch(module, "MAX_ENTRIES_REMOVED_IN_PROCESS", 12)
+        for names in (["a"], ["a", "b"]):
+            with self.subTest(names):
+                for name in names:
+                    (self.tree / name).mkdir(parents=True, exist_ok=True)
+                    for number in range(12 // len(names)):
+                        (self.tree / name / str(number)).touch()
+                self.programs.clear()
+                self.assert_removed()
+                self.assertEqual(self.programs, ["/bin/rm"])
+
+    def test_links_are_not_followed(self) -> None:
+        (self.tree / "out").symlink_to(self.root)
+        (self.tree / "file").symlink_to(self.secret)
+        os.link(self.secret, self.tree / "hard")
+        self.assert_removed()
+        self.assertEqual(self.programs, [])
+
+    def test_directories_without_permissions_are_removed(self) -> None:
+        for name in ("a", "b"):
+            deep = self.tree / name / "deep"
+            deep.mkdir(parents=True)
+            (deep / "file").touch()
+            deep.chmod(0)
+            deep.parent.chmod(0)
+        self.tree.chmod(0o500)
+        self.remove_as_nobody()
+        self.assert_removed()
+        self.assertEqual(self.programs, [])
+
+    def remove_as_nobody(self) -> None:
+        """As another user than root, for whom modes mean something, try it, too."""
+        if os.geteuid() != 0:
+            return
+        copy = Path(self.mktemp()).resolve()
+        subprocess.run(["cp", "-a", self.tree.parent, copy], check=True)
+        subprocess.run(["chown", "-R", "nobody", copy], check=True)
+        (copy.parent).chmod(0o777)
+        for parent in copy.parents:
+            if not os.access(parent, os.X_OK) or not parent.stat().st_mode & 1:
+                return  # nobody does not get there
+        child = os.fork()
+        if not child:
+            try:
+                os.setgid(65534)
+                os.setuid(65534)
+                remove_tree(copy)
+            finally:
+                os._exit(os.path.lexists(copy) or bool(self.programs))
+        _, status = os.waitpid(child, 0)
+        self.assertEqual(os.waitstatus_to_exitcode(status), 0)
+
+    def test_very_deep_directories_are_removed(self) -> None:
+        self.dig(3000)
+        self.assert_removed()
+
+    def dig(self, levels: int) -> None:
+        here = os.open(self.tree, os.O_DIRECTORY)
+        for _ in range(levels):
+            os.mkdir("dddd", dir_fd=here)
+            below = os.open("dddd", os.O_DIRECTORY, dir_fd=here)
+            os.close(here)
+            here = below
+        os.close(here)
+
+    def test_deep_tree_takes_few_descriptors(self) -> None:
+        self.patch(os, "environ", {"PATH": "/nonexistent"})
+        self.dig(1500)
+        opened: list[object] = []
+        open_ = os.open
+        self.patch(os, "open", lambda *args, **how: (opened.append(args), open_(*args, **how))[1])
+        self.assert_removed()
+        self.assertLess(len(opened), 40)  # two for each level that is gone into
+
+    def test_what_cannot_be_removed_is_named(self) -> None:
+        self.dig(50)
+        programs = Path(self.mktemp()).absolute()
+        programs.mkdir()
+        for name in ("rm", "chmod"):
+            (programs / name).write_text(
+                f"#!/bin/sh\necho '{name}: No way' >&2\n"
+                "i=0; while [ $i -lt 9999 ]; do echo more and more >&2; i=$((i+1)); done\n"
+            )
+            (programs / name).chmod(0o755)
+            self.patch(module, f"_{name.upper()}", str(programs / name))
+        with self.assertRaises(OSError) as caught:
+            remove_tree(self.tree.parent)
+        self.assertEqual(caught.exception.filename, str(self.tree.parent))
+        self.assertEqual(caught.exception.strerror, "rm: No way")
+
+    def test_odd_names_are_removed(self) -> None:
+        for name in (b"-rf", b"--", b"\xff\n", b" "):
+            os.mkdir(os.fsencode(self.tree) + b"/" + name)
+        odd = self.root / "-x"
+        odd.mkdir()
+        odd.chmod(0)
+        remove_tree(odd)
+        self.assert_removed()
+
+    def test_file_link_and_fifo_are_removed(self) -> None:
+        path = self.root / "file"
+        path.touch()
+        remove_tree(path)
+        path.symlink_to(self.secret)
+        remove_tree(path)
+        os.mkfifo(path)
+        remove_tree(path)
+        self.assertEqual(self.programs, [])
+        self.assertFalse(os.path.lexists(path))
+        self.assertEqual(self.secret.read_text(), "secret")
+
+
+PATH = Path("/state/file")
+
+
+class DiskFaultsTests(SynchronousTestCase):
+    def raised(self, *arguments: object) -> OSError:
+        """Return such an error as it comes out of a write to the path."""
+        error = OSError(*arguments)
+        with self.assertRaises(OSError) as caught, add_path_to_errors(PATH):
+            raise error
+        self.assertIs(caught.exception, error)
+        return error
+
+    def test_error_without_path_gets_one(self) -> None:
+        named = self.raised(errno.EIO, "Input/output error")
+        self.assertEqual((named.errno, named.filename), (errno.EIO, str(PATH)))
+        self.assertEqual(self.raised(errno.EACCES, "no", "/other").filename, "/other")
+        with add_path_to_errors(PATH):
+            pass
+
+    def test_error_of_a_write_gets_its_path(self) -> None:
+        with self.assertRaises(OSError) as caught, add_path_to_errors(PATH):
+            Path("/dev/full").write_bytes(b"x")
+        self.assertEqual(caught.exception.filename, str(PATH))
+
+    def test_quota_counts_as_full_disk(self) -> None:
+        for number, full in ((errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EROFS, False)):
+            said = os.strerror(number)
+            error = self.raised(number, said)
+            self.assertEqual(
+                (is_disk_full(error), mentions_disk_full(f"sh: {said}!")), (full, full)
+            )
+            remedy = "; free some disk space" if full else ""
+            self.assertEqual(describe_disk_error(error), f"{PATH}: {said}{remedy}")
