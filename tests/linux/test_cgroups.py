@@ -13,7 +13,6 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB, LimitSettings
-from tawebeval.linux import cgroups
 from tawebeval.linux import cgroups as module
 from tawebeval.linux.cgroups import (
     CgroupManager,
@@ -99,7 +98,7 @@ class CgroupsTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.delegated = True
         self.patch(module, "is_delegated", lambda path: self.delegated)
-        self.patch(cgroups, "SYSTEMD_MARKER_DIRECTORY", "/nonexistent")
+        self.patch(module, "SYSTEMD_MARKER_DIRECTORY", "/nonexistent")
         self.machine = self.make_machine()
 
     def make_machine(self, controllers: str = "cpu memory pids") -> FakeMachine:
@@ -140,9 +139,9 @@ class UnitTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()
         self.folder.mkdir()
-        self.patch(cgroups, "SYSTEMD_MARKER_DIRECTORY", str(self.folder))
+        self.patch(module, "SYSTEMD_MARKER_DIRECTORY", str(self.folder))
         run = str(self.folder / "run")
-        self.patch(cgroups, "find_user_runtime_directory", lambda: run)
+        self.patch(module, "find_user_runtime_directory", lambda: run)
         self.group = f"{self.folder}/user.slice/user@7.service/app.slice/it.service"
 
     def put_systemctl(self, script: str) -> Path:
@@ -212,7 +211,7 @@ class ParentTests(CgroupsTestCase):
     def test_systemd_has_to_delegate(self) -> None:
         self.delegated = False
         self.patch(Path, "read_text", lambda *_: "")
-        self.patch(cgroups, "SYSTEMD_MARKER_DIRECTORY", "/")
+        self.patch(module, "SYSTEMD_MARKER_DIRECTORY", "/")
         said = f"{self.machine.own}: systemd has not delegated it"
         words = ("Delegate=memory pids cpu", "; or by: systemd-run --user --pty -p Delegate=yes ")
         self.check(self.machine.open(), set(), said, *words)
@@ -222,7 +221,7 @@ class ParentTests(CgroupsTestCase):
         self.patch(Path, "read_text", lambda *_: "1 0 0:1 / /c rw - cgroup cgroup rw,memory\n")
         said = "with the kernel parameter systemd.unified_cgroup_hierarchy=1"
         for place in ("/nonexistent", "/"):
-            self.patch(cgroups, "SYSTEMD_MARKER_DIRECTORY", place)
+            self.patch(module, "SYSTEMD_MARKER_DIRECTORY", place)
             self.assertIn(said, find_cgroup_remedy())
 
     def test_daemon_that_may_not_move_leaves_nothing(self) -> None:
