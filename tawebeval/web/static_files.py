@@ -8,10 +8,9 @@ Clients may cache them and revalidate by entity tag. At import each is compresse
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any
 
 import attrs
 import orjson
@@ -23,7 +22,6 @@ from tawebeval import __version__
 from tawebeval.web.server.messages import (
     JSON_MEDIA_TYPE,
     get_header_elements,
-    make_general_headers,
     parse_weights,
     prepare_response,
     set_headers,
@@ -49,21 +47,7 @@ _PAGE_HEADERS = {
     b"Referrer-Policy": b"no-referrer",
 }
 
-_GENERAL = make_general_headers(["*"], []) | make_general_headers([], [])
-_COMMON_HEADERS = ("Cache-Control", "Date", *(name.decode() for name in _GENERAL))
-
 _COMPRESSION_LEVEL = 6  # of 9, which takes a third longer for 0.2 per cent
-
-_METHODS = ("get", "post", "delete")
-
-_GET_ALONE = ("101",)
-"""Statuses that GET has and HEAD has not: HEAD opens no WebSocket."""
-
-_ANY = ("400", "408", "413", "414", "431", "500", "503")
-"""Problems of any request."""
-
-_WITH_TOKEN = ("401", "429")
-"""Problems of requests that need a token."""
 
 
 @attrs.frozen
@@ -104,66 +88,11 @@ class StaticResource:
         return body
 
 
-def complete_openapi_document(document: dict[str, Any]) -> dict[str, Any]:
-    """Add to `document`, in place, what all operations share; return it.
-
-    Raises: KeyError, for a header or a problem that the components lack.
-    """
-    document["info"]["version"] = __version__
-    components = document["components"]
-    headers = {name: _reference(components, "headers", name) for name in _COMMON_HEADERS}
-    for operation in _list_operations(document):
-        responses = operation["responses"]
-        secured = operation.get("security", document["security"])
-        for status in (*_ANY, *(_WITH_TOKEN if secured else ())):
-            responses.setdefault(status, _reference(components, "responses", status))
-        operation["responses"] = dict(sorted(responses.items()))
-        for response in responses.values():
-            if "$ref" not in response:
-                response["headers"] = headers | response.get("headers", {})
-    for response in components["responses"].values():
-        response["headers"] = headers | response.get("headers", {})
-    for item in document["paths"].values():
-        if "get" in item:
-            item["head"] = _head(item["get"], components["responses"])
-    return document
-
-
-def _list_operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the operations of a description, without callbacks."""
-    for item in document["paths"].values():
-        yield from (item[method] for method in _METHODS if method in item)
-
-
-def _head(get: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """Return the operation HEAD of a completed GET; `known` are the components' responses."""
-    responses = (
-        (status, known[response["$ref"].rpartition("/")[2]] if "$ref" in response else response)
-        for status, response in get["responses"].items()
-        if status not in _GET_ALONE
-    )
-    return get | {
-        "operationId": f"{get['operationId']}Head",
-        "summary": f"{get['summary']}: the headers alone",
-        "description": "As GET, without the body. It waits for nothing and acknowledges nothing.",
-        "responses": {
-            status: {"description": response["description"], "headers": response["headers"]}
-            for status, response in responses
-        },
-    }
-
-
-def _reference(components: dict[str, Any], kind: str, name: str) -> dict[str, str]:
-    """Return a reference to a component. Raises: KeyError."""
-    if name not in components[kind]:
-        raise KeyError(f"{kind}/{name}")
-    return {"$ref": f"#/components/{kind}/{name}"}
-
-
 def _load_resources() -> dict[str, StaticResource]:
     """Return all static resources by path; `static/index.html` is at `/`."""
     package = files("tawebeval.web")
-    document = complete_openapi_document(orjson.loads((package / "openapi.json").read_bytes()))
+    document = orjson.loads((package / "openapi.json").read_bytes())
+    document["info"]["version"] = __version__
     # Indented, for people read it, too.
     description = orjson.dumps(document, option=orjson.OPT_INDENT_2)
     resources = {OPENAPI_PATH: StaticResource(description)}
