@@ -37,6 +37,7 @@ class SharedResource(Enum):
     CALLBACKS = "memory for callbacks"
     LINK_READERS = "requests by links at once"
     LINKED_EVALUATIONS = "evaluations with links"
+    JOINT_LISTS = "lists over several daemons"
 
 
 def _discard_nothing(amount: int, caller: str | None) -> bool:

@@ -104,7 +104,7 @@ from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
 from tawebeval.slurm.commands import SlurmCommands, check_shared_directory
 from tawebeval.web.auth import EvaluationLinks
 from tawebeval.web.context import HealthAndMetrics, RequestLog, WebContext
-from tawebeval.web.peers import make_peer_evaluation_lists
+from tawebeval.web.lists import make_evaluation_lists
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.channel import ApiSite
 from tawebeval.web.server.limits import DRAIN_TIMEOUT
@@ -779,7 +779,9 @@ class DaemonBuilder:
             authentication=self.authentication,
             clock=self.reactor,
             upload_threads=self._make_threads(8, "upload"),
-            peer_lists=make_peer_evaluation_lists(self._make_resolver(2, "peers"), self.reactor),
+            lists=make_evaluation_lists(
+                self.registry, self._make_resolver(2, "peers"), self.reactor
+            ),
             links=links,
             health_and_metrics=self.health_and_metrics,
             request_log=self.request_log,

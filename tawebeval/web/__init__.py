@@ -3,15 +3,15 @@
 The package turns requests into calls of `evaluations.registry`, and its results into responses. It
 decides nothing about an evaluation: the registry takes values and returns values.
 
-`routes` has the Klein app, also its routes for the operator (health and metrics), `ApiResource`,
-which answers requests for events before Klein, and `KleinApplication`, the application of the site.
+`routes` has the Klein app, also its routes for the operator (health and metrics), the page and the
+API description; `ApiResource`, which answers requests for events before Klein; and
+`KleinApplication`, the application of the site.
 A request goes to one of these modules:
 
 - `upload`: `FormReceiver` parses the form of POST /evaluate while it arrives.
 - `events`: pages of events (`read_page`), and the choice between a page and a stream or WebSocket
   (`streams`).
-- `lists`: the evaluations of this daemon or, by `peers`, of all at its address; the problems.
-- `static_files`: the page for browsers and the OpenAPI description.
+- `lists`: the evaluations of this daemon or of all at its address; the problems.
 
 `WebContext` in `context` has what all routes share: registry, configuration, clock, `RequestLog`,
 and from `auth` `Authentication`, the origin checks and `EvaluationLinks`, the links that only read

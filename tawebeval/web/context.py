@@ -30,7 +30,7 @@ from tawebeval.web.auth import (
     check_read_origin,
     check_write_origin,
 )
-from tawebeval.web.peers import PeerEvaluationLists
+from tawebeval.web.lists import EvaluationLists
 from tawebeval.web.server.messages import get_header
 from tawebeval.web.streams import StreamTurns
 
@@ -175,8 +175,8 @@ class WebContext:
 
     `upload_directory` is the directory of arriving forms, written by `upload_threads`. `clock` is
     for deadlines; `read_wall_clock` returns the time of day in seconds since the epoch;
-    `random_bytes(n)` returns n random bytes. `peer_lists` are the lists of the other daemons;
-    `links` are the links that read one evaluation.
+    `random_bytes(n)` returns n random bytes. `lists` are those of evaluations; `links` are
+    the links that read one evaluation.
     """
 
     registry: EvaluationRegistry
@@ -185,7 +185,7 @@ class WebContext:
     authentication: Authentication
     clock: IReactorTime
     upload_threads: WorkerThreads
-    peer_lists: PeerEvaluationLists
+    lists: EvaluationLists
     links: EvaluationLinks
     health_and_metrics: HealthAndMetrics = attrs.field(factory=HealthAndMetrics)
     request_log: RequestLog = attrs.field(factory=RequestLog)

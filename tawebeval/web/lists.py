@@ -1,18 +1,57 @@
-"""Lists: the caller's evaluations, on this daemon or on all at its address, and the problems."""
+"""Lists: the caller's evaluations, on this daemon or on all at its address, and the problems.
+
+The operator has chosen the URLs of the other daemons, but a daemon may be away, hang, or answer
+with anything: an answer has `PEER_TIMEOUT` seconds, and `MAX_LIST_ENTRY_BYTES` for each evaluation
+that it may have. A request carries the caller's own credentials, and `SINGLE_DAEMON_LIST_HEADER`:
+its receiver asks nobody else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlencode
 
+import attrs
+from treq.content import collect
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import TimeoutError as TookTooLong
+from twisted.logger import Logger
+from twisted.web.client import BrowserLikePolicyForHTTPS
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgent
+
+from tawebeval import __version__
 from tawebeval.config import Configuration
-from tawebeval.core.evaluations import DaemonListPage, MergedListCursor, merge_list_pages
+from tawebeval.core.evaluations import (
+    DaemonListPage,
+    MergedListCursor,
+    make_invalid_cursor_error,
+    merge_list_pages,
+    parse_list_page,
+)
 from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME, LIMIT_UNITS, LimitRange, parse_limits
-from tawebeval.errors import MalformedRequest, ProblemNotFound, ServerBusy
+from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress, parse_server_address
+from tawebeval.core.shares import Share, SharedResource
+from tawebeval.errors import (
+    InvalidCursor,
+    MalformedRequest,
+    ProblemNotFound,
+    ServerBusy,
+    TawebevalError,
+)
 from tawebeval.evaluations.lister import MAX_LISTED_EVALUATIONS, is_filter_parameter, parse_filter
-from tawebeval.web.context import WebContext
-from tawebeval.web.peers import SINGLE_DAEMON_LIST_HEADER, PeerListRequest
+from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.pinned_agent import (
+    CachedPolicyForHTTPS,
+    PinnedAgent,
+    ResponseSizeLimit,
+    convert_request_failures,
+)
+from tawebeval.resolver import CheckedResolver, Resolver
 from tawebeval.web.server.messages import (
     WHOLE_NUMBER_REGEX,
     get_header,
@@ -25,55 +64,193 @@ from tawebeval.web.server.request import ApiRequest
 PROBLEMS_PER_PAGE = 100
 """Problems in one answer, at most."""
 
+SINGLE_DAEMON_LIST_HEADER = "Tawebeval-Own-List"
+"""Header of a request for the list of one daemon alone; its value is the most entries."""
 
-async def list_evaluations(context: WebContext, request: ApiRequest) -> dict[str, Any]:
-    """Return the answer to a request. Raises: RequestError."""
-    context.check_listing_access(request.requestHeaders)
-    service = context.configuration.service
-    own_limit = _parse_own_limit(request)
-    if own_limit is None and service.other_daemons:
-        return await _list_all(context, request)
-    listing = await context.registry.lister.list_evaluations(
-        get_query_argument(request.query, "after"),
-        request.caller,
-        parse_filter(get_query_arguments(request.query, is_filter_parameter)),
-        own_limit,
+PEER_TIMEOUT = 2.0
+"""Seconds in which a daemon has to answer."""
+
+MAX_JOINT_LISTS = 16
+"""Lists over all daemons at once."""
+
+MAX_JOINT_LISTS_PER_CALLER = 4
+"""Those of one caller with a token."""
+
+MAX_LIST_ENTRY_BYTES = 48 * 1024
+"""Bytes of one evaluation in a list, at most: 20 KiB of results, and labels with their escapes."""
+
+_NO_CALLER = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)  # though this daemon knows the token
+_HEAD_BYTES = 16 * 1024
+_EVERY_NETWORK = ("0.0.0.0/0", "::/0")  # the operator has chosen the hosts
+_TOO_MANY = "too many lists over all daemons at once; try again in a moment"
+
+log = Logger()
+
+
+@attrs.define(eq=False)
+class EvaluationLists:
+    """The lists of evaluations, of this daemon and of the others at its address.
+
+    `agent` returns an agent for a server at its addresses, whose answers are limited.
+    """
+
+    _registry: EvaluationRegistry
+    _clock: Any
+    _resolver: CheckedResolver
+    _agent: Callable[[ServerAddress, Sequence[IPAddress], ResponseSizeLimit], IAgent]
+    joint_lists: Share = attrs.Factory(
+        lambda: Share(
+            SharedResource.JOINT_LISTS,
+            MAX_JOINT_LISTS,
+            MAX_JOINT_LISTS_PER_CALLER,
+            _TOO_MANY,
+            _TOO_MANY,
+            retry_after=1,
+        )
     )
-    own = {} if own_limit is None else {"daemon": service.name}
-    data = [entry.json_fragment for entry in listing.entries]
-    page = {"begin": listing.begin_cursor, "end": listing.end_cursor, "data": data}
-    return {**own, **page}
+    _away: set[str] = attrs.field(factory=set, init=False)  # URLs of which the log has the reason
 
+    async def list_evaluations(self, request: ApiRequest) -> dict[str, Any]:
+        """Return the answer to a request. Raises: RequestError."""
+        service = self._registry.context.configuration.service
+        after = get_query_argument(request.query, "after") or ""
+        parameters = get_query_arguments(request.query, is_filter_parameter)
+        wanted = parse_filter(parameters)
+        own_limit = _parse_own_limit(request)
+        if own_limit is None and service.other_daemons:
+            self.joint_lists.take_within_part(1, request.caller)
+            try:
+                return await self._list_all(request, after, parameters)
+            finally:
+                self.joint_lists.give_back(1, request.caller)
+        listing = await self._registry.lister.list_evaluations(
+            after, request.caller, wanted, own_limit
+        )
+        own = {} if own_limit is None else {"daemon": service.name}
+        data = [entry.json_fragment for entry in listing.entries]
+        page = {"begin": listing.begin_cursor, "end": listing.end_cursor, "data": data}
+        return {**own, **page}
 
-async def _list_all(context: WebContext, request: ApiRequest) -> dict[str, Any]:
-    """Return the list over all daemons: a part of each, `MAX_LISTED_EVALUATIONS` in all."""
-    service = context.configuration.service
-    own, others = service.name, service.other_daemons
-    after = get_query_argument(request.query, "after") or ""
-    parameters = get_query_arguments(request.query, is_filter_parameter)
-    wanted = parse_filter(parameters)
-    before = MergedListCursor.parse(after, (own, *others))
-    cursors = before.find_unfinished_lists((own, *others))
-    limit = max(1, MAX_LISTED_EVALUATIONS // max(1, len(cursors)))
-    parts = {}
-    if own in cursors:
-        with suppress(ServerBusy):  # its archive's disk does not answer: then it is away, too
-            listing = await context.registry.lister.list_evaluations(
-                cursors[own], request.caller, wanted, limit
+    async def _list_all(
+        self, request: ApiRequest, after: str, parameters: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Return the list over all daemons: a part of each, `MAX_LISTED_EVALUATIONS` in all."""
+        service = self._registry.context.configuration.service
+        own, others = service.name, service.other_daemons
+        before = MergedListCursor.parse(after, (own, *others))
+        cursors = before.find_unfinished_lists((own, *others))
+        limit = max(1, MAX_LISTED_EVALUATIONS // max(1, len(cursors)))
+        parts: dict[str, DaemonListPage] = {}
+        if own in cursors:
+            with suppress(ServerBusy):  # its archive's disk does not answer: then it is away, too
+                listing = await self._registry.lister.list_evaluations(
+                    cursors[own], request.caller, parse_filter(parameters), limit
+                )
+                parts[own] = DaemonListPage(listing.end_cursor, listing.entries)
+        headers = Headers(
+            {
+                b"Authorization": get_header_values(request.requestHeaders, "Authorization"),
+                b"User-Agent": [f"tawebeval/{__version__}".encode()],
+                SINGLE_DAEMON_LIST_HEADER.encode(): [str(limit).encode()],
+            }
+        )
+        asked = [name for name in others if name in cursors]
+        attempts = []
+        for name in asked:
+            cursor = cursors[name]
+            query = {**parameters, "after": cursor} if cursor else parameters
+            fetching = self._fetch_unless_away(name, others[name], query, headers, limit)
+            attempts.append(Deferred.fromCoroutine(fetching))
+        try:
+            for name, attempt in zip(asked, attempts, strict=True):
+                found = await attempt
+                if found is not None:
+                    parts[name] = found
+        finally:  # the client has left, or a daemon has refused its cursor
+            for attempt in attempts:
+                attempt.addErrback(lambda failure: failure.trap(CancelledError, InvalidCursor))
+                attempt.cancel()
+        joint = merge_list_pages(before, cursors, parts)
+        return {
+            "begin": after or None,
+            "end": joint.end_cursor,
+            "data": [entry.json_fragment for entry in joint.entries],
+            "away": joint.unavailable_daemons,
+        }
+
+    async def _fetch_unless_away(
+        self, name: str, url: str, query: Mapping[str, str], headers: Headers, limit: int
+    ) -> DaemonListPage | None:
+        """Return a daemon's part, of `limit` entries at most; None if the daemon is away.
+
+        Raises: InvalidCursor, if the daemon refuses its cursor.
+        """
+        size = ResponseSizeLimit(_HEAD_BYTES + limit * MAX_LIST_ENTRY_BYTES)
+        attempt = Deferred.fromCoroutine(self._fetch(url, query, headers, size))
+        try:
+            status, body = await attempt.addTimeout(PEER_TIMEOUT, self._clock)
+            if status == HTTPStatus.BAD_REQUEST and "after" in query:
+                raise make_invalid_cursor_error(query["after"])
+            if status == HTTPStatus.TOO_MANY_REQUESTS:  # the caller's doing, no fault of the daemon
+                return None
+            if status != HTTPStatus.OK:
+                hint = "; are its callers.tokens the same?" if status in _NO_CALLER else ""
+                raise ValueError(f"status {status}{hint}")
+            part = parse_list_page(body, name)
+        except (CancelledError, InvalidCursor):
+            raise
+        except TookTooLong:
+            self._log_fault(name, url, f"no answer within {PEER_TIMEOUT:g} seconds")
+        except (TawebevalError, ValueError) as error:
+            self._log_fault(name, url, str(error))
+        except Exception:  # noqa: BLE001  (the list goes on without this daemon)
+            log.failure("defect: the list of the daemon {name} cannot be read", name=name)
+        else:
+            self._away.discard(url)
+            return part
+        finally:
+            size.abort_connection()
+        return None
+
+    async def _fetch(
+        self, url: str, query: Mapping[str, str], headers: Headers, size: ResponseSizeLimit
+    ) -> tuple[int, bytes]:
+        """Return status and body of a daemon's answer."""
+        target = parse_server_address(url)
+        assert target is not None, "the configuration accepts URLs only"
+        addresses = await self._resolver.find_addresses(target, PEER_TIMEOUT)
+        agent = self._agent(target, addresses, size)  # follows no redirect with the token
+        body = bytearray()
+        with convert_request_failures(target.host):
+            whole = f"{url}/evaluations?{urlencode(query)}"
+            response = await agent.request(b"GET", whole.encode(), headers, None)
+            await collect(response, body.extend)
+        return response.code, bytes(body)
+
+    def _log_fault(self, name: str, url: str, reason: str) -> None:
+        """Log why a daemon is away, once until it answers again."""
+        if url not in self._away:
+            self._away.add(url)
+            log.warn(
+                "the daemon {name} at {url} (service.peers) is left out of lists: {reason}",
+                name=name,
+                url=url,
+                reason=reason,
             )
-            parts[own] = DaemonListPage(listing.end_cursor, listing.entries)
-    asked = {name: url for name, url in others.items() if name in cursors}
-    authorization = get_header_values(request.requestHeaders, "Authorization")
-    parts |= await context.peer_lists.fetch_list_pages(
-        asked, cursors, PeerListRequest(request.caller, authorization, parameters, limit)
+
+
+def make_evaluation_lists(
+    registry: EvaluationRegistry, resolver: Resolver, reactor: Any
+) -> EvaluationLists:
+    """Return the lists of evaluations; `resolver` looks up the hosts of other daemons."""
+    policy = HostPolicy(allowed_private_networks=_EVERY_NETWORK, settings_section="service.peers")
+    tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
+    return EvaluationLists(
+        registry,
+        reactor,
+        CheckedResolver(policy, resolver, reactor),
+        partial(PinnedAgent, reactor, tls_policy, PEER_TIMEOUT),
     )
-    joint = merge_list_pages(before, cursors, parts)
-    return {
-        "begin": after or None,
-        "end": joint.end_cursor,
-        "data": [entry.json_fragment for entry in joint.entries],
-        "away": joint.unavailable_daemons,
-    }
 
 
 def _parse_own_limit(request: ApiRequest) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from twisted.web.http_headers import Headers
 
-from tawebeval.web.static_files import OPENAPI_PATH, STATIC_RESOURCES
+from tawebeval.web.routes import OPENAPI_PATH, STATIC_RESOURCES
 from tests.fakes.clients import Answer
 
 DOCUMENT: dict[str, Any] = json.loads(STATIC_RESOURCES[OPENAPI_PATH].content)

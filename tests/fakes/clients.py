@@ -30,7 +30,7 @@ from tawebeval.evaluations.details import format_rfc3339_time
 from tawebeval.evaluations.registry import EvaluationRegistry
 from tawebeval.web.auth import Authentication, EvaluationLinks, RateLimit
 from tawebeval.web.context import RouteTable, WebContext
-from tawebeval.web.peers import make_peer_evaluation_lists
+from tawebeval.web.lists import make_evaluation_lists
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.channel import ApiSite
 from tests.fakes.callbacks import FakeCallbacks
@@ -251,7 +251,7 @@ class Service:
             self.access,
             self.reactor,
             self.uploading,
-            make_peer_evaluation_lists(FakeResolver(), self.reactor),
+            make_evaluation_lists(self.registry, FakeResolver(), self.reactor),
             EvaluationLinks(
                 self.world.store,
                 LinkSigner(b"k" * 32),

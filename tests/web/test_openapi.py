@@ -23,10 +23,9 @@ from tawebeval.core.evaluations import CLIENT_VISIBLE_STATES, IDENTIFIER_PATTERN
 from tawebeval.core.results import MAX_GOAL_NAMES_BYTES, MAX_GOALS, VERDICTS
 from tawebeval.errors import FailureReason
 from tawebeval.web.events import OFFERED_MEDIA_TYPES
-from tawebeval.web.routes import make_app
+from tawebeval.web.routes import OPENAPI_PATH, STATIC_RESOURCES, make_app
 from tawebeval.web.server import messages
 from tawebeval.web.server.messages import MAX_NUMBER_DIGITS
-from tawebeval.web.static_files import OPENAPI_PATH, STATIC_RESOURCES
 from tawebeval.web.streams import HEARTBEAT_SECONDS
 from tawebeval.webhooks.callback import CallbackState
 from tests.cases import described

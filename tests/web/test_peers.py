@@ -1,4 +1,4 @@
-"""`GET /evaluations` over several daemons, each of which is asked in memory."""
+"""`web.lists`: `GET /evaluations` over several daemons, each of which is asked in memory."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tawebeval.core.tokens import generate_token
 from tawebeval.errors import ServerBusy
 from tawebeval.pinned_agent import PinnedAgent, ResponseSizeLimit
 from tawebeval.resolver import CheckedResolver
-from tawebeval.web import peers
-from tawebeval.web.peers import PeerEvaluationLists, PeerListRequest, make_peer_evaluation_lists
+from tawebeval.web import lists
+from tawebeval.web.lists import EvaluationLists, make_evaluation_lists
 from tests.cases import described
 from tests.cases.agents import MadeResponse
 from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, parts
@@ -96,8 +96,8 @@ class SeveralTestCase(SynchronousTestCase):
     def connect_peers(self, service: Service) -> None:
         policy = HostPolicy(allowed_private_networks=("0.0.0.0/0",))
         resolver = CheckedResolver(policy, FakeResolver(["10.0.0.2"]), self.reactor)
-        service.context.peer_lists = PeerEvaluationLists(
-            self.reactor, resolver, lambda *_: self.agent
+        service.context.lists = EvaluationLists(
+            service.registry, self.reactor, resolver, lambda *_: self.agent
         )
 
     def restart(self, name: str) -> None:
@@ -260,7 +260,7 @@ class AwayTests(SeveralTestCase):
             (200, b'{"daemon":"c","end":null,"data":[]}', "the answer is of the daemon 'c'"),
             (302, b"", "status 302"),
             (401, b"", "status 401; are its callers.tokens the same?"),
-            (429, b"", "status 429"),
+            (503, b"", "status 503"),
         ):
             made = MadeResponse(status, body)
             self.list_without(lambda made=made: succeed(made))  # type: ignore[misc]
@@ -279,40 +279,40 @@ class AwayTests(SeveralTestCase):
     def test_defect_costs_the_list_one_daemon(self) -> None:
         self.list_without(lambda: fail(ZeroDivisionError()))
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        self.assertEqual(self.services["a"].context.peer_lists._running, {})
+        self.assertEqual(self.services["a"].context.lists.joint_lists.used, 0)
 
     def test_silent_daemon_is_waited_for(self) -> None:
         cancelled: list[Any] = []
         self.fates["b"] = lambda: Deferred(cancelled.append)
         asked = self.send("a")
         self.assertEqual(asked.received, b"")
-        self.reactor.advance(peers.PEER_TIMEOUT)
+        self.reactor.advance(lists.PEER_TIMEOUT)
         self.assertEqual(asked.answer().json()["away"], ["b"])
         self.assertEqual(len(cancelled), 1)
         self.assertEqual(self.warnings, ["no answer within 2 seconds"])
         del self.fates["b"]
         self.assertEqual(self.ask("a").json()["away"], [])
 
-    def test_refused_cursor_ends_the_requests_to_the_other_daemons(self) -> None:
+    def test_caller_over_its_rate_at_a_daemon_is_no_fault_of_the_daemon(self) -> None:
+        self.list_without(lambda: succeed(MadeResponse(429, b"")))
+        self.assertEqual(self.warnings, [])
+
+    def test_refused_cursor_is_told(self) -> None:
         for _ in range(34):
             for name in NAMES:
                 self.evaluate(name)
         end = self.ask("a").json()["end"]
-        cancelled: list[Any] = []
         self.fates["b"] = lambda: succeed(MadeResponse(400, b""))
-        self.fates["c"] = lambda: Deferred(cancelled.append)
         self.ask("a", f"?after={end}", 400)
-        self.assertEqual(len(cancelled), 1)
         self.assertEqual(self.warnings, [])
 
-    def test_joint_lists_are_bounded(self) -> None:
-        self.check_bound("MAX_CONCURRENT_FAN_OUTS")
+    def test_lists_at_once_are_bounded_for_a_caller_and_for_all(self) -> None:
+        for bound, status in (("part", 429), ("total", 503)):
+            self.check_bound(bound, status)
 
-    def test_joint_lists_of_one_caller_leave_room_for_others(self) -> None:
-        self.check_bound("MAX_FAN_OUTS_PER_CALLER")
-
-    def check_bound(self, name: str) -> None:
+    def check_bound(self, bound: str, status: int) -> None:
         """Check that the third list is refused where this bound is 2."""
+        share = self.services["a"].context.lists.joint_lists
         waiting: list[Deferred[Any]] = []
 
         def wait() -> Deferred[Any]:
@@ -324,9 +324,9 @@ class AwayTests(SeveralTestCase):
                 waiting.pop().callback(MadeResponse(503, b""))
 
         self.fates["b"] = wait
-        with mock.patch(f"tawebeval.web.peers.{name}", 2):
+        with mock.patch.object(share, bound, 2):
             first, second = self.send("a"), self.send("a")
-            refused = self.ask("a", status=503)
+            refused = self.ask("a", status=status)
             self.assertEqual(refused.headers["Retry-After"], "1")
             self.assertIn("too many lists over all daemons", refused.json()["detail"])
             first.lose()  # which ends its list
@@ -335,7 +335,7 @@ class AwayTests(SeveralTestCase):
             finish()
             for answered in (second, third):
                 self.assertEqual(answered.answer().json()["away"], ["b"])
-        self.assertEqual(self.services["a"].context.peer_lists._running, {})
+        self.assertEqual(self.services["a"].context.lists.joint_lists.used, 0)
 
 
 class RequestTests(SeveralTestCase):
@@ -358,22 +358,22 @@ class RequestTests(SeveralTestCase):
 
     def test_bound_of_an_answer_grows_with_its_entries(self) -> None:
         limits: list[ResponseSizeLimit] = []
-        reactor = MemoryReactorClock()
-        lists = make_peer_evaluation_lists(FakeResolver(["10.0.0.9"]), reactor)
-        make = lists._agent
+        service = self.services["a"]
+        made = make_evaluation_lists(service.registry, FakeResolver(["10.0.0.9"]), self.reactor)
+        make = made._agent
 
         def agent(
             server: ServerAddress, addresses: Sequence[IPAddress], limit: ResponseSizeLimit
         ) -> IAgent:
             limits.append(limit)
-            made = make(server, addresses, limit)
-            self.assertIsInstance(made, PinnedAgent)
-            return made
+            pinned = make(server, addresses, limit)
+            self.assertIsInstance(pinned, PinnedAgent)
+            return pinned
 
-        lists._agent = agent
-        asked = PeerListRequest("", (), {}, 33)
-        found = Deferred.fromCoroutine(lists.fetch_list_pages({"b": URLS["b"]}, {"b": None}, asked))
-        self.assertEqual(limits[0].remaining_bytes, 16 * 1024 + 33 * peers.MAX_LIST_ENTRY_BYTES)
-        self.assertEqual(reactor.tcpClients[0][:2], ("10.0.0.9", 8080))
-        reactor.advance(peers.PEER_TIMEOUT)
-        self.assertEqual(self.successResultOf(found), {})
+        made._agent = agent
+        service.context.lists = made
+        asked = self.send("a")
+        self.assertEqual(limits[0].remaining_bytes, 16 * 1024 + 33 * lists.MAX_LIST_ENTRY_BYTES)
+        self.assertEqual(self.reactor.tcpClients[0][:2], ("10.0.0.9", 8080))
+        self.reactor.advance(lists.PEER_TIMEOUT)
+        self.assertEqual(asked.answer().json()["away"], ["b", "c"])

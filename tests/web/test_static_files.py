@@ -1,4 +1,4 @@
-"""`web.static_files`: the page for a browser, as it is served."""
+"""`web.routes`: the page for a browser, as it is served."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import json
 import re
 from pathlib import Path
 
+import tawebeval.web
 from tawebeval.config import CallerSettings, Configuration
-from tawebeval.web import static_files
-from tawebeval.web.static_files import OPENAPI_PATH, STATIC_RESOURCES
+from tawebeval.web.routes import OPENAPI_PATH, STATIC_RESOURCES
 from tests.cases import described
 from tests.cases.web import LINK, CallerTestCase, WebTestCase
 from tests.fakes.clients import Answer
 
 ASSETS = {path: found for path, found in STATIC_RESOURCES.items() if path != OPENAPI_PATH}
-FILES = Path(static_files.__file__).with_name("static")
+FILES = Path(tawebeval.web.__file__).with_name("static")
 ROOT = Path(__file__).resolve().parents[2]
 MAX_COMPRESSED_PAGE = 150 * 1024
 """Bytes of all files that the page loads without its editor."""
