@@ -1,9 +1,10 @@
 """Streams of events in one response: SSE, JSON Lines and WebSockets (RFC 6455).
 
 A stream has one piece of bounded size on its way, and reads the next one when the transport has
-taken it. Each piece, and the start of a stream, waits for another turn of the reactor, and those of
-one turn take at most `MAX_TURN_SECONDS`, so that other requests are served in between
-(`StreamTurns`). Readers at the same place share the frames of a piece (`FramedBatches`).
+taken it. Each piece, the start of a stream, and what a WebSocket receives wait for another turn of
+the reactor, and those of one turn take at most `MAX_TURN_SECONDS`, so that other requests are
+served in between (`StreamTurns`). Readers at the same place share the frames of a piece
+(`FramedBatches`).
 
 On a WebSocket each event is a message, and a client may acknowledge events by a text message
 `{"acknowledge": N}` for N messages received. Twisted has the protocol. This module and
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from time import perf_counter
 from typing import Annotated
@@ -400,6 +402,7 @@ async def send_websocket_messages(
     events = EventWebSocket()
     WebSocketResource(events).render_GET(request)
     assert channel.websocket is not None, "the handshake was prepared"
+    channel.websocket.wait_for_turn = partial(turns.wait, request.caller)
     events.on_message = channel.websocket.exempt_message_from_limit
     request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself
     code = _COMPLETE

@@ -231,7 +231,25 @@ class ClientTests(SocketTestCase):
         self.assertEqual(follower.code, 1009)
 
     def test_one_turn_reads_few_frames(self) -> None:
-        self.assertEqual(self.open().connection.transport.bufferSize, 256)
+        self.assertEqual(self.open().connection.transport.bufferSize, 1024)
+
+    def test_frames_are_read_and_parsed_in_turns_of_the_streams(self) -> None:
+        follower = self.open()
+        connection = follower.connection
+        connection.send(bytes([0x80 | PING, 0x80]) + bytes(4))
+        self.assertEqual(follower.frames, [])
+        self.assertEqual(connection.transport.producerState, "paused")
+        self.turn()
+        self.assertEqual(follower.frames, [(PONG, b"")])
+        self.assertEqual(connection.transport.producerState, "producing")
+
+    def test_frames_of_a_client_that_has_gone_are_dropped(self) -> None:
+        follower = self.open()
+        follower.connection.send(bytes([0x80 | PING, 0x80]) + bytes(4))
+        follower.lose()
+        self.turn()
+        self.assertEqual(follower.frames, [])
+        self.check_nothing_left(self.identifier)
 
     def test_ping_is_answered(self) -> None:
         follower = self.open()

@@ -19,6 +19,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 import attrs
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import (
     IDelayedCall,
     IHalfCloseableDescriptor,
@@ -26,6 +27,7 @@ from twisted.internet.interfaces import (
     IReactorTime,
     IReadDescriptor,
 )
+from twisted.logger import Logger
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel, Request
@@ -45,6 +47,8 @@ from tawebeval.web.server.limits import (
     OpenConnections,
 )
 from tawebeval.web.server.messages import BasePath, encode_head, encode_refusal
+
+log = Logger()
 
 CLIENT_GONE_STATUS = 499
 """Status for the log where the client disconnected before the response (as nginx has it)."""
@@ -226,11 +230,13 @@ _TOO_BIG = 1009  # close code beyond _MAX_BYTES
 class WebSocketInput:
     """The bytes that the client of a WebSocket sends; `protocol` is Twisted's WebSocket.
 
-    `sends_close_frame` is true while a close frame is being sent, `awaits_close_frame` from then on
-    until the client answers.
+    `wait_for_turn()` fires when the bytes that have arrived may be parsed. `sends_close_frame` is
+    true while a close frame is being sent, `awaits_close_frame` from then on until the client
+    answers.
     """
 
     _protocol: Any
+    wait_for_turn: Callable[[], Deferred[None]] = lambda: succeed(None)
     _received: int = 0  # bytes without meaning
     sends_close_frame: bool = False
     awaits_close_frame: bool = False
@@ -289,7 +295,7 @@ _TRANSPORT_BUFFER = 2**16  # bytes that a transport may hold before it asks to p
 _GOING_AWAY = 1001  # close code of a draining daemon
 # Maximum of bytes read from a connection in a turn of the reactor: few where a byte can cost much
 # (frames, chunks), many for a body of known length. (TLS passes on whole records.)
-_READ_FRAMES, _READ_DEFAULT, _READ_BODY = 256, 4096, 64 * 1024
+_READ_FRAMES, _READ_DEFAULT, _READ_BODY = 1024, 4096, 64 * 1024
 _TLS_RECORD = b"\x16"  # the first byte of a ClientHello (RFC 8446), and of no HTTP request
 _BAD_REQUEST = HTTPStatus.BAD_REQUEST
 _TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
@@ -432,8 +438,9 @@ class ApiChannel(HTTPChannel):
         if self.phase is ConnectionPhase.CLOSED:
             return
         if self.websocket is not None:
-            if not self.websocket.receive(data):
-                self._end_websocket()
+            self._networkProducer.pauseProducing()
+            turn = self.websocket.wait_for_turn()
+            turn.addCallback(lambda _: self._take_frames(data)).addErrback(self._abort_websocket)
             return
         super().dataReceived(data)
         self._limit_head_time()
@@ -655,6 +662,16 @@ class ApiChannel(HTTPChannel):
         self.websocket = WebSocketInput(protocol)
         self._set_read_size(_READ_FRAMES)
         protocol.makeConnection(self)
+
+    def _take_frames(self, data: bytes) -> None:
+        if self.websocket is not None and self.phase is not ConnectionPhase.CLOSED:
+            self._networkProducer.resumeProducing()
+            if not self.websocket.receive(data):
+                self._end_websocket()
+
+    def _abort_websocket(self, failure: Failure) -> None:
+        log.failure("defect: a WebSocket failed", failure)
+        self.forceAbortClient()
 
     def close_websocket(self, code: int) -> None:
         """Send a close frame; close the connection when the client has answered it.
