@@ -1,4 +1,4 @@
-"""`tawebeval evaluate`, its FIELD arguments, and the git checkout that it takes defaults from."""
+"""`tawebeval evaluate` and `try`, their FIELD arguments, and the git checkout around them."""
 
 from __future__ import annotations
 
@@ -9,33 +9,26 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import attrs
 import click
 
-from tawebeval.cli.completion import (
-    complete_environment,
-    complete_problem,
-    complete_server,
-)
-from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
-from tawebeval.cli.output import OutputError, Screen
+from tawebeval.cli.follow import DownloadDirectory, EvaluationReader, show_seed
+from tawebeval.cli.operator_commands import CONFIG_OPTION, USER_OPTION
+from tawebeval.cli.output import OutputError
 from tawebeval.cli.runtime import (
-    DEFAULT_SERVER,
     GOOD,
-    TOKEN_VARIABLE,
     CommandContext,
     ServerAccess,
     WholeNumber,
-    find_server,
     make_screen,
     run_with_client,
     text_option,
 )
-from tawebeval.cli.watch import repeat_on_change
+from tawebeval.cli.servers import add_server_options
 from tawebeval.client import ClientError
 from tawebeval.client.forms import check_encodable
 from tawebeval.core.form import (
@@ -168,39 +161,10 @@ LABEL_OPTION = label_option(help="Mark the evaluation with a label, for lists an
 CALLBACK_OPTION = text_option(
     "--callback-url", metavar="URL", help="Send a POST to this URL when the evaluation ends."
 )
-problem_option = partial(text_option, "--problem", metavar="NAME", shell_complete=complete_problem)
+problem_option = partial(text_option, "--problem", metavar="NAME")
 DETACH_OPTION = click.option(
     "--detach", is_flag=True, help="Print the evaluation's identifier and exit."
 )
-
-
-def add_server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options `--server` and `--token-file`, as its argument `server`."""
-
-    @wraps(command)
-    def with_server(server: str | None, token_file: Path | None, **others: Any) -> None:
-        command(server=find_server(click.get_current_context(), server, token_file), **others)
-
-    for option in (
-        click.option(
-            "--server",
-            envvar="TAWEBEVAL_SERVER",
-            show_envvar=True,
-            metavar="URL|NAME",
-            shell_complete=complete_server,
-            help="Send requests to this server: its URL, or its name in `tawebeval servers`. By"
-            f" default the server of the last login, otherwise {DEFAULT_SERVER}.",
-        ),
-        click.option(
-            "--token-file",
-            envvar="TAWEBEVAL_TOKEN_FILE",
-            show_envvar=True,
-            type=click.Path(path_type=Path, dir_okay=False),
-            help=f"Read the token from this file. {TOKEN_VARIABLE} may hold the token itself.",
-        ),
-    ):
-        with_server = option(with_server)
-    return with_server
 
 
 @click.command()
@@ -223,7 +187,6 @@ def add_server_options(command: Callable[..., None]) -> Callable[..., None]:
 @text_option(
     "--environment",
     metavar="NAME",
-    shell_complete=complete_environment,
     help="Run in this environment of the server's, instead of the machine's own programs.",
 )
 @LIMIT_OPTION
@@ -231,7 +194,6 @@ def add_server_options(command: Callable[..., None]) -> Callable[..., None]:
 @CALLBACK_OPTION
 @add_output_options
 @DETACH_OPTION
-@click.option("--watch", is_flag=True, help="Evaluate again when a file of the submission changes.")
 @add_server_options
 def evaluate(
     fields: Submission,
@@ -243,7 +205,6 @@ def evaluate(
     folder: DownloadDirectory | None,
     lines: bool,
     detach: bool,
-    watch: bool,
     seed: int | None,
     server: ServerAccess,
     **others: Any,
@@ -267,8 +228,8 @@ def evaluate(
     \b
     In a checkout of the problems:
       tawebeval evaluate --evaluator 'bash evaluator.sh' solution.awk
-    For a problem of the server, again after each change of the file:
-      tawebeval evaluate --problem word_count --watch solution.awk
+    For a problem of the server:
+      tawebeval evaluate --problem word_count solution.awk
     From anywhere:
       tawebeval evaluate --server https://judge.example.org \\
           --repository https://example.org/problems.git \\
@@ -299,11 +260,8 @@ def evaluate(
         for warning in checkout.warnings:
             screen.show_message(f"warning: {warning}", "yellow")
     drawn = draw_seed(os.urandom) if seed is None and problem is None else None
-    paths = [content for content in fields.values() if isinstance(content, Path)]
-    if watch and (detach or not paths):
-        raise click.UsageError("--watch needs a file as a FIELD, and excludes --detach")
 
-    def submit(context: CommandContext) -> int:
+    def work(context: CommandContext) -> int:
         if problem is not None:
             identifier = context.client.evaluate_problem(
                 problem,
@@ -321,13 +279,7 @@ def evaluate(
                 seed=drawn if seed is None else seed,
                 **others,
             )
-        new_folder = folder and DownloadDirectory(folder.path)  # or files get further numbers
-        return show_submitted_evaluation(context, identifier, new_folder, drawn, detach=detach)
-
-    def work(context: CommandContext) -> int:
-        if watch:
-            return repeat_on_change(context, paths, lambda: submit(context))
-        return submit(context)
+        return show_submitted_evaluation(context, identifier, folder, drawn, detach=detach)
 
     run_with_client(server, screen, work)
 
@@ -341,12 +293,6 @@ def _check_problem_options(options: Mapping[str, Any]) -> None:
         if options[name] or options[name] == 0:  # the seed may be 0
             option = f"--{name.removesuffix('s')}"
             raise click.UsageError(f"--problem sets {option}; give one of them")
-
-
-def show_seed(screen: Screen, seed: int | None) -> None:
-    """Show the seed that the command has drawn, if it has drawn one."""
-    if seed is not None:
-        screen.show_message(f"repeat this run with --seed {seed}")
 
 
 def show_submitted_evaluation(
@@ -614,3 +560,61 @@ def _git(folder: Path, *arguments: str) -> str | None:
         ).stdout.removesuffix("\n")
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def _find_directory(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
+    # The user of --user may reach directories of root from the working directory only.
+    for find in (os.path.realpath, os.path.relpath):
+        try:
+            found = find(path)
+            os.scandir(f"{found}/.").close()  # to list and to enter
+        except OSError as error:
+            failure = error
+        else:
+            return Path(found)
+    message = f"{path}: {(failure.strerror or '').lower()}"
+    if isinstance(failure, PermissionError):
+        message += "; let this user read the directory, then change to it and name it '.'"
+    raise click.BadParameter(message)
+
+
+@click.command("try")
+@click.argument(
+    "root",
+    metavar="DIRECTORY",
+    type=click.Path(path_type=Path),
+    callback=_find_directory,
+)
+@FIELDS_ARGUMENT
+@evaluator_option(required=True)
+@DIRECTORY_OPTION
+@SEED_OPTION
+@text_option(
+    "--environment",
+    metavar="NAME",
+    help="Run in this environment of --config, instead of the machine's own programs.",
+)
+@LIMIT_OPTION
+@CONFIG_OPTION
+@USER_OPTION
+@add_output_options
+def try_(lines: bool, **options: Any) -> None:
+    """Run an evaluator on this machine, without a server.
+
+    DIRECTORY takes the place of the git repository. The evaluator gets a copy, so DIRECTORY never
+    changes. Sandbox, limits and event parser are the daemon's, with the settings of --config.
+    FIELDs, --files, --events and the exit status are those of `tawebeval evaluate`.
+
+    \b
+      tawebeval try . --evaluator 'python3 evaluator.py' solutions/right.py
+      tawebeval try problems -d word_count --evaluator 'bash evaluator.sh' solution.awk
+
+    Root has to name another user by --user, who needs permission to read DIRECTORY and the files,
+    but not the directories above the working directory.
+    """  # noqa: D301
+    screen = make_screen(lines=lines)
+    screen.shows_excerpts = True
+    # Imported late: it imports much of the daemon.
+    from tawebeval.cli.try_run import run_try
+
+    run_try(screen, **options)

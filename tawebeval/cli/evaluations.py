@@ -9,11 +9,9 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import itemgetter
 from typing import Any
-from urllib.parse import quote
 
 import click
 
-from tawebeval.cli.completion import complete_evaluation
 from tawebeval.cli.evaluate import (
     CALLBACK_OPTION,
     DETACH_OPTION,
@@ -21,24 +19,19 @@ from tawebeval.cli.evaluate import (
     LIMIT_OPTION,
     SEED_OPTION,
     add_output_options,
-    add_server_options,
     label_option,
     problem_option,
     show_submitted_evaluation,
 )
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
-from tawebeval.cli.json_fields import (
-    ENVIRONMENT_FIELDS,
-    PROBLEM_FIELDS,
-    STATUS_FIELDS,
-    SUMMARY_FIELDS,
-    JsonFields,
-    add_json_option,
+from tawebeval.cli.output import (
+    JSON_OPTION,
+    escape_control_characters,
+    escape_table_row,
     format_json,
     print_list,
-    select_fields,
+    summarize_results,
 )
-from tawebeval.cli.output import escape_control_characters, escape_table_row, summarize_results
 from tawebeval.cli.runtime import (
     UTF8_ARGUMENT,
     CommandContext,
@@ -46,23 +39,19 @@ from tawebeval.cli.runtime import (
     ServerAccess,
     make_screen,
     run_with_client,
-    run_without_server,
     text_option,
 )
+from tawebeval.cli.servers import add_server_options
 from tawebeval.client import EvaluationGone, Refused, UnknownEvaluation
 from tawebeval.client.events import split_cursor
 from tawebeval.core.evaluations import CLIENT_VISIBLE_STATES
-from tawebeval.errors import ConfigurationError
 
 _PROBLEM_HEADS = ("NAME", "FIELDS", "TITLE")
 _ENVIRONMENT_HEADS = ("NAME", "DESCRIPTION")
 _ROW = "{:<40}  {:<24}  {:>6}  {:<20}  {}"
 _AGE = re.compile("([0-9]{1,9})(s|min|h|d)")
 _AGE_UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
-_identifier_argument = partial(
-    click.argument, "identifier", type=UTF8_ARGUMENT, shell_complete=complete_evaluation
-)
-IDENTIFIER_ARGUMENT = _identifier_argument(metavar="ID")
+IDENTIFIER_ARGUMENT = click.argument("identifier", type=UTF8_ARGUMENT, metavar="ID")
 
 
 def _check_cursor(context: click.Context, _: click.Parameter, cursor: str | None) -> str | None:
@@ -142,9 +131,9 @@ def follow(
 
 @click.command()
 @IDENTIFIER_ARGUMENT
-@add_json_option(STATUS_FIELDS)
+@JSON_OPTION
 @add_server_options
-def status(identifier: str, json_fields: JsonFields | None, server: ServerAccess) -> None:
+def status(identifier: str, as_json: bool, server: ServerAccess) -> None:
     """Show the status of an evaluation.
 
     The status includes the state, times, the place in the queue, the seed, the resources used, the
@@ -153,14 +142,13 @@ def status(identifier: str, json_fields: JsonFields | None, server: ServerAccess
 
     \b
       tawebeval status $ID
-      tawebeval status --json usage,limits $ID
-      tawebeval status --json all $ID | jq .usage
+      tawebeval status --json $ID | jq .usage
     """  # noqa: D301
 
     def work(context: CommandContext) -> None:
         document = context.client.status(identifier)
-        if json_fields is not None:
-            screen.print_text(format_json(select_fields(document, json_fields)))
+        if as_json:
+            screen.print_text(format_json(document))
         else:
             screen.print_text(format_status(document))
 
@@ -183,37 +171,6 @@ def cancel(identifier: str, server: ServerAccess) -> None:
     run_with_client(server, make_screen(), work)
 
 
-@click.command("open")
-@_identifier_argument(metavar="[ID]", required=False)
-@click.option("--print", "prints", is_flag=True, help="Print the URL instead.")
-@add_server_options
-def open_(identifier: str | None, prints: bool, server: ServerAccess) -> None:
-    """Open the page of an evaluation in a browser.
-
-    Without ID, the command opens the page of the server. The page asks for your token if the
-    server requires one.
-
-    \b
-      tawebeval open $ID
-      tawebeval open --print $ID
-    """  # noqa: D301
-    screen = make_screen()
-    fragment = f"#evaluation/{quote(identifier, safe='')}" if identifier else ""
-    url = f"{server.url}/{fragment}"
-
-    def work() -> None:
-        import webbrowser  # slow, and no other command needs it
-
-        if prints:
-            screen.print_text(url)
-        elif webbrowser.open(url):
-            screen.show_message(f"opened {url}")
-        else:
-            raise ConfigurationError(f"no browser is found; open {url}")
-
-    run_without_server(screen, work)
-
-
 @click.command("list")
 @click.option(
     "--state",
@@ -227,9 +184,9 @@ def open_(identifier: str | None, prints: bool, server: ServerAccess) -> None:
 )
 @_time_option("--until", help="List only evaluations submitted before this time.")
 @problem_option(help="List only evaluations for this problem.")
-@add_json_option(STATUS_FIELDS)
+@JSON_OPTION
 @add_server_options
-def list_(json_fields: JsonFields | None, server: ServerAccess, **wanted: Any) -> None:
+def list_(as_json: bool, server: ServerAccess, **wanted: Any) -> None:
     """List your evaluations that the server still keeps.
 
     If several daemons share the server's address, a message names those that do not answer.
@@ -240,7 +197,7 @@ def list_(json_fields: JsonFields | None, server: ServerAccess, **wanted: Any) -
       tawebeval list
       tawebeval list --state failed --label contest=finals --since 2h
       tawebeval list --since 2026-11-20T20:00 --until 2026-11-21
-      tawebeval list --json state,evaluation_id |
+      tawebeval list --json |
           jq -r '.[] | select(.state == "running").evaluation_id'
     """  # noqa: D301
     away: list[str] = []
@@ -252,11 +209,8 @@ def list_(json_fields: JsonFields | None, server: ServerAccess, **wanted: Any) -
             screen.show_message(
                 f"the list is incomplete: no answer from {', '.join(away)}; try again later"
             )
-        if json_fields is not None:
-            documents: Iterable[dict[str, Any]] = found
-            if not set(json_fields) <= set(SUMMARY_FIELDS):
-                documents = request_statuses(context, found)
-            screen.print_text(format_json([select_fields(one, json_fields) for one in documents]))
+        if as_json:
+            screen.print_text(format_json(list(request_statuses(context, found))))
             return
         screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM", "LABELS"))
         for document in request_statuses(context, found):
@@ -304,9 +258,9 @@ def rerun(
 
 
 @click.command()
-@add_json_option(PROBLEM_FIELDS)
+@JSON_OPTION
 @add_server_options
-def problems(json_fields: JsonFields | None, server: ServerAccess) -> None:
+def problems(as_json: bool, server: ServerAccess) -> None:
     """List the problems of the server that you may submit for.
 
     \b
@@ -317,16 +271,16 @@ def problems(json_fields: JsonFields | None, server: ServerAccess) -> None:
     def work(context: CommandContext) -> None:
         found = list(context.client.problems())
         rows = [(one["name"], ", ".join(one["fields"]) or "any", one["title"]) for one in found]
-        print_list(screen, found, json_fields, "{:<24}  {:<24}  {}", [_PROBLEM_HEADS, *rows])
+        print_list(screen, found, as_json, "{:<24}  {:<24}  {}", [_PROBLEM_HEADS, *rows])
 
     screen = make_screen()
     run_with_client(server, screen, work)
 
 
 @click.command()
-@add_json_option(ENVIRONMENT_FIELDS)
+@JSON_OPTION
 @add_server_options
-def environments(json_fields: JsonFields | None, server: ServerAccess) -> None:
+def environments(as_json: bool, server: ServerAccess) -> None:
     """List the environments of the server that you may choose.
 
     \b
@@ -337,7 +291,7 @@ def environments(json_fields: JsonFields | None, server: ServerAccess) -> None:
     def work(context: CommandContext) -> None:
         found = context.client.environments()
         rows = [(one["name"], one.get("description") or "") for one in found]
-        print_list(screen, found, json_fields, "{:<24}  {}", [_ENVIRONMENT_HEADS, *rows])
+        print_list(screen, found, as_json, "{:<24}  {}", [_ENVIRONMENT_HEADS, *rows])
 
     screen = make_screen()
     run_with_client(server, screen, work)

@@ -50,8 +50,13 @@ class DownloadDirectory:
         target = self.path / name
         self.path.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
-        with target.open("xb") as stream:
-            stream.write(file.content)
+        stream = target.open("xb")
+        try:
+            with stream:
+                stream.write(file.content)
+        except OSError:
+            target.unlink(missing_ok=True)  # cut off by a full disk
+            raise
         self._taken.add(name)
         return target
 
@@ -93,7 +98,7 @@ class EvaluationReader:
         if self.cursor is not None:
             screen.shows_summary = False
         live = LiveStatus(self._context.server, self.identifier, screen)
-        display = EventDisplay(screen, screen.show_event, folder)
+        display = EventDisplay(screen, folder)
         try:
             with display, live:
                 for page in self._pages():
@@ -203,15 +208,14 @@ class LiveStatus:
 
 @attrs.define
 class EventDisplay:
-    """Shows pages by `show_event`, and saves files in a directory; None saves none.
+    """Shows pages, and saves files in a directory; None saves none.
 
-    It is a context, at whose end the screen is closed.
+    It is a context, at whose end the screen is closed. `last` is the last event shown.
     """
 
     _screen: Screen
-    _show_event: Callable[[Event], object]
     _folder: DownloadDirectory | None = None
-    _last: Event | None = None
+    last: Event | None = None
     _has_unsaved: bool = False
     _markers: StrayMarkerDetector = attrs.field(factory=StrayMarkerDetector)
     _is_warned: bool = False  # of the first marker that is shown as text
@@ -223,9 +227,14 @@ class EventDisplay:
         self._screen.finish_output()
 
     @property
+    def final_error(self) -> EvaluationError | None:
+        """The last event, if it makes the evaluation a failure."""
+        return self.last if isinstance(self.last, EvaluationError) and self.last.final else None
+
+    @property
     def status(self) -> int:
         """The exit status for the events shown."""
-        if isinstance(self._last, EvaluationError) and self._last.final:
+        if self.final_error is not None:
             return FAILED
         return WRONG if self._has_unsaved else GOOD
 
@@ -233,11 +242,11 @@ class EventDisplay:
         """Show the events of a page."""
         with self._screen.lock:
             for event in page.events:
-                self._show_event(event)
+                self._screen.show_event(event)
                 self._check_markers(event)
                 if self._folder is not None and isinstance(event, File):
                     self._has_unsaved |= not _save(event, self._folder, self._screen)
-                self._last = event
+                self.last = event
             self._screen.flush()
             self._screen.draw_status()
 
@@ -265,3 +274,9 @@ def _save(file: File, folder: DownloadDirectory, screen: Screen) -> bool:
     else:
         return True
     return False
+
+
+def show_seed(screen: Screen, seed: int | None) -> None:
+    """Show the seed that the command has drawn, if it has drawn one."""
+    if seed is not None:
+        screen.show_message(f"repeat this run with --seed {seed}")

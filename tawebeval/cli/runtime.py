@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import attrs
 import click
-from click.core import ParameterSource
 
-from tawebeval.cli.output import OutputError, Screen, format_progress_bar, should_use_colour
-from tawebeval.cli.servers import StoredServer, locate_server_file, read_servers
+from tawebeval.cli.output import OutputError, Screen, should_use_colour
 from tawebeval.client import Client, ClientError, Refused, Unavailable
 from tawebeval.client.http import is_loopback
-from tawebeval.client.settings import normalize_server_url
 from tawebeval.core.backoff import Backoff
-from tawebeval.errors import ConfigurationError, format_size
-from tawebeval.linux.privileges import read_secret_file
+from tawebeval.errors import ConfigurationError
 
 GOOD, FAILED, WRONG, UNREACHABLE = 0, 1, 2, 3
 INTERRUPTED, UNREAD = 130, 141
 """The exit statuses; these two are those of a shell for SIGINT and SIGPIPE."""
 
-TOKEN_VARIABLE = "TAWEBEVAL_TOKEN"  # noqa: S105  (the name of a variable)
 
-_UPLOAD_SECONDS = 1.0  # of an upload without a progress bar
-_BAR_SECONDS = 0.1  # between two updates of the bar
+TOKEN_VARIABLE = "TAWEBEVAL_TOKEN"  # noqa: S105  (the name of a variable)
 
 _START_DAEMON = (
     "is the daemon running? Start it with `tawebeval serve`, or name another with `--server`"
@@ -49,9 +40,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ONE_ATTEMPT = Backoff(
     max_attempts=1, first_delay_seconds=1, max_delay_seconds=1, max_retry_after_seconds=1
 )
-
-DEFAULT_SERVER = "http://127.0.0.1:8080"
-"""The server without an option, a variable and a login."""
 
 
 class Utf8Argument(click.ParamType[str]):
@@ -108,34 +96,11 @@ class ServerAccess:
             self.token,
             on_retry=notes.on_retry,
             on_recovery=notes.on_recovery,
-            on_upload=UploadProgressBar(screen).show,
         )
 
     def make_quiet_client(self) -> Client:
         """Return a client that shows nothing, and makes one attempt of each request."""
         return Client(self.url, self.token, request_backoff=_ONE_ATTEMPT)
-
-
-@attrs.define
-class UploadProgressBar:
-    """The progress of an upload that takes longer than a second; only a terminal shows it."""
-
-    _screen: Screen
-    _get_time: Callable[[], float] = time.monotonic
-    _next: float | None = None  # the time before which nothing is shown
-
-    def show(self, sent: int, total: int) -> None:
-        """Show the progress in bytes."""
-        now = self._get_time()
-        if self._next is None or sent == total:
-            # The next attempt begins a new upload.
-            self._next = None if sent == total else now + _UPLOAD_SECONDS
-        elif now >= self._next:
-            self._next = now + _BAR_SECONDS
-            sizes = f"{format_size(sent)} of {format_size(total)}"
-            self._screen.show_progress(
-                f"uploading {format_progress_bar(sent, total)} {100 * sent // total}% ({sizes})"
-            )
 
 
 @attrs.define
@@ -158,90 +123,6 @@ class RetryMessages:
         if self._waiting and self._screen.shows_progress:
             self._screen.show_message("the server answers again")
         self._waiting = False
-
-
-def find_server(
-    context: click.Context, server: str | None, token_file: Path | None
-) -> ServerAccess:
-    """Return the server of the options, and the token for it. Raises BadParameter. Blocks.
-
-    A server that is stored under a name gets its own stored token, unless the command line names a
-    file. A URL gets the token of the environment, or the one that is stored for this URL.
-    """
-    given: dict[str, str] = {}
-    for name, value in (("server", server), ("token_file", token_file)):
-        if value and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            given[f"--{name.replace('_', '-')}"] = str(value)
-    try:
-        name, url, stored = _locate_server(server)
-        if stored is not None and stored.storage and "--token-file" not in given:
-            token = check_token(stored.read_token(name) or "", name)
-        else:
-            token = _read_token(token_file)
-            if not token and name == "":
-                token = check_token(_find_stored_token(url) or "", url)
-    except ConfigurationError as error:
-        raise click.BadParameter(str(error), param_hint="--server") from None
-    return ServerAccess(url, token or None, tuple(itertools.chain.from_iterable(given.items())))
-
-
-def _locate_server(server: str | None) -> tuple[str, str, StoredServer | None]:
-    """Return name, URL and entry of a stored server; "", URL and None for any other."""
-    if server and "://" in server:
-        return "", check_server_url(server), None
-    stored = read_servers(locate_server_file(os.environ))
-    name = server or stored.default
-    if name is None:
-        return "", DEFAULT_SERVER, None
-    found = stored.servers.get(name)
-    if found is None:
-        names = ", ".join(sorted(stored.servers)) or "none; store one with `tawebeval login URL`"
-        raise ConfigurationError(
-            f"{name!r} is not the URL of a server, such as https://judge.example.org, nor the name"
-            f" of a stored server ({names})"
-        )
-    return name, check_server_url(found.url), found
-
-
-def check_server_url(url: str) -> str:
-    """Return the URL of a server without trailing slashes. Raises: ConfigurationError."""
-    try:
-        return normalize_server_url(url)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from None
-
-
-def _find_stored_token(url: str) -> str | None:
-    """Return the token that is stored for a URL. Raises: ConfigurationError, if there are two."""
-    stored = read_servers(locate_server_file(os.environ)).servers
-    found = {name: one for name, one in stored.items() if one.url == url and one.storage}
-    if len(found) > 1:
-        raise ConfigurationError(
-            f"several stored servers have the URL {url}: {', '.join(sorted(found))}; name one of"
-            " them in place of the URL"
-        )
-    return next((one.read_token(name) for name, one in found.items()), None)
-
-
-def _read_token(path: Path | None) -> str:
-    """Return the token in a file, or without a path that in the environment, perhaps empty."""
-    if path is None:
-        token, where = os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
-    else:
-        try:
-            token, where = read_secret_file(path, str.strip), str(path)
-        except ConfigurationError as error:
-            raise click.BadParameter(str(error), param_hint="--token-file") from None
-        if not token:
-            raise click.BadParameter(f"{path} has no token; put the token alone into it")
-    return check_token(token, where)
-
-
-def check_token(token: str, where: str) -> str:
-    """Return a token. Raises BadParameter if it cannot be one."""
-    if not (token.isascii() and token.isprintable()) or " " in token:
-        raise click.BadParameter(f"{where}: a token is one word of ASCII characters without spaces")
-    return token
 
 
 def make_screen(*, lines: bool = False) -> Screen:

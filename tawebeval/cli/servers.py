@@ -1,43 +1,55 @@
-"""The servers that `tawebeval login` stores, with their tokens in the keyring or in the file."""
+"""Which server a command asks, and `tawebeval login`, `logout` and `servers`.
+
+`tawebeval login` stores servers with their tokens in a file that only its owner can read. A command
+asks the server of its option `--server`, of the environment, or of the last login.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
+from http.client import UNAUTHORIZED
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import click
 import msgspec
+from click.core import ParameterSource
 
+from tawebeval.cli.output import JSON_OPTION, print_list
+from tawebeval.cli.runtime import (
+    TOKEN_VARIABLE,
+    CommandContext,
+    ServerAccess,
+    make_screen,
+    run_with_client,
+    run_without_server,
+)
+from tawebeval.client import Forbidden
+from tawebeval.client.settings import normalize_server_url
 from tawebeval.errors import ConfigurationError
+from tawebeval.linux.privileges import get_user_name, read_secret_file
 
-SERVER_NAME_PATTERN = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-_SERVICE = "tawebeval"  # of the keyring
+_DEFAULT_SERVER = "http://127.0.0.1:8080"
+_SERVER_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OTHERS_MODE = 0o077
+_MAX_TOKEN = 4096  # characters
+_HEADS = ("", "NAME", "TOKEN", "URL")
 
 
 class StoredServer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The URL of a server, and its token unless the keyring has it; None without a token."""
+    """The URL of a server, and the token for it; None without a token."""
 
     url: str
     token: str | None = None
-    keyring: bool = False
-
-    def read_token(self, server_name: str) -> str | None:
-        """Return the token, None without one. Raises: ConfigurationError. Blocks."""
-        return Keyring.open().get_token(server_name, self.url) if self.keyring else self.token
-
-    @property
-    def storage(self) -> str | None:
-        """The place of the token, None without one."""
-        if self.keyring:
-            return "keyring"
-        return "file" if self.token else None
 
 
 class StoredServers(msgspec.Struct, omit_defaults=True):
@@ -45,6 +57,28 @@ class StoredServers(msgspec.Struct, omit_defaults=True):
 
     servers: dict[str, StoredServer] = {}
     default: str | None = None
+
+    def get_server(self, name: str) -> StoredServer:
+        """Return a stored server. Raises: ConfigurationError, for an unknown name."""
+        server = self.servers.get(name)
+        if server is None:
+            names = ", ".join(sorted(self.servers)) or "none; store one with `tawebeval login URL`"
+            raise ConfigurationError(
+                f"{name!r} is not the URL of a server, such as https://judge.example.org, nor the"
+                f" name of a stored server ({names})"
+            )
+        return server
+
+    def find_token(self, url: str) -> str | None:
+        """Return the token for a URL. Raises: ConfigurationError, if there are two."""
+        found = {name: one.token for name, one in self.servers.items() if one.url == url}
+        tokens = {name: token for name, token in found.items() if token}
+        if len(tokens) > 1:
+            raise ConfigurationError(
+                f"several stored servers have the URL {url}: {', '.join(sorted(tokens))}; name one"
+                " of them in place of the URL"
+            )
+        return next(iter(tokens.values()), None)
 
 
 def locate_server_file(environment: Mapping[str, str]) -> Path:
@@ -61,16 +95,24 @@ def locate_server_file(environment: Mapping[str, str]) -> Path:
 def read_servers(path: Path) -> StoredServers:
     """Return the servers in a file; none if it does not exist. Blocks.
 
-    Raises: ConfigurationError, also if other users have access to the file.
+    Raises: ConfigurationError, also if the file belongs to another user, who could choose the
+    server that gets the submissions, or if other users have access to it.
     """
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            status = os.fstat(file.fileno())
             content = file.read()
     except FileNotFoundError:
         return StoredServers()
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot read the file: {error.strerror}") from None
+    if status.st_uid != os.geteuid():
+        owner, user = get_user_name(status.st_uid), get_user_name(os.geteuid())
+        raise ConfigurationError(
+            f"{path}: the file belongs to {owner}, and the command runs as {user}",
+            f"remove the file, or set XDG_CONFIG_HOME to a directory of {user}",
+        )
+    mode = stat.S_IMODE(status.st_mode)
     if excess := mode & _OTHERS_MODE:
         raise ConfigurationError(
             f"{path}: other users have access to the file and its tokens"
@@ -126,55 +168,235 @@ def _replace_file(path: Path, content: bytes) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-class Keyring:
-    """The user's keyring, through the package `keyring`.
+def add_server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options `--server` and `--token-file`, as its argument `server`."""
 
-    The account of a token is the name and the URL of its server. So no token reaches another URL,
-    nor another account of the same URL.
+    @wraps(command)
+    def with_server(server: str | None, token_file: Path | None, **others: Any) -> None:
+        command(server=find_server(click.get_current_context(), server, token_file), **others)
+
+    for option in (
+        click.option(
+            "--server",
+            envvar="TAWEBEVAL_SERVER",
+            show_envvar=True,
+            metavar="URL|NAME",
+            help="Send requests to this server: its URL, or its name in `tawebeval servers`. By"
+            f" default the server of the last login, otherwise {_DEFAULT_SERVER}.",
+        ),
+        click.option(
+            "--token-file",
+            envvar="TAWEBEVAL_TOKEN_FILE",
+            show_envvar=True,
+            type=click.Path(path_type=Path, dir_okay=False),
+            help=f"Read the token from this file. {TOKEN_VARIABLE} may hold the token itself.",
+        ),
+    ):
+        with_server = option(with_server)
+    return with_server
+
+
+def find_server(
+    context: click.Context, server: str | None, token_file: Path | None
+) -> ServerAccess:
+    """Return the server of the options, and the token for it. Raises BadParameter. Blocks.
+
+    A server that is stored under a name gets its own stored token, unless the command line names a
+    file. A URL gets the token of the environment, or the one that is stored for this URL.
     """
+    given: dict[str, str] = {}
+    for name, value in (("server", server), ("token_file", token_file)):
+        if value and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            given[f"--{name.replace('_', '-')}"] = str(value)
+    try:
+        name = ""
+        if server and "://" in server:
+            found = StoredServer(server)
+        else:
+            stored = read_servers(locate_server_file(os.environ))
+            name = server or stored.default or ""
+            found = stored.get_server(name) if name else StoredServer(_DEFAULT_SERVER)
+        url, token = _check_server_url(found.url), found.token
+        if not token or "--token-file" in given:
+            token = _read_token(token_file)
+        if not token and not name:
+            token = read_servers(locate_server_file(os.environ)).find_token(url)
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error), param_hint="--server") from None
+    token = _check_token(token or "", url)
+    return ServerAccess(url, token or None, tuple(itertools.chain.from_iterable(given.items())))
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
 
-    @classmethod
-    def open(cls) -> Keyring:
-        """Return the keyring. Raises: ConfigurationError, without one. Blocks."""
+def _check_server_url(url: str) -> str:
+    """Return the URL of a server without trailing slashes. Raises: ConfigurationError."""
+    try:
+        return normalize_server_url(url)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _read_token(path: Path | None) -> str:
+    """Return the token in a file, or without a path that in the environment, perhaps empty."""
+    if path is None:
+        return _check_token(os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE)
+    try:
+        token = read_secret_file(path, str.strip)
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error), param_hint="--token-file") from None
+    if not token:
+        raise click.BadParameter(f"{path} has no token; put the token alone into it")
+    return _check_token(token, str(path))
+
+
+def _check_token(token: str, where: str) -> str:
+    """Return a token. Raises BadParameter if it cannot be one."""
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise click.BadParameter(f"{where}: a token is one word of ASCII characters without spaces")
+    return token
+
+
+def _parse_name(context: click.Context, _: click.Parameter, name: str | None) -> str | None:
+    if name is not None and not _SERVER_NAME.fullmatch(name):
+        raise click.BadParameter(
+            f"{name!r} cannot be a name; use up to 64 of the characters A-Z a-z 0-9 . _ -"
+        )
+    return name
+
+
+def _parse_url(context: click.Context, _: click.Parameter, url: str) -> str:
+    try:
+        return _check_server_url(url if "://" in url else f"https://{url}")
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command()
+@click.argument("url", callback=_parse_url)
+@click.option(
+    "--name",
+    metavar="NAME",
+    callback=_parse_name,
+    help="Store the server under this name; by default, its host.",
+)
+def login(url: str, name: str | None) -> None:
+    """Store a server and your token for it.
+
+    The command asks for the token without showing it, or reads the token from stdin if stdin is
+    not a terminal. It checks the token with the server, and stores it in
+    ~/.config/tawebeval/servers.json, which only you can read. The server becomes the default of
+    all commands.
+
+    \b
+      tawebeval login https://judge.example.org
+      tawebeval login --name exam https://judge.example.org <token
+      tawebeval list --server exam
+    """  # noqa: D301
+    screen = make_screen()
+    name = name or derive_server_name(url)
+    token = _ask_token()
+
+    def work(context: CommandContext) -> None:
         try:
-            import keyring
-        except ImportError:
-            raise ConfigurationError(
-                "the package keyring is not installed", "pip install 'tawebeval[keyring]'"
-            ) from None
-        backend = cls._call(keyring.get_keyring)
-        if backend.priority <= 0:
-            raise ConfigurationError(
-                "this session has no keyring", "tawebeval login --storage file URL"
-            )
-        return cls(backend)
+            next(iter(context.client.evaluations()), None)
+        except Forbidden as error:  # a token may be valid and not permit a list
+            if error.status == UNAUTHORIZED:
+                raise
+        path = locate_server_file(os.environ)
+        with edit_stored_servers(path) as stored:
+            stored.servers[name] = StoredServer(url, token)
+            stored.default = name
+        kept = f"; the token is in {path}" if token else ""
+        screen.show_message(f"stored {url} as {name}, the default server{kept}", "green")
 
-    def get_token(self, name: str, url: str) -> str | None:
-        """Return the token of a server. Raises: ConfigurationError. Blocks."""
-        token = self._call(self._backend.get_password, _SERVICE, f"{name} {url}")
-        if token is None:
-            raise ConfigurationError(
-                f"the keyring has no token of the server {name}",
-                f"tawebeval login --name {name} {url}",
-            )
-        return str(token)
+    run_with_client(ServerAccess(url, token), screen, work)
 
-    def store_token(self, name: str, url: str, token: str) -> None:
-        """Store or replace the token of a server. Raises: ConfigurationError. Blocks."""
-        self._call(self._backend.set_password, _SERVICE, f"{name} {url}", token)
 
-    def remove_token(self, name: str, url: str) -> None:
-        """Remove the token of a server, if there is one. Raises: ConfigurationError. Blocks."""
-        if self._call(self._backend.get_password, _SERVICE, f"{name} {url}") is not None:
-            self._call(self._backend.delete_password, _SERVICE, f"{name} {url}")
+def derive_server_name(url: str) -> str:
+    """Return a name for the server of a URL: its host, and its port if one is given."""
+    name = re.sub("[^A-Za-z0-9._-]", "-", urlsplit(url).netloc).strip("._-")
+    return name[:64] or "server"
 
-    @staticmethod
-    def _call(function: Callable[..., Any], *arguments: str) -> Any:
-        try:
-            return function(*arguments)
-        except Exception as error:  # noqa: BLE001  (backends raise exceptions of their own)
-            said = str(error) or type(error).__name__
-            raise ConfigurationError(f"the keyring does not answer: {said}") from None
+
+def _ask_token() -> str | None:
+    """Return the token that the user types without an echo, or that stdin has; None for none."""
+    if sys.stdin is None:
+        raise click.UsageError("stdin is closed; write the token to it")
+    if sys.stdin.isatty():
+        token = click.prompt(
+            "Token (empty if the server needs none)",
+            default="",
+            show_default=False,
+            hide_input=True,
+            err=True,
+        )
+    else:
+        token = sys.stdin.buffer.readline(_MAX_TOKEN + 2).decode("utf-8", "replace").strip()
+    if len(token) > _MAX_TOKEN:
+        raise click.UsageError(f"a token has at most {_MAX_TOKEN} characters")
+    return _check_token(token.strip(), "token") or None
+
+
+@click.command()
+@click.argument("name", required=False)
+def logout(name: str | None) -> None:
+    """Remove a stored server and its token.
+
+    Without NAME, the command removes the default server. The server still accepts the token: only
+    its operator can revoke a token.
+    """
+    screen = make_screen()
+
+    def work() -> None:
+        with edit_stored_servers(locate_server_file(os.environ)) as stored:
+            removed = name or stored.default
+            if removed is None:
+                raise ConfigurationError(
+                    "there is no default server; name one of", "`tawebeval servers`"
+                )
+            server = stored.get_server(removed)
+            del stored.servers[removed]
+            if stored.default == removed:
+                stored.default = None
+        screen.show_message(f"removed {removed} ({server.url})")
+
+    run_without_server(screen, work)
+
+
+@click.command()
+@click.option("--default", metavar="NAME", help="Make this server the default of all commands.")
+@JSON_OPTION
+def servers(default: str | None, as_json: bool) -> None:
+    """List the servers of `tawebeval login`.
+
+    A * marks the default server.
+
+    \b
+      tawebeval servers
+      tawebeval servers --default exam
+    """  # noqa: D301
+    screen = make_screen()
+
+    def work() -> None:
+        path = locate_server_file(os.environ)
+        if default is not None:
+            with edit_stored_servers(path) as stored:
+                stored.get_server(default)
+                stored.default = default
+            return
+        stored = read_servers(path)
+        found = [
+            {
+                "name": name,
+                "url": one.url,
+                "token": "stored" if one.token else None,
+                "default": name == stored.default,
+            }
+            for name, one in sorted(stored.servers.items())
+        ]
+        rows = [
+            ("*" if one["default"] else "", one["name"], one["token"] or "none", one["url"])
+            for one in found
+        ]
+        print_list(screen, found, as_json, "{:<1} {:<24}  {:<8}  {}", [_HEADS, *rows])
+
+    run_without_server(screen, work)

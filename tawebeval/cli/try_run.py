@@ -1,24 +1,30 @@
-"""One run of `tawebeval try`: its temporary directory, raw stdout, hint and usage."""
+"""One run of `tawebeval try`: an ordinary evaluation of a copied directory, without a daemon."""
 
 from __future__ import annotations
 
 import os
-import re
+import shutil
 import signal
+import stat
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import attrs
 import click
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
-from tawebeval.cli.evaluate import Submission, show_seed
-from tawebeval.cli.follow import DownloadDirectory, EventDisplay, warn_of_empty_stdout
+from tawebeval.cli.follow import (
+    DownloadDirectory,
+    EventDisplay,
+    show_seed,
+    warn_of_empty_stdout,
+)
 from tawebeval.cli.output import OutputError, Screen
 from tawebeval.cli.runtime import (
     WRONG,
@@ -27,46 +33,223 @@ from tawebeval.cli.runtime import (
     handle_signals,
     report_failure,
 )
-from tawebeval.cli.try_evaluation import (
-    NO_COMMIT,
-    UPLOAD_NAME,
-    LocalEnvironment,
-    read_pages,
-    write_upload,
-)
-from tawebeval.client import Text
-from tawebeval.client.events import EvaluationError as ErrorEvent
-from tawebeval.client.events import Event
-from tawebeval.core.evaluations import EvaluationState
+from tawebeval.client.events import Page, parse_page
+from tawebeval.config import MAX_TREE_FILES, Configuration
+from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
+from tawebeval.core.event_log import EventLog, EventMemory, make_page
 from tawebeval.core.form import (
-    ChosenLimits,
     EvaluationRequest,
     Repository,
+    SubmissionFile,
     draw_seed,
+    pack_request,
     parse_environment_name,
     parse_limits,
+    parse_submission_file,
 )
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.startup import check_environments, check_sandbox_readable_paths
 from tawebeval.daemon.tap import reset_inherited_signals, use_monotonic_clock
-from tawebeval.deferreds import FairQueue
+from tawebeval.deferreds import FairQueue, WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField, format_size
-from tawebeval.evaluations.eventlog import RecordedStdout
+from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
+from tawebeval.evaluations.details import EvaluationDetails
 from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.reading import EvaluationEvents, SegmentLoader
 from tawebeval.evaluations.starting import enter_queue
-from tawebeval.linux.cgroups import ResourceUsage, open_cgroups
+from tawebeval.git.fetch_limits import TreeLimits
+from tawebeval.linux.cgroups import CgroupManager, ResourceUsage, open_cgroups
+from tawebeval.linux.child import OrphanReaper, Spawner, become_subreaper
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import drop_privileges, refuse_root
-from tawebeval.sandbox.workspace import WritableTrees
+from tawebeval.sandbox.bubblewrap import write_sandbox_files
+from tawebeval.sandbox.limits import LimitMonitor
+from tawebeval.sandbox.probe import check_sandbox_and_log_problems, open_sandbox
+from tawebeval.sandbox.workspace import Workspace, WritableTrees
 
-_WORDS = {
-    "data_begin": "<<< data begins >>>",
-    "data_end": "<<< data ends >>>",
-    "file_begin": "<<< file begins >>>",
-    "file_end": "<<< file ends >>>",
-}
-_READ = 2**20  # bytes of stdout
-_SETTING = re.compile(r"\(((limits|sandbox)\.(\w+))\)")
+Submission: TypeAlias = Mapping[str, str | bytes | Path]
+"""The content of each field: a text, bytes, or a file."""
+
+NO_COMMIT = "0" * 40
+"""The commit identifier of a working directory."""
+CHECKOUT_NAME, UPLOAD_NAME = "checkout", "upload"
+"""The names in a `place` of the copy of the working directory, and of the submission."""
+
+_THREADS = 3  # two of them poll limits
+_ACCOUNTS = "accounts"  # the directory with passwd and group of the sandbox
+_REAP = 1.0  # seconds between two searches for orphaned processes
+
+
+@attrs.frozen
+class WorkingTreeSource:
+    """The copy of a working directory, in place of a repository."""
+
+    _checkout: Checkout
+
+    def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
+        """Return False: a copy needs no network."""
+        return False
+
+    async def resolve_branch(self, repository: Repository, caller: str) -> str:
+        """Return the OID that stands for no commit."""
+        return NO_COMMIT
+
+    async def check_out_commit(
+        self, repository: Repository, oid: str, caller: str, *, is_retry: bool = False
+    ) -> Checkout:
+        """Return the copy."""
+        return self._checkout
+
+
+def copy_working_tree(root: Path, place: Path, limits: TreeLimits) -> Checkout:
+    """Copy a working directory, without `.git`, into `place`. Blocks. Raises: EvaluationFailure.
+
+    Of the directory `place`, if it is below `root`, nothing is copied, nor are sockets, pipes and
+    devices, which no commit has.
+    """
+    target = place / CHECKOUT_NAME
+    files = size = 0
+    try:
+        target.mkdir(parents=True)
+        for folder, directories, names in os.walk(root, onerror=_raise):
+            parent = Path(folder)
+            directories[:] = [
+                name for name in directories if parent / name not in (root / ".git", place)
+            ]
+            for source in (parent / name for name in (*directories, *names)):
+                status, copy = source.lstat(), target / source.relative_to(root)
+                mode = status.st_mode
+                files += 1
+                size += status.st_size if stat.S_ISREG(mode) else 0
+                limits.check_tree(files, size)
+                if stat.S_ISLNK(mode):
+                    copy.symlink_to(os.readlink(source))
+                elif stat.S_ISDIR(mode):
+                    copy.mkdir()
+                elif stat.S_ISREG(mode):
+                    shutil.copy2(source, copy)
+    except OSError as error:
+        raise EvaluationFailure(
+            "repository", f"{error.filename} cannot be copied: {error.strerror}"
+        ) from None
+    return Checkout(Commit(NO_COMMIT, NO_COMMIT, files, size), target, lambda: None)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def open_context(
+    configuration: Configuration,
+    checkout: Checkout,
+    place: Path,
+    cgroups: CgroupManager,
+    orphans: OrphanReaper,
+    spawner: Spawner,
+    reactor: Any,
+) -> EvaluationContext:
+    """Return the sandbox, threads and limits of evaluations of a checkout, with files in `place`.
+
+    Raises ConfigurationError if the sandbox is not installed.
+    """
+    threads = WorkerThreads.create(reactor, _THREADS, "work")
+    trees = WritableTrees(place / "starter" / "socket")
+    return EvaluationContext(
+        configuration=configuration,
+        clock=reactor,
+        generate_random_bytes=os.urandom,
+        worker_threads=threads,
+        spawner=spawner,
+        checkout_source=WorkingTreeSource(checkout),
+        sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, orphans, trees),
+        limit_monitor=LimitMonitor(reactor, threads, threads),
+        event_memory=EventMemory(configuration.buffers.total),
+        unread_events=make_unread_events_share(configuration.buffers.disk),
+        segment_loader=SegmentLoader(threads),
+    )
+
+
+@contextmanager
+def _run_services(
+    context: EvaluationContext, place: Path, orphans: OrphanReaper, reactor: Any
+) -> Iterator[None]:
+    """Start threads and sandbox; stop them at the end. Blocks.
+
+    Raises SystemExit if the sandbox does not work.
+    """
+    become_subreaper()
+    accounts = place / _ACCOUNTS
+    accounts.mkdir()
+    write_sandbox_files(accounts)
+    check_sandbox_and_log_problems(context.sandbox)
+    reaping = LoopingCall(orphans.reap_ended_orphans)
+    reaping.clock = reactor
+    reaping.start(_REAP)
+    threads, trees = context.worker_threads, context.sandbox.writable_trees
+    threads.start()
+    trees.attach(reactor, threads.run_in_thread, lambda: None)
+    try:
+        yield
+    finally:
+        threads.stop()
+        reaping.stop()
+        trees.close()
+
+
+def _make_evaluation(
+    context: EvaluationContext, place: Path, request: EvaluationRequest, seed: int
+) -> Evaluation:
+    """Return an evaluation that has not begun."""
+    packed, sent = pack_request(request), place / UPLOAD_NAME
+    details = EvaluationDetails("try", packed, seed, upload_directory=sent)
+    log = EventLog(context.event_memory)
+    events = EvaluationEvents(log, "", details.log_name, context.segment_loader)
+    return Evaluation(details, Workspace(place / "evaluation"), context, events)
+
+
+def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:
+    """Write the files of a submission as an upload would lie in `folder`. Blocks.
+
+    Raises OSError.
+    """
+    files = []
+    for field, content in submission.items():
+        name = content.name if isinstance(content, Path) else None
+        file = parse_submission_file(f"submission[{field}]", name)
+        assert file is not None, "a field of the submission"
+        path = folder / "submission" / file.field / file.filename
+        if isinstance(content, Path):
+            content = content.read_bytes()
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        files.append(file)
+    return tuple(files)
+
+
+async def read_pages(
+    evaluation: Evaluation, on_cancel: Callable[[], object]
+) -> AsyncIterator[Page]:
+    """Yield the pages of an evaluation as a client would get them; the next one acknowledges.
+
+    A cancellation calls `on_cancel`, and reading goes on.
+    """
+    after: str | None = None
+    events, limit = evaluation.events, 2**16
+    while True:
+        begin = int(after or 0)
+        batch = await events.read(begin, limit)
+        page = make_page(events.log, after, batch)
+        if page.events.count:
+            yield parse_page(page.encode_json(), after)
+            events.acknowledge(begin + page.events.count)
+        if page.is_last_page:
+            return
+        after = page.end_cursor
+        if not page.events.count:
+            try:
+                await events.change_condition.wait()
+            except CancelledError:
+                on_cancel()
 
 
 def run_try(
@@ -80,7 +263,6 @@ def run_try(
     environment: str | None,
     limits: Mapping[str, str],
     config: Path | None,
-    raw: bool,
     folder: DownloadDirectory | None,
 ) -> NoReturn:
     """Run the evaluator, show its output, and exit with the status. Raises UsageError.
@@ -88,7 +270,6 @@ def run_try(
     The parameters are the arguments and options of the command.
     """
     drawn = draw_seed(os.urandom) if seed is None else seed
-    directory = directory or ""
     with _usage_errors():
         refuse_root("tawebeval try")
         configuration = read_configuration(config)
@@ -106,11 +287,14 @@ def run_try(
             cgroups = open_cgroups(f"try-{os.getpid()}")
             made.callback(cgroups.remove_all_cgroups)
             place = made.enter_context(make_temporary_directory())
+            spawner = Spawner(reactor)
+            orphans = OrphanReaper(reactor, spawner)
+            tree_limits = TreeLimits(MAX_TREE_FILES, configuration.repositories.tree_bytes)
             with _usage_errors():
                 files = write_upload(fields, place / UPLOAD_NAME)
-                trees = WritableTrees(place / "starter" / "socket")
-                surroundings = LocalEnvironment.open(
-                    configuration, root, place, cgroups, trees, reactor
+                checkout = copy_working_tree(root, place, tree_limits)
+                context = open_context(
+                    configuration, checkout, place, cgroups, orphans, spawner, reactor
                 )
                 drop_privileges()
             if configuration.sandbox.kind == "none":
@@ -121,114 +305,67 @@ def run_try(
             request = EvaluationRequest(
                 Repository(Path(os.path.abspath(root)).as_uri()),
                 NO_COMMIT,
-                directory,
+                directory or "",
                 evaluator,
                 drawn,
                 files,
                 limits=chosen,
                 environment=environment,
             )
-            evaluation = LocalEvaluation(request, surroundings, screen, folder, raw)
-            return await evaluation.run()
+            try:
+                made.enter_context(_run_services(context, place, orphans, reactor))
+            except SystemExit as error:  # the sandbox does not work
+                screen.show_message(str(error).removeprefix("tawebeval: "), "red")
+                return WRONG
+            evaluation = _make_evaluation(context, place, request, drawn)
+            return await _show_evaluation(evaluation, screen, folder)
 
     run_reactor(screen, work)
 
 
-@attrs.frozen
-class LocalEvaluation:
-    """One evaluation without a daemon, and its output. `raw` shows stdout as it was printed."""
+async def _show_evaluation(
+    evaluation: Evaluation, screen: Screen, folder: DownloadDirectory | None
+) -> int:
+    """Run an evaluation, show it and return the exit status.
 
-    _request: EvaluationRequest
-    _environment: LocalEnvironment
-    _screen: Screen
-    _folder: DownloadDirectory | None
-    _raw: bool
-
-    async def run(self) -> int:
-        """Run the evaluation and return the exit status."""
-        try:
-            with self._environment.run_services():
-                return await self._attend(self._environment.prepare_evaluation(self._request))
-        except SystemExit as error:  # the sandbox does not work
-            self._screen.show_message(str(error).removeprefix("tawebeval: "), "red")
-            return WRONG
-
-    async def _attend(self, evaluation: Evaluation) -> int:
-        """Run an evaluation and show it. A cancellation stops it, and a second one kills it."""
-        cancelled = False
-
-        def stop() -> None:
-            evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
-
-        def on_cancel() -> None:
-            nonlocal cancelled
-            stop()
-            if cancelled and evaluation.run is not None:
-                evaluation.run.kill()
-            cancelled = True
-
-        last: Event | None = None
-
-        def show(event: Event) -> None:
-            nonlocal last
-            last = event
-            if not self._raw or isinstance(event, ErrorEvent):
-                self._screen.show_event(event)
-
-        raw_output = RawOutput(self._screen) if self._raw else None
-        enter_queue(evaluation, FairQueue(running=1, queued=0))
-        try:
-            with EventDisplay(self._screen, show, self._folder) as display:
-                async for page in read_pages(evaluation, on_cancel):
-                    if raw_output is not None:
-                        raw_output.show_new_output(evaluation.events.stdout)
-                    display.show_page(page)
-                if raw_output is not None:
-                    raw_output.show_new_output(evaluation.events.stdout, is_ended=True)
-        finally:
-            stop()  # stdout may have been lost
-            while not evaluation.cleanup_event.is_set:
-                try:
-                    await evaluation.cleanup_event.wait()
-                except CancelledError:
-                    on_cancel()
-        if last is None:
-            warn_of_empty_stdout(self._screen)
-        error = last if isinstance(last, ErrorEvent) and last.final else None
-        result = evaluation.details.run_result
-        stderr = "" if result is None else result.stderr_text
-        if stderr and (error is None or "stderr" not in error.members):
-            self._screen.show_message("stderr:")
-            self._screen.show_stderr(stderr)
-        if error is not None and (hint := find_hint(error.message, self._request.limits)):
-            self._screen.show_message(f"hint: {hint}", "yellow")
-        self._show_usage(evaluation)
-        return display.status
-
-    def _show_usage(self, evaluation: Evaluation) -> None:
-        result, times = evaluation.details.run_result, evaluation.details.state_times
-        if result is not None and result.exit_status is not None:
-            seconds = times["ended"] - times[EvaluationState.RUNNING.value]
-            memory = evaluation.limits.memory
-            self._screen.show_message(describe_usage(result.usage, seconds, memory))
-
-
-def find_hint(message: str, chosen: ChosenLimits) -> str:
-    """Return how to change the setting that an error names, "" for none.
-
-    `chosen` are the limits of --limit.
+    A cancellation stops the evaluation, and a second one kills it.
     """
-    found = _SETTING.search(message)
-    if found is None:
-        return ""
-    setting, section, name = found.groups()
-    if section == "limits" and name in chosen:
-        return f"to change {setting}, give another value by --limit {name}=VALUE"
-    value = "true" if section == "sandbox" else "VALUE"
-    return (
-        f"to change {setting}, in the file of --config write [{section}] and below it"
-        f" {name} = {value}"
-    )
+    cancelled = False
+
+    def stop() -> None:
+        evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
+
+    def on_cancel() -> None:
+        nonlocal cancelled
+        stop()
+        if cancelled and evaluation.run is not None:
+            evaluation.run.kill()
+        cancelled = True
+
+    enter_queue(evaluation, FairQueue(running=1, queued=0))
+    try:
+        with EventDisplay(screen, folder) as display:
+            async for page in read_pages(evaluation, on_cancel):
+                display.show_page(page)
+    finally:
+        stop()  # stdout may have been lost
+        while not evaluation.cleanup_event.is_set:
+            try:
+                await evaluation.cleanup_event.wait()
+            except CancelledError:
+                on_cancel()
+    if display.last is None:
+        warn_of_empty_stdout(screen)
+    result, times = evaluation.details.run_result, evaluation.details.state_times
+    if result is not None:
+        error = display.final_error
+        if result.stderr_text and (error is None or "stderr" not in error.members):
+            screen.show_message("stderr:")
+            screen.show_stderr(result.stderr_text)
+        if result.exit_status is not None:
+            seconds = times["ended"] - times[EvaluationState.RUNNING.value]
+            screen.show_message(describe_usage(result.usage, seconds, evaluation.limits.memory))
+    return display.status
 
 
 def describe_usage(usage: ResourceUsage, wall_seconds: float, memory_limit: int) -> str:
@@ -269,36 +406,6 @@ def make_temporary_directory() -> Iterator[Path]:
         yield place
     finally:
         remove_tree(place)
-
-
-@attrs.define
-class RawOutput:
-    """An evaluator's stdout on a screen, as it was printed, with words for lines that are markers.
-
-    A partial line, which may become a marker, is shown when it is complete.
-    """
-
-    _screen: Screen
-    _shown: int = 0  # bytes
-
-    def show_new_output(self, stdout: RecordedStdout | None, *, is_ended: bool = False) -> None:
-        """Show what was parsed since the last call. Raises OutputError. Blocks briefly."""
-        if stdout is None:
-            return  # the evaluator has not started
-        words = {getattr(stdout.markers, name): words.encode() for name, words in _WORDS.items()}
-        while True:
-            data = stdout.read_stdout(self._shown, min(stdout.stdout_bytes, self._shown + _READ))
-            end = data.rfind(b"\n") + 1
-            if len(data) == _READ:
-                data = data[: end or _READ]
-            elif not is_ended:
-                data = data[:end]
-            if not data:
-                break
-            self._shown += len(data)
-            lines = [words.get(line, line) for line in data.split(b"\n")]
-            self._screen.show_event(Text(b"\n".join(lines).decode("utf-8", "replace")))
-        self._screen.flush()
 
 
 def run_reactor(screen: Screen, work: Callable[[Any], Awaitable[int]]) -> NoReturn:

@@ -66,7 +66,7 @@ class EvaluateTests(CommandTestCase):
         self.line.service.registry.context.configuration = Configuration(problems={"one": problem})
         shown = self.run_command("problems").stdout
         self.assertRegex(shown, r"\ANAME +FIELDS +TITLE\none +any +T\\u009b\n\Z")
-        (listed,) = json.loads(self.run_command("problems", "--json", "all").stdout)
+        (listed,) = json.loads(self.run_command("problems", "--json").stdout)
         self.assertEqual(listed["name"], "one")
         self.meanwhile = self.end()
         arguments = ("evaluate", "--problem", "one", "--label", "a=b")
@@ -74,7 +74,7 @@ class EvaluateTests(CommandTestCase):
         self.assertEqual((result.exit_code, result.stdout), (0, "hello\n"))
         identifier = self.run_command(*arguments, "--detach", "x=1").stdout.strip()
         self.line.service.world.turn()
-        status = json.loads(self.run_command("status", "--json", "all", identifier).stdout)
+        status = json.loads(self.run_command("status", "--json", identifier).stdout)
         self.assertEqual(status["problem"], "one")
         self.assertRegex(self.run_command("list", "--problem", "one").stdout, r" one +a=b\n")
         self.assertNotIn("one", self.run_command("list", "--problem", "two").stdout)
@@ -97,7 +97,7 @@ class EvaluateTests(CommandTestCase):
             (("--label", "team=a"), []),
             (("--state", "queued"), []),
         ):
-            listed = json.loads(self.run_command("list", *filters, "--json", "all").stdout)
+            listed = json.loads(self.run_command("list", *filters, "--json").stdout)
             self.assertEqual([one["evaluation_id"] for one in listed], found)
 
     def test_evaluation_error_exits_with_status_1(self) -> None:

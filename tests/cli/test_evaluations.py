@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import webbrowser
 from datetime import UTC, datetime
 from typing import Any
 
 from tawebeval.cli.evaluations import format_age, format_row, format_status
-from tawebeval.cli.json_fields import format_json
-from tawebeval.cli.output import summarize_results
+from tawebeval.cli.output import format_json, summarize_results
 from tawebeval.config import Configuration, EnvironmentSettings
 from tawebeval.errors import EvaluationExpired
 from tests.cases.agents import Fate
@@ -26,7 +24,7 @@ class EvaluationsTests(CommandTestCase):
         shown = self.run_command("status", identifier).stdout
         self.assertRegex(shown, r"(?m)^state +running$")
         self.assertNotIn("None", shown)
-        document = json.loads(self.run_command("status", "--json", "all", identifier).stdout)
+        document = json.loads(self.run_command("status", "--json", identifier).stdout)
         self.assertEqual(document["evaluation_id"], identifier)
         self.line.child.complain(b"one\ntwo \x1b[2J\n")
         self.line.child.end(3)
@@ -55,9 +53,7 @@ class EvaluationsTests(CommandTestCase):
         options = ("--seed", "4", "--limit", "cpu=9", "--label", "a=b", "--commit", "d" * 40)
         result = self.run_command("rerun", "--detach", *options, first)
         self.assertEqual(result.exit_code, 0, result.stderr)
-        document = json.loads(
-            self.run_command("status", "--json", "all", result.stdout.strip()).stdout
-        )
+        document = json.loads(self.run_command("status", "--json", result.stdout.strip()).stdout)
         self.assertEqual((document["seed"], document["commit_oid"]), (4, "d" * 40))
         self.assertEqual((document["limits"]["cpu"], document["metadata"]), (9, {"a": "b"}))
         self.line.child.end()
@@ -78,22 +74,10 @@ class EvaluationsTests(CommandTestCase):
         )
         shown = self.run_command("environments").stdout
         self.assertRegex(shown, r"\ANAME +DESCRIPTION\n(?:default .*\n)?java +JDK 21\\u009b x\n\Z")
-        shown = self.run_command("environments", "--json", "name,description").stdout
-        self.assertIn({"name": "java", "description": "JDK 21\x9b\nx"}, json.loads(shown))
-
-    def test_page_is_opened_or_its_url_is_printed(self) -> None:
-        opened: list[str] = []
-        self.patch(webbrowser, "open", lambda url: opened.append(url) or len(opened) < 3)
-        page = "http://127.0.0.1:8080/"
-        for arguments, url in (((), page), (("a/\x9b",), f"{page}#evaluation/a%2F%C2%9B")):
-            self.assertEqual(self.run_command("open", "--print", *arguments).stdout, f"{url}\n")
-            self.assertIn(url, self.run_command("open", *arguments).stderr)
-            self.assertEqual(opened.pop(), url)
-            opened.append("")
-        result = self.run_command("open")
-        self.assertEqual(result.exit_code, 2)
-        self.assertIn(f"no browser is found; open {page}", result.stderr)
-        self.assertEqual(self.line.agent.asked, [])
+        shown = self.run_command("environments", "--json").stdout
+        self.assertIn(
+            {"name": "java", "description": "JDK 21\x9b\nx", "digest": None}, json.loads(shown)
+        )
 
     def test_json_on_a_terminal_has_escaped_control_characters(self) -> None:
         text = "\x9b2J\x7f\u202eü"
@@ -113,13 +97,13 @@ class EvaluationsTests(CommandTestCase):
             lines, identifiers, ("running", "failed: exit"), strict=True
         ):
             self.assertRegex(line, rf"^{identifier}  {verdict} +\d+ d  problem$")
-        listed = json.loads(self.run_command("list", "--json", "all").stdout)
+        listed = json.loads(self.run_command("list", "--json").stdout)
         self.assertEqual([one["evaluation_id"] for one in listed], identifiers)
 
     def test_list_names_daemons_that_do_not_answer(self) -> None:
         self.line.add_silent_peer("b")
         made = self.line.begin()
-        result = self.run_command("list", "--json", "all")
+        result = self.run_command("list", "--json")
         self.assertEqual([one["evaluation_id"] for one in json.loads(result.stdout)], [made])
         self.assertIn("the list is incomplete: no answer from b; try again later", result.stderr)
 
@@ -154,7 +138,7 @@ class EvaluationsTests(CommandTestCase):
             (["--since", "2001-01-01"], [identifier]),
             (["--until", "2001-01-01T00:00:00Z"], []),
         ):
-            listed = json.loads(self.run_command("list", "--json", "all", *options).stdout)
+            listed = json.loads(self.run_command("list", "--json", *options).stdout)
             self.assertEqual([one["evaluation_id"] for one in listed], expected, options)
         for given in ("yesterday", "7", "999999999d", "0001-01-01"):
             result = self.run_command("list", "--since", given)

@@ -1,12 +1,9 @@
-"""`cli.runtime`: server and token, signals, exit statuses."""
+"""`cli.runtime`: signals, exit statuses, and messages about retries."""
 
 from __future__ import annotations
 
-import os
 import signal
-from pathlib import Path
 
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.runtime import (
@@ -15,11 +12,8 @@ from tawebeval.cli.runtime import (
     InterruptHandler,
     RetryMessages,
     ServerAccess,
-    UploadProgressBar,
     run_with_client,
 )
-from tawebeval.config import MIB
-from tawebeval.core.tokens import generate_token
 from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
 from tests.cases.screen import CLEAR, Shown
@@ -128,92 +122,3 @@ class RetryNotesTests(SynchronousTestCase):
             notes.on_retry("no connection", 6.0)
             notes.on_recovery()
         self.assertEqual(shown.notes.getvalue(), "the server answered 429; retrying\n" * 2)
-
-
-class UploadBarTests(SynchronousTestCase):
-    """An upload in pieces."""
-
-    def test_slow_upload_shows_progress_at_most_ten_times_a_second(self) -> None:
-        clock, shown = Clock(), Shown(terminal=True)
-        bar = UploadProgressBar(shown.screen, clock.seconds)
-        for attempt in range(2):
-            shown.out.truncate(0)
-            for sent in range(0, 80 * MIB + 1, MIB):
-                bar.show(sent, 80 * MIB)
-                clock.advance(0.0625)
-            lines = shown.out.getvalue().split(CLEAR)[1:]
-            self.assertEqual(
-                lines[0], f"uploading [{'#' * 6}{'-' * 24}] 20% (16 MiB of 80 MiB)", attempt
-            )
-            self.assertEqual(len(lines), 32)
-
-    def test_short_upload_and_pipe_show_no_progress(self) -> None:
-        for terminal, step in ((True, 0.09), (False, 1.0)):
-            clock, shown = Clock(), Shown(terminal=terminal)
-            bar = UploadProgressBar(shown.screen, clock.seconds)
-            for sent in range(11):
-                bar.show(sent, 10)
-                clock.advance(step)
-            self.assertEqual((shown.out.getvalue(), shown.notes.getvalue()), ("", ""))
-
-
-class ServerTests(CommandTestCase):
-    """Where the server and the token come from."""
-
-    def asked(self, *options: str, **env: str) -> ServerAccess:
-        """Return what is asked."""
-        self.run_command("list", *options, env={f"TAWEBEVAL_{k}": v for k, v in env.items()})
-        assert self.server is not None
-        return self.server
-
-    def test_server_comes_from_option_or_environment_or_is_this_machine(self) -> None:
-        self.assertEqual(self.asked().url, "http://127.0.0.1:8080")
-        self.assertEqual(self.asked(SERVER="https://a/").url, "https://a")
-        self.assertEqual(self.asked("--server", "http://b", SERVER="https://a").url, "http://b")
-
-    def test_token_comes_from_file_or_environment_and_is_not_in_the_repr(self) -> None:
-        one, two = Path(self.mktemp()), Path(self.mktemp())
-        one.write_text("one\n")
-        two.write_text("two\n")
-        self.assertIsNone(self.asked().token)
-        self.assertEqual(self.asked(TOKEN="three").token, "three")
-        self.assertEqual(self.asked(TOKEN="three", TOKEN_FILE=str(two)).token, "two")
-        self.assertEqual(self.asked("--token-file", str(one), TOKEN_FILE=str(two)).token, "one")
-        self.assertNotIn("three", repr(self.asked(TOKEN="three")))
-
-    def test_token_sent_in_clear_text_is_warned_of(self) -> None:
-        for url, token, warns in (
-            ("http://judge.example.org", "t", True),
-            ("http://192.0.2.1:8080", "t", True),
-            ("http://judge.example.org", None, False),
-            ("https://judge.example.org", "t", False),
-            ("http://127.0.0.1:8080", "t", False),
-            ("http://[::1]:8080", "t", False),
-            ("http://localhost", "t", False),
-        ):
-            shown = Shown()
-            ServerAccess(url, token).make_client(shown.screen)
-            secure = url.replace("http:", "https:")
-            warning = f"warning: {url} gets the token in clear text; try {secure}\n"
-            self.assertEqual(shown.notes.getvalue(), warning if warns else "", (url, token))
-
-    def test_invalid_tokens_are_refused(self) -> None:
-        empty = Path(self.mktemp())
-        empty.write_text("\n")
-        for options, env, words in (
-            (["--token-file", str(empty)], {}, "has no token; put the token alone into it"),
-            ([], {"TAWEBEVAL_TOKEN": "a b"}, "TAWEBEVAL_TOKEN: a token is one word"),
-            ([], {"TAWEBEVAL_TOKEN": "a\nb"}, "one word"),
-        ):
-            result = self.run_command("list", *options, env=env)
-            self.assertEqual(result.exit_code, 2)
-            self.assertIn(words, result.stderr)
-
-    def test_unauthorized_caller_learns_how_to_give_a_token(self) -> None:
-        folder = Path(self.mktemp())
-        folder.mkdir()
-        (folder / "tokens").write_text(generate_token("alice", os.urandom)[1])
-        self.line = self.make(tokens=folder / "tokens")
-        result = self.run_command("list")
-        self.assertEqual(result.exit_code, 2)
-        self.assertIn("--token-file", result.stderr)

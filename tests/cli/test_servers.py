@@ -1,27 +1,32 @@
-"""`cli.servers`: the file of servers, and the keyring."""
+"""`cli.servers`: the file of servers, `login`, and which server and token a command uses."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
-import sys
 from pathlib import Path
 
-import keyring
+from click.testing import Result
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.cli import servers
+from tawebeval.cli.runtime import ServerAccess
 from tawebeval.cli.servers import (
-    Keyring,
     StoredServer,
     StoredServers,
+    derive_server_name,
     edit_stored_servers,
     locate_server_file,
     read_servers,
 )
+from tawebeval.core.tokens import generate_token
 from tawebeval.errors import ConfigurationError
-from tests.fakes.keyring import FakeKeyring
+from tests.cases.command import CommandTestCase
+from tests.cases.screen import Shown
 
 URL = "https://judge.example.org"
+OTHER = "https://other.example.org"
 
 
 class FileTests(SynchronousTestCase):
@@ -94,6 +99,13 @@ class FileTests(SynchronousTestCase):
         with self.assertRaises(ConfigurationError), edit_stored_servers(self.path / "x" / "y"):
             self.fail("it cannot be written")
 
+    def test_file_of_another_user_is_refused(self) -> None:
+        self.write()
+        self.patch(os, "geteuid", lambda: 12345)
+        error = self.assertRaises(ConfigurationError, read_servers, self.path)
+        self.assertIn(f"{self.path}: the file belongs to ", str(error))
+        self.assertIn("and the command runs as 12345; remove the file, or set", str(error))
+
     def test_file_lies_in_the_configuration_directory_of_the_user(self) -> None:
         for given, expected in (
             ({"XDG_CONFIG_HOME": "/x"}, "/x/tawebeval/servers.json"),
@@ -108,38 +120,193 @@ class FileTests(SynchronousTestCase):
         self.assertRaises(ConfigurationError, locate_server_file, {})
 
 
-class KeyringTests(SynchronousTestCase):
-    """The keyring."""
+class LoginTests(CommandTestCase):
+    """Several servers."""
 
     def setUp(self) -> None:
-        self.backend = FakeKeyring()
-        self.patch(keyring, "get_keyring", lambda: self.backend)
+        super().setUp()
+        self.path = self.configuration / "tawebeval" / "servers.json"
 
-    def test_token_belongs_to_a_name_and_a_url(self) -> None:
-        stored = StoredServer(URL, keyring=True)
-        found = Keyring.open()
-        found.store_token("judge", URL, "secret")
-        self.assertEqual(stored.read_token("judge"), "secret")
-        for name, url in (("judge", "https://other.example.org"), ("other", URL)):
-            with self.assertRaises(ConfigurationError) as caught:
-                StoredServer(url, keyring=True).read_token(name)
-            self.assertIn(f"tawebeval login --name {name} {url}", str(caught.exception))
-        found.remove_token("judge", URL)
-        found.remove_token("judge", URL)
-        self.assertEqual(self.backend.passwords, {})
+    def login(self, *arguments: str, token: str = "secret") -> Result:
+        """Store a server with a token from stdin."""
+        return self.run_command("login", *arguments, stdin=f"{token}\n".encode())
 
-    def test_missing_and_failing_keyrings_are_reported(self) -> None:
-        self.backend.error = RuntimeError("locked")
-        with self.assertRaises(ConfigurationError) as caught:
-            Keyring.open().get_token("judge", URL)
-        self.assertIn("the keyring does not answer: locked", str(caught.exception))
-        self.backend.priority = 0
-        with self.assertRaises(ConfigurationError) as caught:
-            Keyring.open()
-        self.assertIn("no keyring", str(caught.exception))
-        found = sys.modules["keyring"]
-        self.addCleanup(sys.modules.__setitem__, "keyring", found)
-        sys.modules["keyring"] = None  # type: ignore[assignment]
-        with self.assertRaises(ConfigurationError) as caught:
-            Keyring.open()
-        self.assertIn("pip install 'tawebeval[keyring]'", str(caught.exception))
+    def get_token(self, *options: str, **env: str) -> tuple[str, str | None]:
+        """Return the URL and the token that a command would use."""
+        self.server = None
+        variables = {f"TAWEBEVAL_{name}": value for name, value in env.items()}
+        result = self.run_command("list", *options, env=variables)
+        assert self.server is not None, result.stderr
+        return self.server.url, self.server.token
+
+    def test_token_is_stored_and_logout_removes_it(self) -> None:
+        result = self.login("judge.example.org/")
+        self.assertEqual(result.exit_code, 0, result.stderr)
+        self.assertIn(f"stored {URL} as judge.example.org, the default server", result.stderr)
+        self.assertIn(f"the token is in {self.path}", result.stderr)
+        self.assertEqual(self.get_token(), (URL, "secret"))
+        self.assertEqual(self.run_command("logout").exit_code, 0)
+        self.assertNotIn("secret", self.path.read_text())
+        self.assertEqual(self.get_token(), ("http://127.0.0.1:8080", None))
+        self.assertIn("no default server", self.run_command("logout").stderr)
+        self.assertIn("'x' is not the URL", self.run_command("logout", "x").stderr)
+
+    def test_stored_token_is_sent_to_its_own_server_only(self) -> None:
+        self.login("--name", "one", URL, token="first")
+        self.login("--name", "two", URL, token="second")
+        self.login("--name", "free", OTHER, token="")
+        self.assertEqual(self.get_token("--server", "one"), (URL, "first"))
+        self.assertEqual(self.get_token("--server", "two"), (URL, "second"))
+        self.assertEqual(self.get_token("--server", "free"), (OTHER, None))
+        self.assertEqual(self.get_token("--server", OTHER), (OTHER, None))
+        self.assertEqual(self.get_token("--server", "https://x"), ("https://x", None))
+        self.assertEqual(self.get_token(SERVER="two", TOKEN="x"), (URL, "second"))
+        self.assertEqual(self.get_token(SERVER=URL, TOKEN="x"), (URL, "x"))
+        self.file.write_text("filed")
+        given = ("--server", "two", "--token-file", str(self.file))
+        self.assertEqual(self.get_token(*given), (URL, "filed"))
+        result = self.run_command("list", "--server", URL)
+        self.assertIn(f"several stored servers have the URL {URL}: one, two", result.stderr)
+        self.run_command("logout", "one")
+        self.assertEqual(self.get_token("--server", URL), (URL, "second"))
+        self.login("--name", "two", OTHER, token="third")
+        self.assertNotIn("second", self.path.read_text())
+        result = self.run_command("list", "--server", "three")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("nor the name of a stored server (free, two)", result.stderr)
+
+    def test_servers_are_listed_and_another_one_becomes_the_default(self) -> None:
+        self.login("--name", "one", URL)
+        self.login("--name", "two", OTHER)
+        self.login("--name", "zero", "http://127.0.0.1:1", token="")
+        self.assertEqual(self.run_command("servers", "--default", "two").exit_code, 0)
+        lines = self.run_command("servers").stdout.splitlines()
+        self.assertEqual(
+            [line.split() for line in lines],
+            [
+                ["NAME", "TOKEN", "URL"],
+                ["one", "stored", URL],
+                ["*", "two", "stored", OTHER],
+                ["zero", "none", "http://127.0.0.1:1"],
+            ],
+        )
+        listed = json.loads(self.run_command("servers", "--json").stdout)
+        two = {"name": "two", "url": OTHER, "token": "stored", "default": True}
+        self.assertEqual(listed[1], two)
+        result = self.run_command("servers", "--default", "x")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("'x' is not the URL of a server", result.stderr)
+
+    def test_unwritable_file_stays_and_is_reported(self) -> None:
+        self.login("--name", "one", URL, token="first")
+        stored = self.path.read_text()
+
+        def fail(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        self.patch(servers, "_replace_file", fail)
+        for arguments in (
+            ("login", "--name", "one", URL),
+            ("login", "--name", "two", URL),
+            ("login", "--name", "one", OTHER),
+            ("logout", "one"),
+        ):
+            result = self.run_command(*arguments, stdin=b"second\n")
+            self.assertEqual(result.exit_code, 2, arguments)
+            self.assertIn(f"{self.path}: cannot write the file: No space left", result.stderr)
+            self.assertEqual(self.path.read_text(), stored, arguments)
+
+    def test_token_has_at_most_4096_characters_before_the_line_end(self) -> None:
+        self.assertEqual(self.login(URL, token="x" * 4096).exit_code, 0)
+
+    def test_refused_or_invalid_token_is_not_stored(self) -> None:
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        token, line = generate_token("alice", os.urandom)
+        (folder / "tokens").write_text(line)
+        self.line = self.make(tokens=folder / "tokens", token="wrong")
+        for arguments, typed, words in (
+            ([URL], "wrong", "tawebeval login"),
+            ([URL], "a b", "a token is one word"),
+            ([URL], "\x9b", "a token is one word"),
+            ([URL], "x" * 5000, "at most 4096 characters"),
+            (["--name", "a/b", URL], "x", "cannot be a name"),
+            (["ftp://x"], "x", "is not the URL of a server"),
+        ):
+            result = self.login(*arguments, token=typed)
+            self.assertEqual(result.exit_code, 2, typed)
+            self.assertIn(words, result.stderr)
+            self.assertNotIn("Traceback", result.stderr)
+            self.assertFalse(self.path.exists())
+        self.line = self.make(tokens=folder / "tokens", token=token)
+        self.assertEqual(self.login(URL, token=token).exit_code, 0)
+
+    def test_default_name_is_host_and_port(self) -> None:
+        for url, name in (
+            (URL, "judge.example.org"),
+            ("http://[::1]:8080/x", "1--8080"),
+            (f"https://{'x' * 70}", "x" * 64),
+        ):
+            self.assertEqual(derive_server_name(url), name)
+
+
+class ServerTests(CommandTestCase):
+    """Where the server and the token come from."""
+
+    def asked(self, *options: str, **env: str) -> ServerAccess:
+        """Return what is asked."""
+        self.run_command("list", *options, env={f"TAWEBEVAL_{k}": v for k, v in env.items()})
+        assert self.server is not None
+        return self.server
+
+    def test_server_comes_from_option_or_environment_or_is_this_machine(self) -> None:
+        self.assertEqual(self.asked().url, "http://127.0.0.1:8080")
+        self.assertEqual(self.asked(SERVER="https://a/").url, "https://a")
+        self.assertEqual(self.asked("--server", "http://b", SERVER="https://a").url, "http://b")
+
+    def test_token_comes_from_file_or_environment_and_is_not_in_the_repr(self) -> None:
+        one, two = Path(self.mktemp()), Path(self.mktemp())
+        one.write_text("one\n")
+        two.write_text("two\n")
+        self.assertIsNone(self.asked().token)
+        self.assertEqual(self.asked(TOKEN="three").token, "three")
+        self.assertEqual(self.asked(TOKEN="three", TOKEN_FILE=str(two)).token, "two")
+        self.assertEqual(self.asked("--token-file", str(one), TOKEN_FILE=str(two)).token, "one")
+        self.assertNotIn("three", repr(self.asked(TOKEN="three")))
+
+    def test_token_sent_in_clear_text_is_warned_of(self) -> None:
+        for url, token, warns in (
+            ("http://judge.example.org", "t", True),
+            ("http://192.0.2.1:8080", "t", True),
+            ("http://judge.example.org", None, False),
+            ("https://judge.example.org", "t", False),
+            ("http://127.0.0.1:8080", "t", False),
+            ("http://[::1]:8080", "t", False),
+            ("http://localhost", "t", False),
+        ):
+            shown = Shown()
+            ServerAccess(url, token).make_client(shown.screen)
+            secure = url.replace("http:", "https:")
+            warning = f"warning: {url} gets the token in clear text; try {secure}\n"
+            self.assertEqual(shown.notes.getvalue(), warning if warns else "", (url, token))
+
+    def test_invalid_tokens_are_refused(self) -> None:
+        empty = Path(self.mktemp())
+        empty.write_text("\n")
+        for options, env, words in (
+            (["--token-file", str(empty)], {}, "has no token; put the token alone into it"),
+            ([], {"TAWEBEVAL_TOKEN": "a b"}, "TAWEBEVAL_TOKEN: a token is one word"),
+            ([], {"TAWEBEVAL_TOKEN": "a\nb"}, "one word"),
+        ):
+            result = self.run_command("list", *options, env=env)
+            self.assertEqual(result.exit_code, 2)
+            self.assertIn(words, result.stderr)
+
+    def test_unauthorized_caller_learns_how_to_give_a_token(self) -> None:
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        (folder / "tokens").write_text(generate_token("alice", os.urandom)[1])
+        self.line = self.make(tokens=folder / "tokens")
+        result = self.run_command("list")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("--token-file", result.stderr)

@@ -1,118 +1,48 @@
-"""`cli.try_run`: the raw view of stdout, and the temporary directory."""
+"""`cli.try_run`: an evaluation without a daemon, and the end of work in a reactor."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import socket
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
+from click.testing import CliRunner
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli import try_run
-from tawebeval.cli.output import OutputError
+from tawebeval.cli import main
 from tawebeval.cli.try_run import (
-    RawOutput,
+    await_exit_status,
+    copy_working_tree,
     describe_usage,
-    find_hint,
     make_temporary_directory,
+    read_pages,
+    write_upload,
 )
-from tawebeval.core.segi import Markers
+from tawebeval.client import EvaluationError as ErrorEvent
+from tawebeval.client import Event, Text
+from tawebeval.config import Configuration, EventBufferSettings
+from tawebeval.core import event_log
+from tawebeval.core.event_log import EventLog, EventsEvicted
+from tawebeval.core.form import SubmissionFile, pack_request
+from tawebeval.deferreds import FairQueue
+from tawebeval.errors import EvaluationFailure, InvalidField
+from tawebeval.evaluations.details import EvaluationDetails
+from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.reading import EvaluationEvents
+from tawebeval.evaluations.starting import enter_queue
+from tawebeval.git.fetch_limits import TreeLimits
 from tawebeval.linux.cgroups import ResourceUsage
+from tawebeval.sandbox.workspace import Workspace
 from tests.cases.screen import Shown
-from tests.fakes.world import straw
-
-MARKERS = Markers.generate(straw())
-WORDS = {
-    MARKERS.data_begin.decode(): "<<< data begins >>>",
-    MARKERS.data_end.decode(): "<<< data ends >>>",
-    MARKERS.file_begin.decode(): "<<< file begins >>>",
-    MARKERS.file_end.decode(): "<<< file ends >>>",
-}
-
-OUTPUT = st.lists(
-    st.one_of(
-        st.sampled_from([*WORDS, "\n", "~", "~tawebeval:", "x", " ", "ü", "\r"]),
-        st.sampled_from(list(WORDS)).map(lambda marker: f"\n{marker}\n"),
-        st.text(max_size=3),
-    )
-).map("".join)
+from tests.fakes.world import World, make_request
 
 
-class FakeStdout:
-    """The stdout of an evaluator, in memory."""
-
-    markers = MARKERS
-
-    def __init__(self, content: bytes = b"") -> None:
-        self.content = content
-        self.stdout_bytes = len(content)
-
-    def read_stdout(self, begin: int, end: int) -> bytes:
-        return self.content[begin:end]
-
-
-class RawOutputTests(SynchronousTestCase):
-    @given(OUTPUT, st.lists(st.integers(0, 100), max_size=5))
-    def test_lines_that_are_markers_become_words_and_nothing_else_changes(
-        self, output: str, sizes: list[int]
-    ) -> None:
-        shown, stdout = Shown(), FakeStdout(output.encode())
-        raw = RawOutput(shown.screen)
-        for size in sorted(sizes):
-            stdout.stdout_bytes = min(size, len(stdout.content))
-            raw.show_new_output(stdout)
-        stdout.stdout_bytes = len(stdout.content)
-        raw.show_new_output(stdout, is_ended=True)
-        expected = "\n".join(WORDS.get(line, line) for line in output.split("\n"))
-        self.assertEqual(shown.out.getvalue(), expected)
-
-    def test_partial_line_waits_for_its_end_unless_it_is_long(self) -> None:
-        self.patch(try_run, "_READ", 100)
-        shown, stdout = Shown(), FakeStdout(b"one\ntw")
-        raw = RawOutput(shown.screen)
-        raw.show_new_output(stdout)
-        self.assertEqual(shown.out.getvalue(), "one\n")
-        stdout.content += b"o" * 100
-        stdout.stdout_bytes = len(stdout.content)
-        raw.show_new_output(stdout)
-        self.assertEqual(shown.out.getvalue(), "one\ntw" + "o" * 98)
-        raw.show_new_output(stdout, is_ended=True)
-        self.assertEqual(shown.out.getvalue(), "one\ntw" + "o" * 100)
-
-    def test_invalid_utf_8_is_replaced(self) -> None:
-        shown = Shown()
-        RawOutput(shown.screen).show_new_output(FakeStdout(b"\xff\xc3"), is_ended=True)
-        self.assertEqual(shown.out.getvalue(), "\ufffd\ufffd")
-
-    def test_broken_screen_is_an_error_and_an_evaluator_that_never_started_is_none(self) -> None:
-        shown = Shown()
-        shown.out.broken = True
-        raw = RawOutput(shown.screen)
-        raw.show_new_output(None)
-        self.assertRaises(OutputError, raw.show_new_output, FakeStdout(b"a\n"))
-
-
-class HintTests(SynchronousTestCase):
-    def test_hint_names_the_setting_of_the_error(self) -> None:
-        where = "in the file of --config write"
-        for message, hint in (
-            ("it failed", ""),
-            (
-                "it used over 512 MiB of memory (limits.memory)",
-                f"to change limits.memory, {where} [limits] and below it memory = VALUE",
-            ),
-            (
-                "status 1; the sandbox has no network (sandbox.network)",
-                f"to change sandbox.network, {where} [sandbox] and below it network = true",
-            ),
-            (
-                "it ran for over 1 second (limits.wall_clock)",
-                "to change limits.wall_clock, give another value by --limit wall_clock=VALUE",
-            ),
-        ):
-            self.assertEqual(find_hint(message, {"wall_clock": 1}), hint)
-
+class UsageTests(SynchronousTestCase):
     def test_usage_has_what_the_machine_can_measure(self) -> None:
         self.assertEqual(
             describe_usage(ResourceUsage(0.5, 3 * 2**20), 1.239, 2**29),
@@ -131,3 +61,237 @@ class ScratchTests(SynchronousTestCase):
             (place / "a").mkdir()
             self.assertEqual(list(around.iterdir()), [place])
         self.assertEqual(list(around.iterdir()), [])
+
+
+class WorkingTreeTests(SynchronousTestCase):
+    """Copies."""
+
+    def setUp(self) -> None:
+        self.base = Path(self.mktemp()).resolve()
+        self.root = self.base / "problem"
+        (self.root / "inner" / "empty").mkdir(parents=True)
+        (self.root / "run.sh").write_text("true\n")
+        (self.root / "run.sh").chmod(0o755)
+        (self.root / "inner" / "data").write_bytes(b"\0" * 1000)
+        (self.root / "link").symlink_to("inner")
+        (self.root / "dangling").symlink_to("/nonexistent")
+
+    def copy(self, files: int = 100, size: int = 10_000, place: Path | None = None) -> Path:
+        """Return the copy in a place; `files` and `size` are the limits."""
+        place = place or self.base / "place"
+        checkout = copy_working_tree(self.root, place, TreeLimits(files, size))
+        self.commit = checkout.commit
+        return checkout.path
+
+    def test_copy_keeps_modes_links_and_empty_directories(self) -> None:
+        tree = self.copy()
+        self.assertEqual((tree / "inner" / "data").read_bytes(), b"\0" * 1000)
+        self.assertTrue(os.access(tree / "run.sh", os.X_OK))
+        self.assertEqual(os.readlink(tree / "link"), "inner")
+        self.assertEqual(os.readlink(tree / "dangling"), "/nonexistent")
+        self.assertEqual(list((tree / "inner" / "empty").iterdir()), [])
+        self.assertEqual((self.commit.file_count, self.commit.size), (6, 1005))
+        (tree / "run.sh").write_text("changed")
+        shutil.rmtree(tree / "inner")
+        self.assertEqual((self.root / "run.sh").read_text(), "true\n")
+        self.assertTrue((self.root / "inner" / "data").exists())
+
+    def test_copy_is_without_git_directory_and_special_files(self) -> None:
+        (self.root / ".git").mkdir()
+        (self.root / "inner" / ".git").mkdir()
+        os.mkfifo(self.root / "pipe")
+        with socket.socket(socket.AF_UNIX) as listening:
+            self.addCleanup(os.chdir, os.getcwd())
+            os.chdir(self.root)  # for paths of sockets are short
+            listening.bind("socket")
+        (self.root / "workplace").mkdir()
+        tree = self.copy(place=self.root / "workplace")
+        self.assertEqual(
+            sorted(path.name for path in tree.iterdir()), ["dangling", "inner", "link", "run.sh"]
+        )
+        self.assertTrue((tree / "inner" / ".git").is_dir())
+
+    def test_too_large_tree_is_refused_before_it_is_copied_whole(self) -> None:
+        for limits in ({"files": 3}, {"size": 500}):
+            error = self.assertRaises(EvaluationFailure, self.copy, **limits)
+            self.assertEqual(error.reason, "repository")
+            shutil.rmtree(self.base / "place")
+
+    def test_what_cannot_be_copied_is_named(self) -> None:
+        def copy(source: Path, target: Path) -> None:
+            raise PermissionError(13, "Permission denied", str(source))
+
+        patched = self.patch(shutil, "copy2", copy)
+        error = self.assertRaises(EvaluationFailure, self.copy)
+        self.assertIn(f"{self.root}/run.sh cannot be copied: Permission denied", str(error))
+        patched.restore()
+        self.root = self.base / "gone"
+        shutil.rmtree(self.base / "place")
+        self.assertIn(f"{self.root} cannot", str(self.assertRaises(EvaluationFailure, self.copy)))
+
+
+class UploadTests(SynchronousTestCase):
+    """Submissions."""
+
+    def test_upload_lies_where_the_daemon_would_put_it(self) -> None:
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        (folder / "a b.py").write_bytes(b"\xff")
+        fields = {"source": folder / "a b.py", "language": "ü", "stdin": b"\r\n"}
+        self.assertEqual(
+            write_upload(fields, folder / "upload"),
+            (
+                SubmissionFile("source", "a b.py"),
+                SubmissionFile("language", "language.txt"),
+                SubmissionFile("stdin", "stdin.txt"),
+            ),
+        )
+        submission = folder / "upload" / "submission"
+        self.assertEqual((submission / "source" / "a b.py").read_bytes(), b"\xff")
+        self.assertEqual((submission / "language" / "language.txt").read_text(), "ü")
+        self.assertEqual((submission / "stdin" / "stdin.txt").read_bytes(), b"\r\n")
+        self.assertRaises(OSError, write_upload, {"source": folder / "none"}, folder / "other")
+        self.assertRaises(InvalidField, write_upload, {"source": folder / ".."}, folder / "other")
+
+
+class PagesTests(SynchronousTestCase):
+    """Events."""
+
+    def setUp(self) -> None:
+        self.world = World(configuration=Configuration(buffers=EventBufferSettings(total=2048)))
+        folder = Path(self.mktemp()).resolve()
+        (folder / "upload").mkdir(parents=True)
+        details = EvaluationDetails(
+            "try", pack_request(make_request()), 7, upload_directory=folder / "upload"
+        )
+        context = self.world.context()
+        self.events = EvaluationEvents(
+            EventLog(context.event_memory), "", details.log_name, context.segment_loader
+        )
+        workspace = Workspace(folder / "evaluation")
+        self.evaluation = Evaluation(details, workspace, context, self.events)
+        self.found: list[Event] = []
+        self.cancelled: list[bool] = []
+        self.lines = [b"line %d\n" % number for number in range(2000)]
+
+    async def read(self) -> None:
+        """Read all events."""
+        on_cancel = partial(self.cancelled.append, True)
+        async for page in read_pages(self.evaluation, on_cancel):
+            self.found.extend(page.events)
+
+    def print(self) -> None:
+        """Begin the evaluation, and print all lines."""
+        enter_queue(self.evaluation, FairQueue(running=1, queued=0))
+        for index in range(0, len(self.lines), 100):
+            self.world.child.print(b"".join(self.lines[index : index + 100]))
+            self.world.turn()
+            self.assertFalse(self.world.child.paused)
+
+    def check_whole(self) -> None:
+        """Hold that all events have come, with the end, and that none is left."""
+        *printed, last = self.found
+        texts = [event.text for event in printed if isinstance(event, Text)]
+        self.assertEqual("".join(texts).encode(), b"".join(self.lines))
+        assert isinstance(last, ErrorEvent)
+        self.assertEqual(last.members["status"], 3)
+        self.assertTrue(self.evaluation.cleanup_event.is_set)
+        self.assertEqual(self.events.log.begin_cursor, self.events.log.end_cursor)
+
+    def test_pages_are_complete_beyond_the_buffer_and_despite_cancellations(self) -> None:
+        reading = Deferred.fromCoroutine(self.read())
+        self.print()
+        for _ in range(2):
+            reading.cancel()
+        self.assertNoResult(reading)
+        self.assertEqual(len(self.cancelled), 2)
+        self.world.child.end(3)
+        self.world.turn()
+        self.successResultOf(reading)
+        self.check_whole()
+
+    def test_events_that_have_left_memory_are_read_again(self) -> None:
+        self.patch(event_log, "MIN_SEGMENT_BYTES", 500)
+        self.patch(event_log, "MAX_SEGMENT_BYTES", 500)
+        self.print()
+        self.world.child.end(3)
+        self.world.turn()
+        self.assertRaises(EventsEvicted, self.events.read_now, 0, 1)
+        self.successResultOf(Deferred.fromCoroutine(self.read()))
+        self.check_whole()
+
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class InlineReactor:
+    """A reactor that makes calls at once."""
+
+    def callFromThread(self, call: object) -> None:
+        """Make the call."""
+        assert callable(call)
+        call()
+
+
+class ExitStatusTests(SynchronousTestCase):
+    """Work that signals of this process cancel."""
+
+    def setUp(self) -> None:
+        for number in NUMBERS:
+            self.addCleanup(signal.signal, number, signal.getsignal(number))
+            signal.signal(number, signal.SIG_DFL)
+
+    def test_each_signal_cancels_again_and_the_first_decides_the_status(self) -> None:
+        for first, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 0)):
+            cancelled = 0
+
+            async def work() -> int:
+                nonlocal cancelled
+                while cancelled < 3:
+                    try:
+                        await Deferred()
+                    except CancelledError:
+                        cancelled += 1
+                return 0
+
+            ending = Deferred.fromCoroutine(
+                await_exit_status(Shown().screen, work(), InlineReactor())
+            )
+            for number in (first, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+                signal.raise_signal(number)
+            self.assertEqual(self.successResultOf(ending), status)
+            for number in NUMBERS:
+                self.assertEqual(signal.getsignal(number), signal.SIG_DFL)
+
+    def test_interruption_and_unreadable_file_are_reported(self) -> None:
+        async def wait() -> int:
+            await Deferred()
+            return 0
+
+        async def read() -> int:
+            raise PermissionError(13, "Permission denied", "a.py")
+
+        shown = Shown()
+        ending = Deferred.fromCoroutine(await_exit_status(shown.screen, wait(), InlineReactor()))
+        signal.raise_signal(signal.SIGINT)
+        self.assertEqual(self.successResultOf(ending), 130)
+        ending = Deferred.fromCoroutine(await_exit_status(shown.screen, read(), InlineReactor()))
+        self.assertEqual(self.successResultOf(ending), 2)
+        self.assertEqual(shown.notes.getvalue(), "interrupted\na.py: Permission denied\n")
+
+
+class DirectoryTests(SynchronousTestCase):
+    def test_path_that_is_no_directory_is_named(self) -> None:
+        root = Path(self.mktemp())
+        root.mkdir()
+        (root / "loop").symlink_to("loop")
+        (root / "file").touch()
+        for name, words in (
+            ("loop", "too many levels of symbolic links"),
+            ("file", "not a directory"),
+            ("none", "no such file or directory"),
+        ):
+            arguments = ["try", str(root / name), "--evaluator", "true", "x=1"]
+            result = CliRunner().invoke(main, arguments)
+            self.assertEqual(result.exit_code, 2, result.exception)
+            self.assertIn(f"{name}: {words}", " ".join(result.output.split()))

@@ -112,14 +112,13 @@ class TryTests(TestCase):
         (self.root / "evaluate").chmod(0o644)
         network = python("import socket; socket.getaddrinfo('example.org', 80)")
         stray = "printf x; echo $EVALUATION_DATA_BEGIN; echo 1; echo $EVALUATION_DATA_END"
-        for command, options, status, words in (
-            ("./evaluate", (), 1, "permission denied: run `chmod +x ./evaluate`"),
-            (network, (), 1, "hint: to change sandbox.network, in the file of --config write"),
-            (python("raise MemoryError"), (), 1, "hint: to change limits.memory, in the file"),
-            (stray, (), 0, "warning: EVALUATION_DATA_BEGIN is not at the start of a line"),
-            (stray, ("--raw",), 0, "warning: EVALUATION_DATA_BEGIN is not at the start of a line"),
+        for command, status, words in (
+            ("./evaluate", 1, "permission denied: run `chmod +x ./evaluate`"),
+            (network, 1, "(sandbox.network)"),
+            (python("raise MemoryError"), 1, "(limits.memory)"),
+            (stray, 0, "warning: EVALUATION_DATA_BEGIN is not at the start of a line"),
         ):
-            done = await self.attempt(command, *options)
+            done = await self.attempt(command)
             self.assertEqual(done.returncode, status, done.stderr)
             self.assertIn(words, done.stderr)
 
@@ -129,12 +128,9 @@ class TryTests(TestCase):
         done = await self.attempt("sleep 600", "--config", str(settings))
         self.assertEqual(done.returncode, 1)
         self.assertIn("it ran for over 0.5 seconds (limits.wall_clock)", done.stderr)
-        hint = "hint: to change limits.wall_clock, in the file of --config write [limits] and below"
-        self.assertIn(f"{hint} it wall_clock = VALUE\n", done.stderr)
         options = ("--config", str(settings), "--limit")
         done = await self.attempt("sleep 60", *options, "wall_clock=0.2")
         self.assertIn("it ran for over 0.2 seconds (limits.wall_clock)", done.stderr)
-        self.assertIn("hint: to change limits.wall_clock, give another value by", done.stderr)
         done = await self.attempt("sleep 60", *options, "wall_clock=1")
         words = (
             "limits[wall_clock]: 1 s is over the maximum, 0.5 s (limits.maximum.wall_clock),"
@@ -142,19 +138,6 @@ class TryTests(TestCase):
         )
         self.assertEqual(done.returncode, 2)
         self.assertIn(words, " ".join(done.stderr.split()))
-
-    async def test_raw_output_is_shown_byte_by_byte(self) -> None:
-        done = await self.attempt(BLOCK, "--raw")
-        self.assertEqual(
-            done.stdout, 'text\n<<< data begins >>>\n{"n": 1.50}\n<<< data ends >>>\nmore\n'
-        )
-        self.assertEqual(done.returncode, 0)
-        self.assertRegex(done.stderr, f"^{USED}$")
-        done = await self.attempt("echo a; exit 2", "--raw")
-        self.assertEqual((done.returncode, done.stdout), (1, "a\n"))
-        self.assertIn("status 2", done.stderr)
-        done = await self.attempt("true", "--raw", "--events")
-        self.assertEqual(done.returncode, 2)
 
     async def attempt_in_terminal(self, command: str, *more: str) -> Terminal:
         """Return a trial that runs: it has printed `ready`."""
@@ -183,21 +166,20 @@ class TryTests(TestCase):
         self.assertEqual(await terminal.end(), 1, terminal.shown)
 
     async def test_closed_stdout_ends_the_trial(self) -> None:
-        for more in ([], ["--raw"]):
-            program = subprocess.Popen(
-                [*COMMAND, "try", str(self.root), *BY, "--evaluator", "yes", "x=1", *more],
-                env=environment("http://127.0.0.1:9", TMPDIR=str(self.scratch)),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            self.pids.add(program.pid)
-            assert program.stdout is not None and program.stderr is not None
-            self.assertEqual(await deferToThread(program.stdout.read, 2), b"y\n")
-            program.stdout.close()
-            said = await deferToThread(program.stderr.read)
-            program.stderr.close()
-            self.assertEqual(await deferToThread(program.wait), 141)
-            self.assertNotIn(b"Traceback", said)
+        program = subprocess.Popen(
+            [*COMMAND, "try", str(self.root), *BY, "--evaluator", "yes", "x=1"],
+            env=environment("http://127.0.0.1:9", TMPDIR=str(self.scratch)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.pids.add(program.pid)
+        assert program.stdout is not None and program.stderr is not None
+        self.assertEqual(await deferToThread(program.stdout.read, 2), b"y\n")
+        program.stdout.close()
+        said = await deferToThread(program.stderr.read)
+        program.stderr.close()
+        self.assertEqual(await deferToThread(program.wait), 141)
+        self.assertNotIn(b"Traceback", said)
 
     async def test_usage_errors_exit_with_2(self) -> None:
         settings = self.folder / "tawebeval.toml"
