@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -13,10 +14,9 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.cli import main as command
 from tawebeval.config import CallerSettings, Configuration
-from tawebeval.daemon import control_socket
+from tawebeval.core.tokens import generate_token
 from tawebeval.daemon.reload import compute_stop_timeout
 from tawebeval.daemon.tap import Options
-from tawebeval.reloadable import ReloadResult
 from tawebeval.sandbox.seccomp import ALLOWED_CALLS
 from tawebeval.web.auth import find_token_file
 from tests.cases.documented import doctors, properties
@@ -70,22 +70,38 @@ class UnitTests(SynchronousTestCase):
         self.assertEqual(options["config"], "/etc/tawebeval/tawebeval.toml")
         self.assertEqual(options["listen"], ("systemd:domain=INET:index=0",))
 
-    def test_reload_finds_the_control_socket(self) -> None:
-        service = read_unit("tawebeval.service")["Service"]
-        program, *arguments = shlex.split(service["ExecReload"])
-        self.assertEqual(program, f"{PROGRAMS}/tawebeval")
-        environment = {"RUNTIME_DIRECTORY": f"/run/{service['RuntimeDirectory']}"}
-        asked: list[Path] = []
+    def test_reload_checks_the_configuration_of_the_start_before_the_signal(self) -> None:
+        text = (UNITS / "tawebeval.service").read_text()
+        checking, signalling = re.findall("^ExecReload=(.*)$", text, re.MULTILINE)
+        program, name, *arguments = shlex.split(checking)
+        self.assertEqual((program, name), (f"{PROGRAMS}/tawebeval", "check"))
+        started = Options()
+        started.parseOptions(
+            shlex.split(read_unit("tawebeval.service")["Service"]["ExecStart"])[4:]
+        )
+        self.assertEqual(arguments, ["--config", started["config"]])
+        self.assertEqual(shlex.split(signalling), ["/bin/sh", "-c", "kill -HUP ${MAINPID}"])
 
-        def order(path: Path, *_: object) -> ReloadResult:
-            asked.append(path)
-            return ReloadResult()
-
-        self.patch(control_socket, "request_reload", order)
-        for given in (environment, {}):
-            ended = CliRunner().invoke(command, arguments, env={"RUNTIME_DIRECTORY": None, **given})
-            self.assertEqual(ended.exit_code, 0, ended.output)
-        self.assertEqual(asked, [control_socket.find_control_socket(environment)] * 2)
+    def test_check_tells_a_mistake_by_its_exit_status(self) -> None:
+        file, tokens = (Path(self.mktemp()).absolute() for _ in range(2))
+        for text, content, message in (
+            (f"callers.tokens = '{tokens}'", generate_token("bob", os.urandom)[1], ""),
+            (f"callers.tokens = '{tokens}'", "bob", "line 1"),
+            (f"callbacks.secrets = '{tokens}'", "bob", "line 1"),
+            (f"metrics.tokens = '{tokens}'", "bob", "line 1"),
+            ("log.level = 'loud'", "", "log.level: "),
+            ("environments.a.root = '/nonexistent'", "", "environments.a.root: "),
+            (
+                "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\npassword_file = '/no'",
+                "",
+                "password_file: ",
+            ),
+        ):
+            file.write_text(text)
+            tokens.write_text(content)
+            ended = CliRunner().invoke(command, ["check", "--config", str(file)])
+            self.assertEqual(ended.exit_code, 2 if message else 0, ended.output)
+            self.assertIn(message, ended.output)
 
     def test_directories_are_those_of_systemd(self) -> None:
         service = read_unit("tawebeval.service")["Service"]

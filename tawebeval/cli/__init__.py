@@ -14,7 +14,7 @@ They share
 `tawebeval try` needs no server: `try_run` runs one `Evaluation` with the daemon's own sandbox and
 limits on a copy of a working directory, and its events go through the same `Screen`.
 
-`operator_commands` has the commands of an operator: `serve`, `starter`, `doctor`, `reload`,
+`operator_commands` has the commands of an operator: `serve`, `starter`, `doctor`, `check`,
 `token` and `environment`. They import the daemon only when they run.
 
 Nothing in the package imports `cli`. The console script `tawebeval` and `scripts/manpages` call

@@ -1,4 +1,4 @@
-"""The commands of an operator: `serve`, `starter`, `doctor`, `reload`, `token`, `environment`."""
+"""The commands of an operator: `serve`, `starter`, `doctor`, `check`, `token`, `environment`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from tawebeval.sandbox.environment_store import EnvironmentStore
 
 _COLOURS = ("green", "yellow", "red")
-_CONTROL_SOCKET = Path("/run/tawebeval/control")  # that of the systemd unit
 _STARTER_DIRECTORY = "/run/tawebeval-starter"
-_TIMEOUT = 60.0  # seconds for a reload; files may lie on a slow network
 
 _WEAKER = (
     "the daemon starts, and you can try it; mend what is weaker before other people submit programs"
@@ -187,37 +185,26 @@ def doctor(config: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.option(
-    "--socket",
-    type=click.Path(path_type=Path),
-    help="Use this control socket, not $RUNTIME_DIRECTORY/control or /run/tawebeval/control.",
-)
-def reload(socket: Path | None) -> None:
-    """Reload tokens, secrets and some settings of a systemd service.
+@CONFIG_OPTION
+@USER_OPTION
+def check(config: Path | None) -> None:
+    """Check the configuration and the files of tokens, secrets and passwords that it names.
 
-    The settings are environments, problems and log.level; the others need a restart. The command
-    waits for the result. An error in one file leaves all settings unchanged.
-    `systemctl reload tawebeval` runs this command; run it as root or as the daemon's user. A
-    daemon without systemd has no control socket: send it SIGHUP, and read its log.
+    `systemctl reload tawebeval` runs this command first, and reloads only if all files are valid.
 
     \b
     The exit status is
-      0    all files are reloaded; the output lists the settings that need a restart
-      1    a file is invalid; nothing has changed
-      3    no daemon runs, or it does not answer within 60 seconds
+      0    all files are valid
+      2    a file is invalid
     """  # noqa: D301  (\b keeps click from filling the lines)
-    # Imported late: it imports what services are made of.
-    from tawebeval.daemon.control_socket import find_control_socket, request_reload
+    # Imported late: it imports what the daemon is made of.
+    from tawebeval.daemon.reload import check_files
 
     try:
-        place = socket or find_control_socket(os.environ) or _CONTROL_SOCKET
-        outcome = request_reload(place, _TIMEOUT)
+        check_files(config)
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
-        raise SystemExit(3) from None
-    for said in outcome.error_messages or outcome.operator_notes:
-        click.echo(f"tawebeval: {said}", err=True)
-    raise SystemExit(1 if outcome.error_messages else 0)
+        raise SystemExit(2) from None
 
 
 @click.group()
@@ -333,7 +320,7 @@ def import_(name: str, archive: Path, config: Path | None) -> None:
             click.echo(f"tawebeval: warning: {warning}", err=True)
         found = "imported" if root.was_added else "the store has this content already"
         click.echo(f"{found}: {root.digest}", err=True)
-        click.echo("add to the configuration, then run `tawebeval reload`:", err=True)
+        click.echo("add to the configuration, then run `systemctl reload tawebeval`:", err=True)
         click.echo(table.replace("sha256-", root.digest), nl=False)
 
 
@@ -367,7 +354,7 @@ def remove(digest: str, config: Path | None) -> None:
             if Path(one.root).name.startswith(digest):
                 raise ConfigurationError(
                     f"environments.{name} uses this root",
-                    "remove the table from the configuration, and run `tawebeval reload`",
+                    "remove the table from the configuration, and run `systemctl reload tawebeval`",
                 )
         store.remove_root(digest)
 

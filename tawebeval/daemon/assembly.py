@@ -37,7 +37,6 @@ from tawebeval.core.evaluations import IdentifierIssuer
 from tawebeval.core.event_log import EventMemory
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.tokens import LinkSigner
-from tawebeval.daemon.control_socket import ControlSocket, find_control_socket
 from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.metrics import (
     SANDBOX_PROBE_PERIOD,
@@ -851,10 +850,10 @@ class DaemonBuilder:
         if self.archive is not None:
             yield make_periodic_timer((self.archive.begin_removal,), self.reactor, _REMOVAL_PERIOD)
 
-    def make_reload_services(
+    def make_reload_service(
         self, daemon: Daemon, file: ConfigurationFile, notifier: SystemdNotifier
-    ) -> Iterator[Service]:
-        """Yield the services that reload `file` and the files that it names."""
+    ) -> ReloadService:
+        """Return the service that reloads `file` and the files that it names."""
         on_reload = (daemon.apply_log_level, self.startup.lock_environments)
         sources = (
             ReloadableConfiguration(file, self.context, on_reload),
@@ -863,11 +862,7 @@ class DaemonBuilder:
             self.health_and_metrics.metrics_authentication,
             self.keyring,
         )
-        reloader = ReloadService(sources, self.credentials_directory, notifier, self.reactor)
-        yield reloader
-        path = find_control_socket(os.environ)
-        if path is not None:
-            yield ControlSocket(path, reloader.reload_files, self.reactor)
+        return ReloadService(sources, self.credentials_directory, notifier, self.reactor)
 
     def make_watchdog(self, notifier: SystemdNotifier) -> Watchdog:
         """Return the service that reports to systemd."""
@@ -901,7 +896,7 @@ def build_daemon(
     notifier = find_notifier(os.environ)
     endpoints = dict.fromkeys(configuration.listen)  # without duplicates
     services = chain(
-        parts.make_reload_services(daemon, file or ConfigurationFile(), notifier),
+        (parts.make_reload_service(daemon, file or ConfigurationFile(), notifier),),
         (parts.reactor_lag,),
         parts.make_timers(),
         (make_listener(each, parts.site, reactor, configuration.http) for each in endpoints),

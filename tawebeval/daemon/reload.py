@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import attrs
 import msgspec
 from twisted.application.service import Service
-from twisted.internet.task import LoopingCall
+from twisted.internet.task import Clock, LoopingCall
 from twisted.logger import Logger
 
 from tawebeval.config import (
@@ -29,12 +29,18 @@ from tawebeval.config import (
     check_problems,
     parse_configuration,
 )
-from tawebeval.daemon.startup import check_environments
+from tawebeval.daemon.startup import (
+    check_environments,
+    open_authentication,
+    open_metrics_authentication,
+)
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.evaluations.run import KILL_GRACE
+from tawebeval.git.remotes import GitKeyring
 from tawebeval.linux.filetree import open_regular_file
 from tawebeval.reloadable import ReloadableFiles, ReloadableFilesOwner, ReloadResult
 from tawebeval.slurm.node_process import MAX_KILL_SECONDS
+from tawebeval.webhooks.signing import find_secrets_file, read_signing_secrets
 
 _REPORT_PERIOD = 1.0  # seconds between two reports at most
 _STOP_MARGIN = 11.0  # seconds of a stop in addition to the configured ones
@@ -213,6 +219,21 @@ def read_configuration(path: Path | None, listen: Sequence[str] = ()) -> Configu
         configuration = _read(problems, partial(add_problems, configuration))
     configuration = _read_statements(configuration)
     return msgspec.structs.replace(configuration, listen=tuple(listen)) if listen else configuration
+
+
+def check_files(path: Path | None) -> None:
+    """Check the configuration at `path` and the files that it names, as a start would. Blocks.
+
+    Raises: ConfigurationError.
+    """
+    configuration = read_configuration(path)
+    check_environments(configuration, path, os.environ)
+    open_authentication(configuration, Clock())
+    open_metrics_authentication(configuration, Clock())
+    if secrets := find_secrets_file(configuration.callbacks.secrets, os.environ):
+        read_signing_secrets(secrets)
+    directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
+    GitKeyring(configuration.repositories.credentials, directory, b"")
 
 
 def _read(path: Path, parse: Callable[[str], Configuration]) -> Configuration:

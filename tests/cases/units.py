@@ -10,9 +10,9 @@ UNITS = ROOT / "systemd"
 
 
 def read_unit(name: str) -> configparser.ConfigParser:
-    """Return the sections of a unit in which no key is repeated."""
+    """Return the sections of a unit; of a repeated key the last value."""
     unit = configparser.ConfigParser(
-        delimiters="=", comment_prefixes="#", interpolation=None, strict=True
+        delimiters="=", comment_prefixes="#", interpolation=None, strict=False
     )
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read_string((UNITS / name).read_text().replace("\\\n", " "))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import atexit
 import errno
 import os
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from io import StringIO
@@ -540,21 +538,6 @@ class ServiceTests(SynchronousTestCase):
         problem = self.request("GET /health/ready")
         self.assertEqual((problem.status, len(problem.json()["reasons"])), (503, 2))
         self.assertIn(b"tawebeval_ready 0.0", self.request("GET /metrics").body)
-
-    def test_reload_is_requested_at_the_control_socket(self) -> None:
-        folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, folder)
-        self.patch(os, "environ", {**os.environ, "RUNTIME_DIRECTORY": folder})
-        tokens = self.write_token()
-        self.start(callers=CallerSettings(tokens=tokens))
-        (path, factory, _, mode, *_), *others = self.reactor.unixServers
-        self.assertEqual((path, mode, others), (f"{folder}/control", 0o600, []))
-        for content, problems in ((generate_token("bob", straw(1))[1], []), ("alice", ["line 1"])):
-            Path(tokens).write_text(content)
-            found = factory.on_reload().error_messages
-            self.assertEqual(len(found), len(problems), found)
-            for said, word in zip(found, problems, strict=True):
-                self.assertIn(word, said)
 
     def begin_with(self, text: str) -> tuple[Path, Daemon]:
         """Start a daemon with a file of configuration; return both."""
