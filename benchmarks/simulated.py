@@ -33,11 +33,10 @@ from tawebeval.core.event_log import EventMemory
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.errors import EvaluationFailure, ServerBusy
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
-from tawebeval.evaluations.eventlog import RecordedStdout
-from tawebeval.evaluations.reading import SegmentLoader
-from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.eventlog import RecordedStdout, SegmentLoader
+from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import make_run, open_stdout
-from tawebeval.evaluations.uploads import ReceivedForm
+from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessTransport
 from tawebeval.sandbox.base import EvaluatorExit, Launch, LeftProcess, RunEnd, SandboxedRun

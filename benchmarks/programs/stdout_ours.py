@@ -19,10 +19,14 @@ from tawebeval.core.segi import Markers
 from tawebeval.daemon.tap import keep_freed_memory
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
-from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
-from tawebeval.evaluations.reading import EvaluationEvents, SegmentLoader
+from tawebeval.evaluations.eventlog import (
+    EvaluationEvents,
+    EventFiles,
+    RecordedStdout,
+    SegmentLoader,
+)
 from tawebeval.evaluations.run import Run
+from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import OrphanReaper, Spawner
 from tawebeval.linux.starter_client import LaunchSpec

@@ -53,10 +53,10 @@ from tawebeval.daemon.tap import reset_inherited_signals, use_monotonic_clock
 from tawebeval.deferreds import FairQueue, WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField, format_size
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
-from tawebeval.evaluations.details import EvaluationDetails
+from tawebeval.evaluations.eventlog import EvaluationEvents, SegmentLoader
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.reading import EvaluationEvents, SegmentLoader
 from tawebeval.evaluations.starting import enter_queue
+from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.git.fetch_limits import TreeLimits
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage, open_cgroups
 from tawebeval.linux.child import OrphanReaper, Spawner, become_subreaper

@@ -72,13 +72,11 @@ from tawebeval.daemon.startup import (
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, resolve_run_slot_count
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
-from tawebeval.evaluations.database import EvaluationRow
-from tawebeval.evaluations.details import format_rfc3339_time
+from tawebeval.evaluations.eventlog import SegmentLoader
 from tawebeval.evaluations.lifecycle import STARTER_LOST
-from tawebeval.evaluations.reading import SegmentLoader
-from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.restoring import LeftEvaluations
-from tawebeval.evaluations.store import EvaluationStore
+from tawebeval.evaluations.service import EvaluationRegistry
+from tawebeval.evaluations.starting import LeftEvaluations
+from tawebeval.evaluations.store import EvaluationRow, EvaluationStore, format_rfc3339_time
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitRunner
 from tawebeval.git.fetch_limits import FetchLimits, TreeLimits

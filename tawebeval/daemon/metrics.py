@@ -37,7 +37,7 @@ from tawebeval.core.evaluations import (
 from tawebeval.daemon.logging import LineWriter
 from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import ServerBusy, SetupProblem, format_size
-from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.filetree import is_disk_full
 from tawebeval.slurm.cluster import SlurmSandbox

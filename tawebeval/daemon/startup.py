@@ -36,7 +36,7 @@ from tawebeval.config import ArchiveSettings, Configuration
 from tawebeval.core.evaluations import SECRET_KEY_BYTES
 from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import ConfigurationError, SetupProblem
-from tawebeval.evaluations.restoring import LeftEvaluations
+from tawebeval.evaluations.starting import LeftEvaluations
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.git.command import check_git_version
 from tawebeval.git.remotes import KERNEL_DIRECTORIES

@@ -25,8 +25,7 @@ from tawebeval.deferreds import (
     WorkerThreads,
 )
 from tawebeval.errors import StoreError
-from tawebeval.evaluations.eventlog import EventFiles
-from tawebeval.evaluations.reading import SegmentLoader
+from tawebeval.evaluations.eventlog import EventFiles, SegmentLoader
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.base import Sandbox

@@ -1,4 +1,4 @@
-"""Event log of an evaluation, with the files that stand behind it.
+"""Events of an evaluation: the log, the files that stand behind it, and reading from both.
 
 An evaluation's directory has these files:
 
@@ -14,6 +14,10 @@ An evaluation's directory has these files:
 daemon's process has ended, however it did, `RecordedStdout.restore` makes the same log of the files
 again, event by event. A torn record at the end of a file is dropped: none of its events was
 delivered.
+
+`EvaluationEvents.read` returns events after a cursor. A thread parses events again that have left
+memory (`SegmentLoader`). An acknowledgement discards events; then a thread gives their room on the
+disk back. Nobody waits for readers: the evaluator goes on, and what is not read lies on the disk.
 """
 
 from __future__ import annotations
@@ -24,24 +28,49 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 import msgspec
+from twisted.internet.defer import succeed
+from twisted.logger import Logger
 
 from tawebeval.core.event_log import (
+    LOST_EVENT,
     EventLog,
     EventMemory,
+    EventPage,
     EventRing,
     EventSegment,
+    EventsEvicted,
     Mark,
     SegmentSource,
     StdoutChanged,
+    make_page,
+    resolve_cursor,
 )
-from tawebeval.core.events import EventBatch, compute_base64_size, split_batch
+from tawebeval.core.events import (
+    ALL_RECEIVED_CURSOR,
+    EMPTY_BATCH,
+    EventBatch,
+    compute_base64_size,
+    split_batch,
+)
 from tawebeval.core.results import ResultSummary
 from tawebeval.core.segi import FileReference, Markers, SegiParser
+from tawebeval.deferreds import (
+    UNLIMITED_WAITERS,
+    Condition,
+    FairQueue,
+    SingleFlight,
+    WorkerThreads,
+    run_in_background,
+)
+from tawebeval.errors import DiscardedCursor, ServerBusy
+from tawebeval.evaluations.store import format_rfc3339_time
 
 _READ = 64 * 1024
 _PUNCHED = 1024 * 1024  # bytes that are punched out at once, at least
@@ -51,6 +80,12 @@ _MARK = struct.Struct("<QQQ")
 _NO_FLUSH, _LAST = 2**64 - 1, 2**64 - 2  # in place of where a flush was
 _HEAD = struct.Struct("<II")  # size and CRC-32 of a segment's record
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that pass
+
+T = TypeVar("T")
+
+log = Logger()
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -543,3 +578,214 @@ def read_ended_evaluation(
     ring = EventRing(log.end_cursor, log.end_cursor)
     ring.append_batch(final_event, final_time_ms)
     yield ring
+
+
+MAX_LOADS, MAX_LOADS_PER_CALLER = 4, 2
+"""Segments that are parsed again at once: of all callers, and of one.
+
+A segment has some 64 KiB of stdout, 1 MiB at most, and the files that stdout names there. Lines of
+10 to 1,000 bytes take 0.2 to 0.3 ms of processor time for 64 KiB, lines of one byte 1 ms.
+"""
+
+
+@attrs.define(eq=False)
+class SegmentLoader:
+    """Loader of evicted segments, in threads; one for all evaluations.
+
+    Callers take turns. All readers that wait for a segment share one load of it.
+    """
+
+    threads: WorkerThreads
+    _slots: FairQueue = attrs.field(
+        factory=lambda: FairQueue(MAX_LOADS, UNLIMITED_WAITERS, MAX_LOADS_PER_CALLER)
+    )
+    _loads: SingleFlight[EventSegment, None] = attrs.field(factory=SingleFlight)
+
+    async def load_segment(self, events: EvaluationEvents, segment: EventSegment) -> None:
+        """Put an evicted segment's events back into memory, or note that it is damaged.
+
+        Raises: ServerBusy.
+        """
+        load = partial(events.load_segment, segment)
+        await self._loads.run_once(segment, lambda: self._slots.run_in_turn(events.caller, load))
+
+
+@attrs.define(eq=False)
+class EvaluationEvents:
+    """The events of one evaluation of `caller`, and its readers.
+
+    - `log`: the events. Who appends some, or marks the end, notifies `change_condition`.
+    - `stdout`: the parser, once the evaluator has started; it parses evicted segments again.
+    - `on_discard()` is awaited before the files of acknowledged events are given back: no reader
+      may be sent to them after a restart.
+    - `has_lost_events`: whether newest events may be lost that clients have received: after a power
+      cut, or with a damaged disk.
+    - `is_behind`: whether clients may have received events that are yet to be made again, up to the
+      end.
+    - `keeps_files`: whether acknowledged events keep their files, for the archive.
+    - `stream_count`, `waiting_poll_count`: the readers' streams, and their requests that wait.
+    - `observer_count`: streams and waiting requests of observers, which acknowledge nothing.
+    - `page_reader_deadline`: the time, in seconds of the clock, until which a client of pages is
+      expected to ask for the next one.
+    - `was_sent_completely`: whether a stream has sent a reader all events and the end.
+    """
+
+    log: EventLog
+    caller: str
+    log_name: str
+    _loader: SegmentLoader
+    stdout: RecordedStdout | None = None
+    on_discard: Callable[[], Awaitable[object]] = lambda: succeed(None)
+    has_lost_events: bool = False
+    is_behind: bool = False
+    keeps_files: bool = False
+    change_condition: Condition = attrs.field(factory=Condition)
+    stream_count: int = 0
+    waiting_poll_count: int = 0
+    observer_count: int = 0
+    page_reader_deadline: float = float("-inf")
+    was_sent_completely: bool = False
+    _damaged_segments: tuple[EventSegment, ...] = ()
+    _file_use_count: int = 0  # calls in threads
+    _files_unused: Condition = attrs.field(factory=Condition)
+    _is_freeing: bool = False
+    _is_discarded: bool = False
+
+    @property
+    def has_readable_end(self) -> bool:
+        """Whether a client may have read the end: of all events, or at a damage."""
+        return self.log.has_ended or bool(self._damaged_segments)
+
+    def resolve_cursor(self, after_cursor: str | None, skip_count: int = 0) -> int:
+        """Return the number `skip_count` events after a cursor of a client, None or "" without one.
+
+        Raises: as `core.event_log.resolve_cursor`; ServerBusy.
+        """
+        may_be_ahead = self.has_lost_events or (self.is_behind and not self.log.has_ended)
+        if may_be_ahead and after_cursor == ALL_RECEIVED_CURSOR and not self.log.has_ended:
+            raise ServerBusy("the end of the evaluation is being restored; try again", 1)
+        return resolve_cursor(self.log, after_cursor or None, skip_count, may_be_ahead=may_be_ahead)
+
+    def is_after_loss(self, cursor: int) -> bool:
+        """Return whether a client at a cursor may have received events that are lost."""
+        if not self.log.has_ended:
+            return False
+        # As many events as there are now, with the error, may have been others before the loss.
+        return cursor >= self.log.end_cursor + (not self.has_lost_events)
+
+    def read_now(
+        self, after_cursor: int, max_bytes: int, *, with_times: bool = False
+    ) -> EventBatch:
+        """Return events after a cursor that are in memory; LOST_EVENT for damaged and lost ones.
+
+        The result has at most `max_bytes`, but at least one event if there is one, and may end
+        before `max_bytes` although more events follow. Raises: DiscardedCursor, EventsEvicted.
+        """
+        if after_cursor < self.log.begin_cursor:
+            raise DiscardedCursor(str(self.log.begin_cursor))
+        if self.is_after_loss(after_cursor):
+            return LOST_EVENT
+        if after_cursor > self.log.end_cursor:
+            return EMPTY_BATCH
+        try:
+            if with_times:
+                return self.log.read_timed_events(after_cursor, max_bytes, format_rfc3339_time)
+            return self.log.read_events(after_cursor, max_bytes)
+        except EventsEvicted as evicted:
+            if evicted.segment in self._damaged_segments:
+                return LOST_EVENT
+            raise
+
+    async def read(
+        self, after_cursor: int, max_bytes: int, *, with_times: bool = False
+    ) -> EventBatch:
+        """Return what `read_now` returns; load events that have left memory.
+
+        Raises: DiscardedCursor, also if they were acknowledged meanwhile; ServerBusy.
+        """
+        while True:
+            try:
+                return self.read_now(after_cursor, max_bytes, with_times=with_times)
+            except EventsEvicted as evicted:
+                await self._loader.load_segment(self, evicted.segment)
+
+    def make_page(self, after_cursor: str | None, batch: EventBatch) -> EventPage:
+        """Return the page of a batch that was read after a cursor."""
+        if batch is LOST_EVENT:
+            return EventPage(after_cursor, ALL_RECEIVED_CURSOR, batch)
+        return make_page(self.log, after_cursor, batch)
+
+    async def load_segment(self, segment: EventSegment) -> None:
+        """Parse an evicted segment again; see `SegmentLoader`."""
+        stdout = self.stdout
+        assert stdout is not None, "it has made the segment"
+        try:
+            ring = await self._use_files(lambda: stdout.parse_evicted_segment(segment))
+        except (StdoutChanged, OSError) as error:
+            if segment.end_cursor <= self.log.begin_cursor:
+                return  # acknowledged meanwhile, with its part of stdout
+            if isinstance(error, OSError) and error.errno in _SCARCE:
+                raise ServerBusy(
+                    f"the daemon cannot read these events now: {error.strerror}; try again later", 5
+                ) from error
+            log.error(  # noqa: TRY400  (a traceback would not help)
+                "evaluation {evaluation}: the events from {begin} to {end} are lost: {reason}",
+                evaluation=self.log_name,
+                begin=segment.begin_cursor,
+                end=segment.end_cursor,
+                reason=str(error) or "the file of its stdout was changed",
+            )
+            self._damaged_segments += (segment,)
+        else:
+            self.log.load_segment(segment, ring)
+
+    # Files
+
+    async def _use_files(self, call: Callable[[], T]) -> T:
+        """Return `call()`, made in a thread; afterwards close files that nobody writes."""
+        self._file_use_count += 1
+        try:
+            return await self._loader.threads.run_in_thread(call)
+        finally:
+            self._file_use_count -= 1
+            if not self._file_use_count:
+                if self.log.has_ended:
+                    self.close_files()
+                self._files_unused.notify()
+
+    def close_files(self) -> None:
+        """Close the files of an evaluation that has ended; a later read opens them for itself."""
+        if self.stdout is not None and not self._file_use_count:
+            self.stdout.close_files()
+
+    async def discard(self) -> None:
+        """Discard all events; return when no thread uses the files, which may then be removed."""
+        self._is_discarded = True
+        self.log.discard()
+        while self._file_use_count:
+            await self._files_unused.wait()
+        self.close_files()
+
+    def acknowledge(self, before_cursor: int) -> None:
+        """Discard the events before a cursor, and in a thread their files."""
+        self.log.acknowledge(min(before_cursor, self.log.end_cursor))
+        self.free_discarded_files()
+
+    def free_discarded_files(self) -> None:
+        """Have a thread give back the room of discarded events, unless `keeps_files`."""
+        stdout = self.stdout
+        if stdout is not None and stdout.has_discarded_files and not self._is_freeing:
+            self._is_freeing = True
+            run_in_background(
+                self._free_files(stdout),
+                log,
+                "evaluation {evaluation}: the files of discarded events stay until its removal",
+                evaluation=self.log_name,
+            )
+
+    async def _free_files(self, stdout: RecordedStdout) -> None:
+        while not (self.keeps_files or self._is_discarded) and stdout.has_discarded_files:
+            await self.on_discard()
+            if not self._is_discarded:  # meanwhile
+                await self._use_files(stdout.free_discarded_files)
+        self._is_freeing = False  # after an error it stays

@@ -1,262 +1,64 @@
-"""Reading of the events of one evaluation, from memory or from its stdout.
+"""What clients read of evaluations: pages and streams of events, status documents, and lists.
 
-`EvaluationEvents.read` returns events after a cursor. A thread parses events again that have left
-memory (`SegmentLoader`). An acknowledgement discards events; then a thread gives their room on the
-disk back. A stream has a `Subscription`, which reads from a cursor on and acknowledges nothing. So
-the client of a stream that was cut resumes at any cursor that no acknowledgement has passed.
+A request for the page after a cursor acknowledges the events before the cursor. A stream and an
+observer (a request by a link, or with a token that only reads) acknowledge nothing: the client of a
+stream that was cut resumes at any cursor that no acknowledgement has passed.
 
-Nobody waits for readers: the evaluator goes on, and what is not read lies on the disk.
+Once the registry has raised `EvaluationExpired`, `ArchiveReader` finds what the archive has.
 """
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import TypeVar
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import attrs
+import orjson
 from twisted.internet.defer import Deferred, succeed
-from twisted.logger import Logger
+from twisted.internet.defer import TimeoutError as WaitTimedOut
+from twisted.internet.defer import TimeoutError as WaitedInVain
+from twisted.internet.interfaces import IReactorTime
 
+from tawebeval.archive.archive import ArchivedEvents, EvaluationArchive
+from tawebeval.config import LimitSettings
+from tawebeval.core.evaluations import (
+    CLIENT_VISIBLE_STATES,
+    EvaluationState,
+    ListCursor,
+    ListEntry,
+    make_invalid_cursor_error,
+    parse_list_cursor,
+)
 from tawebeval.core.event_log import (
     LOST_EVENT,
-    EventLog,
     EventPage,
-    EventSegment,
-    EventsEvicted,
-    StdoutChanged,
-    make_page,
+    EventRing,
+    make_empty_last_page,
+    parse_cursor,
     resolve_cursor,
 )
-from tawebeval.core.events import ALL_RECEIVED_CURSOR, EMPTY_BATCH, EventBatch
-from tawebeval.deferreds import (
-    UNLIMITED_WAITERS,
-    Condition,
-    FairQueue,
-    SingleFlight,
-    WorkerThreads,
-    run_in_background,
+from tawebeval.core.events import ALL_RECEIVED_CURSOR, EventBatch
+from tawebeval.core.form import (
+    LABEL_FIELD_PATTERN,
+    LIMIT_UNITS,
+    PROBLEM_NAME_PATTERN,
+    format_label_name_error,
 )
-from tawebeval.errors import DiscardedCursor, ServerBusy
-from tawebeval.evaluations.details import format_rfc3339_time
-from tawebeval.evaluations.eventlog import RecordedStdout
-
-MAX_LOADS, MAX_LOADS_PER_CALLER = 4, 2
-"""Segments that are parsed again at once: of all callers, and of one.
-
-A segment has some 64 KiB of stdout, 1 MiB at most, and the files that stdout names there. Lines of
-10 to 1,000 bytes take 0.2 to 0.3 ms of processor time for 64 KiB, lines of one byte 1 ms.
-"""
-
-_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that pass
-
-T = TypeVar("T")
-
-log = Logger()
-
-
-@attrs.define(eq=False)
-class SegmentLoader:
-    """Loader of evicted segments, in threads; one for all evaluations.
-
-    Callers take turns. All readers that wait for a segment share one load of it.
-    """
-
-    threads: WorkerThreads
-    _slots: FairQueue = attrs.field(
-        factory=lambda: FairQueue(MAX_LOADS, UNLIMITED_WAITERS, MAX_LOADS_PER_CALLER)
-    )
-    _loads: SingleFlight[EventSegment, None] = attrs.field(factory=SingleFlight)
-
-    async def load_segment(self, events: EvaluationEvents, segment: EventSegment) -> None:
-        """Put an evicted segment's events back into memory, or note that it is damaged.
-
-        Raises: ServerBusy.
-        """
-        load = partial(events.load_segment, segment)
-        await self._loads.run_once(segment, lambda: self._slots.run_in_turn(events.caller, load))
-
-
-@attrs.define(eq=False)
-class EvaluationEvents:
-    """The events of one evaluation of `caller`, and its readers.
-
-    - `log`: the events. Who appends some, or marks the end, notifies `change_condition`.
-    - `stdout`: the parser, once the evaluator has started; it parses evicted segments again.
-    - `on_discard()` is awaited before the files of acknowledged events are given back: no reader
-      may be sent to them after a restart.
-    - `has_lost_events`: whether newest events may be lost that clients have received: after a power
-      cut, or with a damaged disk.
-    - `is_behind`: whether clients may have received events that are yet to be made again, up to the
-      end.
-    - `keeps_files`: whether acknowledged events keep their files, for the archive.
-    - `stream_count`, `waiting_poll_count`: the readers' streams, and their requests that wait.
-    - `observer_count`: streams and waiting requests of observers, which acknowledge nothing.
-    - `page_reader_deadline`: the time, in seconds of the clock, until which a client of pages is
-      expected to ask for the next one.
-    - `was_sent_completely`: whether a stream has sent a reader all events and the end.
-    """
-
-    log: EventLog
-    caller: str
-    log_name: str
-    _loader: SegmentLoader
-    stdout: RecordedStdout | None = None
-    on_discard: Callable[[], Awaitable[object]] = lambda: succeed(None)
-    has_lost_events: bool = False
-    is_behind: bool = False
-    keeps_files: bool = False
-    change_condition: Condition = attrs.field(factory=Condition)
-    stream_count: int = 0
-    waiting_poll_count: int = 0
-    observer_count: int = 0
-    page_reader_deadline: float = float("-inf")
-    was_sent_completely: bool = False
-    _damaged_segments: tuple[EventSegment, ...] = ()
-    _file_use_count: int = 0  # calls in threads
-    _files_unused: Condition = attrs.field(factory=Condition)
-    _is_freeing: bool = False
-    _is_discarded: bool = False
-
-    @property
-    def has_readable_end(self) -> bool:
-        """Whether a client may have read the end: of all events, or at a damage."""
-        return self.log.has_ended or bool(self._damaged_segments)
-
-    def resolve_cursor(self, after_cursor: str | None, skip_count: int = 0) -> int:
-        """Return the number `skip_count` events after a cursor of a client, None or "" without one.
-
-        Raises: as `core.event_log.resolve_cursor`; ServerBusy.
-        """
-        may_be_ahead = self.has_lost_events or (self.is_behind and not self.log.has_ended)
-        if may_be_ahead and after_cursor == ALL_RECEIVED_CURSOR and not self.log.has_ended:
-            raise ServerBusy("the end of the evaluation is being restored; try again", 1)
-        return resolve_cursor(self.log, after_cursor or None, skip_count, may_be_ahead=may_be_ahead)
-
-    def is_after_loss(self, cursor: int) -> bool:
-        """Return whether a client at a cursor may have received events that are lost."""
-        if not self.log.has_ended:
-            return False
-        # As many events as there are now, with the error, may have been others before the loss.
-        return cursor >= self.log.end_cursor + (not self.has_lost_events)
-
-    def read_now(
-        self, after_cursor: int, max_bytes: int, *, with_times: bool = False
-    ) -> EventBatch:
-        """Return events after a cursor that are in memory; LOST_EVENT for damaged and lost ones.
-
-        The result has at most `max_bytes`, but at least one event if there is one, and may end
-        before `max_bytes` although more events follow. Raises: DiscardedCursor, EventsEvicted.
-        """
-        if after_cursor < self.log.begin_cursor:
-            raise DiscardedCursor(str(self.log.begin_cursor))
-        if self.is_after_loss(after_cursor):
-            return LOST_EVENT
-        if after_cursor > self.log.end_cursor:
-            return EMPTY_BATCH
-        try:
-            if with_times:
-                return self.log.read_timed_events(after_cursor, max_bytes, format_rfc3339_time)
-            return self.log.read_events(after_cursor, max_bytes)
-        except EventsEvicted as evicted:
-            if evicted.segment in self._damaged_segments:
-                return LOST_EVENT
-            raise
-
-    async def read(
-        self, after_cursor: int, max_bytes: int, *, with_times: bool = False
-    ) -> EventBatch:
-        """Return what `read_now` returns; load events that have left memory.
-
-        Raises: DiscardedCursor, also if they were acknowledged meanwhile; ServerBusy.
-        """
-        while True:
-            try:
-                return self.read_now(after_cursor, max_bytes, with_times=with_times)
-            except EventsEvicted as evicted:
-                await self._loader.load_segment(self, evicted.segment)
-
-    def make_page(self, after_cursor: str | None, batch: EventBatch) -> EventPage:
-        """Return the page of a batch that was read after a cursor."""
-        if batch is LOST_EVENT:
-            return EventPage(after_cursor, ALL_RECEIVED_CURSOR, batch)
-        return make_page(self.log, after_cursor, batch)
-
-    async def load_segment(self, segment: EventSegment) -> None:
-        """Parse an evicted segment again; see `SegmentLoader`."""
-        stdout = self.stdout
-        assert stdout is not None, "it has made the segment"
-        try:
-            ring = await self._use_files(lambda: stdout.parse_evicted_segment(segment))
-        except (StdoutChanged, OSError) as error:
-            if segment.end_cursor <= self.log.begin_cursor:
-                return  # acknowledged meanwhile, with its part of stdout
-            if isinstance(error, OSError) and error.errno in _SCARCE:
-                raise ServerBusy(
-                    f"the daemon cannot read these events now: {error.strerror}; try again later", 5
-                ) from error
-            log.error(  # noqa: TRY400  (a traceback would not help)
-                "evaluation {evaluation}: the events from {begin} to {end} are lost: {reason}",
-                evaluation=self.log_name,
-                begin=segment.begin_cursor,
-                end=segment.end_cursor,
-                reason=str(error) or "the file of its stdout was changed",
-            )
-            self._damaged_segments += (segment,)
-        else:
-            self.log.load_segment(segment, ring)
-
-    # Files
-
-    async def _use_files(self, call: Callable[[], T]) -> T:
-        """Return `call()`, made in a thread; afterwards close files that nobody writes."""
-        self._file_use_count += 1
-        try:
-            return await self._loader.threads.run_in_thread(call)
-        finally:
-            self._file_use_count -= 1
-            if not self._file_use_count:
-                if self.log.has_ended:
-                    self.close_files()
-                self._files_unused.notify()
-
-    def close_files(self) -> None:
-        """Close the files of an evaluation that has ended; a later read opens them for itself."""
-        if self.stdout is not None and not self._file_use_count:
-            self.stdout.close_files()
-
-    async def discard(self) -> None:
-        """Discard all events; return when no thread uses the files, which may then be removed."""
-        self._is_discarded = True
-        self.log.discard()
-        while self._file_use_count:
-            await self._files_unused.wait()
-        self.close_files()
-
-    def acknowledge(self, before_cursor: int) -> None:
-        """Discard the events before a cursor, and in a thread their files."""
-        self.log.acknowledge(min(before_cursor, self.log.end_cursor))
-        self.free_discarded_files()
-
-    def free_discarded_files(self) -> None:
-        """Have a thread give back the room of discarded events, unless `keeps_files`."""
-        stdout = self.stdout
-        if stdout is not None and stdout.has_discarded_files and not self._is_freeing:
-            self._is_freeing = True
-            run_in_background(
-                self._free_files(stdout),
-                log,
-                "evaluation {evaluation}: the files of discarded events stay until its removal",
-                evaluation=self.log_name,
-            )
-
-    async def _free_files(self, stdout: RecordedStdout) -> None:
-        while not (self.keeps_files or self._is_discarded) and stdout.has_discarded_files:
-            await self.on_discard()
-            if not self._is_discarded:  # meanwhile
-                await self._use_files(stdout.free_discarded_files)
-        self._is_freeing = False  # after an error it stays
+from tawebeval.errors import EvaluationExpired, MalformedRequest, ServerBusy, ServerStopping
+from tawebeval.evaluations.eventlog import EvaluationEvents
+from tawebeval.evaluations.lifecycle import Evaluation, EvaluationRecord, RecordIndex
+from tawebeval.evaluations.starting import load_details
+from tawebeval.evaluations.store import (
+    ArchivedQuery,
+    EvaluationDetails,
+    EvaluationStore,
+    format_rfc3339_time,
+)
+from tawebeval.sandbox.environments import Environment
 
 
 @attrs.define(eq=False)
@@ -325,3 +127,653 @@ class Subscription:
         if not self.is_observer:
             self._events.acknowledge(cursor)
         return True
+
+
+_NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
+
+
+@attrs.frozen
+class EventRequests:
+    """Requests for the events of all evaluations in memory.
+
+    - `get_max_page_bytes()`: bytes of events that a page may have.
+    - `started`: the time of the daemon's start, for the error EvaluationExpired.
+    - `on_stream_left(record)`: called when a stream has ended.
+    - `subscriptions`: those of the streams at work.
+
+    The parameter `caller` of the methods is the name of the caller that makes the request. An
+    evaluation of another caller raises the same error as an unknown identifier: EvaluationNotFound.
+    """
+
+    _records: RecordIndex
+    _clock: IReactorTime
+    _get_max_page_bytes: Callable[[], int]
+    _started: str
+    _on_stream_left: Callable[[EvaluationRecord], object]
+    subscriptions: set[Subscription]
+
+    def read_page_now(
+        self,
+        identifier: str,
+        after_cursor: str | None,
+        caller: str = "",
+        max_bytes: int | None = None,
+        *,
+        with_times: bool = False,
+        is_observer: bool = False,
+    ) -> EventPage:
+        """Return the page that begins at `after_cursor`; acknowledge the events before it.
+
+        A request that `is_observer` acknowledges nothing, and keeps the evaluation as a look at the
+        status does. The page has at most `max_bytes` bytes of events, at most those of a page, and
+        at least one event if there are any. If `with_times`, each event has its time, on top of the
+        limit.
+
+        Raises: InvalidCursor, DiscardedCursor, EvaluationNotFound, EvaluationExpired,
+        ServerStopping; and EventsEvicted, if `read_page` has to wait for the events.
+        """
+        record = self._find(identifier, after_cursor, caller, is_observer=is_observer)
+        if record is None:
+            return self._end_reading(identifier, is_observer=is_observer)
+        begin = record.events.resolve_cursor(after_cursor)
+        limit = self.compute_max_page_bytes(max_bytes)
+        batch = record.events.read_now(begin, limit, with_times=with_times)
+        return self._make_page(record, after_cursor or None, batch, is_observer=is_observer)
+
+    async def read_page(
+        self,
+        identifier: str,
+        after_cursor: str | None,
+        caller: str = "",
+        max_bytes: int | None = None,
+        *,
+        with_times: bool = False,
+        is_observer: bool = False,
+        wait_seconds: float = 0,
+    ) -> EventPage:
+        """Return the page of `read_page_now`; load its events if they have left memory.
+
+        If there are no new events, wait for them up to `wait_seconds`. Raises: as `read_page_now`
+        without EventsEvicted; ServerBusy.
+        """
+        while True:
+            record = self._find(identifier, after_cursor, caller, is_observer=is_observer)
+            if record is None:
+                return self._end_reading(identifier, is_observer=is_observer)
+            begin = record.events.resolve_cursor(after_cursor)
+            limit = self.compute_max_page_bytes(max_bytes)
+            with self._count_waiting_poll(record, is_observer=is_observer):
+                batch = await record.events.read(begin, limit, with_times=with_times)
+                page = self._make_page(record, after_cursor or None, batch, is_observer=is_observer)
+                if page.has_events_or_is_last or not wait_seconds:
+                    return page
+                change = record.events.change_condition.wait()
+                with suppress(WaitTimedOut):
+                    await change.addTimeout(wait_seconds, self._clock)
+                wait_seconds = 0
+
+    def _make_page(
+        self,
+        record: EvaluationRecord,
+        after_cursor: str | None,
+        batch: EventBatch,
+        *,
+        is_observer: bool,
+    ) -> EventPage:
+        """Return the page of a batch, and acknowledge the events before it."""
+        page = record.events.make_page(after_cursor, batch)
+        if not is_observer:
+            self._expect_next_page(record)
+            record.events.acknowledge(int(after_cursor or 0))
+        return page
+
+    @contextmanager
+    def _count_waiting_poll(self, record: EvaluationRecord, *, is_observer: bool) -> Iterator[None]:
+        events = record.events
+        if is_observer:
+            events.observer_count += 1
+        else:
+            events.waiting_poll_count += 1
+        try:
+            yield
+        finally:  # also when the client has gone: a reader may ask again
+            if is_observer:
+                events.observer_count -= 1
+            else:
+                events.waiting_poll_count -= 1
+                self._expect_next_page(record)
+
+    def subscribe(
+        self,
+        identifier: str,
+        after_cursor: str | None,
+        caller: str = "",
+        skip_count: int = 0,
+        *,
+        is_observer: bool = False,
+    ) -> Subscription | None:
+        """Return a subscription to the events from `skip_count` events after `after_cursor` on.
+
+        The answer to the cursor of the very end is None. A request that is not an observer's
+        thereby acknowledges all events, as with pages: the evaluation is forgotten. Raises: as
+        `read_page`.
+        """
+        record = self._find(identifier, after_cursor, caller, is_observer=is_observer)
+        if record is None:
+            self._end_reading(identifier, is_observer=is_observer)
+            return None
+        return Subscription(
+            record.events.resolve_cursor(after_cursor, skip_count),
+            record.events,
+            is_observer,
+            self.subscriptions.add,
+            lambda subscription: self._on_unsubscribed(record, subscription),
+        )
+
+    def can_subscribe(
+        self, identifier: str, after_cursor: str | None, caller: str = "", skip_count: int = 0
+    ) -> bool:
+        """Return whether `subscribe` would return a subscription, without an acknowledgement.
+
+        Raises: as `read_page`.
+        """
+        record = self._find(identifier, after_cursor, caller, is_observer=True)
+        if record is not None:
+            record.events.resolve_cursor(after_cursor, skip_count)
+        return record is not None
+
+    def compute_max_page_bytes(self, max_bytes: int | None) -> int:
+        """Return the bytes of events that a page may have if a client asks for `max_bytes`."""
+        most = self._get_max_page_bytes()
+        return most if max_bytes is None else min(max_bytes, most)
+
+    def _find(
+        self, identifier: str, after_cursor: str | None, caller: str, *, is_observer: bool
+    ) -> EvaluationRecord | None:
+        """Return the record in which to read after a cursor; None after the very end."""
+        cursor = parse_cursor(after_cursor)
+        record = self._records.find_record(identifier, caller, is_reader=not is_observer)
+        is_end = cursor == ALL_RECEIVED_CURSOR
+        if record is None and not is_end:
+            raise EvaluationExpired(self._started)
+        return None if is_end and (record is None or record.events.has_readable_end) else record
+
+    def _end_reading(self, identifier: str, *, is_observer: bool) -> EventPage:
+        """Answer the cursor of the very end; forget an evaluation that a reader has read to it.
+
+        Raises: ServerStopping, if the evaluation is left to the next process, which forgets it.
+        """
+        if not is_observer and identifier in self._records:
+            if self._records[identifier].evaluation.left_at is not None:
+                raise ServerStopping
+            if self._records[identifier].events.log.has_ended:  # else it was read to a damage
+                self._records.forget_record(identifier, EvaluationState.DRAINED)
+        return make_empty_last_page()
+
+    def _expect_next_page(self, record: EvaluationRecord) -> None:
+        record.events.page_reader_deadline = self._clock.seconds() + _NEXT_PAGE
+
+    def _on_unsubscribed(self, record: EvaluationRecord, subscription: Subscription) -> None:
+        self.subscriptions.remove(subscription)
+        if subscription.is_observer:
+            self._records.note_observer_request(record)
+        else:
+            self._records.note_stream_end(record)
+        self._on_stream_left(record)
+
+
+def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str, Any]:
+    """Return the status document of an evaluation as a JSON object; null is for unknown values.
+
+    `queue_position` is the number of evaluations before this one in the queue, None outside of it.
+    """
+    details, event_log = evaluation.details, evaluation.events.log
+    document = _build(details, evaluation.limits, evaluation.environment)
+    if details.state is EvaluationState.QUEUED:
+        document["queue_place"] = queue_position
+    if evaluation.run is not None:
+        document["stderr"] = evaluation.run.stderr_text
+    document["events"] = {
+        "buffered": event_log.end_cursor - event_log.begin_cursor,
+        "discarded": event_log.begin_cursor,
+    }
+    return document
+
+
+def build_archived_status(details: EvaluationDetails) -> dict[str, Any]:
+    """Return the status document of an archived evaluation; all events can be read."""
+    assert details.limits is not None, "it has ended"
+    assert details.archived is not None, "it is archived"
+    document = _build(details, details.limits, details.environment)
+    events = {"buffered": details.archived.event_count, "discarded": 0}
+    return {**document, "events": events, "buffered_bytes": 0, "archived": True}
+
+
+def _build(
+    details: EvaluationDetails, limits: LimitSettings, environment: Environment | None
+) -> dict[str, Any]:
+    request, commit, result = details.request, details.commit, details.run_result
+    document: dict[str, Any] = {
+        "evaluation_id": details.identifier,
+        "log_name": details.log_name,
+        "state": details.state.value,
+        "queue_place": None,
+        "problem": request.problem,
+        "repository": request.repository.url,
+        "commit_oid": request.commit_oid or None,  # None until the branch is resolved
+        "tree_oid": commit and commit.tree_oid,
+        "directory": request.directory,
+        "evaluator_cmd": request.truncated_command,
+        "seed": details.seed,
+        "environment": _build_environment(environment, request.environment),
+        "limits": {name: getattr(limits, name) for name in LIMIT_UNITS},
+        "metadata": dict(request.metadata),
+        "created": _time(details, "created"),
+        "fetching": _time(details, EvaluationState.FETCHING.value),
+        "running": _time(details, EvaluationState.RUNNING.value),
+        "ended": _time(details, "ended"),
+        "exit": None,
+        "usage": None,
+        "error": None,
+        "results": _build_results(details),
+        "runner": details.runner_status and details.runner_status.build_json_object(),
+        "callback": None,
+        "stderr": "" if result is None else result.stderr_text,
+        "events": {"buffered": 0, "discarded": 0},
+        "buffered_bytes": details.event_bytes,
+    }
+    if result is not None:
+        document["exit"] = result.exit_status and attrs.asdict(result.exit_status)
+        document["usage"] = {
+            "cpu_seconds": result.usage.cpu_seconds and round(result.usage.cpu_seconds, 3),
+            "peak_memory_bytes": result.usage.peak_memory_bytes,
+            "wall_seconds": round(
+                details.state_times["ended"] - details.state_times[EvaluationState.RUNNING.value],
+                3,
+            )
+            if "ended" in details.state_times
+            else None,
+        }
+    if details.failure is not None:
+        document["error"] = {
+            "reason": details.failure.reason,
+            "message": details.failure.message,
+        }
+    callback = details.callback
+    if callback is not None:
+        document["callback"] = {
+            "url": callback.url_without_query,
+            "state": callback.state.value,
+            "attempts": callback.attempt_count,
+            "last_error": callback.last_error,
+        }
+    return document
+
+
+def build_listing_entry(details: EvaluationDetails) -> dict[str, Any]:
+    """Return the members of the status document that a list shows."""
+    labels = details.problem_and_labels
+    return {
+        "evaluation_id": details.identifier,
+        "state": details.state.value,
+        "problem": labels.problem,
+        "metadata": labels.metadata,
+        "created": _time(details, "created"),
+        "ended": _time(details, "ended"),
+        "results": _build_results(details),
+    }
+
+
+def _build_environment(environment: Environment | None, name: str | None) -> dict[str, Any] | None:
+    """Return the environment of a run, or before the start the `name` that the request has."""
+    if environment is None:
+        return None if name is None else {"name": name, "digest": None}
+    return {"name": environment.name, "digest": environment.digest}
+
+
+def _build_results(details: EvaluationDetails) -> dict[str, Any] | None:
+    return None if details.result_summary is None else details.result_summary.build_json_object()
+
+
+def _time(details: EvaluationDetails, name: str) -> str | None:
+    moment = details.state_times.get(name)
+    return None if moment is None else format_rfc3339_time(moment)
+
+
+_MAX_WAIT, _RETRY_AFTER = 5, 5  # seconds
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False)
+class ArchivedSubscription:
+    """The subscription of a stream to an archived evaluation, like `reading.Subscription`."""
+
+    read_cursor: int
+    _events: ArchivedEvents
+    with_times: bool = False
+
+    def __enter__(self) -> None:
+        """Do nothing: no event is discarded."""
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Do nothing."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all events were read."""
+        return self.read_cursor == self._events.end_cursor
+
+    async def read_events(self, max_bytes: int) -> EventBatch:
+        """Return the next events. Raises: as `ArchivedEvents.read`."""
+        batch = await self._events.read(self.read_cursor, max_bytes, with_times=self.with_times)
+        self.read_cursor += batch.count
+        return batch
+
+    def wait_for_events(self) -> Deferred[None]:
+        """Return a Deferred that has fired: all events are there."""
+        return succeed(None)
+
+    def acknowledge(self, cursor: int) -> bool:
+        """Return whether the events before `cursor` were sent."""
+        return cursor <= self.read_cursor
+
+
+EventSubscription = Subscription | ArchivedSubscription
+
+
+async def read_archived_or_raise(
+    archive_reading: Awaitable[T | None], expired_error: EvaluationExpired
+) -> T:
+    """Return what the archive has in place of an evaluation that is gone from memory.
+
+    Raises: `expired_error`, if the archive has nothing; as `archive_reading`.
+    """
+    found = await archive_reading
+    if found is None:
+        raise expired_error from None
+    return found
+
+
+@attrs.define(eq=False)
+class ArchiveReader:
+    """Reader of the archive; the methods return None for what is not archived for the caller.
+
+    Those of one evaluation wait some seconds for it to be archived, if it is `in_transit`: its
+    client has received all events, or it is expired, and the archive has yet to take it. They raise
+    ServerBusy and CallerQuotaExceeded as `EvaluationArchive.find_events`.
+    """
+
+    _archive: EvaluationArchive | None
+    _store: EvaluationStore | None
+    _clock: IReactorTime
+    in_transit: dict[str, EvaluationRecord] = attrs.field(factory=dict, init=False)
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether there is an archive."""
+        return self._archive is not None
+
+    async def _wait_until_archived(self, identifier: str, caller: str) -> None:
+        record = self.in_transit.get(identifier)
+        if record is not None and record.details.caller == caller:
+            try:
+                await record.archive_event.wait().addTimeout(_MAX_WAIT, self._clock)
+            except WaitedInVain:
+                what = "the evaluation is not archived yet; try again"
+                raise ServerBusy(what, _RETRY_AFTER) from None
+
+    async def _find_events(self, identifier: str, caller: str) -> ArchivedEvents | None:
+        await self._wait_until_archived(identifier, caller)
+        return (
+            None if self._archive is None else await self._archive.find_events(identifier, caller)
+        )
+
+    async def read_page(
+        self,
+        identifier: str,
+        after_cursor: str | None,
+        caller: str,
+        max_bytes: int,
+        *,
+        with_times: bool = False,
+    ) -> EventPage | None:
+        """Return the page after a cursor.
+
+        `max_bytes` is in bytes of events, with their times. Raises: InvalidCursor.
+        """
+        cursor = parse_cursor(after_cursor)
+        events = await self._find_events(identifier, caller)
+        if events is None:
+            return None
+        if cursor == ALL_RECEIVED_CURSOR:
+            return make_empty_last_page()
+        begin = resolve_cursor(EventRing(end_cursor=events.end_cursor), cursor)
+        batch = await events.read(begin, max_bytes, with_times=with_times)
+        end = begin + batch.count
+        return EventPage(
+            cursor, ALL_RECEIVED_CURSOR if end == events.end_cursor else str(end), batch
+        )
+
+    async def read_status(self, identifier: str, caller: str) -> dict[str, Any] | None:
+        """Return the status document."""
+        if self._archive is None or self._store is None:
+            return None
+        await self._wait_until_archived(identifier, caller)
+        row = await self._store.find_archived(identifier)
+        if row is None or row.caller != caller:
+            return None
+        return build_archived_status(load_details(row, None))
+
+    async def subscribe(
+        self, identifier: str, after_cursor: str | None, caller: str, skip_count: int = 0
+    ) -> ArchivedSubscription | None:
+        """Return a subscription. Raises: InvalidCursor; as `ArchivedEvents.read`."""
+        cursor = parse_cursor(after_cursor)
+        events = await self._find_events(identifier, caller)
+        if events is None:
+            return None
+        begin = resolve_cursor(EventRing(end_cursor=events.end_cursor), cursor, skip_count)
+        await events.read(begin, 1)  # a stream that has begun could only be cut
+        return ArchivedSubscription(begin, events)
+
+
+_TIME = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})"
+)  # RFC 3339
+
+
+@attrs.frozen
+class EvaluationFilter:
+    """Condition on the evaluations of a list; the empty one holds for all.
+
+    `state` is one of `CLIENT_VISIBLE_STATES`, `problem` the name of a problem. `labels` are labels
+    that an evaluation has, among others. The time of acceptance, in seconds since the epoch, is at
+    least `since` and below `until`.
+    """
+
+    state: str | None = None
+    labels: Mapping[str, str] = attrs.field(factory=dict)
+    since: float | None = None
+    until: float | None = None
+    problem: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the filter holds for all evaluations."""
+        return self == MATCH_ALL_FILTER
+
+    def matches(self, details: EvaluationDetails) -> bool:
+        """Return whether the filter holds for an evaluation."""
+        created = round(details.state_times["created"], 6)  # as clients see it, or finer
+        if (
+            self.state not in (None, details.state.value)
+            or (self.since is not None and created < self.since)
+            or (self.until is not None and created >= self.until)
+        ):
+            return False
+        if self.problem is None and not self.labels:
+            return True
+        found = details.problem_and_labels
+        return self.problem in (None, found.problem) and (
+            self.labels.items() <= found.metadata.items()
+        )
+
+
+MATCH_ALL_FILTER = EvaluationFilter()
+
+
+def is_filter_parameter(name: str) -> bool:
+    """Return whether a query parameter is part of a filter."""
+    return name in ("state", "problem", "since", "until") or name.startswith("metadata[")
+
+
+def parse_filter(parameters: Mapping[str, str]) -> EvaluationFilter:
+    """Return the filter of the parameters of a query. Raises: MalformedRequest.
+
+    An empty parameter is refused: it would list evaluations that the client does not expect.
+    """
+    labels = {}
+    for name, value in parameters.items():
+        if name.startswith("metadata["):
+            match = LABEL_FIELD_PATTERN.fullmatch(name)
+            if match is None:
+                raise MalformedRequest(f"{name[:80]}: {format_label_name_error()}")
+            if not value:
+                raise MalformedRequest(f"{name}: is empty; no label is")
+            labels[match[1]] = value
+    state = parameters.get("state")
+    if state is not None and state not in CLIENT_VISIBLE_STATES:
+        raise MalformedRequest(
+            f"state: {state[:80]!r} is no state; allowed: {', '.join(CLIENT_VISIBLE_STATES)}"
+        )
+    problem = parameters.get("problem")
+    if problem is not None and not re.fullmatch(PROBLEM_NAME_PATTERN, problem):
+        raise MalformedRequest(
+            f"problem: {problem[:80]!r} is no name of a problem; GET /problems lists them"
+        )
+    return EvaluationFilter(
+        state,
+        labels,
+        _parse_time(parameters, "since"),
+        _parse_time(parameters, "until"),
+        problem,
+    )
+
+
+def _parse_time(parameters: Mapping[str, str], name: str) -> float | None:
+    if name not in parameters:
+        return None
+    # Clients often forget to encode the plus sign of a time zone, which then means a space.
+    text = parameters[name].replace(" ", "+").upper()
+    with suppress(ValueError):  # such as a 30th of February
+        if _TIME.fullmatch(text):
+            return datetime.fromisoformat(text).timestamp()
+    raise MalformedRequest(
+        f"{name}: {text[:80]!r} is no time of RFC 3339, such as 2026-11-20T20:07:08Z"
+    )
+
+
+MAX_LISTED_EVALUATIONS = 100  # evaluations in one answer, at most
+MAX_LISTED_BYTES = 64 * 1024  # from which no further evaluation follows in an answer: 1 ms
+# Evaluations that a filter examines for one answer, at most: of the archive 4 ms in a thread, if
+# each row is large.
+MAX_EVALUATIONS_EXAMINED_PER_TURN = 100
+
+
+@attrs.frozen
+class EvaluationListing:
+    """Some evaluations of one caller, in the order of their acceptance.
+
+    `begin_cursor` is the cursor before the first of them, None at the start of the list;
+    `end_cursor` is the cursor after the last of them, None if no other evaluation follows now.
+    `entries` are the summaries.
+    """
+
+    begin_cursor: str | None
+    end_cursor: str | None
+    entries: list[ListEntry]
+
+
+@attrs.define
+class EvaluationLister:
+    """Lister of the evaluations in memory and in the archive.
+
+    `daemon_start_id` is in the cursors: those of another start of the daemon are refused by it.
+    """
+
+    _records: RecordIndex
+    _archived: ArchiveReader
+    _store: EvaluationStore | None
+    daemon_start_id: str
+
+    async def list_evaluations(
+        self,
+        after_cursor: str | None,
+        caller: str = "",
+        evaluation_filter: EvaluationFilter = MATCH_ALL_FILTER,
+        max_count: int | None = None,
+    ) -> EvaluationListing:
+        """Return up to 100 evaluations of a caller, or `max_count`, accepted after a cursor.
+
+        There are fewer beyond `MAX_LISTED_BYTES`. None and the empty cursor stand for the start of
+        the list. A filter examines a bounded number of evaluations in one call, so there may be
+        fewer, or none. Raises: InvalidCursor; ServerBusy, if the disk of the archive does not
+        answer.
+        """
+        number = self._parse_list_cursor(after_cursor) if after_cursor else 0
+        size = max_count or MAX_LISTED_EVALUATIONS
+        examined = size if evaluation_filter.is_empty else MAX_EVALUATIONS_EXAMINED_PER_TURN
+        newest = self._records.last_sequence_number
+        present = [
+            record.details for record in self._records.list_records(caller, number, examined + 1)
+        ]
+        present += [
+            one.details
+            for one in self._archived.in_transit.values()
+            if one.details.caller == caller and one.details.sequence_number > number
+        ]
+        found: dict[int, ListEntry | None] = {}
+        # What is archived meanwhile is in both, what is accepted meanwhile in neither.
+        if self._store is not None and self._archived.is_enabled:
+            found = await self._store.list_archived(
+                ArchivedQuery(
+                    caller,
+                    number,
+                    newest,
+                    examined + 1,
+                    lambda row: _make_entry(load_details(row, None), evaluation_filter),
+                )
+            )
+        found |= {one.sequence_number: _make_entry(one, evaluation_filter) for one in present}
+        entries: list[ListEntry] = []
+        end, bytes_left = None, MAX_LISTED_BYTES
+        for one, following in pairwise((*sorted(found)[: examined + 1], None)):
+            assert one is not None, "only the last is None"
+            entry = found[one]
+            if entry is not None:
+                entries.append(entry)
+                bytes_left -= len(entry.encoded_json)
+            examined -= 1
+            is_full = len(entries) == size or bytes_left <= 0 or not examined
+            if following is not None and is_full:
+                end = str(ListCursor(self.daemon_start_id, one))
+                break
+        return EvaluationListing(after_cursor or None, end, entries)
+
+    def _parse_list_cursor(self, text: str) -> int:
+        cursor = parse_list_cursor(text)
+        if (
+            cursor.daemon_start_id != self.daemon_start_id
+            or cursor.sequence_number > self._records.last_sequence_number
+        ):
+            raise make_invalid_cursor_error(text)
+        return cursor.sequence_number
+
+
+def _make_entry(details: EvaluationDetails, wanted: EvaluationFilter) -> ListEntry | None:
+    """Return what a list shows of an evaluation, None if the filter does not hold for it."""
+    if not wanted.matches(details):
+        return None
+    entry = build_listing_entry(details)
+    return ListEntry(entry["created"], orjson.dumps(entry))

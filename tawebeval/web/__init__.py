@@ -1,6 +1,6 @@
 """The HTTP API (docs/api.md) on top of `web.server`.
 
-The package turns requests into calls of `evaluations.registry`, and its results into responses. It
+The package turns requests into calls of `evaluations.service`, and its results into responses. It
 decides nothing about an evaluation: the registry takes values and returns values.
 
 `routes` has the Klein app, also its routes for the operator (health and metrics), the page and the

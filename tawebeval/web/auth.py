@@ -42,8 +42,7 @@ from tawebeval.errors import (
     MalformedRequest,
     Unauthorized,
 )
-from tawebeval.evaluations.database import LinkRow
-from tawebeval.evaluations.store import EvaluationStore
+from tawebeval.evaluations.store import EvaluationStore, LinkRow
 from tawebeval.linux.privileges import find_secret_file, read_secret_file
 from tawebeval.reloadable import ReloadableFiles
 from tawebeval.web.server.messages import Query, get_query_number

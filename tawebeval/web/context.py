@@ -21,7 +21,7 @@ from tawebeval.config import Configuration
 from tawebeval.core.evaluations import IDENTIFIER_PATTERN, SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import Unauthorized
-from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.auth import (
     SAFE_METHODS,

@@ -18,8 +18,8 @@ from tawebeval.errors import (
     MalformedRequest,
     NotAcceptable,
 )
-from tawebeval.evaluations.archive_reader import EventSubscription, read_archived_or_raise
-from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.reading import EventSubscription, read_archived_or_raise
+from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.web.context import WebContext
 from tawebeval.web.server.messages import (
     cache_short_queries,

@@ -43,8 +43,8 @@ from tawebeval.errors import (
     ServerBusy,
     TawebevalError,
 )
-from tawebeval.evaluations.lister import MAX_LISTED_EVALUATIONS, is_filter_parameter, parse_filter
-from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.reading import MAX_LISTED_EVALUATIONS, is_filter_parameter, parse_filter
+from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.pinned_agent import (
     CachedPolicyForHTTPS,
     PinnedAgent,

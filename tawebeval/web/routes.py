@@ -38,9 +38,8 @@ from tawebeval.errors import (
     RequestError,
     ServerNotReady,
 )
-from tawebeval.evaluations.archive_reader import read_archived_or_raise
-from tawebeval.evaluations.details import format_rfc3339_time
-from tawebeval.evaluations.lister import is_filter_parameter
+from tawebeval.evaluations.reading import is_filter_parameter, read_archived_or_raise
+from tawebeval.evaluations.store import format_rfc3339_time
 from tawebeval.sandbox.environments import list_environments
 from tawebeval.web.auth import (
     EVALUATE_PROBLEM_ROUTE,

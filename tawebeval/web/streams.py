@@ -47,7 +47,7 @@ from tawebeval.errors import (
     ServerBusy,
     UnsupportedWebSocketVersion,
 )
-from tawebeval.evaluations.archive_reader import EventSubscription
+from tawebeval.evaluations.reading import EventSubscription
 from tawebeval.web.server.messages import get_header_elements, get_header_values
 from tawebeval.web.server.request import ApiRequest
 

@@ -49,8 +49,13 @@ from tawebeval.errors import (
     UnsupportedMediaType,
     format_size,
 )
-from tawebeval.evaluations.submission_store import RerunnableSubmission, SubmissionStore
-from tawebeval.evaluations.uploads import ReceivedForm, SharedUpload, UploadWriter
+from tawebeval.evaluations.store import SharedUpload
+from tawebeval.evaluations.submissions import (
+    ReceivedForm,
+    RerunnableSubmission,
+    SubmissionStore,
+    UploadWriter,
+)
 from tawebeval.web.context import WebContext
 from tawebeval.web.server.messages import get_header, get_header_elements, report_storage_error
 from tawebeval.web.server.request import ApiRequest

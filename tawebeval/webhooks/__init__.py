@@ -1,6 +1,6 @@
 """Webhooks: signed POST requests that report the end of an evaluation to a URL of the caller.
 
-A form may name a `callback_url` (docs/api.md, "Callbacks"). `evaluations.registry` asks
+A form may name a `callback_url` (docs/api.md, "Callbacks"). `evaluations.service` asks
 `CallbackQueue.create_callback` for a `CallbackRecord` when the evaluation is accepted, and hands it
 to `CallbackQueue.start_delivery` with the status document when the evaluation has ended. The
 evaluation does not wait for the delivery. The status document shows the `CallbackState`, the

@@ -18,7 +18,7 @@ from tawebeval.client.http import HttpRequest
 from tawebeval.client.operations import Pause, RequestResult
 from tawebeval.core.event_log import EventPage
 from tawebeval.errors import RequestError
-from tawebeval.evaluations.event_requests import EventRequests
+from tawebeval.evaluations.reading import EventRequests
 from tests.cases.client import ClientTestCase, Line
 from tests.fakes.world import OID
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.evaluations.database import EvaluationDatabase
+from tawebeval.evaluations.store import EvaluationDatabase
 
 
 def close_databases_at_end(case: SynchronousTestCase) -> Callable[[], None]:

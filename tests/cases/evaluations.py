@@ -16,14 +16,14 @@ from tawebeval.core.event_log import EventLog, EventPage, EventsEvicted
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.form import pack_request
 from tawebeval.errors import EvaluationFailure, RequestError
-from tawebeval.evaluations.details import EvaluationDetails
-from tawebeval.evaluations.eventlog import RecordedStdout
+from tawebeval.evaluations.eventlog import EvaluationEvents, RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.reading import EvaluationEvents, Subscription
-from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.run import KILL_GRACE, Run
+from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import enter_queue
-from tawebeval.evaluations.uploads import ReceivedForm
+from tawebeval.evaluations.store import EvaluationDetails
+from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.sandbox.base import EvaluatorExit
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.settings import with_constants

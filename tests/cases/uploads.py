@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.errors import RequestError
-from tawebeval.evaluations.uploads import ReceivedForm, UnwrittenUploads, UploadWriter
+from tawebeval.evaluations.submissions import ReceivedForm, UnwrittenUploads, UploadWriter
 from tawebeval.web.upload import FormReceiver
 from tests.fakes.clients import MULTIPART, Part, parts
 from tests.fakes.uploads import FakeSource

@@ -31,10 +31,10 @@ from tawebeval.core.event_log import EventLog, EventsEvicted
 from tawebeval.core.form import SubmissionFile, pack_request
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationFailure, InvalidField
-from tawebeval.evaluations.details import EvaluationDetails
+from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.reading import EvaluationEvents
 from tawebeval.evaluations.starting import enter_queue
+from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.git.fetch_limits import TreeLimits
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox.workspace import Workspace

@@ -67,8 +67,7 @@ from tawebeval.errors import (
     EvaluationFailure,
     InvalidField,
 )
-from tawebeval.evaluations.database import EvaluationRow
-from tawebeval.evaluations.details import ArchivedRow
+from tawebeval.evaluations.store import ArchivedRow, EvaluationRow
 from tawebeval.reloadable import ReloadableFiles, ReloadResult
 from tawebeval.sandbox.bubblewrap import BubblewrapHelperSandbox
 from tawebeval.web.context import WebContext

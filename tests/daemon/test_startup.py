@@ -24,8 +24,8 @@ from tawebeval.config import (
 from tawebeval.daemon import startup as module
 from tawebeval.daemon.startup import StartupChecks, check_environments, check_sandbox_readable_paths
 from tawebeval.errors import ConfigurationError
-from tawebeval.evaluations.database import EvaluationRow, RunRow
-from tawebeval.evaluations.restoring import LeftEvaluations
+from tawebeval.evaluations.starting import LeftEvaluations
+from tawebeval.evaluations.store import EvaluationRow, RunRow
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.probe import ProbeDirectories
 from tawebeval.sandbox.workspace import derive_directory_name

@@ -21,8 +21,12 @@ from typing import Any
 from twisted.internet import epollreactor
 
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.evaluations.database import EvaluationDatabase, EvaluationRow, unpack_evaluation
-from tawebeval.evaluations.store import EvaluationStore
+from tawebeval.evaluations.store import (
+    EvaluationDatabase,
+    EvaluationRow,
+    EvaluationStore,
+    unpack_evaluation,
+)
 
 State = dict[str, int]
 """The number of the last change of each evaluation that is not deleted."""

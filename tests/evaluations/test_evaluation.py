@@ -15,7 +15,7 @@ from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue
 from tawebeval.errors import EvaluationFailure, build_limit_failure
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.status import build_status
+from tawebeval.evaluations.reading import build_status
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.environments import Environment
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase

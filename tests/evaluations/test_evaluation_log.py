@@ -11,8 +11,8 @@ from tawebeval.core.evaluations import EvaluationState
 from tawebeval.daemon.logging import format_json
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.restoring import load_details, make_row
-from tawebeval.evaluations.status import build_status
+from tawebeval.evaluations.reading import build_status
+from tawebeval.evaluations.starting import load_details, make_row
 from tawebeval.linux.cgroups import ResourceUsage
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.world import EPOCH, OID

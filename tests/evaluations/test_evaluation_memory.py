@@ -22,8 +22,8 @@ from tawebeval.core.form import (
     pack_request,
     unpack_request,
 )
-from tawebeval.evaluations.details import STDERR_TAIL_BYTES
-from tawebeval.evaluations.status import build_status
+from tawebeval.evaluations.reading import build_status
+from tawebeval.evaluations.store import STDERR_TAIL_BYTES
 from tawebeval.webhooks.callback import CallbackRecord
 from tests.cases.evaluations import EvaluationTestCase
 

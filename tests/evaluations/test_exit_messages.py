@@ -1,4 +1,4 @@
-"""`evaluations.exit_messages`: the message about a bad exit."""
+"""`evaluations.run`: the message about a bad exit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import LimitSettings
-from tawebeval.evaluations.exit_messages import explain_exit, find_command_hint
+from tawebeval.evaluations.run import explain_exit, find_command_hint
 from tawebeval.sandbox.base import EvaluatorExit
 
 FAILED = EvaluatorExit(1)

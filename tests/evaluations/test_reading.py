@@ -27,14 +27,15 @@ from tawebeval.core.event_log import LOST_EVENT, EventLog, EventMemory, EventsEv
 from tawebeval.core.events import ALL_RECEIVED_CURSOR, EventBatch, encode_error_event
 from tawebeval.errors import DiscardedCursor, ServerBusy
 from tawebeval.evaluations import eventlog
-from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
-from tawebeval.evaluations.reading import (
+from tawebeval.evaluations.eventlog import (
     MAX_LOADS,
     MAX_LOADS_PER_CALLER,
     EvaluationEvents,
+    EventFiles,
+    RecordedStdout,
     SegmentLoader,
-    Subscription,
 )
+from tawebeval.evaluations.reading import Subscription
 from tests.cases.strategies import MARKERS, SMALL_STEPS, read_file, stdouts
 from tests.fakes.world import SlowThreads
 

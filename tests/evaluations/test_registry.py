@@ -1,4 +1,4 @@
-"""`evaluations.registry`: the end of pages, and the slot of an expired evaluation."""
+"""`evaluations.service`: the end of pages, and the slot of an expired evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`evaluations.registry`: the archive of evaluations that have ended, and a store that fails."""
+"""`evaluations.service`: the archive of evaluations that have ended, and a store that fails."""
 
 from __future__ import annotations
 

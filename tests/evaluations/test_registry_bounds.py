@@ -1,4 +1,4 @@
-"""`evaluations.registry`: bounds of queue, memory and records; nothing is left at the end."""
+"""`evaluations.service`: bounds of queue, memory and records; nothing is left at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
 from tawebeval.errors import EvaluationExpired, ServerBusy
-from tawebeval.evaluations.uploads import ReceivedForm
+from tawebeval.evaluations.submissions import ReceivedForm
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.cases.settings import with_constants
 from tests.fakes.world import UntidyThreads, make_request

@@ -1,4 +1,4 @@
-"""`evaluations.registry`: callbacks at the end of an evaluation."""
+"""`evaluations.service`: callbacks at the end of an evaluation."""
 
 from __future__ import annotations
 

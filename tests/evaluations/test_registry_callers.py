@@ -1,4 +1,4 @@
-"""`evaluations.registry`: isolation of callers, and the share of each caller."""
+"""`evaluations.service`: isolation of callers, and the share of each caller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tawebeval.errors import (
     IdempotencyKeyReused,
     ServerBusy,
 )
-from tawebeval.evaluations.records import EvaluationRecord
+from tawebeval.evaluations.lifecycle import EvaluationRecord
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.world import answer
 

@@ -1,4 +1,4 @@
-"""`evaluations.registry`: admission, idempotency and cancelling."""
+"""`evaluations.service`: admission, idempotency and cancelling."""
 
 from __future__ import annotations
 

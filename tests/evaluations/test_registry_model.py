@@ -1,4 +1,4 @@
-"""`evaluations.registry` against a model: readers, writers and time in any order.
+"""`evaluations.service` against a model: readers, writers and time in any order.
 
 After each step all that can happen has happened.
 """
@@ -38,8 +38,8 @@ from tawebeval.core.events import (
 )
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import Subscription
-from tawebeval.evaluations.registry import EvaluationRegistry
-from tawebeval.evaluations.uploads import ReceivedForm
+from tawebeval.evaluations.service import EvaluationRegistry
+from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.web.streams import StreamFlowControl, write_events
 from tests.cases.event_source import EventSource
 from tests.cases.settings import with_constants

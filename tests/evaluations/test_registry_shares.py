@@ -1,4 +1,4 @@
-"""`evaluations.registry`: what a greedy caller leaves unread takes nothing from another caller."""
+"""`evaluations.service`: what a greedy caller leaves unread takes nothing from another caller."""
 
 from __future__ import annotations
 

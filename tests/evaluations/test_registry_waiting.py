@@ -1,4 +1,4 @@
-"""`evaluations.registry`: refused requests, and requests that wait for events."""
+"""`evaluations.service`: refused requests, and requests that wait for events."""
 
 from __future__ import annotations
 

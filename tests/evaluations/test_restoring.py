@@ -1,4 +1,4 @@
-"""`evaluations.restoring`: what another process of the daemon makes of the rows in the store."""
+"""`evaluations.starting`: what another process of the daemon makes of the rows in the store."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tawebeval.errors import (
     StoreError,
     build_limit_failure,
 )
-from tawebeval.evaluations import eventlog, registry
-from tawebeval.evaluations.database import EvaluationRow
-from tawebeval.evaluations.restoring import LeftEvaluations, load_details, read_all_events
-from tawebeval.evaluations.uploads import ReceivedForm
+from tawebeval.evaluations import eventlog, service
+from tawebeval.evaluations.starting import LeftEvaluations, load_details, read_all_events
+from tawebeval.evaluations.store import EvaluationRow
+from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
 from tawebeval.webhooks.callback import CallbackState
@@ -187,7 +187,7 @@ class WaitingTests(RestoringTestCase):
         def fail(row: EvaluationRow, upload: Path | None) -> Any:
             return load_details(row, upload) if row.identifier != broken else 1 // 0
 
-        self.patch(registry, "load_details", fail)
+        self.patch(service, "load_details", fail)
         self.restart()
         self.assertEqual(self.states(other), ["running"])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)

@@ -8,7 +8,7 @@ import signal
 from typing import get_args
 
 from tawebeval.errors import EvaluationFailure, FailureReason, build_limit_failure
-from tawebeval.evaluations.details import STDERR_TAIL_BYTES
+from tawebeval.evaluations.store import STDERR_TAIL_BYTES
 from tawebeval.linux.cgroups import ResourceUsage
 from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase, make_file_block
 from tests.fakes.children import STDOUT

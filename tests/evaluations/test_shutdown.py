@@ -1,4 +1,4 @@
-"""`evaluations.shutdown`: the drain of evaluations, streams and pages."""
+"""`evaluations.service`: the drain of evaluations, streams and pages."""
 
 from __future__ import annotations
 

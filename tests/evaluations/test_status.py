@@ -1,4 +1,4 @@
-"""`evaluations.status`: the status document."""
+"""`evaluations.reading`: the status document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tawebeval.config import GIB, MIB
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.status import build_listing_entry, build_status
+from tawebeval.evaluations.reading import build_listing_entry, build_status
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.world import OID, TREE
 

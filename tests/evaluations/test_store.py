@@ -35,18 +35,20 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import Commit, EvaluationState, ListEntry, Submodule
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, StoreError
-from tawebeval.evaluations import database
-from tawebeval.evaluations.database import (
+from tawebeval.evaluations import store as store_module
+from tawebeval.evaluations.store import (
+    RETRY_SECONDS,
     ArchivedQuery,
+    ArchivedRow,
     EvaluationRow,
+    EvaluationStore,
     LinkRow,
     PendingCallback,
+    RunResult,
     RunRow,
     pack,
     unpack_evaluation,
 )
-from tawebeval.evaluations.details import ArchivedRow, RunResult
-from tawebeval.evaluations.store import RETRY_SECONDS, EvaluationStore
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.environments import Environment
@@ -401,7 +403,7 @@ class OpeningTests(StoreTestCase):
         store = self.open()
         self.addCleanup(lambda: self.take(store.close()))
         code = (
-            "import sys; from pathlib import Path; from tawebeval.evaluations.database import *\n"
+            "import sys; from pathlib import Path; from tawebeval.evaluations.store import *\n"
             "EvaluationDatabase.open(Path(sys.argv[1]))"
         )
         command = [sys.executable, "-c", code, str(self.path)]
@@ -418,7 +420,7 @@ class OpeningTests(StoreTestCase):
     def test_newer_format_stops_the_start(self) -> None:
         self.fill(1)
         with closing(sqlite3.connect(self.path)) as connection:
-            connection.execute(f"PRAGMA user_version = {database.FORMAT + 1}")
+            connection.execute(f"PRAGMA user_version = {store_module.FORMAT + 1}")
         error = self.assertRaises(ConfigurationError, self.open)
         self.assertIn("has the format 2, and this tawebeval knows 1; install", str(error))
         self.assertEqual(self.set_aside(), [])
@@ -432,7 +434,7 @@ class OpeningTests(StoreTestCase):
 
     def test_database_that_another_program_has_locked_stops_the_start(self) -> None:
         self.fill(1)
-        self.patch(database, "_WAIT", 0.0)
+        self.patch(store_module, "_WAIT", 0.0)
         with closing(sqlite3.connect(self.path)) as connection:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("BEGIN EXCLUSIVE")
@@ -454,7 +456,7 @@ class OpeningTests(StoreTestCase):
             found, lines = self.reopen()
             self.assertEqual(found, [], name)
             self.assertIn(f"{self.path} is damaged, and the daemon begins without", lines[0])
-            self.assertEqual(len(self.set_aside()), min(number, database.MAX_SET_ASIDE))
+            self.assertEqual(len(self.set_aside()), min(number, store_module.MAX_SET_ASIDE))
             self.assertEqual(self.set_aside()[-1].stat().st_mode & 0o777, 0o600)
             self.assertEqual(self.reopen(), ([], []), name)
 
@@ -468,7 +470,7 @@ class OpeningTests(StoreTestCase):
 
     def test_damaged_index_of_a_file_that_is_too_large_to_check_stops_no_start(self) -> None:
         self.fill(3)
-        self.patch(database, "_CHECKED_BYTES", 0)
+        self.patch(store_module, "_CHECKED_BYTES", 0)
         with closing(sqlite3.connect(self.path)) as connection:
             query = "SELECT rootpage FROM sqlite_schema WHERE name = 'archived'"
             (page,) = connection.execute(query).fetchone()

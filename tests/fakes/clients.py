@@ -26,8 +26,8 @@ from tawebeval.archive.archive import EvaluationArchive
 from tawebeval.config import Configuration
 from tawebeval.core.evaluations import IdentifierIssuer
 from tawebeval.core.tokens import LinkSigner
-from tawebeval.evaluations.details import format_rfc3339_time
-from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.service import EvaluationRegistry
+from tawebeval.evaluations.store import format_rfc3339_time
 from tawebeval.web.auth import Authentication, EvaluationLinks, RateLimit
 from tawebeval.web.context import RouteTable, WebContext
 from tawebeval.web.lists import make_evaluation_lists

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 
 from tawebeval.core.evaluations import ListEntry
 from tawebeval.core.event_log import Mark
-from tawebeval.evaluations.database import (
+from tawebeval.evaluations.store import (
     ArchivedQuery,
     EvaluationRow,
     LinkRow,

@@ -28,14 +28,13 @@ from tawebeval.deferreds import (
     wait_despite_cancellation,
 )
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations import reading
+from tawebeval.evaluations import eventlog
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
-from tawebeval.evaluations.database import EvaluationRow
-from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
+from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout, SegmentLoader
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.reading import SegmentLoader
-from tawebeval.evaluations.registry import EvaluationRegistry
+from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import make_run, open_stdout
+from tawebeval.evaluations.store import EvaluationRow
 from tawebeval.reloadable import ReloadableFilesOwner
 from tawebeval.sandbox.limits import LimitMonitor, check_run_limits
 from tawebeval.web.events import EventQuery, read_page
@@ -102,7 +101,7 @@ class IdleThreads:
     async def run_in_thread(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return None, or what a fake cell says."""
         owner = getattr(call, "__self__", None)
-        is_read = call.__module__ == reading.__name__
+        is_read = call.__module__ == eventlog.__name__
         if is_read or isinstance(owner, FakeRunLimits | FakeSandboxedRun | RecordedStdout):
             return call(*args, **kwargs)
         if call.__name__ == "launch":

@@ -8,7 +8,7 @@ from twisted.logger import LogEvent, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.core.event_log import EventPage
-from tawebeval.evaluations.event_requests import EventRequests
+from tawebeval.evaluations.reading import EventRequests
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.auth import EVENTS_ROUTE
 from tawebeval.web.context import UNKNOWN_ROUTE, RouteTable

@@ -1,4 +1,4 @@
-"""`web`, `evaluations.event_requests`: events that have left memory, or are damaged."""
+"""`web`, `evaluations.reading`: events that have left memory, or are damaged."""
 
 from __future__ import annotations
 

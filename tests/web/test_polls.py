@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tawebeval.config import Configuration, EventBufferSettings, HttpSettings
-from tawebeval.evaluations.reading import EvaluationEvents
+from tawebeval.evaluations.eventlog import EvaluationEvents
 from tests.cases.polls import asking
 from tests.cases.settings import with_constants
 from tests.cases.web import RawTestCase

@@ -34,7 +34,7 @@ class ListingTests(WebTestCase):
             self.assertEqual(listing["data"][1][name], status[name])
 
     def test_cursor_and_link_lead_on_to_later_evaluations(self) -> None:
-        with mock.patch("tawebeval.evaluations.lister.MAX_LISTED_EVALUATIONS", 2):
+        with mock.patch("tawebeval.evaluations.reading.MAX_LISTED_EVALUATIONS", 2):
             identifiers = [self.evaluate() for _ in range(4)]
             path, found = "/evaluations", []
             while path:
@@ -49,7 +49,7 @@ class ListingTests(WebTestCase):
             self.assertRegex(listing["begin"], r"\A[0-9a-f]{10}-2\Z")
 
     def test_answer_is_bounded_in_bytes(self) -> None:
-        with mock.patch("tawebeval.evaluations.lister.MAX_LISTED_BYTES", 450):
+        with mock.patch("tawebeval.evaluations.reading.MAX_LISTED_BYTES", 450):
             identifiers = [self.evaluate() for _ in range(4)]
             found, end = [], ""
             while end is not None:
@@ -113,8 +113,8 @@ class ListingTests(WebTestCase):
 
     def test_filtered_pages_lead_on_with_the_same_filter(self) -> None:
         with (
-            mock.patch("tawebeval.evaluations.lister.MAX_LISTED_EVALUATIONS", 1),
-            mock.patch("tawebeval.evaluations.lister.MAX_EVALUATIONS_EXAMINED_PER_TURN", 2),
+            mock.patch("tawebeval.evaluations.reading.MAX_LISTED_EVALUATIONS", 1),
+            mock.patch("tawebeval.evaluations.reading.MAX_EVALUATIONS_EXAMINED_PER_TURN", 2),
         ):
             first, *_, last = (
                 self.label(a="x y"),
@@ -163,7 +163,7 @@ class ListingTests(WebTestCase):
 
     def end_of_first(self) -> str:
         """Return the cursor after the first evaluation, which has to have others behind it."""
-        with mock.patch("tawebeval.evaluations.lister.MAX_LISTED_EVALUATIONS", 1):
+        with mock.patch("tawebeval.evaluations.reading.MAX_LISTED_EVALUATIONS", 1):
             end: str = self.listed()["end"]
         return end
 

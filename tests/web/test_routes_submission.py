@@ -6,7 +6,7 @@ from typing import Any
 
 from tawebeval.config import ArchiveSettings, Configuration
 from tawebeval.core.tokens import ANONYMOUS_CALLER
-from tawebeval.evaluations.submission_store import MAX_LISTED_CONTENT_BYTES
+from tawebeval.evaluations.submissions import MAX_LISTED_CONTENT_BYTES
 from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import Part, form, parts
 

@@ -9,8 +9,8 @@ from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.evaluations import submission_store
-from tawebeval.evaluations.uploads import WRITE_BATCH_BYTES
+from tawebeval.evaluations import submissions
+from tawebeval.evaluations.submissions import WRITE_BATCH_BYTES
 from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, Part, form, head, parts
@@ -255,7 +255,7 @@ class GivenUpTests(RawTestCase):
             self.service.registry.submissions.share,
             self.service.registry.context.cleanup_queue,
         )
-        self.patch(submission_store, "remove_tree", fail_once)
+        self.patch(submissions, "remove_tree", fail_once)
         with capturedLogs() as events:
             self.post(400, form(parts(seed=b"x", source=b"x" * WRITE_BATCH_BYTES)))
         self.assertGreater(spool.used, 0)

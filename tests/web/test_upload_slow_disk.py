@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs
 
 from tawebeval.config import Configuration, HttpSettings, LimitSettings
-from tawebeval.evaluations.uploads import WRITE_BATCH_BYTES
+from tawebeval.evaluations.submissions import WRITE_BATCH_BYTES
 from tests.cases.settings import with_constants
 from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, Service, form, head, parts

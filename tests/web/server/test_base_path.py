@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import RESERVED_URL_PATHS, Configuration, HttpSettings
 from tawebeval.errors import ResourceMoved
-from tawebeval.evaluations import lister
+from tawebeval.evaluations import reading
 from tawebeval.web.server.messages import BasePath
 from tests.cases.web import LINK, PROXY, SETTINGS, RawTestCase
 from tests.fakes.clients import MULTIPART, Answer, form, parts
@@ -85,7 +85,7 @@ class RoutesBelowTests(RawTestCase):
         self.assertEqual(self.ask_raw(f"GET {found[1]}").json()["begin"], found[1].split("=")[1])
 
     def test_list_goes_on_below_the_base_path(self) -> None:
-        self.patch(lister, "MAX_LISTED_EVALUATIONS", 1)
+        self.patch(reading, "MAX_LISTED_EVALUATIONS", 1)
         for _ in range(2):
             self.begin("/evaluate")
         answer = self.ask_raw(f"GET {BELOW}/evaluations")

@@ -9,7 +9,7 @@ from klein import Klein
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import errors
-from tawebeval.evaluations.event_requests import EventRequests
+from tawebeval.evaluations.reading import EventRequests
 from tawebeval.web.routes import make_app
 from tawebeval.web.server import messages
 from tests.cases.web import WebTestCase

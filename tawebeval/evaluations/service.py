@@ -1,22 +1,30 @@
-"""All evaluations of the daemon: acceptance, reading, expiry, restore and shutdown."""
+"""All evaluations of the daemon: admission, acceptance, callbacks, expiry, restore and shutdown."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+import attrs
+import orjson
+from twisted.internet.defer import gatherResults
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive, StoredEvaluation
 from tawebeval.core.evaluations import DAEMON_START_ID_BYTES, EvaluationState, IdentifierIssuer
 from tawebeval.core.event_log import EventLog
 from tawebeval.core.form import draw_seed, pack_request
-from tawebeval.deferreds import make_one_shot_event, run_in_background
+from tawebeval.core.shares import RetrySchedule, Share
+from tawebeval.core.tokens import ANONYMOUS_CALLER
+from tawebeval.deferreds import FairQueue, make_one_shot_event, run_in_background
 from tawebeval.errors import (
+    CallerQuotaExceeded,
     EvaluationExpired,
     EvaluationFailure,
     EvaluationNotEnded,
@@ -26,45 +34,291 @@ from tawebeval.errors import (
     StoreError,
     SubmissionDiscarded,
 )
-from tawebeval.evaluations.admission import AdmissionControl
-from tawebeval.evaluations.archive_reader import ArchiveReader
-from tawebeval.evaluations.callbacks import EvaluationCallbacks
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.database import EvaluationRow, PendingCallback
-from tawebeval.evaluations.details import ArchivedRow, EvaluationDetails, format_rfc3339_time
-from tawebeval.evaluations.event_requests import EventRequests
-from tawebeval.evaluations.lifecycle import Evaluation, clean_up
-from tawebeval.evaluations.lister import EvaluationLister
-from tawebeval.evaluations.reading import EvaluationEvents, Subscription
-from tawebeval.evaluations.records import EvaluationRecord, RecordIndex
-from tawebeval.evaluations.restoring import (
+from tawebeval.evaluations.eventlog import EvaluationEvents
+from tawebeval.evaluations.lifecycle import Evaluation, EvaluationRecord, RecordIndex, clean_up
+from tawebeval.evaluations.reading import (
+    ArchiveReader,
+    EvaluationLister,
+    EventRequests,
+    Subscription,
+    build_status,
+)
+from tawebeval.evaluations.starting import (
     ResumeCheckout,
+    begin_again,
+    enter_queue,
     load_details,
     make_row,
     read_all_events,
     restore_events,
     resume_run,
 )
-from tawebeval.evaluations.shutdown import EvaluationDrain
-from tawebeval.evaluations.starting import begin_again, enter_queue
-from tawebeval.evaluations.status import build_status
-from tawebeval.evaluations.submission_store import (
+from tawebeval.evaluations.store import (
+    ArchivedRow,
+    EvaluationDetails,
+    EvaluationRow,
+    EvaluationStore,
+    PendingCallback,
+    SharedUpload,
+    format_rfc3339_time,
+)
+from tawebeval.evaluations.submissions import (
+    ReceivedForm,
     RerunnableSubmission,
     SubmissionStore,
     read_submitted_files,
 )
-from tawebeval.evaluations.uploads import ReceivedForm, SharedUpload
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import (
     Workspace,
     derive_directory_name,
     derive_log_pseudonym,
 )
+from tawebeval.webhooks.callback import CallbackRecord
 from tawebeval.webhooks.deliveries import CallbackQueue
 
-_NOT_STORED = EvaluationFailure("lost", "the evaluation could not be stored; submit again")
+_RETRY_LATER = 30  # seconds, if too many events are unread
+
+
+class AdmissionControl:
+    """Admission of new evaluations, and the queue for run slots.
+
+    `bounds` are the arguments of the queue (`FairQueue`).
+    """
+
+    def __init__(
+        self,
+        context: EvaluationContext,
+        records: RecordIndex,
+        bounds: tuple[int, int, int, int],
+    ) -> None:
+        self._context = context
+        self._records = records
+        self.run_queue = FairQueue(*bounds)
+        self._retries = RetrySchedule(self.run_queue.slot_count)
+        for share in self._list_shares():
+            share.make_room = partial(self._forget_sent, share)
+        # In another turn: a log is being changed.
+        wake = context.event_room_condition.notify
+        context.event_memory.on_room = partial(context.clock.callLater, 0, wake)
+
+    def check_admission(self, caller: str) -> None:
+        """Raise the error with which a new evaluation would be refused.
+
+        This is CallerQuotaExceeded, which the caller can remedy, or ServerBusy, in this order.
+        Before a refusal evaluations are forgotten that a stream has sent to the end: they are kept
+        only for clients that have lost some of the events. A refusal for the length of the queue
+        has the time at which the client is to come back, which no other client gets.
+        """
+        for share in self._list_shares():
+            share.check(1, caller)
+        self._check_queue(caller, should_schedule_retry=True)
+
+    def check_readiness(self) -> None:
+        """Raise ServerBusy if a new evaluation without a token would be refused; change nothing.
+
+        What could be forgotten before a refusal counts as room, though it may be too little.
+        """
+        for share in self._list_shares():
+            if share.is_used_up and not any(
+                self._records.find_sent_evaluation(caller) for caller in share.used_by_caller
+            ):
+                raise ServerBusy(share.refusal_of_all, share.retry_after)
+        self._check_queue(ANONYMOUS_CALLER, should_schedule_retry=False)
+
+    def _check_queue(self, caller: str, *, should_schedule_retry: bool) -> None:
+        if self.run_queue.is_caller_quota_exhausted(caller):
+            raise CallerQuotaExceeded(
+                "too many of your evaluations are queued (callers.queued); try again later",
+                self._plan_retry(caller, self.run_queue.waiting_caller_count)
+                if should_schedule_retry
+                else _RETRY_LATER,
+            )
+        if self.run_queue.is_full(caller):
+            raise ServerBusy(
+                "the queue is full (evaluations.queued); try again later",
+                self._plan_retry() if should_schedule_retry else _RETRY_LATER,
+            )
+
+    def record_evaluation_start(self) -> None:
+        """Record that an evaluation was accepted and has entered the queue."""
+        if not self.run_queue.has_free_slot:
+            self._retries.record_all_slots_used(self._context.clock.seconds())
+
+    def record_evaluation_end(self) -> None:
+        """Record the end of an evaluation."""
+        self._retries.record_evaluation_end(
+            self._context.clock.seconds(), are_all_slots_used=not self.run_queue.has_free_slot
+        )
+
+    def _plan_retry(self, caller: str | None = None, caller_count: int = 1) -> int:
+        return self._retries.schedule_retry(self._context.clock.seconds(), caller, caller_count)
+
+    def _list_shares(self) -> tuple[Share, ...]:
+        """Return the shares of what evaluations leave until they are read."""
+        configuration, ended = self._context.configuration, self._records.ended_share
+        ended.total = configuration.evaluations.kept
+        ended.part = configuration.callers.kept or None
+        return ended, self._context.unread_events, self._context.event_memory.fixed_share
+
+    def _forget_sent(self, share: Share, _: int, caller: str | None) -> bool:
+        """Forget evaluations that a stream has sent to the end until another one has room."""
+        if caller is not None:
+            while share.is_part_used_up(caller) and self._records.forget_sent_evaluation(caller):
+                pass
+            return not share.is_part_used_up(caller)
+        for name in share.list_callers():
+            while self._records.forget_sent_evaluation(name):
+                if not share.is_used_up:
+                    return True
+        return False
+
+
+@attrs.define(eq=False)
+class EvaluationCallbacks:
+    """Deliverer of the status documents of ended evaluations to the URLs in their forms.
+
+    Documents that are not delivered yet are in the store, and outlive the daemon.
+    """
+
+    callback_queue: CallbackQueue
+    _store: EvaluationStore | None
+    # Those of an earlier process whose evaluations are still to be restored, by their names.
+    _undelivered: dict[str, PendingCallback] = attrs.field(factory=dict)
+
+    def start_delivery(self, evaluation: Evaluation) -> None:
+        """Send the callback of an evaluation that has ended, if its form asks for one."""
+        callback, name = evaluation.details.callback, evaluation.details.log_name
+        if callback is None:
+            return
+        kept = self._undelivered.pop(name, None)
+        if callback.state.is_final:
+            self._drop(name)
+            return
+
+        def make_document() -> bytes:
+            if kept is not None:
+                return kept.document
+            document = orjson.dumps(build_status(evaluation, None))
+            self._keep(callback, name, document)
+            return document
+
+        def on_end() -> None:
+            evaluation.save()
+            self._drop(name)
+
+        if kept is not None:
+            callback.webhook_id = kept.webhook_id
+        self.callback_queue.start_delivery(
+            callback, name, make_document, on_end, self._wait_for_commit
+        )
+
+    async def _wait_for_commit(self) -> None:
+        """Return once the document is stored: another process would send another one."""
+        if self._store is not None:
+            with suppress(StoreError):  # the disk is full; the receiver need not wait for it
+                await self._store.flush()
+
+    def resume_deliveries(
+        self, undelivered: Mapping[str, PendingCallback], known_names: Collection[str]
+    ) -> None:
+        """Go on with callbacks of an earlier process, by the names of their evaluations.
+
+        Those of the evaluations in `known_names` wait for `start_delivery`; the others are of
+        forgotten evaluations, and are delivered again at once.
+        """
+        for name, kept in undelivered.items():
+            if name in known_names:
+                self._undelivered[name] = kept
+            else:
+                self.callback_queue.start_delivery(
+                    CallbackRecord(kept.url, kept.caller, webhook_id=kept.webhook_id),
+                    name,
+                    partial(bytes, kept.document),
+                    partial(self._drop, name),
+                )
+
+    def _keep(self, callback: CallbackRecord, name: str, document: bytes) -> None:
+        """Keep a callback and its document for another process of the daemon."""
+        if self._store is not None:
+            pending = PendingCallback(callback.url, callback.caller, callback.webhook_id, document)
+            self._store.save_callback(name, pending)
+
+    def _drop(self, name: str) -> None:
+        if self._store is not None:
+            self._store.delete_callback(name)
+
+
+_LAST_READ = 5.0  # seconds in which readers can still take the last events
+_LOOK = 0.05  # seconds between two looks
 
 log = Logger()
+
+
+@attrs.define
+class EvaluationDrain:
+    """Shutdown of the registry, from the last accepted evaluation until nothing is left.
+
+    `alive` are the evaluations with a process or a directory, `subscriptions` the streams.
+    """
+
+    _alive: Mapping[str, EvaluationRecord]
+    _records: RecordIndex
+    _subscriptions: Collection[Subscription]
+    _clock: IReactorTime
+    has_begun: bool = False
+    is_urgent: bool = False
+
+    async def drain_evaluations(self, drain_seconds: float) -> bool:
+        """End queued evaluations at once, running ones after `drain_seconds`; await readers.
+
+        Readers have some seconds for the last events. Return whether there was an evaluation or a
+        reader. `is_urgent` ends the time that running evaluations have.
+        """
+        self.has_begun = True
+        was_active = bool(self._alive)
+        self._stop(
+            [one for one in self._evaluations() if one.details.state is EvaluationState.QUEUED]
+        )
+        if drain_seconds and self._alive and not self.is_urgent:
+            log.info(
+                "stopping: {count} evaluations have {drain:g} seconds to end (service.drain);"
+                " another signal ends them at once",
+                count=len(self._alive),
+                drain=drain_seconds,
+            )
+            await self._wait(lambda: self.is_urgent or not self._alive, drain_seconds)
+        ends = [evaluation.cleanup_event.wait() for evaluation in self._evaluations()]
+        self._stop(self._evaluations())
+        await gatherResults(ends)
+        was_active = was_active or self._has_reader()
+        await self._wait(lambda: not self._has_reader(), _LAST_READ)
+        return was_active
+
+    def _evaluations(self) -> list[Evaluation]:
+        return [record.evaluation for record in self._alive.values()]
+
+    def _stop(self, evaluations: list[Evaluation]) -> None:
+        for evaluation in evaluations:
+            evaluation.stop(
+                EvaluationFailure(
+                    "shutdown", "the daemon was stopped; submit again when it is back"
+                )
+            )
+
+    def _has_reader(self) -> bool:
+        """Return whether a stream is left, or a reader of pages is expected to read on."""
+        return bool(self._subscriptions) or self._records.has_page_reader
+
+    async def _wait(self, is_done: Callable[[], bool], seconds: float) -> None:
+        """Return when `is_done()` is true, at the latest after `seconds`."""
+        deadline = self._clock.seconds() + seconds
+        while not is_done() and (left := deadline - self._clock.seconds()) > 0:
+            await deferLater(self._clock, min(left, _LOOK))
+
+
+_NOT_STORED = EvaluationFailure("lost", "the evaluation could not be stored; submit again")
 
 
 class EvaluationRegistry:
