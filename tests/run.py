@@ -42,7 +42,6 @@ CORE = (
     "core/*",
     "config",
     "errors",
-    "webhooks/callback",
     "webhooks/signing",
 )
 

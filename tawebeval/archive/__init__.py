@@ -4,9 +4,8 @@ An archived evaluation is the same evaluation with its events in one compressed 
 kept. The package knows neither `Evaluation` nor the store: `evaluations` hands it the events of an
 evaluation that has ended, and the rows as `ArchiveRows`.
 
-- `evaluation_files`: the format of a file: zstd frames of bounded size, and an index of the frames,
-  so that a page decompresses a few of them. `zstdcat` prints a file as JSON Lines.
-- `submissions`: the submitted files, to run an evaluation again.
+- `files`: the format of the files: events in zstd frames of bounded size, with an index of the
+  frames, so that a page decompresses a few of them; and the submitted files, for a rerun.
 - `archive`: `EvaluationArchive`: writes, removes and reads, in threads.
 
 Bounds, whatever evaluators print and clients ask for:

@@ -1,7 +1,7 @@
 """The archive: ended evaluations in compressed files, beside their rows in the store.
 
 DIRECTORY/files/AB/NAME.jsonl.zst   the events of an evaluation whose NAME begins with AB
-DIRECTORY/files/AB/NAME.tar.zst     its submission (`submissions`)
+DIRECTORY/files/AB/NAME.tar.zst     its submission
 DIRECTORY/files/AB/NAME.*.part      one of these files, while it is written
 
 NAME is a digest of the identifier, from which the identifier cannot be guessed. Other users cannot
@@ -27,13 +27,13 @@ import attrs
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
-from tawebeval.archive.evaluation_files import (
+from tawebeval.archive.files import (
     ArchiveFileTooLarge,
     DamagedArchiveFile,
+    pack_submission,
     read_events,
     write_evaluation,
 )
-from tawebeval.archive.submissions import pack_submission
 from tawebeval.config import MIB, ArchiveSettings
 from tawebeval.core.event_log import LOST_EVENT, EventRing
 from tawebeval.core.events import EMPTY_BATCH, EventBatch

@@ -86,8 +86,7 @@ from tawebeval.linux.cgroups import CgroupManager, open_starter_cgroups
 from tawebeval.linux.child import OrphanReaper, Spawner, become_subreaper
 from tawebeval.linux.privileges import drop_privileges, get_user_name
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
-from tawebeval.pinned_agent import CachedPolicyForHTTPS
-from tawebeval.resolver import CheckedResolver, SystemResolver
+from tawebeval.pinned_agent import CachedPolicyForHTTPS, CheckedResolver, SystemResolver
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.limits import LimitMonitor
 from tawebeval.sandbox.probe import (

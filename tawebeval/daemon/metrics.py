@@ -44,8 +44,7 @@ from tawebeval.slurm.cluster import SlurmSandbox
 from tawebeval.slurm.commands import JobCounters
 from tawebeval.web.context import RequestLog, RouteTable
 from tawebeval.web.server.limits import ConnectionLimits
-from tawebeval.webhooks.callback import CallbackState
-from tawebeval.webhooks.deliveries import CallbackQueue
+from tawebeval.webhooks.deliveries import CallbackQueue, CallbackState
 
 DISK_CHECK_PERIOD = 5.0
 """Seconds between two checks of a disk that works."""

@@ -38,7 +38,7 @@ from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.evaluations.run import KILL_GRACE
 from tawebeval.git.remotes import GitKeyring
 from tawebeval.linux.filetree import open_regular_file
-from tawebeval.reloadable import ReloadableFiles, ReloadableFilesOwner, ReloadResult
+from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner, ReloadResult
 from tawebeval.slurm.node_process import MAX_KILL_SECONDS
 from tawebeval.webhooks.signing import find_secrets_file, read_signing_secrets
 

@@ -57,7 +57,7 @@ from tawebeval.linux.filetree import (
 from tawebeval.linux.privileges import check_owner, get_home
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY, assess_starter_limits, check_hard_limits
 from tawebeval.linux.starter_client import StarterClient
-from tawebeval.resolver import SystemResolver
+from tawebeval.pinned_agent import SystemResolver
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.environment_store import locate_store

@@ -75,8 +75,7 @@ from tawebeval.sandbox.workspace import (
     derive_directory_name,
     derive_log_pseudonym,
 )
-from tawebeval.webhooks.callback import CallbackRecord
-from tawebeval.webhooks.deliveries import CallbackQueue
+from tawebeval.webhooks.deliveries import CallbackQueue, CallbackRecord
 
 _RETRY_LATER = 30  # seconds, if too many events are unread
 

@@ -56,7 +56,7 @@ from tawebeval.linux.filetree import DISK_FULL_REMEDY, describe_disk_error
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.workspace import derive_log_pseudonym
-from tawebeval.webhooks.callback import CallbackRecord
+from tawebeval.webhooks.deliveries import CallbackRecord
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from typing import IO, Any, Protocol
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.archive.submissions import extract_submission, open_submission
+from tawebeval.archive.files import extract_submission, open_submission
 from tawebeval.core.form import EvaluationRequest, unpack_request
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import Condition, WorkerThreads, run_in_background

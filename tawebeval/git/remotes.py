@@ -37,9 +37,8 @@ from tawebeval.core.hosts import (
     resolve_git_remote,
 )
 from tawebeval.errors import ConfigurationError, EvaluationFailure, ForbiddenHost, format_size
-from tawebeval.linux.privileges import warn_of_file_readable_by_others
-from tawebeval.reloadable import ReloadableFiles
-from tawebeval.resolver import LOOKUP_TIMEOUT, CheckedResolver, LookupUnanswered, UnknownHost
+from tawebeval.linux.privileges import ReloadableFiles, warn_of_file_readable_by_others
+from tawebeval.pinned_agent import LOOKUP_TIMEOUT, CheckedResolver, LookupUnanswered, UnknownHost
 
 MAX_PASSWORD_SIZE = 2048
 """Bytes of a password: with the user name it fits into any pipe at once."""

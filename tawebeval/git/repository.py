@@ -69,7 +69,7 @@ from tawebeval.git.lfs import (
 )
 from tawebeval.git.remotes import Credential, Login, RemoteResolver
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.resolver import LOOKUP_TIMEOUT
+from tawebeval.pinned_agent import LOOKUP_TIMEOUT
 from tawebeval.sandbox.bubblewrap import SandboxAccess
 
 _FETCH = (

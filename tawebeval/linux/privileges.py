@@ -13,7 +13,7 @@ thread.
 
 Its directories have to be its own (`check_owner`). Secret files are tokens, credentials and signing
 keys. They are read here (`read_secret_file`), and the operator is warned of a file that every user
-of the machine can read.
+of the machine can read. `ReloadableFiles` are files that a reload of the daemon reads again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+import attrs
 
 from tawebeval.errors import ConfigurationError, SetupProblem
 
@@ -328,3 +330,43 @@ def warn_of_file_readable_by_others(path: Path, mode: int, setting: str) -> None
     problem = find_readable_by_others_problem(path, mode)
     if problem is not None:
         Logger().warn("{setting}: {problem}", setting=setting, problem=str(problem))
+
+
+def _no_notes(_: object) -> Sequence[Any]:
+    return ()
+
+
+@attrs.frozen
+class ReloadableFiles(Generic[Content]):
+    """Files that a reload reads again, with the callbacks to read and to apply their content.
+
+    `name` is the setting that names the files, or a description. `read_files` blocks, changes
+    nothing and raises ConfigurationError. `apply_content` must not fail. `make_operator_notes`
+    returns remarks for the operator on a content, such as settings that need a restart: sentences
+    without a full stop.
+    """
+
+    name: str
+    paths: Sequence[Path]
+    read_files: Callable[[], Content]
+    apply_content: Callable[[Content], None]
+    make_operator_notes: Callable[[Content], Sequence[str]] = _no_notes
+
+
+class ReloadableFilesOwner(Protocol):
+    """Object that has reloadable files."""
+
+    def list_reloadable_files(self) -> Iterable[ReloadableFiles[Any]]:
+        """Return the reloadable files."""
+
+
+@attrs.frozen
+class ReloadResult:
+    """Result of a reload.
+
+    With `error_messages` nothing has changed. `operator_notes` are the remarks on a reload without
+    problems.
+    """
+
+    error_messages: tuple[str, ...] = ()
+    operator_notes: tuple[str, ...] = ()

@@ -43,8 +43,7 @@ from tawebeval.errors import (
     Unauthorized,
 )
 from tawebeval.evaluations.store import EvaluationStore, LinkRow
-from tawebeval.linux.privileges import find_secret_file, read_secret_file
-from tawebeval.reloadable import ReloadableFiles
+from tawebeval.linux.privileges import ReloadableFiles, find_secret_file, read_secret_file
 from tawebeval.web.server.messages import Query, get_query_number
 from tawebeval.web.server.request import ApiRequest
 

@@ -47,11 +47,12 @@ from tawebeval.evaluations.reading import MAX_LISTED_EVALUATIONS, is_filter_para
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.pinned_agent import (
     CachedPolicyForHTTPS,
+    CheckedResolver,
     PinnedAgent,
+    Resolver,
     ResponseSizeLimit,
     convert_request_failures,
 )
-from tawebeval.resolver import CheckedResolver, Resolver
 from tawebeval.web.server.messages import (
     WHOLE_NUMBER_REGEX,
     get_header,

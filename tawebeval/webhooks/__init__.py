@@ -6,10 +6,9 @@ to `CallbackQueue.start_delivery` with the status document when the evaluation h
 evaluation does not wait for the delivery. The status document shows the `CallbackState`, the
 metrics count final states.
 
-- `callback`: `CallbackRecord` and `CallbackState`, plain values.
 - `deliveries`: `CallbackQueue`, the queue. One coroutine for each delivery waits for a slot, makes
   an attempt and pauses. Memory is bounded in bytes, slots are shared fairly between callers.
-- `sender`: `WebhookSender` makes one attempt, by the `PinnedAgent` of `tawebeval.pinned_agent`.
+  `WebhookSender` makes one attempt, by the `PinnedAgent` of `tawebeval.pinned_agent`.
 - `signing`: Standard Webhooks 1.0, and the callers' secrets in a file, which a reload reads again.
 
 `daemon.assembly` builds these parts by `make_callback_queue`. docs/design/webhooks.md gives the

@@ -1,25 +1,44 @@
-"""The queue of callbacks: attempts, retries, and the memory limit.
+"""Callbacks: their queue, attempts, retries, and the memory limit.
 
 Attempts take turns between callers, and pending documents take bounded memory (`DeliveryBounds`).
 Beyond it, the oldest delivery of the caller with the most bytes is given up, so a receiver that is
 down does not affect other callers. A stop of the daemon ends nothing: the store has the documents,
 and the next process goes on.
+
+The caller chose the URL, so the receiver may be hostile: a connection takes at most 64 KiB and
+15 seconds.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from functools import partial
 from typing import Any
 
 import attrs
+from treq.client import HTTPClient
+from treq.content import collect
 from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.defer import TimeoutError as TookTooLong
 from twisted.internet.task import deferLater
 from twisted.logger import Logger, LogLevel
 from twisted.web.client import BrowserLikePolicyForHTTPS
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgent, IPolicyForHTTPS
 
+from tawebeval import __version__
 from tawebeval.config import CONCURRENT_CALLBACKS, MIB, CallbackSettings
-from tawebeval.core.backoff import Backoff, RequestOutcome
+from tawebeval.core.backoff import Backoff, RequestOutcome, classify_http_status, parse_retry_after
+from tawebeval.core.hosts import (
+    HostPolicy,
+    IPAddress,
+    ServerAddress,
+    format_address,
+    parse_server_address,
+)
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import (
     UNLIMITED_WAITERS,
@@ -27,12 +46,176 @@ from tawebeval.deferreds import (
     run_in_background,
 )
 from tawebeval.errors import ForbiddenHost, InvalidField, format_size
-from tawebeval.pinned_agent import CachedPolicyForHTTPS
-from tawebeval.reloadable import ReloadableFiles
-from tawebeval.resolver import Resolver
-from tawebeval.webhooks.callback import CallbackRecord, CallbackState
-from tawebeval.webhooks.sender import AttemptResult, WebhookSender, make_webhook_sender
+from tawebeval.linux.privileges import ReloadableFiles
+from tawebeval.pinned_agent import (
+    BytesProducer,
+    CachedPolicyForHTTPS,
+    CheckedResolver,
+    LookupUnanswered,
+    PinnedAgent,
+    RequestFailed,
+    Resolver,
+    UnknownHost,
+    convert_request_failures,
+)
 from tawebeval.webhooks.signing import SigningSecrets, SigningSecretsFile, find_secrets_file
+
+
+class CallbackState(Enum):
+    """State of a callback, as the status document shows it (docs/api.md)."""
+
+    WAITING = "waiting"  # the evaluation has not ended
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    REFUSED = "refused"
+    GIVEN_UP = "given_up"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no attempt will follow."""
+        return self not in (CallbackState.WAITING, CallbackState.PENDING)
+
+
+@attrs.define(eq=False)
+class CallbackRecord:
+    """A callback and its progress.
+
+    `caller` is the name by which its secret is found. `webhook_id` is its Webhook-Id, the same for
+    each attempt, also in another process of the daemon; empty before the first one. `last_error`
+    describes the last failed attempt for people; None before one has failed.
+    """
+
+    url: str
+    caller: str
+    state: CallbackState = CallbackState.WAITING
+    attempt_count: int = 0
+    last_error: str | None = None
+    webhook_id: str = ""
+
+    @property
+    def url_without_query(self) -> str:
+        """The URL for the status document, without the query, which may be a secret."""
+        return self.url.partition("?")[0]
+
+    @property
+    def url_origin(self) -> str:
+        """The URL for the log: scheme, host and port. The path may be a secret, too."""
+        target = parse_callback_url(self.url)
+        host = format_address(target.ip_address) if target.ip_address else target.host
+        return f"{target.protocol}://{host}:{target.port}"
+
+
+def parse_callback_url(url: str) -> ServerAddress:
+    """Parse a URL that the form has accepted as `callback_url`."""
+    target = parse_server_address(url)
+    assert target is not None, "only paths have no host"
+    return target
+
+
+_ATTEMPT_TIMEOUT = 15  # seconds for one attempt, from the DNS look-up to the end of the answer
+_HEADERS = {"Content-Type": "application/json", "User-Agent": f"tawebeval/{__version__}"}
+
+
+@attrs.frozen
+class AttemptResult:
+    """Result of one attempt; `reason` describes it for people.
+
+    `retry_after` is the number of seconds that the receiver asked for, 0 if it did not.
+    """
+
+    outcome: RequestOutcome
+    reason: str
+    retry_after: float = 0
+
+
+@attrs.frozen
+class WebhookSender:
+    """Posts JSON documents, each attempt within `timeout` seconds.
+
+    `agent` returns an agent for a target that is pinned to addresses. `time` returns seconds
+    since the epoch.
+    """
+
+    _resolver: CheckedResolver
+    _agent: Callable[[ServerAddress, Sequence[IPAddress]], IAgent]
+    _clock: Any
+    _time: Callable[[], float]
+    _timeout: float
+
+    def check_url(self, url: str) -> None:
+        """Check the URL without a look-up. Raises: ForbiddenHost."""
+        self._resolver.check_host(parse_callback_url(url))
+
+    async def post_document(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
+        """Make one attempt. Every failure becomes a result.
+
+        A cancellation after the status has arrived has no effect: the status counts.
+        """
+        attempt = Deferred.fromCoroutine(self._attempt(url, headers, body))
+        try:
+            return await attempt.addTimeout(self._timeout, self._clock)
+        except TookTooLong:
+            reason = f"no answer within {self._timeout:g} seconds"
+            return AttemptResult(RequestOutcome.RETRY, reason)
+
+    async def _attempt(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
+        target = parse_callback_url(url)
+        try:
+            addresses = await self._resolver.find_addresses(target)
+        except ForbiddenHost as error:
+            return AttemptResult(RequestOutcome.REFUSED, str(error))
+        except (UnknownHost, LookupUnanswered) as error:
+            return AttemptResult(RequestOutcome.RETRY, str(error))
+        client = HTTPClient(self._agent(target, addresses), data_to_body_producer=BytesProducer)
+        try:
+            with convert_request_failures(target.host):
+                response = await client.post(
+                    url,
+                    data=body,
+                    headers=Headers(
+                        {name: [value] for name, value in (_HEADERS | headers).items()}
+                    ),
+                    allow_redirects=False,
+                    unbuffered=True,
+                    reactor=self._clock,
+                )
+        except UnicodeError:  # IDNA (RFC 5891) is stricter than resolvers are
+            return AttemptResult(
+                RequestOutcome.REFUSED, f"the host {target.host} is not a valid name"
+            )
+        except RequestFailed as error:
+            return AttemptResult(RequestOutcome.RETRY, str(error))
+        with suppress(Exception):  # the status counts alone, even if this is cancelled now
+            await collect(response, lambda _: None)
+        return AttemptResult(
+            classify_http_status(response.code),
+            f"the receiver answered with status {response.code}",
+            parse_retry_after(
+                response.headers.getRawHeaders(b"Retry-After", [b""])[0], self._time()
+            ),
+        )
+
+
+def make_webhook_sender(
+    settings: CallbackSettings,
+    tls_policy: IPolicyForHTTPS,
+    resolver: Resolver,
+    reactor: Any,
+    time: Callable[[], float],
+) -> WebhookSender:
+    """Return the sender by `settings`.
+
+    `tls_policy` is the TLS policy, `time` as in `WebhookSender`.
+    """
+    policy = HostPolicy(settings.allow_hosts, (), settings.private_networks, "callbacks")
+    return WebhookSender(
+        CheckedResolver(policy, resolver, reactor),
+        partial(PinnedAgent, reactor, tls_policy, _ATTEMPT_TIMEOUT),
+        reactor,
+        time,
+        _ATTEMPT_TIMEOUT,
+    )
+
 
 _FIELD = "callback_url"
 DELIVERY_OVERHEAD_BYTES = 4096

@@ -18,11 +18,11 @@ import attrs
 from tawebeval.core.tokens import ANONYMOUS_CALLER, CALLER_NAME_PATTERN, read_uncommented_lines
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.privileges import (
+    ReloadableFiles,
     find_secret_file,
     read_secret_file,
     warn_of_file_readable_by_others,
 )
-from tawebeval.reloadable import ReloadableFiles
 
 _EVERYBODY = "*"  # the anonymous caller's name in the file
 _LINE = re.compile(rf"({CALLER_NAME_PATTERN.pattern}|\*)[ \t]+whsec_([A-Za-z0-9+/]+={{0,2}})")

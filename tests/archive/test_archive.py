@@ -30,7 +30,7 @@ from tawebeval.archive.archive import (
     EvaluationArchive,
     StoredEvaluation,
 )
-from tawebeval.archive.submissions import extract_submission
+from tawebeval.archive.files import extract_submission
 from tawebeval.config import ArchiveSettings
 from tawebeval.core.event_log import LOST_EVENT, EventRing
 from tawebeval.core.events import encode_data_event

@@ -20,7 +20,7 @@ from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitResult
 from tawebeval.git.fetch_limits import FetchLimits, TreeLimits
 from tawebeval.git.remotes import GitKeyring, Login, RemoteResolver
-from tawebeval.resolver import CheckedResolver
+from tawebeval.pinned_agent import CheckedResolver
 from tawebeval.sandbox.bubblewrap import READ_ONLY_ACCESS, SandboxAccess
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import OID, TREE, InlineThreads

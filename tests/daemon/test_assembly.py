@@ -68,7 +68,7 @@ from tawebeval.errors import (
     InvalidField,
 )
 from tawebeval.evaluations.store import ArchivedRow, EvaluationRow
-from tawebeval.reloadable import ReloadableFiles, ReloadResult
+from tawebeval.linux.privileges import ReloadableFiles, ReloadResult
 from tawebeval.sandbox.bubblewrap import BubblewrapHelperSandbox
 from tawebeval.web.context import WebContext
 from tawebeval.web.server.channel import ApiSite

@@ -33,7 +33,7 @@ from tawebeval.daemon.reload import (
     read_configuration,
 )
 from tawebeval.errors import ConfigurationError
-from tawebeval.reloadable import ReloadableFiles, ReloadableFilesOwner, ReloadResult
+from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner, ReloadResult
 from tests.cases.roots import make_root
 from tests.cases.settings import list_settings, read_setting
 from tests.fakes.world import FakeNotifier

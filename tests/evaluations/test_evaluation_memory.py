@@ -24,7 +24,7 @@ from tawebeval.core.form import (
 )
 from tawebeval.evaluations.reading import build_status
 from tawebeval.evaluations.store import STDERR_TAIL_BYTES
-from tawebeval.webhooks.callback import CallbackRecord
+from tawebeval.webhooks.deliveries import CallbackRecord
 from tests.cases.evaluations import EvaluationTestCase
 
 KIB = 1024

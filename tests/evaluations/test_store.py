@@ -52,7 +52,7 @@ from tawebeval.evaluations.store import (
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.environments import Environment
-from tawebeval.webhooks.callback import CallbackRecord, CallbackState
+from tawebeval.webhooks.deliveries import CallbackRecord, CallbackState
 from tests.evaluations import store_crashes
 from tests.fakes.world import InlineThreads, SlowThreads
 

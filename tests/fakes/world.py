@@ -35,7 +35,7 @@ from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.evaluations.store import EvaluationRow
-from tawebeval.reloadable import ReloadableFilesOwner
+from tawebeval.linux.privileges import ReloadableFilesOwner
 from tawebeval.sandbox.limits import LimitMonitor, check_run_limits
 from tawebeval.web.events import EventQuery, read_page
 from tests.fakes.children import FakeChild, FakeSpawner

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.hosts import HostPolicy, ResolvedGitRemote
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.remotes import Credential, RemoteResolver
-from tawebeval.resolver import CheckedResolver
+from tawebeval.pinned_agent import CheckedResolver
 from tests.fakes.resolver import FakeResolver
 
 

@@ -19,7 +19,7 @@ from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import BareRepository, GitServers
 from tawebeval.linux.child import Spawner
-from tawebeval.resolver import CheckedResolver
+from tawebeval.pinned_agent import CheckedResolver
 from tawebeval.sandbox.bubblewrap import (
     BubblewrapHelperSandbox,
     build_network_options,

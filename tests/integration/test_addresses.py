@@ -14,9 +14,8 @@ from twisted.web.client import BrowserLikePolicyForHTTPS
 from tawebeval.core.backoff import RequestOutcome
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import HostPolicy
-from tawebeval.pinned_agent import PinnedAgent
-from tawebeval.resolver import CheckedResolver
-from tawebeval.webhooks.sender import WebhookSender
+from tawebeval.pinned_agent import CheckedResolver, PinnedAgent
+from tawebeval.webhooks.deliveries import WebhookSender
 from tests.cases.patience import PATIENCE
 from tests.fakes.resolver import FakeResolver
 from tests.integration.bare_repositories import BareRepositoryCase

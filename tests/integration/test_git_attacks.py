@@ -24,7 +24,7 @@ from tawebeval.git.command import GitRunner
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import create_repository
 from tawebeval.linux.child import Spawner
-from tawebeval.resolver import CheckedResolver
+from tawebeval.pinned_agent import CheckedResolver
 from tests.cases.patience import PATIENCE
 from tests.fakes.resolver import FakeResolver
 from tests.integration.client import failure, text

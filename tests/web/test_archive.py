@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tawebeval.archive import evaluation_files
+from tawebeval.archive import files
 from tawebeval.config import ArchiveSettings, CallerSettings, Configuration, EventBufferSettings
 from tests.cases.settings import with_constants
 from tests.cases.web import END, CallerTestCase, WebTestCase, payload
@@ -187,7 +187,7 @@ class GoneTests(ArchiveTestCase):
     def test_damage_in_the_middle_ends_pages_and_streams_once(self) -> None:
         lines = [b"%d%s\n" % (number, b"x" * 200) for number in range(2000)]
         identifier = self.archive(*lines)
-        with evaluation_files._open(next(self.root.rglob("*.jsonl.zst"))) as file:
+        with files._open(next(self.root.rglob("*.jsonl.zst"))) as file:
             offset, count = file.locate(1)
         self.damage(begins=offset + 40)
         events = self.read_all(identifier, "&limit=100000")

@@ -23,8 +23,7 @@ from tawebeval.config import CallerSettings, Configuration, ServiceSettings
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress
 from tawebeval.core.tokens import generate_token
 from tawebeval.errors import ServerBusy
-from tawebeval.pinned_agent import PinnedAgent, ResponseSizeLimit
-from tawebeval.resolver import CheckedResolver
+from tawebeval.pinned_agent import CheckedResolver, PinnedAgent, ResponseSizeLimit
 from tawebeval.web import lists
 from tawebeval.web.lists import EvaluationLists, make_evaluation_lists
 from tests.cases import described

@@ -22,9 +22,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import Backoff, RequestOutcome
 from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
-from tawebeval.webhooks.callback import CallbackRecord, CallbackState
-from tawebeval.webhooks.deliveries import CallbackQueue, DeliveryBounds, make_callback_queue
-from tawebeval.webhooks.sender import AttemptResult
+from tawebeval.webhooks.deliveries import (
+    AttemptResult,
+    CallbackQueue,
+    CallbackRecord,
+    CallbackState,
+    DeliveryBounds,
+    make_callback_queue,
+)
 from tawebeval.webhooks.signing import SigningSecretsFile, parse_secrets
 from tests.cases.secrets import NEW, OLD, format_secret
 from tests.fakes.resolver import FakeResolver
@@ -439,3 +444,19 @@ class OpenTests(SynchronousTestCase):
     def test_missing_secrets_stop_the_start(self) -> None:
         error = self.assertRaises(ConfigurationError, self.open, CallbackSettings("/nonexistent"))
         self.assertTrue(str(error).startswith("callbacks.secrets: "), str(error))
+
+
+class CallbackTests(SynchronousTestCase):
+    def test_url_is_shown_without_query_and_logged_without_path(self) -> None:
+        for url, shown, origin in (
+            ("https://Host/a/b?key=x", "https://Host/a/b", "https://host:443"),
+            ("http://h:8080?key=x", "http://h:8080", "http://h:8080"),
+            ("http://[2001:DB8::1]/x", "http://[2001:DB8::1]/x", "http://[2001:db8::1]:80"),
+            ("https://8.8.8.8/x", "https://8.8.8.8/x", "https://8.8.8.8:443"),
+        ):
+            callback = CallbackRecord(url, "")
+            self.assertEqual((callback.url_without_query, callback.url_origin), (shown, origin))
+
+    def test_callback_is_sent_again_unless_it_is_known_how_it_has_ended(self) -> None:
+        open_ones = [state for state in CallbackState if not state.is_final]
+        self.assertEqual(open_ones, [CallbackState.WAITING, CallbackState.PENDING])

@@ -1,4 +1,4 @@
-"""`webhooks.sender`: the result of one attempt; the agent that is pinned to addresses."""
+"""`webhooks.deliveries`: the result of one attempt; the agent that is pinned to addresses."""
 
 from __future__ import annotations
 
@@ -42,10 +42,18 @@ from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import RequestOutcome
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress
 from tawebeval.errors import ForbiddenHost
-from tawebeval.pinned_agent import MAX_RESPONSE_BYTES, CachedPolicyForHTTPS, PinnedAgent
-from tawebeval.resolver import CheckedResolver
-from tawebeval.webhooks.callback import parse_callback_url
-from tawebeval.webhooks.sender import AttemptResult, WebhookSender, make_webhook_sender
+from tawebeval.pinned_agent import (
+    MAX_RESPONSE_BYTES,
+    CachedPolicyForHTTPS,
+    CheckedResolver,
+    PinnedAgent,
+)
+from tawebeval.webhooks.deliveries import (
+    AttemptResult,
+    WebhookSender,
+    make_webhook_sender,
+    parse_callback_url,
+)
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import EPOCH
 

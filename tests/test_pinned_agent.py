@@ -1,4 +1,4 @@
-"""`resolver`: names are looked up in threads, each once, and not for ever."""
+"""`pinned_agent`: names are looked up in threads, each once, and not for ever."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.hosts import HostPolicy, IPAddress, parse_server_address
-from tawebeval.resolver import CheckedResolver, LookupUnanswered, SystemResolver, UnknownHost
+from tawebeval.pinned_agent import CheckedResolver, LookupUnanswered, SystemResolver, UnknownHost
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import SlowThreads
 

@@ -1,6 +1,6 @@
-r"""Archive files: the events of one evaluation as JSON Lines, compressed by zstd.
+r"""Archive files: the events of one evaluation, and its submission, compressed by zstd.
 
-A file is a sequence of zstd frames (RFC 8878):
+A file of events, NAME.jsonl.zst, is a sequence of zstd frames (RFC 8878):
 
 1. one line, `{"archive":1,"evaluation_id":...,"caller":...}`;
 2. the events, in frames of about `FRAME_BYTES`, each with a member `time`;
@@ -8,8 +8,10 @@ A file is a sequence of zstd frames (RFC 8878):
 4. a skippable frame with the index: for each frame of 2 its offset and the cursor of its first
    event, then those of frame 3, then a trailer.
 
-So `zstdcat` prints JSON Lines, and a reader finds the frame of a cursor by a few small reads. Every
-function here blocks.
+So `zstdcat` prints JSON Lines, and a reader finds the frame of a cursor by a few small reads.
+
+A submission, NAME.tar.zst, has the members `request`, as `core.form` packs it, and
+`submission/FIELD/FILENAME`, in this order of the fields. Every function here blocks.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from __future__ import annotations
 import os
 import re
 import struct
+import tarfile
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from zlib import crc32
 
 import attrs
@@ -30,7 +33,9 @@ import zstandard
 
 from tawebeval.core.event_log import LOST_EVENT, EventRing, StdoutChanged
 from tawebeval.core.events import EventBatch
-from tawebeval.linux.filetree import add_path_to_errors
+from tawebeval.core.form import EvaluationRequest, SubmissionFile, unpack_request
+from tawebeval.linux.filetree import add_path_to_errors, open_regular_file
+from tawebeval.sandbox.workspace import Workspace
 
 FRAME_BYTES = 64 * 1024
 """Bytes of lines from which a frame ends; it exceeds them by the times, or by one event."""
@@ -221,3 +226,124 @@ def read_events(path: Path, after_cursor: int, max_bytes: int, *, with_times: bo
     if not parts:
         raise DamagedArchiveFile("the file has fewer events")
     return EventBatch(cursor - after_cursor, b"".join(parts))
+
+
+_REQUEST = "request"
+_MAX_REQUEST = 64 * 1024 * 1024  # bytes; the limits of the form are far lower
+
+
+@attrs.frozen
+class ExtractedSubmission:
+    """A submission in the directories of `workspace`; `size` is the size of its files in bytes."""
+
+    evaluation_request: EvaluationRequest
+    workspace: Workspace
+    size: int
+
+
+@attrs.frozen
+class ArchivedSubmission:
+    """An open archived submission; `files` yields each file, with its size, and its content."""
+
+    evaluation_request: EvaluationRequest
+    files: Iterator[tuple[SubmissionFile, IO[bytes]]]
+
+
+def pack_submission(workspace: Workspace, max_bytes: int, target: Path) -> bool:
+    """Write the kept submission of a workspace to `target`, unless it has over `max_bytes` bytes.
+
+    Return whether it was written. Raises: OSError, which may be FileNotFoundError for files that
+    were removed meanwhile; `target` is then incomplete. Raises: DamagedArchiveFile.
+    """
+    with open_regular_file(workspace.request_file) as file:
+        packed = file.read(max_bytes + 1)
+    if len(packed) > max_bytes:
+        return False
+    paths = sorted(workspace.locate_submitted_file(one) for one in _unpack(packed).submission)
+    if len(packed) + sum(path.lstat().st_size for path in paths) > max_bytes:
+        return False
+    with (
+        open(target, "wb") as file,
+        make_compressor().stream_writer(file, closefd=False) as writer,
+        tarfile.open(fileobj=writer, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for path in (workspace.request_file, *paths):
+            _add_file(archive, path, str(path.relative_to(workspace.root)))
+    return True
+
+
+def _unpack(packed: bytes) -> EvaluationRequest:
+    try:
+        return unpack_request(packed)
+    except ValueError as error:  # of msgspec
+        raise DamagedArchiveFile(f"the request: {error}") from None
+
+
+def _add_file(archive: tarfile.TarFile, path: Path, name: str) -> None:
+    with open_regular_file(path) as file:
+        status = os.fstat(file.fileno())
+        member = tarfile.TarInfo(name)
+        member.size, member.mtime, member.mode = status.st_size, int(status.st_mtime), 0o600
+        archive.addfile(member, file)
+
+
+@contextmanager
+def open_submission(source: Path) -> Iterator[ArchivedSubmission]:
+    """Open an archived submission to read its files in their order.
+
+    Raises, also within the context: OSError, DamagedArchiveFile.
+    """
+    try:
+        with (
+            open(source, "rb") as file,
+            zstandard.ZstdDecompressor().stream_reader(file) as reader,
+            tarfile.open(fileobj=reader, mode="r|") as archive,
+        ):
+            request = _read_request(archive)
+            yield ArchivedSubmission(request, _read_files(archive, request.submission))
+    except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
+        raise DamagedArchiveFile(str(error)) from None
+
+
+def _read_files(
+    archive: tarfile.TarFile, files: Sequence[SubmissionFile]
+) -> Iterator[tuple[SubmissionFile, IO[bytes]]]:
+    missing = {f"submission/{one.field}/{one.filename}": one for one in files}
+    for member in archive:
+        wanted, content = missing.pop(member.name, None), archive.extractfile(member)
+        if wanted is not None and content is not None:
+            yield attrs.evolve(wanted, size=member.size), content
+    if missing:
+        raise DamagedArchiveFile(f"{len(missing)} files are missing")
+
+
+def extract_submission(source: Path, directory: Path) -> ExtractedSubmission:
+    """Write the files of an archived submission below `directory`, which is created.
+
+    Raises: OSError, DamagedArchiveFile.
+    """
+    workspace = Workspace(directory)
+    directory.mkdir(mode=0o700)
+    size = 0
+    with open_submission(source) as submission:
+        for file, content in submission.files:
+            path = workspace.locate_submitted_file(file)
+            path.parent.mkdir(mode=0o755, parents=True)
+            size += _copy_file(content, path)
+    return ExtractedSubmission(submission.evaluation_request, workspace, size)
+
+
+def _read_request(archive: tarfile.TarFile) -> EvaluationRequest:
+    member = archive.next()
+    content = member and archive.extractfile(member)
+    if member is None or not content or member.name != _REQUEST or member.size > _MAX_REQUEST:
+        raise DamagedArchiveFile("the request is missing")
+    return _unpack(content.read())
+
+
+def _copy_file(content: IO[bytes], path: Path) -> int:
+    size = 0
+    with open(path, "xb") as file:
+        while chunk := content.read(64 * 1024):
+            size += file.write(chunk)
+    return size

@@ -1,4 +1,4 @@
-"""`archive.evaluation_files`: what is read at any cursor is what was written, or an error."""
+"""`archive.files`: what is read at any cursor is what was written, or an error."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 from zstandard import ZstdDecompressor
 
-from tawebeval.archive import evaluation_files
-from tawebeval.archive.evaluation_files import (
+from tawebeval.archive import files
+from tawebeval.archive.files import (
     ArchiveFileTooLarge,
     DamagedArchiveFile,
     read_events,
@@ -70,7 +70,7 @@ class FileTestCase(SynchronousTestCase):
     """A file with small frames."""
 
     def setUp(self) -> None:
-        self.patch(evaluation_files, "FRAME_BYTES", 500)
+        self.patch(files, "FRAME_BYTES", 500)
         self.patch(os, "fsync", lambda descriptor: None)  # of hundreds of files
         self.path = Path(self.mktemp())
 
