@@ -39,8 +39,14 @@ from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.child import ProcessTransport
-from tawebeval.sandbox.base import EvaluatorExit, Launch, LeftProcess, RunEnd, SandboxedRun
-from tawebeval.sandbox.environments import Environment
+from tawebeval.sandbox.base import (
+    Environment,
+    EvaluatorExit,
+    Launch,
+    LeftProcess,
+    RunEnd,
+    SandboxedRun,
+)
 from tawebeval.sandbox.limits import RunLimits
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 from tests.fakes.files import MemoryEventFiles

@@ -21,7 +21,8 @@ from benchmarks.daemon import USUAL, Daemon, daemon
 from benchmarks.measure import Row, interleave
 from benchmarks.rows.lasting import measure_restart
 from benchmarks.rows.start import WHAT, evaluate, in_turn, start_row
-from tawebeval.sandbox.environments import LIMITER, SHELL
+from tawebeval.sandbox.bubblewrap import SHELL
+from tawebeval.sandbox.environments import LIMITER
 
 _FEW, _MANY = 100, 10_000
 _IN_DIRECTORY = 100

@@ -7,7 +7,7 @@ $STATE_DIRECTORY/evaluations.sqlite  what is known of them (`evaluations.store`)
 $STATE_DIRECTORY/starter/       the socket of a starter that the daemon has started
 $STATE_DIRECTORY/trash/         what an earlier process has left, while a thread removes it
 $STATE_DIRECTORY/accounts/      passwd and group files of the sandboxes
-$STATE_DIRECTORY/environments/  imported root file systems (`sandbox.environment_store`)
+$STATE_DIRECTORY/environments/  imported root file systems (`sandbox.environments`)
 $STATE_DIRECTORY/archive/       ended evaluations, unless `archive.directory` is set
 $CACHE_DIRECTORY/repositories/  fetched repositories
 
@@ -60,11 +60,10 @@ from tawebeval.linux.starter_client import StarterClient
 from tawebeval.pinned_agent import SystemResolver
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
-from tawebeval.sandbox.environment_store import locate_store
 from tawebeval.sandbox.environments import (
     EnvironmentLocks,
     find_environment_root_problem,
-    remove_shell_copies_of_earlier_daemon,
+    locate_store,
 )
 from tawebeval.sandbox.probe import ProbeDirectories, check_sandbox_and_log_problems
 from tawebeval.sandbox.workspace import WritableTrees
@@ -387,8 +386,7 @@ class StartupChecks(Service):
         self.lock_environments(self._configuration)
         try:
             self._remove_leftovers()
-            if not self._left.job_names:  # a job that waits for a node needs both there
-                remove_shell_copies_of_earlier_daemon(directories.sandbox_files_directory)
+            if not self._left.job_names:  # a job that waits for a node needs it there
                 remove_other_node_programs(directories.sandbox_files_directory)
             write_sandbox_files(directories.sandbox_files_directory)
             check_git_version()

@@ -40,8 +40,7 @@ from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.store import EvaluationDetails, SharedUpload
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.sandbox.base import SandboxedRun
-from tawebeval.sandbox.environments import Environment, find_environment
+from tawebeval.sandbox.base import Environment, SandboxedRun, find_environment
 from tawebeval.sandbox.workspace import Workspace
 
 STARTER_LOST = EvaluationFailure("lost", "the starter of evaluators has ended; submit again")

@@ -12,8 +12,8 @@ its exit. Other kinds of sandbox implement these (`base`).
 - `workspace`: the directories of a run, with its writable tree over a checkout.
 - `limits`: the limits of a run, its usage, and `LimitMonitor`, which checks those that the kernel
   does not enforce.
-- `environments`: root file systems in place of the machine's programs; `environment_store`: their
-  import into the state directory.
+- `environments`: root file systems in place of the machine's programs, and their import into the
+  state directory.
 - `broker`: the program by which an evaluator runs programs of submissions: it makes
   a sandbox for each; `tools`: what evaluators find at `EVALUATION_TOOLS`, `tawebeval-run` among it.
 """

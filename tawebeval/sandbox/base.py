@@ -13,6 +13,7 @@ These are the seam for other kinds of sandbox, such as containers or a cluster.
 from __future__ import annotations
 
 import os
+import re
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -22,14 +23,13 @@ from typing import Any, Protocol
 import attrs
 from twisted.internet.protocol import ProcessProtocol
 
-from tawebeval.config import LimitSettings, SlurmJobSettings
+from tawebeval.config import Configuration, LimitSettings, SlurmJobSettings
 from tawebeval.core.evaluations import Checkout
 from tawebeval.core.segi import add_tools_to_path
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import OrphanReaper, ProcessTransport, send_signal
 from tawebeval.linux.kernel_files import list_descendants
 from tawebeval.linux.starter_client import LaunchSpec, StartedProgram
-from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.limits import LocalRunLimits, RunLimits, convert_rlimit_names
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 
@@ -42,6 +42,36 @@ EVALUATOR_TOOLS = {
     if path.is_file()
 }
 """The tools for evaluators: content and time (seconds since the epoch) of each file."""
+
+
+_DIGEST = re.compile(r"sha256-[0-9a-f]{64}")
+
+
+def find_stored_root_digest(root: Path) -> str | None:
+    """Return the digest of a root of the store by its name; None for another directory."""
+    return root.name if _DIGEST.fullmatch(root.name) else None
+
+
+@attrs.frozen
+class Environment:
+    """A configured root: its name, directory and variables; `digest` is None outside the store."""
+
+    name: str
+    root: Path
+    variables: Mapping[str, str] = attrs.field(factory=dict)
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of the content, by the name of the directory."""
+        return find_stored_root_digest(self.root)
+
+
+def find_environment(configuration: Configuration, name: str | None) -> Environment | None:
+    """Return the environment of a request; None for the default. Raises: KeyError."""
+    if name is None:
+        return None
+    settings = configuration.environments[name]
+    return Environment(name, Path(settings.root), settings.variables)
 
 
 @attrs.frozen

@@ -14,7 +14,7 @@ and cgroups; no capability, and no way to get one; a filter of system calls; and
 /init                   the first process
 
 and the paths of `sandbox.readable`. An environment's root takes the place of the system
-(`environments`). When the first process or the daemon ends, the kernel ends all
+(`SystemView`). When the first process or the daemon ends, the kernel ends all
 processes of the sandbox.
 
 Git and imports of environments have a sandbox, too (`HelperSandbox`), as they parse what strangers
@@ -27,10 +27,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
+import hashlib
 import json
 import os
 import re
+import secrets
 import signal
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from glob import glob
@@ -54,17 +58,13 @@ from tawebeval.linux.starter_client import LaunchSpec, pack_program
 from tawebeval.sandbox import broker
 from tawebeval.sandbox.base import (
     EVALUATOR_TOOLS,
+    Environment,
     EvaluatorExit,
     LocalLaunch,
     RunEnd,
     SandboxedRun,
 )
 from tawebeval.sandbox.broker import PROTOCOL_VERSION
-from tawebeval.sandbox.environments import (
-    Environment,
-    SystemView,
-    make_system_view,
-)
 from tawebeval.sandbox.limits import LocalRunLimits, convert_rlimit_names
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 
@@ -214,6 +214,153 @@ def _build_file_options(patterns: Sequence[str]) -> Iterator[str]:
             yield from ("--ro-bind-try", os.path.realpath(found), found)
 
 
+SHELL = "/bin/sh"
+"""The program in a root that begins each sandbox."""
+ACCOUNT_FILES = ("passwd", "group")
+RESOLVER_FILES = ("hosts", "resolv.conf")
+"""Files of /etc that the sandbox puts over those of a root, if they are regular files there."""
+# The path of the root's shell. busybox does by its own name what it shall do.
+_ROOT_INIT = "/sh"
+# Directories of a root that are not shown: the sandbox has its own, or nobody has use for them.
+_HIDDEN = frozenset(
+    {"boot", "dev", "evaluation", "home", "init", "lost+found", "proc", "root", "run", "sh", "sys"}
+    | {"tmp"}
+)
+_MAX_MOUNTS = 256  # of one sandbox, for its system
+_MAX_SHELL = 16 * 2**20  # bytes, which are read at once
+_MAX_LINKS = 40  # as the kernel follows
+
+
+@attrs.frozen
+class SystemView:
+    """What a sandbox shows as its system.
+
+    `bwrap_options` are options of bwrap. `shell` is a file that the evaluator may execute and not
+    read; it is shown at `shell_mount_point`. `directory_names` are the top-level directories.
+    """
+
+    bwrap_options: Sequence[str]
+    shell: Path
+    shell_mount_point: str
+    directory_names: Sequence[str] = ()
+
+
+def locate_in_root(root: Path, path: str) -> Path:
+    """Return the machine's path for `path` in a root, with the root's links followed in it.
+
+    Blocks. Raises: OSError.
+    """
+    waiting, place, links = path.split("/")[::-1], list[str](), 0
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            place = place[:-1]
+        elif part not in ("", "."):
+            here = root.joinpath(*place, part)
+            if not stat.S_ISLNK(here.lstat().st_mode):
+                place.append(part)
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(here))
+            target = os.readlink(here)
+            place = [] if target.startswith("/") else place
+            waiting += target.split("/")[::-1]
+    return root.joinpath(*place)
+
+
+def _make_root_view(
+    root: Path, sandbox_files_directory: Path, readable: Sequence[str], *, network: bool
+) -> SystemView:
+    """Return the view of an environment's root. Blocks. Raises: OSError.
+
+    `sandbox_files_directory` is that of `write_sandbox_files`. `readable` are the machine's
+    paths that the sandbox shows besides, for which a place is left.
+    """
+    link = find_link_above(root, readable)
+    if link is not None:
+        raise OSError(errno.ELOOP, "symbolic link above a path of sandbox.readable", str(link))
+    options: list[str] = []
+    names = []
+    for name in sorted(os.listdir(root)):
+        if name in _HIDDEN or stat.S_ISREG((root / name).lstat().st_mode):
+            continue
+        names.append(name)
+        options += _show(root / name, f"/{name}", readable)
+    options += _cover(root, sandbox_files_directory, network=network)
+    if len(options) > 3 * _MAX_MOUNTS:
+        raise OSError(errno.E2BIG, "too many directories to mount", str(root))
+    return SystemView(options, _copy_shell(root, sandbox_files_directory), _ROOT_INIT, names)
+
+
+def find_link_above(root: Path, readable: Sequence[str]) -> Path | None:
+    """Return a link of a root that bwrap would follow, on the machine, to mount a readable path."""
+    for path in readable:
+        for place in list(Path(path).parents)[-2::-1]:  # from the top
+            if place.parts[1] in _HIDDEN or str(place) in readable:
+                break  # the root's own is not shown
+            here = root / place.relative_to("/")
+            if os.path.islink(here):
+                return here
+    return None
+
+
+def _show(path: Path, place: str, readable: Sequence[str]) -> Iterator[str]:
+    """Yield the options that show a path of a root at `place`."""
+    mode = path.lstat().st_mode
+    if place in readable:
+        return
+    if stat.S_ISLNK(mode):
+        yield from ("--symlink", os.readlink(path), place)
+    elif stat.S_ISDIR(mode) and any(_lacks(path, place, other) for other in readable):
+        # bwrap cannot make the place in a directory that is read-only.
+        for child in sorted(path.iterdir()):
+            yield from _show(child, f"{place}/{child.name}", readable)
+    elif stat.S_ISDIR(mode) or stat.S_ISREG(mode):
+        yield from ("--ro-bind", str(path), place)
+
+
+def _lacks(path: Path, place: str, other: str) -> bool:
+    """Tell whether `other` lies below `place`, and the root has no such path."""
+    if not other.startswith(f"{place}/"):
+        return False
+    for part in other[len(place) + 1 :].split("/"):
+        path /= part
+        if path.is_symlink() or not path.exists():
+            return True
+    return False
+
+
+def _cover(root: Path, sandbox_files_directory: Path, *, network: bool) -> Iterator[str]:
+    """Yield the options that put files of the sandbox over those in /etc of a root."""
+    etc = root / "etc"
+    if etc.is_symlink():
+        return
+    own = [(sandbox_files_directory / name, name) for name in ACCOUNT_FILES]
+    if network:
+        own += [(Path("/etc", name), name) for name in RESOLVER_FILES]
+    for source, name in own:
+        if (etc / name).is_file() and not (etc / name).is_symlink():
+            yield from ("--ro-bind-try", os.path.realpath(source), f"/etc/{name}")
+
+
+def _copy_shell(root: Path, sandbox_files_directory: Path) -> Path:
+    """Return a copy of the root's shell that evaluators may execute and not read."""
+    shell = locate_in_root(root, SHELL)
+    status = shell.stat()
+    if status.st_size > _MAX_SHELL:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(shell))
+    about = (str(shell), status.st_ino, status.st_size, status.st_mtime_ns)
+    copy = sandbox_files_directory / f"init-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
+    if not copy.exists():
+        new = copy.with_suffix(f".{secrets.token_hex(4)}")  # two threads may copy at once
+        with add_path_to_errors(new):
+            new.write_bytes(shell.read_bytes())
+            new.chmod(0o111)
+            new.replace(copy)
+    return copy
+
+
 def write_sandbox_files(directory: Path) -> None:
     """Write the sandbox's own passwd and group, its first process's program, and the tools.
 
@@ -300,7 +447,7 @@ class BubblewrapSandbox:
                 options += build_network_options()
             return SystemView(options, accounts / "init", _INIT)
         root, readable = environment.root, self.readable_paths
-        return make_system_view(root, accounts, readable, network=self.has_network)
+        return _make_root_view(root, accounts, readable, network=self.has_network)
 
     def list_filters(self) -> Sequence[Mapping[str, str]]:
         """Return the filters' programs, as descriptors of a `LaunchSpec`. Blocks, hardly."""

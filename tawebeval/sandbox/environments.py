@@ -1,87 +1,68 @@
 """Environments: root file systems that sandboxes show in place of the machine's own programs.
 
-A root is a directory of the machine, made by an operator or by `environment_store`. Its content may
-come from a stranger's archive. So no symbolic link in it is followed on the machine, and bwrap
-mounts only its top-level directories, read-only. A root of the store has its digest as its name,
-and is locked (flock(2)) while a daemon or an evaluation uses it, so that it is not removed.
+A root is a directory of the machine, made by an operator or imported into the state directory:
+
+<state>/environments/sha256-HEX/   a root; HEX is the digest of its archive
+<state>/environments/new-*/        an import or a removal, locked while it runs
+
+An archive comes from strangers. So tar unpacks it in a sandbox (`bubblewrap.HelperSandbox`) that
+may write to one directory alone, which has nothing else. The limit of an import is the free disk.
+A root of the store is locked (flock(2)) while a daemon or an evaluation uses it, so that it is not
+removed. Imports, lists and removals block.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
-import re
-import secrets
-import stat
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
 
-from tawebeval.config import Configuration, EnvironmentSettings
+from tawebeval.config import EnvironmentSettings
 from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME
-from tawebeval.errors import SetupProblem, format_size
-from tawebeval.linux.filetree import add_path_to_errors
-
-SHELL, LIMITER, PYTHON = "/bin/sh", "/usr/bin/prlimit", "/usr/bin/python3"
-"""The programs in a root that the sandbox needs, and the one that the tools need."""
-
-ACCOUNT_FILES = ("passwd", "group")
-NETWORK_FILES = ("hosts", "resolv.conf")
-"""Files of /etc that the sandbox puts over those of a root, if they are regular files there."""
-
-SHELL_MOUNT_POINT = "/sh"
-"""The path of the first process. busybox does by its own name what it shall do."""
-
-# Directories of a root that are not shown: the sandbox has its own, or nobody has use for them.
-_HIDDEN = frozenset(
-    {"boot", "dev", "evaluation", "home", "init", "lost+found", "proc", "root", "run", "sh", "sys"}
-    | {"tmp"}
+from tawebeval.errors import ConfigurationError, SetupProblem, format_size
+from tawebeval.linux.filetree import remove_tree, run_and_read_stderr_line
+from tawebeval.sandbox.base import find_stored_root_digest
+from tawebeval.sandbox.bubblewrap import (
+    ACCOUNT_FILES,
+    BWRAP_ERROR_PREFIX,
+    RESOLVER_FILES,
+    SHELL,
+    BubblewrapHelperSandbox,
+    SandboxAccess,
+    build_system_options,
+    find_link_above,
+    locate_in_root,
+    write_sandbox_files,
 )
-_DIGEST = re.compile(r"sha256-[0-9a-f]{64}")
-_MAX_MOUNTS = 256  # of one sandbox, for its system
-_MAX_SHELL = 16 * 2**20  # bytes, which are read at once
-_MAX_LINKS = 40  # as the kernel follows
+from tawebeval.sandbox.limits import measure_disk_usage
+from tawebeval.sandbox.seccomp import make_seccomp_filters
+
+LIMITER = "/usr/bin/prlimit"
+"""The program in a root that runs the programs of submissions."""
+_PYTHON = "/usr/bin/python3"  # for the tools
 _INSTALL = "install util-linux in it (Alpine: util-linux-misc)"
 _DEFAULT_DESCRIPTION = "the machine's own programs"
-
-
-@attrs.frozen
-class Environment:
-    """A configured root: its name, directory and variables; `digest` is None outside the store."""
-
-    name: str
-    root: Path
-    variables: Mapping[str, str] = attrs.field(factory=dict)
-
-    @property
-    def digest(self) -> str | None:
-        """The digest of the content, by the name of the directory."""
-        return find_stored_root_digest(self.root)
-
-
-@attrs.frozen
-class SystemView:
-    """What a sandbox shows as its system.
-
-    `bwrap_options` are options of bwrap. `shell` is a file that the evaluator may execute and not
-    read; it is shown at `shell_mount_point`. `directory_names` are the top-level directories.
-    """
-
-    bwrap_options: Sequence[str]
-    shell: Path
-    shell_mount_point: str
-    directory_names: Sequence[str] = ()
-
-
-def find_environment(configuration: Configuration, name: str | None) -> Environment | None:
-    """Return the environment of a request; None for the default. Raises: KeyError."""
-    if name is None:
-        return None
-    settings = configuration.environments[name]
-    return Environment(name, Path(settings.root), settings.variables)
+_NEW = "new-"
+_LOOK = 0.2  # seconds between two looks at the free disk
+_COMPLAINT = 2000  # bytes of a program's messages that are shown
+# Directories of an archive that no sandbox shows, and what other programs have left.
+_LEFT_OUT = ("boot", "dev", "home", "lost+found", "proc", "root", "run", "sys", "tmp")
+_UNPACK = ("--extract", "--no-same-owner", "--no-same-permissions", "--delay-directory-restore")
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+    "LC_ALL": "C.UTF-8",
+    "HOME": "/nonexistent",
+}
+_NOTE = "Removing leading"  # in lines of tar that report no error
+_IMAGE_FILES = ("oci-layout", "manifest.json")  # at the top of an archive of layers
 
 
 def list_environments(
@@ -99,35 +80,6 @@ def list_environments(
             for name, one in environments.items()
         ),
     ]
-
-
-def find_stored_root_digest(root: Path) -> str | None:
-    """Return the digest of a root of the store by its name; None for another directory."""
-    return root.name if _DIGEST.fullmatch(root.name) else None
-
-
-def locate_in_root(root: Path, path: str) -> Path:
-    """Return the machine's path for `path` in a root, with the root's links followed in it.
-
-    Blocks. Raises: OSError.
-    """
-    waiting, place, links = path.split("/")[::-1], list[str](), 0
-    while waiting:
-        part = waiting.pop()
-        if part == "..":
-            place = place[:-1]
-        elif part not in ("", "."):
-            here = root.joinpath(*place, part)
-            if not stat.S_ISLNK(here.lstat().st_mode):
-                place.append(part)
-                continue
-            links += 1
-            if links > _MAX_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(here))
-            target = os.readlink(here)
-            place = [] if target.startswith("/") else place
-            waiting += target.split("/")[::-1]
-    return root.joinpath(*place)
 
 
 def find_environment_root_problem(root: Path, readable: Sequence[str] = ()) -> SetupProblem | None:
@@ -150,114 +102,13 @@ def find_environment_root_problem(root: Path, readable: Sequence[str] = ()) -> S
             is_program = False
         if not is_program:
             return SetupProblem(f"{root} has no program {program}", remedy)
-        if program == SHELL and found.stat().st_size > _MAX_SHELL:
-            size, most = format_size(found.stat().st_size), format_size(_MAX_SHELL)
-            return SetupProblem(f"{root}: {SHELL} is {size}; the limit is {most}", remedy)
-    link = _find_link_above(root, readable)
+    link = find_link_above(root, readable)
     if link is not None:
         return SetupProblem(
             f"{link} is a symbolic link above a path of sandbox.readable",
             "use a root without that link, or another path",
         )
     return None
-
-
-def make_system_view(
-    root: Path, sandbox_files_directory: Path, readable: Sequence[str], *, network: bool
-) -> SystemView:
-    """Return the view of a root. Blocks. Raises: OSError.
-
-    `sandbox_files_directory` is that of `write_sandbox_files`. `readable` are the machine's
-    paths that the sandbox shows besides, for which a place is left.
-    """
-    link = _find_link_above(root, readable)
-    if link is not None:
-        raise OSError(errno.ELOOP, "symbolic link above a path of sandbox.readable", str(link))
-    options: list[str] = []
-    names = []
-    for name in sorted(os.listdir(root)):
-        if name in _HIDDEN or stat.S_ISREG((root / name).lstat().st_mode):
-            continue
-        names.append(name)
-        options += _show(root / name, f"/{name}", readable)
-    options += _cover(root, sandbox_files_directory, network=network)
-    if len(options) > 3 * _MAX_MOUNTS:
-        raise OSError(errno.E2BIG, "too many directories to mount", str(root))
-    return SystemView(options, _copy_shell(root, sandbox_files_directory), SHELL_MOUNT_POINT, names)
-
-
-def _find_link_above(root: Path, readable: Sequence[str]) -> Path | None:
-    """Return a link of a root that bwrap would follow, on the machine, to mount a readable path."""
-    for path in readable:
-        for place in list(Path(path).parents)[-2::-1]:  # from the top
-            if place.parts[1] in _HIDDEN or str(place) in readable:
-                break  # the root's own is not shown
-            here = root / place.relative_to("/")
-            if os.path.islink(here):
-                return here
-    return None
-
-
-def _show(path: Path, place: str, readable: Sequence[str]) -> Iterator[str]:
-    """Yield the options that show a path of a root at `place`."""
-    mode = path.lstat().st_mode
-    if place in readable:
-        return
-    if stat.S_ISLNK(mode):
-        yield from ("--symlink", os.readlink(path), place)
-    elif stat.S_ISDIR(mode) and any(_lacks(path, place, other) for other in readable):
-        # bwrap cannot make the place in a directory that is read-only.
-        for child in sorted(path.iterdir()):
-            yield from _show(child, f"{place}/{child.name}", readable)
-    elif stat.S_ISDIR(mode) or stat.S_ISREG(mode):
-        yield from ("--ro-bind", str(path), place)
-
-
-def _lacks(path: Path, place: str, other: str) -> bool:
-    """Tell whether `other` lies below `place`, and the root has no such path."""
-    if not other.startswith(f"{place}/"):
-        return False
-    for part in other[len(place) + 1 :].split("/"):
-        path /= part
-        if path.is_symlink() or not path.exists():
-            return True
-    return False
-
-
-def _cover(root: Path, sandbox_files_directory: Path, *, network: bool) -> Iterator[str]:
-    """Yield the options that put files of the sandbox over those in /etc of a root."""
-    etc = root / "etc"
-    if etc.is_symlink():
-        return
-    own = [(sandbox_files_directory / name, name) for name in ACCOUNT_FILES]
-    if network:
-        own += [(Path("/etc", name), name) for name in NETWORK_FILES]
-    for source, name in own:
-        if (etc / name).is_file() and not (etc / name).is_symlink():
-            yield from ("--ro-bind-try", os.path.realpath(source), f"/etc/{name}")
-
-
-def _copy_shell(root: Path, sandbox_files_directory: Path) -> Path:
-    """Return a copy of the root's shell that evaluators may execute and not read."""
-    shell = locate_in_root(root, SHELL)
-    status = shell.stat()
-    if status.st_size > _MAX_SHELL:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(shell))
-    about = (str(shell), status.st_ino, status.st_size, status.st_mtime_ns)
-    copy = sandbox_files_directory / f"init-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
-    if not copy.exists():
-        new = copy.with_suffix(f".{secrets.token_hex(4)}")  # two threads may copy at once
-        with add_path_to_errors(new):
-            new.write_bytes(shell.read_bytes())
-            new.chmod(0o111)
-            new.replace(copy)
-    return copy
-
-
-def remove_shell_copies_of_earlier_daemon(sandbox_files_directory: Path) -> None:
-    """Remove the copies of shells that an earlier daemon has made. Blocks. Raises: OSError."""
-    for copy in sandbox_files_directory.glob("init-*"):
-        copy.unlink()
 
 
 def lock_environment_root(root: Path, how: int = fcntl.LOCK_SH) -> int:
@@ -297,3 +148,216 @@ class EnvironmentLocks:
         for path in self._locks.keys() - wanted:
             os.close(self._locks.pop(path))
         return problems
+
+
+@attrs.frozen
+class StoredRoot:
+    """A root of the store; `warnings` are for the operator who imports it."""
+
+    path: Path
+    was_added: bool = False
+    warnings: Sequence[str] = ()
+
+    @property
+    def digest(self) -> str:
+        """The digest of the archive."""
+        return self.path.name
+
+
+def locate_store(state: Path) -> Path:
+    """Return the path of the store in a state directory."""
+    return state / "environments"
+
+
+@attrs.frozen
+class EnvironmentStore:
+    """The store in `directory`; an import leaves `min_free_bytes` bytes of the disk free.
+
+    Its errors are ConfigurationError, or OSError with a path.
+    """
+
+    directory: Path
+    min_free_bytes: int = 0
+
+    def import_root(self, archive: Path) -> StoredRoot:
+        """Make a root from a tar archive of one, which may be compressed."""
+        self._remove_stale()
+        target = self.directory / f"sha256-{_digest_archive(archive)}"
+        try:
+            os.close(lock_environment_root(target))
+        except FileNotFoundError:
+            with self._make_staging() as staging:
+                root = staging / "root"
+                root.mkdir()
+                self._extract(archive, staging, root)
+                # Nobody but the daemon's user may write, and nothing runs as its owner.
+                run_and_read_stderr_line("/bin/chmod", "-R", "u=rwX,go=rX", "--", root)
+                warnings = _finish_root(root)
+                run_and_read_stderr_line("/bin/sync", "-f", "--", root)
+                root.rename(target)
+            return StoredRoot(target, was_added=True, warnings=warnings)
+        except BlockingIOError:
+            raise ConfigurationError(f"{target.name} is being removed", "import it again") from None
+        return StoredRoot(target)
+
+    def list_roots(self) -> Iterator[tuple[StoredRoot, int]]:
+        """Yield the roots with their sizes in bytes on the disk, sorted by digest."""
+        for path in self._list_paths():
+            yield StoredRoot(path), measure_disk_usage(path, ()).disk_bytes
+
+    def _list_paths(self) -> list[Path]:
+        with suppress(FileNotFoundError):
+            return sorted(filter(find_stored_root_digest, self.directory.iterdir()))
+        return []
+
+    def remove_root(self, digest: str) -> None:
+        """Remove the root whose digest begins with `digest`."""
+        found = [path for path in self._list_paths() if path.name.startswith(digest)]
+        if len(found) != 1 or not digest:
+            number = "no root" if not found else f"{len(found)} roots"
+            raise ConfigurationError(
+                f"{number} in {self.directory} with the digest {digest!r}",
+                "`tawebeval environment list` lists them",
+            )
+        gone = found[0].with_name(_NEW + found[0].name)
+        try:
+            _remove_locked(found[0], gone)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"{found[0].name} is in use by a daemon or an evaluation",
+                "remove its table from the configuration, run `tawebeval reload`, and let its"
+                " evaluations end",
+            ) from None
+
+    def _remove_stale(self) -> None:
+        """Remove what killed imports and removals have left."""
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        for place in self.directory.glob(f"{_NEW}*"):
+            with suppress(OSError):  # it is in use
+                _remove_locked(place, place)
+
+    @contextmanager
+    def _make_staging(self) -> Iterator[Path]:
+        staging = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.directory))
+        lock = lock_environment_root(staging, fcntl.LOCK_EX)
+        try:
+            yield staging
+        finally:
+            remove_tree(staging)
+            os.close(lock)
+
+    def _extract(self, archive: Path, staging: Path, root: Path) -> None:
+        """Run tar in a sandbox, where it may write to `root` alone, until it ends.
+
+        Ends it when the disk is nearly full.
+        """
+        names = (f"{prefix}{name}" for prefix in ("./", "", "/") for name in _LEFT_OUT)
+        excluded = (f"--exclude={name}" for name in names)
+        files = (f"--directory={root}", f"--file={archive}")
+        access = SandboxAccess([root], [str(archive)])
+        prepared = _open_sandbox(staging / "own").prepare_command(staging, access)
+        with prepared as (before, filters), (staging / "errors").open("w+b") as errors:
+            child = subprocess.Popen(
+                [*before, "tar", *_UNPACK, *files, "--anchored", *excluded],
+                cwd="/",
+                env=_ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=filters,
+            )
+            try:
+                while child.poll() is None:
+                    self._check_disk(archive)
+                    with suppress(subprocess.TimeoutExpired):
+                        child.wait(_LOOK)
+            finally:
+                child.kill()
+                child.wait()
+            if child.returncode:
+                errors.seek(0)
+                said = errors.read(_COMPLAINT).decode(errors="replace")
+                raise _make_tar_error(archive, said)
+
+    def _check_disk(self, archive: Path) -> None:
+        """Raise ConfigurationError if the disk is nearly full."""
+        free = shutil.disk_usage(self.directory).free
+        if free < self.min_free_bytes:
+            raise ConfigurationError(
+                f"{archive} does not fit on the disk: {format_size(free)} are left"
+                f" of {self.directory}; free some disk space"
+            )
+
+
+def _digest_archive(archive: Path) -> str:
+    if archive.is_dir():
+        raise ConfigurationError(
+            f"{archive} is not a file",
+            f"pack a directory: `tar --create --file ROOT.tar --directory {archive} .`",
+        )
+    try:
+        with archive.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{archive}: the daemon's user (uid {os.geteuid()}) cannot read it: {error.strerror}",
+            "copy it to a place such as /var/tmp, with `chmod a+r`",
+        ) from None
+
+
+def _open_sandbox(own: Path) -> BubblewrapHelperSandbox:
+    """Return a sandbox without network, whose files are in `own`."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise ConfigurationError("bubblewrap is not installed; run `apt-get install bubblewrap`")
+    own.mkdir()
+    write_sandbox_files(own)
+    filters = make_seccomp_filters(internet=False)
+    return BubblewrapHelperSandbox(bwrap, filters, tuple(build_system_options(own)))
+
+
+def _make_tar_error(archive: Path, said: str) -> ConfigurationError:
+    """Return the error of an archive for which tar failed and said this."""
+    lines = [
+        line.strip().removeprefix(BWRAP_ERROR_PREFIX)
+        for line in said.strip().splitlines()
+        if _NOTE not in line
+    ]
+    reason = "; ".join(lines[:3]) or "it gave no reason"
+    return ConfigurationError(f"{archive}: tar failed: {reason}")
+
+
+def _finish_root(root: Path) -> Sequence[str]:
+    """Check an unpacked root, and make the files over which the sandbox puts its own.
+
+    Return warnings for the operator.
+    """
+    problem = find_environment_root_problem(root)
+    if problem is not None:
+        words, remedy = problem[0].replace(str(root), "the archive"), problem.remedy
+        if any(os.path.lexists(root / name) for name in _IMAGE_FILES):
+            remedy = "use `docker export` or `podman export`, not `save`, which writes layers"
+        raise ConfigurationError(words, remedy)
+    etc = root / "etc"
+    if not os.path.lexists(etc):
+        etc.mkdir()
+    if etc.is_symlink() or not etc.is_dir():
+        raise ConfigurationError("/etc of the archive is not a directory; use another archive")
+    for name in (*ACCOUNT_FILES, *RESOLVER_FILES):
+        remove_tree(etc / name) if (etc / name).is_dir() else (etc / name).unlink(missing_ok=True)
+        (etc / name).touch()
+    try:
+        locate_in_root(root, _PYTHON)
+    except OSError:
+        return [f"it has no {_PYTHON}: tawebeval-run and segi.py do not work for its evaluators"]
+    return ()
+
+
+def _remove_locked(root: Path, gone: Path) -> None:
+    """Remove a root by renaming it to `gone` first. Raises: BlockingIOError, if it is in use."""
+    lock = lock_environment_root(root, fcntl.LOCK_EX)
+    try:
+        root.rename(gone)
+        remove_tree(gone)
+    finally:
+        os.close(lock)

@@ -27,6 +27,7 @@ from tawebeval.linux.child import OrphanReaper, ProcessTransport
 from tawebeval.linux.filetree import copy_tree
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.base import (
+    Environment,
     EvaluatorExit,
     Launch,
     LeftProcess,
@@ -42,7 +43,6 @@ from tawebeval.sandbox.bubblewrap import (
     BubblewrapSandbox,
     locate_status_file,
 )
-from tawebeval.sandbox.environments import Environment
 from tawebeval.sandbox.limits import (
     LocalRunLimits,
     build_cpu_limit_failure,

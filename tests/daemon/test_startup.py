@@ -139,7 +139,6 @@ class StartupTests(SynchronousTestCase):
 
         At the stop, what mounts ends when no thread is at work; the cgroups are given back last.
         """
-        (self.parts.sandbox_files_directory / "init-0").touch()
         with capturedLogs() as events:
             self.startup.startService()
         self.assertEqual(self.parts.done, STARTED)
@@ -154,17 +153,15 @@ class StartupTests(SynchronousTestCase):
                 "sandbox": (self.sandbox, ProbeDirectories(REPOSITORIES, EVALUATIONS)),
             },
         )
-        # The sandbox's users are there before it is tried, copies of roots' shells are gone.
+        # The sandbox's users are there before it is tried.
         self.assertGreaterEqual(self.accounts, {"group", "passwd", "init"})
-        self.assertNotIn("init-0", self.accounts)
         self.parts.done.clear()
         self.startup.stopService()
         self.assertEqual(self.parts.done, ["stop", "stop", "trees", "remove_all_cgroups"])
         self.assertFalse(self.startup.running)
 
     def test_files_of_earlier_daemons_stay_for_jobs_of_slurm_alone(self) -> None:
-        files = {"init-0", "node-0"}
-        (self.parts.sandbox_files_directory / "init-0").touch()
+        files = {"node-0"}
         (self.parts.sandbox_files_directory / "node-0").mkdir()
         description = {"kind": "slurm", "job_name": "tawebeval-1"}
         run = RunRow(7, 7, "/checkout", None, sandbox_description=description)

@@ -17,7 +17,7 @@ from tawebeval.errors import EvaluationFailure, build_limit_failure
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import build_status
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.sandbox.environments import Environment
+from tawebeval.sandbox.base import Environment
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import EPOCH, OID, TREE

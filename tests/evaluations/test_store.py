@@ -50,8 +50,7 @@ from tawebeval.evaluations.store import (
     unpack_evaluation,
 )
 from tawebeval.linux.cgroups import ResourceUsage
-from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
-from tawebeval.sandbox.environments import Environment
+from tawebeval.sandbox.base import Environment, EvaluatorExit, RunnerStatus
 from tawebeval.webhooks.deliveries import CallbackRecord, CallbackState
 from tests.evaluations import store_crashes
 from tests.fakes.world import InlineThreads, SlowThreads

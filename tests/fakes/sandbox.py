@@ -19,8 +19,7 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.kernel_files import CgroupDirectory
 from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
-from tawebeval.sandbox.base import EvaluatorExit, LeftProcess, RunnerStatus
-from tawebeval.sandbox.environments import Environment
+from tawebeval.sandbox.base import Environment, EvaluatorExit, LeftProcess, RunnerStatus
 from tawebeval.sandbox.limits import DiskUsage, RunLimits, TooManyInspections
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tests.fakes.children import NO_PROCESS, FakeChild, FakeSpawner

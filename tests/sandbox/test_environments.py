@@ -1,30 +1,45 @@
-"""`sandbox.environments`: what a sandbox shows of a root, and the locks of roots."""
+"""`sandbox.environments`: views of roots, their locks, and imports with attacks in archives."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
+import io
 import os
+import stat
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, EnvironmentSettings
+from tawebeval.config import Configuration, EnvironmentSettings, LimitSettings
+from tawebeval.errors import ConfigurationError
+from tawebeval.linux.filetree import remove_tree
+from tawebeval.sandbox.base import Environment, find_environment
+from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, SystemView, locate_in_root
 from tawebeval.sandbox.environments import (
-    Environment,
     EnvironmentLocks,
-    find_environment,
+    EnvironmentStore,
+    StoredRoot,
     find_environment_root_problem,
     list_environments,
-    locate_in_root,
     lock_environment_root,
-    make_system_view,
 )
 from tests.cases.roots import make_root
 
 DIGEST = "sha256-" + "a" * 64
+
+
+def add(archive: tarfile.TarFile, name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> None:
+    """Add a member that everybody may execute and that would run as its owner."""
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.mode, member.size = kind, link, 0o6755, 0
+    member.devmajor, member.devminor = 1, 3
+    archive.addfile(member, io.BytesIO())
 
 
 class RootTestCase(SynchronousTestCase):
@@ -34,8 +49,15 @@ class RootTestCase(SynchronousTestCase):
         self.accounts.mkdir(parents=True)
         self.root = make_root(folder / DIGEST)
 
+    def view(self, *readable: str, network: bool = False) -> SystemView:
+        unused: Any = None
+        sandbox = BubblewrapSandbox(
+            "bwrap", self.accounts, (), readable, network, unused, LimitSettings(), unused, unused
+        )
+        return sandbox.make_system_view(Environment("java", self.root))
+
     def options(self, *readable: str, network: bool = False) -> Sequence[str]:
-        return make_system_view(self.root, self.accounts, readable, network=network).bwrap_options
+        return self.view(*readable, network=network).bwrap_options
 
 
 class LocateTests(RootTestCase):
@@ -61,15 +83,6 @@ class LocateTests(RootTestCase):
             self.assertTrue(problem.remedy)
         (self.root / "usr/bin/sh").symlink_to("/etc/passwd")  # no program
         self.assertIsNot(find_environment_root_problem(self.root), None)
-        (self.root / "usr/bin/sh").unlink()
-        os.truncate(self.root / "usr/bin/dash", 10**12)
-        (self.root / "usr/bin/sh").symlink_to("dash")
-        (self.root / "usr/bin/prlimit").symlink_to("dash")
-        problem = find_environment_root_problem(self.root)
-        assert problem is not None
-        self.assertEqual(problem[0], f"{self.root}: /bin/sh is 931.4 GiB; the limit is 16 MiB")
-        error = self.assertRaises(OSError, self.options)
-        self.assertEqual(error.errno, errno.EFBIG)
         link = self.root.with_name("link")
         link.symlink_to(self.root)
         for path in (self.root / "none", self.root / "file", link):
@@ -90,6 +103,11 @@ class ViewTests(RootTestCase):
                 *("--ro-bind-try", str(self.accounts / "passwd"), "/etc/passwd"),
             ],
         )
+
+    def test_shell_of_a_root_is_read_up_to_a_limit(self) -> None:
+        os.truncate(self.root / "usr/bin/dash", 10**12)
+        error = self.assertRaises(OSError, self.options)
+        self.assertEqual(error.errno, errno.EFBIG)
 
     def test_links_in_place_of_covered_files_stay(self) -> None:
         (self.root / "etc/passwd").unlink()
@@ -133,15 +151,15 @@ class ViewTests(RootTestCase):
         self.assertRaises(OSError, self.options, "/opt/new")
 
     def test_first_process_is_a_copy_of_the_shell_made_once(self) -> None:
-        view = make_system_view(self.root, self.accounts, (), network=False)
+        view = self.view()
         self.assertEqual(view.shell.stat().st_mode & 0o7777, 0o111)
         self.assertEqual(
             (view.shell_mount_point, view.directory_names), ("/sh", ["bin", "etc", "opt", "usr"])
         )
-        again = make_system_view(self.root, self.accounts, (), network=False)
+        again = self.view()
         self.assertEqual(again.shell, view.shell)
         (self.root / "usr/bin/dash").write_bytes(b"#!another\n")
-        changed = make_system_view(self.root, self.accounts, (), network=False)
+        changed = self.view()
         self.assertNotEqual(changed.shell, view.shell)
         self.assertEqual(len(os.listdir(self.accounts)), 2)
 
@@ -178,3 +196,141 @@ class NameTests(SynchronousTestCase):
             list_environments(found.environments)[1],
             {"name": "java", "description": "", "digest": DIGEST},
         )
+
+
+class StoreTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp()).resolve()
+        self.folder.mkdir()
+        self.addCleanup(remove_tree, self.folder)
+        self.source = make_root(self.folder / "source")
+        self.store = EnvironmentStore(self.folder / "store")
+
+    def archive(self, *members: tuple[str, bytes, str], kind: str = "w") -> Path:
+        path = self.folder / "root.tar"
+        with tarfile.open(path, kind) as archive:
+            archive.add(self.source, ".")
+            for name, type_, link in members:
+                add(archive, name, type_, link)
+        return path
+
+    def import_source(self) -> StoredRoot:
+        return self.store.import_root(self.archive())
+
+    def refuse(self, archive: Path) -> str:
+        error = self.assertRaises(ConfigurationError, self.store.import_root, archive)
+        self.assertEqual(os.listdir(self.store.directory), [])
+        return str(error)
+
+    def test_second_import_of_an_archive_makes_no_copy(self) -> None:
+        archive = self.archive(kind="w:xz")
+        one = self.store.import_root(archive)
+        self.assertTrue(one.was_added)
+        self.assertEqual(one.digest, f"sha256-{hashlib.sha256(archive.read_bytes()).hexdigest()}")
+        self.assertIn("/usr/bin/python3", one.warnings[0])
+        same = self.store.import_root(archive)
+        self.assertEqual((same.path, same.was_added), (one.path, False))
+        (self.source / "usr/bin/dash").write_bytes(b"#!another\n")
+        self.assertNotEqual(self.import_source().path, one.path)
+        self.assertEqual(len(list(self.store.list_roots())), 2)
+
+    def test_root_that_is_being_removed_is_not_taken_for_stored(self) -> None:
+        path = self.import_source().path
+        lock = lock_environment_root(path, fcntl.LOCK_EX)
+        error = self.assertRaises(ConfigurationError, self.import_source)
+        self.assertIn(f"{path.name} is being removed", str(error))
+        os.close(lock)
+        self.assertFalse(self.import_source().was_added)
+
+    def test_roots_are_readable_to_all_and_writable_to_their_owner(self) -> None:
+        (self.source / "usr/secret").mkdir(mode=0o700)
+        (self.source / "usr/secret/file").touch(mode=0o600)
+        (self.source / "usr/bin/dash").chmod(0o6711)
+        path = self.import_source().path
+        for name, mode in (
+            ("usr", 0o755),
+            ("usr/secret", 0o755),
+            ("usr/secret/file", 0o644),
+            ("usr/bin/dash", 0o755),
+        ):
+            self.assertEqual(stat.S_IMODE((path / name).stat().st_mode), mode, name)
+        for name in ("root", "dev", "proc"):
+            self.assertFalse((path / name).exists(), name)
+
+    def test_special_files_of_an_archive_are_left_out_or_refused(self) -> None:
+        self.assertIn("mknod", self.refuse(self.archive(("usr/disk", tarfile.BLKTYPE, ""))))
+        path = self.store.import_root(
+            self.archive(("dev/null", tarfile.CHRTYPE, ""), ("usr/setuid", tarfile.REGTYPE, ""))
+        ).path
+        self.assertFalse((path / "dev").exists())
+        self.assertEqual(stat.S_IMODE((path / "usr/setuid").stat().st_mode), 0o755)
+
+    def test_links_in_place_of_covered_files_become_files(self) -> None:
+        (self.source / "etc/passwd").unlink()
+        (self.source / "etc/passwd").symlink_to("/etc/shadow")
+        path = self.import_source().path
+        for name in ("passwd", "group", "hosts", "resolv.conf"):
+            self.assertTrue(stat.S_ISREG((path / "etc" / name).lstat().st_mode))
+
+    def test_no_path_of_an_archive_leads_out_of_the_root(self) -> None:
+        outside = self.folder / "outside"
+        outside.mkdir()
+        path = self.store.import_root(
+            self.archive(("/abs", tarfile.REGTYPE, ""), ("out", tarfile.SYMTYPE, str(outside)))
+        ).path
+        self.assertTrue((path / "abs").is_file())
+        self.assertEqual(os.readlink(path / "out"), str(outside))
+        self.store.remove_root(path.name)
+        for members in (
+            [("../../outside/up", tarfile.REGTYPE, "")],
+            [("out", tarfile.SYMTYPE, str(outside)), ("out/through", tarfile.REGTYPE, "")],
+            [("up", tarfile.SYMTYPE, "../../../outside"), ("up/through", tarfile.REGTYPE, "")],
+            [("hard", tarfile.LNKTYPE, "/etc/shadow")],
+            [("hard", tarfile.LNKTYPE, "../../../../../../etc/shadow")],
+        ):
+            self.assertIn("tar failed: ", self.refuse(self.archive(*members)))
+        self.assertEqual(os.listdir(outside), [])
+
+    def test_sources_without_a_root_are_refused_with_a_remedy(self) -> None:
+        text = self.folder / "text"
+        text.write_text("no archive\n")
+        self.assertIn("tar failed: ", self.refuse(text))
+        self.assertIn(
+            "cannot read it: No such file or directory; copy it", self.refuse(self.folder / "none")
+        )
+        self.assertIn("not a file; pack a directory: `tar ", self.refuse(self.source))
+        (self.source / "usr/bin/prlimit").unlink()
+        message = self.refuse(self.archive())
+        self.assertIn("the archive has no program /usr/bin/prlimit; install util-linux", message)
+
+    def test_archive_of_layers_is_refused_with_the_command_that_makes_a_root(self) -> None:
+        layers = self.folder / "layers.tar"
+        with tarfile.open(layers, "w") as archive:
+            for name in ("manifest.json", "blobs/sha256/0"):
+                add(archive, name)
+        self.assertIn("use `docker export` or `podman export`, not `save`", self.refuse(layers))
+
+    def test_full_disk_ends_the_import(self) -> None:
+        self.store = EnvironmentStore(self.folder / "store", 2**60)
+        self.assertIn("does not fit on the disk", self.refuse(self.archive()))
+
+    def test_next_import_removes_what_a_killed_one_has_left(self) -> None:
+        stale, running = self.store.directory / "new-1", self.store.directory / "new-2"
+        for path in (stale, running):
+            path.mkdir(parents=True)
+        lock = lock_environment_root(running)
+        self.addCleanup(os.close, lock)
+        path = self.import_source().path
+        self.assertEqual(sorted(os.listdir(self.store.directory)), ["new-2", path.name])
+
+    def test_roots_are_removed_by_the_beginning_of_their_digest(self) -> None:
+        path = self.import_source().path
+        lock = lock_environment_root(path)
+        error = self.assertRaises(ConfigurationError, self.store.remove_root, path.name)
+        self.assertIn("is in use by a daemon or an evaluation", str(error))
+        os.close(lock)
+        for digest in ("", "sha256-x"):
+            error = self.assertRaises(ConfigurationError, self.store.remove_root, digest)
+            self.assertIn("environment list", str(error))
+        self.store.remove_root(path.name[:12])
+        self.assertEqual(os.listdir(self.store.directory), [])
