@@ -37,7 +37,7 @@ _PAGE = (
 )
 _PROXIES = "test_proxies test_several test_page_http2"
 _TOOLCHAINS = "gcc /usr/bin/javac /usr/bin/node"
-_SANDBOXED = "tests.sandbox.test_bubblewrap tests.sandbox.test_environment_store"
+_SANDBOXED = "tests.sandbox.test_bubblewrap tests.sandbox.test_environments"
 _SLURM = "test_slurm test_slurm_wire"
 _BOOTED = "test_debian test_delegation test_hardening test_install test_starter test_systemd"
 
@@ -49,7 +49,7 @@ def _integration(names: str) -> str:
 USES = (
     Use("git libseccomp.so.2 /usr/bin/python3", "tests", needed=True),
     Use("bwrap curl", f"tests.integration {_SANDBOXED}", needed=True),
-    Use("xz", "tests.sandbox.test_environment_store", needed=True),
+    Use("xz", "tests.sandbox.test_environments", needed=True),
     Use("systemd-analyze", f"tests.test_units tests.test_container_files {_integration(_BOOTED)}"),
     Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk test_faulty_disk")),
     Use("/usr/sbin/mke2fs", _integration("test_faulty_disk")),

@@ -16,7 +16,7 @@ from tawebeval.errors import ConfigurationError, format_size
 
 if TYPE_CHECKING:
     from tawebeval.config import Configuration
-    from tawebeval.sandbox.environment_store import EnvironmentStore
+    from tawebeval.sandbox.environments import EnvironmentStore
 
 _COLOURS = ("green", "yellow", "red")
 _STARTER_DIRECTORY = "/run/tawebeval-starter"
@@ -302,7 +302,7 @@ def import_(name: str, archive: Path, config: Path | None) -> None:
 
     ROOT.tar is a tar archive of a root directory; it may be compressed. mmdebstrap, `podman export`
     and `docker export` make such archives. The root must have /bin/sh and prlimit (util-linux). A
-    second import of the same content makes no copy.
+    second import of the same archive makes no copy.
 
     \b
       podman create --name python docker.io/library/python:3.14-slim
@@ -318,7 +318,7 @@ def import_(name: str, archive: Path, config: Path | None) -> None:
         root = store.import_root(archive)
         for warning in root.warnings:
             click.echo(f"tawebeval: warning: {warning}", err=True)
-        found = "imported" if root.was_added else "the store has this content already"
+        found = "imported" if root.was_added else "the store has this archive already"
         click.echo(f"{found}: {root.digest}", err=True)
         click.echo("add to the configuration, then run `systemctl reload tawebeval`:", err=True)
         click.echo(table.replace("sha256-", root.digest), nl=False)
@@ -367,7 +367,7 @@ def _open_store(config: Path | None) -> Iterator[tuple[Configuration, Environmen
     from tawebeval.daemon.startup import locate_directories
     from tawebeval.linux.filetree import describe_disk_error
     from tawebeval.linux.privileges import become_user, drop_privileges, get_user_name
-    from tawebeval.sandbox.environment_store import EnvironmentStore, locate_store
+    from tawebeval.sandbox.environments import EnvironmentStore, locate_store
 
     try:
         configuration = read_configuration(config)

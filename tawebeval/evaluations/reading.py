@@ -58,7 +58,7 @@ from tawebeval.evaluations.store import (
     EvaluationStore,
     format_rfc3339_time,
 )
-from tawebeval.sandbox.environments import Environment
+from tawebeval.sandbox.base import Environment
 
 
 @attrs.define(eq=False)

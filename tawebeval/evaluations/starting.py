@@ -41,8 +41,7 @@ from tawebeval.evaluations.lifecycle import (
 )
 from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.store import EvaluationDetails, EvaluationRow, RunRow
-from tawebeval.sandbox.base import LeftProcess, SandboxedRun
-from tawebeval.sandbox.environments import find_environment
+from tawebeval.sandbox.base import LeftProcess, SandboxedRun, find_environment
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 
 _DAMAGED_UPLOAD = EvaluationFailure(

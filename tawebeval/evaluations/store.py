@@ -53,8 +53,7 @@ from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, run
 from tawebeval.errors import ConfigurationError, EvaluationFailure, SetupProblem, StoreError
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, describe_disk_error
-from tawebeval.sandbox.base import EvaluatorExit, RunnerStatus
-from tawebeval.sandbox.environments import Environment
+from tawebeval.sandbox.base import Environment, EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.webhooks.deliveries import CallbackRecord
 

@@ -225,8 +225,8 @@ class EnvironmentStore:
         except BlockingIOError:
             raise ConfigurationError(
                 f"{found[0].name} is in use by a daemon or an evaluation",
-                "remove its table from the configuration, run `tawebeval reload`, and let its"
-                " evaluations end",
+                "remove its table from the configuration, run `systemctl reload tawebeval`, and let"
+                " its evaluations end",
             ) from None
 
     def _remove_stale(self) -> None:
