@@ -4,23 +4,23 @@ A request for the page after a cursor acknowledges the events before the cursor.
 observer (a request by a link, or with a token that only reads) acknowledge nothing: the client of a
 stream that was cut resumes at any cursor that no acknowledgement has passed.
 
-Once the registry has raised `EvaluationExpired`, `ArchiveReader` finds what the archive has.
+What the registry has forgotten is read in the archive, if it is there. Reading an archived
+evaluation changes nothing: any cursor can be read, any number of times.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 import orjson
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.defer import TimeoutError as WaitTimedOut
-from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.internet.interfaces import IReactorTime
 
 from tawebeval.archive.archive import ArchivedEvents, EvaluationArchive
@@ -129,6 +129,128 @@ class Subscription:
         return True
 
 
+_MAX_WAIT, _RETRY_AFTER = 5, 5  # seconds
+
+
+@attrs.define(eq=False)
+class ArchivedSubscription:
+    """The subscription of a stream to an archived evaluation, like `Subscription`."""
+
+    read_cursor: int
+    _events: ArchivedEvents
+    with_times: bool = False
+
+    def __enter__(self) -> None:
+        """Do nothing: no event is discarded."""
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Do nothing."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all events were read."""
+        return self.read_cursor == self._events.end_cursor
+
+    async def read_events(self, max_bytes: int) -> EventBatch:
+        """Return the next events. Raises: as `ArchivedEvents.read`."""
+        batch = await self._events.read(self.read_cursor, max_bytes, with_times=self.with_times)
+        self.read_cursor += batch.count
+        return batch
+
+    def wait_for_events(self) -> Deferred[None]:
+        """Return a Deferred that has fired: all events are there."""
+        return succeed(None)
+
+    def acknowledge(self, cursor: int) -> bool:
+        """Return whether the events before `cursor` were sent."""
+        return cursor <= self.read_cursor
+
+
+EventSubscription = Subscription | ArchivedSubscription
+
+
+@attrs.define(eq=False)
+class ArchiveReader:
+    """Reader of archived evaluations. The methods raise EvaluationExpired for what is not archived.
+
+    They wait some seconds for an evaluation to be archived, if it is `in_transit`: its client has
+    received all events, or it is expired, and the archive has yet to take it. They raise ServerBusy
+    and CallerQuotaExceeded as `EvaluationArchive.find_events`.
+    """
+
+    _archive: EvaluationArchive | None
+    _store: EvaluationStore | None
+    _clock: IReactorTime
+    _started: str
+    in_transit: dict[str, EvaluationRecord] = attrs.field(factory=dict, init=False)
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether there is an archive."""
+        return self._archive is not None
+
+    async def _wait_until_archived(self, identifier: str, caller: str) -> None:
+        record = self.in_transit.get(identifier)
+        if record is not None and record.details.caller == caller:
+            try:
+                await record.archive_event.wait().addTimeout(_MAX_WAIT, self._clock)
+            except WaitTimedOut:
+                what = "the evaluation is not archived yet; try again"
+                raise ServerBusy(what, _RETRY_AFTER) from None
+
+    async def _find_events(self, identifier: str, caller: str) -> ArchivedEvents:
+        await self._wait_until_archived(identifier, caller)
+        found = None
+        if self._archive is not None:
+            found = await self._archive.find_events(identifier, caller)
+        if found is None:
+            raise EvaluationExpired(self._started)
+        return found
+
+    async def read_page(
+        self,
+        identifier: str,
+        after_cursor: str | None,
+        caller: str,
+        max_bytes: int,
+        with_times: bool,
+    ) -> EventPage:
+        """Return the page after a cursor.
+
+        `max_bytes` is in bytes of events, with their times. Raises: InvalidCursor.
+        """
+        cursor = parse_cursor(after_cursor)
+        events = await self._find_events(identifier, caller)
+        if cursor == ALL_RECEIVED_CURSOR:
+            return make_empty_last_page()
+        begin = resolve_cursor(EventRing(end_cursor=events.end_cursor), cursor)
+        batch = await events.read(begin, max_bytes, with_times=with_times)
+        end = begin + batch.count
+        return EventPage(
+            cursor, ALL_RECEIVED_CURSOR if end == events.end_cursor else str(end), batch
+        )
+
+    async def read_status(self, identifier: str, caller: str) -> dict[str, Any]:
+        """Return the status document."""
+        await self._wait_until_archived(identifier, caller)
+        row = None
+        if self._archive is not None and self._store is not None:
+            row = await self._store.find_archived(identifier)
+        if row is None or row.caller != caller:
+            raise EvaluationExpired(self._started)
+        return build_archived_status(load_details(row, None))
+
+    async def subscribe(
+        self, identifier: str, after_cursor: str | None, caller: str, skip_count: int
+    ) -> ArchivedSubscription:
+        """Return a subscription. Raises: InvalidCursor; as `ArchivedEvents.read`."""
+        cursor = parse_cursor(after_cursor)
+        events = await self._find_events(identifier, caller)
+        begin = resolve_cursor(EventRing(end_cursor=events.end_cursor), cursor, skip_count)
+        await events.read(begin, 1)  # a stream that has begun could only be cut
+        return ArchivedSubscription(begin, events)
+
+
 _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
 
 
@@ -140,6 +262,7 @@ class EventRequests:
     - `started`: the time of the daemon's start, for the error EvaluationExpired.
     - `on_stream_left(record)`: called when a stream has ended.
     - `subscriptions`: those of the streams at work.
+    - `archived`: where `read_page` and `open_subscription` find what is forgotten.
 
     The parameter `caller` of the methods is the name of the caller that makes the request. An
     evaluation of another caller raises the same error as an unknown identifier: EvaluationNotFound.
@@ -151,6 +274,7 @@ class EventRequests:
     _started: str
     _on_stream_left: Callable[[EvaluationRecord], object]
     subscriptions: set[Subscription]
+    archived: ArchiveReader
 
     def read_page_now(
         self,
@@ -193,11 +317,17 @@ class EventRequests:
     ) -> EventPage:
         """Return the page of `read_page_now`; load its events if they have left memory.
 
-        If there are no new events, wait for them up to `wait_seconds`. Raises: as `read_page_now`
-        without EventsEvicted; ServerBusy.
+        If there are no new events, wait for them up to `wait_seconds`. The page of an archived
+        evaluation is returned at once. Raises: as `read_page_now` without EventsEvicted;
+        ServerBusy.
         """
         while True:
-            record = self._find(identifier, after_cursor, caller, is_observer=is_observer)
+            try:
+                record = self._find(identifier, after_cursor, caller, is_observer=is_observer)
+            except EvaluationExpired:
+                most = self.compute_max_page_bytes(max_bytes)
+                place = identifier, after_cursor, caller
+                return await self.archived.read_page(*place, most, with_times)
             if record is None:
                 return self._end_reading(identifier, is_observer=is_observer)
             begin = record.events.resolve_cursor(after_cursor)
@@ -270,17 +400,22 @@ class EventRequests:
             lambda subscription: self._on_unsubscribed(record, subscription),
         )
 
-    def can_subscribe(
-        self, identifier: str, after_cursor: str | None, caller: str = "", skip_count: int = 0
-    ) -> bool:
-        """Return whether `subscribe` would return a subscription, without an acknowledgement.
-
-        Raises: as `read_page`.
-        """
-        record = self._find(identifier, after_cursor, caller, is_observer=True)
-        if record is not None:
-            record.events.resolve_cursor(after_cursor, skip_count)
-        return record is not None
+    async def open_subscription(
+        self,
+        identifier: str,
+        after_cursor: str | None,
+        caller: str,
+        skip_count: int,
+        *,
+        is_observer: bool = False,
+    ) -> EventSubscription | None:
+        """Return a subscription as `subscribe`, also to an archived evaluation."""
+        try:
+            return self.subscribe(
+                identifier, after_cursor, caller, skip_count, is_observer=is_observer
+            )
+        except EvaluationExpired:
+            return await self.archived.subscribe(identifier, after_cursor, caller, skip_count)
 
     def compute_max_page_bytes(self, max_bytes: int | None) -> int:
         """Return the bytes of events that a page may have if a client asks for `max_bytes`."""
@@ -438,144 +573,6 @@ def _build_results(details: EvaluationDetails) -> dict[str, Any] | None:
 def _time(details: EvaluationDetails, name: str) -> str | None:
     moment = details.state_times.get(name)
     return None if moment is None else format_rfc3339_time(moment)
-
-
-_MAX_WAIT, _RETRY_AFTER = 5, 5  # seconds
-
-T = TypeVar("T")
-
-
-@attrs.define(eq=False)
-class ArchivedSubscription:
-    """The subscription of a stream to an archived evaluation, like `reading.Subscription`."""
-
-    read_cursor: int
-    _events: ArchivedEvents
-    with_times: bool = False
-
-    def __enter__(self) -> None:
-        """Do nothing: no event is discarded."""
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Do nothing."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether all events were read."""
-        return self.read_cursor == self._events.end_cursor
-
-    async def read_events(self, max_bytes: int) -> EventBatch:
-        """Return the next events. Raises: as `ArchivedEvents.read`."""
-        batch = await self._events.read(self.read_cursor, max_bytes, with_times=self.with_times)
-        self.read_cursor += batch.count
-        return batch
-
-    def wait_for_events(self) -> Deferred[None]:
-        """Return a Deferred that has fired: all events are there."""
-        return succeed(None)
-
-    def acknowledge(self, cursor: int) -> bool:
-        """Return whether the events before `cursor` were sent."""
-        return cursor <= self.read_cursor
-
-
-EventSubscription = Subscription | ArchivedSubscription
-
-
-async def read_archived_or_raise(
-    archive_reading: Awaitable[T | None], expired_error: EvaluationExpired
-) -> T:
-    """Return what the archive has in place of an evaluation that is gone from memory.
-
-    Raises: `expired_error`, if the archive has nothing; as `archive_reading`.
-    """
-    found = await archive_reading
-    if found is None:
-        raise expired_error from None
-    return found
-
-
-@attrs.define(eq=False)
-class ArchiveReader:
-    """Reader of the archive; the methods return None for what is not archived for the caller.
-
-    Those of one evaluation wait some seconds for it to be archived, if it is `in_transit`: its
-    client has received all events, or it is expired, and the archive has yet to take it. They raise
-    ServerBusy and CallerQuotaExceeded as `EvaluationArchive.find_events`.
-    """
-
-    _archive: EvaluationArchive | None
-    _store: EvaluationStore | None
-    _clock: IReactorTime
-    in_transit: dict[str, EvaluationRecord] = attrs.field(factory=dict, init=False)
-
-    @property
-    def is_enabled(self) -> bool:
-        """Whether there is an archive."""
-        return self._archive is not None
-
-    async def _wait_until_archived(self, identifier: str, caller: str) -> None:
-        record = self.in_transit.get(identifier)
-        if record is not None and record.details.caller == caller:
-            try:
-                await record.archive_event.wait().addTimeout(_MAX_WAIT, self._clock)
-            except WaitedInVain:
-                what = "the evaluation is not archived yet; try again"
-                raise ServerBusy(what, _RETRY_AFTER) from None
-
-    async def _find_events(self, identifier: str, caller: str) -> ArchivedEvents | None:
-        await self._wait_until_archived(identifier, caller)
-        return (
-            None if self._archive is None else await self._archive.find_events(identifier, caller)
-        )
-
-    async def read_page(
-        self,
-        identifier: str,
-        after_cursor: str | None,
-        caller: str,
-        max_bytes: int,
-        *,
-        with_times: bool = False,
-    ) -> EventPage | None:
-        """Return the page after a cursor.
-
-        `max_bytes` is in bytes of events, with their times. Raises: InvalidCursor.
-        """
-        cursor = parse_cursor(after_cursor)
-        events = await self._find_events(identifier, caller)
-        if events is None:
-            return None
-        if cursor == ALL_RECEIVED_CURSOR:
-            return make_empty_last_page()
-        begin = resolve_cursor(EventRing(end_cursor=events.end_cursor), cursor)
-        batch = await events.read(begin, max_bytes, with_times=with_times)
-        end = begin + batch.count
-        return EventPage(
-            cursor, ALL_RECEIVED_CURSOR if end == events.end_cursor else str(end), batch
-        )
-
-    async def read_status(self, identifier: str, caller: str) -> dict[str, Any] | None:
-        """Return the status document."""
-        if self._archive is None or self._store is None:
-            return None
-        await self._wait_until_archived(identifier, caller)
-        row = await self._store.find_archived(identifier)
-        if row is None or row.caller != caller:
-            return None
-        return build_archived_status(load_details(row, None))
-
-    async def subscribe(
-        self, identifier: str, after_cursor: str | None, caller: str, skip_count: int = 0
-    ) -> ArchivedSubscription | None:
-        """Return a subscription. Raises: InvalidCursor; as `ArchivedEvents.read`."""
-        cursor = parse_cursor(after_cursor)
-        events = await self._find_events(identifier, caller)
-        if events is None:
-            return None
-        begin = resolve_cursor(EventRing(end_cursor=events.end_cursor), cursor, skip_count)
-        await events.read(begin, 1)  # a stream that has begun could only be cut
-        return ArchivedSubscription(begin, events)
 
 
 _TIME = re.compile(

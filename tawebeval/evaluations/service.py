@@ -29,6 +29,7 @@ from tawebeval.errors import (
     EvaluationFailure,
     EvaluationNotEnded,
     IdempotencyKeyReused,
+    RequestError,
     ServerBusy,
     ServerStopping,
     StoreError,
@@ -354,7 +355,7 @@ class EvaluationRegistry:
         self._drain = EvaluationDrain(self._alive, self.records, subscriptions, self._clock)
         # Forgotten ones, as long as anything, such as a callback, may still save them.
         self._forgotten: WeakValueDictionary[str, EvaluationDetails] = WeakValueDictionary()
-        self.archived = ArchiveReader(context.archive, context.store, context.clock)
+        self.archived = ArchiveReader(context.archive, context.store, context.clock, self._started)
         if context.archive is not None:
             context.archive.release_copy = self._release_archived_copy
         self.events = EventRequests(
@@ -364,6 +365,7 @@ class EvaluationRegistry:
             self._started,
             self._remove_if_unused,
             subscriptions,
+            self.archived,
         )
         start_id = context.generate_random_bytes(DAEMON_START_ID_BYTES).hex()
         self.lister = EvaluationLister(self.records, self.archived, context.store, start_id)
@@ -707,9 +709,8 @@ class EvaluationRegistry:
                     self.find_ended_evaluation(identifier, caller)
                 )
                 kept = await stack.enter_async_context(use)
-            except (EvaluationExpired, SubmissionDiscarded):
-                if await self.archived.read_status(identifier, caller) is None:
-                    raise
+            except (EvaluationExpired, SubmissionDiscarded) as error:
+                await self._check_archived(identifier, caller, error)
                 use = self.submissions.open_archived_submission(identifier, caller)
                 kept = await stack.enter_async_context(use)
             yield kept
@@ -729,10 +730,16 @@ class EvaluationRegistry:
             evaluation = self.find_ended_evaluation(identifier, caller)
             async with self.submissions.open_kept_submission(evaluation) as kept:
                 return await self._read_files([kept.workspace])
-        except (EvaluationExpired, SubmissionDiscarded):
-            if await self.archived.read_status(identifier, caller) is None:
-                raise
+        except (EvaluationExpired, SubmissionDiscarded) as error:
+            await self._check_archived(identifier, caller, error)
             return await self.submissions.read_archived_files(identifier, caller)
+
+    async def _check_archived(self, identifier: str, caller: str, error: RequestError) -> None:
+        """Raise `error` unless the evaluation is archived."""
+        try:
+            await self.archived.read_status(identifier, caller)
+        except EvaluationExpired:
+            raise error from None
 
     async def _read_files(self, roots: Sequence[Workspace]) -> list[dict[str, Any]]:
         directories = [root.submission_directory for root in roots]
@@ -765,6 +772,13 @@ class EvaluationRegistry:
         if record is None:
             raise EvaluationExpired(self._started)
         return build_status(record.evaluation, self.run_queue.find_waiter_position(identifier))
+
+    async def read_status(self, identifier: str, caller: str) -> dict[str, Any]:
+        """Return the status document, also of an archived evaluation. Raises: as `get_status`."""
+        try:
+            return self.get_status(identifier, caller)
+        except EvaluationExpired:
+            return await self.archived.read_status(identifier, caller)
 
     # Housekeeping and shutdown
 

@@ -9,7 +9,7 @@ API description; `ApiResource`, which answers requests for events before Klein; 
 A request goes to one of these modules:
 
 - `upload`: `FormReceiver` parses the form of POST /evaluate while it arrives.
-- `events`: pages of events (`read_page`), and the choice between a page and a stream or WebSocket
+- `events`: pages of events (`send_page`), and the choice between a page and a stream or WebSocket
   (`streams`).
 - `lists`: the evaluations of this daemon or of all at its address; the problems.
 

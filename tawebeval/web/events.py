@@ -18,8 +18,7 @@ from tawebeval.errors import (
     MalformedRequest,
     NotAcceptable,
 )
-from tawebeval.evaluations.reading import EventSubscription, read_archived_or_raise
-from tawebeval.evaluations.service import EvaluationRegistry
+from tawebeval.evaluations.reading import EventSubscription
 from tawebeval.web.context import WebContext
 from tawebeval.web.server.messages import (
     cache_short_queries,
@@ -152,11 +151,15 @@ def send_page(
         return body
 
     async def wait_for_page() -> bytes:
-        seconds = 0 if is_head else wait
-        caller = request.caller
         return prepare_page(
-            await read_page(
-                registry, identifier, query, caller, is_observer=is_observer, wait_seconds=seconds
+            await registry.events.read_page(
+                identifier,
+                query.after_cursor,
+                request.caller,
+                query.max_bytes,
+                with_times=query.with_times,
+                is_observer=is_observer,
+                wait_seconds=0 if is_head else wait,
             )
         )
 
@@ -179,35 +182,6 @@ def send_page(
         return prepare_page(page)
     request.waits_for_evaluation = not is_head
     return wait_for_page()
-
-
-async def read_page(
-    registry: EvaluationRegistry,
-    identifier: str,
-    query: EventQuery,
-    caller: str,
-    *,
-    is_observer: bool = False,
-    wait_seconds: int = 0,
-) -> EventPage:
-    """Return the page of a query, with new events or when the time is over.
-
-    The page of an archived evaluation is returned at once. An observer's request acknowledges
-    nothing. Raises: RequestError.
-    """
-    place = (identifier, query.after_cursor, caller)
-    try:
-        return await registry.events.read_page(
-            *place,
-            query.max_bytes,
-            with_times=query.with_times,
-            is_observer=is_observer,
-            wait_seconds=wait_seconds,
-        )
-    except EvaluationExpired as error:
-        most = registry.events.compute_max_page_bytes(query.max_bytes)
-        archived = registry.archived.read_page(*place, most, with_times=query.with_times)
-        return await read_archived_or_raise(archived, error)
 
 
 async def _send_websocket_messages(
@@ -239,19 +213,14 @@ async def _send_stream(
         last = _get_last_event_id(request)
         if last:
             query = attrs.evolve(query, after_cursor=last, skip_count=0)
-    subscription = None
-    if request.method == b"HEAD":
-        ended = not await _can_subscribe(context, request, identifier, query)
-    else:
-        subscription = await _subscribe(context, request, identifier, query)
-        ended = subscription is None
-    if ended and media_type == "text/event-stream":
+    subscription = await _subscribe(context, request, identifier, query)
+    if subscription is None and media_type == "text/event-stream":
         request.setResponseCode(NO_CONTENT)  # an EventSource does not reconnect after it
         return b""
     request.setHeader(b"Content-Type", media_type.encode())
     request.setHeader(b"Cache-Control", b"no-store")
     request.setHeader(b"X-Accel-Buffering", b"no")  # or nginx would buffer them
-    if subscription is not None:
+    if subscription is not None and request.method != b"HEAD":
         request.waits_for_evaluation = True
         await send_stream(request, subscription, framing, context.stream_turns, HEARTBEAT_SECONDS)
     return b""
@@ -261,30 +230,17 @@ async def _subscribe(
     context: WebContext, request: ApiRequest, identifier: str, query: EventQuery
 ) -> EventSubscription | None:
     """Return a subscription, from the archive if the evaluation is gone from memory."""
-    registry, place = context.registry, (query.after_cursor, request.caller, query.skip_count)
-    subscription: EventSubscription | None
-    try:
-        subscription = registry.events.subscribe(
-            identifier, *place, is_observer=request.is_read_only
-        )
-    except EvaluationExpired as error:
-        archived = registry.archived.subscribe(identifier, *place)
-        subscription = await read_archived_or_raise(archived, error)
+    subscription = await context.registry.events.open_subscription(
+        identifier,
+        query.after_cursor,
+        request.caller,
+        query.skip_count,
+        # HEAD acknowledges nothing.
+        is_observer=request.is_read_only or request.method == b"HEAD",
+    )
     if subscription is not None:
         subscription.with_times = query.with_times
     return subscription
-
-
-async def _can_subscribe(
-    context: WebContext, request: ApiRequest, identifier: str, query: EventQuery
-) -> bool:
-    """Return whether `_subscribe` would return a subscription, without an acknowledgement."""
-    registry, place = context.registry, (query.after_cursor, request.caller, query.skip_count)
-    try:
-        return registry.events.can_subscribe(identifier, *place)
-    except EvaluationExpired as error:
-        await read_archived_or_raise(registry.archived.subscribe(identifier, *place), error)
-        return True
 
 
 def _get_last_event_id(request: ApiRequest) -> str | None:

@@ -38,7 +38,7 @@ from tawebeval.errors import (
     RequestError,
     ServerNotReady,
 )
-from tawebeval.evaluations.reading import is_filter_parameter, read_archived_or_raise
+from tawebeval.evaluations.reading import is_filter_parameter
 from tawebeval.evaluations.store import format_rfc3339_time
 from tawebeval.sandbox.environments import list_environments
 from tawebeval.web.auth import (
@@ -294,18 +294,10 @@ def make_app(context: WebContext) -> Klein:
     add_static_routes(app)
     _add_operator_routes(app, context)
 
-    async def read_status(identifier: str, caller: str) -> dict[str, Any]:
-        """Return the status document of an evaluation, also of an archived one."""
-        try:
-            return registry.get_status(identifier, caller)
-        except EvaluationExpired as error:
-            archived = registry.archived.read_status(identifier, caller)
-            return await read_archived_or_raise(archived, error)
-
     @app.route(STATUS_ROUTE, methods=["GET"])
     async def status(request: ApiRequest, identifier: str) -> bytes:
         """Return the status document of an evaluation."""
-        document = await read_status(identifier, request.caller)
+        document = await registry.read_status(identifier, request.caller)
         return prepare_json_response(request, document)
 
     @app.route(LINKS_ROUTE, methods=["POST"])
@@ -313,7 +305,9 @@ def make_app(context: WebContext) -> Klein:
         """Make a link that only reads an evaluation."""
         lifetime = parse_link_lifetime(request, context.configuration.callers)
         caller = request.caller
-        await read_status(identifier, caller)  # the evaluation is there, and is the caller's
+        await registry.read_status(
+            identifier, caller
+        )  # the evaluation is there, and is the caller's
         link, expires = await context.links.make_link(identifier, caller, lifetime)
         document = {"link": link, "expires": format_rfc3339_time(expires)}
         return prepare_json_response(request, document)

@@ -37,7 +37,6 @@ from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.evaluations.store import EvaluationRow
 from tawebeval.linux.privileges import ReloadableFilesOwner
 from tawebeval.sandbox.limits import LimitMonitor, check_run_limits
-from tawebeval.web.events import EventQuery, read_page
 from tests.fakes.children import FakeChild, FakeSpawner
 from tests.fakes.files import FakeStore, MemoryEventFiles
 from tests.fakes.gates import Gate
@@ -84,7 +83,7 @@ async def answer(
     registry: EvaluationRegistry, identifier: str, after: str | None, wait: int, caller: str = ""
 ) -> EventPage:
     """Return the page that a poll is answered with, at once or later."""
-    return await read_page(registry, identifier, EventQuery(after), caller, wait_seconds=wait)
+    return await registry.events.read_page(identifier, after, caller, wait_seconds=wait)
 
 
 class InlineThreads:
