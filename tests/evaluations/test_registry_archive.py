@@ -103,7 +103,7 @@ class ArchiveTests(RegistryTestCase):
         self.failureResultOf(other, EvaluationExpired)
         self.archive.gate.open()
         self.assertEqual(self.archive.asked, [(identifier, "")])
-        self.successResultOf(second)
+        self.failureResultOf(second, EvaluationExpired)
         status = self.status(identifier)
         assert status is not None
         self.assertTrue(status["archived"])
