@@ -390,13 +390,17 @@ class EventMemory:
 class EventLog:
     """Events of an evaluation of `caller`, from `begin_cursor` to `end_cursor`.
 
-    `has_ended` says that no event follows.
+    `has_ended` says that no event follows. `discarded_stdout_bytes` is the number of bytes at the
+    beginning of stdout that no segment needs any more, `discarded_files` that of the first files
+    that stdout named.
     """
 
     _memory: EventMemory
     begin_cursor: int = 0
     end_cursor: int = 0
     has_ended: bool = False
+    discarded_stdout_bytes: int = 0
+    discarded_files: int = 0
     caller: str = attrs.field(default=ANONYMOUS_CALLER, kw_only=True)
     _segments: list[EventSegment] = attrs.field(factory=list)
 
@@ -497,12 +501,19 @@ class EventLog:
             segment = self._segments[0]
             if segment.source is None:
                 break  # it goes on
+            # Not its end: the next segment may begin before that.
+            self._discard_source(segment.source)
             self._memory.release(self._segments.pop(0))
         if self._segments:
             first = self._segments[0]
+            if first.source is not None:
+                self._discard_source(first.source)
             if first.ring is not None and first.begin_cursor < before_cursor:
                 first.ring.acknowledge(before_cursor)
                 self._memory.note_use(first)
+
+    def _discard_source(self, before: SegmentSource) -> None:
+        self.discarded_stdout_bytes, self.discarded_files = before.stdout_begin, before.first_file
 
     def discard(self) -> None:
         """Discard all events: nobody reads the log any more."""

@@ -3,6 +3,7 @@
 An evaluation's directory has these files:
 
 - `stdout`: what the evaluator has printed; the starter writes it.
+  Acknowledged parts are punched out of it (fallocate(2)).
 - `marks`: records of 24 bytes: the cursor after some events, their time, and where a partial line
   was flushed (`core.event_log.Mark`). A mark is written before its events are delivered.
 - `segments`: for each segment that has ended its source, the state of the parser there, and the
@@ -15,24 +16,26 @@ again, event by event. A torn record at the end of a file is dropped: none of it
 delivered.
 
 `EvaluationEvents.read` returns events after a cursor. A thread parses events again that have left
-memory (`SegmentLoader`). An acknowledgement discards events; their files stay until the removal of
-the evaluation. Nobody waits for readers: the evaluator goes on, and its output lies on the disk.
+memory (`SegmentLoader`). An acknowledgement discards events; then a thread gives their room on the
+disk back. Nobody waits for readers: the evaluator goes on, and what is not read lies on the disk.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import attrs
 import msgspec
+from twisted.internet.defer import succeed
 from twisted.logger import Logger
 
 from tawebeval.core.event_log import (
@@ -64,20 +67,26 @@ from tawebeval.deferreds import (
     FairQueue,
     SingleFlight,
     WorkerThreads,
+    run_in_background,
 )
 from tawebeval.errors import DiscardedCursor, ServerBusy
 from tawebeval.evaluations.store import format_rfc3339_time
 
 _READ = 64 * 1024
+_PUNCHED = 1024 * 1024  # bytes that are punched out at once, at least
+_REMOVED = 500  # files that are removed at once, at most
 _MAX_STDOUT = 1024 * 1024  # bytes from which a segment ends, also with few events or none
 _MARK = struct.Struct("<QQQ")
 _NO_FLUSH, _LAST = 2**64 - 1, 2**64 - 2  # in place of where a flush was
 _HEAD = struct.Struct("<II")  # size and CRC-32 of a segment's record
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that pass
 
 T = TypeVar("T")
 
 log = Logger()
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _SegmentRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -105,6 +114,8 @@ class EventFiles:
         directory.mkdir(exist_ok=True)
         (directory / "files").mkdir(exist_ok=True)
         self._descriptors: dict[str, int] = {}
+        self._punched = 0
+        self._removed_files = 0
 
     def close(self) -> None:
         """Close the files; the next use opens them again. No thread may use them."""
@@ -129,6 +140,18 @@ class EventFiles:
     def read_stdout(self, begin: int, end: int) -> bytes:
         """Return bytes of stdout; fewer if the file is shorter."""
         return os.pread(self._open("stdout"), end - begin, begin)
+
+    def has_room_to_free(self, stdout_bytes: int, file_count: int) -> bool:
+        """Return whether `punch_stdout` or `remove_files` has something to do."""
+        return stdout_bytes - self._punched >= _PUNCHED or file_count > self._removed_files
+
+    def punch_stdout(self, before: int) -> None:
+        """Give back the blocks before a place in stdout, in steps of at least 1 MiB."""
+        if before - self._punched >= _PUNCHED:
+            mode, offset, size = _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(before)
+            # A file system without holes keeps the bytes until the evaluation is removed.
+            _libc.fallocate(self._open("stdout"), mode, offset, size)
+            self._punched = before
 
     def write_mark(self, number: int, mark: Mark) -> None:
         """Write a mark, in place of the one with the same number."""
@@ -181,6 +204,14 @@ class EventFiles:
         partial = self._directory / "files" / "partial"
         partial.write_bytes(data)
         partial.rename(self._directory / "files" / f"{number}.{name}")
+
+    def remove_files(self, before: int) -> None:
+        """Remove files that stdout named before the one of this number, some of them at once."""
+        end = min(before, self._removed_files + _REMOVED)
+        for number in range(self._removed_files, end):
+            for name in ("read", "refused"):
+                (self._directory / "files" / f"{number}.{name}").unlink(missing_ok=True)
+        self._removed_files = max(self._removed_files, end)
 
     def read_file(self, number: int) -> bytes | str | None:
         """Return what `store_file` has kept, None without it."""
@@ -492,6 +523,18 @@ class RecordedStdout:
             raise StdoutChanged
         return log.segments[0].ring
 
+    @property
+    def has_discarded_files(self) -> bool:
+        """Whether `free_discarded_files` has something to do."""
+        return self._files.has_room_to_free(
+            self.log.discarded_stdout_bytes, self.log.discarded_files
+        )
+
+    def free_discarded_files(self) -> None:
+        """Give back some of the room of discarded events: stdout, and files named there. Blocks."""
+        self._files.remove_files(self.log.discarded_files)
+        self._files.punch_stdout(self.log.discarded_stdout_bytes)
+
     def close_files(self) -> None:
         """Close the files; the next use opens them again. No thread may use them."""
         self._files.close()
@@ -573,10 +616,13 @@ class EvaluationEvents:
 
     - `log`: the events. Who appends some, or marks the end, notifies `change_condition`.
     - `stdout`: the parser, once the evaluator has started; it parses evicted segments again.
+    - `on_discard()` is awaited before the files of acknowledged events are given back: no reader
+      may be sent to them after a restart.
     - `has_lost_events`: whether newest events may be lost that clients have received: after a power
       cut, or with a damaged disk.
     - `is_behind`: whether clients may have received events that are yet to be made again, up to the
       end.
+    - `keeps_files`: whether acknowledged events keep their files, for the archive.
     - `stream_count`, `waiting_poll_count`: the readers' streams, and their requests that wait.
     - `observer_count`: streams and waiting requests of observers, which acknowledge nothing.
     - `page_reader_deadline`: the time, in seconds of the clock, until which a client of pages is
@@ -589,8 +635,10 @@ class EvaluationEvents:
     log_name: str
     _loader: SegmentLoader
     stdout: RecordedStdout | None = None
+    on_discard: Callable[[], Awaitable[object]] = lambda: succeed(None)
     has_lost_events: bool = False
     is_behind: bool = False
+    keeps_files: bool = False
     change_condition: Condition = attrs.field(factory=Condition)
     stream_count: int = 0
     waiting_poll_count: int = 0
@@ -600,6 +648,8 @@ class EvaluationEvents:
     _damaged_segments: tuple[EventSegment, ...] = ()
     _file_use_count: int = 0  # calls in threads
     _files_unused: Condition = attrs.field(factory=Condition)
+    _is_freeing: bool = False
+    _is_discarded: bool = False
 
     @property
     def has_readable_end(self) -> bool:
@@ -710,11 +760,32 @@ class EvaluationEvents:
 
     async def discard(self) -> None:
         """Discard all events; return when no thread uses the files, which may then be removed."""
+        self._is_discarded = True
         self.log.discard()
         while self._file_use_count:
             await self._files_unused.wait()
         self.close_files()
 
     def acknowledge(self, before_cursor: int) -> None:
-        """Discard the events before a cursor."""
+        """Discard the events before a cursor, and in a thread their files."""
         self.log.acknowledge(min(before_cursor, self.log.end_cursor))
+        self.free_discarded_files()
+
+    def free_discarded_files(self) -> None:
+        """Have a thread give back the room of discarded events, unless `keeps_files`."""
+        stdout = self.stdout
+        if stdout is not None and stdout.has_discarded_files and not self._is_freeing:
+            self._is_freeing = True
+            run_in_background(
+                self._free_files(stdout),
+                log,
+                "evaluation {evaluation}: the files of discarded events stay until its removal",
+                evaluation=self.log_name,
+            )
+
+    async def _free_files(self, stdout: RecordedStdout) -> None:
+        while not (self.keeps_files or self._is_discarded) and stdout.has_discarded_files:
+            await self.on_discard()
+            if not self._is_discarded:  # meanwhile
+                await self._use_files(stdout.free_discarded_files)
+        self._is_freeing = False  # after an error it stays

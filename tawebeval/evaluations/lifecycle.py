@@ -123,10 +123,18 @@ class Evaluation:
         self.count_event_bytes()
         self.events.change_condition.notify()
 
+    async def on_discard(self) -> None:
+        """Count and store that the files of acknowledged events are about to be given back."""
+        self.count_event_bytes()
+        self.save()
+        await self.context.wait_for_commit()
+
     def count_event_bytes(self) -> None:
-        """Count the bytes of the events' files on the disk, which stay until the removal."""
-        stdout = self.events.stdout
-        self._set_event_bytes(0 if stdout is None else stdout.stdout_bytes + stdout.file_bytes)
+        """Count the bytes on the disk of events that were not discarded."""
+        stdout, size = self.events.stdout, 0
+        if stdout is not None:
+            size = stdout.stdout_bytes + stdout.file_bytes - self.events.log.discarded_stdout_bytes
+        self._set_event_bytes(size)
 
     def release_event_bytes(self) -> None:
         """Count the events no more: they are gone."""

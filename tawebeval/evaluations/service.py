@@ -559,8 +559,11 @@ class EvaluationRegistry:
             details.caller,
             details.log_name,
             context.segment_loader,
+            keeps_files=context.archive is not None and details.archived is None,
         )
-        return Evaluation(details, workspace, context, events, self._save)
+        evaluation = Evaluation(details, workspace, context, events, self._save)
+        events.on_discard = evaluation.on_discard
+        return evaluation
 
     def _save(self, evaluation: Evaluation) -> None:
         details = evaluation.details
@@ -601,6 +604,8 @@ class EvaluationRegistry:
             words = "{evaluation}: not archived: its row cannot be stored"
             log.warn(words, evaluation=evaluation.details.log_name)
         finally:
+            evaluation.events.keeps_files = False
+            evaluation.events.free_discarded_files()
             self.archived.in_transit.pop(evaluation.details.identifier, None)
             record.archive_event.set_value(None)
             self._remove_if_unused(record)
@@ -645,19 +650,16 @@ class EvaluationRegistry:
         evaluation.save()
         return True
 
-    def _awaits_archive(self, record: EvaluationRecord) -> bool:
-        return self.context.archive is not None and not record.archive_event.is_set
-
     def _on_forgotten(self, record: EvaluationRecord) -> None:
         self._forgotten[record.details.identifier] = record.details
-        if self._awaits_archive(record):
+        if record.events.keeps_files:
             self.archived.in_transit[record.details.identifier] = record
         record.evaluation.save()
         self._remove_if_unused(record)
 
     def _remove_if_unused(self, record: EvaluationRecord) -> None:
         """Remove what is left of an evaluation that is forgotten; its events after all streams."""
-        if record.details.final_state is None or self._awaits_archive(record):
+        if record.details.final_state is None or record.events.keeps_files:
             return
         self.submissions.discard_kept_files(record)
         if record.is_unused and not record.is_removed:

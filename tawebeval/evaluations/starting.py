@@ -571,6 +571,7 @@ def _connect(evaluation: Evaluation, row: EvaluationRow, stdout: RecordedStdout)
     # Otherwise the error may have been told.
     evaluation.events.is_behind = evaluation.stop_reason is not None
     supervise(evaluation, run)
+    evaluation.events.free_discarded_files()  # not before: it stores a row
     run.go_on()
     if evaluation.stop_reason is not None:
         run.stop(evaluation.stop_reason)

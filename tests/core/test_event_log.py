@@ -324,6 +324,15 @@ class LogTests(SynchronousTestCase):
         self.log.append_batch(number(5), 0)
         self.assertEqual(self.log.read_events(5, PLENTY), number(5))
 
+    def test_stdout_is_discarded_up_to_the_first_segment_that_is_kept(self) -> None:
+        for begin in (10, 20):
+            self.log.append_batch(number(0), 0)
+            self.log.end_segment(SegmentSource(begin, begin + 12, b"", 0, 0, 1, 0))
+        self.log.acknowledge(1)
+        self.assertEqual(self.log.discarded_stdout_bytes, 20)
+        self.log.acknowledge(2)
+        self.assertEqual(self.log.discarded_stdout_bytes, 20)
+
     def test_discard_frees_all_memory(self) -> None:
         ended(self.log, 0)
         self.log.append_batch(number(1), 0)

@@ -103,6 +103,8 @@ class LogMachine(RuleBasedStateMachine):
 
     def discard(self) -> None:
         self.recorded.log.acknowledge(self.acknowledged)
+        while self.recorded.has_discarded_files:
+            self.recorded.free_discarded_files()
 
     def read(self, cursor: int, max_bytes: int) -> list[bytes]:
         log = self.recorded.log
@@ -219,6 +221,8 @@ class PropertyTests(SynchronousTestCase):
     def setUp(self) -> None:
         for name, size in SMALL_STEPS.items():
             self.patch(segi, name, size)
+        self.patch(eventlog, "_PUNCHED", 1)
+        self.patch(eventlog, "_REMOVED", 2)
         self.patch(eventlog, "_MAX_STDOUT", 300)
         self.patch(event_log, "MIN_SEGMENT_BYTES", 100)
         self.patch(event_log, "MAX_SEGMENT_BYTES", 1000)
@@ -334,6 +338,23 @@ class ChangedStdoutTests(SynchronousTestCase):
             self.assertEqual(sources[-1].stdout_end, self.recorded.stdout_bytes)
             self.assertLess(max(one.stdout_end - one.stdout_begin for one in sources), 200_000)
 
+    def test_files_of_acknowledged_events_are_removed(self) -> None:
+        for number in range(40):
+            begin = self.files.stdout_size
+            with (self.directory / "stdout").open("ab") as file:
+                file.write(b"~FB\nX-SEGI-As: path\n\na\n~FE\n" if number else b"~FB\n")
+            self.recorded.feed(self.files.read_stdout(begin, begin + 100))
+            if self.recorded.awaited_file is not None:
+                self.recorded.store_file(b"x" * 30)
+                self.recorded.answer_file(b"x" * 30)
+        for recorded in (self.recorded, self.restore()):
+            recorded.log.acknowledge(self.recorded.log.end_cursor - 20)
+            recorded.free_discarded_files()
+            evicted = recorded.log.begin_cursor
+            segment = self.assertRaises(EventsEvicted, recorded.log.read_events, evicted, 1).segment
+            recorded.log.load_segment(segment, recorded.parse_evicted_segment(segment))
+        self.assertLess(len(list((self.directory / "files").iterdir())), 30)
+
     def test_read_with_many_large_events_is_several_segments(self) -> None:
         self.recorded.feed(b"~FB\nX-SEGI-As: path\n\na\n~FE\n" * 100)
         while self.recorded.awaited_file is not None or self.recorded.has_pending_input:
@@ -348,3 +369,15 @@ class ChangedStdoutTests(SynchronousTestCase):
         for name in ("write", "pwrite"):
             self.patch(os, name, lambda *arguments: 5)
             self.assertRaises(OSError, self.recorded.feed, b"line\n" * 1000)
+
+    def test_acknowledged_stdout_gives_its_blocks_back(self) -> None:
+        with (self.directory / "stdout").open("ab") as file:
+            file.write(b"long line\n" * 400_000)
+        for begin in range(500, 4_000_000, 65536):
+            self.recorded.feed(self.files.read_stdout(begin, begin + 65536))
+        before = (self.directory / "stdout").stat().st_blocks
+        self.recorded.log.acknowledge(self.recorded.log.end_cursor - 1)
+        self.recorded.free_discarded_files()
+        self.assertLess((self.directory / "stdout").stat().st_blocks, before / 4)
+        lines = self.recorded.log.read_events(self.recorded.log.end_cursor - 1, 1).lines
+        self.assertEqual(lines, b'{"type":"text","payload":"long line"}\n')

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -133,6 +133,8 @@ class ReadingMachine(RuleBasedStateMachine):
             self.no_reader_has_failed()
             assert all(one.called for one in self.pending)
             assert self.source.open_files == []
+            if not self.events.keeps_files:
+                assert not self.source.stdout.has_discarded_files
         finally:
             self.source.files.close()
             shutil.rmtree(self.directory)
@@ -218,6 +220,12 @@ class ReadingMachine(RuleBasedStateMachine):
         first = self.log.begin_cursor
         self.events.acknowledge(first + int(part * (self.log.end_cursor - first)))
 
+    @rule(keeps=st.booleans())
+    def keep_files(self, keeps: bool) -> None:
+        """Let the archive need the files, or not any more."""
+        self.events.keeps_files = keeps
+        self.events.free_discarded_files()
+
     @rule(count=st.integers(1, 5))
     def step(self, count: int) -> None:
         for _ in range(count):
@@ -229,6 +237,8 @@ class PropertyTests(SynchronousTestCase):
     def test_readers_get_what_was_printed_once_and_in_order(self) -> None:
         for name, size in SMALL_STEPS.items():
             self.patch(segi, name, size)
+        self.patch(eventlog, "_PUNCHED", 1)
+        self.patch(eventlog, "_REMOVED", 2)
         self.patch(eventlog, "_MAX_STDOUT", 300)
         self.patch(event_log, "MIN_SEGMENT_BYTES", 100)
         self.patch(event_log, "MAX_SEGMENT_BYTES", 1000)
@@ -241,6 +251,7 @@ class ReadingTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.patch(event_log, "MIN_SEGMENT_BYTES", 100)
         self.patch(event_log, "MAX_SEGMENT_BYTES", 100)
+        self.patch(eventlog, "_PUNCHED", 1)
         self.threads = SlowThreads()
         self.memory = EventMemory(0)
         self.loader = SegmentLoader(self.threads)  # type: ignore[arg-type]
@@ -307,11 +318,11 @@ class LoadTests(ReadingTestCase):
         self.assertEqual(self.successResultOf(found).count, 1)
 
     def test_events_acknowledged_meanwhile_are_discarded(self) -> None:
-        for is_damaged in (False, True):
+        for is_punched in (False, True):
             begin = self.log.begin_cursor
             found = self.read(begin)
             self.log.acknowledge(begin + 4)
-            if is_damaged:
+            if is_punched:
                 self.damage(bytes(1000))
             self.threads.step()
             error = self.failureResultOf(found, DiscardedCursor).value
@@ -369,6 +380,36 @@ class DamageTests(ReadingTestCase):
 
 
 class FileTests(ReadingTestCase):
+    def test_thread_frees_what_is_acknowledged(self) -> None:
+        calls: list[int] = []
+        self.patch(self.source.files, "punch_stdout", calls.append)
+        self.events.acknowledge(8)
+        self.events.acknowledge(10)
+        self.assertEqual((len(self.threads.waiting), calls), (1, []))
+        self.source.files._punched = 10**6
+        self.threads.step()
+        self.assertEqual(calls, [self.log.discarded_stdout_bytes])
+        self.assertEqual(self.threads.waiting, [])
+
+    def test_archive_keeps_the_files(self) -> None:
+        self.events.keeps_files = True
+        self.events.acknowledge(8)
+        self.assertEqual(self.threads.waiting, [])
+        self.events.keeps_files = False
+        self.events.free_discarded_files()
+        self.assertEqual(len(self.threads.waiting), 1)
+
+    def test_disk_error_is_logged_once(self) -> None:
+        def fail(before: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        self.patch(self.source.files, "punch_stdout", fail)
+        for cursor in (8, 12):
+            self.events.acknowledge(cursor)
+            if self.threads.waiting:
+                self.threads.step()
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+
     def test_ended_evaluation_has_no_open_files(self) -> None:
         self.assertEqual(len(self.source.open_files), 2)
         self.source.end()
@@ -386,6 +427,35 @@ class FileTests(ReadingTestCase):
         self.successResultOf(discarded)
         self.failureResultOf(found, DiscardedCursor)
         self.assertEqual(self.source.open_files, [])
+
+    def test_nothing_is_freed_after_the_discard(self) -> None:
+        counted: list[int] = []
+        self.events.on_discard = lambda: succeed(counted.append(self.log.begin_cursor))
+        punch = self.source.files.punch_stdout
+
+        discarded: list[Deferred[None]] = []
+
+        def punch_slowly(before: int) -> None:
+            punch(before)
+            self.events.acknowledge(8)
+            discarded.append(Deferred.fromCoroutine(self.events.discard()))
+
+        self.patch(self.source.files, "punch_stdout", punch_slowly)
+        self.events.acknowledge(4)
+        self.threads.step()
+        self.successResultOf(discarded[0])
+        self.assertEqual((self.threads.waiting, counted), ([], [4]))
+        self.assertEqual(self.source.open_files, [])
+
+    def test_files_are_freed_once_that_is_stored(self) -> None:
+        stored: Deferred[None] = Deferred()
+        self.events.on_discard = lambda: stored
+        self.events.acknowledge(8)
+        self.assertEqual(self.threads.waiting, [])
+        discarded = Deferred.fromCoroutine(self.events.discard())
+        self.successResultOf(discarded)
+        stored.callback(None)
+        self.assertEqual(self.threads.waiting, [])
 
 
 class SubscriptionTests(ReadingTestCase):
@@ -409,6 +479,7 @@ class SubscriptionTests(ReadingTestCase):
             self.assertEqual((self.events.stream_count, self.events.observer_count), (0, 0))
 
     def test_client_acknowledges_only_what_was_sent(self) -> None:
+        self.events.keeps_files = True
         for is_observer, discarded in ((True, 0), (False, 2)):
             subscription = self.follow(2, is_observer=is_observer)
             self.assertFalse(subscription.acknowledge(3))

@@ -69,6 +69,7 @@ class ArchiveTests(RegistryTestCase):
         self.page(identifier, "2")
         record = self.registry.records[identifier]
         self.page(identifier, END)
+        self.assertTrue(record.events.keeps_files)
         self.assertEqual((record.is_removed, self.world.disk.used), (False, 2))
         self.archive.gate.open()
         self.assertEqual((record.is_removed, self.world.disk.used), (True, 0))

@@ -291,6 +291,18 @@ class RunningTests(RestoringTestCase):
         self.world.turn()
         self.assertEqual(self.consume(identifier), ["one", "\n", "lost"])
 
+    def test_acknowledged_events_are_gone_once_their_files_are(self) -> None:
+        identifier, _ = self.start(b"one\ntwo\n")
+        self.page(identifier, "2")
+        record = self.registry.records[identifier]
+        self.assertEqual(self.row(identifier).begin_cursor, 0)
+        self.files(identifier).freed = (-1, 0)  # there is something to give back
+        record.events.free_discarded_files()
+        self.assertEqual(self.row(identifier).begin_cursor, 2)
+        self.restart()
+        self.assert_refused(DiscardedCursor, identifier, None, "1")
+        self.assertEqual(self.page(identifier, "2")["data"], ["two"])
+
     def test_no_row_lacks_the_run_that_goes_on(self) -> None:
         identifier, _ = self.start(b"one\ntwo\n")
         self.page(identifier, "2")
@@ -302,7 +314,10 @@ class RunningTests(RestoringTestCase):
             save(store, row)
 
         self.patch(FakeStore, "save", note)
+        files = self.files(identifier)
+        files.freed = (-1, 0)  # there is something to give back
         self.restart(lambda row: attrs.evolve(row, begin_cursor=2))
+        self.assertEqual(files.freed, (0, 0))
         self.assertNotIn(None, [row.run for row in saved])
 
     def test_run_whose_stdout_was_changed_ends_as_lost(self) -> None:

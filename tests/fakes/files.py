@@ -32,6 +32,7 @@ class MemoryEventFiles:
     segments: list[Any] = attrs.field(factory=list)
     named: dict[int, bytes | str] = attrs.field(factory=dict)
     error: OSError | None = None
+    freed: tuple[int, int] = (0, 0)
     is_open: bool = True
 
     def close(self) -> None:
@@ -43,6 +44,13 @@ class MemoryEventFiles:
 
     def read_stdout(self, begin: int, end: int) -> bytes:
         return bytes(self.stdout[begin:end])
+
+    def has_room_to_free(self, stdout_bytes: int, file_count: int) -> bool:
+        """Return whether there is more to free than was freed."""
+        return (stdout_bytes, file_count) != self.freed
+
+    def punch_stdout(self, before: int) -> None:
+        self.freed = before, self.freed[1]
 
     def write_mark(self, number: int, mark: Mark) -> None:
         if self.error is not None:
@@ -60,6 +68,11 @@ class MemoryEventFiles:
 
     def store_file(self, number: int, content: bytes | str) -> None:
         self.named[number] = content
+
+    def remove_files(self, before: int) -> None:
+        self.freed = self.freed[0], before
+        for number in [each for each in self.named if each < before]:
+            del self.named[number]
 
     def read_file(self, number: int) -> bytes | str | None:
         return self.named.get(number)
