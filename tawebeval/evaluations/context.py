@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
-from twisted.internet.defer import Deferred
 
 from tawebeval.archive.archive import EvaluationArchive
 from tawebeval.config import Configuration
@@ -48,19 +47,6 @@ def make_unread_events_share(max_bytes: int) -> Share:
         " discard those of finished evaluations by GET /evaluation/ID/events?after=end",
         "the unread events of all evaluations use up the disk (buffers.disk); try again later",
     )
-
-
-class RunSlots(Protocol):
-    """Queue for run slots; `name` is the identifier of an evaluation."""
-
-    def reserve_queue_place(self, holder: str, caller: str) -> None:
-        """Reserve the turn of an evaluation that is not ready to run."""
-
-    def acquire_slot(self, holder: str, caller: str) -> Deferred[None]:
-        """Return a Deferred that fires with a slot; cancel it to leave the queue."""
-
-    def release_slot(self, holder: str) -> None:
-        """Give back a slot or a reserved turn."""
 
 
 class CheckoutSource(Protocol):

@@ -33,9 +33,9 @@ from tawebeval.core.evaluations import (
 )
 from tawebeval.core.events import encode_error_event
 from tawebeval.core.shares import Share, SharedResource
-from tawebeval.deferreds import OneShotEvent, run_in_background
+from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, EvaluationNotFound, format_size
-from tawebeval.evaluations.context import EvaluationContext, RunSlots
+from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.store import EvaluationDetails, SharedUpload
@@ -73,7 +73,7 @@ class Evaluation:
     run: Run | None = None
     sandboxed: SandboxedRun | None = None
     checkout: Checkout | None = None
-    slots: RunSlots | None = None
+    slots: FairQueue | None = None
     cancel_start: Callable[[], object] | None = None
     stop_reason: EvaluationFailure | None = None
     final_failure: EvaluationFailure | None = None

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessTerminated
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -81,51 +81,6 @@ T = TypeVar("T")
 log = Logger()
 
 
-@attrs.define(eq=False)
-class RunClock:
-    """Clock of `limits.wall_clock`.
-
-    `deadline` is the end of the time, in seconds of the reactor's clock, which goes on over a
-    restart of the daemon; None while the run waits to be begun again elsewhere.
-    """
-
-    _clock: IReactorTime
-    _seconds: float
-    _on_timeout: Callable[[], object]
-    deadline: float | None
-    _call: IDelayedCall | None = None
-
-    def start(self) -> None:
-        """Call `on_timeout()` at the deadline."""
-        if self.deadline is not None:
-            self._call = self._clock.callLater(
-                max(0.0, self.deadline - self._clock.seconds()), self._take_timeout
-            )
-
-    def stop(self) -> None:
-        """Call `on_timeout()` no more."""
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
-
-    def suspend(self) -> None:
-        """Stand until `restart`."""
-        self.stop()
-        self.deadline = None
-
-    def restart(self) -> bool:
-        """Give a suspended run its whole time again; return whether it was suspended."""
-        if self.deadline is not None:
-            return False
-        self.deadline = self._clock.seconds() + self._seconds
-        self.start()
-        return True
-
-    def _take_timeout(self) -> None:
-        self._call = None
-        self._on_timeout()
-
-
 class Run(ProcessProtocol):
     """One run of an evaluator.
 
@@ -136,8 +91,10 @@ class Run(ProcessProtocol):
 
     - `on_new_events()` is called when the log has new events, `on_change()` when `failure` is set
       by a stop, and when the run waits to be begun again, or was.
-    - `deadline`: the end of the time (`RunClock`) of a run that an earlier process of the daemon
-      has begun. Its stdout goes on, its stderr is delivered again.
+    - `deadline`: the end of `limits.wall_clock`, in seconds of the reactor's clock, which goes on
+      over a restart of the daemon; None while the run waits to be begun again elsewhere. The
+      parameter is that of a run that an earlier process of the daemon has begun. Its stdout goes
+      on, its stderr is delivered again.
     """
 
     failure: EvaluationFailure | None = None
@@ -163,10 +120,10 @@ class Run(ProcessProtocol):
         self._stdout = stdout
         self._on_new_events = on_new_events
         self._on_change = on_change
-        seconds = sandboxed.limits.wall_clock
         if deadline is None and not sandboxed.has_external_queue:
-            deadline = context.clock.seconds() + seconds
-        self.clock = RunClock(context.clock, seconds, self._on_timeout, deadline)
+            deadline = context.clock.seconds() + sandboxed.limits.wall_clock
+        self.deadline = deadline
+        self._timeout: IDelayedCall | None = None
         self._stderr, self._stderr_bytes = b"", 0
         self._output_bytes = stdout.stdout_bytes + stdout.file_bytes
         self._kill: IDelayedCall | None = None
@@ -213,8 +170,10 @@ class Run(ProcessProtocol):
     def connectionMade(self) -> None:
         """Start the clock, and have the limits checked until the end."""
         monitor = self._context.limit_monitor
-        if not self.clock.restart():  # what had to wait elsewhere has its whole time from now on
-            self.clock.start()
+        if self.deadline is None:  # what had to wait elsewhere has its whole time from now on
+            self._restart_time()
+        else:
+            self._start_clock()
         monitor.add_run(self.sandboxed.run_limits, self.stop)
         self._is_watched = True
         self.run_ended.add_callback(lambda _: self._unwatch_limits())
@@ -239,7 +198,8 @@ class Run(ProcessProtocol):
 
     def suspend_clock(self) -> None:
         """Stop the clock until `restart_clock`: the evaluator is to be begun again elsewhere."""
-        self.clock.suspend()
+        self._stop_clock()
+        self.deadline = None
         self._on_change()
 
     async def wait_for_commit(self) -> None:
@@ -249,10 +209,26 @@ class Run(ProcessProtocol):
 
     def restart_clock(self) -> None:
         """Give a run that was begun again its whole time."""
-        if self.clock.restart():
+        if self.deadline is None:
+            self._restart_time()
             self._on_change()
 
+    def _restart_time(self) -> None:
+        self.deadline = self._context.clock.seconds() + self.sandboxed.limits.wall_clock
+        self._start_clock()
+
+    def _start_clock(self) -> None:
+        assert self.deadline is not None, "the run has begun"
+        left = max(0.0, self.deadline - self._context.clock.seconds())
+        self._timeout = self._context.clock.callLater(left, self._on_timeout)
+
+    def _stop_clock(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
+
     def _on_timeout(self) -> None:
+        self._timeout = None
         most = self.sandboxed.limits.wall_clock
         self.stop_unless_exited(
             build_limit_failure("timeout", "wall_clock", f"ran for over {most:g} seconds", most)
@@ -261,7 +237,7 @@ class Run(ProcessProtocol):
     def leave(self) -> None:
         """Leave the process to the next process of the daemon."""
         self._process.leave()
-        self.clock.stop()
+        self._stop_clock()
         self._unwatch_limits()
 
     def _unwatch_limits(self) -> None:
@@ -452,7 +428,7 @@ class Run(ProcessProtocol):
 
     def processExited(self, reason: Failure) -> None:
         """Kill the processes that the evaluator has left."""
-        self.clock.stop()
+        self._stop_clock()
         if self._kill is not None and self._kill.active():
             self._kill.cancel()
         Deferred.fromCoroutine(self._end_tree())

@@ -12,7 +12,6 @@ from weakref import WeakValueDictionary
 import attrs
 import orjson
 from twisted.internet.defer import gatherResults
-from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -42,7 +41,6 @@ from tawebeval.evaluations.reading import (
     ArchiveReader,
     EvaluationLister,
     EventRequests,
-    Subscription,
     build_status,
 )
 from tawebeval.evaluations.starting import (
@@ -256,68 +254,6 @@ _LOOK = 0.05  # seconds between two looks
 log = Logger()
 
 
-@attrs.define
-class EvaluationDrain:
-    """Shutdown of the registry, from the last accepted evaluation until nothing is left.
-
-    `alive` are the evaluations with a process or a directory, `subscriptions` the streams.
-    """
-
-    _alive: Mapping[str, EvaluationRecord]
-    _records: RecordIndex
-    _subscriptions: Collection[Subscription]
-    _clock: IReactorTime
-    has_begun: bool = False
-    is_urgent: bool = False
-
-    async def drain_evaluations(self, drain_seconds: float) -> bool:
-        """End queued evaluations at once, running ones after `drain_seconds`; await readers.
-
-        Readers have some seconds for the last events. Return whether there was an evaluation or a
-        reader. `is_urgent` ends the time that running evaluations have.
-        """
-        self.has_begun = True
-        was_active = bool(self._alive)
-        self._stop(
-            [one for one in self._evaluations() if one.details.state is EvaluationState.QUEUED]
-        )
-        if drain_seconds and self._alive and not self.is_urgent:
-            log.info(
-                "stopping: {count} evaluations have {drain:g} seconds to end (service.drain);"
-                " another signal ends them at once",
-                count=len(self._alive),
-                drain=drain_seconds,
-            )
-            await self._wait(lambda: self.is_urgent or not self._alive, drain_seconds)
-        ends = [evaluation.cleanup_event.wait() for evaluation in self._evaluations()]
-        self._stop(self._evaluations())
-        await gatherResults(ends)
-        was_active = was_active or self._has_reader()
-        await self._wait(lambda: not self._has_reader(), _LAST_READ)
-        return was_active
-
-    def _evaluations(self) -> list[Evaluation]:
-        return [record.evaluation for record in self._alive.values()]
-
-    def _stop(self, evaluations: list[Evaluation]) -> None:
-        for evaluation in evaluations:
-            evaluation.stop(
-                EvaluationFailure(
-                    "shutdown", "the daemon was stopped; submit again when it is back"
-                )
-            )
-
-    def _has_reader(self) -> bool:
-        """Return whether a stream is left, or a reader of pages is expected to read on."""
-        return bool(self._subscriptions) or self._records.has_page_reader
-
-    async def _wait(self, is_done: Callable[[], bool], seconds: float) -> None:
-        """Return when `is_done()` is true, at the latest after `seconds`."""
-        deadline = self._clock.seconds() + seconds
-        while not is_done() and (left := deadline - self._clock.seconds()) > 0:
-            await deferLater(self._clock, min(left, _LOOK))
-
-
 _NOT_STORED = EvaluationFailure("lost", "the evaluation could not be stored; submit again")
 
 
@@ -351,8 +287,7 @@ class EvaluationRegistry:
         self.run_queue = self._admission.run_queue
         # Evaluations with a process or a directory left, also those without a record.
         self._alive: dict[str, EvaluationRecord] = {}
-        subscriptions: set[Subscription] = set()
-        self._drain = EvaluationDrain(self._alive, self.records, subscriptions, self._clock)
+        self._is_stopping = self._is_urgent = False
         # Forgotten ones, as long as anything, such as a callback, may still save them.
         self._forgotten: WeakValueDictionary[str, EvaluationDetails] = WeakValueDictionary()
         self.archived = ArchiveReader(context.archive, context.store, context.clock, self._started)
@@ -364,7 +299,7 @@ class EvaluationRegistry:
             lambda: context.configuration.buffers.max_page_bytes,
             self._started,
             self._remove_if_unused,
-            subscriptions,
+            set(),
             self.archived,
         )
         start_id = context.generate_random_bytes(DAEMON_START_ID_BYTES).hex()
@@ -374,7 +309,7 @@ class EvaluationRegistry:
 
     def check_not_stopping(self) -> None:
         """Raise ServerStopping if the daemon is about to stop."""
-        if self._drain.has_begun:
+        if self._is_stopping:
             raise ServerStopping
 
     def check_admission(self, caller: str = "") -> None:
@@ -523,7 +458,7 @@ class EvaluationRegistry:
 
     def refuse_evaluations(self) -> None:
         """Accept nothing more: the daemon is about to stop."""
-        self._drain.has_begun = True
+        self._is_stopping = True
 
     def end_lost_runs(self, failure: EvaluationFailure) -> None:
         """Stop running evaluations, whose evaluators are gone, for this reason."""
@@ -801,12 +736,45 @@ class EvaluationRegistry:
 
     def end_drain_early(self) -> None:
         """End the time that `drain_and_close` gives to running evaluations."""
-        self._drain.is_urgent = True
+        self._is_urgent = True
 
     async def drain_and_close(self, drain_seconds: float = 0) -> bool:
         """Accept nothing more, end all evaluations and return when their processes are gone.
 
         Running evaluations have `drain_seconds` seconds to end by themselves; readers then have
         some seconds for the last events. Return whether there was an evaluation or a reader.
+        `end_drain_early` ends the time that running evaluations have.
         """
-        return await self._drain.drain_evaluations(drain_seconds)
+        self.refuse_evaluations()
+        had_any = bool(self._alive)
+        self._stop_alive(lambda evaluation: evaluation.details.state is EvaluationState.QUEUED)
+        if drain_seconds and self._alive and not self._is_urgent:
+            log.info(
+                "stopping: {count} evaluations have {drain:g} seconds to end (service.drain);"
+                " another signal ends them at once",
+                count=len(self._alive),
+                drain=drain_seconds,
+            )
+            await self._wait_for(lambda: self._is_urgent or not self._alive, drain_seconds)
+        ends = [record.evaluation.cleanup_event.wait() for record in self._alive.values()]
+        self._stop_alive(lambda _: True)
+        await gatherResults(ends)
+        had_any = had_any or self._has_reader()
+        await self._wait_for(lambda: not self._has_reader(), _LAST_READ)
+        return had_any
+
+    def _stop_alive(self, is_chosen: Callable[[Evaluation], bool]) -> None:
+        what = "the daemon was stopped; submit again when it is back"
+        for evaluation in [record.evaluation for record in self._alive.values()]:
+            if is_chosen(evaluation):
+                evaluation.stop(EvaluationFailure("shutdown", what))
+
+    def _has_reader(self) -> bool:
+        """Return whether a stream is left, or a reader of pages is expected to read on."""
+        return bool(self.events.subscriptions) or self.records.has_page_reader
+
+    async def _wait_for(self, is_done: Callable[[], bool], seconds: float) -> None:
+        """Return when `is_done()` is true, at the latest after `seconds`."""
+        deadline = self._clock.seconds() + seconds
+        while not is_done() and (left := deadline - self._clock.seconds()) > 0:
+            await deferLater(self._clock, min(left, _LOOK))

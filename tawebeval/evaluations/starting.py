@@ -29,9 +29,8 @@ from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.results import ResultSummary
 from tawebeval.core.segi import Markers
-from tawebeval.deferreds import run_in_background
+from tawebeval.deferreds import FairQueue, run_in_background
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.context import RunSlots
 from tawebeval.evaluations.eventlog import RecordedStdout, read_ended_evaluation
 from tawebeval.evaluations.lifecycle import (
     Evaluation,
@@ -51,7 +50,7 @@ _DAMAGED_UPLOAD = EvaluationFailure(
 log = Logger()
 
 
-def enter_queue(evaluation: Evaluation, slots: RunSlots) -> None:
+def enter_queue(evaluation: Evaluation, slots: FairQueue) -> None:
     """Let a new evaluation enter the queue, and run as soon as there is a slot."""
     details, context = evaluation.details, evaluation.context
     details.state_times.setdefault("created", evaluation.read_clock())
@@ -62,7 +61,7 @@ def enter_queue(evaluation: Evaluation, slots: RunSlots) -> None:
     begin_start(evaluation, slots)
 
 
-def begin_start(evaluation: Evaluation, slots: RunSlots) -> None:
+def begin_start(evaluation: Evaluation, slots: FairQueue) -> None:
     """Fetch the commit, wait for a run slot and start the evaluator. On failure, end."""
     evaluation.slots = slots
     start = _Start(evaluation, slots)
@@ -77,7 +76,7 @@ def begin_start(evaluation: Evaluation, slots: RunSlots) -> None:
         evaluation.cancel_start = start.cancel
 
 
-def begin_again(evaluation: Evaluation, slots: RunSlots) -> None:
+def begin_again(evaluation: Evaluation, slots: FairQueue) -> None:
     """Let an evaluation enter the queue again that an earlier process had not started. Blocks."""
     details, upload = evaluation.details, evaluation.details.upload_directory
     details.limits = details.environment = details.runner_status = None
@@ -110,7 +109,7 @@ class _Start:
     """The way of one evaluation to its run; `startup` is the Deferred of `run`."""
 
     _evaluation: Evaluation
-    _slots: RunSlots
+    _slots: FairQueue
     startup: Deferred[None] | None = None
     _is_launching: bool = False
 
@@ -410,7 +409,7 @@ def _make_run_row(evaluation: Evaluation) -> RunRow:
         pid=run.main_pid,
         start_time=run.main_start_time,
         checkout_path=str(run.checkout.path),
-        deadline=run.clock.deadline,
+        deadline=run.deadline,
         left_at=evaluation.left_at,
         sandbox_description=run.sandboxed.launch.describe_for_resume(),
     )
@@ -477,7 +476,7 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
 
 
 def resume_run(
-    evaluation: Evaluation, row: EvaluationRow, resume_checkout: ResumeCheckout, slots: RunSlots
+    evaluation: Evaluation, row: EvaluationRow, resume_checkout: ResumeCheckout, slots: FairQueue
 ) -> None:
     """Go on with an evaluator that was started by another process of the daemon. Blocks, hardly.
 

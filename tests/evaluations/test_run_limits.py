@@ -42,7 +42,7 @@ class TimeoutTests(RunTestCase):
         self.clock.advance(9)
         self.run_.suspend_clock()
         self.clock.advance(1000)
-        self.assertEqual((self.child.signals, self.run_.clock.deadline), ([], None))
+        self.assertEqual((self.child.signals, self.run_.deadline), ([], None))
         self.run_.restart_clock()
         self.clock.advance(4)
         self.run_.restart_clock()  # told once more after a restart of the daemon
