@@ -71,6 +71,7 @@ from tawebeval.deferreds import (
 )
 from tawebeval.errors import DiscardedCursor, ServerBusy
 from tawebeval.evaluations.store import format_rfc3339_time
+from tawebeval.linux.filetree import is_passing_error
 
 _READ = 64 * 1024
 _PUNCHED = 1024 * 1024  # bytes that are punched out at once, at least
@@ -80,7 +81,6 @@ _MARK = struct.Struct("<QQQ")
 _NO_FLUSH, _LAST = 2**64 - 1, 2**64 - 2  # in place of where a flush was
 _HEAD = struct.Struct("<II")  # size and CRC-32 of a segment's record
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
-_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that pass
 
 T = TypeVar("T")
 
@@ -724,7 +724,7 @@ class EvaluationEvents:
         except (StdoutChanged, OSError) as error:
             if segment.end_cursor <= self.log.begin_cursor:
                 return  # acknowledged meanwhile, with its part of stdout
-            if isinstance(error, OSError) and error.errno in _SCARCE:
+            if isinstance(error, OSError) and is_passing_error(error):
                 raise ServerBusy(
                     f"the daemon cannot read these events now: {error.strerror}; try again later", 5
                 ) from error

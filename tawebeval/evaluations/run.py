@@ -11,7 +11,6 @@ Windows line ends or without its interpreter, so these hints come from the commi
 
 from __future__ import annotations
 
-import errno
 import re
 import shlex
 import signal
@@ -46,7 +45,7 @@ from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.store import STDERR_TAIL_BYTES, EvaluationDetails, RunResult
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.child import ProcessTransport
-from tawebeval.linux.filetree import open_regular_file
+from tawebeval.linux.filetree import is_passing_error, open_regular_file
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.limits import build_cpu_limit_failure
 from tawebeval.sandbox.workspace import FileRefused
@@ -72,7 +71,6 @@ _DELAYED = EvaluationFailure(
     {"value": _MOST_DELAY},
 )
 
-_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that pass
 _KILL_ATTEMPTS = 5
 _KILL_DELAY = 1.0  # seconds between them
 
@@ -449,7 +447,7 @@ class Run(ProcessProtocol):
             try:
                 await self.sandboxed.end.kill_remaining_processes()
             except OSError as error:
-                if error.errno in _SCARCE and attempt < _KILL_ATTEMPTS:
+                if is_passing_error(error) and attempt < _KILL_ATTEMPTS:
                     await deferLater(self._context.clock, _KILL_DELAY)
                     continue
                 words = "{evaluation}: its processes are left to the clean-up: {error}"

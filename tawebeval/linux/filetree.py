@@ -85,6 +85,11 @@ def mentions_disk_full(said: str) -> bool:
     return any(os.strerror(number) in said for number in _FULL)
 
 
+def is_passing_error(error: OSError) -> bool:
+    """Return whether an error is a lack of descriptors or memory, which may pass."""
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
 def describe_disk_error(error: OSError) -> str:
     """Return path, if it has one, and reason of an error, with the remedy if the disk is full."""
     path = "" if error.filename is None else f"{error.filename}: "
