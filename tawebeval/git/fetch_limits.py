@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as DeadlineExceeded
-from twisted.internet.task import LoopingCall
 
 from tawebeval.core.evaluations import Commit, Submodule
 from tawebeval.deferreds import WorkerThreads
@@ -33,7 +32,6 @@ MARKERS_DIRECTORY = "commits"
 """The directory of a repository with the markers, of which there may be many."""
 
 _T = TypeVar("_T")
-_POLL_INTERVAL = 0.25  # seconds between two measurements of what git writes
 
 
 @attrs.frozen
@@ -264,43 +262,7 @@ def get_disk_bytes(status: os.stat_result) -> int:
     return status.st_blocks * 512
 
 
-class LimitExceeded(Exception):
-    """Work was cancelled since it is over a limit."""
-
-
-async def run_until_over(
-    clock: Any,
-    work: Coroutine[Deferred[Any], Any, _T],
-    is_over: Callable[[], Coroutine[Deferred[Any], Any, bool]],
-) -> _T:
-    """Return the result of `work`; call `is_over` again and again meanwhile.
-
-    Raises: LimitExceeded, when the cancelled work has ended, if that returned True.
-    """
-    working = Deferred.fromCoroutine(work)
-    was_over = False
-
-    async def poll() -> None:
-        nonlocal was_over
-        if not was_over and await is_over():
-            was_over = True
-            working.cancel()
-
-    polling = LoopingCall(lambda: Deferred.fromCoroutine(poll()))
-    polling.clock = clock
-    polling.start(_POLL_INTERVAL, now=False)
-    try:
-        return await working
-    except CancelledError:
-        if was_over:
-            raise LimitExceeded from None
-        raise
-    finally:
-        polling.stop()
-
-
 async def fetch_within_byte_budget(
-    clock: Any,
     budget: FetchBudget,
     threads: WorkerThreads,
     fetch: Callable[[], Coroutine[Deferred[Any], Any, GitResult]],
@@ -312,23 +274,15 @@ async def fetch_within_byte_budget(
     `is_complete` tells whether the fetch is done, whatever becomes of the commands after it. A
     complete fetch that is over the limit takes the repository with it: refs name its objects.
 
-    `fetch` has the kernel limit each file, and so the one pack that a usual server sends. A server
-    of static files sends many files; their sum is measured again and again.
+    `fetch` has the kernel limit each file, and so the one pack that a server sends.
 
     Raises: EvaluationError, of `fetch` or for too many bytes.
     """
     before, _ = await threads.run_in_thread(_measure, repository)
     limit = budget.remaining_bytes
-
-    async def is_over() -> bool:
-        now, _ = await threads.run_in_thread(_measure, repository)
-        return now - before > limit
-
     failure, result = None, None
     try:
-        result = await run_until_over(clock, fetch(), is_over)
-    except LimitExceeded:
-        failure = budget.make_failure()
+        result = await fetch()
     except EvaluationFailure as error:
         failure = error
     after, largest = await threads.run_in_thread(_measure, repository)
@@ -349,6 +303,6 @@ def _measure(repository: Path) -> tuple[int, int]:
     size = largest = 0
     for name, status in iterate_files(repository):
         size += get_disk_bytes(status)
-        if "tmp_" in name or name.endswith(".temp"):  # of index-pack and http-fetch
+        if "tmp_" in name:  # of index-pack
             largest = max(largest, status.st_size)
     return size, largest

@@ -99,7 +99,7 @@ def build_conversion_detection_command(oid: str) -> Sequence[str]:
     These are in Git LFS, or get other bytes than committed when git checks them out
     (gitattributes(5)).
     """
-    attributes = ("filter=lfs", "eol=crlf", "ident", "working-tree-encoding=")
+    attributes = ("filter=lfs", "eol=crlf", "working-tree-encoding=")
     return (
         *("grep", "--quiet", "--threads=1", "--fixed-strings"),
         *(word for attribute in attributes for word in ("-e", attribute)),

@@ -39,23 +39,18 @@ from tawebeval.git.command import (
     GitResult,
     GitRunner,
     explain_fetch_failure,
-    explain_redirect,
     is_commit_missing,
     is_commit_unadvertised,
-    is_redirect,
-    is_server_of_files,
 )
 from tawebeval.git.fetch_limits import (
     MARKERS_DIRECTORY,
     CommitInspectionParser,
     FetchBudget,
     FetchLimits,
-    LimitExceeded,
     build_commit_inspection_commands,
     fetch_within_byte_budget,
     get_disk_bytes,
     iterate_files,
-    run_until_over,
 )
 from tawebeval.git.lfs import (
     LfsClient,
@@ -102,8 +97,9 @@ _CONFIG = """\
 \tfilemode = true
 \tbare = true
 """
-# Line ends, encodings and $Id$ are as in every checkout on Linux. No filter is configured either.
-_ATTRIBUTES = "* -filter\n"
+# Line ends and encodings are as in every checkout on Linux. No filter is configured either; $Id$
+# would let a file grow twelvefold.
+_ATTRIBUTES = "* -filter -ident\n"
 _LARGE = "lfs"  # the directory with the contents of files in Git LFS
 
 # An operator who allows `file` means repositories of other users, too. git-upload-pack(1) is safe
@@ -215,7 +211,7 @@ class BareRepository:
                 "the checkout of the commit", stderr=result.stderr
             )
         if result.status:
-            raise make_git_failure("git could not check out the commit; see stderr", result)
+            raise _make_git_failure("git could not check out the commit; see stderr", result)
 
     async def fetch_commit(
         self,
@@ -292,7 +288,7 @@ class BareRepository:
         if result.status == 1:
             return commit
         if result.status:
-            raise make_git_failure("git could not read .gitattributes; see stderr", result)
+            raise _make_git_failure("git could not read .gitattributes; see stderr", result)
         pointers, size = await self._inspect_checkout(commit)
         commit = attrs.evolve(commit, size=size)
         if not pointers:
@@ -317,9 +313,8 @@ class BareRepository:
     async def _inspect_checkout(self, commit: Commit) -> tuple[Sequence[LfsPointer], int]:
         """Return the pointers and the bytes of a checkout. Raises: EvaluationError.
 
-        `$Id$` may grow twelvefold, so the checkout is measured while git writes it.
+        An encoding makes a file at most four times as large.
         """
-        limits = self._limits.tree_limits
         scratch = self.path / _LARGE / "checkout"
         tree, index = scratch / "tree", scratch / "index"
 
@@ -327,18 +322,11 @@ class BareRepository:
             for directory in (tree, index):
                 directory.mkdir(parents=True)
 
-        async def is_over() -> bool:
-            with suppress(OSError):  # of a file that appears or disappears
-                return await self._threads.run_in_thread(measure_tree, tree) > limits.max_bytes
-            return False
-
         try:
             await self._threads.run_in_thread(begin)
-            with suppress(LimitExceeded):
-                clock = self._limits.clock
-                await run_until_over(clock, self._read_tree(commit, tree, index), is_over)
+            await self._read_tree(commit, tree, index)
             size = await self._threads.run_in_thread(measure_tree, tree)
-            limits.check_tree(commit.file_count, size)
+            self._limits.tree_limits.check_tree(commit.file_count, size)
             return await self._threads.run_in_thread(find_lfs_pointers, tree), size
         finally:
             await self._threads.run_in_thread(remove_tree, scratch)
@@ -353,7 +341,6 @@ class BareRepository:
         )
         self._fetches += 1
         ref = f"refs/commits/{self._fetches % _REFS}"
-        is_plain = False
         for arguments in _fetch_arguments(repository, route, f"{oid}:{ref}"):
             deepen: tuple[str, ...] = ()
             if (self.path / "shallow").exists() and not arguments[0].startswith("--depth"):
@@ -364,7 +351,7 @@ class BareRepository:
             fetch = partial(
                 self._git.run_command,
                 self.path,
-                *(*_FETCH, *get_serve_arguments(route), *deepen, *arguments),
+                *(*_FETCH, *_get_serve_arguments(route), *deepen, *arguments),
                 # In the sandbox of the fetch, which saves the start of another one.
                 next_commands=build_commit_inspection_commands(oid),
                 on_stdout=inspection.feed,
@@ -375,7 +362,7 @@ class BareRepository:
                 reach=reach,
             )
             result = await fetch_within_byte_budget(
-                self._limits.clock, budget, self._threads, fetch, self.path, inspection.has_begun
+                budget, self._threads, fetch, self.path, inspection.has_begun
             )
             if inspection.has_begun():
                 commit = _inspected(oid, inspection, result)
@@ -384,14 +371,7 @@ class BareRepository:
             elif is_commit_missing(result.stderr):
                 break
             elif not is_commit_unadvertised(result.stderr):
-                raise await self._servers.explain_failure(route, login, result)
-            is_plain |= is_server_of_files(result.stderr)
-        if is_plain and not await self._servers.list_refs(repository.url, credential):
-            raise EvaluationFailure(
-                "repository",
-                "repository[url] leads to a web page, or to a repository without a branch; use the"
-                " URL for `git clone`",
-            )
+                raise _explain_failure(result)
         branch = repository.branch
         if branch and await self._servers.find_branch(repository, credential) is None:
             message = f"branch {branch!r} and no commit {oid}; push them, or correct the form"
@@ -433,15 +413,14 @@ def _inspected(oid: str, inspection: CommitInspectionParser, result: GitResult) 
             " clone prints the last commit",
         )
     if inspection.commit is not None and result.status:
-        raise make_git_failure("git could not list the commit's files; see stderr", result)
+        raise _make_git_failure("git could not list the commit's files; see stderr", result)
     return inspection.commit
 
 
 def create_repository(path: Path) -> None:
     """Create the directory `path` as an empty bare repository, without a git process. Blocks.
 
-    Its parts are those of gitrepository-layout(5). git creates most directories when it needs them,
-    but not all: a fetch from a server of static files relies on `objects/pack`. Raises: OSError.
+    Its parts are those of gitrepository-layout(5). Raises: OSError.
     """
     path.mkdir()
     for directory in _INITIAL_DIRECTORIES:
@@ -482,50 +461,24 @@ class GitServers:
     ) -> str | None:
         """Return the OID of the branch, None without one. Raises: EvaluationError."""
         ref = f"refs/heads/{repository.branch}"
-        printed = await self.list_refs(repository.url, credential, "--heads", ref)
-        # git also lists other refs that end in this name.
-        found = re.search(rf"^([0-9a-f]{{40}})\t{re.escape(ref)}$", printed, re.MULTILINE)
-        return found and found[1]
-
-    async def list_refs(self, url: str, credential: Credential | None, *which: str) -> str:
-        """Return the output of `git ls-remote`; `which` is an option and a name, or nothing.
-
-        Raises: EvaluationError.
-        """
-        route, login = await self.find_route(url, credential)
-        result = await self._run_ls_remote(route, login, which)
-        if result.status:
-            raise await self.explain_failure(route, login, result)
-        return result.stdout
-
-    async def _run_ls_remote(
-        self,
-        route: ResolvedGitRemote,
-        login: Login | None,
-        which: Sequence[str] = (),
-        **environment: str,
-    ) -> GitResult:
+        route, login = await self.find_route(repository.url, credential)
         # Without a repository, which might be fetched into, evicted or removed meanwhile.
-        return await self._git.run_command(
+        result = await self._git.run_command(
             None,
-            *("ls-remote", *which[:1], *get_serve_arguments(route)),
-            *("--end-of-options", route.url, *which[1:]),
-            environment={**route.environment, **environment},
+            *("ls-remote", "--heads", *_get_serve_arguments(route)),
+            *("--end-of-options", route.url, ref),
+            environment=route.environment,
             login=login,
             source=route.local_path,
             reach=SandboxAccess(
                 readable_paths=route.readable_paths, has_network=route.local_path is None
             ),
         )
-
-    async def explain_failure(
-        self, route: ResolvedGitRemote, login: Login | None, result: GitResult
-    ) -> EvaluationFailure:
-        """Return the error of a fetch. Where a redirect leads git says only if it is asked to."""
-        if not is_redirect(result.stderr):
-            return make_git_failure(explain_fetch_failure(result.stderr), result)
-        traced = await self._run_ls_remote(route, login, GIT_CURL_VERBOSE="1")
-        return make_git_failure(explain_redirect(route.url, traced.stderr), result)
+        if result.status:
+            raise _explain_failure(result)
+        # git also lists other refs that end in this name.
+        found = re.search(rf"^([0-9a-f]{{40}})\t{re.escape(ref)}$", result.stdout, re.MULTILINE)
+        return found and found[1]
 
     async def find_route(
         self, url: str, credential: Credential | None
@@ -541,12 +494,17 @@ class GitServers:
         return route, login
 
 
-def get_serve_arguments(route: ResolvedGitRemote) -> tuple[str, ...]:
+def _get_serve_arguments(route: ResolvedGitRemote) -> tuple[str, ...]:
     """Return the option for a repository of this machine, which git serves to itself."""
     return () if route.local_path is None else (_SERVE_OTHER_USERS,)
 
 
-def make_git_failure(message: str, result: GitResult) -> EvaluationFailure:
+def _explain_failure(result: GitResult) -> EvaluationFailure:
+    """Return the error of a failed fetch."""
+    return _make_git_failure(explain_fetch_failure(result.stderr), result)
+
+
+def _make_git_failure(message: str, result: GitResult) -> EvaluationFailure:
     """Return the error about a git command, with its stderr."""
     return EvaluationFailure("repository", message, {"stderr": result.stderr})
 

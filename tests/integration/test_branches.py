@@ -24,20 +24,19 @@ class BranchTests(BareRepositoryCase):
     async def resolve(self, url: str, branch: str = "main") -> str:
         return await self.servers.resolve_branch(Repository(url, branch))
 
-    def serve(self, *, login: str | None = None, v2: bool = True, dumb: bool = False) -> HttpServer:
-        server = HttpServer(self.folder, login=login, v2=v2, dumb=dumb)
+    def serve(self, *, login: str | None = None, v2: bool = True) -> HttpServer:
+        server = HttpServer(self.folder, login=login, v2=v2)
         self.addCleanup(server.stop)
         return server
 
     async def test_branch_is_its_newest_commit_on_each_server(self) -> None:
         daemon = GitDaemon(self.folder)
         self.addCleanup(daemon.stop)
-        servers = self.serve(), self.serve(v2=False), self.serve(dumb=True)
+        servers = self.serve(), self.serve(v2=False)
         web = (f"{server.url}/source/.git" for server in servers)
         for url in (self.source.url, str(self.source.folder), f"{daemon.url}/source", *web):
             self.source.write("file", url)
             commit = self.source.commit()
-            git(self.source.folder, "update-server-info")
             found = await self.resolve(url)
             self.assertEqual(found, commit, url)
             fetched = await self.bare.fetch_commit(Repository(url), found)

@@ -36,9 +36,9 @@ class FetchingTests(DaemonTestCase):
         self.tag = self.repository.tag("v1")
         git(self.repository.folder, "checkout", "--quiet", "main")
 
-    def http(self, *, v2: bool = True, dumb: bool = False) -> tuple[HttpServer, str]:
+    def http(self, *, v2: bool = True) -> tuple[HttpServer, str]:
         """Return a server, and the repository's URL there."""
-        server = HttpServer(self.folder, v2=v2, dumb=dumb)
+        server = HttpServer(self.folder, v2=v2)
         self.addCleanup(server.stop)
         return server, f"{server.url}/repository/.git"
 
@@ -76,11 +76,6 @@ class FetchingTests(DaemonTestCase):
         await self.judge_each(url)
         self.assertEqual(server.fetches, 5)
 
-    async def test_dumb_http_is_fetched_from(self) -> None:
-        git(self.repository.folder, "update-server-info")
-        _, url = self.http(dumb=True)
-        await self.judge_each(url)
-
     async def test_v0_server_gives_an_old_commit_by_its_branch_alone(self) -> None:
         server, url = self.http(v2=False)
         await self.judge(url, self.beside[0], repository_branch="beside")
@@ -103,11 +98,10 @@ class FetchingTests(DaemonTestCase):
     async def test_annotated_tag_is_its_commit(self) -> None:
         folder = self.repository.folder
         git(folder, "tag", "--annotate", "--message=A mark of a mark", "nested", "v1")
-        git(folder, "update-server-info")
         commit = git(folder, "rev-parse", "v1^{commit}")
         tags = self.tag, git(folder, "rev-parse", "nested").upper()
         before = len(list(self.daemon.cache.glob("repositories/*.tree")))
-        servers = self.http(), self.http(v2=False), self.http(dumb=True)
+        servers = self.http(), self.http(v2=False)
         for url in (self.repository.url, *(url for _, url in servers)):
             for oid in (*tags, commit):
                 identifier = await self.client.evaluate(
@@ -117,7 +111,7 @@ class FetchingTests(DaemonTestCase):
                 self.assertEqual(joined(await self.client.follow(identifier)), EVENTS)
                 self.assertEqual(status["commit_oid"], commit)
         trees = list(self.daemon.cache.glob("repositories/*.tree"))
-        self.assertEqual(len(trees) - before, 4)
+        self.assertEqual(len(trees) - before, 3)
 
     async def test_object_that_is_no_commit_is_named(self) -> None:
         folder = self.repository.folder

@@ -115,13 +115,13 @@ class ObjectTests(BareRepositoryCase):
     async def test_checkout_has_the_bytes_that_git_writes(self) -> None:
         attributes = (
             "[attr]dos eol=crlf\n*.in text eol=crlf\n*.mac dos\n*.u16 text"
-            " working-tree-encoding=UTF-16LE\n*.id ident\n*.f filter=evil\n*.bad text"
+            " working-tree-encoding=UTF-16LE\n*.f filter=evil\n*.bad text"
             " working-tree-encoding=NONE\n"
         )
         self.source.write("sub/.gitattributes", "*.u32 working-tree-encoding=UTF-32BE eol=crlf\n")
         self.source.write(".gitattributes", attributes)
         git(self.source.folder, "add", ".gitattributes", "sub/.gitattributes")
-        for name in ("a.in", "a.mac", "a.u16", "a.id", "a.f", "a.bad", "sub/a.u32", "a.bin"):
+        for name in ("a.in", "a.mac", "a.u16", "a.f", "a.bad", "sub/a.u32", "a.bin"):
             blob = make_object(self.source.folder, "blob", "1 é\n$Id$\n\n".encode())
             git(self.source.folder, "update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")
         tree = git(self.source.folder, "write-tree")
@@ -142,9 +142,9 @@ class ObjectTests(BareRepositoryCase):
         self.assertEqual(self.bare.find_fetched_commit(oid), commit)
 
     async def test_files_that_grow_in_the_checkout_are_bounded(self) -> None:
-        self.source.write(".gitattributes", "* ident\n")
+        self.source.write(".gitattributes", "* text eol=crlf\n")
         for number in range(4):
-            self.source.write(f"{number}.txt", f"{number}" + "$Id$" * 2**16)
+            self.source.write(f"{number}.txt", f"{number}" + "\n" * 3 * 2**19)
         with self.assertRaises(EvaluationFailure) as caught:
             await self.fetch(self.source.commit())
         self.assertEqual(caught.exception.extra_members["limit"], "repositories.tree_bytes")

@@ -36,26 +36,13 @@ class ServerTests(BareRepositoryCase):
         self.addCleanup(server.stop)
         return server.url
 
-    async def test_redirect_names_the_new_url(self) -> None:
+    async def test_redirect_is_told_and_not_followed(self) -> None:
         for status in (301, 307):
-            url = self.serve(
-                ("/old", status, "/source/.git"),
-                ("/away", status, "https://a:b@elsewhere.example/x"),
-                ("/login", status, "/users/sign_in?x="),
-                ("/file", status, "file:///etc"),
-                ("/bad", status, "http://[::1"),
-            )
-            for path, words in (
-                ("/old", f"has moved to {url}/source/.git; use this URL"),
-                ("/login/", f"redirects to {url}/users/sign_in: the repository {PRIVATE}"),
-                ("/file", "has moved, and redirects are not followed"),
-                ("/bad", "has moved, and redirects are not followed"),
-                ("/away", "has moved to https://elsewhere.example/x; use"),
-            ):
-                self.assertIn(words, await self.explain(url + path), path)
+            url = self.serve(("/old", status, "/source/.git"))
+            self.assertIn("has moved, and redirects are not", await self.explain(f"{url}/old"))
             with self.assertRaises(EvaluationFailure) as caught:
                 await self.servers.resolve_branch(Repository(f"{url}/old", "main"))
-            self.assertIn("has moved to", caught.exception.message)
+            self.assertIn("has moved", caught.exception.message)
 
     async def test_web_page_is_no_missing_commit(self) -> None:
         page = "<html>Sign in</html>"
@@ -65,9 +52,11 @@ class ServerTests(BareRepositoryCase):
                 message = await self.explain(url + path, branch)
                 self.assertIn("leads to a web page", message)
                 self.assertIn("git clone", message)
+
+    async def test_server_of_plain_files_is_refused(self) -> None:
         git(self.source.folder, "update-server-info")
         plain = self.serve(dumb=True)
-        self.assertIn("no commit", await self.explain(f"{plain}/source/.git"))
+        self.assertIn("a server of plain files", await self.explain(f"{plain}/source/.git"))
 
     async def test_statuses_are_told(self) -> None:
         for status, words in (

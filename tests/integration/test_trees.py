@@ -6,7 +6,6 @@ import os
 
 from tests.integration.client import failure, text
 from tests.integration.harness import DaemonTestCase
-from tests.integration.repositories import git
 
 
 class TreeTests(DaemonTestCase):
@@ -17,8 +16,7 @@ class TreeTests(DaemonTestCase):
         self.repository.write("bin/data", self.binary)
         self.repository.write("dos.txt", "one\r\ntwo\r\n")
         self.repository.write("città/ñ ü.txt", "far\n")
-        self.repository.write("keyword.id", "$Id$\n")
-        self.repository.write(".gitattributes", "*.txt text eol=crlf\n*.id ident\n")
+        self.repository.write(".gitattributes", "*.txt text eol=crlf\n")
         self.repository.link("to-run", "bin/run")
         self.repository.link("to-bin", "bin")
         self.repository.link("dangling", "no/such/place")
@@ -35,11 +33,8 @@ class TreeTests(DaemonTestCase):
         self.assertEqual(text(events), "bin/run\nbin\nno/such/place\n/etc\n../..\nrun in tree\n")
 
     async def test_bytes_and_names_are_those_of_a_checkout(self) -> None:
-        events = await self.run_command(
-            "cat città/*.txt *.id; od -An -v -tx1 bin/data | tr -d ' \\n'"
-        )
-        oid = git(self.repository.folder, "rev-parse", "HEAD:keyword.id")
-        self.assertEqual(text(events), f"far\r\n$Id: {oid} $\n{self.binary.hex()}")
+        events = await self.run_command("cat città/*.txt; od -An -v -tx1 bin/data | tr -d ' \\n'")
+        self.assertEqual(text(events), f"far\r\n{self.binary.hex()}")
 
     async def test_history_and_git_are_not_there(self) -> None:
         events = await self.run_command("ls -A1 | LC_ALL=C sort | tr '\\n' ' '")
