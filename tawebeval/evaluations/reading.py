@@ -66,8 +66,8 @@ class Subscription:
     """A stream's subscription to the events of an evaluation, and a context manager.
 
     `read_cursor` is the cursor after the last event read. Events have their times if `with_times`
-    is set. An observer's subscription does not keep the evaluation, and its client acknowledges
-    nothing. `on_left()` is called after the context.
+    is set. An observer's subscription does not keep the evaluation. `on_left()` is called after the
+    context.
     """
 
     read_cursor: int
@@ -120,14 +120,6 @@ class Subscription:
         """Return a Deferred that fires at the next events, or at the end."""
         return self._events.change_condition.wait()
 
-    def acknowledge(self, cursor: int) -> bool:
-        """Acknowledge the events before a cursor; return False if they were not all sent."""
-        if cursor > self.read_cursor:
-            return False
-        if not self.is_observer:
-            self._events.acknowledge(cursor)
-        return True
-
 
 _MAX_WAIT, _RETRY_AFTER = 5, 5  # seconds
 
@@ -160,10 +152,6 @@ class ArchivedSubscription:
     def wait_for_events(self) -> Deferred[None]:
         """Return a Deferred that has fired: all events are there."""
         return succeed(None)
-
-    def acknowledge(self, cursor: int) -> bool:
-        """Return whether the events before `cursor` were sent."""
-        return cursor <= self.read_cursor
 
 
 EventSubscription = Subscription | ArchivedSubscription

@@ -6,10 +6,9 @@ the reactor, and those of one turn take at most `MAX_TURN_SECONDS`, so that othe
 served in between (`StreamTurns`). Readers at the same place share the frames of a piece
 (`FramedBatches`).
 
-On a WebSocket each event is a message, and a client may acknowledge events by a text message
-`{"acknowledge": N}` for N messages received. Twisted has the protocol. This module and
-`server.channel` add: problem documents for failed handshakes, a limit for what a client sends, and
-a close after which the last messages arrive.
+On a WebSocket each event is a message; what the client sends has no meaning. Twisted has the
+protocol. This module and `server.channel` add: problem documents for failed handshakes, a limit for
+what a client sends, and a close after which the last messages arrive.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from time import perf_counter
-from typing import Annotated
 
 import attrs
-import msgspec
 from h11 import LocalProtocolError as NotHTTP
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as DeferredTimeout
@@ -248,9 +245,6 @@ _COMPLETE = 1000
 _FAILED = 1011
 """Close code of a defect of the daemon."""
 
-_NOT_SENT = 1008
-"""Close code for an acknowledgement of messages that were not sent."""
-
 _TRY_AGAIN = 1013
 """Close code if events cannot be read now (IANA's registry of close codes)."""
 
@@ -260,33 +254,11 @@ _DISCARDED = 4410
 _KEY = re.compile(rb"[A-Za-z0-9+/]{22}==")  # RFC 6455, section 4.1
 
 
-class _Acknowledgement(msgspec.Struct):
-    """A client's message: the number of messages it has received on this WebSocket."""
-
-    acknowledge: Annotated[int, msgspec.Meta(ge=0)]
-
-
-_decode = msgspec.json.Decoder(_Acknowledgement).decode
-
-
-def _ignore(number: int) -> bool:
-    """Ignore a message or an acknowledgement: no events are being sent."""
-    return True
-
-
 @attrs.define
 class EventWebSocket:
-    """The receiver of one WebSocket, as Twisted drives it.
+    """The receiver of one WebSocket, as Twisted drives it."""
 
-    `acknowledge_events(n)` acknowledges n messages, and returns False if fewer were sent.
-    `on_message(size)` is called before it with the size of the client's message in bytes, unless
-    the message acknowledges no more than an earlier one.
-    """
-
-    on_message: Callable[[int], object] = _ignore
-    acknowledge_events: Callable[[int], bool] = _ignore
     transport: WebSocketTransport = attrs.field(init=False)
-    _acknowledged: int = 0  # messages
 
     def buildProtocol(self, request: Request) -> EventWebSocket:
         """Return this receiver."""
@@ -303,16 +275,7 @@ class EventWebSocket:
         """Ignore the answer to a ping, which only keeps the connection open."""
 
     def textMessageReceived(self, message: str) -> None:
-        """Acknowledge events; ignore any other message."""
-        try:
-            count = _decode(message).acknowledge
-        except (msgspec.DecodeError, RecursionError):
-            return
-        if count > self._acknowledged:
-            self._acknowledged = count
-            self.on_message(len(message))
-        if not self.acknowledge_events(count):
-            self.transport.loseConnection(_NOT_SENT)
+        """Ignore a message of text."""
 
     def bytesMessageReceived(self, data: bytes | bytearray) -> None:
         """Ignore a binary message."""
@@ -403,12 +366,9 @@ async def send_websocket_messages(
     WebSocketResource(events).render_GET(request)
     assert channel.websocket is not None, "the handshake was prepared"
     channel.websocket.wait_for_turn = partial(turns.wait, request.caller)
-    events.on_message = channel.websocket.exempt_message_from_limit
     request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself
     code = _COMPLETE
     if subscription is not None:
-        begin = subscription.read_cursor
-        events.acknowledge_events = lambda count: subscription.acknowledge(begin + count)
         flow = StreamFlowControl(turns.clock, turns, request.caller)
         request.registerProducer(flow, True)
         try:
@@ -425,7 +385,5 @@ async def send_websocket_messages(
         except Exception:  # noqa: BLE001  (a client learns of every end)
             log.failure("defect: a stream failed")
             code = _FAILED
-        finally:
-            events.acknowledge_events = _ignore
     channel.close_websocket(code)
     await Deferred()

@@ -189,12 +189,3 @@ class StreamTests(ObserverTestCase):
         follower.take()
         self.assertFalse(follower.complete)
         self.assertTrue(follower.connection.closed or follower.connection.aborted)
-
-    def test_websocket_acknowledgement_of_an_observer_discards_nothing(self) -> None:
-        identifier = self.begin(b"a\n")
-        follower = self.observe(SocketFollower, identifier)
-        follower.send(1, b'{"acknowledge": 1}')
-        self.assertIsNone(follower.code)
-        self.assertTrue(self.read(identifier, "", self.reader).json()["data"])
-        follower.send(1, b'{"acknowledge": 9}')
-        self.assertEqual(follower.code, 1008)

@@ -165,70 +165,13 @@ class NamedOriginTests(SocketTestCase):
 class ClientTests(SocketTestCase):
     def test_messages_of_the_client_change_nothing(self) -> None:
         follower = self.open()
-        follower.send(TEXT, b"hello")
+        follower.send(TEXT, b'{"acknowledge": 1}')
         follower.send(TEXT, b"hel", final=False)
         follower.send(MORE, b"lo")
         follower.send(BINARY, b"\xff" * 1000)
         follower.send(PONG, b"unasked")
         self.print(b"a\n")
         self.assertEqual([opcode for opcode, _ in follower.frames], [TEXT])
-
-    @property
-    def oldest(self) -> int:
-        return self.service.registry.records[self.identifier].events.log.begin_cursor
-
-    def test_only_acknowledgements_have_a_meaning(self) -> None:
-        follower = self.open()
-        follower.send(TEXT, b'{"acknowledge": 0}')
-        self.print(b"a\nb\n")
-        for said, taken in (
-            (b"hello", 0),
-            (b'{"acknowledge": 1}', 1),
-            (b'{"acknowledge": 0}', 1),
-            (b'{"acknowledge": -1}', 1),
-            (b'{"acknowledge": 1.5}', 1),
-            (b'{"acknowledge": "3"}', 1),
-            (b"[" * 3000, 1),
-            (b"3", 1),
-            (b'{"more": null, "acknowledge": 3}', 3),
-        ):
-            follower.send(TEXT, said)
-            self.assertEqual(self.oldest, taken, said)
-        self.assertIsNone(follower.code)
-
-    def test_messages_are_counted_anew_on_each_websocket(self) -> None:
-        self.identifier = self.evaluate()
-        self.print(b"a\nb\n")
-        follower: SocketFollower = self.follow(SocketFollower, self.identifier, "?after=1&skip=1")
-        follower.send(TEXT, b'{"acknowledge": 1}')
-        self.print(b"c\nd\n")
-        follower.send(TEXT, b'{"acknowledge": 2}')
-        self.assertEqual(self.oldest, 4)
-
-    def test_acknowledging_unsent_messages_closes_the_websocket(self) -> None:
-        follower = self.open(b"a\nb\n")
-        follower.send(TEXT, b'{"acknowledge": 4}')
-        self.assertEqual(follower.code, 1008)
-
-    def test_acknowledgement_after_the_last_event_changes_nothing(self) -> None:
-        follower = self.open(b"a\n")
-        self.finish()
-        self.assertEqual(follower.code, 1000)
-        follower.send(TEXT, b'{"acknowledge": 99}')
-        self.assertEqual(follower.code, 1000)
-
-    def test_acknowledgements_do_not_count_as_idle_messages(self) -> None:
-        follower = self.open(b"a\n" * 1501)
-        for count in range(3000):
-            follower.send(TEXT, b'{"acknowledge": %d}' % (count + 1))
-        self.assertEqual(self.oldest, 3000)
-        self.assertIsNone(follower.code)
-
-    def test_repeated_acknowledgements_count_as_idle_messages(self) -> None:
-        follower = self.open(b"a\n")
-        for _ in range(3000):
-            follower.send(TEXT, b'{"acknowledge": 1}')
-        self.assertEqual(follower.code, 1009)
 
     def test_one_turn_reads_few_frames(self) -> None:
         self.assertEqual(self.open().connection.transport.bufferSize, 1024)
@@ -334,7 +277,6 @@ class EndTests(SocketTestCase):
         transport.loseWriteConnection = lambda: ended.append(True)
         self.finish()
         self.assertEqual((follower.code, ended), (1000, []))
-        follower.send(TEXT, b'{"acknowledge": 1}')
         follower.send(PING)
         self.assertEqual(ended, [])
         follower.send(CLOSE, (1000).to_bytes(2, "big"))

@@ -43,7 +43,6 @@ from tawebeval.web.server.limits import (
     ClientAddressResolver,
     ConnectionLimits,
     ConnectionPeer,
-    ConnectionSlot,
     OpenConnections,
 )
 from tawebeval.web.server.messages import BasePath, encode_head, encode_refusal
@@ -109,14 +108,12 @@ class ConnectionPhase(Enum):
 class Deadline:
     """A call that is due unless something happens before; a new one replaces it.
 
-    A call of the reactor stays when its deadline is cancelled or put off, and serves the next one:
-    each request has two.
+    A call of the reactor stays when its deadline is cancelled, and serves the next one: each
+    request has two.
     """
 
     clock: IReactorTime
     _call: IDelayedCall | None = None
-    _due: float = 0.0  # in seconds of the clock
-    _call_due: float = 0.0  # when the reactor calls
     _on_timeout: Callable[[], object] | None = None
 
     @property
@@ -130,15 +127,11 @@ class Deadline:
 
     def set(self, seconds: float, on_timeout: Callable[[], object]) -> None:
         """Call `on_timeout` in `seconds` seconds."""
-        self._due = self.clock.seconds() + seconds
-        if self._call is None or self._call_due > self._due:
-            self.close()
-            self._call_in(seconds)
         self._on_timeout = on_timeout
-
-    def _call_in(self, seconds: float) -> None:
-        self._call_due = self._due
-        self._call = self.clock.callLater(seconds, self._on_due)
+        if self._call is None:
+            self._call = self.clock.callLater(seconds, self._on_due)
+        else:
+            self._call.reset(seconds)
 
     def cancel(self) -> None:
         """Call nothing."""
@@ -153,12 +146,8 @@ class Deadline:
 
     def _on_due(self) -> None:
         self._call = None
-        left = self._due - self.clock.seconds()
-        on_timeout = self._on_timeout
-        if on_timeout is not None and left > 0:  # it was put off
-            self._call_in(left)
-        elif on_timeout is not None:
-            self._on_timeout = None
+        on_timeout, self._on_timeout = self._on_timeout, None
+        if on_timeout is not None:
             on_timeout()
 
 
@@ -167,15 +156,15 @@ class BodyRate:
     """The least rate at which a body has to arrive, measured over a window.
 
     `deadline` is that of the connection. `on_too_slow(error)` is called once too little has
-    arrived.
+    arrived. No time passes while `is_paused`; after a pause the rest of the window goes on.
     """
 
     _settings: HttpSettings
     _deadline: Deadline
     _on_too_slow: Callable[[RequestTooSlow], object]
+    is_paused: bool = False
     _size: int = 0  # bytes that have arrived in this window
-    _end: float = 0.0  # of the window, in seconds of the clock
-    _paused_at: float | None = None  # in seconds of the clock
+    _end: float = 0.0  # of the window, in seconds of the clock; its rest in a pause
 
     def begin(self) -> None:
         """Begin with a body."""
@@ -186,22 +175,17 @@ class BodyRate:
         """Count received bytes of the body, without its chunked framing."""
         self._size += size
 
-    def pause(self) -> bool:
-        """Let no time pass; return whether time has passed until now."""
-        if self._paused_at is not None:
-            return False
-        self._paused_at = self._deadline.clock.seconds()
+    def pause(self) -> None:
+        """Let no time pass."""
+        self.is_paused = True
+        self._end -= self._deadline.clock.seconds()
         self._deadline.cancel()
-        return True
 
-    def resume(self, *, is_complete: bool) -> bool:
-        """Go on after a pause, unless the body is complete; return whether there was a pause."""
-        if self._paused_at is None:
-            return False
-        left, self._paused_at = self._end - self._paused_at, None
+    def resume(self, *, is_complete: bool) -> None:
+        """Go on after a pause, unless the body is complete."""
+        self.is_paused = False
         if not is_complete:
-            self._begin_window(left)
-        return True
+            self._begin_window(self._end)
 
     def _begin_window(self, seconds: float) -> None:
         self._end = self._deadline.clock.seconds() + seconds
@@ -221,11 +205,6 @@ class BodyRate:
             )
 
 
-_MAX_BYTES = 64 * 1024  # of messages without meaning from the client of a WebSocket
-_SHORT_FRAME = 6  # overhead of a short client frame, in bytes
-_TOO_BIG = 1009  # close code beyond _MAX_BYTES
-
-
 @attrs.define(eq=False)
 class WebSocketInput:
     """The bytes that the client of a WebSocket sends; `protocol` is Twisted's WebSocket.
@@ -237,7 +216,7 @@ class WebSocketInput:
 
     _protocol: Any
     wait_for_turn: Callable[[], Deferred[None]] = lambda: succeed(None)
-    _received: int = 0  # bytes without meaning
+    _received: int = 0  # bytes
     sends_close_frame: bool = False
     awaits_close_frame: bool = False
 
@@ -247,7 +226,7 @@ class WebSocketInput:
         Answers to pings count too; they take a week to reach the limit.
         """
         self._received += len(data)
-        if self._received > _MAX_BYTES:
+        if self._received > _WEBSOCKET_BYTES:
             if self.awaits_close_frame:
                 return False
             self._protocol.loseConnection(_TOO_BIG)
@@ -259,10 +238,6 @@ class WebSocketInput:
             if not self.awaits_close_frame:
                 raise
         return True
-
-    def exempt_message_from_limit(self, size: int) -> None:
-        """Do not count a meaningful message of `size` bytes against the limit."""
-        self._received -= _SHORT_FRAME + size
 
     def send_close_frame(self, code: int) -> bool:
         """Send a close frame; return False if one was sent before."""
@@ -300,6 +275,8 @@ _TLS_RECORD = b"\x16"  # the first byte of a ClientHello (RFC 8446), and of no H
 _BAD_REQUEST = HTTPStatus.BAD_REQUEST
 _TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 _DIGITS = 18  # of a Content-Length at most
+_WEBSOCKET_BYTES = 64 * 1024  # that the client of a WebSocket may send
+_TOO_BIG = 1009  # close code beyond them
 # RFC 9112, section 3. Later versions of HTTP have no such line.
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-\xb0]+) (HTTP/1\.[01])")
 
@@ -317,7 +294,8 @@ class ApiChannel(HTTPChannel):
     _read_deadline: Deadline  # for bytes that the client sends
     _write_deadline: Deadline  # for bytes that the client takes
     phase = ConnectionPhase.NEW
-    _slot: ConnectionSlot | None = None  # None while the connection is not counted
+    _is_counted = False
+    _is_refused = False  # whether it only gets the answer that all connections are in use
     websocket: WebSocketInput | None = None  # which receives all bytes after the upgrade
     _in_headers = False  # whether the request line has arrived, and not all headers
     _head_size = _header_count = 0  # bytes and headers of the head that is arriving
@@ -349,13 +327,14 @@ class ApiChannel(HTTPChannel):
         self._host = self.transport.getHost()
         self._peer_address = self.transport.getPeer()
         self.peer = self.site.address_resolver.identify_peer(self._peer_address)
-        self._slot = connections.take_slot(self.peer.address_group)
-        if self._slot is None:
-            self.forceAbortClient()
-        elif self._slot.is_refused:
+        self._is_counted = connections.add_connection(self.peer.address_group)
+        self._is_refused = not self._is_counted and connections.add_refusal()
+        if self._is_counted:
+            self._read_deadline.set(self.http_settings.head_timeout, self._on_head_deadline)
+        elif self._is_refused:
             self._write_deadline.set(LINGER_SECONDS, self.forceAbortClient)
         else:
-            self._read_deadline.set(self.http_settings.head_timeout, self._on_head_deadline)
+            self.forceAbortClient()
 
     def getHost(self) -> Any:
         """Return the daemon's address, without a system call for each request."""
@@ -368,9 +347,10 @@ class ApiChannel(HTTPChannel):
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         """Count one connection less, cancel its deadlines and drop the answered request."""
         self.site.open_connections.remove_connection(self)
-        slot, self._slot = self._slot, None
-        if slot is not None:
-            slot.give_back()
+        if self._is_counted:
+            self.site.connection_limits.remove_connection(self.peer.address_group)
+        elif self._is_refused:
+            self.site.connection_limits.remove_refusal()
         self.phase = ConnectionPhase.CLOSED
         self._read_deadline.close()
         self._write_deadline.close()
@@ -422,7 +402,7 @@ class ApiChannel(HTTPChannel):
 
     def dataReceived(self, data: bytes) -> None:
         """Take received bytes: of a WebSocket, or of requests."""
-        if self._slot is not None and self._slot.is_refused:
+        if self._is_refused:
             # Not before the first bytes: few clients expect a response without a request.
             self._refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE,
@@ -563,12 +543,14 @@ class ApiChannel(HTTPChannel):
 
     def pause_body(self) -> None:
         """Stop reading until `resume_body`. The deadline of the body stops too."""
-        if self.phase is ConnectionPhase.BODY and self.body_rate.pause():
+        if self.phase is ConnectionPhase.BODY and not self.body_rate.is_paused:
+            self.body_rate.pause()
             self._networkProducer.pauseProducing()
 
     def resume_body(self) -> None:
         """Read again; the deadline of the body goes on."""
-        if self.body_rate.resume(is_complete=self.phase is not ConnectionPhase.BODY):
+        if self.body_rate.is_paused:
+            self.body_rate.resume(is_complete=self.phase is not ConnectionPhase.BODY)
             self._networkProducer.resumeProducing()
 
     def allContentReceived(self) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import attrs
 from twisted.internet.address import UNIXAddress
@@ -100,17 +99,6 @@ class ClientAddressResolver:
 
 
 @attrs.define
-class ConnectionSlot:
-    """The place of a connection; `is_refused` is whether it only gets the answer that it is full.
-
-    `give_back()` is called at the end of the connection.
-    """
-
-    is_refused: bool
-    give_back: Callable[[], None]
-
-
-@attrs.define
 class ConnectionLimits:
     """Counts connections, in total and for each address group.
 
@@ -131,16 +119,15 @@ class ConnectionLimits:
         self.connection_count += 1
         return True
 
-    def take_slot(self, address_group: str) -> ConnectionSlot | None:
-        """Return a slot for a connection; None if it cannot even be answered."""
-        if self.add_connection(address_group):
-            return ConnectionSlot(False, lambda: self.remove_connection(address_group))
+    def add_refusal(self) -> bool:
+        """Count a connection over the limit; return False if there are too many to answer."""
         if self.refusals_in_progress >= _MAX_REFUSED:
-            return None
+            return False
         self.refusals_in_progress += 1
-        return ConnectionSlot(True, self._end_refusal)
+        return True
 
-    def _end_refusal(self) -> None:
+    def remove_refusal(self) -> None:
+        """Count one connection over the limit less."""
         self.refusals_in_progress -= 1
 
     def remove_connection(self, address_group: str) -> None:
@@ -179,36 +166,23 @@ class ConnectionLimits:
                 del self.connections_by_address_group[address_group]
 
 
-class DrainableConnection(Protocol):
-    """A connection that can be drained."""
-
-    def close_if_idle(self) -> None:
-        """Close, unless a request has begun or is on its way."""
-
-    def drain_connection(self) -> None:
-        """Answer the current request, then close."""
-
-    def forceAbortClient(self) -> None:
-        """Close immediately."""
-
-
 @attrs.define
 class OpenConnections:
-    """All open connections; drained when the daemon stops.
+    """All open connections, which are `ApiChannel`; drained when the daemon stops.
 
     While `is_draining`, each response is the last one on its connection and says so.
     """
 
     _clock: IReactorTime
     is_draining: bool = False
-    _connections: dict[DrainableConnection, None] = attrs.field(factory=dict)
+    _connections: dict[Any, None] = attrs.field(factory=dict)
     _removed: Condition = attrs.field(factory=Condition)
 
-    def add_connection(self, connection: DrainableConnection) -> None:
+    def add_connection(self, connection: Any) -> None:
         """Add a connection."""
         self._connections[connection] = None
 
-    def remove_connection(self, connection: DrainableConnection) -> None:
+    def remove_connection(self, connection: Any) -> None:
         """Remove a closed connection."""
         del self._connections[connection]
         self._removed.notify()
