@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.web.http_headers import Headers
 
 from tawebeval.config import CallerSettings, MetricsSettings
 from tawebeval.core.shares import Share, SharedResource
@@ -44,7 +44,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.store import EvaluationStore, LinkRow
 from tawebeval.linux.privileges import ReloadableFiles, find_secret_file, read_secret_file
-from tawebeval.web.server.messages import Query, get_query_number
+from tawebeval.web.server.messages import Query, get_header, get_query_number
 from tawebeval.web.server.request import ApiRequest
 
 ANONYMOUS_TOKEN = Token(b"", ANONYMOUS_CALLER)
@@ -267,30 +267,23 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[?([^/\]]*?)\]?(?::[0-9]+)?)")
 SAFE_METHODS = (b"GET", b"HEAD", b"OPTIONS")
 
 
-class EndpointExposure(Enum):
-    """The clients that can connect to an endpoint."""
+def is_local_endpoint(endpoint: str) -> bool | None:
+    """Return whether only programs of this machine can connect to an endpoint string.
 
-    LOCAL_PROGRAMS = "programs of this machine"
-    UNKNOWN = "whom the operator lets: the socket is opened by somebody else"
-    OTHER_MACHINES = "other machines, as far as can be seen"
-
-
-def classify_endpoint(endpoint: str) -> EndpointExposure:
-    """Return the exposure of one of Twisted's endpoint strings."""
+    None: only the operator knows, since somebody else opens the socket.
+    """
     kind, *arguments = _PARTS.findall(endpoint) or [""]
     if kind == "haproxy":  # a prefix of another endpoint
-        return classify_endpoint(endpoint.partition(":")[2])
-    if kind == "unix":
-        return EndpointExposure.LOCAL_PROGRAMS
+        return is_local_endpoint(endpoint.partition(":")[2])
     if kind in ("systemd", "fd"):
-        return EndpointExposure.UNKNOWN
+        return None
     interface = ""
     for argument in arguments:
         setting = _SETTING.fullmatch(argument)
         if setting and _ESCAPED.sub(r"\1", setting[1]) == "interface":  # the last one counts
             interface = _ESCAPED.sub(r"\1", setting[2])
-    local = kind in ("tcp", "tcp6", "ssl") and _LOOPBACK.fullmatch(interface)
-    return EndpointExposure.LOCAL_PROGRAMS if local else EndpointExposure.OTHER_MACHINES
+    is_loopback = kind in ("tcp", "tcp6", "ssl") and _LOOPBACK.fullmatch(interface) is not None
+    return kind == "unix" or is_loopback
 
 
 def find_endpoints_of_unknown_exposure(endpoints: Iterable[str]) -> list[str]:
@@ -300,53 +293,45 @@ def find_endpoints_of_unknown_exposure(endpoints: Iterable[str]) -> list[str]:
     """
     unknown = []
     for endpoint in endpoints:
-        found = classify_endpoint(endpoint)
-        if found is EndpointExposure.OTHER_MACHINES:
+        is_local = is_local_endpoint(endpoint)
+        if is_local is False:
             raise ConfigurationError(
                 f"listen: other machines can reach {endpoint!r}, and without tokens any of them"
                 " could run programs here; set callers.tokens to a file of the lines that"
                 " `tawebeval token new NAME` prints, or listen on tcp:8080:interface=127.0.0.1, or"
                 " set callers.open = true to admit everybody"
             )
-        if found is EndpointExposure.UNKNOWN:
+        if is_local is None:
             unknown.append(endpoint)
     return unknown
 
 
-def check_write_origin(origin: str | None, host: str | None, origins: Collection[str]) -> None:
-    """Raise ForeignOrigin for an unsafe method from a page that is not trusted."""
-    if not is_trusted_origin(origin, host, origins):
-        raise ForeignOrigin(
-            f"pages of {origin!r:.80} cannot submit or cancel, as this server has no tokens; the"
-            " operator can list the origin in callers.origins"
-        )
+CANNOT_WRITE = (
+    "cannot submit or cancel, as this server has no tokens; the operator can list the origin in"
+    " callers.origins"
+)
+CANNOT_READ = "cannot read this; the operator can list the origin in callers.origins"
 
 
-def check_read_origin(origin: str | None, host: str | None, origins: Collection[str]) -> None:
-    """Raise ForeignOrigin for a page that is not trusted and may not read this response."""
-    if not is_trusted_origin(origin, host, origins):
-        raise ForeignOrigin(
-            f"pages of {origin!r:.80} cannot read this; the operator can list the origin in"
-            " callers.origins"
-        )
+def check_origin(
+    headers: Headers, origins: Collection[str], refusal: str, *, is_host_checked: bool = False
+) -> None:
+    """Raise ForeignOrigin, with the reason `refusal`, for a page that is not trusted.
 
-
-def is_trusted_origin(origin: str | None, host: str | None, origins: Collection[str]) -> bool:
-    """Tell whether a request is of no browser page, or of a trusted page.
-
-    `origin` and `host` are the headers `Origin` and `Host`. Trusted are pages of this daemon's own
-    address, and of `origins` (`*` names none). A request without `Origin` is of no page. The
-    address must be a loopback address or localhost: another name may be an attacker's that resolves
-    to this machine (DNS rebinding).
+    Trusted are pages of this daemon's own address, and of `origins` (`*` names none). The address
+    must be a loopback address or localhost: another name may be an attacker's that resolves to this
+    machine (DNS rebinding). A request without `Origin` is of no page; or, if `is_host_checked`, of
+    a page of its `Host`, for browsers omit the origin there.
     """
+    origin, host = get_header(headers, "Origin"), get_header(headers, "Host")
+    if is_host_checked and not origin:
+        origin = f"http://{host}".lower()
     if origin is None or origin in origins:
-        return True
+        return
     found = _ORIGIN.fullmatch(origin)
-    return (
-        found is not None
-        and found[1] == (host or "").lower()
-        and _LOOPBACK.fullmatch(found[2]) is not None
-    )
+    is_own = found and found[1] == (host or "").lower() and _LOOPBACK.fullmatch(found[2])
+    if not is_own:
+        raise ForeignOrigin(f"pages of {origin!r:.80} {refusal}")
 
 
 MAX_EVALUATIONS_WITH_LINKS = 5000

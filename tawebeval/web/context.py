@@ -24,14 +24,14 @@ from tawebeval.errors import Unauthorized
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.auth import (
+    CANNOT_READ,
+    CANNOT_WRITE,
     SAFE_METHODS,
     Authentication,
     EvaluationLinks,
-    check_read_origin,
-    check_write_origin,
+    check_origin,
 )
 from tawebeval.web.lists import EvaluationLists
-from tawebeval.web.server.messages import get_header
 from tawebeval.web.streams import StreamTurns
 
 UNKNOWN_ROUTE = "other"
@@ -200,14 +200,13 @@ class WebContext:
     def check_origin(self, method: bytes, headers: Headers) -> None:
         """Raise ForeignOrigin if a page of another origin may not make this request.
 
-        Only daemons without tokens check it (`exposure`).
+        Only daemons without tokens check it.
         """
         if method in SAFE_METHODS or not self.authentication.is_token_optional:
             return
         callers = self.configuration.callers
         if not callers.open:
-            origin, host = get_header(headers, "Origin"), get_header(headers, "Host")
-            check_write_origin(origin, host, callers.origins)
+            check_origin(headers, callers.origins, CANNOT_WRITE)
 
     def check_websocket_origin(self, headers: Headers) -> None:
         """Raise ForeignOrigin for a WebSocket of a page that may not read responses.
@@ -216,15 +215,13 @@ class WebContext:
         """
         origins = self.configuration.callers.origins
         if "*" not in origins:
-            origin, host = get_header(headers, "Origin"), get_header(headers, "Host")
-            check_read_origin(origin, host, origins)
+            check_origin(headers, origins, CANNOT_READ)
 
     def check_listing_access(self, headers: Headers) -> None:
         """Raise Unauthorized or ForeignOrigin if the client may not list evaluations.
 
         Without tokens, evaluations have no owner. Then only programs of this machine and the
-        daemon's own page may list them. A request of a page to its own origin may have no `Origin`,
-        so the `Host` is checked then.
+        daemon's own page may list them.
         """
         callers = self.configuration.callers
         if not self.authentication.is_token_optional:
@@ -233,6 +230,4 @@ class WebContext:
             raise Unauthorized(
                 "the list of evaluations needs a token; the operator can set callers.tokens"
             )
-        host = get_header(headers, "Host")
-        origin = get_header(headers, "Origin") or f"http://{host}".lower()
-        check_read_origin(origin, host, callers.origins)
+        check_origin(headers, callers.origins, CANNOT_READ, is_host_checked=True)

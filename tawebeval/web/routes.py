@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 from collections.abc import Collection, Coroutine, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
@@ -50,9 +49,9 @@ from tawebeval.web.auth import (
     STATUS_ROUTE,
     SUBMISSION_ROUTE,
     check_link_access,
+    check_origin,
     check_problem_access,
     find_link,
-    is_trusted_origin,
     parse_link_lifetime,
 )
 from tawebeval.web.context import RouteTable, WebContext, decode_path, match_events_path
@@ -63,7 +62,6 @@ from tawebeval.web.server.channel import ApiSite
 from tawebeval.web.server.messages import (
     JSON_MEDIA_TYPE,
     collapse_slashes,
-    get_header,
     get_header_elements,
     get_header_values,
     get_query_argument,
@@ -202,12 +200,15 @@ _OPEN_PATHS = frozenset((*(path.encode() for path in (HEALTH, READY, METRICS)), 
 # What proxies tell by these is not believed; that there is one is.
 _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Via")
 
+_CANNOT_READ_METRICS = "cannot read metrics; they are for requests to localhost or its addresses"
+
 log = Logger()
 
 
 def make_app(context: WebContext) -> Klein:
     """Return the Klein app over `context`."""
     app = Klein()
+    app.url_map.merge_slashes = False  # `%2f` in a path is no slash to join
     registry, base_path = context.registry, context.configuration.http.base_path
 
     async def accept_form(request: ApiRequest) -> bytes:
@@ -329,12 +330,10 @@ def make_app(context: WebContext) -> Klein:
         request.setResponseCode(NO_CONTENT)
         return b""
 
-    paths = tuple(rule.rule for rule in app.url_map.iter_rules())
-
     @app.handle_errors(RequestError, HTTPException)
     def refused(request: Any, failure: Failure) -> bytes:
         """Answer a request error."""
-        _explain(failure.value, paths, base_path, request)
+        _explain(failure.value, request)
         return _send_problem(request, failure)
 
     @app.handle_errors(Exception)
@@ -351,18 +350,11 @@ def _send_problem(request: ApiRequest, failure: Failure) -> bytes:
     return prepare_response(request, body, messages.PROBLEM_DETAILS_MEDIA_TYPE)
 
 
-def _explain(
-    error: BaseException | None, paths: Collection[str], base_path: str, request: ApiRequest
-) -> None:
-    """Replace the description of a wrong path or method by one that names the right ones."""
+def _explain(error: BaseException | None, request: ApiRequest) -> None:
+    """Replace the description of a wrong path or method."""
     path = decode_path(request.path)
     if isinstance(error, NotFound) and error.description == NotFound.description:
-        first, *names = path[1:].split("/")
-        pattern = "/".join(["", first, *(names and ["<identifier>"]), *names[1:]])
-        near = get_close_matches(pattern if first == "evaluation" else path, paths, 1)
-        known = near[0].replace("<identifier>", "ID") if near else ""
-        hint = f"did you mean {base_path}{known}?" if near else "GET /openapi.json lists all paths"
-        error.description = f"no resource at {path!r:.200}; {hint}"
+        error.description = f"no resource at {path!r:.200}; GET /openapi.json lists all paths"
     elif isinstance(error, MethodNotAllowed):
         allowed = ", ".join(sorted(error.valid_methods or ()))
         method = request.method.decode("latin-1")
@@ -586,7 +578,7 @@ def _check_reader(context: WebContext, request: ApiRequest) -> None:
             " others with tokens (metrics.tokens)"
         )
     else:
-        _check_no_page(request)
+        check_origin(headers, (), _CANNOT_READ_METRICS, is_host_checked=True)
 
 
 def _is_this_machine(request: ApiRequest) -> bool:
@@ -594,18 +586,3 @@ def _is_this_machine(request: ApiRequest) -> bool:
         return ip_address(request.channel.peer.address).is_loopback
     except ValueError:  # over a UNIX socket: mostly a proxy
         return False
-
-
-def _check_no_page(request: ApiRequest) -> None:
-    """Raise AccessDenied for a page in a browser of this machine, unless it is the daemon's.
-
-    A request of a page to its own origin may have no `Origin`, and its host may be an attacker's
-    name that resolves to this machine.
-    """
-    host = get_header(request.requestHeaders, "Host") or ""
-    origin = get_header(request.requestHeaders, "Origin") or f"http://{host}".lower()
-    if not is_trusted_origin(origin, host, ()):
-        raise AccessDenied(
-            "metrics are for requests to localhost or a loopback address, and not for pages of"
-            " another origin"
-        )

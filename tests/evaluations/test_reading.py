@@ -477,11 +477,3 @@ class SubscriptionTests(ReadingTestCase):
                     self.assertGreater(self.successResultOf(batch).count, 0)
             self.assertEqual(self.events.was_sent_completely, was_sent)
             self.assertEqual((self.events.stream_count, self.events.observer_count), (0, 0))
-
-    def test_client_acknowledges_only_what_was_sent(self) -> None:
-        self.events.keeps_files = True
-        for is_observer, discarded in ((True, 0), (False, 2)):
-            subscription = self.follow(2, is_observer=is_observer)
-            self.assertFalse(subscription.acknowledge(3))
-            self.assertTrue(subscription.acknowledge(2))
-            self.assertEqual(self.log.begin_cursor, discarded)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.http_headers import Headers
 
 from tawebeval.errors import ConfigurationError, ForeignOrigin
 from tawebeval.web.auth import (
-    EndpointExposure,
-    check_read_origin,
-    check_write_origin,
-    classify_endpoint,
+    CANNOT_READ,
+    CANNOT_WRITE,
+    check_origin,
     find_endpoints_of_unknown_exposure,
+    is_local_endpoint,
 )
 
 
@@ -27,7 +28,7 @@ class EndpointTests(SynchronousTestCase):
             "tcp:8080:interface=0.0.0.0:interface=127.0.0.1",
             "unix:/run/x",
         ):
-            self.assertIs(classify_endpoint(endpoint), EndpointExposure.LOCAL_PROGRAMS, endpoint)
+            self.assertIs(is_local_endpoint(endpoint), True, endpoint)
 
     def test_inherited_sockets_are_of_unknown_exposure(self) -> None:
         endpoints = ["unix:/x", "systemd:domain=INET:index=0", "fd:fileno=3"]
@@ -51,7 +52,7 @@ class EndpointTests(SynchronousTestCase):
             r"tcp:8080:x=a\:interface=127.0.0.1",
             "onion:80:interface=127.0.0.1",
         ):
-            self.assertIs(classify_endpoint(endpoint), EndpointExposure.OTHER_MACHINES, endpoint)
+            self.assertIs(is_local_endpoint(endpoint), False, endpoint)
             error = str(
                 self.assertRaises(
                     ConfigurationError, find_endpoints_of_unknown_exposure, ["unix:/x", endpoint]
@@ -70,11 +71,15 @@ class EndpointTests(SynchronousTestCase):
 class PageTests(SynchronousTestCase):
     origins = ("*", "https://judge.example.org")
 
+    def make_headers(self, origin: str | None, host: str | None) -> Headers:
+        given = {"Origin": origin, "Host": host}
+        return Headers({name: [value] for name, value in given.items() if value is not None})
+
     def change(self, origin: str | None, host: str | None) -> None:
-        check_write_origin(origin, host, self.origins)
+        check_origin(self.make_headers(origin, host), self.origins, CANNOT_WRITE)
 
     def read(self, origin: str | None, host: str | None) -> None:
-        check_read_origin(origin, host, self.origins)
+        check_origin(self.make_headers(origin, host), self.origins, CANNOT_READ)
 
     def test_own_pages_named_origins_and_programs_are_allowed(self) -> None:
         for origin, host in (

@@ -42,16 +42,11 @@ class NameTests(WebTestCase):
 class WrongPathTests(WebTestCase):
     configuration = Configuration(http=HttpSettings(base_path="/judge"))
 
-    def test_404_names_the_nearest_path(self) -> None:
-        for path, hint in (
-            ("/evalaute", "; did you mean /judge/evaluate?"),
-            ("/judge/evaluations/", "; did you mean /judge/evaluations?"),
-            ("/evaluation/x/event", "; did you mean /judge/evaluation/ID/events?"),
-            ("/zzz", "; GET /openapi.json lists all paths"),
-        ):
+    def test_404_names_the_path_and_where_all_are_listed(self) -> None:
+        for path in ("/evalaute", "/judge/evaluations/", "/zzz", "/judge/evaluation/x%2f%2fevents"):
             detail = self.request("GET", path, 404).json()["detail"]
-            self.assertTrue(detail.startswith(f"no resource at {path.removeprefix('/judge')!r}"))
-            self.assertTrue(detail.endswith(hint), detail)
+            self.assertTrue(detail.startswith("no resource at '/"), detail)
+            self.assertTrue(detail.endswith("; GET /openapi.json lists all paths"), detail)
 
     def test_405_names_the_methods(self) -> None:
         detail = self.request("PUT", "/evaluations", 405).json()["detail"]
