@@ -4,12 +4,10 @@ Events are numbered from 0. A *cursor* is a place between two events: cursor n l
 The log holds the events from `begin_cursor` to `end_cursor`; an acknowledgement discards those
 before it, and nothing else discards an event.
 
-A *ring* (`EventRing`) holds consecutive events as batches of JSON Lines, with their times. Reading
-has no visible effect. It splits a batch where a page or a piece ends inside it, so that the
-reader's next call finds the place at once. It never leaves small batches: nothing would join them
-again, and readers at different places would leave a batch for each event. A mark for each change of
-the time has the time and the cursor of its first event, so times cost little where events are
-printed quickly.
+A *ring* (`EventRing`) holds consecutive events as batches of JSON Lines, with their times. A batch
+is neither much smaller nor larger than 16 KiB, unless it is one event: so there are few objects,
+and the place of a cursor inside a batch is found quickly. A mark for each change of the time has
+the time and the cursor of its first event, so times cost little where events are printed quickly.
 
 A *segment* is a number of consecutive events, and their source: a checkpoint of the parser and the
 place in stdout from which the parser went on there. `EventMemory` bounds the bytes of all logs
@@ -33,7 +31,7 @@ import re
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
@@ -43,6 +41,7 @@ from tawebeval.core.events import (
     EventBatch,
     encode_error_event,
     measure_first_events,
+    split_batch,
 )
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.core.tokens import ANONYMOUS_CALLER
@@ -111,8 +110,7 @@ class EventTimes:
         return max(0, bisect_right(self._cursors, cursor, lo=self._discarded) - 1)
 
 
-MAX_MERGED_BATCH_BYTES = 16 * 1024  # bytes up to which small batches are put together
-MIN_BATCH_PART_BYTES = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk over
+MAX_BATCH_BYTES = 16 * 1024  # bytes of a batch of several events: some 20 µs to walk over
 _TIMED = 32 * 1024  # bytes to which times are added at once: 1,000 events of as many times
 
 
@@ -139,13 +137,10 @@ class EventRing:
         self._times.record_time(self.end_cursor, time_ms)
         self.end_cursor += batch.count
         self.line_bytes += len(batch.lines)
-        if (
-            self.batches
-            and len(self.batches[-1].lines) + len(batch.lines) <= MAX_MERGED_BATCH_BYTES
-        ):
+        if self.batches and len(self.batches[-1].lines) + len(batch.lines) <= MAX_BATCH_BYTES:
             self.batches[-1] += batch
         else:
-            self.batches.append(batch)
+            self.batches += _cut_batch(batch)
 
     def read_events(self, after_cursor: int, max_bytes: int) -> EventBatch:
         """Return the events after a cursor, `begin_cursor <= after_cursor <= end_cursor`.
@@ -155,27 +150,24 @@ class EventRing:
         assert self.begin_cursor <= after_cursor <= self.end_cursor
         if after_cursor == self.end_cursor:
             return EMPTY_BATCH
-        count = 0
         taken: list[bytes] = []
-        index, first = self._find(after_cursor)
-        while index < len(self.batches):
-            batch = self.batches[index]
-            start = measure_first_events(batch, after_cursor - first) if after_cursor > first else 0
-            if len(batch.lines) - start > max_bytes:
-                end = batch.lines.rfind(b"\n", start, start + max_bytes) + 1
+        count, skipped = 0, after_cursor - self.begin_cursor
+        for batch in self.batches:
+            if skipped >= batch.count:
+                skipped -= batch.count
+                continue
+            lines = batch.lines[measure_first_events(batch, skipped) :]
+            if len(lines) > max_bytes:
+                end = lines.rfind(b"\n", 0, max_bytes) + 1
                 if not end and not taken:
-                    end = batch.lines.index(b"\n", start) + 1
-                if end:
-                    taken.append(batch.lines[start:end])
-                    count += taken[-1].count(b"\n")
-                    if min(end, len(batch.lines) - end) >= MIN_BATCH_PART_BYTES:
-                        self._split(index, end, after_cursor + count - first)
+                    end = lines.index(b"\n") + 1
+                taken.append(lines[:end])
+                count += lines.count(b"\n", 0, end)
                 break
-            max_bytes -= len(batch.lines) - start
-            taken.append(batch.lines[start:])
-            first += batch.count
-            count = first - after_cursor
-            index += 1
+            taken.append(lines)
+            count += batch.count - skipped
+            max_bytes -= len(lines)
+            skipped = 0
         return EventBatch(count, b"".join(taken))
 
     def read_timed_events(
@@ -194,41 +186,24 @@ class EventRing:
     def acknowledge(self, before_cursor: int) -> None:
         """Discard the events before `before_cursor`; an older cursor changes nothing."""
         assert before_cursor <= self.end_cursor
-        while self.batches and self.begin_cursor + self.batches[0].count <= before_cursor:
-            self._discard()
-        if self.begin_cursor < before_cursor:
-            count = before_cursor - self.begin_cursor
-            self._split(0, measure_first_events(self.batches[0], count), count)
-            self._discard()
-
-    def _discard(self) -> None:
-        batch = self.batches.pop(0)
-        self.begin_cursor += batch.count
+        while self.begin_cursor < before_cursor:
+            first = self.batches.pop(0)
+            count = min(before_cursor - self.begin_cursor, first.count)
+            discarded, rest = split_batch(first, count)
+            self.begin_cursor += discarded.count
+            self.line_bytes -= len(discarded.lines)
+            if rest.count:
+                self.batches.insert(0, rest)
         self._times.discard_times_before(self.begin_cursor)
-        self.line_bytes -= len(batch.lines)
 
-    def _find(self, cursor: int) -> tuple[int, int]:
-        """Return the index and first cursor of the batch that has the event after `cursor`.
 
-        Most readers are near one of the ends, so the search begins at the nearer one.
-        """
-        if cursor - self.begin_cursor <= self.end_cursor - cursor:
-            index, first = 0, self.begin_cursor
-            while cursor >= first + self.batches[index].count:
-                first += self.batches[index].count
-                index += 1
-            return index, first
-        index, first = len(self.batches), self.end_cursor
-        while cursor < first:
-            index -= 1
-            first -= self.batches[index].count
-        return index, first
-
-    def _split(self, index: int, at: int, count: int) -> None:
-        """Split a batch after its first `count` events, `at` bytes; neither part is empty."""
-        batch = self.batches[index]
-        self.batches[index] = EventBatch(count, batch.lines[:at])
-        self.batches.insert(index + 1, EventBatch(batch.count - count, batch.lines[at:]))
+def _cut_batch(batch: EventBatch) -> Iterator[EventBatch]:
+    """Yield a batch in parts of at most `MAX_BATCH_BYTES`, or of one event."""
+    lines, at = batch.lines, 0
+    while at < len(lines):
+        end = lines.rfind(b"\n", at, at + MAX_BATCH_BYTES) + 1 or lines.index(b"\n", at) + 1
+        yield EventBatch(lines.count(b"\n", at, end), lines[at:end])
+        at = end
 
 
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4 * 1024, 256 * 1024

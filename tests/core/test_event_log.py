@@ -20,8 +20,6 @@ from hypothesis.stateful import (
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import event_log
-from tawebeval.core import event_log as module
-from tawebeval.core import event_log as ring_module
 from tawebeval.core.event_log import (
     BYTES_PER_TIMESTAMP,
     EventLog,
@@ -167,13 +165,16 @@ class AppendTests(SynchronousTestCase):
         self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 1000))
         self.assertLess(len(ring.batches), 10)
 
-    def test_large_batches_are_left_alone(self) -> None:
+    def test_large_batches_are_cut_between_events(self) -> None:
         ring = filled(1, 1)
         large = encode_text_events(b"x" * 20_000)
-        ring.append_batch(large, 0)
-        ring.append_batch(numbers(0, 1), 0)
-        self.assertIs(ring.batches[1], large)
-        self.assertEqual(len(ring.batches), 3)
+        ring.append_batch(large + numbers(3, 1000), 0)
+        self.assertEqual(ring.batches[1], large)
+        self.assertEqual(len(ring.batches), 4)
+        for batch in ring.batches[2:]:
+            self.assertLessEqual(len(batch.lines), 16 * 1024)
+            self.assertEqual(batch.count, batch.lines.count(b"\n"))
+        self.assertEqual(ring.read_events(3, PLENTY), numbers(3, 1000))
 
 
 class ReadTests(SynchronousTestCase):
@@ -210,32 +211,6 @@ class ReadTests(SynchronousTestCase):
             self.assertEqual(ring.read_events(number, PLENTY), numbers(number, 1))
         self.assertLess(len(ring.batches), 10)
         self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 1000))
-
-    def test_page_that_ends_within_a_batch_cuts_it(self) -> None:
-        self.patch(module, "MIN_BATCH_PART_BYTES", 2 * LINE)
-        ring = filled(6)
-        self.assertEqual(ring.read_events(1, 2 * LINE), numbers(1, 2))
-        self.assertEqual([batch.count for batch in ring.batches], [3, 3])
-        self.assertEqual(ring.read_events(3, PLENTY), numbers(3, 3))
-        self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 6))
-
-    def test_nothing_is_cut_off_that_is_small_at_neither_end(self) -> None:
-        self.patch(module, "MIN_BATCH_PART_BYTES", 2 * LINE)
-        for after, limit, counts in ((0, 1, [6]), (0, 2, [2, 4]), (1, 3, [4, 2]), (1, 4, [6])):
-            ring = filled(6)
-            self.assertEqual(ring.read_events(after, limit * LINE), numbers(after, limit))
-            self.assertEqual([batch.count for batch in ring.batches], counts)
-
-    def test_readers_at_many_places_leave_few_batches(self) -> None:
-        ring = EventRing()
-        while ring.line_bytes < 2**18:
-            ring.append_batch(encode_text_events(b"\n" * 400), 0)
-        for first in range(300):
-            after = first
-            while after < ring.end_cursor:
-                after += ring.read_events(after, 2**14).count
-        self.assertLessEqual(len(ring.batches), 2**18 // (4 * 1024) + 1)
-        self.assertEqual(ring.read_events(0, PLENTY), encode_text_events(b"\n" * ring.end_cursor))
 
 
 class AcknowledgeTests(SynchronousTestCase):
@@ -730,5 +705,5 @@ class PagesMachine(RuleBasedStateMachine):
 
 class InterleavingTests(SynchronousTestCase):
     def test_pages_are_contiguous_repeatable_and_bounded(self) -> None:
-        self.patch(ring_module, "MIN_BATCH_PART_BYTES", 64)
+        self.patch(event_log, "MAX_BATCH_BYTES", 64)
         run_state_machine_as_test(PagesMachine, settings=settings(stateful_step_count=40))

@@ -216,8 +216,7 @@ class Machine(RuleBasedStateMachine):
 
 class InterleavingTests(SynchronousTestCase):
     def test_each_reader_sees_every_event_once_and_in_order(self) -> None:
-        self.patch(event_log, "MAX_MERGED_BATCH_BYTES", 256)
-        self.patch(event_log, "MIN_BATCH_PART_BYTES", 64)
+        self.patch(event_log, "MAX_BATCH_BYTES", 256)
         self.patch(streams, "MAX_STREAM_WRITE_BYTES", 512)
         run_state_machine_as_test(
             Machine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None)
