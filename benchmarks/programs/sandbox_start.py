@@ -27,7 +27,7 @@ from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.starter import enter_user_namespace
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.bubblewrap import BROKER_SOCKET_NAME, write_sandbox_files
-from tawebeval.sandbox.probe import open_bubblewrap
+from tawebeval.sandbox.probe import open_sandbox
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
 
 COMMAND = "/bin/echo hello"
@@ -50,7 +50,7 @@ def _runs() -> Iterator[tuple[Callable[[], SandboxedRun], WritableTrees]]:
         write_sandbox_files(accounts)
         trees = WritableTrees(Path(name, "starter", "socket"))
         orphans = OrphanReaper(None, Spawner(None))
-        sandbox = open_bubblewrap(Configuration(), accounts, CgroupManager({}), orphans, trees)
+        sandbox = open_sandbox(Configuration(), accounts, CgroupManager({}), orphans, trees)
         trees.use_overlays()
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")

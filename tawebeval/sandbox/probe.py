@@ -89,15 +89,6 @@ _REMEDIES: Mapping[Sequence[str], str] = {
         f" place of DynamicUser=yes, which implies RestrictSUIDSGID=yes; {_CONTAINER}"
     ),
 }
-# The value with which each sysctl forbids user namespaces, and one that permits them.
-_SYSCTL_VALUES = {
-    "kernel.unprivileged_userns_clone": ("0", "1"),
-    "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
-    "user.max_user_namespaces": ("0", "10000"),
-}
-SYSCTL_DIRECTORY = Path("/proc/sys")
-"""The directory with the values of sysctls."""
-
 _MEND = f"make bubblewrap work, {_OTHERWISE}"
 
 
@@ -129,7 +120,29 @@ def open_sandbox(
     if configuration.sandbox.kind == "none":
         tools = accounts.absolute() / TOOLS_NAME
         return NoSandbox(configuration.limits, cgroups, orphans, tools, trees)
-    return open_bubblewrap(configuration, accounts, cgroups, orphans, trees)
+    program = shutil.which("bwrap")
+    if program is None:
+        raise ConfigurationError(
+            "sandbox.kind: bubblewrap is not installed; run `apt-get install bubblewrap`, "
+            + _OTHERWISE
+        )
+    for index, path in enumerate(configuration.sandbox.readable):
+        if not os.path.exists(path):
+            raise ConfigurationError(
+                f"sandbox.readable[{index}]: {path} does not exist; create or remove it"
+            )
+    network = configuration.sandbox.network
+    return BubblewrapSandbox(
+        program,
+        accounts,
+        make_seccomp_filters(internet=network or configuration.sandbox.loopback),
+        configuration.sandbox.readable,
+        network,
+        trees,
+        configuration.limits,
+        cgroups,
+        orphans,
+    )
 
 
 def check_sandbox(
@@ -140,18 +153,19 @@ def check_sandbox(
 
     Raises: ConfigurationError, with the remedy.
     """
-    if isinstance(sandbox, BubblewrapSandbox):
-        problem = probe_overlays_or_copies(sandbox, places)
-        if problem is not None:
-            what, remedy = problem
-            raise ConfigurationError(f"sandbox.kind: bubblewrap does not work here: {what}", remedy)
-    else:
-        try:
+    try:
+        if not isinstance(sandbox, BubblewrapSandbox):
             sandbox.writable_trees.use_copies("no sandbox")
-        except OSError as error:
-            raise ConfigurationError(
-                f"no evaluator can be started: {error.strerror}", _find_start_remedy()
-            ) from None
+            return
+        problem = probe_overlays_or_copies(sandbox, places)
+    except OSError as error:
+        raise ConfigurationError(
+            f"no evaluator can be started: {error.strerror}",
+            _PYTHON if os.path.exists("/proc/self") else _PROC_MISSING,
+        ) from None
+    if problem is not None:
+        what, remedy = problem
+        raise ConfigurationError(f"sandbox.kind: bubblewrap does not work here: {what}", remedy)
 
 
 def find_sandbox_problems(sandbox: Sandbox) -> Iterator[SetupProblem]:
@@ -192,39 +206,6 @@ def open_helper_sandbox(sandbox: Sandbox, accounts: Path) -> HelperSandbox:
     )
 
 
-def open_bubblewrap(
-    configuration: Configuration,
-    accounts: Path,
-    cgroups: CgroupManager,
-    orphans: OrphanReaper,
-    trees: WritableTrees,
-) -> BubblewrapSandbox:
-    """Return the sandbox of bubblewrap, not probed yet. Blocks. Raises: ConfigurationError."""
-    program = shutil.which("bwrap")
-    if program is None:
-        raise ConfigurationError(
-            "sandbox.kind: bubblewrap is not installed; run `apt-get install bubblewrap`, "
-            + _OTHERWISE
-        )
-    for index, path in enumerate(configuration.sandbox.readable):
-        if not os.path.exists(path):
-            raise ConfigurationError(
-                f"sandbox.readable[{index}]: {path} does not exist; create or remove it"
-            )
-    network = configuration.sandbox.network
-    return BubblewrapSandbox(
-        program,
-        accounts,
-        make_seccomp_filters(internet=network or configuration.sandbox.loopback),
-        configuration.sandbox.readable,
-        network,
-        trees,
-        configuration.limits,
-        cgroups,
-        orphans,
-    )
-
-
 def probe_overlays_or_copies(
     sandbox: BubblewrapSandbox,
     places: ProbeDirectories = DEFAULT_PROBE_DIRECTORIES,
@@ -232,20 +213,15 @@ def probe_overlays_or_copies(
     """Probe the sandbox with overlays, or else with copies. Blocks.
 
     `sandbox.writable_trees.overlay_problem` is why overlays do not work; None if they do.
+    Raises: OSError, if the starter does not start.
     """
-    try:
-        sandbox.writable_trees.use_overlays()
+    trees = sandbox.writable_trees
+    trees.use_overlays()
+    problem = probe_bubblewrap(sandbox, places)
+    if problem is not None and trees.overlay_problem is None:
+        trees.use_copies(problem[0])
         problem = probe_bubblewrap(sandbox, places)
-        if problem is not None and sandbox.writable_trees.overlay_problem is None:
-            sandbox.writable_trees.use_copies(problem[0])
-            problem = probe_bubblewrap(sandbox, places)
-    except OSError as error:
-        return SetupProblem(f"no process can be started: {error.strerror}", _find_start_remedy())
     return problem
-
-
-def _find_start_remedy() -> str:
-    return _PYTHON if os.path.exists("/proc/self") else _PROC_MISSING
 
 
 def probe_bubblewrap(
@@ -305,18 +281,5 @@ def _judge(status: int, output: bytes) -> SetupProblem | None:
     said = said or f"bwrap exited with status {status}"
     for signs, remedy in _REMEDIES.items():
         if any(sign in said for sign in signs):
-            if remedy == _NAMESPACES and (sysctls := list(_find_forbidding_sysctls())):
-                said += f" ({', '.join(f'{name} is {value}' for name, value, _ in sysctls)})"
-                settings = " ".join(f"{name}={permitting}" for name, _, permitting in sysctls)
-                remedy = f"as root run `sysctl -w {settings}`; or {remedy}"
             return SetupProblem(said, f"{remedy}; {_OTHERWISE}")
     return SetupProblem(said, DISK_FULL_REMEDY if mentions_disk_full(said) else _MEND)
-
-
-def _find_forbidding_sysctls() -> Iterator[tuple[str, str, str]]:
-    """Yield name, value and a permitting value of the sysctls that forbid user namespaces."""
-    for name, (forbidding, permitting) in _SYSCTL_VALUES.items():
-        with contextlib.suppress(OSError):  # the kernel has no such sysctl
-            value = (SYSCTL_DIRECTORY / name.replace(".", "/")).read_text().strip()
-            if value == forbidding:
-                yield name, value, permitting
