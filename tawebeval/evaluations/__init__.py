@@ -7,7 +7,7 @@ evaluation. `daemon.assembly` builds the one `EvaluationRegistry`; `tawebeval tr
 The life of an evaluation:
 
 - `lifecycle`: `Evaluation`, its state, the reason to stop it, and the end: the removal of processes
-  and directories. `RecordIndex`, the index by identifier, caller and age.
+  and directories. `EvaluationIndex`, the index by identifier, caller and age.
 - `starting`: fetch, run slot, workspace, start of the evaluator; evaluations of an earlier process.
 - `run`: `Run`, the one owner of the evaluator's process: it feeds stdout to the parser, applies the
   limits and interprets the exit. It knows the process only as a `linux.child.ProcessTransport`.

@@ -1,4 +1,4 @@
-"""One evaluation: its state, from the queue to its end, the reason to stop it, the end, its record.
+"""One evaluation: its state, from the queue to its end, the reason to stop it, and the end.
 
 `starting` leads an evaluation to its run, `conclude` from there to the end. The removal of its
 processes and directories is idempotent: it is repeated until it succeeds, also by a later process
@@ -7,7 +7,7 @@ of the daemon.
 The log has a line for each state. The line begins with the evaluation's name in the log; its fields
 are the caller, the commit, the state, and the seconds that the state before has lasted.
 
-`RecordIndex` finds evaluations by identifier, caller, key and age, until they are forgotten.
+`EvaluationIndex` finds evaluations by identifier, caller, key and age, until they are forgotten.
 """
 
 from __future__ import annotations
@@ -63,6 +63,14 @@ class Evaluation:
     - `left_at`: when this process of the daemon has left the evaluation to the next one, in seconds
       of the clock.
     - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
+
+    Of the registry:
+
+    - `last_request_time`: the time of a client's last request, in seconds of the clock.
+    - `is_stored`: happens when the evaluation outlives the daemon, or cannot be stored; None for
+      one that an earlier process has stored.
+    - `archive_event`: happens when the evaluation is archived, or will not be.
+    - `is_removed`: whether nothing of it is left but perhaps its copy in the archive.
     """
 
     details: EvaluationDetails
@@ -80,6 +88,10 @@ class Evaluation:
     is_resuming: bool = False
     left_at: float | None = None
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
+    last_request_time: float = 0.0
+    is_stored: OneShotEvent[Callable[[], None]] | None = None
+    archive_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
+    is_removed: bool = False
     _since: float = 0.0  # when its state began, in seconds of the clock
 
     def __attrs_post_init__(self) -> None:
@@ -113,6 +125,33 @@ class Evaluation:
         with suppress(KeyError):
             return find_environment(self.context.configuration, self.details.request.environment)
         return None
+
+    @property
+    def shared_upload(self) -> SharedUpload:
+        """The form's files, counted."""
+        assert self.details.shared_upload is not None, "made by the registry"
+        return self.details.shared_upload
+
+    @property
+    def is_client_waiting(self) -> bool:
+        """Whether a client waits for events just now, has a stream, or awaits the callback.
+
+        Observers and a callback do not count after the end.
+        """
+        events = self.events
+        if events.waiting_poll_count or events.stream_count:
+            return True
+        is_watched = events.observer_count > 0 or self.details.callback is not None
+        return is_watched and not self.cleanup_event.is_set
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether it is forgotten, the run over, and no stream reads."""
+        return (
+            self.details.final_state is not None
+            and self.cleanup_event.is_set
+            and not self.events.stream_count
+        )
 
     def save(self) -> None:
         """Have the present state stored."""
@@ -373,61 +412,6 @@ def format_state_line(
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 
 
-@attrs.define(eq=False)
-class EvaluationRecord:
-    """The registry's record of one evaluation.
-
-    - `last_request_time`: the time of a client's last request, in seconds of the clock.
-    - `is_stored`: happens when the evaluation outlives the daemon, or cannot be stored; None for
-      one that an earlier process has stored.
-    - `archive_event`: happens when the evaluation is archived, or will not be.
-    - `is_removed`: whether nothing of it is left but perhaps its copy in the archive.
-    """
-
-    evaluation: Evaluation
-    last_request_time: float
-    is_stored: OneShotEvent[Callable[[], None]] | None = None
-    archive_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
-    is_removed: bool = False
-
-    @property
-    def details(self) -> EvaluationDetails:
-        """Details of the evaluation."""
-        return self.evaluation.details
-
-    @property
-    def events(self) -> EvaluationEvents:
-        """Events of the evaluation."""
-        return self.evaluation.events
-
-    @property
-    def shared_upload(self) -> SharedUpload:
-        """The form's files, counted."""
-        assert self.details.shared_upload is not None, "made by the registry"
-        return self.details.shared_upload
-
-    @property
-    def is_client_waiting(self) -> bool:
-        """Whether a client waits for events just now, has a stream, or awaits the callback.
-
-        Observers and a callback do not count after the end.
-        """
-        evaluation, events = self.evaluation, self.evaluation.events
-        if events.waiting_poll_count or events.stream_count:
-            return True
-        is_watched = events.observer_count > 0 or evaluation.details.callback is not None
-        return is_watched and not evaluation.cleanup_event.is_set
-
-    @property
-    def is_unused(self) -> bool:
-        """Whether the record is forgotten, the run over, and no stream reads."""
-        return (
-            self.details.final_state is not None
-            and self.evaluation.cleanup_event.is_set
-            and not self.evaluation.events.stream_count
-        )
-
-
 def _make_ended_share() -> Share:
     return Share(
         SharedResource.ENDED_EVALUATIONS,
@@ -440,179 +424,180 @@ def _make_ended_share() -> Share:
 
 
 @attrs.define(eq=False)
-class RecordIndex:
-    """Index of the records that are not forgotten.
+class EvaluationIndex:
+    """Index of the evaluations that are not forgotten.
 
     `last_sequence_number` counts all until now, `ended_share` those that have ended; the admission
-    sets its bounds. `on_forgotten` is called with each record that is dropped.
+    sets its bounds. `on_forgotten` is called with each that is dropped.
     """
 
     _identities: IdentifierIssuer
     _clock: IReactorTime
-    _on_forgotten: Callable[[EvaluationRecord], object]
-    _records: dict[str, EvaluationRecord] = attrs.field(factory=dict)
+    _on_forgotten: Callable[[Evaluation], object]
+    _by_identifier: dict[str, Evaluation] = attrs.field(factory=dict)
     # Evaluations that are not cleaned up, and the others, each by the time of the last request.
     # The end of an evaluation counts as a request, too.
-    _active: OrderedDict[str, EvaluationRecord] = attrs.field(factory=OrderedDict)
-    _kept: OrderedDict[str, EvaluationRecord] = attrs.field(factory=OrderedDict)
+    _active: OrderedDict[str, Evaluation] = attrs.field(factory=OrderedDict)
+    _kept: OrderedDict[str, Evaluation] = attrs.field(factory=OrderedDict)
     # Of `_kept`, those that a stream has sent to the end, by caller and identifier.
-    _sent: dict[str, dict[str, EvaluationRecord]] = attrs.field(factory=dict)
-    _keys: dict[tuple[str, str], EvaluationRecord] = attrs.field(factory=dict)
+    _sent: dict[str, dict[str, Evaluation]] = attrs.field(factory=dict)
+    _keys: dict[tuple[str, str], Evaluation] = attrs.field(factory=dict)
     ended_share: Share = attrs.field(factory=_make_ended_share)
     last_sequence_number: int = 0
 
     def __contains__(self, identifier: str) -> bool:
-        return identifier in self._records
+        return identifier in self._by_identifier
 
-    def __iter__(self) -> Iterator[EvaluationRecord]:
-        return iter(list(self._records.values()))
+    def __iter__(self) -> Iterator[Evaluation]:
+        return iter(list(self._by_identifier.values()))
 
-    def __getitem__(self, identifier: str) -> EvaluationRecord:
-        return self._records[identifier]
+    def __getitem__(self, identifier: str) -> Evaluation:
+        return self._by_identifier[identifier]
 
-    def find_record(
+    def find_evaluation(
         self, identifier: str, caller: str, *, is_reader: bool = True
-    ) -> EvaluationRecord | None:
-        """Return a record, None for a forgotten one. Raises: EvaluationNotFound.
+    ) -> Evaluation | None:
+        """Return an evaluation, None for a forgotten one. Raises: EvaluationNotFound.
 
         The request keeps the evaluation from being expired. If the request reads no events, or
         acknowledges none, it does so only until the end: otherwise events that no client reads
         would be kept for ever.
         """
-        record = self._records.get(identifier)
-        if (record is None or record.details.caller != caller) and not self._identities.is_issued(
-            identifier, caller
-        ):
+        evaluation = self._by_identifier.get(identifier)
+        if (
+            evaluation is None or evaluation.details.caller != caller
+        ) and not self._identities.is_issued(identifier, caller):
             raise EvaluationNotFound(malformed=not _IDENTIFIER.fullmatch(identifier))
-        if record is not None:
+        if evaluation is not None:
             if is_reader:
-                self.note_client_request(record)
+                self.note_client_request(evaluation)
             else:
-                self.note_observer_request(record)
-        return record
+                self.note_observer_request(evaluation)
+        return evaluation
 
-    def find_by_idempotency_key(self, key: str | None, caller: str) -> EvaluationRecord | None:
-        """Return the caller's record with an `Idempotency-Key`, if there is one."""
+    def find_by_idempotency_key(self, key: str | None, caller: str) -> Evaluation | None:
+        """Return the caller's evaluation with an `Idempotency-Key`, if there is one."""
         return None if key is None else self._keys.get((caller, key))
 
-    def find_abandoned_evaluations(self, idle_seconds: float) -> list[EvaluationRecord]:
+    def find_abandoned_evaluations(self, idle_seconds: float) -> list[Evaluation]:
         """Return running and queued evaluations that no client has asked for in `idle_seconds`."""
         return self._find_unasked(self._active, idle_seconds)
 
-    def find_unread_evaluations(self, idle_seconds: float) -> list[EvaluationRecord]:
+    def find_unread_evaluations(self, idle_seconds: float) -> list[Evaluation]:
         """Return ended evaluations that no client has asked for in `idle_seconds`."""
         return self._find_unasked(self._kept, idle_seconds)
 
     def _find_unasked(
-        self, records: OrderedDict[str, EvaluationRecord], seconds: float
-    ) -> list[EvaluationRecord]:
+        self, evaluations: OrderedDict[str, Evaluation], seconds: float
+    ) -> list[Evaluation]:
         latest = self._clock.seconds() - seconds
         found = []
-        for record in records.values():
-            if record.last_request_time > latest:
+        for evaluation in evaluations.values():
+            if evaluation.last_request_time > latest:
                 break
-            if not record.is_client_waiting:
-                found.append(record)
+            if not evaluation.is_client_waiting:
+                found.append(evaluation)
         return found
 
     @property
     def has_page_reader(self) -> bool:
         """Whether a client is expected to ask for the next page of an evaluation."""
         now = self._clock.seconds()
-        return any(now < one.events.page_reader_deadline for one in self._records.values())
+        return any(now < one.events.page_reader_deadline for one in self._by_identifier.values())
 
-    def list_records(
+    def list_evaluations(
         self, caller: str, after_sequence_number: int, max_count: int
-    ) -> list[EvaluationRecord]:
-        """Return up to `max_count` records of a caller after `after_sequence_number`, in order."""
+    ) -> list[Evaluation]:
+        """Return up to `max_count` evaluations of a caller after a sequence number, in order."""
         found = (
-            record
-            for record in self._records.values()
+            evaluation
+            for evaluation in self._by_identifier.values()
             # Of thousands nearly all are passed over, so each property counts.
-            if (details := record.evaluation.details).sequence_number > after_sequence_number
+            if (details := evaluation.details).sequence_number > after_sequence_number
             and details.caller == caller
         )
         return list(islice(found, max_count))
 
     def sort_by_acceptance(self) -> None:
-        """Bring records that were restored into the order of acceptance."""
-        in_order = sorted(self._records.values(), key=lambda record: record.details.sequence_number)
-        self._records = {record.details.identifier: record for record in in_order}
+        """Bring evaluations that were restored into the order of acceptance."""
+        in_order = sorted(
+            self._by_identifier.values(), key=lambda evaluation: evaluation.details.sequence_number
+        )
+        self._by_identifier = {evaluation.details.identifier: evaluation for evaluation in in_order}
 
-    def add_record(self, evaluation: Evaluation) -> EvaluationRecord:
-        """Add the record of a new evaluation, and return it."""
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        """Add a new evaluation."""
         details = evaluation.details
         self.last_sequence_number = max(self.last_sequence_number, details.sequence_number)
-        record = EvaluationRecord(evaluation, self._clock.seconds())
-        self._records[details.identifier] = self._active[details.identifier] = record
+        evaluation.last_request_time = self._clock.seconds()
+        self._by_identifier[details.identifier] = self._active[details.identifier] = evaluation
         if details.idempotency_key is not None:
-            self._keys[details.caller, details.idempotency_key] = record
-        return record
+            self._keys[details.caller, details.idempotency_key] = evaluation
 
-    def note_observer_request(self, record: EvaluationRecord) -> None:
+    def note_observer_request(self, evaluation: Evaluation) -> None:
         """Record a request that reads no events or acknowledges none, until the end."""
-        if not record.details.state.has_ended:
-            self.note_client_request(record)
+        if not evaluation.details.state.has_ended:
+            self.note_client_request(evaluation)
 
-    def note_client_request(self, record: EvaluationRecord) -> None:
+    def note_client_request(self, evaluation: Evaluation) -> None:
         """Record a client's request for an evaluation, unless the evaluation is forgotten."""
-        identifier = record.details.identifier
-        if identifier in self._records:
-            record.last_request_time = self._clock.seconds()
+        identifier = evaluation.details.identifier
+        if identifier in self._by_identifier:
+            evaluation.last_request_time = self._clock.seconds()
             (self._active if identifier in self._active else self._kept).move_to_end(identifier)
 
-    def note_evaluation_end(self, record: EvaluationRecord) -> None:
+    def note_evaluation_end(self, evaluation: Evaluation) -> None:
         """Record that only the events of an evaluation are left."""
-        identifier = record.details.identifier
+        identifier = evaluation.details.identifier
         if self._active.pop(identifier, None) is not None:
-            self._kept[identifier] = record
-            self.ended_share.take(1, record.details.caller)
-            self._note_left(record)
+            self._kept[identifier] = evaluation
+            self.ended_share.take(1, evaluation.details.caller)
+            self._note_left(evaluation)
 
-    def note_stream_end(self, record: EvaluationRecord) -> None:
+    def note_stream_end(self, evaluation: Evaluation) -> None:
         """Record that a stream of an evaluation has ended."""
-        self._note_left(record)
+        self._note_left(evaluation)
 
-    def _note_left(self, record: EvaluationRecord) -> None:
-        self.note_client_request(record)
-        details = record.details
-        if record.evaluation.events.was_sent_completely and details.identifier in self._kept:
-            self._sent.setdefault(details.caller, {})[details.identifier] = record
+    def _note_left(self, evaluation: Evaluation) -> None:
+        self.note_client_request(evaluation)
+        details = evaluation.details
+        if evaluation.events.was_sent_completely and details.identifier in self._kept:
+            self._sent.setdefault(details.caller, {})[details.identifier] = evaluation
 
-    def forget_record(self, identifier: str, final_state: EvaluationState) -> None:
-        """Drop a record, if it is there; `final_state` is DRAINED or EXPIRED."""
-        record = self._records.pop(identifier, None)
-        if record is None:
+    def forget_evaluation(self, identifier: str, final_state: EvaluationState) -> None:
+        """Drop an evaluation, if it is there; `final_state` is DRAINED or EXPIRED."""
+        evaluation = self._by_identifier.pop(identifier, None)
+        if evaluation is None:
             return
         if self._active.pop(identifier, None) is None:
             del self._kept[identifier]
-            self._drop_sent(record.details)
-            self.ended_share.give_back(1, record.details.caller)
-        if record.details.idempotency_key is not None:
-            del self._keys[record.details.caller, record.details.idempotency_key]
-        record.details.final_state = final_state
-        self._on_forgotten(record)
+            self._drop_sent(evaluation.details)
+            self.ended_share.give_back(1, evaluation.details.caller)
+        if evaluation.details.idempotency_key is not None:
+            del self._keys[evaluation.details.caller, evaluation.details.idempotency_key]
+        evaluation.details.final_state = final_state
+        self._on_forgotten(evaluation)
 
     def _drop_sent(self, details: EvaluationDetails) -> None:
         sent = self._sent.get(details.caller, {})
         if sent.pop(details.identifier, None) is not None and not sent:
             del self._sent[details.caller]
 
-    def find_sent_evaluation(self, caller: str) -> EvaluationRecord | None:
+    def find_sent_evaluation(self, caller: str) -> Evaluation | None:
         """Return the oldest evaluation of a caller that can be forgotten, None without one.
 
         A stream has sent it to the end, and no client reads it again.
         """
         now = self._clock.seconds()
-        for record in self._sent.get(caller, {}).values():
-            deadline = record.evaluation.events.page_reader_deadline
-            if not (record.is_client_waiting or now < deadline):
-                return record
+        for evaluation in self._sent.get(caller, {}).values():
+            deadline = evaluation.events.page_reader_deadline
+            if not (evaluation.is_client_waiting or now < deadline):
+                return evaluation
         return None
 
     def forget_sent_evaluation(self, caller: str) -> bool:
         """Forget what `find_sent_evaluation` returns; return whether there was one."""
-        record = self.find_sent_evaluation(caller)
-        if record is not None:
-            self.forget_record(record.details.identifier, EvaluationState.EXPIRED)
-        return record is not None
+        evaluation = self.find_sent_evaluation(caller)
+        if evaluation is not None:
+            self.forget_evaluation(evaluation.details.identifier, EvaluationState.EXPIRED)
+        return evaluation is not None

@@ -50,7 +50,7 @@ from tawebeval.core.form import (
 )
 from tawebeval.errors import EvaluationExpired, MalformedRequest, ServerBusy, ServerStopping
 from tawebeval.evaluations.eventlog import EvaluationEvents
-from tawebeval.evaluations.lifecycle import Evaluation, EvaluationRecord, RecordIndex
+from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex
 from tawebeval.evaluations.starting import load_details
 from tawebeval.evaluations.store import (
     ArchivedQuery,
@@ -170,7 +170,7 @@ class ArchiveReader:
     _store: EvaluationStore | None
     _clock: IReactorTime
     _started: str
-    in_transit: dict[str, EvaluationRecord] = attrs.field(factory=dict, init=False)
+    in_transit: dict[str, Evaluation] = attrs.field(factory=dict, init=False)
 
     @property
     def is_enabled(self) -> bool:
@@ -178,10 +178,10 @@ class ArchiveReader:
         return self._archive is not None
 
     async def _wait_until_archived(self, identifier: str, caller: str) -> None:
-        record = self.in_transit.get(identifier)
-        if record is not None and record.details.caller == caller:
+        evaluation = self.in_transit.get(identifier)
+        if evaluation is not None and evaluation.details.caller == caller:
             try:
-                await record.archive_event.wait().addTimeout(_MAX_WAIT, self._clock)
+                await evaluation.archive_event.wait().addTimeout(_MAX_WAIT, self._clock)
             except WaitTimedOut:
                 what = "the evaluation is not archived yet; try again"
                 raise ServerBusy(what, _RETRY_AFTER) from None
@@ -248,7 +248,7 @@ class EventRequests:
 
     - `get_max_page_bytes()`: bytes of events that a page may have.
     - `started`: the time of the daemon's start, for the error EvaluationExpired.
-    - `on_stream_left(record)`: called when a stream has ended.
+    - `on_stream_left(evaluation)`: called when a stream has ended.
     - `subscriptions`: those of the streams at work.
     - `archived`: where `read_page` and `open_subscription` find what is forgotten.
 
@@ -256,11 +256,11 @@ class EventRequests:
     evaluation of another caller raises the same error as an unknown identifier: EvaluationNotFound.
     """
 
-    _records: RecordIndex
+    _records: EvaluationIndex
     _clock: IReactorTime
     _get_max_page_bytes: Callable[[], int]
     _started: str
-    _on_stream_left: Callable[[EvaluationRecord], object]
+    _on_stream_left: Callable[[Evaluation], object]
     subscriptions: set[Subscription]
     archived: ArchiveReader
 
@@ -284,13 +284,13 @@ class EventRequests:
         Raises: InvalidCursor, DiscardedCursor, EvaluationNotFound, EvaluationExpired,
         ServerStopping; and EventsEvicted, if `read_page` has to wait for the events.
         """
-        record = self._find(identifier, after_cursor, caller, is_observer=is_observer)
-        if record is None:
+        evaluation = self._find(identifier, after_cursor, caller, is_observer=is_observer)
+        if evaluation is None:
             return self._end_reading(identifier, is_observer=is_observer)
-        begin = record.events.resolve_cursor(after_cursor)
+        begin = evaluation.events.resolve_cursor(after_cursor)
         limit = self.compute_max_page_bytes(max_bytes)
-        batch = record.events.read_now(begin, limit, with_times=with_times)
-        return self._make_page(record, after_cursor or None, batch, is_observer=is_observer)
+        batch = evaluation.events.read_now(begin, limit, with_times=with_times)
+        return self._make_page(evaluation, after_cursor or None, batch, is_observer=is_observer)
 
     async def read_page(
         self,
@@ -311,43 +311,45 @@ class EventRequests:
         """
         while True:
             try:
-                record = self._find(identifier, after_cursor, caller, is_observer=is_observer)
+                evaluation = self._find(identifier, after_cursor, caller, is_observer=is_observer)
             except EvaluationExpired:
                 most = self.compute_max_page_bytes(max_bytes)
                 place = identifier, after_cursor, caller
                 return await self.archived.read_page(*place, most, with_times)
-            if record is None:
+            if evaluation is None:
                 return self._end_reading(identifier, is_observer=is_observer)
-            begin = record.events.resolve_cursor(after_cursor)
+            begin = evaluation.events.resolve_cursor(after_cursor)
             limit = self.compute_max_page_bytes(max_bytes)
-            with self._count_waiting_poll(record, is_observer=is_observer):
-                batch = await record.events.read(begin, limit, with_times=with_times)
-                page = self._make_page(record, after_cursor or None, batch, is_observer=is_observer)
+            with self._count_waiting_poll(evaluation, is_observer=is_observer):
+                batch = await evaluation.events.read(begin, limit, with_times=with_times)
+                page = self._make_page(
+                    evaluation, after_cursor or None, batch, is_observer=is_observer
+                )
                 if page.has_events_or_is_last or not wait_seconds:
                     return page
-                change = record.events.change_condition.wait()
+                change = evaluation.events.change_condition.wait()
                 with suppress(WaitTimedOut):
                     await change.addTimeout(wait_seconds, self._clock)
                 wait_seconds = 0
 
     def _make_page(
         self,
-        record: EvaluationRecord,
+        evaluation: Evaluation,
         after_cursor: str | None,
         batch: EventBatch,
         *,
         is_observer: bool,
     ) -> EventPage:
         """Return the page of a batch, and acknowledge the events before it."""
-        page = record.events.make_page(after_cursor, batch)
+        page = evaluation.events.make_page(after_cursor, batch)
         if not is_observer:
-            self._expect_next_page(record)
-            record.events.acknowledge(int(after_cursor or 0))
+            self._expect_next_page(evaluation)
+            evaluation.events.acknowledge(int(after_cursor or 0))
         return page
 
     @contextmanager
-    def _count_waiting_poll(self, record: EvaluationRecord, *, is_observer: bool) -> Iterator[None]:
-        events = record.events
+    def _count_waiting_poll(self, evaluation: Evaluation, *, is_observer: bool) -> Iterator[None]:
+        events = evaluation.events
         if is_observer:
             events.observer_count += 1
         else:
@@ -359,7 +361,7 @@ class EventRequests:
                 events.observer_count -= 1
             else:
                 events.waiting_poll_count -= 1
-                self._expect_next_page(record)
+                self._expect_next_page(evaluation)
 
     def subscribe(
         self,
@@ -376,16 +378,16 @@ class EventRequests:
         thereby acknowledges all events, as with pages: the evaluation is forgotten. Raises: as
         `read_page`.
         """
-        record = self._find(identifier, after_cursor, caller, is_observer=is_observer)
-        if record is None:
+        evaluation = self._find(identifier, after_cursor, caller, is_observer=is_observer)
+        if evaluation is None:
             self._end_reading(identifier, is_observer=is_observer)
             return None
         return Subscription(
-            record.events.resolve_cursor(after_cursor, skip_count),
-            record.events,
+            evaluation.events.resolve_cursor(after_cursor, skip_count),
+            evaluation.events,
             is_observer,
             self.subscriptions.add,
-            lambda subscription: self._on_unsubscribed(record, subscription),
+            lambda subscription: self._on_unsubscribed(evaluation, subscription),
         )
 
     async def open_subscription(
@@ -412,14 +414,18 @@ class EventRequests:
 
     def _find(
         self, identifier: str, after_cursor: str | None, caller: str, *, is_observer: bool
-    ) -> EvaluationRecord | None:
-        """Return the record in which to read after a cursor; None after the very end."""
+    ) -> Evaluation | None:
+        """Return the evaluation in which to read after a cursor; None after the very end."""
         cursor = parse_cursor(after_cursor)
-        record = self._records.find_record(identifier, caller, is_reader=not is_observer)
+        evaluation = self._records.find_evaluation(identifier, caller, is_reader=not is_observer)
         is_end = cursor == ALL_RECEIVED_CURSOR
-        if record is None and not is_end:
+        if evaluation is None and not is_end:
             raise EvaluationExpired(self._started)
-        return None if is_end and (record is None or record.events.has_readable_end) else record
+        return (
+            None
+            if is_end and (evaluation is None or evaluation.events.has_readable_end)
+            else evaluation
+        )
 
     def _end_reading(self, identifier: str, *, is_observer: bool) -> EventPage:
         """Answer the cursor of the very end; forget an evaluation that a reader has read to it.
@@ -427,22 +433,22 @@ class EventRequests:
         Raises: ServerStopping, if the evaluation is left to the next process, which forgets it.
         """
         if not is_observer and identifier in self._records:
-            if self._records[identifier].evaluation.left_at is not None:
+            if self._records[identifier].left_at is not None:
                 raise ServerStopping
             if self._records[identifier].events.log.has_ended:  # else it was read to a damage
-                self._records.forget_record(identifier, EvaluationState.DRAINED)
+                self._records.forget_evaluation(identifier, EvaluationState.DRAINED)
         return make_empty_last_page()
 
-    def _expect_next_page(self, record: EvaluationRecord) -> None:
-        record.events.page_reader_deadline = self._clock.seconds() + _NEXT_PAGE
+    def _expect_next_page(self, evaluation: Evaluation) -> None:
+        evaluation.events.page_reader_deadline = self._clock.seconds() + _NEXT_PAGE
 
-    def _on_unsubscribed(self, record: EvaluationRecord, subscription: Subscription) -> None:
+    def _on_unsubscribed(self, evaluation: Evaluation, subscription: Subscription) -> None:
         self.subscriptions.remove(subscription)
         if subscription.is_observer:
-            self._records.note_observer_request(record)
+            self._records.note_observer_request(evaluation)
         else:
-            self._records.note_stream_end(record)
-        self._on_stream_left(record)
+            self._records.note_stream_end(evaluation)
+        self._on_stream_left(evaluation)
 
 
 def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str, Any]:
@@ -687,7 +693,7 @@ class EvaluationLister:
     `daemon_start_id` is in the cursors: those of another start of the daemon are refused by it.
     """
 
-    _records: RecordIndex
+    _records: EvaluationIndex
     _archived: ArchiveReader
     _store: EvaluationStore | None
     daemon_start_id: str
@@ -711,7 +717,8 @@ class EvaluationLister:
         examined = size if evaluation_filter.is_empty else MAX_EVALUATIONS_EXAMINED_PER_TURN
         newest = self._records.last_sequence_number
         present = [
-            record.details for record in self._records.list_records(caller, number, examined + 1)
+            evaluation.details
+            for evaluation in self._records.list_evaluations(caller, number, examined + 1)
         ]
         present += [
             one.details

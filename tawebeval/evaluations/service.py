@@ -36,7 +36,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents
-from tawebeval.evaluations.lifecycle import Evaluation, EvaluationRecord, RecordIndex, clean_up
+from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex, clean_up
 from tawebeval.evaluations.reading import (
     ArchiveReader,
     EvaluationLister,
@@ -88,7 +88,7 @@ class AdmissionControl:
     def __init__(
         self,
         context: EvaluationContext,
-        records: RecordIndex,
+        records: EvaluationIndex,
         bounds: tuple[int, int, int, int],
     ) -> None:
         self._context = context
@@ -282,11 +282,11 @@ class EvaluationRegistry:
         self._root = root
         self._callbacks = EvaluationCallbacks(callbacks, context.store)
         self.submissions = SubmissionStore(context, root)
-        self.records = RecordIndex(identities, context.clock, self._on_forgotten)
+        self.records = EvaluationIndex(identities, context.clock, self._on_forgotten)
         self._admission = AdmissionControl(context, self.records, bounds)
         self.run_queue = self._admission.run_queue
-        # Evaluations with a process or a directory left, also those without a record.
-        self._alive: dict[str, EvaluationRecord] = {}
+        # Evaluations with a process or a directory left, also those that are forgotten.
+        self._alive: dict[str, Evaluation] = {}
         self._is_stopping = self._is_urgent = False
         # Forgotten ones, as long as anything, such as a callback, may still save them.
         self._forgotten: WeakValueDictionary[str, EvaluationDetails] = WeakValueDictionary()
@@ -367,10 +367,10 @@ class EvaluationRegistry:
         )
         evaluation = self._make_evaluation(details)
         details.state_times["created"] = evaluation.read_clock()
-        record = self._alive[details.identifier] = self.records.add_record(evaluation)
+        self._add(evaluation)
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         if self.context.store is not None:
-            record.is_stored = make_one_shot_event(self.context.store.add(make_row(evaluation)))
+            evaluation.is_stored = make_one_shot_event(self.context.store.add(make_row(evaluation)))
         enter_queue(evaluation, self.run_queue)
         self._admission.record_evaluation_start()
         return evaluation.details.identifier
@@ -380,15 +380,15 @@ class EvaluationRegistry:
 
         Raises: ServerBusy, if it cannot be stored; then it is stopped and forgotten.
         """
-        record = self._alive.get(identifier)
-        if record is None and identifier in self.records:
-            record = self.records[identifier]
-        if record is not None and record.is_stored is not None:
+        evaluation = self._alive.get(identifier)
+        if evaluation is None and identifier in self.records:
+            evaluation = self.records[identifier]
+        if evaluation is not None and evaluation.is_stored is not None:
             try:
-                (await record.is_stored.wait())()
+                (await evaluation.is_stored.wait())()
             except ServerBusy:
-                record.evaluation.stop(_NOT_STORED)
-                self.records.forget_record(identifier, EvaluationState.EXPIRED)
+                evaluation.stop(_NOT_STORED)
+                self.records.forget_evaluation(identifier, EvaluationState.EXPIRED)
                 raise
 
     # Another process of the daemon goes on
@@ -436,7 +436,7 @@ class EvaluationRegistry:
         else:
             share.add_reference()
         details.shared_upload = share
-        self._alive[details.identifier] = self.records.add_record(evaluation)
+        self._add(evaluation)
         self.context.counters.record_restored_evaluation(row.state)
         if row.state.has_ended:
             if row.is_cleaned_up or row.upload_directory is None:
@@ -454,7 +454,7 @@ class EvaluationRegistry:
             begin_again(evaluation, self.run_queue)
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         if row.is_forgotten:
-            self.records.forget_record(details.identifier, EvaluationState.EXPIRED)
+            self.records.forget_evaluation(details.identifier, EvaluationState.EXPIRED)
 
     def refuse_evaluations(self) -> None:
         """Accept nothing more: the daemon is about to stop."""
@@ -462,9 +462,9 @@ class EvaluationRegistry:
 
     def end_lost_runs(self, failure: EvaluationFailure) -> None:
         """Stop running evaluations, whose evaluators are gone, for this reason."""
-        for record in list(self._alive.values()):
-            if record.evaluation.run is not None:
-                record.evaluation.stop(failure)
+        for evaluation in list(self._alive.values()):
+            if evaluation.run is not None:
+                evaluation.stop(failure)
 
     def is_known_idempotency_key(self, key: str | None, caller: str) -> bool:
         """Return whether an `Idempotency-Key` of the caller names an evaluation."""
@@ -500,6 +500,10 @@ class EvaluationRegistry:
         events.on_discard = evaluation.on_discard
         return evaluation
 
+    def _add(self, evaluation: Evaluation) -> None:
+        self._alive[evaluation.details.identifier] = evaluation
+        self.records.add_evaluation(evaluation)
+
     def _save(self, evaluation: Evaluation) -> None:
         details = evaluation.details
         # The end of a callback may come after the removal, which must not bring back the row.
@@ -511,27 +515,25 @@ class EvaluationRegistry:
 
     def _on_cleaned_up(self, evaluation: Evaluation) -> None:
         try:
-            # First: what follows changes the state of an evaluation that has no record any more.
+            # First: what follows changes the state of an evaluation that is forgotten.
             self._callbacks.start_delivery(evaluation)
         finally:
             self._keep_ended(evaluation)
 
     def _keep_ended(self, evaluation: Evaluation) -> None:
         """Keep an evaluation with only its events, and perhaps its files, left."""
-        record = self._alive[evaluation.details.identifier]
         try:
             evaluation.events.close_files()
-            self.records.note_evaluation_end(record)
-            self.submissions.handle_evaluation_end(record)
+            self.records.note_evaluation_end(evaluation)
+            self.submissions.handle_evaluation_end(evaluation)
             evaluation.save()
         finally:
             del self._alive[evaluation.details.identifier]
-            run_in_background(self._archive(record), log, "defect: the archive has failed")
+            run_in_background(self._archive(evaluation), log, "defect: the archive has failed")
             self._admission.record_evaluation_end()
 
-    async def _archive(self, record: EvaluationRecord) -> None:
+    async def _archive(self, evaluation: Evaluation) -> None:
         """Archive an evaluation that has ended, if there is an archive, and perhaps remove it."""
-        evaluation = record.evaluation
         try:
             if self.context.archive is not None and evaluation.details.archived is None:
                 await self._store_in_archive(evaluation, self.context.archive)
@@ -542,8 +544,8 @@ class EvaluationRegistry:
             evaluation.events.keeps_files = False
             evaluation.events.free_discarded_files()
             self.archived.in_transit.pop(evaluation.details.identifier, None)
-            record.archive_event.set_value(None)
-            self._remove_if_unused(record)
+            evaluation.archive_event.set_value(None)
+            self._remove_if_unused(evaluation)
 
     async def _store_in_archive(self, evaluation: Evaluation, archive: EvaluationArchive) -> None:
         """Archive an evaluation. Raises: StoreError."""
@@ -580,42 +582,41 @@ class EvaluationRegistry:
             if details is not None:
                 details.is_row_deleted = True
             return False
-        evaluation = self.records[identifier].evaluation
+        evaluation = self.records[identifier]
         evaluation.details.archived = None
         evaluation.save()
         return True
 
-    def _on_forgotten(self, record: EvaluationRecord) -> None:
-        self._forgotten[record.details.identifier] = record.details
-        if record.events.keeps_files:
-            self.archived.in_transit[record.details.identifier] = record
-        record.evaluation.save()
-        self._remove_if_unused(record)
+    def _on_forgotten(self, evaluation: Evaluation) -> None:
+        self._forgotten[evaluation.details.identifier] = evaluation.details
+        if evaluation.events.keeps_files:
+            self.archived.in_transit[evaluation.details.identifier] = evaluation
+        evaluation.save()
+        self._remove_if_unused(evaluation)
 
-    def _remove_if_unused(self, record: EvaluationRecord) -> None:
+    def _remove_if_unused(self, evaluation: Evaluation) -> None:
         """Remove what is left of an evaluation that is forgotten; its events after all streams."""
-        if record.details.final_state is None or record.events.keeps_files:
+        if evaluation.details.final_state is None or evaluation.events.keeps_files:
             return
-        self.submissions.discard_kept_files(record)
-        if record.is_unused and not record.is_removed:
-            record.is_removed = True
-            run_in_background(self._remove(record), log, "defect: the removal has failed")
+        self.submissions.discard_kept_files(evaluation)
+        if evaluation.is_unused and not evaluation.is_removed:
+            evaluation.is_removed = True
+            run_in_background(self._remove(evaluation), log, "defect: the removal has failed")
 
-    async def _remove(self, record: EvaluationRecord) -> None:
-        evaluation = record.evaluation
-        assert record.details.final_state is not None, "it is forgotten"
-        evaluation.enter(record.details.final_state)
+    async def _remove(self, evaluation: Evaluation) -> None:
+        assert evaluation.details.final_state is not None, "it is forgotten"
+        evaluation.enter(evaluation.details.final_state)
         await evaluation.events.discard()
         await self.context.wait_for_commit()  # a row without files would be a loss
         evaluation.release_event_bytes()
         await self.context.cleanup_queue.attempt_call(
-            f"{record.details.log_name}: removal of its events",
+            f"{evaluation.details.log_name}: removal of its events",
             remove_tree,
             evaluation.workspace.root,
         )
-        if self.context.store is not None and record.details.archived is None:
-            record.details.is_row_deleted = True
-            self.context.store.delete(record.details.identifier)
+        if self.context.store is not None and evaluation.details.archived is None:
+            evaluation.details.is_row_deleted = True
+            self.context.store.delete(evaluation.details.identifier)
 
     # Rerun
 
@@ -624,12 +625,12 @@ class EvaluationRegistry:
 
         Raises: EvaluationNotFound, EvaluationExpired, EvaluationNotEnded.
         """
-        record = self.records.find_record(identifier, caller, is_reader=False)
-        if record is None:
+        evaluation = self.records.find_evaluation(identifier, caller, is_reader=False)
+        if evaluation is None:
             raise EvaluationExpired(self._started)
-        if not record.details.state.has_ended:
+        if not evaluation.details.state.has_ended:
             raise EvaluationNotEnded
-        return record.evaluation
+        return evaluation
 
     @asynccontextmanager
     async def open_kept_submission(
@@ -658,9 +659,9 @@ class EvaluationRegistry:
         Raises: EvaluationNotFound, EvaluationExpired, SubmissionDiscarded; ServerBusy and OSError
         for archived files.
         """
-        record = self.records.find_record(identifier, caller, is_reader=False)
-        if record is not None and not record.details.state.has_ended:
-            workspace, upload = record.evaluation.workspace, record.details.upload_directory
+        evaluation = self.records.find_evaluation(identifier, caller, is_reader=False)
+        if evaluation is not None and not evaluation.details.state.has_ended:
+            workspace, upload = evaluation.workspace, evaluation.details.upload_directory
             roots = [workspace] if upload is None else [Workspace(upload), workspace]
             return await self._read_files(roots)
         try:
@@ -692,11 +693,11 @@ class EvaluationRegistry:
 
         An evaluation that has ended is left as it is. Raises: EvaluationNotFound.
         """
-        record = self.records.find_record(identifier, caller, is_reader=False)
-        record = record or self._alive.get(identifier)
-        if record is not None:
-            record.evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
-            await record.evaluation.cleanup_event.wait()
+        evaluation = self.records.find_evaluation(identifier, caller, is_reader=False)
+        evaluation = evaluation or self._alive.get(identifier)
+        if evaluation is not None:
+            evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
+            await evaluation.cleanup_event.wait()
 
     # Status and lists
 
@@ -705,10 +706,10 @@ class EvaluationRegistry:
 
         A look at the status does not keep an evaluation that waits for a reader of its events.
         """
-        record = self.records.find_record(identifier, caller, is_reader=False)
-        if record is None:
+        evaluation = self.records.find_evaluation(identifier, caller, is_reader=False)
+        if evaluation is None:
             raise EvaluationExpired(self._started)
-        return build_status(record.evaluation, self.run_queue.find_waiter_position(identifier))
+        return build_status(evaluation, self.run_queue.find_waiter_position(identifier))
 
     async def read_status(self, identifier: str, caller: str) -> dict[str, Any]:
         """Return the status document, also of an archived evaluation. Raises: as `get_status`."""
@@ -722,17 +723,17 @@ class EvaluationRegistry:
     def expire_evaluations(self) -> None:
         """Forget evaluations that no client asks for. To be called about once a second."""
         seconds = self.context.configuration.evaluations.retain
-        for record in self.records.find_abandoned_evaluations(seconds):
-            record.evaluation.stop_as_abandoned()
-            self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
-        for record in self.records.find_unread_evaluations(seconds):
-            self.records.forget_record(record.details.identifier, EvaluationState.EXPIRED)
+        for evaluation in self.records.find_abandoned_evaluations(seconds):
+            evaluation.stop_as_abandoned()
+            self.records.forget_evaluation(evaluation.details.identifier, EvaluationState.EXPIRED)
+        for evaluation in self.records.find_unread_evaluations(seconds):
+            self.records.forget_evaluation(evaluation.details.identifier, EvaluationState.EXPIRED)
 
     def hand_over_evaluations(self) -> None:
         """Accept nothing more, and answer the clients that wait: another process goes on."""
         self.refuse_evaluations()
-        for record in {*self.records, *self._alive.values()}:
-            record.evaluation.leave()
+        for evaluation in {*self.records, *self._alive.values()}:
+            evaluation.leave()
 
     def end_drain_early(self) -> None:
         """End the time that `drain_and_close` gives to running evaluations."""
@@ -756,7 +757,7 @@ class EvaluationRegistry:
                 drain=drain_seconds,
             )
             await self._wait_for(lambda: self._is_urgent or not self._alive, drain_seconds)
-        ends = [record.evaluation.cleanup_event.wait() for record in self._alive.values()]
+        ends = [evaluation.cleanup_event.wait() for evaluation in self._alive.values()]
         self._stop_alive(lambda _: True)
         await gatherResults(ends)
         had_any = had_any or self._has_reader()
@@ -765,7 +766,7 @@ class EvaluationRegistry:
 
     def _stop_alive(self, is_chosen: Callable[[Evaluation], bool]) -> None:
         what = "the daemon was stopped; submit again when it is back"
-        for evaluation in [record.evaluation for record in self._alive.values()]:
+        for evaluation in list(self._alive.values()):
             if is_chosen(evaluation):
                 evaluation.stop(EvaluationFailure("shutdown", what))
 

@@ -28,7 +28,7 @@ from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import Condition, WorkerThreads, run_in_background
 from tawebeval.errors import SubmissionDiscarded, format_size
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.lifecycle import Evaluation, EvaluationRecord
+from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.store import SharedUpload
 from tawebeval.linux.filetree import add_path_to_errors, open_regular_file, remove_tree
 from tawebeval.sandbox.workspace import Workspace
@@ -264,15 +264,15 @@ class SubmissionStore:
         )
         self.unwritten = UnwrittenUploads()
         # Ended evaluations whose files are kept: of each caller in the order of their ends.
-        self._kept: defaultdict[str, dict[str, EvaluationRecord]] = defaultdict(dict)
+        self._kept: defaultdict[str, dict[str, Evaluation]] = defaultdict(dict)
         self._in_use: Counter[str] = Counter()  # of these, those that a rerun is linking now
 
-    def handle_evaluation_end(self, record: EvaluationRecord) -> None:
+    def handle_evaluation_end(self, evaluation: Evaluation) -> None:
         """Keep the files of an ended evaluation, or give back the bytes of removed ones."""
-        if record.details.has_kept_submission:
-            self._kept[record.details.caller][record.details.identifier] = record
+        if evaluation.details.has_kept_submission:
+            self._kept[evaluation.details.caller][evaluation.details.identifier] = evaluation
         else:
-            record.shared_upload.remove_reference()
+            evaluation.shared_upload.remove_reference()
 
     @asynccontextmanager
     async def open_kept_submission(
@@ -291,10 +291,11 @@ class SubmissionStore:
                 packed = await self._context.worker_threads.run_in_thread(read)
             except FileNotFoundError:
                 raise SubmissionDiscarded from None
-            record = self._kept[evaluation.details.caller].get(identifier)
-            if record is None:  # forgotten, perhaps meanwhile
+            if (
+                identifier not in self._kept[evaluation.details.caller]
+            ):  # perhaps forgotten meanwhile
                 raise SubmissionDiscarded
-            yield RerunnableSubmission(unpack_request(packed), workspace, record.shared_upload)
+            yield RerunnableSubmission(unpack_request(packed), workspace, evaluation.shared_upload)
         finally:
             self._in_use -= Counter([identifier])
 
@@ -346,39 +347,39 @@ class SubmissionStore:
         They are those of the caller or, for None, first of the callers that hold most. If all
         together have fewer, discard none and return False.
         """
-        found: list[EvaluationRecord] = []
+        found: list[Evaluation] = []
         users: Counter[SharedUpload] = Counter()  # of those found
-        for record in self._list_kept(caller):
+        for evaluation in self._list_kept(caller):
             if size <= 0:
                 break
-            found.append(record)
-            share = record.shared_upload
+            found.append(evaluation)
+            share = evaluation.shared_upload
             users[share] += 1
             if users[share] == share.reference_count:
                 size -= share.size
         if size > 0:
             return False
-        for record in found:
-            self.discard_kept_files(record)
+        for evaluation in found:
+            self.discard_kept_files(evaluation)
         return True
 
-    def _list_kept(self, caller: str | None) -> Iterator[EvaluationRecord]:
+    def _list_kept(self, caller: str | None) -> Iterator[Evaluation]:
         for name in self.share.list_callers() if caller is None else (caller,):
-            for identifier, record in self._kept.get(name, {}).items():
+            for identifier, evaluation in self._kept.get(name, {}).items():
                 if identifier not in self._in_use:
-                    yield record
+                    yield evaluation
 
-    def discard_kept_files(self, record: EvaluationRecord) -> None:
+    def discard_kept_files(self, evaluation: Evaluation) -> None:
         """Remove the kept files of an ended evaluation, if they are kept.
 
         Their bytes are given back at once, so that an upload need not wait for the removal.
         """
-        identifier, workspace = record.details.identifier, record.evaluation.workspace
-        if self._kept[record.details.caller].pop(identifier, None) is not None:
-            record.details.has_kept_submission = False
+        identifier, workspace = evaluation.details.identifier, evaluation.workspace
+        if self._kept[evaluation.details.caller].pop(identifier, None) is not None:
+            evaluation.details.has_kept_submission = False
             self.discard_upload(workspace.submission_directory, 0, "")
             self.discard_upload(workspace.request_file, 0, "")
-            record.shared_upload.remove_reference()
+            evaluation.shared_upload.remove_reference()
 
     def discard_upload(self, directory: Path, size: int, caller: str) -> None:
         """Remove the `directory` of a form that becomes no evaluation.

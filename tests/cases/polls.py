@@ -231,8 +231,7 @@ class World:
     def seen(self) -> list[Any]:
         """Return all that can be seen, from outside and of what is kept."""
         caller = "alice" if self.tokens else ANONYMOUS_CALLER
-        found = self.service.registry.records.list_records(caller, 0, 100)
-        evaluations = [record.evaluation for record in found]
+        evaluations = self.service.registry.records.list_evaluations(caller, 0, 100)
         return [
             *(_DATE.sub(b"Date:", client.received) for client in self.clients),
             *((client.closed, client.aborted) for client in self.clients),

@@ -231,8 +231,8 @@ class SpoolTests(RegistryTestCase):
 
 class NothingLeftTests(RegistryTestCase):
     def watch(self, identifier: str) -> list[weakref.ref[Any]]:
-        record = self.registry.records[identifier]
-        return [weakref.ref(one) for one in (record, record.evaluation, record.events)]
+        evaluation = self.registry.records[identifier]
+        return [weakref.ref(one) for one in (evaluation, evaluation.events)]
 
     def assert_nothing_left(self, references: list[weakref.ref[Any]]) -> None:
         self.world.spawn.children.clear()

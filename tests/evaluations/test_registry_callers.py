@@ -22,7 +22,7 @@ from tawebeval.errors import (
     IdempotencyKeyReused,
     ServerBusy,
 )
-from tawebeval.evaluations.lifecycle import EvaluationRecord
+from tawebeval.evaluations.lifecycle import Evaluation
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.world import answer
 
@@ -218,10 +218,8 @@ class KeptShareTests(KeptShareTestCase):
             self.assertEqual(identifier in self.registry.records, known)
 
     def test_refusal_looks_once_at_each_evaluation_that_a_stream_has_sent(self) -> None:
-        looks: list[EvaluationRecord] = []
-        self.patch(
-            EvaluationRecord, "is_client_waiting", property(lambda one: not looks.append(one))
-        )
+        looks: list[Evaluation] = []
+        self.patch(Evaluation, "is_client_waiting", property(lambda one: not looks.append(one)))
         for caller in ("alice", "bob", "carol", "dave", "eve"):
             (identifier,) = self.leave(caller)
             self.send_all(identifier, caller)

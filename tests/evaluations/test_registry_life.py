@@ -36,7 +36,7 @@ class AcceptTests(RegistryTestCase):
             records.last_sequence_number = number - 1
             self.accept()
         records.sort_by_acceptance()
-        listed = records.list_records("", 0, 2)
+        listed = records.list_evaluations("", 0, 2)
         self.assertEqual([record.details.sequence_number for record in listed], [2, 4])
 
     def test_full_queue_refuses_with_a_retry_time(self) -> None:

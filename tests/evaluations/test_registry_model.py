@@ -238,7 +238,7 @@ class Comparison(RuleBasedStateMachine):
         return list(self.models.items())[number % len(self.models)]
 
     def add_model(self, identifier: str, *, running: bool = True) -> None:
-        real = self.registry.records[identifier].evaluation
+        real = self.registry.records[identifier]
         self.models[identifier] = Model(self.now, real, running=running)
 
     def child(self, identifier: str) -> FakeChild:
@@ -263,7 +263,7 @@ class Comparison(RuleBasedStateMachine):
         for identifier, model in self.models.items():
             if identifier in self.registry.records:
                 assert not model.forgotten
-                model.real = self.registry.records[identifier].evaluation
+                model.real = self.registry.records[identifier]
                 model.acknowledged = model.real.events.log.begin_cursor
                 model.asked, model.paged = self.now, float("-inf")
             else:

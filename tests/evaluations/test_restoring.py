@@ -258,7 +258,7 @@ class RunningTests(RestoringTestCase):
 
     def test_run_that_was_left_is_stopped_by_the_next_process_alone(self) -> None:
         identifier, child = self.start(b"one\n")
-        run = self.registry.records[identifier].evaluation.run
+        run = self.registry.records[identifier].run
         assert run is not None
         self.registry.hand_over_evaluations()
         asked = Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
@@ -505,7 +505,7 @@ class EndedTests(RestoringTestCase):
 
     def test_error_has_the_same_time_after_a_restart(self) -> None:
         identifier, child = self.start(b"one\n")
-        evaluation = self.registry.records[identifier].evaluation
+        evaluation = self.registry.records[identifier]
         ticks = count(5)
         self.patch(evaluation.context, "read_boot_clock", lambda: next(ticks) / 8)
         self.finish(child, 3)
@@ -609,7 +609,7 @@ class EndedTests(RestoringTestCase):
     def archived_events(self, identifier: str) -> list[str]:
         self.patch(eventlog, "EventFiles", self.world.open_files)
         found = []
-        for ring in read_all_events(self.registry.records[identifier].evaluation):
+        for ring in read_all_events(self.registry.records[identifier]):
             lines = ring.read_events(ring.begin_cursor, 10**6).lines.splitlines()
             found += [json.loads(line)["payload"] for line in lines]
         return [each if isinstance(each, str) else each["reason"] for each in found]

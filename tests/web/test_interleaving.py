@@ -207,7 +207,7 @@ class Machine(RuleBasedStateMachine):
                 client.follower.lose()
                 client.follower = None
         assert not self.service.registry.events.subscriptions
-        assert not len(self.record.evaluation.events.change_condition)
+        assert not len(self.record.events.change_condition)
         closed = Deferred.fromCoroutine(self.service.registry.drain_and_close())
         self.turn()
         assert closed.called

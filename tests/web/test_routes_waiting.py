@@ -107,7 +107,7 @@ class WaitTests(WebTestCase):
         calls = len(self.service.reactor.getDelayedCalls())
         connection = self.connect()
         connection.request(f"GET /evaluation/{identifier}/events?wait=20")
-        evaluation = self.service.registry.records[identifier].evaluation
+        evaluation = self.service.registry.records[identifier]
         self.assertEqual(len(evaluation.events.change_condition), 1)
         connection.lose()
         self.assertEqual(len(evaluation.events.change_condition), 0)
