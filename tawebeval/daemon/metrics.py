@@ -389,7 +389,7 @@ class DaemonMetrics(Collector):
         yield _gauge("cluster_jobs", said, jobs.count_jobs(), "state")
         said = "Jobs that ended without the evaluator's end."
         yield _counter("cluster_jobs_lost", said, jobs.lost_jobs_by_reason, "reason")
-        said = "Evaluators that were begun again on another node."
+        said = "Jobs in place of those that were lost before the evaluator ran."
         yield _counter("cluster_jobs_repeated", said, jobs.restarted_jobs)
         said = "Whether the cluster's controller does not answer."
         yield _gauge("cluster_unreachable", said, jobs.is_controller_unreachable)

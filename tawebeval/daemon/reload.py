@@ -39,7 +39,7 @@ from tawebeval.evaluations.run import KILL_GRACE
 from tawebeval.git.remotes import GitKeyring
 from tawebeval.linux.filetree import open_regular_file
 from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner, ReloadResult
-from tawebeval.slurm.node_process import MAX_KILL_SECONDS
+from tawebeval.slurm.job import MAX_KILL_SECONDS
 from tawebeval.webhooks.signing import find_secrets_file, read_signing_secrets
 
 _REPORT_PERIOD = 1.0  # seconds between two reports at most

@@ -67,7 +67,7 @@ from tawebeval.sandbox.environments import (
 )
 from tawebeval.sandbox.probe import ProbeDirectories, check_sandbox_and_log_problems
 from tawebeval.sandbox.workspace import WritableTrees
-from tawebeval.slurm.node_process import remove_other_node_programs
+from tawebeval.slurm.job import remove_other_node_programs
 from tawebeval.web.auth import (
     Authentication,
     RateLimit,

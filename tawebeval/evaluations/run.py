@@ -88,9 +88,9 @@ class Run(ProcessProtocol):
     until the end, and if no evaluator ran. `usage` is known at the end.
 
     - `on_new_events()` is called when the log has new events, `on_change()` when `failure` is set
-      by a stop, and when the run waits to be begun again, or was.
+      by a stop, and when the clock stands.
     - `deadline`: the end of `limits.wall_clock`, in seconds of the reactor's clock, which goes on
-      over a restart of the daemon; None while the run waits to be begun again elsewhere. The
+      over a restart of the daemon; None while a cluster tells why the job was lost. The
       parameter is that of a run that an earlier process of the daemon has begun. Its stdout goes
       on, its stderr is delivered again.
     """
@@ -169,9 +169,9 @@ class Run(ProcessProtocol):
         """Start the clock, and have the limits checked until the end."""
         monitor = self._context.limit_monitor
         if self.deadline is None:  # what had to wait elsewhere has its whole time from now on
-            self._restart_time()
-        else:
-            self._start_clock()
+            self.deadline = self._context.clock.seconds() + self.sandboxed.limits.wall_clock
+        left = max(0.0, self.deadline - self._context.clock.seconds())
+        self._timeout = self._context.clock.callLater(left, self._on_timeout)
         monitor.add_run(self.sandboxed.run_limits, self.stop)
         self._is_watched = True
         self.run_ended.add_callback(lambda _: self._unwatch_limits())
@@ -195,30 +195,10 @@ class Run(ProcessProtocol):
         self._parse(lambda: None)
 
     def suspend_clock(self) -> None:
-        """Stop the clock until `restart_clock`: the evaluator is to be begun again elsewhere."""
+        """Stop the clock while a cluster tells why the evaluator's job was lost."""
         self._stop_clock()
         self.deadline = None
         self._on_change()
-
-    async def wait_for_commit(self) -> None:
-        """Return once all changes until now are stored. Raises: StoreError, if they cannot be."""
-        if self._context.store is not None:
-            await self._context.store.flush()
-
-    def restart_clock(self) -> None:
-        """Give a run that was begun again its whole time."""
-        if self.deadline is None:
-            self._restart_time()
-            self._on_change()
-
-    def _restart_time(self) -> None:
-        self.deadline = self._context.clock.seconds() + self.sandboxed.limits.wall_clock
-        self._start_clock()
-
-    def _start_clock(self) -> None:
-        assert self.deadline is not None, "the run has begun"
-        left = max(0.0, self.deadline - self._context.clock.seconds())
-        self._timeout = self._context.clock.callLater(left, self._on_timeout)
 
     def _stop_clock(self) -> None:
         if self._timeout is not None:

@@ -581,8 +581,6 @@ def _restore_stdout(evaluation: Evaluation, row: EvaluationRow) -> RecordedStdou
         pass
     events.log.acknowledge(min(row.begin_cursor, events.log.end_cursor))
     evaluation.count_event_bytes()
-    if not stdout.stdout_bytes:
-        stdout.close_files()  # a job that takes the place of a lost one has files of its own
     return stdout
 
 

@@ -242,9 +242,9 @@ class RunRow(msgspec.Struct, omit_defaults=True):
     - `pid`, `start_time`: its first process, and the time of its start in clock ticks since the
       boot (proc(5)), by which a process of a later boot, or with a reused PID, is told apart.
     - `sandbox_description`: what the kind of sandbox needs to go on with the run.
-    - `deadline`: the end of `limits.wall_clock`, in seconds of the monotonic clock; None while the
-      run waits to be begun again. `left_at`: when the daemon has left it to the next process, None
-      after a kill: the time until that goes on does not count.
+    - `deadline`: the end of `limits.wall_clock`, in seconds of the monotonic clock; None while a
+      cluster tells why its job was lost. `left_at`: when the daemon has left it to the next
+      process, None after a kill: the time until that goes on does not count.
     """
 
     pid: int

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 from zipfile import ZipFile, ZipInfo
 
 import attrs
@@ -171,14 +171,8 @@ class ProgramState(msgspec.Struct, frozen=True):
     is_unknown: bool = False
 
 
-class ProgramListener(Protocol):
-    """What is told of one program."""
-
-    def on_state(self, state: ProgramState) -> None:
-        """Take the state of the program."""
-
-    def on_starter_lost(self) -> None:
-        """Take the end of the connection: no state follows."""
+StateListener = Callable[[ProgramState | None], object]
+"""Function that takes the state of a program; None at the end of the connection to the starter."""
 
 
 def read_exit_file(directory: Path) -> ProgramState | None:
@@ -285,7 +279,7 @@ class StarterClient:
         self._connection: socket.socket | None = None
         self._reactor: Any = None
         self._on_lost: Callable[[], object] = lambda: None
-        self._listeners: dict[str, ProgramListener] = {}
+        self._listeners: dict[str, StateListener] = {}
         self._queue: deque[bytes] = deque()  # messages that the socket did not take
 
     @classmethod
@@ -433,7 +427,7 @@ class StarterClient:
         """Whether the reactor serves a connection."""
         return self._connection is not None
 
-    def watch_program(self, directory: Path, listener: ProgramListener) -> None:
+    def watch_program(self, directory: Path, listener: StateListener) -> None:
         """Tell `listener` the state of a program soon, and whenever it changes."""
         self._listeners[str(directory)] = listener
         self._send({"request": "look", "name": str(directory)})
@@ -498,7 +492,7 @@ class StarterClient:
         notice = json.loads(message)
         listener = self._listeners.get(notice["notice"])
         if listener is not None:
-            listener.on_state(msgspec.convert(notice, ProgramState))
+            listener(msgspec.convert(notice, ProgramState))
         return None
 
     def connectionLost(self, reason: Failure) -> None:
@@ -541,7 +535,7 @@ class StarterClient:
         on_lost, self._on_lost = self._on_lost, lambda: None
         on_lost()
         for listener in listeners.values():
-            listener.on_starter_lost()
+            listener(None)
 
 
 class AnsweredError(Exception):

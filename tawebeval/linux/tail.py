@@ -37,9 +37,9 @@ from tawebeval.deferreds import run_in_background
 from tawebeval.linux.child import STDERR, STDOUT, make_exit_reason
 from tawebeval.linux.starter_client import (
     STARTER_ENDED,
-    ProgramListener,
     ProgramState,
     StartedProgram,
+    StateListener,
     read_exit_file,
 )
 
@@ -260,7 +260,7 @@ class ProgramParent(Protocol):
     def is_attached(self) -> bool:
         """Whether states are told."""
 
-    def watch_program(self, directory: Path, listener: ProgramListener) -> None:
+    def watch_program(self, directory: Path, listener: StateListener) -> None:
         """Tell `listener` the state of a program soon, and whenever it changes."""
 
     def unwatch_program(self, directory: Path) -> None:
@@ -360,12 +360,8 @@ class TailedProcess:
         *,
         stdout_offset: int = 0,
         stderr_offset: int = 0,
-        is_connected: bool = False,
     ) -> None:
-        """Take over a process. Raises: OSError, if its files cannot be opened.
-
-        `is_connected`: the protocol has a transport, which passes calls on to this one.
-        """
+        """Take over a process. Raises: OSError, if its files cannot be opened."""
         self.files = files
         self.directory = program.directory
         self.pid = program.pid
@@ -386,12 +382,11 @@ class TailedProcess:
         except OSError:
             self._streams[0].close()
             raise
-        if not is_connected:
-            protocol.makeConnection(self)
+        protocol.makeConnection(self)
         if files.starter.is_attached:
-            files.starter.watch_program(self.directory, self)
+            files.starter.watch_program(self.directory, self.on_state)
         else:
-            files.reactor.callLater(0, self.on_starter_lost)
+            files.reactor.callLater(0, self.on_state, None)
 
     @property
     def is_running(self) -> bool:
@@ -431,9 +426,12 @@ class TailedProcess:
 
     # What the starter tells
 
-    def on_state(self, state: ProgramState) -> None:
-        """Take what the starter knows of the process."""
+    def on_state(self, state: ProgramState | None) -> None:
+        """Take what the starter knows of the process; None if it has ended."""
         if self._has_ended:
+            return
+        if state is None:  # the files have all that is known
+            self._read_exit(STARTER_ENDED)
             return
         if state.is_unknown or not self._is_own(state):
             self._read_exit("it is not known any more how the evaluator has ended")
@@ -447,8 +445,8 @@ class TailedProcess:
             self.on_broker_error(state.broker_error)
         if state.write_error is not None and self.lost_reason is None:
             self.on_lost_output(_explain_write_error(state.write_error))
-        if state.status is not None and state.rusage is not None:
-            self._set_exit(state.status, struct_rusage(state.rusage))
+        if state.status is not None:
+            self._set_exit(state.status, state.rusage)
         self._check_completion()
 
     def _is_own(self, state: ProgramState) -> bool:
@@ -459,11 +457,6 @@ class TailedProcess:
         """Handle that a part of the output is missing: the process is worthless."""
         self.lost_reason = self.lost_reason or reason
         self.signal_group(signal.SIGKILL)
-
-    def on_starter_lost(self) -> None:
-        """Handle the end of the starter: the files have all that is known."""
-        if not self._has_ended:
-            self._read_exit(STARTER_ENDED)
 
     def _read_exit(self, reason: str) -> None:
         """Read how the process has ended; `reason` is why nothing else is known."""
@@ -482,13 +475,13 @@ class TailedProcess:
             self.lost_reason = _explain_write_error(state.write_error)
         self._state = msgspec.structs.replace(state, is_output_complete=True)
         status = signal.SIGKILL if state.status is None else state.status
-        self._set_exit(status, struct_rusage(state.rusage) if state.rusage else None)
+        self._set_exit(status, state.rusage)
         self._check_completion()
 
-    def _set_exit(self, status: int, usage: struct_rusage | None) -> None:
+    def _set_exit(self, status: int, usage: tuple[int | float, ...] | None) -> None:
         if self._reason is not None:
             return
-        self.resource_usage = usage
+        self.resource_usage = None if usage is None else struct_rusage(usage)
         self._reason = make_exit_reason(status)
         self._protocol.processExited(self._reason)
 

@@ -87,7 +87,7 @@ class RunnerStatus:
     """Where a run is that is not on this machine: a part of the status of its evaluation.
 
     `queue_reason` is why the cluster has not started the job yet, in the cluster's own words.
-    `retry_count` is how often the run was begun again after the loss of a node.
+    `retry_count` is how many jobs were lost before the evaluator ran, and replaced.
     """
 
     kind: str

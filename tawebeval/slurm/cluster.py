@@ -15,16 +15,17 @@ from secrets import token_hex
 from typing import Any
 
 import attrs
+from twisted.internet.defer import CancelledError
 from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings, RunnerSettings
 from tawebeval.core.evaluations import Checkout
-from tawebeval.deferreds import WorkerThreads
+from tawebeval.deferreds import OneShotEvent, WorkerThreads, run_in_background
 from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.child import OrphanReaper, ProcessTransport
-from tawebeval.linux.filetree import copy_tree
+from tawebeval.linux.filetree import copy_tree, remove_tree
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.base import (
     Environment,
@@ -55,10 +56,9 @@ from tawebeval.slurm.commands import (
     build_srun_options,
     exclude_node,
 )
-from tawebeval.slurm.node_process import (
-    Attempt,
+from tawebeval.slurm.job import (
     ClusterAccess,
-    NodeProcess,
+    Job,
     NodeState,
     PollingWatcher,
     build_node_command,
@@ -145,7 +145,7 @@ class SlurmSandbox:
         """Return the run of an evaluation with these limits, not started yet."""
         run = SlurmRun(workspace, checkout, self, limits, environment)
         run.sandboxed = SandboxedRun(
-            run.attempt.workspace,
+            run.job.workspace,
             run,
             run.run_limits,
             run,
@@ -174,16 +174,17 @@ class SlurmRunLimits(LocalRunLimits):
     kernel there the rest.
     """
 
-    process: NodeProcess | None = None
+    job: Job | None = None
     _is_away = False
 
     def _list_main_pids(self) -> tuple[int, ...]:
         """Return nothing: the processes are on the node."""
         return ()
 
-    def use_workspace(self, workspace: Workspace) -> None:
+    def use_job(self, job: Job) -> None:
         """Count the files of another job from now on."""
-        self.disk = attrs.evolve(self.disk, directory=workspace.root, left=None)
+        self.job = job
+        self.disk = attrs.evolve(self.disk, directory=job.directory, left=None)
 
     def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
         """Return the error of the first exceeded limit; None if all are kept. Blocks."""
@@ -202,7 +203,7 @@ class SlurmRunLimits(LocalRunLimits):
 
     @property
     def _state(self) -> NodeState | None:
-        return None if self.process is None else self.process.attempt.state
+        return None if self.job is None else self.job.state
 
     def _check_disk(self) -> EvaluationFailure | None:
         """Return the error of files that take too much with those that only the node sees."""
@@ -232,8 +233,8 @@ class SlurmRunLimits(LocalRunLimits):
 class SlurmRun(Launch, RunEnd):
     """The start and the end of one run on a node.
 
-    `sandboxed` is the run itself. `process` is None until srun is started, and `attempt` the
-    present job.
+    `sandboxed` is the run itself. `job` is the present job: the first, or the one in place of a job
+    that was lost before the evaluator ran.
     """
 
     sandboxed: SandboxedRun
@@ -247,52 +248,53 @@ class SlurmRun(Launch, RunEnd):
         environment: Environment | None = None,
     ) -> None:
         self.runner_status = RunnerStatus("slurm")
-        self.process: NodeProcess | None = None
         self._workspace = workspace
         self._checkout = checkout
         self._sandbox = sandbox
         self._environment = environment
         self._is_started = False
-        self.attempt = self._make_attempt()
-        self.run_limits = SlurmRunLimits(
-            limits, _NO_CGROUPS, self.attempt.workspace, checkout.commit
-        )
+        self.job = self._make_job()
+        self.run_limits = SlurmRunLimits(limits, _NO_CGROUPS, self.job.workspace, checkout.commit)
 
-    def _make_attempt(self) -> Attempt:
+    def _make_job(self) -> Job:
         sandbox = self._sandbox
-        return Attempt.create(sandbox.job_prefix, sandbox.session, self._workspace)
+        return Job.create(
+            sandbox.access,
+            self.runner_status,
+            sandbox.job_prefix,
+            sandbox.session,
+            self._workspace,
+        )
 
     @property
     def workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
-        return self.attempt.workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
+        return self.job.workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
 
     # The start
 
-    def start_evaluator(
-        self, command: str, environment: Mapping[str, str], directory: Path
-    ) -> Attempt:
+    def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> Job:
         """Start srun, whose job waits for a node. Blocks."""
-        attempt, limits = self.attempt, self.run_limits
-        limits.make_cgroup(attempt.directory.name)
-        attempt.make_directories()
+        job, limits = self.job, self.run_limits
+        limits.make_cgroup(job.directory.name)
+        job.make_directories()
         local = BubblewrapLaunch(
-            attempt.workspace, self._checkout, self._sandbox.local, limits, self._environment
+            job.workspace, self._checkout, self._sandbox.local, limits, self._environment
         )
         launch = attrs.evolve(
             local.make_launch_spec(command, environment, directory),
             stdout_limit=limits.settings.output,
             stderr_limit=limits.settings.stderr,
         )
-        copy_tree(self._checkout.path, attempt.workspace.tree_directory)
-        attempt.write_start(launch.build_json_object())
-        self._start_srun(attempt)
-        return attempt
+        copy_tree(self._checkout.path, job.workspace.tree_directory)
+        job.write_start(launch.build_json_object())
+        self._start_srun(job)
+        return job
 
-    def _start_srun(self, attempt: Attempt, avoided_node: str | None = None) -> None:
+    def _start_srun(self, job: Job, avoided_node: str | None = None) -> None:
         """Start srun by the starter. Blocks. Raises: OSError."""
         limits, runner = self.run_limits.settings, self._sandbox.settings
-        options = list(build_srun_options(limits, attempt.job_name, runner, *self.job_settings))
+        options = list(build_srun_options(limits, job.job_name, runner, *self.job_settings))
         if avoided_node is not None:
             options = exclude_node(options, avoided_node)
         variables = build_command_environment()
@@ -300,7 +302,7 @@ class SlurmRun(Launch, RunEnd):
         if srun is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "srun")
         program = write_node_program(self._sandbox.local.sandbox_files_directory)
-        told = (str(attempt.directory), str(limits.cpu), str(limits.disk))
+        told = (str(job.directory), str(limits.cpu), str(limits.disk))
         launch = LaunchSpec(
             [srun, *options, "--", *build_node_command(program, told)],
             variables,
@@ -310,87 +312,103 @@ class SlurmRun(Launch, RunEnd):
         )
         self._is_started = True
         try:
-            self._sandbox.writable_trees.starter.start_program(attempt.directory, launch)
+            self._sandbox.writable_trees.starter.start_program(job.directory, launch)
         finally:  # it has SLURM_JWT, for which the shared directory is no place
             with suppress(FileNotFoundError):
-                (attempt.directory / "start").unlink()
+                (job.directory / "start").unlink()
 
-    async def wait_for_evaluator_start(self, started: Attempt) -> None:
+    async def wait_for_evaluator_start(self, started: Job) -> None:
         """Wait until a node runs the evaluator. Raises: EvaluationFailure, OSError.
 
-        If it is cancelled, it returns after the end of srun.
+        A job that is lost before is replaced once, if `runner.retries` allows it. A cancellation is
+        raised after the end of srun, or leaves that to `close`.
         """
-        process = self._make_process(started)
-        process.follow(started)
-        await process.wait_for_start()
-
-    def _make_process(self, attempt: Attempt) -> NodeProcess:
-        retries = self._sandbox.settings.retries - self.runner_status.retry_count
-        process = NodeProcess(
-            self._sandbox.access, self.runner_status, self._repeat, retries, attempt
-        )
-        self.process = self.run_limits.process = process
-        return process
-
-    async def _repeat(self, lost: Attempt, avoided_node: str | None) -> Attempt:
-        """Start a job in place of a lost one, in directories of its own.
-
-        Raises: OSError; ValueError, if the description of the lost job is damaged.
-        """
-        attempt = self._make_attempt()
+        self.run_limits.job = started
+        started.follow()
         try:
-            await self._sandbox.access.threads.run_in_thread(
-                self._start_in_place_of, lost, attempt, avoided_node
-            )
-        except Exception:
-            # The starter may have started srun, and not have answered in time.
-            self._sandbox.commands.cancel_job(attempt.job_name)
+            await started.wait_for_start()
+        except EvaluationFailure as loss:
+            has_failed = started.state is not None  # the node could not start the evaluator
+            is_repeatable = has_failed or loss.reason in ("node", "preempted")
+            if not (is_repeatable and self._sandbox.settings.retries):
+                raise
+            log.warn("{why}; another job takes its place", why=loss.message)
+            another = await self._start_in_place_of(started, loss)
+            another.follow()
+            try:
+                await another.wait_for_start()
+            except EvaluationFailure:
+                if has_failed:  # there may be no other node
+                    raise loss from None
+                raise
+
+    async def _start_in_place_of(self, lost: Job, loss: EvaluationFailure) -> Job:
+        """Start a job, in directories of its own. Raises: EvaluationFailure, if it cannot."""
+        job = self._make_job()
+        begun: OneShotEvent[Exception | None] = OneShotEvent()
+
+        async def start() -> None:
+            run_in_thread = self._sandbox.access.threads.run_in_thread
+            try:
+                await run_in_thread(self._copy_and_start, lost, job)
+            except Exception as error:  # noqa: BLE001  (a client learns of every end)
+                begun.set_value(error)
+            else:
+                begun.set_value(None)
+
+        run_in_background(start(), log, "defect: a job is not started")
+        try:
+            error = await begun.wait()
+        except CancelledError:
+            await begun.wait()
             raise
-        self._use_attempt(attempt)
-        return attempt
+        finally:
+            self._use_job(job)  # also so that `close` ends what was started
+        if error is not None:
+            log.error("no job can take the place of the lost one: {error!r}", error=error)
+            raise loss
+        self._sandbox.commands.counters.restarted_jobs += 1
+        status = self.runner_status
+        status.retry_count += 1
+        status.job_id = status.node = None
+        return job
 
-    def _use_attempt(self, attempt: Attempt) -> None:
-        self.attempt = attempt
-        self.sandboxed.workspace = attempt.workspace
-        self.run_limits.use_workspace(attempt.workspace)
-
-    def _start_in_place_of(self, lost: Attempt, attempt: Attempt, avoided_node: str | None) -> None:
-        attempt.make_directories()
+    def _copy_and_start(self, lost: Job, job: Job) -> None:
+        job.make_directories()
         self._sandbox.local.make_system_view(self._environment)  # the lost job's may be removed
-        attempt.write_start(attempt.read_start(lost))
-        copy_tree(self._checkout.path, attempt.workspace.tree_directory)
-        self._start_srun(attempt, avoided_node)
+        job.write_start(job.read_start(lost))
+        copy_tree(self._checkout.path, job.workspace.tree_directory)
+        has_failed = lost.state is not None
+        self._start_srun(job, lost.node if has_failed else None)
+        with suppress(OSError):  # what still runs somewhere writes to the directory
+            remove_tree(lost.directory)
 
-    def connect_process(self, run: ProcessProtocol, started: Attempt) -> NodeProcess:
+    def _use_job(self, job: Job) -> None:
+        self.job = job
+        self.sandboxed.workspace = job.workspace
+        self.run_limits.use_job(job)
+
+    def connect_process(self, run: ProcessProtocol, started: Job) -> ProcessTransport:
         """Let the evaluator on the node drive `run`."""
-        assert self.process is not None, "the run has begun"
-        self.process.connect(run)
-        return self.process
+        return self.job.connect(run)
 
     def describe_for_resume(self) -> dict[str, Any]:
         """Return what `resume_process` needs, as JSON."""
         retries = self.runner_status.retry_count
-        return {"kind": "slurm", "retries": retries, **self.attempt.describe()}
+        return {"kind": "slurm", "retries": retries, **self.job.describe()}
 
-    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> NodeProcess:
+    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> ProcessTransport:
         """Go on with a run that was started by another process of the daemon. Blocks.
 
         Raises: OSError.
         """
-        attempt = Attempt.load(left.description, self._workspace)
-        self._is_started = True
-        self._use_attempt(attempt)
         status = self.runner_status
-        status.job_id, status.node = attempt.job_identifier, attempt.node
+        job = Job.load(self._sandbox.access, status, left.description, self._workspace)
+        self._is_started = True
+        self._use_job(job)
+        status.job_id, status.node = job.identifier, job.node
         status.retry_count = left.description["retries"]
-        process = self._make_process(attempt)
-        process.pid, process.start_time = left.pid, left.start_time
-        try:
-            process.resume(run, attempt.read_state(), left.stdout_offset)
-        except OSError:
-            self.process = None  # `close` ends the job
-            raise
-        return process
+        return job.resume(run, left.stdout_offset)
 
     # The end
 
@@ -403,18 +421,17 @@ class SlurmRun(Launch, RunEnd):
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit. Raises: EvaluationFailure."""
-        assert self.process is not None, "the run has begun"
-        if self.process.job_loss is not None:
-            raise self.process.job_loss
+        if self.job.loss is not None:
+            raise self.job.loss
         end = BubblewrapEnd(
-            locate_status_file(self.attempt.workspace), self.run_limits, self._sandbox.local
+            locate_status_file(self.job.workspace), self.run_limits, self._sandbox.local
         )
         return end.interpret_exit(status, number)
 
     def close(self) -> None:
         """End an srun that nobody has followed. Blocks."""
-        sandbox, attempt = self._sandbox, self.attempt
-        if self._is_started and self.process is None:
+        sandbox, job = self._sandbox, self.job
+        if self._is_started and not job.is_followed:
             with suppress(OSError):  # it has ended
-                sandbox.writable_trees.starter.forget_program_now(attempt.directory)
-            sandbox.access.reactor.callFromThread(sandbox.commands.cancel_job, attempt.job_name)
+                sandbox.writable_trees.starter.forget_program_now(job.directory)
+            sandbox.access.reactor.callFromThread(sandbox.commands.cancel_job, job.job_name)

@@ -3,8 +3,7 @@
     python3 -I -S PROGRAM DIRECTORY CPU_SECONDS DISK_BYTES
 
 It imports the standard library, and of tawebeval only what does so, too: `write_node_program` of
-`node_process` copies these modules into PROGRAM, in the shared directory. DIRECTORY is that of one
-job:
+`job` copies these modules into PROGRAM, in the shared directory. DIRECTORY is that of one job:
 
 | file | writer | content |
 | --- | --- | --- |

@@ -609,19 +609,19 @@ class AttachedTests(TestCase):
         self.lost: Deferred[None] = Deferred()
         self.ended: Deferred[None] = Deferred()
 
-    def on_state(self, state: ProgramState) -> None:
+    def on_state(self, state: ProgramState | None) -> None:
+        if state is None:
+            self.lost.callback(None)
+            return
         self.states.append(state)
         if state.status is not None and state.is_output_complete and not self.ended.called:
             self.ended.callback(None)
-
-    def on_starter_lost(self) -> None:
-        self.lost.callback(None)
 
     async def test_end_is_told(self) -> None:
         self.client.attach(reactor)
         directory = self.starter.directory / "program"
         self.client.start_program(directory, sh("exit 3"))
-        self.client.watch_program(directory, self)
+        self.client.watch_program(directory, self.on_state)
         await self.ended
         assert self.states[-1].status is not None
         self.assertEqual(os.waitstatus_to_exitcode(self.states[-1].status), 3)
@@ -630,7 +630,7 @@ class AttachedTests(TestCase):
 
     async def test_unknown_program_is_told(self) -> None:
         self.client.attach(reactor)
-        self.client.watch_program(Path("/none"), self)
+        self.client.watch_program(Path("/none"), self.on_state)
         while not self.states:
             await _turn()
         self.assertTrue(self.states[0].is_unknown)
@@ -638,7 +638,7 @@ class AttachedTests(TestCase):
     async def test_end_of_the_starter_is_told(self) -> None:
         told = []
         self.client.attach(reactor, lambda: told.append("lost"))
-        self.client.watch_program(Path("/none"), self)
+        self.client.watch_program(Path("/none"), self.on_state)
         self.starter.kill()
         await self.lost
         self.assertEqual(told, ["lost"])
@@ -659,7 +659,7 @@ class AttachedTests(TestCase):
     async def test_starter_that_takes_no_requests_is_lost(self) -> None:
         self.patch(starter_client, "MAX_QUEUED_REQUESTS", 1)
         self.client.attach(reactor)
-        self.client.watch_program(Path("/none"), self)
+        self.client.watch_program(Path("/none"), self.on_state)
         os.kill(self.starter.pid, signal.SIGSTOP)
         self.addCleanup(os.kill, self.starter.pid, signal.SIGCONT)
         for _ in range(1000):

@@ -26,9 +26,9 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from tawebeval.linux import tail
 from tawebeval.linux.starter_client import (
     STARTER_ENDED,
-    ProgramListener,
     ProgramState,
     StartedProgram,
+    StateListener,
 )
 from tawebeval.linux.tail import POLL_SECONDS, FileTail, FileWatcher, ProgramFiles, TailedProcess
 from tests.cases.patience import PATIENCE
@@ -73,10 +73,10 @@ class PlayedStarter:
 
     def __init__(self) -> None:
         self.is_attached = True
-        self.listener: ProgramListener | None = None
+        self.listener: StateListener | None = None
         self.asked: list[Any] = []
 
-    def watch_program(self, directory: Path, listener: ProgramListener) -> None:
+    def watch_program(self, directory: Path, listener: StateListener) -> None:
         self.listener = listener
 
     def unwatch_program(self, directory: Path) -> None:
@@ -129,7 +129,7 @@ class PlayedTests(SynchronousTestCase):
 
     def tell(self, **state: Any) -> None:
         assert self.starter.listener is not None
-        self.starter.listener.on_state(ProgramState(pid=7, start_time=9, **state))
+        self.starter.listener(ProgramState(pid=7, start_time=9, **state))
         self.take_turns()
 
     def save(self, **state: Any) -> None:
@@ -176,8 +176,8 @@ class PlayedTests(SynchronousTestCase):
         process.resumeProducing()
         self.take_turns()
         assert listener is not None
-        listener.on_state(ProgramState(pid=7, start_time=9, status=0, rusage=USAGE))
-        listener.on_starter_lost()
+        listener(ProgramState(pid=7, start_time=9, status=0, rusage=USAGE))
+        listener(None)
         self.take_turns()
         self.assertEqual((self.protocol.printed, self.protocol.told), ({1: b"one", 2: b""}, []))
         self.assertEqual((self.starter.asked, self.watcher.callbacks), ([], {}))
@@ -223,7 +223,7 @@ class PlayedTests(SynchronousTestCase):
     def test_another_process_with_the_number_is_not_taken_for_it(self) -> None:
         process = self.connect()
         assert self.starter.listener is not None
-        self.starter.listener.on_state(ProgramState(pid=7, start_time=10))
+        self.starter.listener(ProgramState(pid=7, start_time=10))
         self.take_turns()
         self.assertIn("not known any more", process.lost_reason or "")
 
@@ -257,7 +257,7 @@ class PlayedTests(SynchronousTestCase):
             self.print(b"some")
             if saved is not None:
                 self.save(**saved)
-            process.on_starter_lost()
+            process.on_state(None)
             self.take_turns()
             self.assertEqual(self.protocol.printed[1], b"some")
             self.assertEqual(process.lost_reason, lost)

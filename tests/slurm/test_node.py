@@ -16,7 +16,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.slurm.node_process import write_node_program
+from tawebeval.slurm.job import write_node_program
 from tests.cases.patience import PATIENCE
 from tests.integration.processes import new_word, processes
 

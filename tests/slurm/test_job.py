@@ -1,4 +1,4 @@
-"""`slurm.node_process`: jobs whose files, srun and queue the test plays."""
+"""`slurm.job`: jobs whose files, srun and queue the test plays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-from twisted.internet.defer import CancelledError, Deferred, fail, succeed
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
@@ -22,32 +22,32 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import LimitSettings, RunnerSettings
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.starter_client import ProgramState
+from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.base import LeftProcess, RunnerStatus
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm.cluster import SlurmRun
 from tawebeval.slurm.commands import JobCounters, QueuedJob
-from tawebeval.slurm.node_process import (
+from tawebeval.slurm.job import (
     JOB_QUERY_TIMEOUT,
     KILL_ANSWER_TIMEOUT,
     MAX_POLL_SECONDS,
     MIN_POLL_SECONDS,
-    Attempt,
     ClusterAccess,
-    NodeProcess,
+    Job,
     PollingWatcher,
     remove_other_node_programs,
     write_node_program,
 )
 from tests.fakes.world import InlineThreads
 
+RUSAGE = [1.5, 0.5, *[0] * 14]
 
-class AttemptCase(SynchronousTestCase):
+
+class ProgramTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.parent = Path(tempfile.mkdtemp(prefix="tawebeval-test-"))
         self.addCleanup(shutil.rmtree, self.parent)
 
-
-class ProgramTests(AttemptCase):
     def test_several_threads_write_it_once_beside_that_of_another_version(self) -> None:
         other = self.parent / "node-0123456789abcdef"
         other.touch()
@@ -58,46 +58,6 @@ class ProgramTests(AttemptCase):
         self.assertTrue((program / "__main__.py").is_file())
         remove_other_node_programs(self.parent)
         self.assertEqual(list(self.parent.iterdir()), [program])
-
-
-class JobTests(AttemptCase):
-    def make_attempt(self) -> Attempt:
-        attempt = Attempt.create("tawebeval-x-", "s", Workspace(self.parent / "evaluation"))
-        attempt.make_directories()
-        return attempt
-
-    def test_description_leads_to_the_same_directory(self) -> None:
-        attempt = self.make_attempt()
-        attempt.job_identifier, attempt.node = "7", "one"
-        loaded = Attempt.load(attempt.describe(), attempt.evaluation)
-        self.assertEqual(loaded.directory, attempt.directory)
-        self.assertEqual((loaded.job_identifier, loaded.node), ("7", "one"))
-
-    def test_start_in_place_of_another_job_names_no_directory_of_that(self) -> None:
-        first, second = self.make_attempt(), self.make_attempt()
-        first.write_start({"argv": ["bwrap", "--bind", str(first.workspace.tree_directory)]})
-        argv = second.read_start(first)["argv"]
-        self.assertEqual(argv[-1], str(second.workspace.tree_directory))
-
-    def test_broken_state_counts_as_none(self) -> None:
-        attempt = self.make_attempt()
-        self.assertIsNone(attempt.read_state())
-        attempt.state_file.write_text('{"node": "o')
-        self.assertIsNone(attempt.read_state())
-
-    def test_output_is_moved_once_the_evaluator_runs(self) -> None:
-        attempt = self.make_attempt()
-        (attempt.workspace.output_directory / "stdout").write_text("one")
-        attempt.state_file.write_text('{"node": "one", "error": "no room"}')
-        attempt.read_state()
-        self.assertFalse((attempt.evaluation.output_directory / "stdout").exists())
-        attempt.state_file.write_text('{"node": "one", "pid": 5}')
-        attempt.read_state()
-        self.assertEqual((attempt.evaluation.output_directory / "stdout").read_text(), "one")
-        self.assertTrue(attempt.has_printed())
-
-
-RUSAGE = [1.5, 0.5, *[0] * 14]
 
 
 class FakeStarter:
@@ -147,7 +107,6 @@ class FakeRun(ProcessProtocol):
     def __init__(self) -> None:
         self.stdout = b""
         self.told: list[Any] = []
-        self.committed: Deferred[None] = Deferred()
 
     def outReceived(self, data: bytes) -> None:
         self.stdout += data
@@ -161,17 +120,9 @@ class FakeRun(ProcessProtocol):
     def suspend_clock(self) -> None:
         self.told.append("suspended")
 
-    def restart_clock(self) -> None:
-        self.told.append("restarted")
 
-    async def wait_for_commit(self) -> None:
-        await self.committed
-
-
-class NodeProcessCase(SynchronousTestCase):
+class JobCase(SynchronousTestCase):
     """A job that was started, and nobody has heard of."""
-
-    retries = 0
 
     def setUp(self) -> None:
         folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-"))
@@ -188,41 +139,28 @@ class NodeProcessCase(SynchronousTestCase):
             self.commands,  # type: ignore[arg-type]
         )
         self.run_, self.status = FakeRun(), RunnerStatus("slurm")
-        self.repeated: list[str | None] = []
-        self.repeat_gate: Deferred[None] = succeed(None)
-        self.process = self.make_process(self.make_attempt())
+        self.job = self.make_job()
+        self.process: TailedProcess
 
-    def make_attempt(self) -> Attempt:
-        attempt = Attempt.create("tawebeval-x-", "s", self.evaluation)
-        attempt.make_directories()
-        return attempt
-
-    def make_process(self, attempt: Attempt) -> NodeProcess:
-        return NodeProcess(self.access, self.status, self.repeat, self.retries, attempt)
-
-    async def repeat(self, lost: Attempt, avoided_node: str | None) -> Attempt:
-        self.repeated.append(avoided_node)
-        await self.repeat_gate
-        return self.make_attempt()
-
-    @property
-    def attempt(self) -> Attempt:
-        return self.process.attempt
+    def make_job(self) -> Job:
+        job = Job.create(self.access, self.status, "tawebeval-x-", "s", self.evaluation)
+        job.make_directories()
+        return job
 
     def follow(self) -> Deferred[None]:
-        self.process.follow(self.attempt)
-        return Deferred.fromCoroutine(self.process.wait_for_start())
+        self.job.follow()
+        return Deferred.fromCoroutine(self.job.wait_for_start())
 
     def tell(self, **members: Any) -> None:
         content = {"node": "one", "job": "7", "exceeded": None, "pid": 5, "start_time": 6}
-        self.attempt.state_file.write_text(json.dumps({**content, **members}))
+        self.job.state_file.write_text(json.dumps({**content, **members}))
         self.pass_time()
 
     def tell_end(self, status: int = 0) -> None:
         self.tell(status=status, rusage=RUSAGE, is_output_complete=True)
 
     def print_text(self, text: str) -> None:
-        own = self.attempt.workspace.output_directory
+        own = self.job.workspace.output_directory
         moved = self.evaluation.output_directory
         for directory in (moved if (moved / "stdout").exists() else own,):
             for name, content in (("stdout", text), ("stderr", "")):
@@ -233,10 +171,10 @@ class NodeProcessCase(SynchronousTestCase):
         self.clock.pump([MIN_POLL_SECONDS] * int(seconds / MIN_POLL_SECONDS))
 
     def end_srun(self, stderr: str = "") -> None:
-        (self.attempt.directory / "stderr").write_text(stderr)
-        listener = self.starter.listeners[self.attempt.directory]
-        listener.on_state(ProgramState(status=0, is_output_complete=True))
-        if watcher := self.commands.watchers.get(self.attempt.job_name):
+        (self.job.directory / "stderr").write_text(stderr)
+        listener = self.starter.listeners[self.job.directory]
+        listener(ProgramState(status=0, is_output_complete=True))
+        if watcher := self.commands.watchers.get(self.job.job_name):
             watcher(self.commands.job)
         self.pass_time()
 
@@ -245,14 +183,43 @@ class NodeProcessCase(SynchronousTestCase):
         self.print_text("")
         self.tell()
         self.successResultOf(started)
-        self.process.connect(self.run_)
+        self.process = self.job.connect(self.run_)
         self.pass_time()
 
 
-class NodeProcessTests(NodeProcessCase):
+class FileTests(JobCase):
+    def test_description_leads_to_the_same_directory(self) -> None:
+        self.job.identifier, self.job.node = "7", "one"
+        loaded = Job.load(self.access, self.status, self.job.describe(), self.evaluation)
+        self.assertEqual(loaded.directory, self.job.directory)
+        self.assertEqual((loaded.identifier, loaded.node), ("7", "one"))
+
+    def test_start_in_place_of_another_job_names_no_directory_of_that(self) -> None:
+        first, second = self.job, self.make_job()
+        first.write_start({"argv": ["bwrap", "--bind", str(first.workspace.tree_directory)]})
+        argv = second.read_start(first)["argv"]
+        self.assertEqual(argv[-1], str(second.workspace.tree_directory))
+
+    def test_broken_state_counts_as_none(self) -> None:
+        self.assertIsNone(self.job.read_state())
+        self.job.state_file.write_text('{"node": "o')
+        self.assertIsNone(self.job.read_state())
+
+    def test_output_is_moved_once_the_evaluator_runs(self) -> None:
+        moved = self.evaluation.output_directory / "stdout"
+        (self.job.workspace.output_directory / "stdout").write_text("one")
+        self.job.state_file.write_text('{"node": "one", "error": "no room"}')
+        self.job.read_state()
+        self.assertFalse(moved.exists())
+        self.job.state_file.write_text('{"node": "one", "pid": 5}')
+        self.job.read_state()
+        self.assertEqual(moved.read_text(), "one")
+
+
+class JobTests(JobCase):
     def test_wait_ends_when_the_node_has_begun(self) -> None:
         started = self.follow()
-        watcher = self.commands.watchers[self.attempt.job_name]
+        watcher = self.commands.watchers[self.job.job_name]
         watcher(QueuedJob("7", "a", "PENDING", "Resources"))
         self.assertEqual((self.status.job_id, self.status.queue_reason), ("7", "Resources"))
         self.assertNoResult(started)
@@ -275,7 +242,7 @@ class NodeProcessTests(NodeProcessCase):
         assert usage is not None
         self.assertEqual(usage.ru_utime, 1.5)
         self.end_srun()
-        self.assertEqual(self.starter.forgotten, [self.attempt.directory])
+        self.assertEqual(self.starter.forgotten, [self.job.directory])
         self.assertEqual(self.commands.cancelled, [])
 
     def test_process_that_is_left_delivers_nothing(self) -> None:
@@ -292,34 +259,34 @@ class NodeProcessTests(NodeProcessCase):
     def test_end_of_srun_lets_the_end_be_seen_at_once(self) -> None:
         self.connect()
         state = {"node": "one", "job": "7", "pid": 5, "start_time": 6, "status": 0}
-        self.attempt.state_file.write_text(
+        self.job.state_file.write_text(
             json.dumps({**state, "rusage": RUSAGE, "is_output_complete": True})
         )
-        listener = self.starter.listeners[self.attempt.directory]
-        listener.on_state(ProgramState(status=0, is_output_complete=True))
+        listener = self.starter.listeners[self.job.directory]
+        listener(ProgramState(status=0, is_output_complete=True))
         self.clock.pump([0] * 9)
         self.assertEqual(len(self.run_.told), 2)
-        self.assertIsNone(self.process.job_loss)
+        self.assertIsNone(self.job.loss)
         self.assertEqual(self.commands.watchers, {})
 
     def test_srun_that_does_not_end_is_ended_with_its_job(self) -> None:
         self.connect()
         self.tell_end()
         self.clock.advance(60)
-        self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
-        self.assertEqual(self.starter.signals, [(self.attempt.directory, signal.SIGKILL)])
+        self.assertEqual(self.commands.cancelled, [self.job.job_name])
+        self.assertEqual(self.starter.signals, [(self.job.directory, signal.SIGKILL)])
 
     def test_signals_are_written_and_a_deaf_node_is_given_up(self) -> None:
         self.connect()
         self.process.signal_group(signal.SIGTERM)
         self.process.signal_group(signal.SIGKILL)
-        self.assertEqual((self.attempt.directory / "signal").read_text(), "15\n9\n")
+        self.assertEqual((self.job.directory / "signal").read_text(), "15\n9\n")
         self.clock.advance(KILL_ANSWER_TIMEOUT)
-        self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
+        self.assertEqual(self.commands.cancelled, [self.job.job_name])
         self.end_srun()
         self.assertEqual(len(self.run_.told), 2)
-        assert self.process.job_loss is not None
-        self.assertEqual(self.process.job_loss.reason, "lost")
+        assert self.job.loss is not None
+        self.assertEqual(self.job.loss.reason, "lost")
 
     def test_lost_job_is_explained_after_its_output(self) -> None:
         self.connect()
@@ -328,8 +295,8 @@ class NodeProcessTests(NodeProcessCase):
         self.end_srun()
         self.assertEqual(self.run_.stdout, b"said\n")
         self.assertEqual(self.run_.told[0], "exited")
-        assert self.process.job_loss is not None
-        self.assertEqual(self.process.job_loss.reason, "node")
+        assert self.job.loss is not None
+        self.assertEqual(self.job.loss.reason, "node")
         self.assertIsNone(self.process.resource_usage)
         self.assertEqual(self.commands.counters.lost_jobs_by_reason["node"], 1)
 
@@ -341,8 +308,8 @@ class NodeProcessTests(NodeProcessCase):
         self.print_text("late\n")
         self.tell_end()
         self.assertEqual(self.run_.stdout, b"late\n")
-        self.assertIsNone(self.process.job_loss)
-        self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
+        self.assertIsNone(self.job.loss)
+        self.assertEqual(self.commands.cancelled, [self.job.job_name])
 
     def test_node_has_two_minutes_to_end_a_job(self) -> None:
         self.connect()
@@ -350,14 +317,14 @@ class NodeProcessTests(NodeProcessCase):
         self.end_srun()
         self.assertEqual(self.run_.told, ["suspended"])
         self.clock.advance(JOB_QUERY_TIMEOUT)
-        assert self.process.job_loss is not None
-        self.assertEqual(self.process.job_loss.reason, "node")
+        assert self.job.loss is not None
+        self.assertEqual(self.job.loss.reason, "node")
 
     def test_cancellation_ends_srun_first(self) -> None:
         started = self.follow()
         started.cancel()
         self.assertNoResult(started)
-        self.assertEqual(self.starter.signals, [(self.attempt.directory, signal.SIGKILL)])
+        self.assertEqual(self.starter.signals, [(self.job.directory, signal.SIGKILL)])
         self.end_srun()
         self.failureResultOf(started, CancelledError)
 
@@ -389,32 +356,31 @@ class NodeProcessTests(NodeProcessCase):
         self.assertIn("the node one could not run the evaluator: /roots/gcc", error.message)
 
 
-class ResumeTests(NodeProcessCase):
+class ResumeTests(JobCase):
     """Jobs of an earlier process of the daemon, whose starter has ended."""
 
     def resume(self) -> None:
-        self.process.pid, self.process.start_time = 5, 6
-        self.process.resume(self.run_, self.attempt.read_state(), 0)
-        self.starter.listeners[self.attempt.directory].on_state(ProgramState(is_unknown=True))
+        self.process = self.job.resume(self.run_, 0)
+        self.starter.listeners[self.job.directory](ProgramState(is_unknown=True))
         self.pass_time()
 
     def begin(self) -> None:
         self.print_text("one\n")
         state = {"node": "one", "job": "7", "pid": 5, "start_time": 6}
-        self.attempt.state_file.write_text(json.dumps(state))
+        self.job.state_file.write_text(json.dumps(state))
 
     def test_job_goes_on_without_srun_and_is_cancelled_in_the_end(self) -> None:
         self.begin()
         self.resume()
         self.assertEqual(self.run_.stdout, b"one\n")
-        self.assertIn(self.attempt.job_name, self.commands.watchers)
+        self.assertIn(self.job.job_name, self.commands.watchers)
         self.tell_end()
         self.assertEqual(self.run_.told[0], "exited")
-        self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
+        self.assertEqual(self.commands.cancelled, [self.job.job_name])
 
     def test_job_that_has_ended_meanwhile_is_told(self) -> None:
         self.begin()
-        self.attempt.read_state()
+        self.job.read_state()
         self.tell_end()
         self.resume()
         self.assertEqual(self.run_.stdout, b"one\n")
@@ -422,13 +388,15 @@ class ResumeTests(NodeProcessCase):
 
     def test_failed_resumption_leaves_nothing_and_may_be_repeated(self) -> None:
         self.begin()
-        state = self.attempt.read_state()
+        self.job.read_state()
         stderr = self.evaluation.output_directory / "stderr"
         stderr.rename(stderr.with_suffix(".away"))
-        self.assertRaises(OSError, self.process.resume, self.run_, state, 0)
+        self.assertRaises(OSError, self.job.resume, self.run_, 0)
         self.assertEqual((self.commands.watchers, self.starter.listeners), ({}, {}))
         stderr.with_suffix(".away").rename(stderr)
-        self.process, self.run_ = self.make_process(self.attempt), FakeRun()
+        described = self.job.describe()
+        self.job = Job.load(self.access, self.status, described, self.evaluation)
+        self.run_ = FakeRun()
         self.resume()
         self.tell_end()
         self.assertEqual(self.run_.stdout, b"one\n")
@@ -437,7 +405,7 @@ class ResumeTests(NodeProcessCase):
 
     def test_run_that_cannot_be_resumed_ends_its_job(self) -> None:
         self.begin()
-        self.attempt.read_state()
+        self.job.read_state()
         (self.evaluation.output_directory / "stdout").unlink()
         sandbox: Any = SimpleNamespace(
             access=self.access,
@@ -450,136 +418,26 @@ class ResumeTests(NodeProcessCase):
         checkout: Any = SimpleNamespace(commit=SimpleNamespace(size=0, file_count=0))
         run = SlurmRun(self.evaluation, checkout, sandbox, LimitSettings())
         run.sandboxed = Mock()
-        left = LeftProcess({**self.attempt.describe(), "retries": 0}, 5, 6, 0)
+        left = LeftProcess({**self.job.describe(), "retries": 0}, 5, 6, 0)
         self.assertRaises(OSError, run.resume_process, self.run_, left)
         self.access.reactor.callFromThread = lambda call, *given: call(*given)
         run.close()
-        self.assertEqual(self.starter.forgotten, [self.attempt.directory])
-        self.assertEqual(self.commands.cancelled, [self.attempt.job_name])
+        self.assertEqual(self.starter.forgotten, [self.job.directory])
+        self.assertEqual(self.commands.cancelled, [self.job.job_name])
 
-    def test_waiting_job_that_the_queue_has_forgotten_meanwhile_is_lost(self) -> None:
-        self.process.resume(self.run_, None, 0)
+    def test_job_that_the_queue_has_forgotten_meanwhile_is_lost(self) -> None:
+        self.begin()
+        self.job.resume(self.run_, 0)
+        self.starter.listeners[self.job.directory](None)
         self.assertEqual(self.commands.misses, 15)
-        self.commands.watchers[self.attempt.job_name](None)
-        self.assertEqual(self.starter.signals, [(self.attempt.directory, signal.SIGKILL)])
-        self.end_srun()
-        assert self.process.job_loss is not None
-        self.assertEqual(self.process.job_loss.reason, "lost")
+        self.commands.watchers[self.job.job_name](None)
+        assert self.job.loss is not None
+        self.assertEqual(self.job.loss.reason, "lost")
 
     def test_job_that_has_left_the_queue_is_lost(self) -> None:
         self.begin()
         self.resume()
-        self.commands.watchers[self.attempt.job_name](QueuedJob("7", "a", "CANCELLED"))
-        assert self.process.job_loss is not None
-        self.assertEqual(self.process.job_loss.reason, "revoked")
+        self.commands.watchers[self.job.job_name](QueuedJob("7", "a", "CANCELLED"))
+        assert self.job.loss is not None
+        self.assertEqual(self.job.loss.reason, "revoked")
         self.assertEqual(self.run_.stdout, b"one\n")
-
-
-class RepeatTests(NodeProcessCase):
-    retries = 1
-
-    def lose(self) -> None:
-        self.commands.job = QueuedJob("7", "a", "NODE_FAIL")
-        self.end_srun()
-
-    def test_silent_evaluator_is_begun_again_and_only_its_new_files_count(self) -> None:
-        self.connect()
-        first = self.attempt
-        self.lose()
-        self.assertEqual((self.repeated, self.status.retry_count), ([None], 1))
-        self.assertIsNot(self.attempt, first)
-        self.assertIn(first.job_name, self.commands.cancelled)
-        with (self.evaluation.output_directory / "stdout").open("a") as stale:
-            own = self.attempt.workspace.output_directory
-            for name in ("stdout", "stderr"):
-                (own / name).write_text("new\n" if name == "stdout" else "")
-            self.tell(node="two")
-            stale.write("old\n")
-        self.assertEqual(self.run_.told[-1], "restarted")
-        self.tell_end()
-        self.assertEqual(self.run_.stdout, b"new\n")
-        self.assertEqual((self.status.node, self.run_.told[-2]), ("two", "exited"))
-
-    def test_evaluator_that_has_printed_is_not_begun_again(self) -> None:
-        self.connect()
-        self.print_text("said\n")
-        self.lose()
-        self.assertEqual(self.repeated, [])
-        self.assertEqual(self.run_.told[0], "exited")
-
-    def test_stopped_evaluator_is_not_begun_again(self) -> None:
-        self.connect()
-        self.process.signal_group(signal.SIGTERM)
-        self.lose()
-        self.assertEqual(self.repeated, [])
-
-    def test_other_node_is_tried_after_one_that_cannot_start(self) -> None:
-        started = self.follow()
-        self.tell(error="No space left on device")
-        self.assertEqual(self.repeated, ["one"])
-        self.assertNoResult(started)
-        self.end_srun("srun: error: Requested node configuration is not available\n")
-        error = self.failureResultOf(started, EvaluationFailure).value
-        self.assertIn("No space left on device", error.message)
-
-    def test_evaluation_ends_with_the_first_loss_if_it_cannot_be_begun_again(self) -> None:
-        self.repeat_gate = fail(ValueError("damaged"))
-        started = self.follow()
-        self.tell(error="No space left on device")
-        error = self.failureResultOf(started, EvaluationFailure).value
-        self.assertIn("No space left on device", error.message)
-        self.assertEqual(self.status.retry_count, 0)
-
-    def test_run_ends_if_its_evaluator_cannot_be_begun_again(self) -> None:
-        self.repeat_gate = fail(FileNotFoundError(2, "No such file or directory", "srun"))
-        self.connect()
-        self.lose()
-        self.assertEqual(self.run_.told[-2], "exited")
-        assert self.process.job_loss is not None
-        self.assertEqual(self.process.job_loss.reason, "node")
-
-    def test_lost_job_is_removed_once_the_new_one_is_stored(self) -> None:
-        self.connect()
-        first = self.attempt
-        self.lose()
-        self.assertIsNot(self.attempt, first)
-        self.assertTrue(first.directory.exists())
-        self.run_.committed.callback(None)
-        self.assertFalse(first.directory.exists())
-
-    def test_cancellation_ends_a_job_that_is_begun_again_meanwhile(self) -> None:
-        self.repeat_gate = Deferred()
-        started = self.follow()
-        first = self.attempt
-        self.tell(error="No space left on device")
-        started.cancel()
-        self.end_srun()
-        self.assertNoResult(started)
-        self.repeat_gate.callback(None)
-        self.assertNoResult(started)
-        self.assertIsNot(self.attempt, first)
-        self.assertIn(self.attempt.job_name, self.commands.cancelled)
-        self.end_srun()
-        self.failureResultOf(started, CancelledError)
-
-    def test_job_that_is_begun_while_the_run_is_left_goes_on(self) -> None:
-        self.repeat_gate = Deferred()
-        self.connect()
-        first = self.attempt
-        self.lose()
-        self.process.leave()
-        self.run_.told.clear()
-        self.repeat_gate.callback(None)
-        self.assertEqual(self.run_.told, ["suspended"])  # stores the new job
-        self.assertEqual(set(self.commands.cancelled), {first.job_name})
-        self.assertEqual((self.commands.watchers, self.starter.listeners), ({}, {}))
-
-    def test_second_loss_is_the_end(self) -> None:
-        self.connect()
-        self.lose()
-        self.commands.watchers[self.attempt.job_name](QueuedJob("8", "a", "PENDING"))
-        self.lose()
-        self.assertEqual(len(self.repeated), 1)
-        self.assertEqual(self.run_.told[-2], "exited")
-        assert self.process.job_loss is not None
-        self.assertEqual(self.process.job_loss.reason, "node")
