@@ -76,7 +76,6 @@ _VERSION = (
     " restart tawebeval-starter.service, which ends all running evaluations"
 )
 _LOOK = 0.002  # seconds between two looks whether a new starter listens
-_MAX_IDLE = 8  # connections that are kept for later calls
 _READ = 64 * 1024
 _PEER = struct.Struct("3i")  # pid, uid and gid
 
@@ -275,7 +274,6 @@ class StarterClient:
         self.cgroups: str = answer["cgroups"]
         self.mount_problem: str | None = answer["mount_problem"]
         self._pidfd: int | None = os.pidfd_open(self.pid)
-        self._idle: list[socket.socket] = []
         self._connection: socket.socket | None = None
         self._reactor: Any = None
         self._on_lost: Callable[[], object] = lambda: None
@@ -382,26 +380,8 @@ class StarterClient:
             os.waitpid(self.pid, os.WNOHANG)
 
     def _call(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[int]]:
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = _connect(self.path)
-        try:
-            answer = _ask(connection, request)
-        except AnsweredError as error:
-            self._keep(connection)
-            raise error.error from None
-        except BaseException:
-            connection.close()
-            raise
-        self._keep(connection)
-        return answer
-
-    def _keep(self, connection: socket.socket) -> None:
-        if len(self._idle) < _MAX_IDLE:
-            self._idle.append(connection)
-        else:
-            connection.close()
+        with _connect(self.path) as connection:
+            return _ask(connection, request)
 
     # In the reactor
 
@@ -456,8 +436,6 @@ class StarterClient:
         """Close the connections; `on_lost` is not called."""
         self.ignore_connection_loss()
         self._lose()
-        while self._idle:
-            self._idle.pop().close()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
@@ -538,14 +516,6 @@ class StarterClient:
             listener(None)
 
 
-class AnsweredError(Exception):
-    """An error that the starter has answered, after which the connection is of use."""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 def _make_overlay(answer: Mapping[str, Any], tops: Sequence[int]) -> MountedOverlay | None:
     return MountedOverlay(tops[0], frozenset(answer["devices"])) if tops else None
 
@@ -580,10 +550,7 @@ def _set_timeout(connection: socket.socket, seconds: float) -> None:
 def _ask(
     connection: socket.socket, request: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Sequence[int]]:
-    """Return the answer to a request, and its descriptors. Blocks.
-
-    Raises: OSError; AnsweredError, if the answer is an error.
-    """
+    """Return the answer to a request, and its descriptors. Blocks. Raises: OSError."""
     try:
         connection.send(json.dumps({"id": 0, **request}).encode())
         while True:
@@ -596,7 +563,7 @@ def _ask(
         raise ConnectionResetError(errno.ECONNRESET, STARTER_ENDED) from None
     if "error" in answer:
         kind = OverlayMountError if answer["step"] == starter.MOUNT else OSError
-        raise AnsweredError(kind(answer["errno"], answer["error"], answer["path"]))
+        raise kind(answer["errno"], answer["error"], answer["path"])
     return answer, received
 
 

@@ -349,32 +349,26 @@ class FullDiskTests(StarterCase):
 
 
 class ClientTests(StarterCase):
-    def test_nonsense_is_refused(self) -> None:
+    def test_client_that_sends_nonsense_is_disconnected(self) -> None:
         for message in (
             b"nonsense",
             b"[]",
             b"{}",
-            b'{"request": 1}',
             b"[" * 60000,
             b'{"request": "version", "id": 1, "name": "' + b"x" * 70000,
-            b'{"request": "version", "id": -1}',
-            b'{"request": "version", "id": "1"}',
+            b'{"request": "start", "id": 1}',
         ):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-                connection.connect(str(self.starter.path))
-                connection.send(message)
+            self.assertEqual(self.ask(message), b"", message[:40])
+        self.assertEqual(self.run_program(sh("")), (0, b""))
+
+    def test_request_that_fails_is_answered(self) -> None:
         for request in (
             {"request": "unknown", "name": "/a"},
             {"request": "signal", "name": "/a", "number": 9},
-            {"request": "start"},
-            {"request": "start", "name": "a"},
-            {"request": "start", "name": "/\0"},
-            {"request": "list", "after": "x"},
             {"request": "start", "name": "/none"},
         ):
             answer = json.loads(self.ask(json.dumps({"id": 7, **request}).encode()))
             self.assertIn("error", answer)
-        self.assertEqual(self.run_program(sh("")), (0, b""))
 
     def test_broken_start_files_are_refused(self) -> None:
         self.locate().mkdir()
@@ -383,9 +377,7 @@ class ClientTests(StarterCase):
             b"[]",
             b'{"argv": [], "unknown": 1}',
             b"{}",
-            b'{"argv": 1}',
             b'{"argv": ["/bin/true"], "descriptors": [{}]}',
-            b'{"argv": ["/bin/true"], "descriptors": [1,2,3,4,5,6,7,8,9,10,11,12,13,14]}',
             b" " * (starter.MAX_START_BYTES + 1),
         ):
             (self.locate() / "start").write_bytes(content)
@@ -409,16 +401,6 @@ class ClientTests(StarterCase):
             else:
                 self.fail("it was not disconnected")
             self.assertEqual(self.run_program(sh("")), (0, b""))
-
-    def test_more_clients_than_are_served_wait(self) -> None:
-        connections = []
-        for _ in range(starter.MAX_CLIENTS + 5):
-            connections.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            self.addCleanup(connections[-1].close)
-            connections[-1].connect(str(self.starter.path))
-        for connection in connections:
-            connection.close()
-        self.assertEqual(self.run_program(sh("")), (0, b""))
 
     def test_list_has_all_programs_in_pages(self) -> None:
         name = "x" * 200
