@@ -29,7 +29,6 @@ BUILDERS = {
         "build_limit_failure",
         "SetupProblem",
         "Finding",
-        "RateLimitedLog",
     ),
     *("ValueError", "OSError", "SystemExit", "FileBlockError", "FileRefused", "NotFound"),
     *("UnknownHost", "LookupUnanswered", "AttemptResult", "_forbidden", "_failed", "_give_up"),

@@ -188,7 +188,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
 @CONFIG_OPTION
 @USER_OPTION
 def check(config: Path | None) -> None:
-    """Check the configuration and the files of tokens, secrets and passwords that it names.
+    """Check the configuration and the secret files that it names.
 
     `systemctl reload tawebeval` runs this command first, and reloads only if all files are valid.
 

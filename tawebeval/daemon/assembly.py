@@ -84,7 +84,7 @@ from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import GitKeyring, RemoteResolver
 from tawebeval.linux.cgroups import CgroupManager, open_starter_cgroups
 from tawebeval.linux.child import OrphanReaper, Spawner, become_subreaper
-from tawebeval.linux.privileges import drop_privileges, get_user_name
+from tawebeval.linux.privileges import drop_privileges
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.pinned_agent import CachedPolicyForHTTPS, CheckedResolver, SystemResolver
 from tawebeval.sandbox.base import Sandbox
@@ -470,28 +470,11 @@ def explain_listen_error(endpoint: str, error: Exception) -> str:
     cause = error.socketError if isinstance(error, CannotListenError) else error
     if not isinstance(cause, OSError):
         return f"{error}; {_OTHER_ENDPOINT}"
-    if endpoint.startswith("systemd:"):
-        return (
-            f"the socket that systemd passes (LISTEN_FDS) cannot be used: {cause.strerror}; for"
-            " domain=INET set ListenStream= in the socket unit to a TCP address such as"
-            ' 127.0.0.1:8080; for a UNIX socket listen at "unix:/run/tawebeval/socket:mode=660"'
-        )
-    if endpoint.startswith("unix:"):
-        user = get_user_name(os.geteuid())
-        return (
-            f"cannot create the socket as the user {user}: {cause.strerror}; create its directory"
-            f" for this user, or {_OTHER_ENDPOINT}"
-        )
-    match cause.errno:
-        case errno.EADDRINUSE:
-            return (
-                f"another program, or another tawebeval, listens there; stop it, or {_OTHER_PORT}"
-            )
-        case errno.EACCES:
-            what = "a socket unit, or CAP_NET_BIND_SERVICE (AmbientCapabilities=)"
-            return f"ports below 1024 need {what}; {_OTHER_PORT}"
-        case errno.EADDRNOTAVAIL:
-            return f"not an address of this machine, as `ip address` shows; {_OTHER_ENDPOINT}"
+    if cause.errno == errno.EADDRINUSE:
+        return f"another program, or another tawebeval, listens there; stop it, or {_OTHER_PORT}"
+    if cause.errno == errno.EACCES and not endpoint.startswith("unix:"):
+        what = "a socket unit, or CAP_NET_BIND_SERVICE (AmbientCapabilities=)"
+        return f"ports below 1024 need {what}; {_OTHER_PORT}"
     return f"{cause.strerror or cause}; {_OTHER_ENDPOINT}"
 
 

@@ -43,7 +43,6 @@ from tawebeval.daemon.startup import (
     locate_directories,
     open_starter,
 )
-from tawebeval.deferreds import resolve_run_slot_count
 from tawebeval.errors import ConfigurationError, SetupProblem, format_size
 from tawebeval.git.command import check_git_version
 from tawebeval.git.remotes import GitKeyring
@@ -66,7 +65,6 @@ from tawebeval.linux.privileges import (
     refuse_root,
 )
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
-from tawebeval.sandbox.limits import measure_disk_usage
 from tawebeval.sandbox.probe import (
     ProbeDirectories,
     check_sandbox,
@@ -79,7 +77,6 @@ from tawebeval.web.auth import find_metrics_token_file, find_token_file, read_to
 from tawebeval.webhooks.signing import find_secrets_file, read_signing_secrets
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_RIGHTS = {"r": os.R_OK, "w": os.W_OK, "x": os.X_OK}
 _WRITABLE = "mount it for writing, or name another directory by STATE_DIRECTORY and CACHE_DIRECTORY"
 
 _UNIT_REMEDY = "to check tawebeval.service, run the systemd-run command in docs/install.md"
@@ -146,11 +143,7 @@ def _check_directory(name: str, entries: Sequence[str], daemon: ExaminedDaemon) 
         _check_missing(path, daemon)
         yield f"{path}: does not exist; the daemon creates it"
         return
-    if path.stat().st_uid == os.geteuid():
-        _check_rights(path, daemon)
     check_owner(path, entries)
-    for entry in entries:
-        _check_rights(path / entry, daemon)
     check_writers(path)
     _check_writes(path, f"{path}: cannot write", _WRITABLE)
     yield str(path)
@@ -163,16 +156,6 @@ def _check_missing(path: Path, daemon: ExaminedDaemon) -> None:
             f"{path}: does not exist, and {daemon.user_name} cannot create it in {above}",
             "name another directory by STATE_DIRECTORY or CACHE_DIRECTORY, or as root: "
             f"{build_directory_install_command(path, daemon.user_name)}",
-        )
-
-
-def _check_rights(path: Path, daemon: ExaminedDaemon) -> None:
-    letters = "rwx" if path.is_dir() else "r" if path.name == "key" else "w"
-    mode = sum(_RIGHTS[letter] for letter in letters)
-    if path.exists() and not os.access(path, mode, effective_ids=True):
-        raise ConfigurationError(
-            f"{path}: {daemon.user_name} lacks the permissions {letters}",
-            f"chmod u+{letters} {shlex.quote(str(path))}",
         )
 
 
@@ -208,68 +191,18 @@ def _check_archive(daemon: ExaminedDaemon) -> Iterator[str]:
         yield str(path)
 
 
-@attrs.frozen
-class _Space:
-    """Bytes that a directory may need because of `settings`, and the bytes `taken` already."""
-
-    path: Path
-    needed: int
-    taken: int
-    settings: tuple[str, ...]
-
-
-def _list_spaces(configuration: Configuration, state: Path, cache: Path) -> Iterator[_Space]:
-    limits, repositories = configuration.limits.largest_requestable, configuration.repositories
-    running = resolve_run_slot_count(configuration.evaluations.running)
-    fetched = repositories.fetch_bytes + repositories.tree_bytes
-    yield _Space(
-        state,
-        limits.uploads
-        + configuration.buffers.disk
-        + running * (limits.disk + limits.output + repositories.tree_bytes),
-        0,
-        ("limits.uploads", "buffers.disk", "limits.disk", "repositories.tree_bytes"),
-    )
-    yield _Space(
-        cache,
-        repositories.cache + (running + repositories.fetches) * fetched,
-        min(_measure_directory(cache), repositories.cache),
-        ("repositories.cache", "repositories.fetch_bytes", "repositories.tree_bytes"),
-    )
-    archive = configuration.archive
-    if archive.enabled:
-        path = locate_archive(archive, state)
-        taken = min(_measure_directory(path), archive.size)
-        yield _Space(path, archive.size, taken, ("archive.size",))
-
-
-def _measure_directory(directory: Path) -> int:
-    try:
-        return measure_disk_usage(directory, ()).disk_bytes
-    except OSError:  # missing or not readable: the check of the directory reports it
-        return 0
-
-
-def check_free_space(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
-    """Compare the free bytes of each file system with docs/scale.md, "Sizing".
-
-    A file system with both directories needs the sum. Bytes in the cache count as free. Blocks in
-    proportion to the number of files in the cache. Raises: OSError.
-    """
-    systems: dict[int, list[_Space]] = {}
-    for space in _list_spaces(daemon.configuration, daemon.state, daemon.cache):
-        systems.setdefault(os.stat(find_existing_ancestor(space.path)).st_dev, []).append(space)
-    for spaces in systems.values():
-        taken = sum(space.taken for space in spaces)
-        room = shutil.disk_usage(find_existing_ancestor(spaces[0].path)).free + taken
-        reserve = daemon.configuration.limits.free_disk_for_readiness
-        needed = sum(space.needed for space in spaces) + reserve
-        paths = " and ".join(str(space.path) for space in spaces)
-        free = "is free or in the cache" if taken else "is free"
-        what = f"{paths}: {format_size(room)} {free}, and up to {format_size(needed)} may be needed"
-        settings = dict.fromkeys(name for space in spaces for name in space.settings)
-        remedy = f"use a larger file system, or lower {', '.join(settings)} or evaluations.running"
-        yield what if room >= needed else SetupProblem(what, remedy)
+def _check_free_space(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
+    """Compare the free bytes of each file system with those that the daemon needs to be ready."""
+    needed = daemon.configuration.limits.free_disk_for_readiness
+    places = (find_existing_ancestor(path) for path in (daemon.cache, daemon.state))
+    for place in {place.stat().st_dev: place for place in places}.values():
+        free = shutil.disk_usage(place).free
+        what = f"{place}: {format_size(free)} is free"
+        if free < needed:
+            what += f"; the daemon needs {format_size(needed)} to be ready (twice limits.free_disk)"
+            yield SetupProblem(what, "use a larger file system")
+        else:
+            yield what
 
 
 class Severity(IntEnum):
@@ -557,7 +490,7 @@ CHECKS = (
     Check("permissions", partial(_check_directory, "cache", CACHE_DIRECTORY_ENTRIES)),
     Check("permissions", _check_key),
     Check("archive", _check_archive),
-    Check("disk", check_free_space),
+    Check("disk", _check_free_space),
     Check("limits", _check_hard_limits),
     Check("descriptors", partial(_compare, rlimits.assess_descriptor_limit)),
     Check("processes", partial(_compare, rlimits.assess_process_limit)),

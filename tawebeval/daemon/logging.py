@@ -45,31 +45,6 @@ LineFormatter = Callable[[LogEvent], str]
 log = Logger()
 
 
-@attrs.define
-class RateLimitedLog:
-    """A message logged by `log` at most once a minute."""
-
-    log: Callable[[str], object]
-    message: str
-    _seconds: Callable[[], float] = time.monotonic
-    _last: float | None = None
-
-    def __call__(self) -> None:
-        """Log the message, unless it was logged within the last minute."""
-        now = self._seconds()
-        if self._last is None or now - self._last > _LOG_INTERVAL:
-            self._last = now
-            self.log(self.message)
-
-
-def _make_descriptors_log() -> RateLimitedLog:
-    return RateLimitedLog(
-        log.error,
-        "connections are closed unanswered: no file descriptor is free; raise LimitNOFILE= in the"
-        " unit or ulimit -n, or lower http.connections (logged once a minute)",
-    )
-
-
 @implementer(ILogObserver)
 @attrs.define(eq=False)
 class LogWriter:
@@ -88,7 +63,8 @@ class LogWriter:
     level: str
     _has_priorities: bool = False
     line_writer: LineWriter = attrs.field(init=False)
-    _no_descriptors: RateLimitedLog = attrs.field(factory=_make_descriptors_log)
+    _read_clock: Callable[[], float] = time.monotonic
+    _next_warning: float = 0.0  # clock time from which accept failures are logged again
 
     def __attrs_post_init__(self) -> None:
         self.line_writer = LineWriter(
@@ -100,13 +76,22 @@ class LogWriter:
         if _LEVELS[get_level_name(event)] < _LEVELS[self.level]:
             return
         if _is_accept_failure(event):
-            self._no_descriptors()
+            self._warn_of_descriptors()
             return
         if self.level != "debug" and _is_detail_of_twisted(event):
             return
         text = self._format_event(event)
         if text:
             self.line_writer.write_line(text)
+
+    def _warn_of_descriptors(self) -> None:
+        now = self._read_clock()
+        if now >= self._next_warning:
+            self._next_warning = now + _LOG_INTERVAL
+            log.error(
+                "connections are closed unanswered: no file descriptor is free; raise LimitNOFILE="
+                " in the unit or ulimit -n, or lower http.connections (logged once a minute)"
+            )
 
     def _format_event(self, event: LogEvent) -> str:
         text = self._format(event)

@@ -123,12 +123,13 @@ def use_monotonic_clock(reactor: Any) -> None:
     read_clock()
 
 
-def ignore_early_hangup() -> None:
-    """Ignore SIGHUP until `ReloadService` handles it: by default it would end the process.
+def ignore_signals() -> None:
+    """Ignore SIGUSR1, and SIGHUP until `ReloadService` handles it: by default they end the process.
 
-    Programs that the daemon starts meanwhile do not inherit this, unlike SIG_IGN.
+    Programs that the daemon starts do not inherit this, unlike SIG_IGN.
     """
-    signal.signal(signal.SIGHUP, lambda *_: None)
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)
 
 
 class Options(usage.Options):
@@ -175,7 +176,7 @@ def makeService(
 
         use_monotonic_clock(reactor)
         reset_inherited_signals()
-        ignore_early_hangup()
+        ignore_signals()
 
     # Imported late: they import the reactor.
     from tawebeval.daemon.assembly import build_daemon

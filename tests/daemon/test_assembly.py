@@ -729,17 +729,6 @@ class ServiceTests(SynchronousTestCase):
         self.assertIn("8080", str(error.code))
         self.assertTrue(str(error.code).startswith("tawebeval: "))
 
-    def test_systemd_socket_of_a_wrong_family_has_a_remedy(self) -> None:
-        error = OSError(95, "Operation not supported")
-        for endpoint, words in (
-            ("systemd:domain=INET:index=0", "set ListenStream= in the socket unit"),
-            ("tcp:80", "--listen"),
-            ("unix:/x", "as the user"),
-        ):
-            said = explain_listen_error(endpoint, error)
-            self.assertIn("Operation not supported", said)
-            self.assertIn(words, said)
-
     def test_endpoint_that_cannot_be_opened_has_a_remedy(self) -> None:
         """The operator can choose another one, by option or setting."""
         for cause, words in (
@@ -748,7 +737,6 @@ class ServiceTests(SynchronousTestCase):
                 "another program, or another tawebeval, listens there",
             ),
             (OSError(errno.EACCES, "x"), "ports below 1024 need a socket unit"),
-            (OSError(errno.EADDRNOTAVAIL, "x"), "not an address of this machine"),
             (OSError("no such host"), "no such host; choose another endpoint by --listen"),
             ("Cannot acquire lock", "Cannot acquire lock"),
         ):

@@ -104,20 +104,6 @@ def mount_read_only(machine: DoctorTestCase) -> None:
     machine.replace(os, "statvfs", look)
 
 
-def forbid(name: str) -> Arrange:
-    """Return what makes a path, and takes the rights to it from the daemon's user."""
-
-    def arrange(machine: DoctorTestCase) -> None:
-        path = machine.folder / name
-        if path.name in ("lock", "key"):
-            machine.write(name, "x" * 32)
-        else:
-            path.mkdir(exist_ok=True)
-        machine.forbid(path)
-
-    return arrange
-
-
 def forbid_new_directories(machine: DoctorTestCase) -> None:
     """Remove the cache, and let the user make no other."""
     machine.cache.rmdir()
@@ -219,7 +205,7 @@ MACHINE_FAULTS = (
     Fault(BROKEN, "watches: checked: [Errno 2] No such", "", NO_WATCHES),
     Fault(WEAKER, f"watches: {MANY_WATCHES}", WATCHES, allow_few_watches),
     Fault(BROKEN, f"git: {SAID}", "", replace(doctor, "check_git_version", ERROR)),
-    Fault(WEAKER, "disk: {0}/state and {0}/cache…-> use a larger file system", "", fill_disk),
+    Fault(WEAKER, "disk: {0}/state: …to be ready…-> use a larger file system", "", fill_disk),
     Fault(WEAKER, "descriptors: 4096 allowed…-> ", CONNECTIONS, SOME_DESCRIPTORS),
     Fault(BROKEN, "descriptors: -> set LimitNOFILE=", "", FEW_DESCRIPTORS),
     Fault(WEAKER, "processes: up to 528 may be needed -> raise TasksMax=", RUNNING, FEW_PROCESSES),
@@ -247,10 +233,6 @@ DIRECTORY_FAULTS = (
     Fault(BROKEN, "{0}/cache: …mounted read-only -> mount it", "", mount_read_only),
     Fault(BROKEN, "cannot write: Read-only…-> mount", "", fail_to_write("state", errno.EROFS)),
     Fault(BROKEN, "cannot write: No space…-> free", "", fail_to_write("cache", errno.ENOSPC)),
-    Fault(BROKEN, "-> chmod u+rwx {0}/state", "", forbid("state")),
-    Fault(BROKEN, "-> chmod u+rwx {0}/state/uploads", "", forbid("state/uploads")),
-    Fault(BROKEN, "-> chmod u+w {0}/state/lock", "", forbid("state/lock")),
-    Fault(BROKEN, "-> chmod u+r {0}/state/key", "", forbid("state/key")),
     Fault(BROKEN, "{0}/cache…cannot create it in {0}", "", forbid_new_directories, True),
     Fault(BROKEN, "{0}/tawebeval.toml/state", "", put_state_below_a_file),
 )

@@ -23,7 +23,6 @@ from tawebeval.config import LogSettings
 from tawebeval.daemon.assembly import Daemon
 from tawebeval.daemon.logging import (
     LogWriter,
-    RateLimitedLog,
     escape_control_characters,
     format_json,
     format_text,
@@ -195,20 +194,6 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual({line[:3] for line in lines}, {"<2>"})
 
 
-class RateLimitedLogTests(SynchronousTestCase):
-    """Messages that would come again and again."""
-
-    def test_rate_limited_message_is_logged_at_once_and_then_once_a_minute(self) -> None:
-        clock, lines = Clock(), []
-        clock.advance(7)
-        warn = RateLimitedLog(lines.append, "full", clock.seconds)
-        for seconds, logged in ((0, 1), (59, 1), (2, 2), (1, 2)):
-            clock.advance(seconds)
-            warn()
-            warn()
-            self.assertEqual(lines, ["full"] * logged)
-
-
 class NoDescriptorsTests(SynchronousTestCase):
     """Events of Twisted's ports without descriptors, and others."""
 
@@ -228,6 +213,16 @@ class NoDescriptorsTests(SynchronousTestCase):
             written, (said,) = self.write(text, "twisted.internet.tcp.Port")
             self.assertEqual(written, "", text)
             self.assertIn("no file descriptor is free", said)
+
+    def test_own_line_comes_again_after_a_minute(self) -> None:
+        clock = Clock()
+        writer = LogWriter(io.StringIO(), format_text, "info", read_clock=clock.seconds)
+        log = Logger(namespace="twisted.internet.tcp.Port", observer=writer)
+        for seconds, count in ((0, 1), (59, 0), (1, 1), (1, 0)):
+            clock.advance(seconds)
+            with capturedLogs() as ours:
+                log.info(TWISTEDS[0], address="a", acceptError="e")
+            self.assertEqual(len(ours), count)
 
     def test_all_other_events_are_written(self) -> None:
         for text, namespace in (

@@ -20,7 +20,7 @@ from tawebeval.daemon.assembly import ShutdownSignals
 from tawebeval.daemon.tap import (
     MALLOC_TRIM_THRESHOLD,
     freeze_objects,
-    ignore_early_hangup,
+    ignore_signals,
     keep_freed_memory,
     use_monotonic_clock,
 )
@@ -208,13 +208,16 @@ class MonotonicTests(SynchronousTestCase):
 
 
 class HangupTests(SynchronousTestCase):
-    """SIGHUP during the start."""
+    """Signals that would end the process."""
 
-    def test_early_hangup_does_nothing_and_children_inherit_the_default(self) -> None:
-        self.addCleanup(signal.signal, signal.SIGHUP, signal.getsignal(signal.SIGHUP))
-        ignore_early_hangup()
-        signal.raise_signal(signal.SIGHUP)
-        self.assertIsNot(signal.getsignal(signal.SIGHUP), signal.SIG_IGN)
+    def test_hangup_and_user_signal_do_nothing_and_children_inherit_the_default(self) -> None:
+        numbers = (signal.SIGHUP, signal.SIGUSR1)
+        for number in numbers:
+            self.addCleanup(signal.signal, number, signal.signal(number, signal.SIG_DFL))
+        ignore_signals()
+        for number in numbers:
+            signal.raise_signal(number)
+            self.assertIsNot(signal.getsignal(number), signal.SIG_IGN)
 
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
