@@ -1,8 +1,8 @@
 """Callbacks: their queue, attempts, retries, and the memory limit.
 
-Attempts take turns between callers, and pending documents take bounded memory (`DeliveryBounds`).
-Beyond it, the oldest delivery of the caller with the most bytes is given up, so a receiver that is
-down does not affect other callers. A stop of the daemon ends nothing: the store has the documents,
+Attempts take turns between callers, and pending documents take at most `MAX_PENDING_BYTES`. Beyond
+it, the oldest delivery of the caller with the most bytes is given up, so a receiver that is down
+does not affect other callers. A stop of the daemon ends nothing: the store has the documents,
 and the next process goes on.
 
 The caller chose the URL, so the receiver may be hostile: a connection takes at most 64 KiB and
@@ -27,7 +27,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger, LogLevel
 from twisted.web.client import BrowserLikePolicyForHTTPS
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IAgent, IPolicyForHTTPS
+from twisted.web.iweb import IAgent
 
 from tawebeval import __version__
 from tawebeval.config import CONCURRENT_CALLBACKS, MIB, CallbackSettings
@@ -112,7 +112,9 @@ def parse_callback_url(url: str) -> ServerAddress:
     return target
 
 
-_ATTEMPT_TIMEOUT = 15  # seconds for one attempt, from the DNS look-up to the end of the answer
+ATTEMPT_TIMEOUT = 15
+"""Seconds for one attempt, from the DNS look-up to the end of the answer."""
+
 _HEADERS = {"Content-Type": "application/json", "User-Agent": f"tawebeval/{__version__}"}
 
 
@@ -130,7 +132,7 @@ class AttemptResult:
 
 @attrs.frozen
 class WebhookSender:
-    """Posts JSON documents, each attempt within `timeout` seconds.
+    """Posts JSON documents, each attempt within `ATTEMPT_TIMEOUT` seconds.
 
     `agent` returns an agent for a target that is pinned to addresses. `time` returns seconds
     since the epoch.
@@ -140,7 +142,6 @@ class WebhookSender:
     _agent: Callable[[ServerAddress, Sequence[IPAddress]], IAgent]
     _clock: Any
     _time: Callable[[], float]
-    _timeout: float
 
     def check_url(self, url: str) -> None:
         """Check the URL without a look-up. Raises: ForbiddenHost."""
@@ -153,9 +154,9 @@ class WebhookSender:
         """
         attempt = Deferred.fromCoroutine(self._attempt(url, headers, body))
         try:
-            return await attempt.addTimeout(self._timeout, self._clock)
+            return await attempt.addTimeout(ATTEMPT_TIMEOUT, self._clock)
         except TookTooLong:
-            reason = f"no answer within {self._timeout:g} seconds"
+            reason = f"no answer within {ATTEMPT_TIMEOUT} seconds"
             return AttemptResult(RequestOutcome.RETRY, reason)
 
     async def _attempt(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
@@ -196,28 +197,13 @@ class WebhookSender:
         )
 
 
-def make_webhook_sender(
-    settings: CallbackSettings,
-    tls_policy: IPolicyForHTTPS,
-    resolver: Resolver,
-    reactor: Any,
-    time: Callable[[], float],
-) -> WebhookSender:
-    """Return the sender by `settings`.
-
-    `tls_policy` is the TLS policy, `time` as in `WebhookSender`.
-    """
-    policy = HostPolicy(settings.allow_hosts, (), settings.private_networks, "callbacks")
-    return WebhookSender(
-        CheckedResolver(policy, resolver, reactor),
-        partial(PinnedAgent, reactor, tls_policy, _ATTEMPT_TIMEOUT),
-        reactor,
-        time,
-        _ATTEMPT_TIMEOUT,
-    )
-
-
 _FIELD = "callback_url"
+BACKOFF = Backoff(8, 5, 600)
+"""Pauses between the attempts, which take 5 to 10 minutes together."""
+
+MAX_PENDING_BYTES = 16 * MIB
+"""Bytes of pending callbacks; beyond it the caller with most bytes loses its oldest callback."""
+
 DELIVERY_OVERHEAD_BYTES = 4096
 """Bytes of memory of a delivery besides its document, rounded up."""
 
@@ -240,26 +226,13 @@ class Delivery:
 
     @property
     def size(self) -> int:
-        """Size in bytes, as it counts towards `DeliveryBounds.pending_bytes`."""
+        """Size in bytes, as it counts towards `MAX_PENDING_BYTES`."""
         return len(self.document) + DELIVERY_OVERHEAD_BYTES
 
     def cancel_attempt(self) -> None:
         """Cancel the attempt or the pause that is under way."""
         if self.delivery_task is not None:
             self.delivery_task.cancel()
-
-
-@attrs.frozen
-class DeliveryBounds:
-    """Numbers of deliveries: 8 attempts take 5 to 10 minutes.
-
-    One caller has at most half of `concurrent_attempts`. Beyond `pending_bytes` of pending
-    callbacks the caller with most bytes loses its oldest callback.
-    """
-
-    backoff: Backoff = attrs.field(factory=lambda: Backoff(8, 5, 600))
-    concurrent_attempts: int = CONCURRENT_CALLBACKS
-    pending_bytes: int = 16 * MIB
 
 
 class CallbackQueue:
@@ -279,19 +252,17 @@ class CallbackQueue:
         clock: Any,
         random: Callable[[int], bytes],
         time: Callable[[], float],
-        bounds: DeliveryBounds | None = None,
     ) -> None:
-        self._bounds = bounds = bounds or DeliveryBounds()
         self._secrets = secrets
         self._sender = sender
-        per_caller = 0 if has_one_caller else (bounds.concurrent_attempts + 1) // 2
-        self._slots = FairQueue(bounds.concurrent_attempts, UNLIMITED_WAITERS, per_caller)
+        per_caller = 0 if has_one_caller else (CONCURRENT_CALLBACKS + 1) // 2
+        self._slots = FairQueue(CONCURRENT_CALLBACKS, UNLIMITED_WAITERS, per_caller)
         self._clock = clock
         self._random = random
         self._time = time
         self._deliveries: dict[str, Delivery] = {}  # by event, the oldest first
         # Without deliveries given up.
-        self._share = Share(SharedResource.CALLBACKS, bounds.pending_bytes)
+        self._share = Share(SharedResource.CALLBACKS, MAX_PENDING_BYTES)
         self.ended_counts_by_state: Counter[CallbackState] = Counter()
 
     @property
@@ -356,7 +327,7 @@ class CallbackQueue:
                 for one in self._deliveries.values()
                 if one.callback.caller == caller and not one.give_up_reason
             )
-            most = format_size(self._bounds.pending_bytes)
+            most = format_size(MAX_PENDING_BYTES)
             self._give_up(oldest, f"the caller's pending callbacks exceed {most}")
             evicted.append(oldest)
         for delivery in evicted:
@@ -407,8 +378,8 @@ class CallbackQueue:
             if result.outcome is RequestOutcome.REFUSED:
                 return CallbackState.REFUSED
             chance = int.from_bytes(self._random(4), "big") / 2**32
-            retry_after = min(result.retry_after, self._bounds.backoff.max_delay_seconds)
-            delay = self._bounds.backoff.draw_delay(callback.attempt_count, chance, retry_after)
+            retry_after = min(result.retry_after, BACKOFF.max_delay_seconds)
+            delay = BACKOFF.draw_delay(callback.attempt_count, chance, retry_after)
             if delay is None:
                 break
             if not delivery.give_up_reason:
@@ -469,11 +440,17 @@ def make_callback_queue(
     `environment` is that of the daemon, for the credentials of systemd. Raises: ConfigurationError,
     if the secrets cannot be read.
     """
-    secrets = SigningSecretsFile(find_secrets_file(settings.secrets, environment))
+    policy = HostPolicy(settings.allow_hosts, (), settings.private_networks, "callbacks")
     tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
+    sender = WebhookSender(
+        CheckedResolver(policy, resolver, reactor),
+        partial(PinnedAgent, reactor, tls_policy, ATTEMPT_TIMEOUT),
+        reactor,
+        time,
+    )
     return CallbackQueue(
-        secrets,
-        make_webhook_sender(settings, tls_policy, resolver, reactor, time),
+        SigningSecretsFile(find_secrets_file(settings.secrets, environment)),
+        sender,
         has_one_caller=has_one_caller,
         clock=reactor,
         random=random,

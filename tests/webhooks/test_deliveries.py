@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import attrs
 from hypothesis import given
 from hypothesis import settings as example_settings
 from hypothesis import strategies as st
@@ -22,12 +21,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import Backoff, RequestOutcome
 from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
+from tawebeval.webhooks import deliveries
 from tawebeval.webhooks.deliveries import (
     AttemptResult,
     CallbackQueue,
     CallbackRecord,
     CallbackState,
-    DeliveryBounds,
     make_callback_queue,
 )
 from tawebeval.webhooks.signing import SigningSecretsFile, parse_secrets
@@ -94,10 +93,13 @@ def end_all_deliveries(callbacks: CallbackQueue) -> None:
 class CallbacksTestCase(SynchronousTestCase):
     """Two callers with secrets; chance is always one half."""
 
-    bounds = DeliveryBounds(Backoff(4, 10, 60), concurrent_attempts=4, pending_bytes=10**6)
+    pending_bytes = 10**6
     has_one_caller = False
 
     def setUp(self) -> None:
+        self.patch(deliveries, "BACKOFF", Backoff(4, 10, 60))
+        self.patch(deliveries, "CONCURRENT_CALLBACKS", 4)
+        self.patch(deliveries, "MAX_PENDING_BYTES", self.pending_bytes)
         self.clock = Clock()
         self.sender = FakeSender(self.clock)
         self.secrets = SigningSecretsFile()
@@ -118,7 +120,6 @@ class CallbacksTestCase(SynchronousTestCase):
             clock=self.clock,
             random=self.draw,
             time=lambda: EPOCH + self.clock.seconds(),
-            bounds=self.bounds,
         )
         self.addCleanup(end_all_deliveries, callbacks)
         return callbacks
@@ -294,7 +295,7 @@ class DeliveryTests(CallbacksTestCase):
 
 
 class ManyTests(CallbacksTestCase):
-    bounds = attrs.evolve(CallbacksTestCase.bounds, pending_bytes=10**8)
+    pending_bytes = 10**8
 
     def test_attempts_at_once_are_bounded_and_half_of_them_for_each_caller(self) -> None:
         self.sender.held = True
@@ -329,7 +330,7 @@ class ManyTests(CallbacksTestCase):
 
 
 class RoomTests(CallbacksTestCase):
-    bounds = attrs.evolve(CallbacksTestCase.bounds, pending_bytes=4 * (4096 + 100))
+    pending_bytes = 4 * (4096 + 100)
 
     def test_caller_with_most_bytes_loses_its_oldest_callback(self) -> None:
         self.sender.results = [BAD]
@@ -358,7 +359,7 @@ class RoomTests(CallbacksTestCase):
         left: list[tuple[CallbackRecord, int]] = []
         for caller, length in drawn:
             left.append((self.send(caller, bytes(length)), 4096 + length))
-            while sum(size for _, size in left) > self.bounds.pending_bytes:
+            while sum(size for _, size in left) > self.pending_bytes:
                 sizes: Counter[str] = Counter()
                 for callback, size in left:
                     sizes[callback.caller] += size
@@ -378,7 +379,7 @@ class RoomTests(CallbacksTestCase):
     def test_document_larger_than_all_room_is_not_sent(self) -> None:
         self.sender.results = [BAD]
         bob = self.send("bob", b"")
-        alice = self.send("alice", b"a" * self.bounds.pending_bytes)
+        alice = self.send("alice", b"a" * self.pending_bytes)
         self.check(
             alice, CallbackState.GIVEN_UP, 0, "the caller's pending callbacks exceed 16.4 KiB"
         )

@@ -51,7 +51,7 @@ from tawebeval.pinned_agent import (
 from tawebeval.webhooks.deliveries import (
     AttemptResult,
     WebhookSender,
-    make_webhook_sender,
+    make_callback_queue,
     parse_callback_url,
 )
 from tests.fakes.resolver import FakeResolver
@@ -140,7 +140,6 @@ class SenderTestCase(SynchronousTestCase):
             agent,
             self.clock,
             lambda: EPOCH + self.clock.seconds(),
-            15,
         )
 
     def post(self, url: str = URL) -> Deferred[AttemptResult]:
@@ -443,8 +442,10 @@ class OpenTests(SynchronousTestCase):
         settings = CallbackSettings(
             allow_hosts=("8.8.8.8", "10.0.0.1", "10.1.0.1"), private_networks=("10.0.0.0/24",)
         )
-        tls_policy: Any = None
-        sender = make_webhook_sender(settings, tls_policy, FakeResolver(), reactor, lambda: EPOCH)
+        queue = make_callback_queue(
+            settings, {}, FakeResolver(), reactor, bytes, lambda: EPOCH, has_one_caller=True
+        )
+        sender = queue._sender
         for host, word in (
             ("1.1.1.1", "callbacks.allow_hosts"),
             ("10.1.0.1", "callbacks.private_networks"),
