@@ -39,7 +39,7 @@ _PROXIES = "test_proxies test_several test_page_http2"
 _TOOLCHAINS = "gcc /usr/bin/javac /usr/bin/node"
 _SANDBOXED = "tests.sandbox.test_bubblewrap tests.sandbox.test_environments"
 _SLURM = "test_slurm test_slurm_wire"
-_BOOTED = "test_debian test_delegation test_hardening test_install test_starter test_systemd"
+_BOOTED = "test_debian test_hardening test_install test_systemd"
 
 
 def _integration(names: str) -> str:
@@ -51,8 +51,7 @@ USES = (
     Use("bwrap curl", f"tests.integration {_SANDBOXED}", needed=True),
     Use("xz", "tests.sandbox.test_environments", needed=True),
     Use("systemd-analyze", f"tests.test_units tests.test_container_files {_integration(_BOOTED)}"),
-    Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk test_faulty_disk")),
-    Use("/usr/sbin/mke2fs", _integration("test_faulty_disk")),
+    Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk")),
     Use("lintian", _integration("test_debian"), optional=True),
     Use("bash zsh fish", _integration("test_debian test_install")),
     Use("jq /usr/bin/node", _integration("test_documented_clients")),
@@ -76,8 +75,8 @@ USES = (
 FOR_ROOT = (
     "tests.evaluations.test_store tests.linux.test_hidden_proc tests.linux.test_privileges "
     + _integration(
-        f"{_BOOTED} test_archive test_descriptors test_doctor test_environments"
-        " test_faulty_disk test_full_disk test_git_attacks test_lookups test_overlays"
+        f"{_BOOTED} test_descriptors test_doctor test_environments"
+        " test_full_disk test_git_attacks test_overlays"
         f" test_privileges test_try test_verdicts test_writable_trees {_SLURM}"
     )
 )

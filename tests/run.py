@@ -48,19 +48,19 @@ CORE = (
 # The modules of tests.integration that are run by one trial.
 _TOGETHER = (
     # So that tawebeval is installed only once.
-    ("delegation", "hardening", "install", "starter", "systemd"),
+    ("hardening", "install", "systemd"),
     ("debian", "packaging"),  # the former writes into the checkout, which the latter copies
     ("page_class", "page_tokens"),  # so that a browser starts only once
 )
 
 # The longest of the others, which begin first.
 _LONG = (
-    *("archive", "page", "slurm_wire", "slurm", "try"),
-    *("proxies", "submissions", "lasting_faults", "privileges"),
+    *("lasting_rounds", "page", "slurm_wire", "slurm", "try"),
+    *("proxies", "submissions", "lasting", "privileges"),
     *("page_results", "image", "documented_clients", "page_problems"),
     *("limit_attacks", "cli", "libraries", "documented_commands"),
     *("page_http2", "disk_attacks", "git_attacks", "description", "cut_connections"),
-    *("examples", "lasting_rounds", "full_disk", "demo", "verdicts"),
+    *("examples", "full_disk", "demo", "verdicts"),
 )
 
 _SHORT_TOGETHER = 5

@@ -92,18 +92,6 @@ class SmallDisks(Daemon):
         assert status == 0, command
 
 
-class LoggedThere(SmallDisks):
-    """One that logs to the disk of its cache."""
-
-    program = (*PRIVATE, f'{_MOUNT} >"$CACHE_DIRECTORY/log" 2>&1', "sh", str(TWISTD))
-
-    @property
-    def log(self) -> str:
-        """All that it has logged, and is still there."""
-        path = self.seen(self.cache) / "log"
-        return path.read_text(errors="replace") if self.running and path.exists() else ""
-
-
 class SmallDisksTestCase(DaemonTestCase):
     """A daemon with `size` bytes for each of the two; what a test does to them is undone after."""
 
@@ -152,14 +140,6 @@ class SmallDisksTestCase(DaemonTestCase):
             return not await self.obstacles()
 
         await until(found, "ready")
-
-    async def uploads_are_gone(self) -> None:
-        """Wait until no upload is counted any more."""
-
-        async def found() -> bool:
-            return not await self.client.figure("uploaded_bytes")
-
-        await until(found, "no upload is left")
 
     async def check_mended(self) -> None:
         """Hold that all is as before, by itself: ready, and evaluations come to a good end."""

@@ -34,21 +34,15 @@ class KeptDaemon(Daemon):
         self._starter: subprocess.Popen[bytes] | None = None
         super().__init__(configuration, **{STARTER_SOCKET_VARIABLE: str(self.socket)}, **more)
 
-    async def start_starter(self, open_files: int | None = None) -> None:
-        """Start the starter, with this limit of descriptors, and wait until it listens."""
-        limited = ("prlimit", f"--nofile={open_files}") if open_files else ()
-        self._starter = subprocess.Popen(
-            [
-                *limited,
-                *(str(COMMAND), "starter", "--socket", str(self.socket)),
-            ],
-            stdin=subprocess.DEVNULL,
-        )
+    async def start_starter(self) -> None:
+        """Start the starter, and wait until it listens."""
+        command = [str(COMMAND), "starter", "--socket", str(self.socket)]
+        self._starter = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         await until(self.socket.exists, "the starter listens")
 
-    async def start_all(self, open_files: int | None = None) -> None:
-        """Start the starter, with this limit of descriptors, and then the daemon."""
-        await self.start_starter(open_files)
+    async def start_all(self) -> None:
+        """Start the starter, and then the daemon."""
+        await self.start_starter()
         self.start()
         await self.ready()
 
@@ -109,10 +103,9 @@ class SharedKeptDaemonTestCase(DaemonTestCase):
 
 
 class KeptDaemonTestCase(RepositoryTestCase):
-    """Each test has a daemon and a starter of its own, which may have so many `open_files`."""
+    """Each test has a daemon and a starter of its own."""
 
     configuration = CONFIGURATION
-    open_files: int | None = None
     environment: Mapping[str, str] = {}
     daemon: KeptDaemon
 
@@ -120,7 +113,7 @@ class KeptDaemonTestCase(RepositoryTestCase):
         await super().setUp()
         self.daemon = KeptDaemon(self.configure(), **self.environment)
         self.addCleanup(self.daemon.remove)
-        await self.daemon.start_all(self.open_files)
+        await self.daemon.start_all()
         self.client = Client(self.daemon.url)
         self.addCleanup(self.client.close)
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 
-from twisted.internet.threads import deferToThread
-
-from tests.cases.patience import PATIENCE
 from tests.integration.client import python
 from tests.integration.harness import DaemonTestCase, until
 from tests.integration.terminal import COMMAND, Terminal, piped
@@ -56,54 +51,6 @@ class CommandTests(DaemonTestCase):
         done = await piped("", "list", **more)
         self.assertEqual(done.returncode, 2)
         self.assertIn(f"chmod 600 {file}", done.stderr)
-
-    async def test_second_ctrl_c_leaves_the_evaluation_alone(self) -> None:
-        stubborn = python(
-            "import signal, time; signal.signal(15, signal.SIG_IGN);"
-            "print('ready', flush=True); time.sleep(600)"
-        )
-        terminal = Terminal(self.daemon.url, *self.arguments(stubborn, "x=1"))
-        self.addCleanup(terminal.close)
-        await until(lambda: "ready" in terminal.shown, "it runs")
-        os.kill(self.daemon.pid, signal.SIGSTOP)  # so that cancelling takes its time
-        try:
-            terminal.interrupt()
-            await until(lambda: "cancelling" in terminal.shown, "the first is heard")
-            terminal.interrupt()
-            self.assertEqual(await terminal.end(), -signal.SIGINT)
-        finally:
-            os.kill(self.daemon.pid, signal.SIGCONT)
-        # That it was to be cancelled may have come through by now.
-        listed = (await self.client.get("/evaluations")).json["data"]
-        self.client.evaluations += (one["evaluation_id"] for one in listed)
-
-    async def test_sigterm_and_sighup_cancel_the_evaluation(self) -> None:
-        for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129)):
-            terminal = Terminal(self.daemon.url, *self.arguments(PARTIAL, "x=1"))
-            self.addCleanup(terminal.close)
-            await until(lambda terminal=terminal: "half" in terminal.shown, "it runs")
-            terminal.interrupt(number)
-            self.assertEqual(await terminal.end(), status)
-            self.assertIn("failed: the evaluation was cancelled", terminal.shown)
-            await self.daemon.nothing_left()
-
-    async def test_full_disk_cancels_the_evaluation_with_a_message(self) -> None:
-        with open("/dev/full", "w") as full:
-            done = await deferToThread(
-                subprocess.run,
-                [*COMMAND, *self.arguments("yes", "x=1"), "--server", self.daemon.url],
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=PATIENCE,
-            )
-        self.assertEqual(done.returncode, 2)
-        self.assertRegex(
-            done.stderr,
-            r"\Arepeat this run with --seed \d+\n(no answer .*\n)*"
-            r"stdout: No space left on device\n\Z",
-        )
-        await self.daemon.nothing_left()
 
     async def test_closed_pipe_cancels_the_evaluation(self) -> None:
         flood = self.arguments("yes", "x=1")

@@ -5,16 +5,31 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from typing import Any
 
 from twisted.internet.utils import getProcessOutputAndValue
 
 from tests.cases.patience import PATIENCE
-from tests.integration.uploads import DESCRIBE, MIB, UploadTestCase, described
+from tests.integration.client import data
+from tests.integration.harness import DaemonTestCase
+from tests.integration.uploads import DESCRIBE, MIB, described
 
 CURL = shutil.which("curl")
 
 
-class CurlTests(UploadTestCase):
+class CurlTests(DaemonTestCase):
+    configuration = f"""
+        [repositories]
+        protocols = ["file"]
+        [limits]
+        request_body = {34 * MIB}
+        """
+
+    async def describe(self, identifier: str) -> Any:
+        """Return what the evaluator has said that it got."""
+        (found,) = data(await self.client.follow(identifier))
+        return found
+
     async def curl(self, *arguments: str) -> tuple[int, int, bytes]:
         """Return the status of the answer, how many bytes were sent for it, and its body."""
         self.assertIsNotNone(CURL, "these tests need curl: it is not installed")
@@ -48,20 +63,6 @@ class CurlTests(UploadTestCase):
         path = self.folder / name
         path.write_bytes(content)
         return str(path)
-
-    async def test_files_arrive_exactly(self) -> None:
-        files = (
-            ("source", "solución ñ.cpp", b"int main() {}\r\n"),
-            ("input", "a b.bin", bytes(range(256)) * 100),
-            ("empty", "nothing", b""),
-            ("ends", "ends.txt", b"\r\n\n\r\r\n--\r\n"),
-            ("text_2", "text.py", b"--boundary\r\n\r\n--boundary--\r\n"),
-        )
-        form = self.form(*((field, self.write(name, content)) for field, name, content in files))
-        code, _, body = await self.curl(*form)
-        self.assertEqual(code, 200)
-        identifier = json.loads(body)["evaluation_id"]
-        self.assertEqual(await self.describe(identifier), described(*files))
 
     async def test_large_file_arrives_exactly_in_little_memory(self) -> None:
         content = os.urandom(MIB) * 30

@@ -12,23 +12,16 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from tests.cases.patience import PATIENCE
-from tests.integration.client import failure, python, text
+from tests.integration.client import text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
-from tests.integration.processes import new_word, processes
 from tests.integration.raw import Connection
 
-STUBBORN = """
-import signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("ready", flush=True)
-time.sleep(600)
-"""
 
-
-class DrainTestCase(DaemonTestCase):
+class DrainTests(DaemonTestCase):
     """Each test stops the daemon, and starts it again for the next."""
 
     configuration = CONFIGURATION.replace("running = 4", "running = 2")
+    drain = 2 * PATIENCE
 
     async def stopping(self, since: int = 0) -> None:
         """Wait until the daemon has begun to stop."""
@@ -41,10 +34,6 @@ class DrainTestCase(DaemonTestCase):
         self.daemon.check_log()
         self.daemon.start()
         await self.daemon.ready()
-
-
-class DrainTests(DrainTestCase):
-    drain = 2 * PATIENCE
 
     def stream(self, identifier: str) -> Connection:
         """Return a connection on which the first event of an evaluation has come.
@@ -83,36 +72,9 @@ class DrainTests(DrainTestCase):
         forged = identifier[:-1] + ("A" if identifier[-1] != "A" else "B")
         (await self.client.get(f"/evaluation/{forged}")).problem(404)
 
-    async def test_second_signal_before_the_stop_ends_the_drain(self) -> None:
-        identifier, _ = await self.begin_and_hold("echo; echo done")
-        polled = Deferred.fromCoroutine(self.client.follow(identifier))
-        await self.client.status(identifier)
-        for number in (signal.SIGTERM, signal.SIGINT):  # two of one kind may become one on the way
-            os.kill(self.daemon.pid, number)
-        failure(await polled, "shutdown")
-        await self.begin_again()
-
     async def test_many_signals_in_a_row_log_no_defect(self) -> None:
         while self.daemon.running:
             for number in (signal.SIGTERM, signal.SIGINT):
                 os.kill(self.daemon.pid, number)
             await deferLater(reactor, 0.001)
-        await self.begin_again()
-
-
-class StopTests(DrainTestCase):
-    async def test_cancel_of_a_stubborn_evaluator_during_the_stop_is_no_defect(self) -> None:
-        word = new_word()
-        identifier = await self.begin_and_wait(python(STUBBORN, word))
-        self.assertNotEqual(processes(word), [])
-        with Connection(self.daemon.port) as connection:
-            health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-            self.assertEqual(connection.ask(health).code, 200)
-            since = len(self.daemon.log)
-            self.daemon.interrupt()
-            await self.stopping(since)
-            cancel = f"DELETE /evaluation/{identifier} HTTP/1.1\r\nHost: localhost\r\n\r\n"
-            connection.send(cancel.encode())
-            await until(lambda: not self.daemon.running, "the daemon stops")
-        self.assertEqual(processes(word), [])
         await self.begin_again()

@@ -6,8 +6,7 @@ import os
 from typing import Any
 
 from tests.integration.client import failure, text
-from tests.integration.harness import until
-from tests.integration.small_disks import CLOSED, MIB, LoggedThere, SmallDisksTestCase
+from tests.integration.small_disks import CLOSED, MIB, SmallDisksTestCase
 
 FULL = "No space left on device"
 NO_ROOM = "has less than 2 MiB free (twice limits.free_disk), or no free inode"
@@ -37,12 +36,6 @@ class DiskTests(SmallDisksTestCase):
             self.assertIsNotNone(answer.header("Retry-After"))
         await self.not_ready(f"the file system of the state {NO_ROOM}")
         self.disks.empty(self.disks.state)
-        await self.check_mended()
-
-    async def test_form_that_fills_the_disk_gets_503_and_leaves_nothing(self) -> None:
-        files = [("solution", "solution.txt", bytes(25 * MIB))]
-        answer = await self.client.post(self.repository.url, self.commit, "true", files=files)
-        answer.problem(503)
         await self.check_mended()
 
     async def test_evaluator_that_fills_the_disk_is_stopped(self) -> None:
@@ -99,45 +92,3 @@ class DiskTests(SmallDisksTestCase):
             finally:
                 self.disks.open(place)
             await self.check_mended()
-
-
-class NearlyFullTests(SmallDisksTestCase):
-    """Runs that would fill the disk, of which 8 MiB are to stay free."""
-
-    configuration = SmallDisksTestCase.configuration.replace("1048576", str(8 * MIB), 1)
-
-    async def stopped(self, command: str) -> None:
-        """Hold that a command is stopped before the disk is full, and another run goes on."""
-        waiting = "cd $TEMPORARY_DIRECTORY; touch gate; echo ready"
-        waiting += "; while test -e gate; do sleep 0.01; done; echo goes on"
-        identifier = await self.begin_and_wait(waiting)
-        (gate,) = self.disks.seen(self.disks.state / "evaluations").glob("*/tmp/gate")
-        error = failure(await self.run_command(command), "disk")
-        self.assertEqual((error["limit"], error["value"]), ("limits.free_disk", 8 * MIB))
-        gate.unlink()
-        self.assertEqual(text(await self.client.follow(identifier)), "ready\ngoes on\n")
-        await self.check_mended()
-
-    async def test_evaluation_with_most_on_the_disk_is_stopped(self) -> None:
-        await self.stopped(f"head -c {18 * MIB} /dev/zero >file; sleep 600")
-        await self.daemon.logged("limits.free_disk")
-        self.assertRegex(
-            self.daemon.log, r"under 8 MiB \(limits.free_disk\) of the disk is free: .* is stopped"
-        )
-
-
-class LogTests(SmallDisksTestCase):
-    kind = LoggedThere
-
-    async def test_daemon_goes_on_without_a_log(self) -> None:
-        await self.check_mended()
-        self.disks.fill(self.disks.cache)
-        identifiers = [await self.begin("cat README") for _ in range(50)]
-        for identifier in identifiers:
-            self.assertEqual(text(await self.client.follow(identifier)), "an evaluator\n")
-        self.disks.empty(self.disks.cache)
-        last = await self.begin("cat README")
-        name = (await self.client.ended(last))["log_name"]
-        self.assertEqual(text(await self.client.follow(last)), "an evaluator\n")
-        await until(lambda: f"{name}: finished" in self.disks.log, "its end is logged")
-        self.assertRegex(self.disks.log, r"up to \d+ earlier log events were lost")

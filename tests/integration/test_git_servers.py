@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from twisted.internet import reactor
 from twisted.internet.ssl import PrivateCertificate
 
 from tawebeval.core.form import Repository
+from tawebeval.core.hosts import HostPolicy
 from tawebeval.errors import EvaluationFailure
+from tawebeval.pinned_agent import CheckedResolver
 from tests.cases.certificates import make_certificate
+from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import OID
 from tests.integration.bare_repositories import BareRepositoryCase
 from tests.integration.ports import free_port
@@ -94,3 +98,16 @@ class ServerTests(BareRepositoryCase):
         for receiver, words in ((secure, "not trusted"), (plain, "does not speak TLS")):
             self.addCleanup(receiver.stop)
             self.assertIn(words, await self.explain(f"https://127.0.0.1:{receiver.port}/x"))
+
+
+class AddressTests(BareRepositoryCase):
+    async def test_http_takes_the_address_that_works(self) -> None:
+        policy = HostPolicy(allowed_private_networks=("127.0.0.0/8", "::1/128"))
+        self.make(CheckedResolver(policy, FakeResolver(["::1", "127.0.0.1"]), reactor))
+        self.source.write("file", "content")
+        commit = self.source.commit()
+        server = ScriptedServer(self.folder)
+        self.addCleanup(server.stop)
+        url = server.url.replace("127.0.0.1", "pinned.invalid") + "/source/.git"
+        fetched = await self.bare.fetch_commit(Repository(url), commit)
+        self.assertEqual(fetched.oid, commit)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cases.units import read_unit
-from tests.integration.service_case import SOCKET, STARTER, ServiceTestCase, text
+from tests.integration.service_case import ServiceTestCase, text
 
 # Tells of each path whether it can be read, and of each whether it can be written to.
 PROBE = """\
@@ -64,19 +63,3 @@ class HardeningTests(ServiceTestCase):
         found = [line.split()[0] for line in printed.splitlines()]
         self.assertEqual(found, ["read"] + ["write"] * len(own) + ["probed"], printed)
         self.assertIn("read README\n", printed)
-
-
-class LineTests(ServiceTestCase):
-    def test_service_has_the_limits_of_its_unit(self) -> None:
-        unit = read_unit("tawebeval.service")["Service"]
-        self.start()
-        for key in ("LimitNOFILE", "TasksMax", "OOMPolicy", "OOMScoreAdjust", "UMask"):
-            self.assertEqual(self.show(key), unit[key])
-        socket = read_unit("tawebeval.socket")["Socket"]
-        for key in ("Backlog", "NoDelay"):
-            self.assertEqual(self.show(key, SOCKET), socket[key])
-        for folder in ("/var/lib/tawebeval", "/var/cache/tawebeval"):
-            self.assertEqual(self.machine.run("stat", "--format=%a", folder), "700")
-        memory = int(self.machine.run("awk", "/MemTotal/ {print $2}", "/proc/meminfo")) * 1024
-        self.assertAlmostEqual(int(self.show("MemoryMax")) / memory, 0.3, places=2)
-        self.assertAlmostEqual(int(self.show("MemoryMax", STARTER)) / memory, 0.6, places=2)

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from tests.integration.harness import DaemonTestCase, until
-from tests.integration.raw import BOUNDARY, Connection, body_of, chunked, head_of, part
-from tests.integration.uploads import MIB, UploadTestCase
+from tests.integration.raw import Connection
+from tests.integration.uploads import MIB
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -79,46 +79,3 @@ class ManyTests(HoldingTestCase):
         for one in flood:
             one.close()
         await until(lambda: not ports & peers(self.daemon.port), "all are gone")
-
-
-class MultipartTests(UploadTestCase):
-    async def setUp(self) -> None:
-        await super().setUp()
-        self.post([part("x", b"")])  # what is imported and allocated once is there
-        self.memory = self.daemon.memory
-
-    async def check(self) -> None:
-        """Hold that nothing is left, little memory was taken, and an honest form is served."""
-        self.assertLess(self.daemon.memory - self.memory, 30 * MIB)
-        uploads = self.daemon.state / "uploads"
-        await until(lambda: not list(uploads.iterdir()), "nothing is left")
-        self.assertEqual(len(await self.run_command("echo well")), 2)
-
-    def bomb(self, code: int, body: bytes, *, content_type: str = "") -> None:
-        for in_chunks in (False, True):
-            head = head_of(None if in_chunks else len(body))
-            if in_chunks:
-                head = head[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"
-            if content_type:
-                usual = f"multipart/form-data; boundary={BOUNDARY}"
-                head = head.replace(usual.encode(), content_type.encode())
-            with Connection(self.daemon.port) as connection:
-                connection.send(head)
-                try:
-                    connection.send(chunked(body, 60_000) if in_chunks else body)
-                except (BrokenPipeError, ConnectionResetError):
-                    self.fail("refused without an answer")
-                connection.answer().problem(code)
-
-    async def test_parts_without_number_are_refused(self) -> None:
-        for one in (part("x", b""), part("submission[s]", b"x", "s"), part("x", b"", "x")):
-            self.bomb(413 if b"[" not in one else 400, body_of([one] * 100_000))
-        names = [part(f"submission[s{number}]", b"x", "s") for number in range(10_000)]
-        self.bomb(413, body_of(names))
-        await self.check()
-
-    async def test_part_without_an_end_is_refused(self) -> None:
-        self.bomb(413, part("submission[s]", b"x" * 35 * MIB, "s"))
-        self.bomb(413, part("evaluator_cmd", b"x" * 8 * MIB))
-        self.bomb(400, part("x", b"x" * 8 * MIB))
-        await self.check()

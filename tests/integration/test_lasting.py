@@ -1,29 +1,71 @@
-"""Evaluations that outlive the daemon: their events are complete and exact, whatever ends it."""
+"""Evaluations that outlive the daemon: a lost starter, and restarts."""
 
 from __future__ import annotations
 
+import signal
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+
+from tests.cases.event_source import EventSource
 from tests.integration.client import failure, text
-from tests.integration.starters import SharedKeptDaemonTestCase
+from tests.integration.harness import COMMAND, until
+from tests.integration.resuming_readers import CUTS, LineReader
+from tests.integration.starters import KeptDaemonTestCase, SharedKeptDaemonTestCase
 
 
-class LastingTests(SharedKeptDaemonTestCase):
-    async def follow(self, identifier: str) -> str:
-        """Read all events; return what was printed as text."""
-        return text(await self.client.follow(identifier))
-
-    async def test_running_evaluation_outlives_the_daemon(self) -> None:
-        identifier, gate = await self.begin_and_hold("echo late; echo no >&2; exit 3")
-        before = await self.client.status(identifier)
+class LostStarterTests(KeptDaemonTestCase):
+    async def test_killed_starter_loses_evaluations_and_fails_the_daemon(self) -> None:
+        self.daemon.program = ("sh", "-c", 'shift 3; exec "$0" serve "$@"', str(COMMAND))
         await self.daemon.restart()
-        after = await self.client.status(identifier)
-        self.assertEqual(after["state"], "running")
-        for name in ("created", "running", "seed", "commit_oid", "tree_oid", "limits"):
-            self.assertEqual(after[name], before[name], name)
+        identifier = await self.begin_and_wait("echo ready; sleep 600")
+        following = Deferred.fromCoroutine(self.client.follow(identifier))
+        await deferLater(reactor, 0.3)
+        self.daemon.kill_starter()
+        failure(await following, "lost")
+        await until(lambda: not self.daemon.running, "the daemon stops")
+        self.assertIn("the starter of evaluators has ended", self.daemon.log)
+        self.assertEqual(self.daemon.exit_status, 1)
+        self.daemon.check_log()
+
+
+class RestartTests(SharedKeptDaemonTestCase):
+    """Restarts after which the starter serves the next test."""
+
+    async def test_restart_answers_polls_and_cuts_streams_without_an_end(self) -> None:
+        identifier, gate = await self.begin_and_hold("echo late")
+        page = await self.client.page(identifier)
+        polls = [
+            Deferred.fromCoroutine(self.client.page(identifier, page["end"], wait=30))
+            for _ in range(3)
+        ]
+        source = EventSource()
+        path = f"/evaluation/{identifier}/events?after={page['end']}"
+        stream = Deferred.fromCoroutine(
+            self.client.stream(path, source.feed, {"Accept": "text/event-stream"})
+        )
+        stream.addErrback(lambda failure: failure.trap(*CUTS) and None)
+        await until(self.client.streams, "the stream begins")
+        await self.daemon.restart(signal.SIGTERM)
+        for poll in polls:
+            self.assertEqual(await poll, {"begin": page["end"], "end": page["end"], "data": []})
+        await stream
+        self.assertEqual(source.events, [])
         gate.write_text("\n")
-        events = await self.client.follow(identifier)
-        self.assertEqual(text(events), "readylate\n")
-        error = failure(events, "exit")
-        self.assertEqual((error["status"], error["stderr"]), (3, "no\n"))
+        reader = LineReader(self.client, identifier, page["data"])
+        await reader.read()
+        self.assertEqual(text(reader.events), "readylate\n")
+        self.daemon.check_log()
+
+    async def test_events_keep_their_times_and_cursors(self) -> None:
+        identifier = await self.begin_and_wait("echo one; sleep 0.1; echo two; echo ready")
+        await self.client.ended(identifier)
+        path = f"/evaluation/{identifier}/events?times=1"
+        before = (await self.client.get(path)).json
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            await self.daemon.restart(number)
+            self.assertEqual((await self.client.get(path)).json, before)
 
     async def test_queued_evaluations_keep_their_order(self) -> None:
         holding = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(4)]
@@ -33,5 +75,5 @@ class LastingTests(SharedKeptDaemonTestCase):
         self.assertEqual(places, list(range(6)))
         for identifier in holding:
             await self.client.cancel(identifier)
-        texts = [await self.follow(one) for one in waiting]
+        texts = [text(await self.client.follow(one)) for one in waiting]
         self.assertEqual(texts, [f"{n}\n42\n" for n in range(6)])

@@ -1,4 +1,4 @@
-"""A cache in which something is damaged, by a disk or by a hand, mends itself."""
+"""A cache in which something is damaged, by a disk, a hand or a cancelled fetch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.integration.client import text
-from tests.integration.harness import DaemonTestCase
-from tests.integration.repositories import HttpServer
+from tests.integration.client import failure, text
+from tests.integration.harness import DaemonTestCase, until
+from tests.integration.repositories import HttpServer, git
 
 
 def truncate(path: Path, size: int) -> None:
@@ -89,3 +89,16 @@ class MendingTests(DaemonTestCase):
         await self.check(lambda repository: (repository / "HEAD").unlink())
         await self.check(lambda repository: (repository / "config").write_text("[x"))
         await self.check(shutil.rmtree)
+
+    async def test_cancelled_fetch_leaves_the_cache_sound(self) -> None:
+        self.server.hold()
+        identifier = await self.client.evaluate(self.url, self.commit, "true")
+        await until(self.server.half_sent.is_set, "a pack is half sent")
+        await self.client.cancel(identifier)
+        failure(await self.client.follow(identifier), "cancelled")
+        await self.daemon.nothing_left()
+        urls = [file.read_text() for file in self.daemon.cache.glob("repositories/*/url")]
+        self.assertNotIn(self.url + "\n", urls)
+        self.server.release()
+        self.assertEqual(await self.evaluate(), "an evaluator\n100000\n")
+        git(self.cached(), "fsck", "--strict")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 from tests.integration.client import Client, failure, text
-from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, new_token, until
+from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, new_token
 from tests.integration.processes import new_word
 from tests.integration.repositories import HttpServer
 from tests.integration.unprivileged import give
@@ -103,38 +101,4 @@ class PrivateTests(RepositoryTestCase):
         self.assertIn("an evaluator\n", text(await self.evaluate(alice)))
         self.assertEqual(self.server.fetches, asked, "it was in the cache")
         self.assertEqual(len(self.server.authorizations), shown)
-        await self.finish()
-
-    async def test_secret_is_in_no_argument_and_no_environment(self) -> None:
-        alice, _ = await self.start()
-        self.server.hold()
-        identifier = await alice.evaluate(self.url, self.commit, "cat README")
-        await until(self.server.half_sent.is_set, "half of the pack is there")
-        processes = 0
-        for process in Path("/proc").glob("[0-9]*"):
-            for name in ("cmdline", "environ"):
-                try:
-                    content = (process / name).read_bytes()
-                except OSError:
-                    continue
-                self.assertNotIn(_WORD.encode(), content, process)
-                program, _, arguments = content.partition(b"\0")
-                processes += b"git-remote-http" in program and self.url.encode() in arguments
-        self.assertGreater(processes, 0, "git was at work")
-        self.server.release()
-        self.assertIn("an evaluator\n", text(await alice.follow(identifier)))
-        await self.finish()
-
-    async def test_password_reloaded_by_sighup_counts(self) -> None:
-        self.write_password(f"wrong {_WORD}")
-        alice, _ = await self.start()
-        self.assertIn("403", (await self.refuse(alice))["stderr"])
-        self.write_password("")
-        os.kill(self.daemon.pid, signal.SIGHUP)
-        await self.daemon.logged("nothing is changed")
-        await self.refuse(alice)
-        self.write_password(SECRET)
-        os.kill(self.daemon.pid, signal.SIGHUP)
-        await self.daemon.logged("repositories.credentials: reloaded from")
-        self.assertIn("an evaluator\n", text(await self.evaluate(alice)))
         await self.finish()

@@ -64,13 +64,6 @@ class StartupTests(TestCase):
         self.assertNotIn("Traceback", done.stdout)
         return done.stdout
 
-    def test_twistd_lists_the_command(self) -> None:
-        self.assertRegex(self.twistd("--help").stdout, r"(?m)^ *tawebeval +\S")
-        options = self.twistd("tawebeval", "--help")
-        self.assertEqual(options.returncode, 0)
-        for option in ("--config", "--listen"):
-            self.assertIn(option, options.stdout)
-
     def test_a_taken_port_stops_the_start(self) -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -81,10 +74,6 @@ class StartupTests(TestCase):
         label = derive_daemon_label(self.folder / ".local" / "state" / "tawebeval")
         groups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if label in path]
         self.assertEqual(groups, [], "cgroups are made before, and removed")
-
-    def test_a_configuration_that_cannot_be_read_stops_the_start(self) -> None:
-        for path in (self.folder / "missing.toml", self.folder):
-            self.assertIn(str(path), self.refused("--config", str(path)))
 
     async def test_nothing_configured_works(self) -> None:
         await self.serve(f"--listen=tcp:{(port := free_port())}:interface=127.0.0.1", port=port)

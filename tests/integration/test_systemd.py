@@ -180,3 +180,54 @@ class MendedTests(ServiceTestCase):
         self.assertEqual(self.ask("GET", "/health/ready").answer()[0], 503)
         self.machine.run("mv", f"{program}.away", program)
         wait_until(lambda: self.ask("GET", "/health/ready").answer()[0] == 200, "it is ready again")
+
+
+GATED = f"{GATE}; echo ready; {WAIT}; sleep 23456"
+
+
+class StarterTests(ServiceTestCase):
+    def is_running(self) -> bool:
+        """Tell whether the evaluator has gone on to its end."""
+        return self.machine.attempt("pgrep", "--full", "^sleep 23456").returncode == 0
+
+    def begin_and_wait(self, command: str) -> tuple[str, str]:
+        """Begin an evaluation that prints `ready`; return its identifier and the cursor then."""
+        identifier = self.begin(command)
+        return identifier, self.printed(identifier, "ready")
+
+    def fail_to_start(self) -> None:
+        """Have the daemon fail at its start, several times."""
+        self.override("RestartSec=10ms", "ExecStartPre=/bin/false")
+        self.machine.attempt("systemctl", "restart", SERVICE)
+        wait_until(lambda: int(self.show("NRestarts")) > 3, "it was tried again and again")
+        self.override()
+
+    def test_evaluator_outlives_restarts_of_the_daemon_until_a_stop(self) -> None:
+        identifier, after = self.begin_and_wait(GATED)
+        for end in (
+            lambda: self.control("kill", "--signal=KILL", SERVICE),
+            lambda: self.control("restart", SERVICE),
+            self.fail_to_start,
+            lambda: self.control("restart", SERVICE),
+        ):
+            daemon = int(self.show("MainPID"))
+            end()
+            self.healthy()
+            self.assertNotEqual(int(self.show("MainPID")), daemon)
+        self.let_go()
+        self.assertEqual(self.printed(identifier, "done"), str(int(after) + 2))
+        wait_until(self.is_running, "it goes on")
+        (pid,) = self.machine.run("pgrep", "--full", "^sleep 23456").split()
+        group = self.machine.run("cat", f"/proc/{pid}/cgroup").rpartition("::")[2].strip()
+        self.assertTrue(group.startswith(self.show("ControlGroup", STARTER)), group)
+        self.control("stop", SERVICE)
+        wait_until(lambda: not self.is_running(), "the evaluator has ended")
+        wait_until(lambda: self.show("ActiveState", STARTER) == "inactive", "the starter has ended")
+
+    def test_lost_starter_is_started_again(self) -> None:
+        identifier, _ = self.begin_and_wait(GATED)
+        self.control("kill", "--kill-whom=main", "--signal=KILL", STARTER)
+        wait_until(lambda: self.show("NRestarts", STARTER) == "1", "another starter is there")
+        wait_until(lambda: self.show("ActiveState", STARTER) == "active", "it listens")
+        wait_until(lambda: self.post("echo again")[0] == 200, "evaluations are accepted again")
+        self.assertEqual(reasons(self.follow(identifier)), ["lost"])

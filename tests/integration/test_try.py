@@ -180,15 +180,3 @@ class TryTests(TestCase):
         program.stderr.close()
         self.assertEqual(await deferToThread(program.wait), 141)
         self.assertNotIn(b"Traceback", said)
-
-    async def test_usage_errors_exit_with_2(self) -> None:
-        settings = self.folder / "tawebeval.toml"
-        settings.write_text("nonsense = 1\n")
-        for arguments, variables, words in (
-            (["--config", str(settings)], {}, "nonsense: unknown setting"),
-            (BY, {"PATH": "/nonexistent"}, "apt-get install bubblewrap"),
-        ):
-            done = await self.attempt("true", *arguments, user=False, **variables)
-            self.assertEqual(done.returncode, 2, done.stderr)
-            self.assertIn(words, done.stderr)
-            self.assertNotIn("Traceback", done.stderr)

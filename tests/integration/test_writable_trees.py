@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from tawebeval.linux.starter import PROCESS_NAME
 from tawebeval.sandbox.probe import TREE_COPY_WARNING
 from tests.integration.client import python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
-from tests.integration.processes import new_word, processes
 
 LOOK = r"""
 import os, sys
@@ -66,8 +64,6 @@ for path in (".", "folder", "README", "new"):
             pass
 print(sorted(os.listdir("folder")), open("README").read().strip())
 """
-
-SLEEP = "import time; print('ready', flush=True); time.sleep(600)"
 
 
 if TYPE_CHECKING:
@@ -167,17 +163,3 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
         for _ in range(3):
             await self.run_command("tawebeval-run -- true")
         await until(lambda: held() <= before, "nothing is held")
-
-
-class RestartTests(DaemonTestCase):
-    async def test_daemon_ends_with_its_starter_and_all_evaluators(self) -> None:
-        word = new_word()
-        await self.begin_and_wait(python(SLEEP, word))
-        starter = self.daemon.find_starter()
-        assert starter is not None, "it runs"
-        os.kill(starter, signal.SIGKILL)
-        await until(lambda: not self.daemon.running, "the daemon ends")
-        self.assertIn("the starter of evaluators has ended", self.daemon.log)
-        await until(lambda: not processes(word), "its evaluators have ended")
-        self.daemon.start()
-        await self.daemon.ready()
