@@ -11,6 +11,7 @@ from tests.integration.cutting_proxy import CuttingProxy, Place
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 from tests.integration.numbered_lines import EVALUATOR, printed
 from tests.integration.resuming_readers import (
+    LibraryReader,
     LineReader,
     PageReader,
     PollReader,
@@ -74,6 +75,9 @@ class CutConnectionTests(DaemonTestCase):
 
     async def test_web_sockets_lose_and_repeat_nothing(self) -> None:
         await self.check(WebSocketReader, 5, *_UNFINISHED)
+
+    async def test_library_loses_and_repeats_nothing(self) -> None:
+        await self.check(LibraryReader, 3, *_UNFINISHED)
 
     async def test_form_repeated_with_its_key_begins_one_evaluation(self) -> None:
         client = await self.through(6, 50_000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tawebeval.client import Data, EvaluationError
+from tawebeval.client.twisted_client import TwistedClient
 from tests.integration.client import python, text
 from tests.integration.harness import DaemonTestCase
 from tests.integration.wire import blocks, evaluators
@@ -19,6 +21,13 @@ if os.fork() == 0:
 print(os.WTERMSIG(os.wait()[1]))
 print(sum(entry.stat().st_size for entry in os.scandir() if "core" in entry.name))
 """
+_NESTED = """
+import os
+for depth in %s:
+    value = "[" * depth + "]" * depth
+    print("", os.environ["EVALUATION_DATA_BEGIN"], value, sep="\\n")
+    print(os.environ["EVALUATION_DATA_END"])
+"""
 
 
 class DriverTests(DaemonTestCase):
@@ -26,6 +35,17 @@ class DriverTests(DaemonTestCase):
         signal, size = map(int, text(await self.run_command(python(_CRASH))).split())
         self.assertEqual(signal, 11)
         self.assertLess(size, 2**20)
+
+    async def test_client_reads_what_the_daemon_accepts_as_nested(self) -> None:
+        depths = [*range(850, 1050, 3), 100_000]  # Python 3.13 goes deeper than 3.11
+        identifier = await self.begin(python(_NESTED % depths))
+        async with TwistedClient(self.daemon.url) as client:
+            events = [event async for event in client.events(identifier)]
+        read = [len(event.written) // 2 for event in events if isinstance(event, Data)]
+        refused = [event for event in events if isinstance(event, EvaluationError)]
+        self.assertEqual({event.reason for event in refused}, {"protocol"})
+        self.assertEqual(read, depths[: len(read)])
+        self.assertEqual(len(read) + len(refused), len(depths))
 
 
 class EvaluatorTests(evaluators.EvaluatorCase):
