@@ -36,22 +36,6 @@ class LinkTests(SynchronousTestCase):
             self.assertTrue((other / "file").exists())
 
 
-class PipTests(SynchronousTestCase):
-    """A command of pip that fails."""
-
-    def test_failed_pip_names_its_variables(self) -> None:
-        command = [
-            *(sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check"),
-            *("download", "--no-index", "click"),
-        ]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        explain = load_script("bootstrap").explain_missing
-        said = explain(subprocess.CalledProcessError(1, command, done.stdout))
-        for name in ("PyPI", "PIP_INDEX_URL", "PIP_FIND_LINKS"):
-            self.assertIn(name, said)
-        self.assertEqual(explain(subprocess.CalledProcessError(1, command, b"no space")), "")
-
-
 class ServiceTests(SynchronousTestCase):
     """Packages that bring services, on a machine whose directories are the test's."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from benchmarks import simulate
@@ -17,16 +16,11 @@ SMALL = Scenario(
 )
 
 
-def run(**changes: object) -> Outcome:
-    """Return what becomes of the small scenario, with some changes."""
-    return Simulation(attrs.evolve(SMALL, **changes), seed=1).run()  # type: ignore[arg-type]
-
-
 class OutcomeTests(SynchronousTestCase):
     """What becomes of the clients."""
 
     def test_refused_clients_come_back_and_are_served(self) -> None:
-        outcome = run()
+        outcome = Simulation(SMALL, seed=1).run()
         self.assertEqual((len(outcome.all_waits), outcome.given_up.total()), (80, 0))
         self.assertGreater(outcome.refusals["evaluations.queued"], 5)
         self.assertGreater(outcome.refusals["callers.queued"], 0)
@@ -36,30 +30,6 @@ class OutcomeTests(SynchronousTestCase):
         self.assertIn(outcome.first_refusal[0], outcome.refusals)
         # 80 of 10 s each on 4 nodes.
         self.assertLess(outcome.ended_at, 400)
-
-    def test_same_seed_has_the_same_outcome(self) -> None:
-        self.assertEqual(run(lost_nodes=2), run(lost_nodes=2))
-
-    def test_evaluation_of_a_lost_node_is_repeated(self) -> None:
-        outcome = run(lost_nodes=2)
-        self.assertEqual(len(outcome.all_waits), 80)
-        self.assertIn(outcome.repeated, (1, 2))
-
-    def test_restart_with_a_starter_repeats_nothing(self) -> None:
-        slow = {"nodes": 1, "restarts": 1}
-        self.assertEqual(run(**slow).repeated, 0)
-        outcome = run(**slow, keeps=False)
-        self.assertGreater(outcome.repeated, 10)
-        self.assertEqual(len(outcome.all_waits) + outcome.given_up.total(), 80)
-
-    def test_too_few_connections_are_found_out(self) -> None:
-        settings = {"http": {"connections": 10}}
-        outcome = run(settings=settings)
-        self.assertEqual(set(outcome.refusals), {"http.connections"})
-
-    def test_several_daemons_serve_their_part_each(self) -> None:
-        outcome = run(daemons=2)
-        self.assertEqual(len(outcome.all_waits) + outcome.given_up.total(), 80)
 
 
 class PageTests(SynchronousTestCase):

@@ -166,15 +166,6 @@ class Nginx(Proxy):
         return ["-p", str(self.folder), "-c", self.file, "-e", "stderr"]
 
 
-class StrippingNginx(Nginx):
-    """nginx that takes the path away before it passes a request on."""
-
-    def configuration(self, text: str, upstream: str, below: bool) -> str:
-        """Return the shipped configuration, but for the slash that does it."""
-        own = super().configuration(text, upstream, below)
-        return changed(own, {"proxy_pass http://tawebeval;": "proxy_pass http://tawebeval/;"})
-
-
 class HAProxy(Proxy):
     """HAProxy."""
 
@@ -199,14 +190,6 @@ class HAProxy(Proxy):
 
     def command(self) -> list[str]:
         return ["-db", "-f", self.file]
-
-
-class ImpatientHAProxy(HAProxy):
-    """HAProxy that waits for the daemon only as long as a test does."""
-
-    def configuration(self, text: str, upstream: str, below: bool) -> str:
-        own = super().configuration(text, upstream, below)
-        return changed(own, {"timeout server 1h": "timeout server 300ms"})
 
 
 class HAProxyBeforeSeveral(HAProxy):

@@ -10,26 +10,19 @@ from twisted.internet.defer import Deferred, gatherResults
 
 from tests.cases.event_source import EventSource
 from tests.cases.web import LINK
-from tests.integration.client import Client, Event, SocketReader, failure, python, text
+from tests.integration.client import Client, Event, SocketReader, failure
 from tests.integration.harness import until
 from tests.integration.proxies import (
     BELOW,
     Caddy,
     HAProxy,
     HAProxyBeforeSeveral,
-    ImpatientHAProxy,
     Nginx,
-    StrippingNginx,
 )
 from tests.integration.proxy_case import WAITING, ProxyTestCase, answered, lacking, settings
-from tests.integration.raw import Connection, body_of, chunked, head_of, part
+from tests.integration.raw import Connection, body_of, head_of, part
 from tests.integration.terminal import piped
 from tests.integration.uploads import DESCRIBE, MIB, described
-
-COUNT = 5000
-# Each line in one write: what is written in parts may become several events.
-LINES = python(f"for number in range({COUNT}): print(f'line {{number}}')")
-PRINTED = "".join(f"line {number}\n" for number in range(COUNT))
 
 
 def asking(path: str, accept: str) -> bytes:
@@ -100,17 +93,6 @@ class FollowingTests:
 
 
 class StreamTests(FollowingTests):
-    async def test_all_events_pass_in_order(self: Any) -> None:
-        for client in self.clients:
-            identifier = await self.begin_by(client, LINES)
-            sent, lines, socket = await self.follow_by_all(client, identifier)
-            await gatherResults([sent.ended, lines.ended, socket.closed])
-            messages = [json.loads(message) for message in socket.messages]
-            for events in (sent.server_sent(), lines.lines(), messages):
-                self.assertTrue(text(events) == PRINTED, "not what was printed")
-            pages = await client.follow(await self.begin_by(client, LINES))
-            self.assertTrue(text(pages) == PRINTED, "not what was printed")
-
     async def test_daemon_learns_that_quiet_readers_have_left(self: Any) -> None:
         identifier = await self.begin_by(self.plain, WAITING)
         path = f"{self.base_path}/evaluation/{identifier}/events"
@@ -191,7 +173,13 @@ class SurfaceTests(AddressTests, PathTests):
 
     async def test_large_form_passes_while_it_is_sent(self: Any) -> None:
         content = bytes(range(256)) * (12 * MIB // 256)
-        body = self.describing(content)
+        fields = {
+            "repository[url]": self.repository.url,
+            "commit_oid": self.commit,
+            "evaluator_cmd": DESCRIBE,
+        }
+        parts = [part(name, value.encode()) for name, value in fields.items()]
+        body = body_of([*parts, part("submission[source]", content, "solution.bin")])
         with Connection(self.proxy.port) as connection:
             connection.send(head_of(len(body), target=f"{self.base_path}/evaluate"))
             half = len(body) // 2
@@ -200,23 +188,9 @@ class SurfaceTests(AddressTests, PathTests):
             connection.send(body[half:])
             answer = connection.answer()
         self.assertEqual(answer.code, 200, answer)
-        await self.check_described(self.plain, answer.body, content)
-
-    def describing(self: Any, content: bytes) -> bytes:
-        """Return a form with a file of this content, which its evaluator is to describe."""
-        fields = {
-            "repository[url]": self.repository.url,
-            "commit_oid": self.commit,
-            "evaluator_cmd": DESCRIBE,
-        }
-        parts = [part(name, value.encode()) for name, value in fields.items()]
-        return body_of([*parts, part("submission[source]", content, "solution.bin")])
-
-    async def check_described(self: Any, client: Client, answer: bytes, content: bytes) -> None:
-        """Hold that the evaluation that has begun with this answer got the file as it was."""
-        identifier = json.loads(answer)["evaluation_id"]
-        client.evaluations.append(identifier)
-        (found,) = (event["payload"] for event in await client.follow(identifier))
+        identifier = json.loads(answer.body)["evaluation_id"]
+        self.plain.evaluations.append(identifier)
+        (found,) = (event["payload"] for event in await self.plain.follow(identifier))
         self.assertEqual(found, described(("source", "solution.bin", content)))
 
     def arrived(self: Any) -> int:
@@ -293,15 +267,6 @@ class NginxBelowTests(PathTests, BrokenHeadTests, ProxyTestCase):
         self.assertEqual((done.returncode, done.stdout), (0, "hello\n"), done.stderr)
 
 
-class NginxStrippingTests(PathTests, ProxyTestCase):
-    """nginx, which takes the path away; the daemon has the same settings."""
-
-    skip = lacking(Nginx)
-    proxy_type = StrippingNginx
-    below = True
-    configuration = settings(BELOW)
-
-
 class NginxSocketTests(FollowingTests, AddressTests, ProxyTestCase):
     skip = lacking(Nginx)
     proxy_type = Nginx
@@ -314,18 +279,7 @@ class NginxSocketTests(FollowingTests, AddressTests, ProxyTestCase):
         return ("--listen", f"{self.upstream()}:mode=660")
 
 
-class BrokenBodyTests:
-    async def test_broken_body_is_answered_with_a_problem(self: Any) -> None:
-        head = head_of(None, "Transfer-Encoding: chunked", target=f"{self.base_path}/evaluate")
-        with Connection(self.proxy.port) as connection:
-            connection.send(
-                head + chunked(part("submission[a]", b"b" * MIB), MIB).removesuffix(b"0\r\n\r\n")
-            )
-            await until(lambda: self.arrived() > 0, "a part of it is there")
-            connection.ask(b"no chunk\r\n").problem(400)
-
-
-class HAProxyTests(StreamTests, SurfaceTests, BrokenBodyTests, ProxyTestCase):
+class HAProxyTests(StreamTests, SurfaceTests, ProxyTestCase):
     skip = lacking(HAProxy)
     proxy_type = HAProxy
     configuration = settings()
@@ -336,18 +290,6 @@ class HAProxyBelowTests(PathTests, ProxyTestCase):
     proxy_type = HAProxy
     below = True
     configuration = settings(BELOW)
-
-
-class HAProxyImpatientTests(ProxyTestCase):
-    skip = lacking(ImpatientHAProxy)
-    proxy_type = ImpatientHAProxy
-    configuration = settings()
-
-    async def test_slow_daemon_is_answered_with_a_504_document(self) -> None:
-        identifier = await self.begin_by(self.client, "exec sleep 600")
-        answer = await self.plain.get(f"/evaluation/{identifier}/events?wait=20")
-        answer.problem(504)
-        self.assertEqual(answer.header("Retry-After"), "5")
 
 
 class HAProxyBeforeSeveralTests(FollowingTests, AddressTests, ProxyTestCase):
