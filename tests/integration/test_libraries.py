@@ -34,10 +34,6 @@ solution = segi.prepare(segi.find_submission("source"))
 result = solution.run("3 4\n", time=30)
 segi.send_case("sum", result.fault or segi.compare_tokens(result.stdout, "7"), result, points=2)
 print(segi.prepare(segi.find_submission("broken")).fault.message)
-verbose = {".py": segi.Language(("sh", "-c", "yes | head -c 9000; exit 1"), ("true",))}
-message = segi.prepare(segi.find_submission("broken"), verbose).fault.message
-print("as JSON at most", 6 * len(message))  # of the 16 KiB of a result
-
 done = segi.run(["sh", "-c", "cat; echo $A >&2; exit 3"], "x" * 10**6, environment={"A": "b"})
 print(len(done.stdout), done.stderr, done.exit_status)
 open(home + "/own", "w").write("own")
@@ -90,21 +86,10 @@ with segi.start(["true"]) as talk:
     talk.kill()
     print(talk.finish().fault)
 
-checker = ["sh", "-c", 'cat "$1" "$2" "$3" >&2; exit $0']
-for status in 0, 1, 7, 9:
-    judgement = segi.run_checker(
-        [*checker, str(status)], stdin="0.5 in", printed="out", expected="answer"
-    )
-    print(judgement.verdict, judgement.points, judgement.message)
-says = ["sh", "-c", "echo points 0.5 half of it >&2; exit 7"]
-judgement = segi.run_checker(says, stdin="", printed="")
-print(judgement.verdict, judgement.points, judgement.message)
-
 os.mkdir("out")
-pathlib.Path("expected").write_text("7")
-writes = "ln -s ../expected link; ln -s .. up; mkfifo pipe; echo 7 | tee plain >one; ln one two"
+writes = "echo 7 | tee plain >one; ln one two"
 done = segi.run(["sh", "-c", writes], write=["out"], directory=os.path.abspath("out"))
-for name in "plain", "link", "up/expected", "one", "pipe", "none":
+for name in "plain", "one":
     output = segi.read_output(pathlib.Path("out") / name)
     fault = done.fault or output.fault
     print(fault.message if fault else output.content)
@@ -128,7 +113,6 @@ True
     print(
          ^
 SyntaxError: '(' was never closed
-as JSON at most 12000
 1000000 b'b\n' 3
 b'own'
 output 1000 output_limit
@@ -143,17 +127,8 @@ b'1000000\n'
 None wall
 killed by SIGKILL None
 None
-accepted None 0.5 inoutanswer
-wrong_answer None 0.5 inoutanswer
-partial 0.5 inoutanswer
-judge_error None checker: exit status 9: 0.5 inoutanswer
-partial 0.5 half of it
 b'7\n'
-link is a link or no readable file
-expected is a link or no readable file
 one is a link or no readable file
-pipe is a link or no readable file
-none is missing
 b'7\n'
 b'7\n'
 ('compile_error', 'SyntaxError: invalid')
