@@ -22,6 +22,17 @@ _PROMPT = re.compile(r"^[#$] ", re.MULTILINE)
 _CONTINUED = re.compile(r"\\\n *")
 
 
+def find_blocks(document: Path, language: str) -> list[str]:
+    """Return the blocks of code in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", document.read_text("utf-8"), re.DOTALL)
+
+
+def find_block(document: Path, language: str, words: str) -> str:
+    """Return the one block of code in a language that has these words."""
+    (found,) = (block for block in find_blocks(document, language) if words in block)
+    return found
+
+
 @attrs.frozen
 class Example:
     """A command, in words, and the lines that it is shown to print."""

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,7 +33,7 @@ from tests.integration.client import Client
 from tests.integration.ports import free_port, listens
 from tests.integration.processes import alive, children
 from tests.integration.repositories import GitRepository
-from tests.integration.unprivileged import find_program, temporary_folder
+from tests.integration.unprivileged import find_program, give, temporary_folder
 
 TWISTD, COMMAND = find_program("twistd"), find_program("tawebeval")
 
@@ -44,6 +45,9 @@ private_networks = ["127.0.0.0/8"]
 [evaluations]
 running = 4
 """
+
+
+CALLBACK_SECRET = "whsec_" + b64encode(b"not so secret, for it is a test").decode()
 
 
 async def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
@@ -286,6 +290,23 @@ class RepositoryTestCase(TestCase):
         self.repository = GitRepository(self.folder / "repository")
         self.repository.write("README", "an evaluator\n")
         self.commit = self.repository.commit()
+
+    async def start_own(self, configuration: str, **environment: str) -> None:
+        """Start a daemon of the test's own, and a client of it."""
+        self.daemon = Daemon(configuration, **environment)
+        self.addCleanup(self.daemon.remove)
+        self.daemon.start()
+        await self.daemon.ready()
+        self.client = Client(self.daemon.url)
+        self.addCleanup(self.client.close)
+
+    def configure_callbacks(self, secret: str = CALLBACK_SECRET) -> str:
+        """Return settings for callbacks to this machine, with one secret for all callers."""
+        secrets = self.folder / "secrets"
+        secrets.write_text(f"* {secret}\n")
+        secrets.chmod(0o600)
+        give(secrets)
+        return f"[callbacks]\nsecrets = '{secrets}'\nprivate_networks = ['127.0.0.0/8']\n"
 
     async def begin(self, command: str, **fields: str) -> str:
         """Begin an evaluation in the test's repository; return its identifier."""

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ from tests.integration.harness import (
     RepositoryTestCase,
     until,
 )
-from tests.integration.unprivileged import give, temporary_folder
+from tests.integration.unprivileged import temporary_folder
 
 
 class KeptDaemon(Daemon):
@@ -119,11 +118,3 @@ class KeptDaemonTestCase(RepositoryTestCase):
 
     def configure(self) -> str:
         return self.configuration
-
-    def configure_callbacks(self) -> str:
-        """Return settings for callbacks."""
-        secrets = self.folder / "secrets"
-        secrets.write_text(f"* whsec_{b64encode(os.urandom(24)).decode()}\n")
-        secrets.chmod(0o600)
-        give(secrets)
-        return f"[callbacks]\nsecrets = '{secrets}'\nprivate_networks = ['127.0.0.0/8']\n"

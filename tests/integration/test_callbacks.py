@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from base64 import b64encode
-from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor
@@ -12,43 +9,25 @@ from twisted.internet.ssl import PrivateCertificate
 from twisted.internet.task import deferLater
 
 from tests.cases.certificates import make_certificate
-from tests.integration.client import Client, text
-from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase
+from tests.cases.documented import find_block
+from tests.integration.client import text
+from tests.integration.harness import CALLBACK_SECRET, CONFIGURATION, RepositoryTestCase
 from tests.integration.receivers import Receiver
-from tests.integration.unprivileged import give
-
-SECRET = "whsec_" + b64encode(b"not so secret, for it is a test").decode()
-DOCUMENTATION = Path(__file__).parents[2] / "docs" / "api.md"
-OPEN = 'private_networks = ["127.0.0.0/8", "::1/128"]'
+from tests.run import ROOT
 
 
 def documented_verify() -> Any:
     """Return the function with which docs/api.md verifies callbacks."""
-    blocks = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
-    (source,) = (block for block in blocks if "def verify(" in block)
     namespace: dict[str, Any] = {}
-    exec(source, namespace)
+    exec(find_block(ROOT / "docs" / "api.md", "python", "def verify("), namespace)
     return namespace["verify"]
 
 
 class CallbacksTestCase(RepositoryTestCase):
     """A daemon for each test, with settings of its own."""
 
-    async def setUp(self) -> None:
-        await super().setUp()
-        self.secrets = self.folder / "secrets"
-        self.secrets.write_text(f"* {SECRET}\n")
-        self.secrets.chmod(0o600)
-        give(self.secrets)
-
     async def start(self, **environment: str) -> None:
-        callbacks = f"[callbacks]\nsecrets = '{self.secrets}'\n{OPEN}\n"
-        self.daemon = Daemon(f"{CONFIGURATION}\n{callbacks}", **environment)
-        self.addCleanup(self.daemon.remove)
-        self.daemon.start()
-        await self.daemon.ready()
-        self.client = Client(self.daemon.url)
-        self.addCleanup(self.client.close)
+        await self.start_own(f"{CONFIGURATION}\n{self.configure_callbacks()}", **environment)
 
     def receive(self, *statuses: int, **more: Any) -> Receiver:
         receiver = Receiver(*statuses, **more)
@@ -89,7 +68,7 @@ class CallbacksTestCase(RepositoryTestCase):
     async def finish(self) -> None:
         """Stop the daemon; what is nobody's business is not in its log."""
         await self.daemon.stop()
-        for word in (SECRET, "s3cret", "/hook"):
+        for word in (CALLBACK_SECRET, "s3cret", "/hook"):
             self.assertNotIn(word, self.daemon.log)
 
 
@@ -115,7 +94,7 @@ class DeliveryTests(CallbacksTestCase):
         self.assertEqual(first.headers["webhook-id"], second.headers["webhook-id"])
         self.assertEqual(first.body, second.body)
         for post in receiver.posts:
-            document = verify(SECRET, post.headers, post.body)
+            document = verify(CALLBACK_SECRET, post.headers, post.body)
             self.assertEqual(document["evaluation_id"], identifier)
             self.assertEqual((document["state"], document["exit"]["status"]), ("failed", 3))
             for headers, body in (
@@ -125,7 +104,7 @@ class DeliveryTests(CallbacksTestCase):
                 (post.headers, post.body.replace(b"failed", b"passed")),
             ):
                 with self.assertRaises(ValueError):
-                    verify(SECRET, headers, body)
+                    verify(CALLBACK_SECRET, headers, body)
         events = await self.client.follow(identifier)
         self.assertEqual(text(events), "one\n")
         await self.finish()

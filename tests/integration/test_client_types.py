@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.cases.documented import find_blocks
 from tests.cases.patience import LONG_PATIENCE
+from tests.run import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 DOCUMENTS = ("README.md", "docs/clients.md", "packaging/python/README.md")
 INTEGRATIONS = ROOT / "examples" / "integrations"
 
@@ -41,8 +41,7 @@ class TypeTests(SynchronousTestCase):
         (self.folder / "tawebeval").symlink_to(ROOT / "tawebeval")
         for document in DOCUMENTS:
             name = document.replace("/", "_").removesuffix(".md").lower()
-            blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
-            for number, block in enumerate(blocks):
+            for number, block in enumerate(find_blocks(ROOT / document, "python")):
                 (self.folder / f"{name}_{number}.py").write_text(block)
         for path in INTEGRATIONS.glob("*.py"):
             (self.folder / path.name).write_text(path.read_text())

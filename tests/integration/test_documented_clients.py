@@ -14,14 +14,14 @@ from typing import ClassVar
 from twisted.internet import reactor
 from twisted.internet.utils import getProcessOutputAndValue
 
+from tests.cases.documented import find_block
 from tests.integration.browser_case import BrowserTestCase
 from tests.integration.client import Event, joined
 from tests.integration.cutting_proxy import CuttingProxy, Place
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 from tests.integration.repositories import ENVIRONMENT, git
 from tests.integration.unprivileged import give
-
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "clients.md").read_text("utf-8")
+from tests.run import ROOT
 
 NODE = shutil.which("node")
 LACKING = " and ".join(name for name in ("node", "jq") if shutil.which(name) is None)
@@ -60,9 +60,7 @@ document.body.append(script);
 
 def documented(language: str, words: str) -> str:
     """Return the one block of the page in that language that contains these words."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    (source,) = (block for block in blocks if words in block)
-    return source
+    return find_block(ROOT / "docs" / "clients.md", language, words)
 
 
 class ProgramTests(DaemonTestCase):

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from base64 import b64encode
 from pathlib import Path
 
 import httpx
@@ -14,13 +13,10 @@ from twisted.internet import reactor
 from twisted.internet.threads import deferToThread
 from twisted.internet.utils import getProcessOutputAndValue
 
-from tests.integration.client import Client
-from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
+from tests.integration.harness import CALLBACK_SECRET, CONFIGURATION, RepositoryTestCase, until
 from tests.integration.ports import free_port, listens
-from tests.integration.unprivileged import give
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
-SECRET = "whsec_" + b64encode(b"not so secret, for it is a test").decode()
 JUDGE = 'cat "$SUBMISSION_FILE_SOURCE"; grep -q good "$SUBMISSION_FILE_SOURCE"'
 
 DJANGO = """\
@@ -101,24 +97,16 @@ class IntegrationTests(RepositoryTestCase):
 
     async def setUp(self) -> None:
         await super().setUp()
-        secrets = self.folder / "secrets"
-        secrets.write_text(f"* {SECRET}\n")
-        secrets.chmod(0o600)
-        give(secrets)
-        self.daemon = Daemon(
+        await self.start_own(
             f"{CONFIGURATION}\n[problems.judged]\nrepository = '{self.repository.url}'\n"
             f"commit = '{self.commit}'\ncommand = '''{JUDGE}'''\nfields = ['source']\n"
-            f"[callbacks]\nsecrets = '{secrets}'\n"
-            "private_networks = ['127.0.0.0/8']\n"
+            f"{self.configure_callbacks()}"
         )
-        self.addCleanup(self.daemon.remove)
-        self.daemon.start()
-        await self.daemon.ready()
         self.environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "PYTHONPATH": str(EXAMPLES),
             "TAWEBEVAL_SERVER": self.daemon.url,
-            "WEBHOOK_SECRET": SECRET,
+            "WEBHOOK_SECRET": CALLBACK_SECRET,
         }
 
     async def run_program(self, *arguments: str) -> tuple[str, int]:
@@ -194,11 +182,7 @@ class IntegrationTests(RepositoryTestCase):
         self.start_server(str(EXAMPLES / "webhook_receiver.py"), str(port))
         await until(lambda: listens(port), "the receiver listens")
         url = f"http://127.0.0.1:{port}/"
-        client = Client(self.daemon.url)
-        self.addCleanup(client.close)
-        identifier = await client.evaluate(
-            self.repository.url, self.commit, "true", callback_url=url
-        )
+        identifier = await self.begin("true", callback_url=url)
         printed = self.folder / "printed"
         expected = f"{identifier}: finished\n"
         await until(lambda: expected in printed.read_text(), "the callback is printed")

@@ -12,6 +12,7 @@ from pathlib import Path
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
+from tests.cases.documented import find_block
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.harness import COMMAND
 from tests.integration.ports import free_port
@@ -19,7 +20,6 @@ from tests.integration.repositories import git
 from tests.integration.unprivileged import USER, give, temporary_folder
 from tests.run import ROOT
 
-README = (ROOT / "README.md").read_text("utf-8")
 BIN = Path(sys.executable).parent
 EXPORT = 'export PATH="$PWD/.venv/bin:$PATH"'
 MEASURED = re.compile(r"\d+\.\d+ s")
@@ -27,10 +27,7 @@ MEASURED = re.compile(r"\d+\.\d+ s")
 
 def block(language: str, words: str) -> str:
     """Return the only block of README.md in that language that has these words."""
-    (found,) = (
-        text for text in re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL) if words in text
-    )
-    return found
+    return find_block(ROOT / "README.md", language, words)
 
 
 class ReadmeTests(TestCase):
