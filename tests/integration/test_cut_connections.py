@@ -77,7 +77,7 @@ class CutConnectionTests(DaemonTestCase):
         await self.check(WebSocketReader, 5, *_UNFINISHED)
 
     async def test_library_loses_and_repeats_nothing(self) -> None:
-        await self.check(LibraryReader, 3, *_UNFINISHED)
+        await self.check(LibraryReader, 8, *_UNFINISHED)
 
     async def test_form_repeated_with_its_key_begins_one_evaluation(self) -> None:
         client = await self.through(6, 50_000)
