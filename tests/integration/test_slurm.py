@@ -17,7 +17,7 @@ from tests.cases.patience import LONG_PATIENCE
 from tests.integration.attacks import bombs
 from tests.integration.client import failure, joined, python, text
 from tests.integration.harness import COMMAND, until
-from tests.integration.processes import new_word, processes
+from tests.integration.processes import processes
 from tests.integration.slurm_case import CPUS, SlurmTestCase
 
 MIB = 2**20
