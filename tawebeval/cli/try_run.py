@@ -273,11 +273,7 @@ def run_try(
     with _usage_errors():
         refuse_root("tawebeval try")
         configuration = read_configuration(config)
-        chosen = parse_limits(
-            limits,
-            configuration.limits.requestable_ranges,
-            ", which the file of --config can raise",
-        )
+        chosen = parse_limits(limits, configuration.limits.requestable_ranges)
         environment = parse_environment_name(environment or "", configuration.environments)
         check_sandbox_readable_paths(configuration, config, os.environ)
         check_environments(configuration, config, os.environ)
