@@ -1,17 +1,41 @@
-"""`evaluations.run`: the end of a run, its stderr and its stops, with a fake child and a Clock."""
+"""`evaluations.run`: output, limits and the end of a run, with a fake child and a Clock."""
 
 from __future__ import annotations
 
 import errno
 import gc
+import os
 import signal
-from typing import get_args
+from typing import NoReturn, get_args
 
+from hypothesis import given
+
+from tawebeval.config import LimitSettings
+from tawebeval.core import segi
+from tawebeval.core.event_log import EventLog
+from tawebeval.core.segi import PrintedFile, SegiParser
 from tawebeval.errors import EvaluationFailure, FailureReason, build_limit_failure
+from tawebeval.evaluations.run import PARTIAL_LINE_DELAY
 from tawebeval.evaluations.store import STDERR_TAIL_BYTES
 from tawebeval.linux.cgroups import ResourceUsage
+from tawebeval.linux.starter import MAX_SLOW_READ_SECONDS
+from tawebeval.sandbox.workspace import FileRefused
+from tests.cases import reference_segi
 from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase, make_file_block
-from tests.fakes.children import STDOUT
+from tests.cases.strategies import (
+    MARKERS,
+    MAX_FILE,
+    MAX_VALUE,
+    Chunk,
+    ErrorEvent,
+    chunkings,
+    chunks_of,
+    join_text,
+    read_file,
+    stdouts,
+)
+from tests.fakes.children import STDOUT, FakeChild
+from tests.fakes.sandbox import FakeRunLimits
 
 RESOURCES = {"memory", "processes", "disk", "file_size", "output", "stderr"}
 
@@ -230,3 +254,488 @@ class StopTests(RunTestCase):
         self.assert_over(status=0)
         self.assertEqual(self.child.signals, [])
         self.assertIs(self.run_.failure, CANCELLED)
+
+
+class TimeoutTests(RunTestCase):
+    def test_run_is_stopped_at_its_time_limit(self) -> None:
+        self.clock.advance(9.999)
+        self.assertEqual(self.child.signals, [])
+        self.clock.advance(0.001)
+        self.assertEqual(self.child.signals, [signal.SIGTERM])
+        failure = self.run_.failure
+        assert failure is not None
+        self.assertEqual(failure.reason, "timeout")
+        self.assertEqual(failure.extra_members, {"limit": "limits.wall_clock", "value": 10})
+        self.assertIn("10 seconds", failure.message)
+        self.clock.advance(GRACE)
+        self.child.end(signal=signal.SIGKILL)
+        self.assert_over(number=signal.SIGKILL)
+        self.assertIs(self.run_.failure, failure)
+
+    def test_evaluator_that_ended_in_time_is_not_stopped(self) -> None:
+        self.child.has_exited = True
+        self.clock.advance(20)
+        self.assertEqual(self.child.signals, [])
+        self.child.end()
+        self.assert_over(status=0)
+
+    def test_suspended_run_has_no_time_limit(self) -> None:
+        self.clock.advance(9)
+        self.run_.suspend_clock()
+        self.clock.advance(1000)
+        self.assertEqual((self.child.signals, self.run_.deadline), ([], None))
+        self.assertEqual(self.changes, 1)
+
+    def test_deadline_goes_on_over_a_restart_of_the_daemon(self) -> None:
+        for deadline, seconds in ((3.0, 3), (-5.0, 0.001)):
+            self.setUp()
+            run = self.make_run(deadline=deadline)
+            child = FakeChild(self.clock, run)
+            run.makeConnection(child)
+            self.clock.advance(seconds - 0.001)
+            self.assertEqual(child.signals, [])
+            self.clock.advance(0.001)
+            self.assertEqual(child.signals, [signal.SIGTERM])
+
+    def test_evaluator_that_has_exited_has_no_time_limit(self) -> None:
+        self.orphans.shut = True
+        self.child.exit(0)
+        self.clock.advance(100)
+        self.orphans.open()
+        self.child.close()
+        self.assert_over(status=0)
+        self.assertIsNone(self.run_.failure)
+
+
+class CellTests(RunTestCase):
+    limits = LimitSettings(wall_clock=10, cpu=5)
+
+    def end(self, number: int, cpu: float) -> EvaluationFailure:
+        """End by a signal, after so much processor time; return the failure."""
+        self.sandboxed.run_limits.used = ResourceUsage(cpu, None)
+        self.child.end(signal=number)
+        self.turn()
+        self.assertTrue(self.run_.run_ended.is_set)
+        assert self.run_.failure is not None
+        return self.run_.failure
+
+    def test_signal_of_the_cpu_limit_is_believed_when_the_time_was_used(self) -> None:
+        error = self.end(signal.SIGXCPU, 5.1)
+        self.assertEqual(error.extra_members, {"limit": "limits.cpu", "value": 5})
+
+    def test_signal_of_the_cpu_limit_below_the_limit_is_an_exit(self) -> None:
+        error = self.end(signal.SIGXCPU, 4.99)
+        self.assertEqual((error.reason, error.extra_members["signal"]), ("exit", signal.SIGXCPU))
+
+    def test_run_whose_output_was_lost_by_its_own_use_of_the_disk_is_over_that_limit(self) -> None:
+        over = build_limit_failure("disk", "free_disk", "the disk is full", 7)
+        for found, reason in ((over, "disk"), (None, "lost")):
+            self.setUp()
+            self.sandboxed.run_limits.over = found
+            self.child.lost_reason = "the daemon could not store the output"
+            self.child.end(signal=signal.SIGKILL)
+            self.assert_over(number=signal.SIGKILL)
+            assert self.run_.failure is not None
+            self.assertEqual(self.run_.failure.reason, reason)
+
+    def test_good_exit_over_the_limit_of_processor_time_fails(self) -> None:
+        self.sandboxed.run_limits.used = ResourceUsage(5.01, None)
+        self.child.end(status=0)
+        self.turn()
+        assert self.run_.failure is not None
+        self.assertEqual(self.run_.failure.reason, "cpu")
+
+    def test_signal_of_the_file_size_limit_is_believed(self) -> None:
+        self.assertEqual(self.end(signal.SIGXFSZ, 0.1).reason, "exit")
+        self.assertEqual(self.sandboxed.run_limits.looks, [True])
+
+    def test_limit_that_the_sandboxed_run_knows_of_explains_a_bad_end(self) -> None:
+        self.sandboxed.run_limits.over = build_limit_failure("disk", "disk", "bytes", 7)
+        self.assertEqual(self.end(signal.SIGKILL, 0.1).reason, "disk")
+
+    def test_run_over_its_memory_fails_though_it_succeeded(self) -> None:
+        self.sandboxed.run_limits.over = build_limit_failure("memory", "memory", "bytes", 7)
+        self.child.end(status=0)
+        self.turn()
+        self.assertIs(self.run_.failure, self.sandboxed.run_limits.over)
+
+    def test_sandboxed_run_that_cannot_be_asked_hides_no_failure(self) -> None:
+        for error, defects in ((OSError(errno.EMFILE, "Too many open files"), 0), (KeyError(), 2)):
+            self.setUp()
+
+            def fail(*final: bool, error: Exception = error) -> None:
+                raise error
+
+            self.patch(FakeRunLimits, "check", fail)
+            self.patch(FakeRunLimits, "read_usage", fail)
+            self.child.end(status=3)
+            self.assert_over(status=3)
+            assert self.run_.failure is not None
+            self.assertEqual(self.run_.failure.reason, "exit")
+            self.assertEqual(len(self.flushLoggedErrors(type(error))), defects)
+
+    def test_sandbox_that_did_not_start_says_so_with_what_it_complained_of(self) -> None:
+        self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
+        self.child.complain(b"bwrap: no")
+        self.child.end(status=1)
+        self.turn()
+        failure = self.run_.failure
+        assert failure is not None
+        self.assertEqual((failure.reason, failure.extra_members), ("lost", {"stderr": "bwrap: no"}))
+        self.assertIs(self.run_.exit_status, None)
+
+    def test_limit_that_kept_the_sandbox_from_starting_is_named(self) -> None:
+        self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
+        self.sandboxed.run_limits.over = build_limit_failure(
+            "processes", "processes", "processes", 2
+        )
+        self.child.end(status=1)
+        self.turn()
+        self.assertIs(self.run_.failure, self.sandboxed.run_limits.over)
+
+
+class OutputTests(RunTestCase):
+    limits = LimitSettings(wall_clock=10, output=1024, stderr=10_000)
+
+    def test_output_of_exactly_the_limit_is_allowed(self) -> None:
+        self.child.print(b"x" * 1000)
+        self.child.print(b"y" * 24)
+        self.assertEqual(self.child.signals, [])
+        self.child.end()
+        self.assert_over(status=0)
+        self.assertIsNone(self.run_.failure)
+        self.assertEqual(self.text(), "x" * 1000 + "y" * 24)
+
+    def test_one_byte_more_stops_it(self) -> None:
+        self.child.print(b"x" * 1000)
+        self.child.print(b"y" * 25)
+        self.assertEqual(self.child.signals, [signal.SIGKILL])
+        self.child.print(b"z" * 5000)
+        self.child.end(signal=signal.SIGKILL)
+        self.assert_over(number=signal.SIGKILL)
+        failure = self.run_.failure
+        assert failure is not None
+        self.assertEqual(failure.reason, "output")
+        self.assertEqual(failure.extra_members, {"limit": "limits.output", "value": 1024})
+        self.assertEqual(self.text(), "x" * 1000 + "y" * 24)
+
+    def test_byte_after_a_limit_that_was_reached_exactly_is_noticed(self) -> None:
+        self.child.print(b"x" * 1024)
+        self.child.print(b"y")
+        self.assertEqual(self.child.signals, [signal.SIGKILL])
+        self.child.end()
+        self.assert_over(status=0)
+        self.assertEqual(self.text(), "x" * 1024)
+
+    def test_file_counts_as_its_event(self) -> None:
+        self.child.print(b"x" * 900 + b"\n" + make_file_block(b"a") + b"after")
+        self.turn()
+        self.wanted[0][1].callback(b"x" * 200)
+        self.turn()
+        self.assertEqual(self.child.signals, [signal.SIGKILL])
+        assert self.run_.failure is not None
+        self.assertEqual(self.run_.failure.extra_members, {"limit": "limits.output", "value": 1024})
+        self.child.end(signal=signal.SIGKILL)
+        self.assert_over(number=signal.SIGKILL)
+        self.assertEqual(self.events(), ["x" * 900, ErrorEvent(), "after"])
+        self.assertIn("'a' exceeds the rest of limits.output", self.files.named[0])
+
+    def test_output_of_an_earlier_process_of_the_daemon_counts(self) -> None:
+        self.child.print(b"x" * 1000)
+        run = self.make_run(deadline=100)
+        child = FakeChild(self.clock, run)
+        run.makeConnection(child)
+        child.print(b"y" * 24)
+        self.assertEqual(child.signals, [])
+        child.print(b"z")
+        self.assertEqual(child.signals, [signal.SIGKILL])
+
+    def test_evaluator_that_exceeded_the_limit_meanwhile_is_stopped(self) -> None:
+        for size, signals in ((1024, []), (1025, [signal.SIGKILL])):
+            self.setUp()
+            self.stdout.feed(b"x" * size)
+            run = self.make_run(deadline=100)
+            child = FakeChild(self.clock, run)
+            run.makeConnection(child)
+            run.go_on()
+            self.assertEqual(child.signals, signals)
+
+    def test_slow_read_ends_the_run(self) -> None:
+        self.child.pipe_read_cpu_seconds = MAX_SLOW_READ_SECONDS - 0.01
+        self.child.print(b"a\n")
+        self.assertEqual(self.child.signals, [])
+        self.child.pipe_read_cpu_seconds = MAX_SLOW_READ_SECONDS
+        self.child.complain(b"b\n")
+        self.assertEqual(self.child.signals, [signal.SIGKILL])
+        assert self.run_.failure is not None
+        self.assertEqual(self.run_.failure.reason, "output")
+
+    def test_stderr_has_a_limit_of_its_own(self) -> None:
+        self.child.complain(b"x" * self.limits.stderr)
+        self.assertEqual(self.child.signals, [])
+        self.child.complain(b"y")
+        self.assertEqual(self.child.signals, [signal.SIGKILL])
+        self.child.end()
+        self.assert_over(status=0)
+        assert self.run_.failure is not None
+        self.assertEqual(
+            self.run_.failure.extra_members, {"limit": "limits.stderr", "value": 10_000}
+        )
+        self.assertEqual(set(self.run_.stderr_text), {"x"})
+
+
+FLOOD = MARKERS.data_begin + b"\n" + b"1\n" * 32_000
+PLAIN = "application/octet-stream"
+
+
+class PartialLineTests(RunTestCase):
+    def test_whole_lines_are_delivered_at_once(self) -> None:
+        self.child.print(b"one\ntwo\nthree\n")
+        self.assertEqual(self.events(), ["one", "\n", "two", "\n", "three"])
+        self.assertEqual(self.batches, 1)
+
+    def test_partial_line_waits_20_ms_for_its_rest(self) -> None:
+        self.assertEqual(PARTIAL_LINE_DELAY, 0.02)
+        self.child.print(b"one\nhalf a li")
+        self.clock.advance(0.0199)
+        self.assertEqual((self.events(), self.batches), (["one"], 1))
+        self.clock.advance(0.0001)
+        self.assertEqual(self.events(), ["one", "\n", "half a li"])
+        self.assertEqual(self.batches, 2)
+
+    def test_wait_is_counted_from_the_first_piece(self) -> None:
+        for _ in range(4):
+            self.child.print(b".")
+            self.clock.advance(0.005)
+        self.assertEqual(self.text(), "....")
+
+    def test_line_whose_rest_comes_in_time_is_one_event(self) -> None:
+        self.child.print(b"half a li")
+        self.clock.advance(0.01)
+        self.child.print(b"ne\nnext\n")
+        self.clock.advance(1)
+        self.assertEqual(self.events(), ["half a line", "\n", "next"])
+
+    def test_what_may_become_a_marker_waits_however_long(self) -> None:
+        self.child.print(b"one")
+        self.clock.advance(1)
+        self.child.print(b"\n" + MARKERS.data_begin)
+        self.clock.advance(9 - self.clock.seconds())
+        self.assertEqual((self.events(), self.batches), (["one"], 1))
+
+    def test_end_of_stdout_delivers_what_is_left(self) -> None:
+        self.child.print(b"half a li")
+        self.child.lose(STDOUT)
+        self.assertEqual((self.events(), self.batches), (["half a li"], 1))
+        self.child.exit()
+        self.assert_over(status=0)
+
+
+class TurnTests(RunTestCase):
+    limits = LimitSettings(wall_clock=100)
+
+    def test_much_stdout_is_parsed_in_several_turns(self) -> None:
+        self.child.print(FLOOD)
+        sizes = [self.log.end_cursor]
+        while self.child.paused:
+            self.turn(1)
+            sizes.append(self.log.end_cursor)
+        self.assertEqual(sizes[-1], 32_000)
+        self.assertGreater(len(sizes), 10)
+        self.assertEqual(sizes, sorted(set(sizes)))
+
+    def test_reactor_does_what_else_is_due_between_two_turns(self) -> None:
+        self.child.print(FLOOD)
+        seen: list[int] = []
+        for _ in range(5):
+            self.clock.callLater(0, lambda: seen.append(self.log.end_cursor))
+            self.turn(1)
+        self.assertEqual(seen, sorted(set(seen)))
+        self.assertEqual((len(seen), self.child.paused), (5, True))
+
+    def test_end_waits_for_all_that_came_before_it(self) -> None:
+        self.child.print(FLOOD + MARKERS.data_end + b"\nhalf a line")
+        self.child.end()
+        self.turn(1)
+        self.assertFalse(self.run_.run_ended.is_set)
+        self.turn(100)
+        self.assert_over(status=0)
+        self.assertEqual((self.log.end_cursor, self.events()[-1]), (32_001, "half a line"))
+
+
+class FileTests(RunTestCase):
+    def answer(self, content: bytes) -> None:
+        """Give the content of the file that is wanted now."""
+        self.wanted[-1][1].callback(content)
+        self.turn()
+
+    def test_later_events_wait_for_the_file(self) -> None:
+        self.child.print(b"before\n" + make_file_block(b"out/a.txt") + b"after\n")
+        self.turn()
+        self.child.print(b"more\n")
+        self.clock.advance(5)
+        self.assertEqual([path for path, _ in self.wanted], ["out/a.txt"])
+        self.assertEqual((self.events(), self.child.paused), (["before"], True))
+        self.answer(b"content")
+        file = PrintedFile("a.txt", PLAIN, b"content")
+        self.assertEqual(self.events(), ["before", file, "after", "\n", "more"])
+        self.assertFalse(self.child.paused)
+        self.assertEqual(self.files.named, {0: b"content"})
+
+    def test_files_are_read_one_after_the_other(self) -> None:
+        self.child.print(
+            make_file_block(b"a") + make_file_block(b"b") + b"text\n" + make_file_block(b"c")
+        )
+        self.child.end()
+        self.turn()
+        for name in "abc":
+            self.assertFalse(self.run_.run_ended.is_set)
+            self.assertEqual(self.wanted[-1][0], name)
+            self.assertTrue(self.child.paused)
+            self.answer(name.encode())
+        self.assert_over(status=0)
+        a, b, c = (PrintedFile(name, PLAIN, name.encode()) for name in "abc")
+        self.assertEqual(self.events(), [a, b, "text", c])
+
+    def test_refused_file_is_a_protocol_error(self) -> None:
+        self.child.print(make_file_block(b"/etc/shadow") + b"after")
+        self.turn()
+        self.wanted[0][1].errback(FileRefused("'/etc/shadow' is none of yours"))
+        self.child.end()
+        self.assert_over(status=0)
+        self.assertEqual(self.events(), [ErrorEvent(), "after"])
+        self.assertIn(b"none of yours", self.log.read_events(0, 10**9).lines)
+        self.assertEqual(self.files.named, {0: "'/etc/shadow' is none of yours"})
+
+    def test_file_that_an_earlier_process_has_not_read_is_read(self) -> None:
+        self.child.print(make_file_block(b"a") + b"after\n")
+        run = self.make_run(deadline=100)
+        child = self.child
+        child._protocol = run
+        run.makeConnection(child)
+        self.turn()
+        self.wanted.clear()
+        run.go_on()
+        self.turn()
+        self.assertEqual([path for path, _ in self.wanted], ["a"])
+
+
+class LostOutputTests(RunTestCase):
+    def break_(self, owner: object, name: str) -> None:
+        def fail(*_: object) -> NoReturn:
+            raise RuntimeError("a defect")
+
+        self.patch(owner, name, fail)
+
+    def print_file(self) -> None:
+        self.child.print(make_file_block(b"a"))
+        self.turn()
+
+    def assert_lost(self) -> None:
+        """Hold that the run is killed and lost, once and logged, and that it ends."""
+        self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
+        self.child.print(b"more\n")
+        self.child.end(signal=signal.SIGKILL)
+        self.assert_over(number=signal.SIGKILL)
+        assert self.run_.failure is not None
+        self.assertEqual(self.run_.failure.reason, "lost")
+        self.assertIn("defect of the daemon", self.run_.failure.message)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+    def test_defect_in_parsing_ends_the_run(self) -> None:
+        self.child.print(b"good\n")
+        self.break_(SegiParser, "feed")
+        self.child.print(b"bad\n")
+        self.assert_lost()
+        self.assertEqual(self.text(), "good")
+
+    def test_defect_in_a_later_turn(self) -> None:
+        self.break_(SegiParser, "parse_pending")
+        self.child.print(b"\n" * 100_000)
+        self.turn()
+        self.assert_lost()
+
+    def test_defect_in_the_flush_of_a_partial_line(self) -> None:
+        self.break_(SegiParser, "flush_partial_line")
+        self.child.print(b"a")
+        self.clock.advance(PARTIAL_LINE_DELAY)
+        self.assert_lost()
+
+    def test_defect_in_taking_a_file(self) -> None:
+        self.break_(SegiParser, "supply_file")
+        self.print_file()
+        self.wanted[0][1].callback(b"content")
+        self.assert_lost()
+
+    def test_defect_in_reading_a_file(self) -> None:
+        self.print_file()
+        self.wanted[0][1].errback(RuntimeError("a defect"))
+        self.assert_lost()
+
+    def test_defect_in_the_log(self) -> None:
+        self.break_(EventLog, "append_batch")
+        self.child.print(b"a\n")
+        self.assert_lost()
+
+    def test_defect_at_the_end_of_stdout_after_a_good_exit(self) -> None:
+        self.break_(SegiParser, "finish")
+        self.child.print(b"a\nb")
+        self.child.end(0)
+        self.assert_over(status=0)
+        assert self.run_.failure is not None
+        self.assertEqual(self.run_.failure.reason, "lost")
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+    def test_stopped_run_keeps_its_reason(self) -> None:
+        self.run_.stop(CANCELLED)
+        self.break_(SegiParser, "feed")
+        self.child.print(b"bad\n")
+        self.child.end(0)
+        self.assert_over(status=0)
+        self.assertIs(self.run_.failure, CANCELLED)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+    def test_full_disk_ends_the_run_with_its_message(self) -> None:
+        self.child.print(b"good\n")
+        self.clock.advance(1)
+        self.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.child.print(b"bad\n")
+        self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
+        self.child.end(signal=signal.SIGKILL)
+        self.assert_over(number=signal.SIGKILL)
+        assert self.run_.failure is not None
+        self.assertEqual(self.run_.failure.reason, "lost")
+        self.assertIn("No space left on device", self.run_.failure.message)
+        self.assertEqual(self.text(), "good")
+
+
+class PropertyTests(RunTestCase):
+    limits = LimitSettings(wall_clock=10**6)
+
+    def setUp(self) -> None:
+        self.patch(segi, "MAX_VALUE_BYTES", MAX_VALUE)
+        self.patch(segi, "MAX_FILE_BYTES", MAX_FILE)
+        super().setUp()
+        self.patch(segi, "MAX_BYTES_PARSED_PER_CALL", 300)
+
+    @given(stdouts, chunkings)
+    def test_events_are_those_of_the_reference(self, stdout: bytes, chunking: list[Chunk]) -> None:
+        self.setUp()
+        for chunk, _ in chunks_of(stdout, chunking):
+            self.child.print(chunk)
+            self.turn(1)
+        self.child.end()
+        while not self.run_.run_ended.is_set:
+            self.turn()
+            for path, content in self.wanted:
+                if not content.called:
+                    found = read_file(path.encode("utf-8", "surrogateescape"))
+                    if found is None:
+                        content.errback(FileRefused("no"))
+                    else:
+                        content.callback(found)
+        expected = reference_segi.parse_events(
+            stdout, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE, files=read_file
+        )
+        self.assertEqual(join_text(self.events()), expected)
+        self.assert_over(status=0)

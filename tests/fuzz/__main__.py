@@ -41,7 +41,7 @@ TARGETS: dict[str, Sequence[str]] = {
         "tests.core.test_segi_checkpoints.PropertyTests.test_resumed_parser_cannot_be_told_from_the_first_one",
         "tests.core.test_segi_checkpoints.SmallStepTests.test_resumed_parser_cannot_be_told_from_the_first_one",
         "tests.core.test_segi_checkpoints.SmallStepTests.test_third_process_gives_the_same_events",
-        "tests.evaluations.test_run_output.PropertyTests.test_events_are_those_of_the_reference",
+        "tests.evaluations.test_run.PropertyTests.test_events_are_those_of_the_reference",
     ),
     "file-headers": (
         "tests.fuzz.test_file_headers.FileHeaderTests.test_block_means_what_the_reference_says",

@@ -1,0 +1,700 @@
+"""`evaluations.service`: admission, requests, bounds and the end of all evaluations."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+
+from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
+from tawebeval.core.evaluations import IdentifierIssuer
+from tawebeval.core.event_log import EventPage
+from tawebeval.core.form import MAX_SEED
+from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, ServerBusy
+from tawebeval.evaluations.submissions import ReceivedForm
+from tests.cases.evaluations import END, PATIENT, RegistryTestCase
+from tests.cases.settings import with_constants
+from tests.fakes.children import FakeChild
+from tests.fakes.world import IdleThreads, UntidyThreads, make_request, straw
+
+
+class AcceptTests(RegistryTestCase):
+    def test_each_evaluation_has_an_identifier_of_its_own(self) -> None:
+        identifiers = [self.accept() for _ in range(4)]
+        self.assertEqual(len(set(identifiers)), 4)
+        for identifier in identifiers:
+            self.assertEqual(self.registry.get_status(identifier)["evaluation_id"], identifier)
+            self.assertEqual(self.page(identifier)["end"], "0")
+
+    def test_evaluations_beyond_the_slots_wait_in_order(self) -> None:
+        identifiers = [self.accept() for _ in range(4)]
+        seen = [self.registry.get_status(identifier) for identifier in identifiers]
+        self.assertEqual([s["state"] for s in seen], ["running", "running", "queued", "queued"])
+        self.assertEqual([s["queue_place"] for s in seen], [None, None, 0, 1])
+        self.finish(self.world.spawn.children[1])
+        seen = [self.registry.get_status(identifier) for identifier in identifiers]
+        self.assertEqual([s["state"] for s in seen], ["running", "finished", "running", "queued"])
+        self.assertEqual([s["queue_place"] for s in seen], [None, None, None, 0])
+
+    def test_restored_evaluations_are_listed_in_the_order_of_acceptance(self) -> None:
+        records = self.registry.records
+        for number in (6, 2, 4):
+            records.last_sequence_number = number - 1
+            self.accept()
+        records.sort_by_acceptance()
+        listed = records.list_evaluations("", 0, 2)
+        self.assertEqual([record.details.sequence_number for record in listed], [2, 4])
+
+    def test_full_queue_refuses_with_a_retry_time(self) -> None:
+        for _ in range(4):
+            self.registry.check_admission()
+            self.accept()
+        with self.assertRaises(ServerBusy) as caught:
+            self.registry.check_admission()
+        self.assertGreater(caught.exception.retry_after, 0)
+        with self.assertRaises(ServerBusy):
+            self.accept()
+        self.finish(self.world.spawn.children[0])
+        self.accept()
+
+    def test_seed_is_the_clients_or_one_is_drawn_and_told(self) -> None:
+        given = self.registry.get_status(self.accept(seed=0))["seed"]
+        self.assertEqual(given, 0)
+        self.assertEqual(self.world.child.environment["TURINGARENA_SEED"], "0")
+        self.world.random = lambda number: b"\xff" * number
+        self.registry = self.make()
+        drawn = self.registry.get_status(self.accept(seed=None))["seed"]
+        self.assertEqual(drawn, MAX_SEED)
+        self.assertEqual(self.world.child.environment["TURINGARENA_SEED"], str(MAX_SEED))
+
+
+class IdempotencyTests(RegistryTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.removed: list[str] = []
+
+        class Threads(IdleThreads):
+            async def run_in_thread(inner, call: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+                self.removed.append(call.__name__)
+                return await super().run_in_thread(call, *args, **kwargs)
+
+        self.world.threads = Threads()
+        self.registry = self.make()
+
+    def test_same_key_and_form_begin_nothing(self) -> None:
+        first = self.accept(key="k", digest=b"1")
+        self.removed.clear()
+        for _ in range(2):
+            self.assertEqual(self.accept(key="k", digest=b"1"), first)
+        self.assertEqual(len(self.world.spawn.children), 1)
+        self.assertEqual(self.removed, ["remove_tree", "remove_tree"])
+
+    def test_key_lasts_as_long_as_its_evaluation(self) -> None:
+        first = self.accept(key="k", digest=b"1")
+        self.finish(self.world.child)
+        self.assertEqual(self.accept(key="k", digest=b"1"), first)
+        self.consume(first)
+        second = self.accept(key="k", digest=b"2")
+        self.assertNotEqual(second, first)
+        self.expire(900)
+        self.assertNotIn(self.accept(key="k", digest=b"3"), (first, second))
+
+
+class CancelTests(RegistryTestCase):
+    def cancel(self, identifier: str) -> Deferred[None]:
+        return Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
+
+    def test_cancel_is_answered_when_the_process_is_gone(self) -> None:
+        identifier, child = self.start(b"a\n")
+        cancelled = self.cancel(identifier)
+        self.assertNoResult(cancelled)
+        self.finish(child)
+        self.assertIsNone(self.successResultOf(cancelled))
+        self.assertEqual(self.registry.get_status(identifier)["state"], "cancelled")
+        self.assertEqual(self.consume(identifier), ["a", "\n", "cancelled"])
+
+    def test_queued_evaluation_is_cancelled_at_once(self) -> None:
+        identifiers = [self.accept() for _ in range(4)]
+        self.successResultOf(self.cancel(identifiers[2]))
+        self.assertEqual(self.registry.get_status(identifiers[3])["queue_place"], 0)
+        self.accept()
+        self.assertEqual(self.consume(identifiers[2]), ["cancelled"])
+
+    def test_cancel_can_be_repeated(self) -> None:
+        identifier, child = self.start()
+        asked = [self.cancel(identifier) for _ in range(3)]
+        self.finish(child)
+        for one in (*asked, self.cancel(identifier)):
+            self.assertIsNone(self.successResultOf(one))
+        self.assertEqual(self.consume(identifier), ["cancelled"])
+        self.assertIsNone(self.successResultOf(self.cancel(identifier)))
+
+    def test_cancel_goes_on_without_its_client(self) -> None:
+        identifier, child = self.start()
+        asked = self.cancel(identifier)
+        asked.addErrback(lambda failure: None)
+        asked.cancel()
+        self.finish(child)
+        self.assertEqual(self.consume(identifier), ["cancelled"])
+
+
+class PageTests(RegistryTestCase):
+    def test_page_that_reaches_the_end_ends_at_the_dummy_end(self) -> None:
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        first = {"begin": None, "end": END, "data": ["a", "\n"]}
+        for after, page in (
+            (None, first),
+            ("2", {"begin": "2", "end": END, "data": []}),
+            (END, {"begin": END, "end": None, "data": []}),
+        ):
+            for _ in range(3):
+                self.assertEqual(self.page(identifier, after), page)
+
+    def test_asking_after_the_dummy_end_frees_all(self) -> None:
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        self.page(identifier, END)
+        self.assert_refused(EvaluationExpired, identifier)
+        with self.assertRaises(EvaluationExpired) as caught:
+            self.registry.get_status(identifier)
+        # When the registry was made, in no words but the clock's.
+        self.assertEqual(
+            caught.exception.extra_members, {"started": "2023-11-14T22:13:20.000+00:00"}
+        )
+        self.assertEqual(self.page(identifier, END)["end"], None)
+
+
+class ExpireTests(RegistryTestCase):
+    configuration = PATIENT
+
+    def test_slot_of_an_abandoned_evaluation_is_free_when_its_process_is_gone(self) -> None:
+        _, child = self.start()
+        others = [self.accept() for _ in range(2)]
+        self.world.clock.advance(899)
+        for identifier in others:
+            self.page(identifier)
+        self.expire(1)
+        self.assertEqual(self.registry.get_status(others[1])["state"], "queued")
+        self.finish(child)
+        self.assertEqual(self.registry.get_status(others[1])["state"], "running")
+
+
+class RefusalTests(RegistryTestCase):
+    def test_identifier_that_was_never_issued_here(self) -> None:
+        foreign = IdentifierIssuer(b"x" * 32, straw()).issue_identifier()
+        for identifier in (foreign, "", "x", "A" * 40, self.accept()[:-1] + "1"):
+            self.assert_refused(EvaluationNotFound, identifier, None, "0", END)
+            with self.assertRaises(EvaluationNotFound):
+                self.registry.get_status(identifier)
+            self.failureResultOf(
+                Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier)),
+                EvaluationNotFound,
+            )
+            self.failureResultOf(self.ask(identifier, None, 10), EvaluationNotFound)
+
+    def test_evaluation_that_was_lost_in_a_restart_is_gone(self) -> None:
+        identifier = self.accept()
+        self.registry = self.make(2)
+        self.assert_refused(EvaluationExpired, identifier)
+        self.assertEqual(self.page(identifier, END), {"begin": END, "end": None, "data": []})
+        self.assertIsNone(
+            self.successResultOf(
+                Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
+            )
+        )
+
+
+class WaitTests(RegistryTestCase):
+    def waiting(self, after: str | None = None) -> tuple[str, FakeChild, Deferred[EventPage]]:
+        """Begin an evaluation, and wait 20 s for its first event."""
+        identifier, child = self.start()
+        asked = self.ask(identifier, after, 20)
+        self.assertNoResult(asked)
+        return identifier, child, asked
+
+    def assert_nothing_left(self) -> None:
+        """Hold that no call is scheduled but the run's own, and that of the watch over it."""
+        self.assertEqual(len(self.world.clock.getDelayedCalls()), 2)
+
+    def test_reader_whose_cursor_is_discarded_meanwhile_is_refused(self) -> None:
+        identifier, child, asked = self.waiting("0")
+        child.print(b"")
+        second = self.ask(identifier, "0", 20).addCallback(
+            lambda page: self.registry.events.read_page_now(identifier, page.end_cursor)
+        )
+        third = self.ask(identifier, "0", 20)
+        child.print(b"a\nb\n")
+        self.assertEqual(self.successResultOf(asked).events.count, 3)
+        self.assertEqual(self.successResultOf(second).events.count, 0)
+        self.failureResultOf(third, DiscardedCursor)
+
+    def test_reader_of_an_evaluation_that_is_forgotten_meanwhile_is_refused(self) -> None:
+        identifier, child, first = self.waiting("0")
+        second = self.ask(identifier, "0", 20)
+        first.addCallback(
+            lambda page: self.registry.events.read_page_now(identifier, page.end_cursor)
+        )
+        self.finish(child)
+        self.assertEqual(self.successResultOf(first).end_cursor, None)
+        self.failureResultOf(second, EvaluationExpired)
+
+    def test_cancelled_wait_leaves_nothing(self) -> None:
+        identifier, child, asked = self.waiting()
+        asked.cancel()
+        self.failureResultOf(asked, CancelledError)
+        self.assert_nothing_left()
+        child.print(b"a\n")
+        self.assertEqual(self.page(identifier)["data"], ["a"])
+
+    def test_wait_ends_in_an_empty_page_in_time(self) -> None:
+        _, _, asked = self.waiting("0")
+        self.world.clock.advance(19.999)
+        self.assertNoResult(asked)
+        self.world.clock.advance(0.001)
+        page = self.decode(self.successResultOf(asked))
+        self.assertEqual(page, {"begin": "0", "end": "0", "data": []})
+        self.assert_nothing_left()
+
+
+class RetryTests(RegistryTestCase):
+    running, queued = 1, 1
+    configuration = Configuration(limits=LimitSettings(wall_clock=1000))
+
+    def refuse(self) -> int:
+        """Return the seconds that a refused client is to wait."""
+        return self.assertRaises(ServerBusy, self.accept).retry_after
+
+    def test_retry_time_follows_from_the_rate_of_ends(self) -> None:
+        self.accept()
+        for _ in range(40):
+            self.accept()
+            self.world.clock.advance(3)
+            self.world.child.end()
+            self.world.turn()
+        self.accept()
+        # A look that is no request, such as a proxy's, takes no client's time.
+        for _ in range(9):
+            with self.assertRaises(ServerBusy):
+                self.registry.check_readiness()
+        for expected in (3, 6, 9):
+            self.assertLessEqual(abs(self.refuse() - expected), 1)
+        self.world.clock.advance(100)
+        self.assertGreater(self.refuse(), 5)
+
+
+class IdleRetryTests(RegistryTestCase):
+    running, queued = 2, 1
+    configuration = Configuration(limits=LimitSettings(wall_clock=1000))
+
+    def test_ends_count_only_of_times_in_which_all_slots_were_in_use(self) -> None:
+        self.world.repositories.remote = True
+        for _ in range(40):
+            self.world.repositories.gate.shut = True
+            self.accept()  # it waits, but not for a slot
+            self.world.repositories.gate.open()
+            self.world.clock.advance(60)
+            self.world.child.end()
+            self.world.turn()
+        for _ in range(3):
+            self.accept()
+        error = self.assertRaises(ServerBusy, self.accept)
+        self.assertLessEqual(error.retry_after, 6)  # two slots, each for 10 s as none was measured
+
+
+class KeptTests(RegistryTestCase):
+    configuration = Configuration(evaluations=EvaluationSettings(kept=2, retain=600))
+
+    def fill(self) -> list[str]:
+        identifiers = []
+        for _ in range(2):
+            identifier, child = self.start(b"a\n")
+            self.registry.check_admission()
+            self.finish(child)
+            identifiers.append(identifier)
+        return identifiers
+
+    def refuse(self) -> None:
+        """Hold that no other is accepted, and that it is told when to come again."""
+        error = self.assertRaises(ServerBusy, self.accept)
+        self.assertGreater(error.retry_after, 0)
+
+    def test_reading_a_kept_evaluation_makes_room(self) -> None:
+        first, second = self.fill()
+        self.refuse()
+        self.page(first)
+        self.refuse()
+        self.page(first, END)
+        self.accept()
+        self.assertEqual(self.page(second)["data"], ["a", "\n"])
+
+    def test_evaluation_that_a_stream_has_sent_goes_before_a_refusal(self) -> None:
+        first, second = self.fill()
+        self.send_all(second)
+        self.send_all(first)
+        self.send_all(second)
+        self.page(second)
+        self.world.clock.advance(30)
+        self.accept()
+        self.assert_refused(EvaluationExpired, second)
+        self.page(first)
+        self.accept()
+
+    def test_stream_may_end_before_its_evaluation_is_cleaned_up(self) -> None:
+        self.world.threads = threads = UntidyThreads()
+        self.registry = self.make()
+        threads.tidied.shut = True
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        self.send_all(identifier)
+        self.assertEqual(self.registry.records.ended_share.used, 0)
+        threads.tidied.open()
+        other, _ = self.fill()
+        self.assert_refused(EvaluationExpired, identifier)
+        self.page(other)
+
+    def test_readiness_forgets_nothing(self) -> None:
+        first, second = self.fill()
+        self.assertRaises(ServerBusy, self.registry.check_readiness)
+        self.send_all(second)
+        self.registry.check_readiness()
+        self.assertIn(second, self.registry.records)
+        self.page(second)  # its reader may ask for more
+        self.assertRaises(ServerBusy, self.registry.check_readiness)
+        self.page(first, END)
+        self.registry.check_readiness()
+
+    def cut_stream(self, identifier: str) -> None:
+        """Let a stream be broken off after all events, before the end."""
+        subscription = self.registry.events.subscribe(identifier, None)
+        assert subscription is not None
+        with self.assertRaises(ConnectionError), subscription:
+            self.read(subscription)
+            raise ConnectionError
+
+    def test_partly_sent_evaluation_stays(self) -> None:
+        first, second = self.fill()
+        self.cut_stream(first)
+        subscription = self.registry.events.subscribe(second, None)
+        assert subscription is not None
+        with subscription:
+            self.read(subscription, 1)
+        self.refuse()
+        self.send_all(first)
+        self.page(first)
+        self.refuse()
+        self.world.clock.advance(29.5)
+        self.refuse()
+        subscription = self.registry.events.subscribe(first, None)
+        assert subscription is not None
+        with subscription:
+            self.world.clock.advance(0.5)
+            self.refuse()
+            self.page(second)
+        self.accept()
+        self.page(second)
+        self.assert_refused(EvaluationExpired, first)
+
+
+class DiskTests(RegistryTestCase):
+    configuration = Configuration(
+        evaluations=EvaluationSettings(retain=900),
+        buffers=with_constants(EventBufferSettings, max_page_bytes=4096)(disk=20_000),
+        limits=LimitSettings(wall_clock=10**6),
+    )
+
+    def refuse(self) -> None:
+        """Hold that no other is accepted, and that it is told when to come again."""
+        error = self.assertRaises(ServerBusy, self.accept)
+        self.assertGreater(error.retry_after, 0)
+
+    def test_evaluations_that_run_go_on_when_the_disk_is_used_up(self) -> None:
+        identifier, child = self.start(b"x" * 20_000 + b"\n")
+        self.refuse()
+        child.print(b"y" * 20_000 + b"\n")
+        self.finish(child)
+        self.assertEqual(self.registry.get_status(identifier)["state"], "finished")
+        self.assertEqual(self.registry.get_status(identifier)["buffered_bytes"], 40_002)
+
+    def test_abandoned_evaluation_counts_until_its_process_is_gone(self) -> None:
+        _, child = self.start(b"x" * 20_000)
+        self.expire(900)
+        self.assertEqual(self.world.disk.used, 20_000)
+        self.finish(child)
+        self.assertEqual(self.world.disk.used, 0)
+
+    def test_what_a_stream_has_sent_goes_before_a_refusal(self) -> None:
+        identifier, child = self.start(b"x" * 20_000)
+        subscription = self.registry.events.subscribe(identifier, None)
+        assert subscription is not None
+        with subscription:
+            self.finish(child)
+            self.read(subscription)
+            self.refuse()
+        self.accept()
+        self.assertEqual(self.world.disk.used, 0)
+
+    def test_forgotten_evaluation_counts_while_a_stream_reads_it(self) -> None:
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        subscription = self.registry.events.subscribe(identifier, None)
+        assert subscription is not None
+        with subscription:
+            self.page(identifier, END)
+            self.assertEqual(self.world.disk.used, 2)
+            self.assertEqual(self.read(subscription).count, 2)
+        self.assertEqual(self.world.disk.used, 0)
+
+
+class SpoolTests(RegistryTestCase):
+    def send(self, size: int, **settings: Any) -> str:
+        self.registry.submissions.share.take_within_part(size, "")
+        return self.registry.accept_form(
+            ReceivedForm(make_request(), Path("/uploads/some"), upload_bytes=size, **settings)
+        )
+
+    def test_upload_counts_until_its_directories_are_removed(self) -> None:
+        identifiers = [self.send(100) for _ in range(3)]
+        self.assertEqual(self.registry.submissions.share.used, 300)
+        self.finish(self.world.spawn.children[0])
+        self.assertEqual(self.registry.submissions.share.used, 200)
+        Deferred.fromCoroutine(self.registry.cancel_evaluation(identifiers[1]))
+        self.assertEqual(self.registry.submissions.share.used, 200)
+        self.finish(self.world.spawn.children[1])
+        self.assertEqual(self.registry.submissions.share.used, 100)
+
+    def test_form_that_begins_nothing_is_removed_and_does_not_count_any_more(self) -> None:
+        self.send(100, idempotency_key="k", form_digest=b"1")
+        self.send(100, idempotency_key="k", form_digest=b"1")
+        self.assertEqual(self.registry.submissions.share.used, 100)
+
+
+class NothingLeftTests(RegistryTestCase):
+    def watch(self, identifier: str) -> list[weakref.ref[Any]]:
+        evaluation = self.registry.records[identifier]
+        return [weakref.ref(one) for one in (evaluation, evaluation.events)]
+
+    def assert_nothing_left(self, references: list[weakref.ref[Any]]) -> None:
+        self.world.spawn.children.clear()
+        self.world.sandbox.cells.clear()
+        gc.collect()
+        self.assertEqual([reference() for reference in references], [None] * len(references))
+        self.assertEqual((self.world.disk.used, self.registry.submissions.share.used), (0, 0))
+        self.assertEqual((self.world.memory.share.used, self.world.store.rows), (0, {}))
+        self.assertEqual(self.world.clock.getDelayedCalls(), [])
+
+    def test_evaluation_read_to_its_end_leaves_nothing(self) -> None:
+        identifier, child = self.start(b"a line\n" * 100)
+        references = self.watch(identifier)
+        self.ask(identifier, "0", 20)
+        subscription = self.registry.events.subscribe(identifier, "0")
+        assert subscription is not None
+        with subscription:
+            self.read(subscription, 100)
+        self.finish(child)
+        del child, subscription
+        self.consume(identifier)
+        self.assert_nothing_left(references)
+
+    def test_evaluation_sent_to_its_end_leaves_nothing(self) -> None:
+        for way in (self.consume, lambda _: self.world.clock.advance(900)):
+            identifier, child = self.start(b"a line\n")
+            references = self.watch(identifier)
+            self.finish(child)
+            subscription = self.registry.events.subscribe(identifier, None)
+            assert subscription is not None
+            with subscription:
+                self.read(subscription, 100)
+            del child, subscription
+            way(identifier)
+            self.registry.expire_evaluations()
+            self.assert_nothing_left(references)
+
+    def test_abandoned_evaluation_leaves_nothing(self) -> None:
+        identifier, child = self.start(b"a line\n" * 100)
+        references = self.watch(identifier)
+        self.world.clock.advance(200)
+        self.page(identifier)
+        self.world.clock.advance(90)
+        self.finish(child)
+        del child
+        self.expire(900)
+        self.assert_nothing_left(references)
+
+
+class CloseTests(RegistryTestCase):
+    configuration = PATIENT
+
+    def close(self, drain: float = 0) -> Deferred[bool]:
+        return Deferred.fromCoroutine(self.registry.drain_and_close(drain))
+
+    def finish_close(self, closed: Deferred[bool]) -> bool:
+        """Let the registry look once more; return the result of the close."""
+        self.world.clock.advance(0.05)
+        return self.successResultOf(closed)
+
+    def test_all_evaluations_end_with_shutdown(self) -> None:
+        identifiers = [self.accept() for _ in range(4)]
+        closed = self.close()
+        self.assertEqual([child.signals for child in self.world.spawn.children], [[15], [15]])
+        for child in self.world.spawn.children:
+            self.assertNoResult(closed)
+            self.finish(child)
+        self.assertTrue(self.finish_close(closed))
+        for identifier in identifiers:
+            self.assertEqual(self.consume(identifier), ["shutdown"])
+        self.assertEqual(len(self.world.spawn.children), 2)
+
+    def test_empty_registry_is_closed_at_once(self) -> None:
+        identifier, child = self.start()
+        self.finish(child)
+        self.assertFalse(self.successResultOf(self.close()))
+        self.assertEqual(self.consume(identifier), [])
+
+    def test_closed_registry_accepts_nothing(self) -> None:
+        self.successResultOf(self.close())
+        with self.assertRaises(ServerBusy):
+            self.registry.check_admission()
+        with self.assertRaises(ServerBusy):
+            self.accept()
+
+    def test_forgotten_evaluations_are_waited_for(self) -> None:
+        _, child = self.start()
+        self.world.clock.advance(900)
+        self.registry.expire_evaluations()
+        closed = self.close()
+        self.assertNoResult(closed)
+        self.finish(child)
+        self.finish_close(closed)
+
+    def test_waiting_readers_get_the_final_event(self) -> None:
+        identifier, child = self.start()
+        asked = self.ask(identifier, None, 20)
+        closed = self.close()
+        self.finish(child)
+        self.assertEqual(self.decode(self.successResultOf(asked))["data"], ["shutdown"])
+        self.assertNoResult(closed)
+        self.page(identifier, END)
+        self.assertTrue(self.finish_close(closed))
+
+    def test_reader_is_waited_for_five_seconds(self) -> None:
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        closed = self.close()
+        self.assertFalse(self.successResultOf(closed), "who has not asked is not there")
+        self.page(identifier)
+        closed = Deferred.fromCoroutine(self.registry.drain_and_close())
+        self.world.clock.advance(4.5)
+        self.assertNoResult(closed)
+        self.world.clock.advance(0.5)
+        self.assertTrue(self.finish_close(closed))
+        self.assertEqual(self.world.clock.getDelayedCalls(), [])
+
+    def test_reader_between_two_polls_is_waited_for(self) -> None:
+        identifier, child = self.start()
+        cursor = self.page(identifier)["end"]
+        self.world.clock.advance(28)
+        closed = Deferred.fromCoroutine(self.registry.drain_and_close())
+        self.finish(child)
+        self.world.clock.advance(1)
+        self.assertNoResult(closed)
+        page = self.page(identifier, cursor)
+        self.assertEqual((page["data"], page["end"]), (["shutdown"], END))
+        self.assertNoResult(closed)
+        self.page(identifier, END)
+        self.assertTrue(self.finish_close(closed))
+
+    def test_reader_without_a_poll_in_half_a_minute_has_gone(self) -> None:
+        identifier, child = self.start()
+        self.finish(child)
+        self.page(identifier)
+        self.world.clock.advance(30)
+        self.assertFalse(self.successResultOf(self.close()))
+
+    def test_page_without_an_acknowledgement_makes_no_reader(self) -> None:
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        self.successResultOf(self.close())
+        self.registry.events.read_page_now(identifier, None, is_observer=True)
+        self.assertFalse(
+            self.successResultOf(Deferred.fromCoroutine(self.registry.drain_and_close()))
+        )
+
+    def test_stream_is_waited_for_until_it_has_left(self) -> None:
+        identifier, child = self.start(b"a\n")
+        subscription = self.registry.events.subscribe(identifier, None)
+        assert subscription is not None
+        with subscription:
+            closed = self.close()
+            self.finish(child)
+            self.assertNoResult(closed)
+        self.assertTrue(self.finish_close(closed))
+
+
+class DrainTests(CloseTests):
+    def close(self, drain: float = 10) -> Deferred[bool]:
+        """Close the registry, and let the drain of the other tests be over."""
+        closed = super().close(drain)
+        if drain == 10:
+            self.world.clock.advance(10)
+        return closed
+
+    def test_running_evaluations_may_end_and_no_other_begins(self) -> None:
+        first, child = self.start(b"a\n")
+        second, other = self.start(b"b\n")
+        closed = self.close(20)
+        self.finish(child)
+        self.world.clock.advance(19.999)
+        with self.assertRaises(ServerBusy):
+            self.accept()
+        other.print(b"c\n")
+        self.assertEqual(other.signals, [])
+        self.finish(other)
+        self.assertTrue(self.finish_close(closed))
+        self.assertEqual(self.consume(first), ["a", "\n"])
+        self.assertEqual(self.consume(second), ["b", "\n", "c", "\n"])
+        self.assertEqual(self.world.clock.getDelayedCalls(), [])
+
+    def test_drain_ends_evaluations_in_time(self) -> None:
+        identifier, child = self.start()
+        closed = self.close(20)
+        self.world.clock.advance(19.999)
+        self.assertEqual(child.signals, [])
+        self.world.clock.advance(0.001)
+        self.assertEqual(child.signals, [15])
+        self.finish(child)
+        self.assertTrue(self.finish_close(closed))
+        self.assertEqual(self.consume(identifier), ["shutdown"])
+
+    def test_queued_evaluation_does_not_begin(self) -> None:
+        _, child = self.start()
+        self.start()
+        waiting = [self.accept() for _ in range(2)]
+        asked = self.ask(waiting[0], None, 20)
+        self.close(20)
+        self.assertEqual(self.decode(self.successResultOf(asked))["data"], ["shutdown"])
+        for identifier in waiting:
+            self.assertEqual(self.registry.get_status(identifier)["state"], "failed")
+        self.finish(child)
+        self.assertEqual(len(self.world.spawn.children), 2)
+
+    def test_fetched_evaluation_may_run(self) -> None:
+        self.world.repositories.gate.shut = True
+        identifier = self.accept()
+        closed = self.close(20)
+        self.world.repositories.gate.open()
+        self.finish(self.world.child)
+        self.assertTrue(self.finish_close(closed))
+        self.assertEqual(self.consume(identifier), [])
+
+    def test_hurry_ends_the_drain_at_once(self) -> None:
+        _, child = self.start()
+        closed = self.close(20)
+        self.registry.end_drain_early()
+        self.world.clock.advance(0.05)
+        self.assertEqual(child.signals, [15])
+        self.finish(child)
+        self.assertTrue(self.finish_close(closed))

@@ -1,0 +1,703 @@
+"""`evaluations.service`: isolation and shares of callers, callbacks, the archive."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+from twisted.internet.defer import CancelledError, Deferred
+
+from tawebeval.config import (
+    CallerSettings,
+    Configuration,
+    EvaluationSettings,
+    EventBufferSettings,
+    LimitSettings,
+)
+from tawebeval.core.event_log import EventLog
+from tawebeval.core.events import encode_error_event
+from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue
+from tawebeval.errors import (
+    CallerQuotaExceeded,
+    EvaluationExpired,
+    EvaluationNotFound,
+    IdempotencyKeyReused,
+    InvalidField,
+    ServerBusy,
+    StoreError,
+)
+from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.sandbox.workspace import derive_log_pseudonym
+from tests.cases.evaluations import END, RegistryTestCase
+from tests.cases.settings import with_constants
+from tests.fakes.archive import FakeArchive
+from tests.fakes.callbacks import FakeCallbacks
+from tests.fakes.files import FakeStore
+from tests.fakes.world import answer
+
+
+class CallerTests(RegistryTestCase):
+    def asked(self, identifier: str, caller: str) -> list[type[Exception] | None]:
+        """Ask for everything that there is; return how each is refused."""
+        registry = self.registry
+
+        refusals: list[type[Exception] | None] = []
+        questions: list[Callable[[], object]] = [
+            lambda: registry.events.read_page_now(identifier, None, caller),
+            lambda: registry.events.read_page_now(identifier, "0", caller),
+            lambda: registry.events.read_page_now(identifier, END, caller),
+            lambda: registry.get_status(identifier, caller),
+            lambda: registry.cancel_evaluation(identifier, caller).send(None),
+        ]
+        for question in questions:
+            try:
+                question()
+            except (StopIteration, Exception) as error:  # noqa: BLE001
+                refusals.append(None if isinstance(error, StopIteration) else type(error))
+            else:
+                refusals.append(None)
+        waited = Deferred.fromCoroutine(answer(registry, identifier, "0", 5, caller))
+        if waited.called:
+            waited.addErrback(lambda failure: refusals.append(failure.type))
+        else:
+            waited.addErrback(lambda _: None)
+            waited.cancel()
+        return refusals
+
+    def begin(self, caller: str, key: str | None = None, digest: bytes = b"") -> str:
+        return self.registry.accept_form(self.upload(key, digest), caller)
+
+    def test_other_caller_never_sees_the_evaluation(self) -> None:
+        identifier = self.begin("alice")
+        child = self.world.child
+        child.print(b"a\nb\n")
+        nothing = [EvaluationNotFound] * 6
+        for caller in ("bob", "", "alic", "alicee"):
+            self.assertEqual(self.asked(identifier, caller), nothing)
+        self.assertEqual(child.signals, [])
+        self.finish(child)
+        self.assertEqual(self.asked(identifier, "bob"), nothing)
+        self.assertEqual(
+            self.registry.events.read_page_now(identifier, None, "alice").end_cursor, END
+        )
+        self.registry.events.read_page_now(identifier, END, "alice")
+        self.assertEqual(self.asked(identifier, "bob"), nothing)
+        with self.assertRaises(EvaluationExpired):
+            self.registry.get_status(identifier, "alice")
+        self.assertEqual(
+            self.registry.events.read_page_now(identifier, END, "alice").end_cursor, None
+        )
+
+    def test_repositories_are_fetched_in_the_name_of_the_caller(self) -> None:
+        for caller in ("alice", "bob"):
+            self.begin(caller)
+            self.finish(self.world.child)
+        self.assertEqual(self.world.repositories.callers, ["alice", "bob"])
+
+    def test_daemon_that_lost_everything_tells_other_callers_nothing(self) -> None:
+        identifier = self.begin("alice")
+        self.end_all()
+        self.registry = self.make(2)
+        self.assertEqual(self.asked(identifier, "bob"), [EvaluationNotFound] * 6)
+        with self.assertRaises(EvaluationExpired):
+            self.registry.events.read_page_now(identifier, None, "alice")
+
+    def test_requests_of_another_caller_do_not_keep_the_evaluation(self) -> None:
+        identifier = self.begin("alice")
+        self.world.clock.advance(899)
+        self.asked(identifier, "bob")
+        self.expire(1)
+        with self.assertRaises(EvaluationExpired):
+            self.registry.events.read_page_now(identifier, None, "alice")
+
+    def test_idempotency_key_is_its_callers_own(self) -> None:
+        first = self.begin("alice", "k", b"1")
+        second = self.begin("bob", "k", b"2")
+        self.assertNotEqual(first, second)
+        self.assertEqual(self.begin("alice", "k", b"1"), first)
+        self.assertEqual(self.begin("bob", "k", b"2"), second)
+        self.assertRaises(IdempotencyKeyReused, self.begin, "bob", "k", b"1")
+
+
+class ShareTests(RegistryTestCase):
+    running, queued, own = 2, 3, (1, 1)
+
+    def test_caller_over_its_share_is_refused_another_let_in(self) -> None:
+        begin = self.registry.accept_form
+        for _ in range(2):
+            begin(self.upload(), "alice")
+        error = self.assertRaises(CallerQuotaExceeded, begin, self.upload(), "alice")
+        self.assertEqual(error.retry_after, 5)  # of two slots, each for 10 s as none has ended yet
+        self.assertRaises(CallerQuotaExceeded, self.registry.check_admission, "alice")
+        for caller in ("bob", "bob", "carol"):
+            begin(self.upload(), caller)
+        self.assertIs(type(self.assertRaises(ServerBusy, begin, self.upload(), "dave")), ServerBusy)
+        states = [child.signals for child in self.world.spawn.children]
+        self.assertEqual(states, [[], []])
+
+
+class FetchTests(RegistryTestCase):
+    queued = 1000
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.registry.context.fetch_slots = FairQueue(2, UNLIMITED_WAITERS, 1)
+        repositories = self.world.repositories
+        repositories.remote = repositories.gate.shut = True
+
+    def begin(self, caller: str) -> None:
+        self.registry.accept_form(self.upload(), caller)
+
+    def test_slow_servers_of_a_caller_do_not_delay_other_callers(self) -> None:
+        for caller in ("alice", "alice", "bob"):
+            self.begin(caller)
+        self.assertEqual(self.world.repositories.callers, ["alice", "bob"])
+
+    def test_little_of_a_long_queue_is_fetched_ahead(self) -> None:
+        for _ in range(500):
+            self.begin("alice")
+        self.world.repositories.gate.open()
+        # Two run, for which each commit was looked for twice, and one waits.
+        self.assertEqual(len(self.world.spawn.children), 2)
+        self.assertEqual(len(self.world.repositories.asked), 5)
+        self.assertEqual(self.world.repositories.users, 2)
+        self.finish(self.world.spawn.children[0])
+        self.assertEqual(len(self.world.spawn.children), 3)
+        self.assertEqual(len(self.world.repositories.asked), 7)
+
+
+class KeptShareTestCase(RegistryTestCase):
+    """Callers who do not read, or by streams only."""
+
+    def leave(self, caller: str, count: int = 1) -> list[str]:
+        identifiers = []
+        for _ in range(count):
+            identifiers.append(self.registry.accept_form(self.upload(), caller))
+            self.print()
+            self.finish(self.world.child)
+        return identifiers
+
+    def print(self) -> None:
+        """Let the newest evaluation print nothing."""
+
+
+class KeptShareTests(KeptShareTestCase):
+    configuration = Configuration(
+        callers=CallerSettings(kept=2),
+        evaluations=EvaluationSettings(kept=5, retain=600),
+    )
+
+    def check_over(self, caller: str) -> None:
+        """Hold that nothing is accepted of this caller, who is told what to do."""
+        for refused in (
+            lambda: self.registry.check_admission(caller),
+            lambda: self.registry.accept_form(self.upload(), caller),
+        ):
+            error = self.assertRaises(CallerQuotaExceeded, refused)
+            self.assertEqual(error.retry_after, 30)
+            self.assertIn("after=end", error.detail)
+
+    def test_caller_with_an_unread_share_is_refused_and_others_are_not(self) -> None:
+        self.leave("alice", 2)
+        self.check_over("alice")
+        self.leave("bob", 2)
+        self.check_over("bob")
+        self.leave("carol")
+        refusal = self.assertRaises(ServerBusy, self.registry.accept_form, self.upload(), "carol")
+        self.assertIs(type(refusal), ServerBusy)
+        self.check_over("alice")
+
+    def test_only_reading_to_the_end_makes_room(self) -> None:
+        identifier, _ = self.leave("alice", 2)
+        self.registry.events.read_page_now(identifier, None, "alice")
+        self.check_over("alice")
+        self.registry.events.read_page_now(identifier, END, "alice")
+        self.leave("alice")
+        self.check_over("alice")
+
+    def test_own_evaluation_that_a_stream_has_sent_makes_room(self) -> None:
+        (bobs,) = self.leave("bob")
+        self.send_all(bobs, "bob")
+        first, second = self.leave("alice", 2)
+        self.check_over("alice")
+        self.send_all(second, "alice")
+        self.leave("alice")
+        self.check_over("alice")
+        for identifier, known in ((bobs, True), (first, True), (second, False)):
+            self.assertEqual(identifier in self.registry.records, known)
+
+    def test_refusal_looks_once_at_each_evaluation_that_a_stream_has_sent(self) -> None:
+        looks: list[Evaluation] = []
+        self.patch(Evaluation, "is_client_waiting", property(lambda one: not looks.append(one)))
+        for caller in ("alice", "bob", "carol", "dave", "eve"):
+            (identifier,) = self.leave(caller)
+            self.send_all(identifier, caller)
+        looks.clear()
+        self.assertRaises(ServerBusy, self.registry.check_admission, "frank")
+        self.assertEqual(len(looks), 5)
+
+    def test_discarding_unread_events_makes_room(self) -> None:
+        identifier, _ = self.leave("alice", 2)
+        cancelled = Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier, "alice"))
+        self.successResultOf(cancelled)
+        self.check_over("alice")
+        self.assertIsNone(self.registry.events.read_page_now(identifier, END, "alice").end_cursor)
+        self.leave("alice")
+
+    def test_cancelled_evaluation_counts(self) -> None:
+        self.leave("alice")
+        identifier = self.registry.accept_form(self.upload(), "alice")
+        Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier, "alice"))
+        self.registry.check_admission("alice")
+        self.finish(self.world.child)
+        self.check_over("alice")
+
+    def test_expired_evaluation_makes_room(self) -> None:
+        self.leave("alice", 2)
+        self.expire(600)
+        self.assertFalse(self.registry.records.ended_share.used)
+        self.leave("alice", 2)
+        self.check_over("alice")
+
+    def test_waiting_and_running_evaluations_do_not_count(self) -> None:
+        for _ in range(4):
+            self.registry.accept_form(self.upload(), "alice")
+        self.expire(900)
+        for child in self.world.spawn.children:
+            self.finish(child)
+        self.leave("alice", 2)
+        self.check_over("alice")
+
+
+class NoKeptShareTests(KeptShareTestCase):
+    def test_one_caller_may_leave_all_unread_without_a_share(self) -> None:
+        for share in (0, 5, 6):
+            self.configuration = Configuration(
+                callers=CallerSettings(kept=share),
+                evaluations=EvaluationSettings(kept=5),
+            )
+            self.setUp()
+            self.leave("alice", 5)
+            refusal = self.assertRaises(
+                ServerBusy, self.registry.accept_form, self.upload(), "alice"
+            )
+            self.assertIs(type(refusal), ServerBusy)
+
+
+class BytesShareTests(KeptShareTestCase):
+    configuration = Configuration(
+        evaluations=EvaluationSettings(retain=600),
+        buffers=EventBufferSettings(disk=4096),
+    )
+
+    def print(self) -> None:
+        self.world.child.print(b"x" * 1024 + b"\n")
+
+    def check_over(self, caller: str) -> None:
+        """Hold that nothing is accepted of this caller, who is told what to do."""
+        error = self.assertRaises(CallerQuotaExceeded, self.registry.check_admission, caller)
+        self.assertEqual(error.retry_after, 30)
+        self.assertIn("buffers.disk", error.detail)
+        self.assertIn("after=end", error.detail)
+
+    def test_caller_with_unread_bytes_gets_nothing_more_and_others_do(self) -> None:
+        (first,) = self.leave("alice")
+        self.registry.check_admission("alice")
+        self.leave("alice")
+        self.check_over("alice")
+        self.leave("bob")
+        self.registry.events.read_page_now(first, END, "alice")
+        self.leave("alice")
+        self.check_over("alice")
+
+    def test_all_callers_together_fill_the_disk(self) -> None:
+        for caller in ("alice", "bob", "carol", "dave"):
+            self.leave(caller)
+        refusal = self.assertRaises(ServerBusy, self.registry.check_admission, "eve")
+        self.assertIs(type(refusal), ServerBusy)
+        self.assertIn("buffers.disk", refusal.detail)
+
+    def test_status_does_not_keep_unread_bytes(self) -> None:
+        identifiers = self.leave("alice", 2)
+        self.world.clock.advance(599)
+        for identifier in identifiers:
+            self.registry.get_status(identifier, "alice")
+        self.check_over("alice")
+        self.expire(1)
+        self.registry.check_admission("alice")
+
+
+class WaitForRoomTests(RegistryTestCase):
+    """Alice uses up her part while her next evaluation is queued."""
+
+    running, queued = 1, 2
+    configuration = Configuration(
+        evaluations=EvaluationSettings(retain=600),
+        buffers=EventBufferSettings(total=2**16, disk=4096),
+    )
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.first, self.second, self.bobs = (
+            self.registry.accept_form(self.upload(), caller) for caller in ("alice", "alice", "bob")
+        )
+
+    def check_wait(self, give_back: Callable[[], object]) -> None:
+        """Hold that her evaluation waits until something is given back, and others do not."""
+        self.finish(self.world.child)
+        self.assertEqual(self.states(), ["finished", "queued", "running"])
+        self.finish(self.world.child)
+        self.assertEqual(self.states(), ["finished", "queued", "finished"])
+        give_back()
+        self.world.turn()
+        self.assertEqual(self.registry.get_status(self.second, "alice")["state"], "running")
+
+    def states(self) -> list[str]:
+        """Return the states of the evaluations."""
+        names = (self.first, "alice"), (self.second, "alice"), (self.bobs, "bob")
+        return [self.registry.get_status(name, caller)["state"] for name, caller in names]
+
+    def test_evaluation_waits_until_unread_events_are_read(self) -> None:
+        self.world.child.print(b"x" * 2048)
+        self.check_wait(lambda: self.registry.events.read_page_now(self.first, END, "alice"))
+
+    def test_evaluation_waits_until_memory_of_newest_events_is_given_back(self) -> None:
+        log = EventLog(self.world.memory, caller="alice")
+        log.append_batch(encode_error_event("exit", "x" * 2**15), 0)
+        self.check_wait(log.discard)
+
+
+class ShareTestCase(RegistryTestCase):
+    """Alice is greedy, Bob is not."""
+
+    running, queued = 3, 6
+
+    def begin(self, caller: str) -> str:
+        return self.registry.accept_form(self.upload(), caller)
+
+    def state(self, identifier: str, caller: str) -> str:
+        state: str = self.registry.get_status(identifier, caller)["state"]
+        return state
+
+    def discard(self, identifier: str, caller: str) -> None:
+        self.registry.events.read_page_now(identifier, END, caller)
+
+
+class UnreadEventTests(ShareTestCase):
+    configuration = Configuration(
+        evaluations=EvaluationSettings(retain=900),
+        buffers=with_constants(EventBufferSettings, max_page_bytes=4096)(disk=20_000),
+        limits=LimitSettings(wall_clock=10**6),
+    )
+
+    def fill(self) -> list[str]:
+        """Let three evaluations of Alice print 60 KB; return these, and two that are queued."""
+        identifiers = [self.begin("alice") for _ in range(5)]
+        for child in self.world.spawn.children:
+            child.print(b"x" * 20_000 + b"\n")
+        return identifiers
+
+    def test_greedy_caller_is_refused_and_another_one_notices_nothing(self) -> None:
+        self.fill()
+        error = self.assertRaises(CallerQuotaExceeded, self.begin, "alice")
+        self.assertIn("buffers.disk", str(error))
+        self.finish(self.world.spawn.children[0])
+        self.assertEqual(self.state(self.begin("bob"), "bob"), "running")
+
+    def test_queued_evaluations_wait_until_their_caller_has_read(self) -> None:
+        identifiers = self.fill()
+        for child in self.world.spawn.children:
+            self.finish(child)
+        self.assertEqual([self.state(one, "alice") for one in identifiers[3:]], ["queued"] * 2)
+        self.assertEqual(self.registry.run_queue.waiter_count, 2)
+        for each in identifiers[:2]:
+            self.discard(each, "alice")
+            self.assertEqual(self.state(identifiers[3], "alice"), "queued")
+        self.discard(identifiers[2], "alice")
+        self.assertEqual([self.state(one, "alice") for one in identifiers[3:]], ["running"] * 2)
+        self.assertEqual(self.world.disk.used, 0)
+
+    def test_evaluation_that_waits_for_its_caller_can_be_cancelled(self) -> None:
+        identifiers = self.fill()
+        for child in self.world.spawn.children:
+            self.finish(child)
+        self.successResultOf(
+            Deferred.fromCoroutine(self.registry.cancel_evaluation(identifiers[3], "alice"))
+        )
+        self.assertEqual(self.registry.run_queue.waiter_count, 1)
+
+
+class FixedMemoryTests(ShareTestCase):
+    configuration = Configuration(buffers=EventBufferSettings(total=20_000))
+
+    def test_error_events_of_a_greedy_caller_leave_room_for_those_of_another(self) -> None:
+        unread = [self.begin("alice") for _ in range(3)]
+        for child in self.world.spawn.children:
+            child.complain(b"\x01" * 8000)
+            self.finish(child, 3)
+        error = self.assertRaises(CallerQuotaExceeded, self.begin, "alice")
+        self.assertIn("buffers.total", str(error))
+        self.begin("bob")
+        for each in unread:
+            self.discard(each, "alice")
+        self.begin("alice")
+
+
+URL = "https://receiver.example/hook?key=s3cret"
+
+
+class CallbackTests(RegistryTestCase):
+    configuration = Configuration(
+        evaluations=EvaluationSettings(retain=900),
+        limits=LimitSettings(wall_clock=10**6),
+    )
+
+    def test_callback_with_a_defect_leaves_nothing(self) -> None:
+        def send(*_: object) -> None:
+            raise ValueError("a defect")
+
+        self.patch(self.callbacks, "start_delivery", send)
+        identifier = self.accept(callback_url=URL)
+        self.finish(self.world.child)
+        self.assertEqual(self.registry.get_status(identifier)["state"], "finished")
+        gc.collect()
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+        closed = Deferred.fromCoroutine(self.registry.drain_and_close())
+        self.assertFalse(self.successResultOf(closed), "there was nothing to end")
+
+    def test_status_is_sent_once_when_nothing_is_left(self) -> None:
+        identifier = self.accept(callback_url=URL)
+        child = self.world.child
+        child.print(b"one\n")
+        self.assertEqual(self.callbacks.expected, [(URL, "")])
+        waiting = {
+            "url": "https://receiver.example/hook",
+            "state": "waiting",
+            "attempts": 0,
+            "last_error": None,
+        }
+        self.assertEqual(self.registry.get_status(identifier)["callback"], waiting)
+        self.assertEqual(self.callbacks.sent, [])
+        self.finish(child, 3)
+        ((evaluation, document),) = self.callbacks.sent
+        self.assertEqual(evaluation, derive_log_pseudonym(identifier))
+        self.assertEqual(document, self.registry.get_status(identifier))
+        self.assertEqual((document["state"], document["exit"]["status"]), ("failed", 3))
+        self.assertEqual(document["callback"], {**waiting, "state": "pending"})
+        self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
+
+    def test_evaluation_without_a_callback_has_null_in_its_status(self) -> None:
+        identifier, child = self.start()
+        self.finish(child)
+        self.assertIsNone(self.registry.get_status(identifier)["callback"])
+        self.assertEqual(self.callbacks.sent, [])
+
+    def test_each_kind_of_end_is_sent_with_its_state(self) -> None:
+        cancelled = self.accept(callback_url=URL)
+        done = Deferred.fromCoroutine(self.registry.cancel_evaluation(cancelled))
+        self.world.end()
+        self.successResultOf(done)
+        failed = self.accept(callback_url=URL)
+        self.finish(self.world.child, 3)
+        stopped = self.accept(callback_url=URL)
+        self.end_all()
+        told = [
+            (evaluation, sent["state"], sent["error"]) for evaluation, sent in self.callbacks.sent
+        ]
+        self.assertEqual(
+            [(evaluation, state, error["reason"]) for evaluation, state, error in told],
+            [
+                (derive_log_pseudonym(cancelled), "cancelled", "cancelled"),
+                (derive_log_pseudonym(failed), "failed", "exit"),
+                (derive_log_pseudonym(stopped), "failed", "shutdown"),
+            ],
+        )
+
+    def test_evaluation_with_a_callback_is_not_abandoned(self) -> None:
+        first, second, third = (self.accept(callback_url=URL) for _ in range(3))
+        for child in self.world.spawn.children:
+            child.print(b"one\n")
+        for _ in range(3):
+            self.expire(901)
+        for identifier in (first, second, third):
+            self.finish(self.world.spawn.children[len(self.callbacks.sent)])
+            self.assertEqual(self.callbacks.sent[-1][0], derive_log_pseudonym(identifier))
+            self.assertEqual(self.callbacks.sent[-1][1]["state"], "finished")
+        self.assertEqual(self.page(first)["data"], ["one", "\n"])
+
+    def test_ended_evaluation_with_a_callback_expires(self) -> None:
+        identifier = self.accept(callback_url=URL)
+        self.expire(2000)
+        self.patch(self.callbacks, "start_delivery", lambda *_: None)
+        self.finish(self.world.child)
+        self.expire(self.configuration.evaluations.retain - 1)
+        self.assertIn(identifier, self.registry.records)
+        self.expire(1)
+        self.assertNotIn(identifier, self.registry.records)
+
+    def test_forbidden_callback_refuses_the_form(self) -> None:
+        self.callbacks.refuse = True
+        with self.assertRaises(InvalidField):
+            self.accept(callback_url=URL)
+        self.assertEqual(self.list_all(), [])
+
+    def test_repeated_form_has_one_callback(self) -> None:
+        one = self.accept(callback_url=URL, key="k")
+        self.callbacks.refuse = True
+        self.assertEqual(self.accept(callback_url=URL, key="k"), one)
+        self.finish(self.world.child)
+        self.assertEqual(len(self.callbacks.sent), 1)
+
+
+class ArchiveTests(RegistryTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.world.archive = self.archive = FakeArchive()
+        self.registry = self.make()
+
+    def status(self, identifier: str) -> dict[str, object] | None:
+        reading = Deferred.fromCoroutine(self.registry.archived.read_status(identifier, ""))
+        reading.addErrback(lambda failure: failure.trap(EvaluationExpired) and None)
+        return self.successResultOf(reading)
+
+    def test_archived_evaluation_keeps_its_state_when_it_is_forgotten(self) -> None:
+        for exit_status, state in ((0, "finished"), (3, "failed")):
+            identifier, child = self.start(b"a\n")
+            self.finish(child, exit_status)
+            self.consume(identifier)
+            self.assert_refused(EvaluationExpired, identifier)
+            status = self.status(identifier)
+            assert status is not None
+            self.assertEqual((status["state"], status["archived"]), (state, True))
+            self.assertEqual(self.archive.ended[-1].end_document["status"]["state"], state)
+        self.assertEqual((len(self.world.store.rows), self.world.disk.used), (2, 0))
+
+    def test_unread_evaluation_outlives_its_copy_in_the_archive(self) -> None:
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        self.assertIsNotNone(self.status(identifier))
+        self.assertTrue(self.archive.release_copy(identifier))
+        self.assertIsNone(self.status(identifier))
+        (row,) = self.world.store.load_live()
+        self.assertEqual((row.identifier, row.archived), (identifier, None))
+        self.assertEqual(self.consume(identifier), ["a", "\n"])
+        self.assertEqual(self.world.store.rows, {})
+        self.assertFalse(self.archive.release_copy(identifier))
+
+    def test_late_callback_brings_back_no_row_that_the_archive_has_removed(self) -> None:
+        ends: list[Callable[[], object]] = []
+        self.patch(FakeCallbacks, "start_delivery", lambda _, *arguments: ends.append(arguments[3]))
+        identifier = self.accept(callback_url="https://receiver.example/hook")
+        self.finish(self.world.child)
+        self.consume(identifier)
+        gc.collect()
+        self.assertFalse(self.archive.release_copy(identifier))
+        self.world.store.delete(identifier)
+        (on_end,) = ends
+        on_end()
+        self.assertEqual(self.world.store.rows, {})
+
+    def test_events_stay_on_the_disk_until_the_archive_has_them(self) -> None:
+        self.archive.gate.shut = True
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        self.page(identifier, "2")
+        record = self.registry.records[identifier]
+        self.page(identifier, END)
+        self.assertTrue(record.events.keeps_files)
+        self.assertEqual((record.is_removed, self.world.disk.used), (False, 2))
+        self.archive.gate.open()
+        self.assertEqual((record.is_removed, self.world.disk.used), (True, 0))
+
+    def test_submission_is_archived_though_all_events_were_received_before(self) -> None:
+        self.archive.gate.shut = True
+        identifier, child = self.start(b"a\n")
+        details = self.registry.records[identifier].details
+        details.has_kept_submission = True
+        self.finish(child)
+        self.consume(identifier)
+        self.assertTrue(details.has_kept_submission)
+        self.archive.gate.open()
+        (ended,) = self.archive.ended
+        self.assertIsNotNone(ended.workspace)
+        self.assertFalse(details.has_kept_submission)
+
+    def test_requests_wait_some_seconds_for_an_evaluation_to_be_archived(self) -> None:
+        self.archive.gate.shut = True
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        self.consume(identifier)
+        self.assertEqual([one["evaluation_id"] for one in self.list_all()], [identifier])
+        reader = self.registry.archived
+        first = Deferred.fromCoroutine(reader.read_status(identifier, ""))
+        self.world.clock.advance(4.999)
+        second = Deferred.fromCoroutine(reader.subscribe(identifier, None, "", 0))
+        self.assertNoResult(first)
+        self.world.clock.advance(0.001)
+        self.assertIn("not archived yet", str(self.failureResultOf(first, ServerBusy).value))
+        other = Deferred.fromCoroutine(reader.read_status(identifier, "other"))
+        self.failureResultOf(other, EvaluationExpired)
+        self.archive.gate.open()
+        self.assertEqual(self.archive.asked, [(identifier, "")])
+        self.failureResultOf(second, EvaluationExpired)
+        status = self.status(identifier)
+        assert status is not None
+        self.assertTrue(status["archived"])
+
+    def test_evaluation_whose_row_cannot_be_stored_is_not_archived(self) -> None:
+        identifier, child = self.start(b"a\n")
+        self.world.store.error = StoreError()
+        self.finish(child)
+        self.assertIsNone(self.status(identifier))
+        self.assertEqual(self.consume(identifier), ["a", "\n"])
+        self.assertEqual((self.world.store.rows, self.world.disk.used), ({}, 0))
+
+    def test_defect_of_the_archive_keeps_nothing(self) -> None:
+        self.archive.gate.error = ZeroDivisionError("oh")
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.consume(identifier)
+        self.assertEqual((self.world.store.rows, self.world.disk.used), ({}, 0))
+
+
+class StoreTests(RegistryTestCase):
+    def wait(self, identifier: str) -> Deferred[None]:
+        return Deferred.fromCoroutine(self.registry.wait_until_stored(identifier))
+
+    def test_accepted_evaluation_is_stored(self) -> None:
+        identifier = self.accept()
+        self.successResultOf(self.wait(identifier))
+        self.assertIn(identifier, self.world.store.rows)
+
+    def test_all_requests_with_a_key_wait_until_the_evaluation_is_stored(self) -> None:
+        for error in (None, StoreError()):
+            self.setUp()
+            stored: Deferred[None] = Deferred()
+            self.patch(FakeStore, "add", lambda store, row, stored=stored: stored)
+            identifier = self.accept(key="key")
+            gone, first, second = (self.wait(identifier) for _ in range(3))
+            gone.cancel()  # its client has gone
+            self.failureResultOf(gone, CancelledError)
+            self.finish(self.world.child)
+            third = self.wait(identifier)
+            for waiting in (first, second, third):
+                self.assertNoResult(waiting)
+            if error is None:
+                stored.callback(None)
+            else:
+                stored.errback(error)
+            for waiting in (first, second, third):
+                if error is None:
+                    self.successResultOf(waiting)
+                else:
+                    self.failureResultOf(waiting, StoreError)
+
+    def test_evaluation_that_cannot_be_stored_is_stopped_and_forgotten(self) -> None:
+        self.world.store.error = StoreError()
+        identifier = self.accept()
+        self.failureResultOf(self.wait(identifier), StoreError)
+        self.assertEqual(self.world.child.signals, [15])
+        self.assert_refused(EvaluationExpired, identifier)
+        self.finish(self.world.child)
+        self.assertEqual((self.world.store.rows, self.list_all()), ({}, []))
