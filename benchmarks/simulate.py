@@ -28,7 +28,7 @@ from twisted.python.failure import Failure
 from benchmarks.measure import percentile
 from benchmarks.report import markdown, text
 from benchmarks.simulated import Costs, EventClock, SimulatedDaemon
-from tawebeval.client.settings import REQUEST_BACKOFF
+from tawebeval.client.operations import REQUEST_BACKOFF
 from tawebeval.config import Configuration
 from tawebeval.core.events import ALL_RECEIVED_CURSOR
 from tawebeval.deferreds import FairQueue

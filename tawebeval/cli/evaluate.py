@@ -30,7 +30,7 @@ from tawebeval.cli.runtime import (
 )
 from tawebeval.cli.servers import add_server_options
 from tawebeval.client import ClientError
-from tawebeval.client.forms import check_encodable
+from tawebeval.client.http import check_encodable
 from tawebeval.core.form import (
     FIELD_NAME_PATTERN,
     LABEL_NAME_PATTERN,

@@ -34,7 +34,7 @@ from tawebeval.cli.runtime import (
     run_without_server,
 )
 from tawebeval.client import Forbidden
-from tawebeval.client.settings import normalize_server_url
+from tawebeval.client.operations import normalize_server_url
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.privileges import get_user_name, read_secret_file
 

@@ -7,17 +7,16 @@ caller has taken the last one. So a slow caller holds one page in memory.
 Three clients have the same methods, those of the HTTP API:
 
 - `Client` (`sync_client`) blocks. Threads may share one, and so may processes after a fork.
-- `AsyncClient` (`async_client`) is for asyncio and trio.
+- `AsyncClient` (`async_client`) is for asyncio.
 - `twisted_client.TwistedClient` is for Twisted programs, and alone needs Twisted.
 
-The other modules only compute. `operations` has one generator for each method: it yields the
-requests to send and takes the responses. `http` decides what a response or failure means, `forms`
-encodes submissions. `settings` has the arguments that the clients share, `async_methods` the
-methods of the two that do not block, `httpx_adapters` what `Client` and `AsyncClient` ask of httpx.
+The other modules only compute. `operations` has one generator for each method, which yields the
+requests to send and takes the responses, and `ClientSettings`, the arguments that the clients
+share. `http` decides what a response or failure means, has the exceptions, and encodes submissions.
 
 - `Text`, `Data`, `File`, `EvaluationError` and `Unknown` are the events (`events`); `Page` holds
   consecutive ones.
-- `ClientError` is the base of all exceptions (`errors`): `Unavailable` when no usable response
+- `ClientError` is the base of all exceptions: `Unavailable` when no usable response
   came, `Refused` and its subclasses when the server refuses the request.
 
 Callers are other people's programs (docs/clients.md) and the package `cli`. The daemon does not
@@ -29,17 +28,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tawebeval.client.errors import (
+from tawebeval.client.events import Data, EvaluationError, Event, File, Page, Text, Unknown
+from tawebeval.client.http import (
     ClientError,
     EvaluationGone,
     Forbidden,
     InvalidRequest,
+    NamedFile,
     Refused,
     Unavailable,
     UnknownEvaluation,
 )
-from tawebeval.client.events import Data, EvaluationError, Event, File, Page, Text, Unknown
-from tawebeval.client.forms import NamedFile
 from tawebeval.client.sync_client import Client
 
 if TYPE_CHECKING:

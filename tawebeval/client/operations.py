@@ -11,37 +11,104 @@ Every request of the API can be repeated: a form by its `Idempotency-Key`, all o
 from __future__ import annotations
 
 import inspect
+import random
+import re
+import time
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from datetime import datetime
 from functools import partial, update_wrapper
 from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 from uuid import uuid4
 
 import attrs
 import msgspec
 
 from tawebeval import __version__
-from tawebeval.client.errors import (
-    EvaluationGone,
-    InvalidRequest,
-    Unavailable,
-    UnknownEvaluation,
-    build_refusal,
-)
 from tawebeval.client.events import Event, Page, parse_page, split_cursor
-from tawebeval.client.forms import Content, SubmissionForm
 from tawebeval.client.http import (
+    Content,
+    EvaluationGone,
     FailureKind,
     HttpRequest,
+    InvalidRequest,
     Parsed,
     RequestFailure,
     Response,
+    SubmissionForm,
+    Unavailable,
+    UnknownEvaluation,
+    build_refusal,
     parse_response,
 )
-from tawebeval.client.settings import ClientSettings
-from tawebeval.core.backoff import RequestOutcome, classify_http_status, parse_retry_after
+from tawebeval.core.backoff import Backoff, RequestOutcome, classify_http_status, parse_retry_after
+
+REQUEST_BACKOFF = Backoff(
+    max_attempts=7, first_delay_seconds=0.5, max_delay_seconds=10, max_retry_after_seconds=120
+)
+"""Attempts of a request: about 10 seconds in all, unless the server asks for more."""
+FOLLOW_BACKOFF = Backoff(
+    max_attempts=40, first_delay_seconds=0.5, max_delay_seconds=30, max_retry_after_seconds=600
+)
+"""Attempts of a request for events: about 10 minutes in all, as an evaluation waits as long."""
+
+
+def normalize_server_url(server: str) -> str:
+    """Return the URL of a server without trailing slashes. Raises ValueError."""
+    try:
+        parts = urlsplit(server)
+        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or parts.query or parts.fragment or "@" in parts.netloc:
+        example = "https://judge.example.org"
+        if re.fullmatch(r"[A-Za-z0-9.-]+(:[0-9]+)?", server):
+            example = f"http://{server}"
+        shown = re.sub("(?s)^(https?://)?.*@", r"\1***@", server)  # without a password
+        raise ValueError(f"{shown!r} is not the URL of a server, such as {example}")
+    return server.rstrip("/")
+
+
+def _check_token(client: ClientSettings, _: object, token: str | None) -> None:
+    if token and not re.fullmatch(r"[!-~]+", token):
+        raise ValueError("a token is one word of ASCII characters without spaces")
+
+
+@attrs.define(eq=False, slots=False)
+class ClientSettings:
+    """The server that a client sends its requests to, and how the client repeats them.
+
+    - `server`: its URL, http or https. Raises ValueError for any other.
+    - `token`: the bearer token; None or empty sends none. Raises ValueError for spaces in it.
+    - `request_backoff`, `events_backoff`: the back-off of requests, and of those for events. A
+      request is repeated when no response comes, a broken one, or one that says "later" (429, 5xx),
+      never before its `Retry-After`.
+    - `on_retry(why, seconds)`: called before each pause.
+    - `on_recovery()`: called when a response comes after a pause.
+    - `draw_random()`: returns a number from 0 to 1, for the jitter of pauses.
+    - `get_time()`: returns seconds since the epoch.
+
+    A refused request raises `Refused` at once. `Unavailable` says that the attempts are used up,
+    that the server asks for a longer pause than `max_retry_after_seconds`, that no tawebeval
+    answers, or that nothing listens at a loopback address from which no response has come before.
+    Requests for events are repeated also then. No redirect is followed: the token reaches no other
+    server.
+    """
+
+    server: str = attrs.field(converter=normalize_server_url)
+    token: str | None = attrs.field(default=None, repr=False, validator=_check_token)
+    request_backoff: Backoff = attrs.field(default=REQUEST_BACKOFF, kw_only=True, repr=False)
+    events_backoff: Backoff = attrs.field(default=FOLLOW_BACKOFF, kw_only=True, repr=False)
+    on_retry: Callable[[str, float], object] = attrs.field(
+        default=lambda why, seconds: None, kw_only=True, repr=False
+    )
+    on_recovery: Callable[[], object] = attrs.field(default=lambda: None, kw_only=True, repr=False)
+    draw_random: Callable[[], float] = attrs.field(default=random.random, kw_only=True, repr=False)
+    get_time: Callable[[], float] = attrs.field(default=time.time, kw_only=True, repr=False)
+    server_has_answered: bool = attrs.field(default=False, init=False, repr=False)
+    """Whether the server has sent any response."""
+
 
 _WAIT = 25  # seconds for which the server may hold a request for events
 _TIMEOUT = 30.0  # seconds for an answer beyond `_WAIT`

@@ -6,31 +6,31 @@ Each thread may use the same `Client`. After a fork the child gets connections o
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Concatenate, ParamSpec, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import attrs
 import httpcore
 import httpx
 
 from tawebeval.client import operations
-from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure
-from tawebeval.client.httpx_adapters import (
-    CONNECTION_POOL_SETTINGS,
-    HTTPX_PROXY_ERRORS,
-    HTTPX_REQUEST_ERRORS,
-    BodyCollector,
-    CheckedConnection,
-    NetworkWrapper,
-    classify_error,
-    make_ssl_context,
-    replace_network,
+from tawebeval.client.http import (
+    MAX_RESPONSE_BODY,
+    FailureKind,
+    HttpRequest,
+    RequestFailure,
+    Response,
 )
 from tawebeval.client.operations import (
+    ClientSettings,
     Operation,
     Pause,
     RequestResult,
@@ -38,12 +38,202 @@ from tawebeval.client.operations import (
     StreamItems,
     copy_documentation,
 )
-from tawebeval.client.settings import ClientSettings
+
+_FIRST_BYTES = b"H\x05"  # of an answer: HTTP/1.1, or version 5 of a SOCKS proxy
+
+HTTPX_PROXY_ERRORS = (ValueError, ImportError, httpx.InvalidURL)
+"""What httpx raises for proxies of the environment that it cannot use."""
+HTTPX_REQUEST_ERRORS = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
+"""What httpx raises for a request that gets no response."""
+CONNECTION_POOL_SETTINGS: dict[str, Any] = {
+    "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=())),
+    "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
+    "headers": {"Accept-Encoding": "gzip"},
+}
+"""The settings of a pool: no cookies, and as many connections as there are requests."""
+
+_NOT_CONNECTED = (
+    FailureKind.UNREACHABLE,
+    FailureKind.CONNECTION_REFUSED,
+    FailureKind.UNKNOWN_HOST,
+)
+_ENCODINGS = ("", "identity", "gzip")
+_DISCONNECTED = "the server closed the connection"
+
+
+def classify_error(error: Exception, send: HttpRequest, timeout: float) -> RequestFailure:
+    """Return why a request got no response within `timeout` seconds."""
+    failure = _classify(error, send, timeout)
+    if failure.kind in _NOT_CONNECTED and (proxy := _find_proxy(send.url)):
+        return RequestFailure(FailureKind.PROXY_UNREACHABLE, proxy)
+    return failure
+
+
+def _find_proxy(url: str) -> str:
+    """Return host and port of the proxy of the environment for a URL, empty without one."""
+    parts = urlsplit(url)
+    if proxy_bypass(parts.hostname or ""):
+        return ""
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all", "")
+    return proxy.rpartition("//")[2].rpartition("@")[2].rstrip("/")
+
+
+def _classify(error: Exception, send: HttpRequest, timeout: float) -> RequestFailure:
+    match error:
+        case httpx.ConnectTimeout():
+            return RequestFailure(
+                FailureKind.TIMED_OUT, f"{min(timeout, send.connect_timeout):.0f}"
+            )
+        case httpx.TimeoutException() | TimeoutError():
+            return RequestFailure(FailureKind.TIMED_OUT, f"{timeout:.0f}")
+        case BodyTooLarge():
+            return RequestFailure(FailureKind.TOO_LARGE)
+        case UnexpectedEncoding():
+            return RequestFailure(FailureKind.UNEXPECTED, str(error))
+        case httpx.ProxyError():
+            return RequestFailure(FailureKind.PROXY_ERROR, str(error))
+        case httpx.InvalidURL() | httpx.UnsupportedProtocol() | UnicodeError():
+            return RequestFailure(FailureKind.INVALID_URL, str(error))
+        case httpx.RemoteProtocolError() if str(error).startswith("illegal status line"):
+            return RequestFailure(FailureKind.NOT_HTTP)
+    kind = (
+        FailureKind.UNREACHABLE
+        if isinstance(error, httpx.ConnectError)
+        else FailureKind.BROKEN_CONNECTION
+    )
+    for cause in _causes(error):
+        match cause:
+            case ssl.SSLCertVerificationError() if "ostname mismatch" in cause.verify_message or (
+                "IP address mismatch" in cause.verify_message
+            ):
+                return RequestFailure(FailureKind.WRONG_HOST_CERTIFICATE)
+            case ssl.SSLCertVerificationError():
+                return RequestFailure(FailureKind.UNTRUSTED_CERTIFICATE, cause.verify_message)
+            case ssl.SSLEOFError() | ssl.SSLZeroReturnError() | ssl.SSLSyscallError():
+                return RequestFailure(FailureKind.BROKEN_CONNECTION, _DISCONNECTED)
+            case ssl.SSLError():
+                return RequestFailure(FailureKind.NOT_TLS, _describe_tls_error(cause))
+            case socket.gaierror():
+                return RequestFailure(FailureKind.UNKNOWN_HOST)
+            case ConnectionRefusedError():
+                return RequestFailure(FailureKind.CONNECTION_REFUSED)
+            case OSError(errno=int(number)):
+                return RequestFailure(kind, os.strerror(number).lower())
+    return RequestFailure(kind, str(error).strip(" .") or _DISCONNECTED)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and all that led to it."""
+    rest: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while rest:
+        one = rest.pop(0)
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            rest += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+
+
+def _describe_tls_error(error: ssl.SSLError) -> str:
+    reason: str | None = error.reason
+    return (reason or str(error)).lower().replace("_", " ")
+
+
+class BodyCollector:
+    """The body of a response, up to `MAX_RESPONSE_BODY` bytes.
+
+    Raises UnexpectedEncoding: httpx decodes a piece whole, and 1 KiB compressed twice may be 1 GiB.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        encoding = response.headers.get("Content-Encoding", "").strip().lower()
+        if encoding not in _ENCODINGS:
+            raise UnexpectedEncoding(f"the answer has the Content-Encoding {encoding!r}, not gzip")
+        self._response = response
+        self._pieces: list[bytes] = []
+        self._room = MAX_RESPONSE_BODY
+
+    def add(self, piece: bytes) -> None:
+        """Add a piece. Raises BodyTooLarge."""
+        self._room -= len(piece)
+        if self._room < 0:
+            raise BodyTooLarge("too large")
+        self._pieces.append(piece)
+
+    def make_response(self) -> Response:
+        """Return the response with this body and the first value of each header."""
+        headers: dict[str, str] = {}
+        for name, value in self._response.headers.raw:
+            headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+        return Response(self._response.status_code, headers, b"".join(self._pieces))
+
+
+class BodyTooLarge(httpx.TransportError):
+    """A body of more than `MAX_RESPONSE_BODY` bytes."""
+
+
+class UnexpectedEncoding(httpx.TransportError):
+    """A body compressed more than once, or not by gzip."""
+
+
+@attrs.frozen
+class _DeadlineNetwork:
+    """A network of httpcore whose connections keep a deadline: httpx has one for each read alone.
+
+    `get_deadline` returns the time (`time.monotonic`) when the request of a thread has to be over.
+    """
+
+    _inner: Any
+    _get_deadline: Callable[[], float]
+
+    def connect_tcp(self, *args: Any, **kwargs: Any) -> _DeadlineConnection:
+        """Connect. Raises httpcore.ConnectTimeout, httpcore.ConnectError."""
+        connection = self._inner.connect_tcp(*args, **kwargs)
+        return _DeadlineConnection(connection, self._get_deadline)
+
+
+class _DeadlineConnection:
+    """A connection that keeps a deadline, and fails if its first bytes are not HTTP.
+
+    h11 waits for a whole line, or for the end.
+    """
+
+    def __init__(self, inner: Any, get_deadline: Callable[[], float]) -> None:
+        self._inner, self._get_deadline = inner, get_deadline
+        self._is_new = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Return some bytes.
+
+        Raises httpcore.ReadTimeout, httpcore.ReadError, httpcore.RemoteProtocolError.
+        """
+        left = self._get_deadline() - time.monotonic()
+        if left <= 0:
+            raise httpcore.ReadTimeout("deadline")
+        data: bytes = self._inner.read(max_bytes, left if timeout is None else min(timeout, left))
+        if self._is_new and data and data[0] not in _FIRST_BYTES:
+            raise httpcore.RemoteProtocolError("illegal status line")
+        self._is_new = False
+        return data
+
+    def start_tls(self, *args: Any, **kwargs: Any) -> _DeadlineConnection:
+        """Begin TLS. Raises httpcore.ConnectTimeout, httpcore.ConnectError."""
+        return _DeadlineConnection(self._inner.start_tls(*args, **kwargs), self._get_deadline)
+
+
+def make_ssl_context(base: str) -> ssl.SSLContext:
+    """Return the TLS settings for the server at a URL: the system's authorities for https."""
+    if base.startswith("https:"):
+        return ssl.create_default_context()  # of SSL_CERT_FILE, if it is set
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading authorities takes 10 ms and more
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_PIECE = 1 << 14  # bytes that are sent until the deadline is looked at again
 
 
 def _block(
@@ -102,7 +292,7 @@ class Client(ClientSettings):
     transport: httpx.BaseTransport | None = attrs.field(default=None, kw_only=True, repr=False)
     # By the process. A lock could be held by another thread at a fork.
     _pools: dict[int, httpx.Client] = attrs.field(factory=dict, init=False, repr=False)
-    _deadline: _Deadline = attrs.field(factory=lambda: _Deadline(), init=False, repr=False)
+    _thread: threading.local = attrs.field(factory=threading.local, init=False, repr=False)
 
     def __enter__(self) -> Client:
         return self
@@ -142,7 +332,7 @@ class Client(ClientSettings):
                 body = step.form.open_body(opened)
                 length = body.length
                 headers["Content-Length"] = str(length)
-                content = self._count(body.iterate_pieces(), length)
+                content = body.iterate_pieces()
             return self._exchange(step, headers, content, step.get_timeout(length))
 
     def _exchange(
@@ -156,7 +346,7 @@ class Client(ClientSettings):
             pool = self._get_pool()
         except HTTPX_PROXY_ERRORS as error:
             return RequestFailure(FailureKind.INVALID_PROXY, str(error))
-        self._deadline.at = time.monotonic() + timeout
+        self._thread.deadline = time.monotonic() + timeout
         limits = httpx.Timeout(timeout, connect=send.connect_timeout)
         try:
             with pool.stream(
@@ -168,13 +358,6 @@ class Client(ClientSettings):
                 return body.make_response()
         except HTTPX_REQUEST_ERRORS as error:
             return classify_error(error, send, timeout)
-
-    def _count(self, pieces: Iterable[bytes], total: int) -> Iterator[bytes]:
-        sent = 0
-        for piece in pieces:
-            yield piece
-            sent += len(piece)
-            self.on_upload(sent, total)
 
     def _get_pool(self) -> httpx.Client:
         process = os.getpid()
@@ -191,70 +374,9 @@ class Client(ClientSettings):
             verify=self.tls or make_ssl_context(self.server),
             **CONNECTION_POOL_SETTINGS,
         )
-        # httpx has a timeout for each read alone.
-        replace_network(pool, lambda network: _DeadlineNetwork(network, self._deadline))
+        for transport in (pool._transport, *pool._mounts.values()):  # httpx has no parameter for it
+            inner: Any = getattr(transport, "_pool", None)
+            if inner is not None:
+                network = inner._network_backend
+                inner._network_backend = _DeadlineNetwork(network, lambda: self._thread.deadline)
         return pool
-
-
-class _Deadline(threading.local):
-    """The time (`time.monotonic`) when the request of a thread has to be over."""
-
-    at = 0.0
-
-    def cap(self, timeout: float | None, error: type[Exception]) -> float:
-        """Return the seconds that one call may take. Raises `error` if none are left."""
-        left = self.at - time.monotonic()
-        if left <= 0:
-            raise error("deadline")
-        return left if timeout is None else min(timeout, left)
-
-
-class _DeadlineNetwork(NetworkWrapper):
-    """A network whose connections keep a deadline, however slowly bytes arrive."""
-
-    def __init__(self, inner: Any, deadline: _Deadline) -> None:
-        super().__init__(inner)
-        self._deadline = deadline
-
-    def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, *args: Any, **kwargs: Any
-    ) -> _DeadlineConnection:
-        """Connect. Raises httpcore.ConnectTimeout, httpcore.ConnectError."""
-        timeout = self._deadline.cap(timeout, httpcore.ConnectTimeout)
-        connection = self._inner.connect_tcp(host, port, timeout, *args, **kwargs)
-        return _DeadlineConnection(connection, self._deadline)
-
-
-class _DeadlineConnection(CheckedConnection):
-    """A connection that keeps a deadline."""
-
-    def __init__(self, inner: Any, deadline: _Deadline) -> None:
-        super().__init__(inner)
-        self._deadline = deadline
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return some bytes.
-
-        Raises httpcore.ReadTimeout, httpcore.ReadError, httpcore.RemoteProtocolError.
-        """
-        timeout = self._deadline.cap(timeout, httpcore.ReadTimeout)
-        data: bytes = self._inner.read(max_bytes, timeout)
-        self.check_first_bytes(data)
-        return data
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send bytes. Raises httpcore.WriteTimeout, httpcore.WriteError."""
-        for start in range(0, len(buffer), _PIECE):
-            left = self._deadline.cap(timeout, httpcore.WriteTimeout)
-            self._inner.write(buffer[start : start + _PIECE], left)
-
-    def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,
-    ) -> _DeadlineConnection:
-        """Begin TLS. Raises httpcore.ConnectTimeout, httpcore.ConnectError."""
-        timeout = self._deadline.cap(timeout, httpcore.ConnectTimeout)
-        connection = self._inner.start_tls(ssl_context, server_hostname, timeout)
-        return _DeadlineConnection(connection, self._deadline)

@@ -32,11 +32,11 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IBodyProducer, IResponse
 from zope.interface import implementer
 
-from tawebeval.client.async_methods import AsyncMethods
-from tawebeval.client.forms import FormBody
+from tawebeval.client.async_client import AsyncMethods
 from tawebeval.client.http import (
     MAX_RESPONSE_BODY,
     FailureKind,
+    FormBody,
     HttpRequest,
     RequestFailure,
     Response,
@@ -98,7 +98,7 @@ class TwistedClient(AsyncMethods):
             if step.form is not None:
                 body = step.form.open_body(opened)
                 length = body.length
-                producer = FormProducer(body, self._cooperator, self.on_upload)
+                producer = FormProducer(body, self._cooperator)
                 opened.callback(producer.stopProducing)
             timeout = step.get_timeout(length)
             exchange = Deferred.fromCoroutine(self._exchange(step, producer))
@@ -169,10 +169,10 @@ class FormProducer:
     could not be read.
     """
 
-    def __init__(self, body: FormBody, cooperator: Cooperator, on_progress: Any) -> None:
+    def __init__(self, body: FormBody, cooperator: Cooperator) -> None:
         self.length = body.length
         self.error: OSError | None = None
-        self._body, self._cooperator, self._on_progress = body, cooperator, on_progress
+        self._body, self._cooperator = body, cooperator
         self._task: CooperativeTask[Any] | None = None
 
     def startProducing(self, consumer: IConsumer) -> Deferred[None]:
@@ -181,11 +181,8 @@ class FormProducer:
         return self._task.whenDone().addCallbacks(lambda _: None, self._on_error)
 
     def _send(self, consumer: IConsumer) -> Iterator[None]:
-        sent = 0
         for piece in self._body.iterate_pieces():
             consumer.write(piece)
-            sent += len(piece)
-            self._on_progress(sent, self.length)
             yield None
         self._task = None
 

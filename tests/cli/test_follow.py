@@ -16,7 +16,7 @@ from tawebeval.cli.evaluate import show_submitted_evaluation
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader, LiveStatus
 from tawebeval.cli.runtime import ServerAccess
 from tawebeval.client import File, Page
-from tawebeval.client.errors import build_refusal
+from tawebeval.client.http import build_refusal
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, RequestError
 from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase, LineClient

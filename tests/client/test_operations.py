@@ -32,8 +32,7 @@ from tawebeval.client import (
     operations,
 )
 from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure, Response
-from tawebeval.client.operations import Pause
-from tawebeval.client.settings import ClientSettings, normalize_server_url
+from tawebeval.client.operations import ClientSettings, Pause, normalize_server_url
 from tawebeval.config import Configuration, LongPollSettings, ProblemSettings
 from tawebeval.core.backoff import Backoff
 from tawebeval.core.tokens import generate_token
@@ -112,16 +111,6 @@ class EvaluateTests(ClientTestCase):
         self.assertEqual(error.field, "commit_oid")
         self.assertIn("40 hexadecimal digits", str(error))
         self.assertEqual(len(self.line.agent.asked), 1)
-
-    def test_upload_progress_counts_each_piece_of_the_form(self) -> None:
-        pieces: list[tuple[int, int]] = []
-        self.line = self.make(client={"on_upload": lambda *piece: pieces.append(piece)})
-        self.line.begin(submission={"source": b"x" * 300_000})
-        counts, totals = zip(*pieces, strict=True)
-        self.assertEqual(list(counts), sorted(counts))
-        self.assertEqual(set(totals), {counts[-1]})
-        self.assertTrue(300_000 < counts[-1] < 302_000)
-        self.assertGreater(len(pieces), 5)
 
 
 class EventsTests(ClientTestCase):

@@ -301,7 +301,7 @@ class ClientTests(SynchronousTestCase):
         client = HastyClient("http://127.0.0.1:1/", draw_random=random.Random(1).random)
         pool: Any = client._get_pool()._transport
         pool._pool._network_backend = sync_client._DeadlineNetwork(
-            LyingNetwork(lies), client._deadline
+            LyingNetwork(lies), lambda: client._thread.deadline
         )
         try:
             asked = ASKING[asking](client)
