@@ -109,146 +109,6 @@ class FileWatcher:
             on_change()
 
 
-class TailOwner(Protocol):
-    """Owner of a `FileTail`."""
-
-    def on_tail_data(self, chunk: bytes) -> None:
-        """Take bytes that were read."""
-
-    def on_tail_end(self) -> None:
-        """Take the end, which comes after `FileTail.finish`."""
-
-    def on_tail_shrunk(self) -> None:
-        """Handle that bytes which were read are gone from the file; nothing more is read."""
-
-    def on_tail_error(self, error: OSError) -> None:
-        """Handle that the disk cannot bring the file; nothing more is read."""
-
-
-class FileTail:
-    """Reader of a file from `offset` on, as far as it goes and as it grows.
-
-    `run_in_thread(call)` makes a call that may wait for the disk; with `reads_in_thread` each read
-    does. A tail closes its `descriptor`. `is_closed` says that nothing more is read.
-    """
-
-    def __init__(
-        self,
-        clock: Any,
-        descriptor: int,
-        offset: int,
-        owner: TailOwner,
-        run_in_thread: Callable[[Callable[[], bytes]], Awaitable[bytes]],
-        *,
-        reads_in_thread: bool = False,
-    ) -> None:
-        self.offset = offset
-        self._clock = clock
-        self._descriptor = descriptor
-        self._owner = owner
-        self._run_in_thread = run_in_thread
-        self._reads_in_thread = reads_in_thread
-        self.is_closed = False
-        self._is_paused = False
-        self._is_turn_due = False
-        self._is_thread_reading = False
-        self._is_finishing = False
-
-    def on_change(self) -> None:
-        """Read on, unless the tail is paused or reads already."""
-        if not (self._is_turn_due or self._is_thread_reading or self._is_paused or self.is_closed):
-            self._read()
-
-    def pauseProducing(self) -> None:
-        """Stop reading; the file goes on to grow."""
-        self._is_paused = True
-
-    def resumeProducing(self) -> None:
-        """Resume reading, in another turn of the reactor."""
-        self._is_paused = False
-        self._read_later()
-
-    def finish(self) -> None:
-        """Read what the file has, and report the end: its writers have ended."""
-        self._is_finishing = True
-        self._read_later()
-
-    def close(self) -> None:
-        """Read nothing more, and close the file."""
-        if not self.is_closed:
-            self.is_closed = True
-            if not self._is_thread_reading:
-                os.close(self._descriptor)
-
-    def _read_later(self) -> None:
-        if not (self._is_turn_due or self._is_thread_reading):
-            self._is_turn_due = True
-            self._clock.callLater(0, self._take_turn)
-
-    def _take_turn(self) -> None:
-        self._is_turn_due = False
-        self.on_change()
-
-    def _read(self) -> None:
-        try:
-            chunk = None if self._reads_in_thread else _read_cached(self._descriptor, self.offset)
-        except OSError as error:
-            self._fail(error)
-            return
-        if chunk is None:
-            self._is_thread_reading = True
-            Deferred.fromCoroutine(self._read_in_thread())
-        else:
-            self._take(chunk)
-
-    async def _read_in_thread(self) -> None:
-        read = partial(os.pread, self._descriptor, _READ, self.offset)
-        chunk, failure = b"", None
-        try:
-            chunk = await self._run_in_thread(read)
-        except OSError as error:
-            failure = error
-        self._is_thread_reading = False
-        if self.is_closed:
-            os.close(self._descriptor)
-        elif failure is not None:
-            self._fail(failure)
-        elif not self._is_paused:  # else the page cache has the bytes until the tail resumes
-            self._take(chunk)
-
-    def _fail(self, error: OSError) -> None:
-        self.close()
-        self._owner.on_tail_error(error)
-
-    def _take(self, chunk: bytes) -> None:
-        self.offset += len(chunk)
-        # A read from the page cache also ends before a page that the disk has to bring.
-        remaining = os.fstat(self._descriptor).st_size - self.offset
-        if remaining > 0 or (chunk and self._is_finishing):
-            self._read_later()
-        if chunk:
-            self._owner.on_tail_data(chunk)
-        elif remaining < 0:
-            self.close()
-            self._owner.on_tail_shrunk()
-        elif remaining == 0 and self._is_finishing:
-            self.close()
-            self._owner.on_tail_end()
-
-
-def _read_cached(descriptor: int, offset: int) -> bytes | None:
-    """Return bytes that need no disk, b"" at the end of the file, None if the disk has them."""
-    try:
-        size = os.preadv(descriptor, [_buffer], offset, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return None
-    except OSError as error:
-        if error.errno != errno.EOPNOTSUPP:  # of tmpfs, which is memory
-            raise
-        return os.pread(descriptor, _READ, offset)
-    return bytes(memoryview(_buffer)[:size])
-
-
 RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Function that makes a call that may wait for the disk."""
 
@@ -297,51 +157,128 @@ class ProgramFiles:
     reads_in_thread: bool = False
 
 
-class _Stream:
-    """One file of output; the owner of its tail."""
+class FileTail:
+    """Reader of the file `path` from `offset` on, as far as it goes and as it grows.
 
-    def __init__(self, process: TailedProcess, number: int, offset: int) -> None:
-        self._process = process
-        self._files = process.files
-        self.number = number
-        self.path = process.directory / ("stdout" if number == STDOUT else "stderr")
-        self.has_ended = False
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        self.tail = FileTail(
-            self._files.reactor,
-            descriptor,
-            offset,
-            self,
-            self._files.run_in_thread,
-            reads_in_thread=self._files.reads_in_thread,
-        )
-        self._files.watcher.watch(self.path, self.tail.on_change)
-        self.tail.resumeProducing()  # what there is already
+    It calls `on_data(bytes)`, and at the end `on_end(problem)`: None after `finish`, or why nothing
+    more can be read. `is_closed` says that nothing more is read.
+    """
+
+    def __init__(
+        self,
+        files: ProgramFiles,
+        path: Path,
+        offset: int,
+        on_data: Callable[[bytes], object],
+        on_end: Callable[[str | None], object],
+    ) -> None:
+        """Open and watch the file. Raises: OSError."""
+        self.offset = offset
+        self._files = files
+        self._path = path
+        self._on_data = on_data
+        self._on_end = on_end
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.is_closed = False
+        self._is_paused = False
+        self._is_turn_due = False
+        self._is_thread_reading = False
+        self._is_finishing = False
+        files.watcher.watch(path, self.on_change)
+
+    def on_change(self) -> None:
+        """Read on, unless the tail is paused or reads already."""
+        if not (self._is_turn_due or self._is_thread_reading or self._is_paused or self.is_closed):
+            self._read()
+
+    def pauseProducing(self) -> None:
+        """Stop reading; the file goes on to grow."""
+        self._is_paused = True
+
+    def resumeProducing(self) -> None:
+        """Resume reading, in another turn of the reactor."""
+        self._is_paused = False
+        self._read_later()
+
+    def finish(self) -> None:
+        """Read what the file has, and report the end: its writers have ended."""
+        self._is_finishing = True
+        self._read_later()
 
     def close(self) -> None:
-        """Read nothing more."""
-        if not self.has_ended:
-            self.has_ended = True
-            self._files.watcher.unwatch(self.path)
-            self.tail.close()
+        """Read nothing more, and close the file."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._files.watcher.unwatch(self._path)
+            if not self._is_thread_reading:
+                os.close(self._descriptor)
 
-    def on_tail_data(self, chunk: bytes) -> None:
-        self._process.on_output(self.number, chunk)
+    def _read_later(self) -> None:
+        if not (self._is_turn_due or self._is_thread_reading):
+            self._is_turn_due = True
+            self._files.reactor.callLater(0, self._take_turn)
 
-    def on_tail_end(self) -> None:
+    def _take_turn(self) -> None:
+        self._is_turn_due = False
+        self.on_change()
+
+    def _read(self) -> None:
+        try:
+            in_thread = self._files.reads_in_thread
+            chunk = None if in_thread else _read_cached(self._descriptor, self.offset)
+        except OSError as error:
+            self._end(f"cannot be read: {error.strerror}")
+            return
+        if chunk is None:
+            self._is_thread_reading = True
+            Deferred.fromCoroutine(self._read_in_thread())
+        else:
+            self._take(chunk)
+
+    async def _read_in_thread(self) -> None:
+        read = partial(os.pread, self._descriptor, _READ, self.offset)
+        chunk, failure = b"", None
+        try:
+            chunk = await self._files.run_in_thread(read)
+        except OSError as error:
+            failure = error
+        self._is_thread_reading = False
+        if self.is_closed:
+            os.close(self._descriptor)
+        elif failure is not None:
+            self._end(f"cannot be read: {failure.strerror}")
+        elif not self._is_paused:  # else the page cache has the bytes until the tail resumes
+            self._take(chunk)
+
+    def _end(self, problem: str | None = None) -> None:
         self.close()
-        self._process.on_output_end(self.number)
+        self._on_end(problem and f"the file of {self._path.name} {problem}")
 
-    def on_tail_shrunk(self) -> None:
-        self._fail(f"the file of {self.path.name} has shrunk")
+    def _take(self, chunk: bytes) -> None:
+        self.offset += len(chunk)
+        # A read from the page cache also ends before a page that the disk has to bring.
+        remaining = os.fstat(self._descriptor).st_size - self.offset
+        if remaining > 0 or (chunk and self._is_finishing):
+            self._read_later()
+        if chunk:
+            self._on_data(chunk)
+        elif remaining < 0:
+            self._end("has shrunk")
+        elif remaining == 0 and self._is_finishing:
+            self._end()
 
-    def on_tail_error(self, error: OSError) -> None:
-        self._fail(f"the file of {self.path.name} cannot be read: {error.strerror}")
 
-    def _fail(self, reason: str) -> None:
-        self.close()
-        self._process.on_lost_output(reason)
-        self._process.on_output_end(self.number)
+def _read_cached(descriptor: int, offset: int) -> bytes | None:
+    """Return bytes that need no disk, b"" at the end of the file, None if the disk has them."""
+    try:
+        size = os.preadv(descriptor, [_buffer], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:  # of tmpfs, which is memory
+            raise
+        return os.pread(descriptor, _READ, offset)
+    return bytes(memoryview(_buffer)[:size])
 
 
 class TailedProcess:
@@ -376,12 +313,14 @@ class TailedProcess:
         self._reason: Failure | None = None  # of its end
         self._is_finishing = False
         self._has_ended = False
-        self._streams = [_Stream(self, STDOUT, stdout_offset)]
+        self._tails = [self._open_tail(STDOUT, "stdout", stdout_offset)]
         try:
-            self._streams.append(_Stream(self, STDERR, stderr_offset))
+            self._tails.append(self._open_tail(STDERR, "stderr", stderr_offset))
         except OSError:
-            self._streams[0].close()
+            self._tails[0].close()
             raise
+        for tail in self._tails:
+            tail.resumeProducing()  # what there is already
         protocol.makeConnection(self)
         if files.starter.is_attached:
             files.starter.watch_program(self.directory, self.on_state)
@@ -405,11 +344,11 @@ class TailedProcess:
 
     def pauseProducing(self) -> None:
         """Deliver no stdout; the process goes on."""
-        self._streams[0].tail.pauseProducing()
+        self._tails[0].pauseProducing()
 
     def resumeProducing(self) -> None:
         """Deliver stdout again."""
-        self._streams[0].tail.resumeProducing()
+        self._tails[0].resumeProducing()
 
     def read_remaining_output(self) -> None:
         """Deliver what is printed already, and then the ends: other processes hold the pipes."""
@@ -421,8 +360,8 @@ class TailedProcess:
         if not self._has_ended:
             self._has_ended = True
             self.files.starter.unwatch_program(self.directory)
-            for stream in self._streams:
-                stream.close()
+            for tail in self._tails:
+                tail.close()
 
     # What the starter tells
 
@@ -444,7 +383,7 @@ class TailedProcess:
         if state.broker_error is not None:
             self.on_broker_error(state.broker_error)
         if state.write_error is not None and self.lost_reason is None:
-            self.on_lost_output(_explain_write_error(state.write_error))
+            self._on_lost_output(_explain_write_error(state.write_error))
         if state.status is not None:
             self._set_exit(state.status, state.rusage)
         self._check_completion()
@@ -453,7 +392,7 @@ class TailedProcess:
         """Tell whether a state is of this process, and not of another one with its number."""
         return (state.pid, state.start_time) == (self.pid, self.start_time)
 
-    def on_lost_output(self, reason: str) -> None:
+    def _on_lost_output(self, reason: str) -> None:
         """Handle that a part of the output is missing: the process is worthless."""
         self.lost_reason = self.lost_reason or reason
         self.signal_group(signal.SIGKILL)
@@ -490,24 +429,31 @@ class TailedProcess:
         is_complete = self._reason is not None and self._state.is_output_complete
         if is_complete and not self._is_finishing:
             self._is_finishing = True
-            for stream in self._streams:
-                if not stream.has_ended:
-                    stream.tail.finish()
+            for tail in self._tails:
+                if not tail.is_closed:
+                    tail.finish()
             self._check_end()  # both may have ended before: they had shrunk
 
     # What the files tell
 
-    def on_output(self, number: int, chunk: bytes) -> None:
-        """Pass on output."""
-        self._protocol.childDataReceived(number, chunk)
+    def _open_tail(self, number: int, name: str, offset: int) -> FileTail:
+        return FileTail(
+            self.files,
+            self.directory / name,
+            offset,
+            partial(self._protocol.childDataReceived, number),
+            partial(self._on_output_end, number),
+        )
 
-    def on_output_end(self, number: int) -> None:
+    def _on_output_end(self, number: int, problem: str | None) -> None:
         """Pass on the end of stdout or stderr; after both and the exit, that of all."""
+        if problem is not None:
+            self._on_lost_output(problem)
         self._protocol.childConnectionLost(number)
         self._check_end()
 
     def _check_end(self) -> None:
-        are_read = all(stream.has_ended for stream in self._streams)
+        are_read = all(tail.is_closed for tail in self._tails)
         if are_read and self._reason is not None and not self._has_ended:
             self._has_ended = True
             self.files.starter.unwatch_program(self.directory)

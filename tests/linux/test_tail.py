@@ -113,8 +113,8 @@ class PlayedTests(SynchronousTestCase):
         files: Any = (self.clock, self.starter, self.watcher, lambda call: succeed(call()))
         program = StartedProgram(self.directory, 7, 9)
         process = TailedProcess(ProgramFiles(*files), self.protocol, program, **offsets)
-        for stream in process._streams:
-            self.addCleanup(stream.close)
+        for opened in process._tails:
+            self.addCleanup(opened.close)
         return process
 
     def print(self, content: bytes, name: str = "stdout") -> None:
@@ -371,34 +371,14 @@ class RealTests(TestCase):
         self.assertEqual(copy.read_bytes(), b"".join(b"%d\n" % i for i in range(200000)))
 
 
-class Owner:
-    def __init__(self) -> None:
-        self.received = b""
-        self.reads = 0
-        self.told: list[object] = []
-        self.on_data: Callable[[], object] = lambda: None
-
-    def on_tail_data(self, chunk: bytes) -> None:
-        self.received += chunk
-        self.reads += 1
-        self.on_data()
-
-    def on_tail_end(self) -> None:
-        self.told.append("end")
-
-    def on_tail_shrunk(self) -> None:
-        self.told.append("shrunk")
-
-    def on_tail_error(self, error: OSError) -> None:
-        self.told.append(error.errno)
-
-
 class TailTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.path = Path(self.mktemp())
         self.path.touch()
         self.clock = Clock()
-        self.owner = Owner()
+        self.reads: list[bytes] = []
+        self.ends: list[str | None] = []
+        self.on_data: Callable[[], object] = lambda: None
         self.calls: list[tuple[Callable[[], bytes], Deferred[bytes]]] = []
         self.tail = self.open()
 
@@ -407,10 +387,19 @@ class TailTests(SynchronousTestCase):
             self.calls.append((call, Deferred()))
             return self.calls[-1][1]
 
-        descriptor = os.open(self.path, os.O_RDONLY)
-        opened = FileTail(self.clock, descriptor, offset, self.owner, run_in_thread)
+        def take_data(chunk: bytes) -> None:
+            self.reads.append(chunk)
+            self.on_data()
+
+        starter, watcher = PlayedStarter(), PlayedWatcher()
+        files = ProgramFiles(self.clock, starter, watcher, run_in_thread)
+        opened = FileTail(files, self.path, offset, take_data, self.ends.append)
         self.addCleanup(opened.close)
         return opened
+
+    @property
+    def received(self) -> bytes:
+        return b"".join(self.reads)
 
     def print(self, content: bytes) -> None:
         with self.path.open("ab") as file:
@@ -424,44 +413,44 @@ class TailTests(SynchronousTestCase):
         for content in (b"a", b"bc\n"):
             self.print(content)
             self.tail.on_change()
-        self.assertEqual(self.owner.received, b"abc\n")
+        self.assertEqual(self.received, b"abc\n")
 
     def test_tail_begins_at_its_offset(self) -> None:
         self.print(b"abc")
         self.open(2).on_change()
-        self.assertEqual(self.owner.received, b"c")
+        self.assertEqual(self.received, b"c")
 
     def test_one_turn_reads_64_kib(self) -> None:
         self.print(b"x" * 150_000)
         self.tail.on_change()
         self.tail.on_change()
-        self.assertEqual(self.owner.reads, 1)
-        self.assertEqual(len(self.owner.received), 65536)
+        self.assertEqual(len(self.reads), 1)
+        self.assertEqual(len(self.received), 65536)
         self.clock.pump([0] * 5)
-        self.assertEqual(len(self.owner.received), 150_000)
+        self.assertEqual(len(self.received), 150_000)
 
     def test_paused_tail_reads_nothing(self) -> None:
         self.print(b"x" * 70_000)
-        self.owner.on_data = self.tail.pauseProducing
+        self.on_data = self.tail.pauseProducing
         self.tail.on_change()
         self.clock.pump([0] * 3)
         self.tail.on_change()
-        self.assertEqual(len(self.owner.received), 65536)
+        self.assertEqual(len(self.received), 65536)
         self.tail.resumeProducing()
         self.clock.advance(0)
-        self.assertEqual(len(self.owner.received), 70_000)
+        self.assertEqual(len(self.received), 70_000)
 
     def test_end_comes_after_all_bytes_and_pauses(self) -> None:
         self.print(b"x" * 150_000)
-        self.owner.on_data = self.tail.pauseProducing
+        self.on_data = self.tail.pauseProducing
         self.tail.finish()
         for _ in range(3):
-            self.assertEqual(self.owner.told, [])
+            self.assertEqual(self.ends, [])
             self.clock.pump([0] * 3)
             self.tail.resumeProducing()
         self.clock.pump([0] * 3)
-        self.assertEqual(len(self.owner.received), 150_000)
-        self.assertEqual(self.owner.told, ["end"])
+        self.assertEqual(len(self.received), 150_000)
+        self.assertEqual(self.ends, [None])
         self.assertTrue(self.tail.is_closed)
 
     def test_shrunk_file_is_told_and_not_read_again(self) -> None:
@@ -471,8 +460,8 @@ class TailTests(SynchronousTestCase):
         self.tail.on_change()
         self.print(b"defg")
         self.tail.on_change()
-        self.assertEqual(self.owner.told, ["shrunk"])
-        self.assertEqual(self.owner.received, b"abc")
+        self.assertEqual(self.ends, [f"the file of {self.path.name} has shrunk"])
+        self.assertEqual(self.received, b"abc")
 
     def test_disk_is_read_in_a_thread(self) -> None:
         self.print(b"abc")
@@ -480,9 +469,9 @@ class TailTests(SynchronousTestCase):
         self.tail.on_change()
         self.tail.on_change()
         ((call, result),) = self.calls
-        self.assertEqual(self.owner.received, b"")
+        self.assertEqual(self.received, b"")
         result.callback(call())
-        self.assertEqual(self.owner.received, b"abc")
+        self.assertEqual(self.received, b"abc")
 
     def test_file_stays_open_while_a_thread_reads_it(self) -> None:
         self.print(b"abc")
@@ -491,14 +480,14 @@ class TailTests(SynchronousTestCase):
         self.tail.close()
         ((call, result),) = self.calls
         result.callback(call())
-        self.assertEqual(self.owner.received, b"")
+        self.assertEqual(self.received, b"")
         self.assertRaises(OSError, call)
 
     def test_error_of_the_disk_is_told(self) -> None:
         self.uncache()
         self.tail.on_change()
         self.calls[0][1].errback(OSError(errno.EIO, "I/O error"))
-        self.assertEqual(self.owner.told, [errno.EIO])
+        self.assertEqual(self.ends, [f"the file of {self.path.name} cannot be read: I/O error"])
         self.assertTrue(self.tail.is_closed)
 
     def test_error_of_a_read_from_memory_is_told(self) -> None:
@@ -507,7 +496,7 @@ class TailTests(SynchronousTestCase):
 
         self.patch(os, "preadv", fail)
         self.tail.on_change()
-        self.assertEqual(self.owner.told, [errno.EIO])
+        self.assertEqual(self.ends, [f"the file of {self.path.name} cannot be read: I/O error"])
 
     def test_file_system_without_such_reads_is_read_at_once(self) -> None:
         def fail(*arguments: object) -> int:
@@ -516,7 +505,7 @@ class TailTests(SynchronousTestCase):
         self.patch(os, "preadv", fail)
         self.print(b"abc")
         self.tail.on_change()
-        self.assertEqual(self.owner.received, b"abc")
+        self.assertEqual(self.received, b"abc")
 
     def test_bytes_that_are_not_cached_are_read_in_the_next_turn(self) -> None:
         preadv = os.preadv
@@ -533,7 +522,7 @@ class TailTests(SynchronousTestCase):
         for call, result in self.calls:
             result.callback(call())
             self.clock.advance(0)
-        self.assertEqual(len(self.owner.received), 70_000)
+        self.assertEqual(len(self.received), 70_000)
 
     def test_tail_that_pauses_while_a_thread_reads_takes_the_bytes_later(self) -> None:
         self.print(b"abc")
@@ -541,18 +530,18 @@ class TailTests(SynchronousTestCase):
         self.tail.on_change()
         self.tail.pauseProducing()
         self.calls[0][1].callback(self.calls[0][0]())
-        self.assertEqual(self.owner.received, b"")
+        self.assertEqual(self.received, b"")
         self.tail.resumeProducing()
         self.clock.advance(0)
         self.calls[1][1].callback(self.calls[1][0]())
-        self.assertEqual(self.owner.received, b"abc")
+        self.assertEqual(self.received, b"abc")
 
     def test_closed_tail_takes_no_turn(self) -> None:
         self.print(b"x" * 70_000)
         self.tail.on_change()
         self.tail.close()
         self.clock.advance(0)
-        self.assertEqual(self.owner.reads, 1)
+        self.assertEqual(len(self.reads), 1)
 
 
 class WatcherTests(TestCase):
