@@ -834,7 +834,7 @@ class DaemonBuilder:
         self, daemon: Daemon, file: ConfigurationFile, notifier: SystemdNotifier
     ) -> ReloadService:
         """Return the service that reloads `file` and the files that it names."""
-        on_reload = (daemon.apply_log_level, self.startup.lock_environments)
+        on_reload = (daemon.apply_log_level,)
         sources = (
             ReloadableConfiguration(file, self.context, on_reload),
             self.callbacks,

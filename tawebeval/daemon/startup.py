@@ -61,7 +61,6 @@ from tawebeval.pinned_agent import SystemResolver
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.environments import (
-    EnvironmentLocks,
     find_environment_root_problem,
     locate_store,
 )
@@ -374,7 +373,6 @@ class StartupChecks(Service):
         self._cgroups = cgroups
         self._sandbox = sandbox
         self._pools = pools
-        self._environment_locks = EnvironmentLocks()
 
     def startService(self) -> None:
         """Clear the directories, check them, git and the sandbox; start the threads.
@@ -383,7 +381,6 @@ class StartupChecks(Service):
         """
         super().startService()
         directories = self.directories
-        self.lock_environments(self._configuration)
         try:
             self._remove_leftovers()
             if not self._left.job_names:  # a job that waits for a node needs it there
@@ -439,12 +436,6 @@ class StartupChecks(Service):
         except OSError as error:
             what = "files of an earlier process in the trash are not removed: {error}"
             log.error(what, error=describe_disk_error(error))  # noqa: TRY400  (no defect)
-
-    def lock_environments(self, configuration: Configuration) -> None:
-        """Keep `tawebeval environment remove` from removing the configured environments."""
-        roots = [one.root for one in configuration.environments.values()]
-        for problem in self._environment_locks.lock_roots(roots):
-            log.warn("{problem}", problem=str(problem))
 
     def stopService(self) -> None:
         """Stop the threads, the sandbox and the cgroups. Blocks until the threads have ended."""

@@ -161,7 +161,6 @@ class Specification(NamedTuple):
       for the program alone; empty without.
     - `has_own_process_limit`: the process has a user namespace of its own, so that it shares no
       limit of a user with others.
-    - `lock`: a file that is locked (flock(2), LOCK_SH) until the program is forgotten.
     - `stdout_limit`, `stderr_limit`: bytes that are read, and one more.
     - `broker`: the specification of a program that serves the socket `broker_socket`. It is started
       with the first connection, in the mount namespace of the program, and killed after it.
@@ -176,7 +175,6 @@ class Specification(NamedTuple):
     niceness: int = 0
     layers: Sequence[str] = ()
     has_own_process_limit: bool = False
-    lock: str | None = None
     stdout_limit: int = 2**62
     stderr_limit: int = 2**62
     broker: Mapping[str, Any] | None = None
@@ -289,7 +287,6 @@ class Program:
         self.start_time = 0
         self.devices: Sequence[int] = ()
         self.top: int | None = None
-        self.lock: int | None = None
         self.outputs: Sequence[Output] = ()
         self.report: socket.socket | None = None  # of the child, until it executes the program
         self.answer: Callable[[Mapping[str, Any]], None] | None = None
@@ -355,10 +352,9 @@ class Program:
         """Close all descriptors."""
         for output in self.outputs:
             output.close()
-        for descriptor in (self.top, self.lock):
-            if descriptor is not None:
-                os.close(descriptor)
-        self.top = self.lock = None
+        if self.top is not None:
+            os.close(self.top)
+        self.top = None
         if self.report is not None:
             self.report.close()
             self.report = None
@@ -613,9 +609,6 @@ class Starter:
         program = Program(name, self._serial)
         with contextlib.ExitStack() as failing:
             failing.callback(program.close)
-            if specification.lock is not None:
-                program.lock = os.open(specification.lock, os.O_RDONLY | os.O_CLOEXEC)
-                fcntl.flock(program.lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if specification.broker is not None and specification.broker_socket is not None:
                 broker = Specification(**specification.broker)
                 program.broker = Broker(broker, _listen(specification.broker_socket))

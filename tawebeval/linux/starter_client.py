@@ -118,7 +118,6 @@ class LaunchSpec:
     rlimits: Mapping[int, tuple[int, int]] = attrs.field(factory=dict)
     niceness: int = 0
     has_own_process_limit: bool = False
-    lock: Path | None = None
     stdout_limit: int = 2**62
     stderr_limit: int = 2**62
     broker: LaunchSpec | None = None
@@ -131,7 +130,6 @@ class LaunchSpec:
             "environment": dict(self.environment),
             "rlimits": [(number, *both) for number, both in self.rlimits.items()],
             "layers": [str(each) for each in attrs.astuple(layers)] if layers else [],
-            "lock": None if self.lock is None else str(self.lock),
             "broker": self.broker and self.broker.build_json_object(),
             "broker_socket": None if self.broker_socket is None else str(self.broker_socket),
         }

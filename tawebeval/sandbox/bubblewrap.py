@@ -558,7 +558,6 @@ class BubblewrapLaunch(LocalLaunch):
             ],
             rlimits=convert_rlimit_names(rlimits),
             has_own_process_limit=True,
-            lock=None if self._environment is None else self._environment.root,
             broker=self._make_broker_spec(system),
             broker_socket=runner,
         )

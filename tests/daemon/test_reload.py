@@ -174,8 +174,8 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.file.write_text(table + "[environments.none]\nroot = '/srv/none'")
         self.assertEqual(
             self.refused(),
-            "environments.none.root: /srv/none is not a directory; `tawebeval environment list`"
-            " lists roots",
+            "environments.none.root: /srv/none is not a directory; make one by `tawebeval"
+            " environment import`",
         )
         self.file.write_text(table)
         self.assertEqual(self.reloader.reload_files(), ReloadResult())

@@ -183,7 +183,6 @@ class StartTests(StarterCase):
             (LaunchSpec(["/bin/true"], {}, "/none"), None, OSError, "/none"),
             (true, layers, OverlayMountError, str(folder / "none")),
             (sh("", procs_files=["/none/procs"]), None, OSError, "/none/procs"),
-            (sh("", lock=Path("/none")), None, OSError, "/none"),
             (sh("", descriptors=[{"read": "/none"}]), None, OSError, "/none"),
         ):
             error = self.assertRaises(
@@ -192,15 +191,6 @@ class StartTests(StarterCase):
             self.assertEqual((error.errno, error.filename), (errno.ENOENT, path))
             self.assertEqual(self.client.list_programs(), {})
         self.assertEqual(self.run_program(true), (0, b""))
-
-    def test_lock_is_held_until_the_program_is_forgotten(self) -> None:
-        lock = self.locate("lock")
-        lock.touch()
-        self.run_program(sh("", lock=lock))
-        command = ["/usr/bin/flock", "--exclusive", "--nonblock", str(lock), "true"]
-        self.assertEqual(subprocess.run(command).returncode, 1)
-        self.client.forget_program_now(self.locate())
-        self.assertEqual(subprocess.run(command).returncode, 0)
 
     def test_programs_without_free_descriptors_are_refused(self) -> None:
         few = StarterProcess(starter.RESERVED_DESCRIPTORS + 2 * starter.PROGRAM_DESCRIPTORS)

@@ -1,9 +1,8 @@
-"""`sandbox.environments`: views of roots, their locks, and imports with attacks in archives."""
+"""`sandbox.environments`: views of roots, and imports with attacks in archives."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import io
 import os
@@ -22,12 +21,10 @@ from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.base import Environment, find_environment
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, SystemView, locate_in_root
 from tawebeval.sandbox.environments import (
-    EnvironmentLocks,
-    EnvironmentStore,
-    StoredRoot,
+    ImportedRoot,
     find_environment_root_problem,
+    import_root,
     list_environments,
-    lock_environment_root,
 )
 from tests.cases.roots import make_root
 
@@ -164,24 +161,6 @@ class ViewTests(RootTestCase):
         self.assertEqual(len(os.listdir(self.accounts)), 2)
 
 
-class LockTests(RootTestCase):
-    def test_named_roots_of_the_store_are_locked(self) -> None:
-        locks = EnvironmentLocks()
-        self.assertEqual(locks.lock_roots([str(self.root), "/usr"]), [])
-        self.assertRaises(BlockingIOError, lock_environment_root, self.root, fcntl.LOCK_EX)
-        self.assertEqual(locks.lock_roots([str(self.root)]), [])
-        self.assertEqual(locks.lock_roots([]), [])
-        os.close(lock_environment_root(self.root, fcntl.LOCK_EX))
-
-    def test_removed_root_is_a_problem(self) -> None:
-        locks = EnvironmentLocks()
-        lock = lock_environment_root(self.root, fcntl.LOCK_EX)
-        self.assertEqual(len(locks.lock_roots([str(self.root)])), 1)
-        os.close(lock)
-        self.root.rename(self.root.with_name("gone"))
-        self.assertEqual(len(locks.lock_roots([str(self.root)])), 1)
-
-
 class NameTests(SynchronousTestCase):
     def test_environment_is_found_by_its_name(self) -> None:
         settings = EnvironmentSettings(f"/srv/{DIGEST}", {"A": "b"})
@@ -204,7 +183,7 @@ class StoreTests(SynchronousTestCase):
         self.folder.mkdir()
         self.addCleanup(remove_tree, self.folder)
         self.source = make_root(self.folder / "source")
-        self.store = EnvironmentStore(self.folder / "store")
+        self.store = self.folder / "store"
 
     def archive(self, *members: tuple[str, bytes, str], kind: str = "w") -> Path:
         path = self.folder / "root.tar"
@@ -214,39 +193,33 @@ class StoreTests(SynchronousTestCase):
                 add(archive, name, type_, link)
         return path
 
-    def import_source(self) -> StoredRoot:
-        return self.store.import_root(self.archive())
+    def import_archive(self, archive: Path) -> ImportedRoot:
+        return import_root(archive, self.store, 0)
 
     def refuse(self, archive: Path) -> str:
-        error = self.assertRaises(ConfigurationError, self.store.import_root, archive)
-        self.assertEqual(os.listdir(self.store.directory), [])
+        error = self.assertRaises(ConfigurationError, self.import_archive, archive)
+        self.assertEqual(os.listdir(self.store), [])
         return str(error)
 
     def test_second_import_of_an_archive_makes_no_copy(self) -> None:
         archive = self.archive(kind="w:xz")
-        one = self.store.import_root(archive)
+        one = self.import_archive(archive)
         self.assertTrue(one.was_added)
-        self.assertEqual(one.digest, f"sha256-{hashlib.sha256(archive.read_bytes()).hexdigest()}")
+        self.assertEqual(
+            one.path.name, f"sha256-{hashlib.sha256(archive.read_bytes()).hexdigest()}"
+        )
         self.assertIn("/usr/bin/python3", one.warnings[0])
-        same = self.store.import_root(archive)
+        same = self.import_archive(archive)
         self.assertEqual((same.path, same.was_added), (one.path, False))
         (self.source / "usr/bin/dash").write_bytes(b"#!another\n")
-        self.assertNotEqual(self.import_source().path, one.path)
-        self.assertEqual(len(list(self.store.list_roots())), 2)
-
-    def test_root_that_is_being_removed_is_not_taken_for_stored(self) -> None:
-        path = self.import_source().path
-        lock = lock_environment_root(path, fcntl.LOCK_EX)
-        error = self.assertRaises(ConfigurationError, self.import_source)
-        self.assertIn(f"{path.name} is being removed", str(error))
-        os.close(lock)
-        self.assertFalse(self.import_source().was_added)
+        self.assertNotEqual(self.import_archive(self.archive()).path, one.path)
+        self.assertEqual(len(os.listdir(self.store)), 2)
 
     def test_roots_are_readable_to_all_and_writable_to_their_owner(self) -> None:
         (self.source / "usr/secret").mkdir(mode=0o700)
         (self.source / "usr/secret/file").touch(mode=0o600)
         (self.source / "usr/bin/dash").chmod(0o6711)
-        path = self.import_source().path
+        path = self.import_archive(self.archive()).path
         for name, mode in (
             ("usr", 0o755),
             ("usr/secret", 0o755),
@@ -259,7 +232,7 @@ class StoreTests(SynchronousTestCase):
 
     def test_special_files_of_an_archive_are_left_out_or_refused(self) -> None:
         self.assertIn("mknod", self.refuse(self.archive(("usr/disk", tarfile.BLKTYPE, ""))))
-        path = self.store.import_root(
+        path = self.import_archive(
             self.archive(("dev/null", tarfile.CHRTYPE, ""), ("usr/setuid", tarfile.REGTYPE, ""))
         ).path
         self.assertFalse((path / "dev").exists())
@@ -268,19 +241,19 @@ class StoreTests(SynchronousTestCase):
     def test_links_in_place_of_covered_files_become_files(self) -> None:
         (self.source / "etc/passwd").unlink()
         (self.source / "etc/passwd").symlink_to("/etc/shadow")
-        path = self.import_source().path
+        path = self.import_archive(self.archive()).path
         for name in ("passwd", "group", "hosts", "resolv.conf"):
             self.assertTrue(stat.S_ISREG((path / "etc" / name).lstat().st_mode))
 
     def test_no_path_of_an_archive_leads_out_of_the_root(self) -> None:
         outside = self.folder / "outside"
         outside.mkdir()
-        path = self.store.import_root(
+        path = self.import_archive(
             self.archive(("/abs", tarfile.REGTYPE, ""), ("out", tarfile.SYMTYPE, str(outside)))
         ).path
         self.assertTrue((path / "abs").is_file())
         self.assertEqual(os.readlink(path / "out"), str(outside))
-        self.store.remove_root(path.name)
+        remove_tree(path)
         for members in (
             [("../../outside/up", tarfile.REGTYPE, "")],
             [("out", tarfile.SYMTYPE, str(outside)), ("out/through", tarfile.REGTYPE, "")],
@@ -311,26 +284,8 @@ class StoreTests(SynchronousTestCase):
         self.assertIn("use `docker export` or `podman export`, not `save`", self.refuse(layers))
 
     def test_full_disk_ends_the_import(self) -> None:
-        self.store = EnvironmentStore(self.folder / "store", 2**60)
-        self.assertIn("does not fit on the disk", self.refuse(self.archive()))
-
-    def test_next_import_removes_what_a_killed_one_has_left(self) -> None:
-        stale, running = self.store.directory / "new-1", self.store.directory / "new-2"
-        for path in (stale, running):
-            path.mkdir(parents=True)
-        lock = lock_environment_root(running)
-        self.addCleanup(os.close, lock)
-        path = self.import_source().path
-        self.assertEqual(sorted(os.listdir(self.store.directory)), ["new-2", path.name])
-
-    def test_roots_are_removed_by_the_beginning_of_their_digest(self) -> None:
-        path = self.import_source().path
-        lock = lock_environment_root(path)
-        error = self.assertRaises(ConfigurationError, self.store.remove_root, path.name)
-        self.assertIn("is in use by a daemon or an evaluation", str(error))
-        os.close(lock)
-        for digest in ("", "sha256-x"):
-            error = self.assertRaises(ConfigurationError, self.store.remove_root, digest)
-            self.assertIn("environment list", str(error))
-        self.store.remove_root(path.name[:12])
-        self.assertEqual(os.listdir(self.store.directory), [])
+        error = self.assertRaises(
+            ConfigurationError, import_root, self.archive(), self.store, 2**60
+        )
+        self.assertIn("does not fit on the disk", str(error))
+        self.assertEqual(os.listdir(self.store), [])
