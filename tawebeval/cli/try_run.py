@@ -94,9 +94,7 @@ class WorkingTreeSource:
         """Return the OID that stands for no commit."""
         return NO_COMMIT
 
-    async def check_out_commit(
-        self, repository: Repository, oid: str, caller: str, *, is_retry: bool = False
-    ) -> Checkout:
+    async def check_out_commit(self, repository: Repository, oid: str, caller: str) -> Checkout:
         """Return the copy."""
         return self._checkout
 

@@ -32,7 +32,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from heapq import merge
-from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args
@@ -314,25 +313,14 @@ class EvaluationCounters:
 class GitCacheCounters:
     """Counters of the cache of repositories.
 
-    `lookup_counts` counts by kind ("commits", "checkouts") and result ("hit", "miss").
     `fetch_counts` counts attempts to fetch a commit by their end; a fetch that several evaluations
     wait for counts once. `fetch_durations` has the seconds that fetches take.
     """
 
-    lookup_counts: Counter[tuple[str, str]] = attrs.field(
-        factory=lambda: Counter(
-            dict.fromkeys(product(("commits", "checkouts"), ("hit", "miss")), 0)
-        )
-    )
-    eviction_count: int = 0
     fetch_counts: Counter[str] = attrs.field(
         factory=lambda: Counter(fetched=0, failed=0, cancelled=0)
     )
     fetch_durations: Histogram = attrs.field(factory=lambda: Histogram(LONG_DURATION_BOUNDS))
-
-    def record_lookup(self, object_kind: str, is_hit: bool) -> None:
-        """Count a lookup."""
-        self.lookup_counts[object_kind, "hit" if is_hit else "miss"] += 1
 
 
 DAEMON_START_ID_BYTES = 5

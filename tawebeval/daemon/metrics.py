@@ -256,10 +256,6 @@ class DaemonMetrics(Collector):
         yield from self._collect_jobs()
         lost = 0 if self.line_writer is None else self.line_writer.lost_lines
         yield _counter("log_events_lost", "Events that the log did not take.", lost)
-        children = self.registry.context.spawner.child_count
-        yield _gauge(
-            "child_processes", "Git commands, and srun for each job of a cluster.", children
-        )
         yield _histogram(
             "reactor_lag_seconds",
             "How late the reactor is, looked at twice a second.",
@@ -273,7 +269,6 @@ class DaemonMetrics(Collector):
             for state in EvaluationState
             if state not in _FORGOTTEN
         }
-        forgotten = {state: tally.counts_by_state[state] for state in _FORGOTTEN}
         yield _counter("evaluations_accepted", "Forms that were accepted.", tally.accepted_count)
         yield _gauge("evaluations", "Evaluations that are known, by their state.", known, "state")
         yield _counter(
@@ -282,12 +277,6 @@ class DaemonMetrics(Collector):
             tally.ended_counts_by_state_and_reason,
             "state",
             "reason",
-        )
-        yield _counter(
-            "evaluations_forgotten",
-            "Read to the end (drained), or not (expired).",
-            forgotten,
-            "fate",
         )
         yield _histogram(
             "stage_seconds",
@@ -317,8 +306,6 @@ class DaemonMetrics(Collector):
         yield _gauge("event_disk_bytes", "Events on the disk.", context.unread_events.used)
         yield _gauge("event_disk_limit_bytes", "What they may take.", settings.buffers.disk)
         yield _gauge("uploaded_bytes", "Uploads on the disk.", submissions.share.used)
-        said = "Uploads on their way to the disk."
-        yield _gauge("unwritten_upload_bytes", said, submissions.unwritten.size)
         yield _gauge("uploaded_limit_bytes", "What they may take.", settings.limits.uploads)
 
     def _collect_cache(self) -> Iterator[Metric]:
@@ -326,11 +313,8 @@ class DaemonMetrics(Collector):
             self.repository_cache.counters,
             self.registry.context.configuration.repositories.cache,
         )
-        said = "What was in the cache (hit), or was not (miss)."
-        yield _counter("cache_lookups", said, tally.lookup_counts, "of", "result")
         yield _counter("fetches", "Ends of fetches.", tally.fetch_counts, "end")
         yield _histogram("fetch_seconds", "How long fetches took.", tally.fetch_durations)
-        yield _counter("cache_evictions", "Repositories that had to go.", tally.eviction_count)
         yield _gauge(
             "cache_bytes", "The cache on the disk.", self.repository_cache.disk_sizes, "of"
         )

@@ -64,13 +64,8 @@ class CheckoutSource(Protocol):
         Raises: EvaluationFailure.
         """
 
-    async def check_out_commit(
-        self, repository: Repository, oid: str, caller: str, *, is_retry: bool = False
-    ) -> Checkout:
-        """Return a commit and its tree, which the evaluation releases. Raises: EvaluationFailure.
-
-        `is_retry` is true for the second request of the same evaluation.
-        """
+    async def check_out_commit(self, repository: Repository, oid: str, caller: str) -> Checkout:
+        """Return a commit and its tree, to release after use. Raises: EvaluationFailure."""
 
 
 @attrs.define(eq=False)

@@ -144,14 +144,12 @@ class _Start:
         evaluation, slots = self._evaluation, self._slots
         details, context = evaluation.details, evaluation.context
         source = context.checkout_source
-        if fetched := source.checkout_needs_network(*self._checkout_arguments()):
+        if source.checkout_needs_network(*self._checkout_arguments()):
             slots.reserve_queue_place(details.identifier, details.caller)
             await self._fetch()
         await self._wait_for_slot()
         await self._resolve_branch()
-        checkout = evaluation.checkout = await source.check_out_commit(
-            *self._checkout_arguments(), is_retry=fetched
-        )
+        checkout = evaluation.checkout = await source.check_out_commit(*self._checkout_arguments())
         details.set_commit(checkout.commit)
         self._fix_environment()
         details.limits = evaluation.limits

@@ -76,7 +76,6 @@ class CheckoutCache:
 
     _root: Path
     _threads: WorkerThreads
-    _tally: GitCacheCounters = attrs.field(factory=GitCacheCounters)
     _boot: str = attrs.field(factory=lambda: _BOOT_ID.read_text()[:8])
     disk_bytes: int = 0
     # The least recently used first.
@@ -101,20 +100,16 @@ class CheckoutCache:
         write: WriteTree,
         *,
         content: str = "",
-        again: bool = False,
     ) -> Checkout:
         """Return a checkout of a commit of `repository`, a name; `write` makes a missing one.
 
         Concurrent calls for one tree share one `write`. `content` takes the place of the tree's OID
-        where there is more than the tree: 40 hexadecimal digits. `again`: not the first request
-        of the evaluation, and so not counted. Raises: what `write` raises.
+        where there is more than the tree: 40 hexadecimal digits. Raises: what `write` raises.
         """
         tree = content or commit.tree_oid
         figures = f"{commit.file_count}-{commit.size}"
         name = f"{repository}-{tree}-{figures}-{self._boot}{CHECKOUT_SUFFIX}"
         stored = self._find(name)
-        if not again:
-            self._tally.record_lookup("checkouts", stored is not None)
         while stored is None:
             await self._creations.run_once(name, lambda: self._create(name, write))
             stored = self._find(name)
@@ -209,14 +204,13 @@ def detach(path: Path) -> Path:
 class _CheckoutRequest:
     """A commit to check out, and the credential to fetch it with.
 
-    `again` is `is_retry` of `check_out_commit`. `budget` bounds its submodules.
+    `budget` bounds its submodules.
     """
 
     repository: Repository
     oid: str
     caller: str
     credential: Credential | None
-    again: bool
     budget: FetchBudget
 
 
@@ -262,7 +256,7 @@ class RepositoryCache:
 
     def __attrs_post_init__(self) -> None:
         self._servers = GitServers(self._git, self._threads, self._remotes, self._limits)
-        self._checkouts = CheckoutCache(self._root, self._threads, self.counters)
+        self._checkouts = CheckoutCache(self._root, self._threads)
 
     @property
     def disk_sizes(self) -> dict[str, int]:
@@ -327,26 +321,19 @@ class RepositoryCache:
         return await self._servers.resolve_branch(repository, credential)
 
     async def check_out_commit(
-        self,
-        repository: Repository,
-        oid: str,
-        caller: str = ANONYMOUS_CALLER,
-        *,
-        is_retry: bool = False,
+        self, repository: Repository, oid: str, caller: str = ANONYMOUS_CALLER
     ) -> Checkout:
         """Return the checkout of a commit, which is fetched first unless the cache has it.
 
-        `caller` chooses the credential. `is_retry`: not the first request of the
-        evaluation, and so not counted. Raises: EvaluationError.
+        `caller` chooses the credential. Raises: EvaluationError.
         """
-        return await self._check_out(repository, oid, caller, is_retry, FetchBudget(self._limits))
+        return await self._check_out(repository, oid, caller, FetchBudget(self._limits))
 
     async def _check_out(
         self,
         repository: Repository,
         oid: str,
         caller: str,
-        again: bool,
         budget: FetchBudget,
         *,
         is_repaired: bool = False,
@@ -354,7 +341,7 @@ class RepositoryCache:
         self._remotes.check_url(repository.url)
         credential = self._keyring.choose_credential(repository.url, caller)
         async with self._use(repository.url, credential) as entry:
-            request = _CheckoutRequest(repository, oid, caller, credential, again, budget)
+            request = _CheckoutRequest(repository, oid, caller, credential, budget)
             commit = entry.bare.find_fetched_commit(oid)
             had_commits = commit is not None or entry.bare.has_commits
             try:
@@ -376,14 +363,12 @@ class RepositoryCache:
                 )
             if not self._is_dropped(entry):
                 entry.bare.path = self._detach(entry.bare.path.name)
-        return await self._check_out(repository, oid, caller, again, budget, is_repaired=True)
+        return await self._check_out(repository, oid, caller, budget, is_repaired=True)
 
     async def _provide(
         self, entry: _Entry, request: _CheckoutRequest, commit: Commit | None
     ) -> Checkout:
         """Return the checkout of a commit; `commit` is None unless the cache has it."""
-        if not request.again:
-            self.counters.record_lookup("commits", commit is not None)
         if commit is None:
             # A fetch with a smaller budget may fail where this one would not.
             wanted = request.repository, request.oid, request.budget.remaining_bytes
@@ -414,9 +399,7 @@ class RepositoryCache:
         try:
             budget.check_time()
             url = self._remotes.resolve_submodule(submodule.url, request.repository.url)
-            return await self._check_out(
-                Repository(url), submodule.oid, request.caller, request.again, budget
-            )
+            return await self._check_out(Repository(url), submodule.oid, request.caller, budget)
         except EvaluationFailure as error:
             inner = error.extra_members.get("path")
             path = f"{submodule.path}/{inner}" if inner else submodule.path
@@ -453,7 +436,7 @@ class RepositoryCache:
         )
         self._limits.tree_limits.check_tree(whole.file_count, whole.size)
         return await self._checkouts.get_or_create_checkout(
-            entry.stem, whole, write, content=content, again=request.again
+            entry.stem, whole, write, content=content
         )
 
     def _name(self, url: str, credential: Credential | None) -> str:
@@ -540,7 +523,6 @@ class RepositoryCache:
         for name, entry in list(self._entries.items()):
             if repositories + self._checkouts.disk_bytes > self._capacity and not entry.users:
                 repositories -= entry.size
-                self.counters.eviction_count += 1
                 excess.append(self._detach(name))
                 excess += self._checkouts.evict_repository_checkouts(entry.stem)
                 log.info(

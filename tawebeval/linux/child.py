@@ -332,11 +332,6 @@ class Spawner:
             self._children.discard(process.pid)
             raise
 
-    @property
-    def child_count(self) -> int:
-        """The number of children that were not reaped yet."""
-        return len(self._children)
-
     def is_child(self, pid: int) -> bool:
         """Tell whether `pid` is a known child that was not reaped yet."""
         return pid in self._children

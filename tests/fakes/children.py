@@ -195,11 +195,6 @@ class FakeSpawner:
         return child
 
     @property
-    def child_count(self) -> int:
-        """How many children run."""
-        return sum(child.is_running for child in self.children)
-
-    @property
     def child(self) -> FakeChild:
         """The child that was started last."""
         return self.children[-1]

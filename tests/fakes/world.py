@@ -191,9 +191,7 @@ class FakeRepositories:
         await self.question.wait()
         return self.branches[repository.branch]
 
-    async def check_out_commit(
-        self, repository: Repository, oid: str, caller: str, *, is_retry: bool = False
-    ) -> Checkout:
+    async def check_out_commit(self, repository: Repository, oid: str, caller: str) -> Checkout:
         """Return the commit and `tree`, with what the test has put there; count its users."""
         self.callers.append(caller)
         self.asked.append((repository, oid))
