@@ -241,14 +241,6 @@ class ExtractedSubmission:
     size: int
 
 
-@attrs.frozen
-class ArchivedSubmission:
-    """An open archived submission; `files` yields each file, with its size, and its content."""
-
-    evaluation_request: EvaluationRequest
-    files: Iterator[tuple[SubmissionFile, IO[bytes]]]
-
-
 def pack_submission(workspace: Workspace, max_bytes: int, target: Path) -> bool:
     """Write the kept submission of a workspace to `target`, unless it has over `max_bytes` bytes.
 
@@ -287,24 +279,6 @@ def _add_file(archive: tarfile.TarFile, path: Path, name: str) -> None:
         archive.addfile(member, file)
 
 
-@contextmanager
-def open_submission(source: Path) -> Iterator[ArchivedSubmission]:
-    """Open an archived submission to read its files in their order.
-
-    Raises, also within the context: OSError, DamagedArchiveFile.
-    """
-    try:
-        with (
-            open(source, "rb") as file,
-            zstandard.ZstdDecompressor().stream_reader(file) as reader,
-            tarfile.open(fileobj=reader, mode="r|") as archive,
-        ):
-            request = _read_request(archive)
-            yield ArchivedSubmission(request, _read_files(archive, request.submission))
-    except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
-        raise DamagedArchiveFile(str(error)) from None
-
-
 def _read_files(
     archive: tarfile.TarFile, files: Sequence[SubmissionFile]
 ) -> Iterator[tuple[SubmissionFile, IO[bytes]]]:
@@ -312,7 +286,7 @@ def _read_files(
     for member in archive:
         wanted, content = missing.pop(member.name, None), archive.extractfile(member)
         if wanted is not None and content is not None:
-            yield attrs.evolve(wanted, size=member.size), content
+            yield wanted, content
     if missing:
         raise DamagedArchiveFile(f"{len(missing)} files are missing")
 
@@ -325,12 +299,20 @@ def extract_submission(source: Path, directory: Path) -> ExtractedSubmission:
     workspace = Workspace(directory)
     directory.mkdir(mode=0o700)
     size = 0
-    with open_submission(source) as submission:
-        for file, content in submission.files:
-            path = workspace.locate_submitted_file(file)
-            path.parent.mkdir(mode=0o755, parents=True)
-            size += _copy_file(content, path)
-    return ExtractedSubmission(submission.evaluation_request, workspace, size)
+    try:
+        with (
+            open(source, "rb") as file,
+            zstandard.ZstdDecompressor().stream_reader(file) as reader,
+            tarfile.open(fileobj=reader, mode="r|") as archive,
+        ):
+            request = _read_request(archive)
+            for submitted, content in _read_files(archive, request.submission):
+                path = workspace.locate_submitted_file(submitted)
+                path.parent.mkdir(mode=0o755, parents=True)
+                size += _copy_file(content, path)
+    except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
+        raise DamagedArchiveFile(str(error)) from None
+    return ExtractedSubmission(request, workspace, size)
 
 
 def _read_request(archive: tarfile.TarFile) -> EvaluationRequest:

@@ -28,7 +28,6 @@ from tawebeval.errors import (
     EvaluationFailure,
     EvaluationNotEnded,
     IdempotencyKeyReused,
-    RequestError,
     ServerBusy,
     ServerStopping,
     StoreError,
@@ -648,7 +647,10 @@ class EvaluationRegistry:
                 )
                 kept = await stack.enter_async_context(use)
             except (EvaluationExpired, SubmissionDiscarded) as error:
-                await self._check_archived(identifier, caller, error)
+                try:
+                    await self.archived.read_status(identifier, caller)
+                except EvaluationExpired:
+                    raise error from None
                 use = self.submissions.open_archived_submission(identifier, caller)
                 kept = await stack.enter_async_context(use)
             yield kept
@@ -664,20 +666,8 @@ class EvaluationRegistry:
             workspace, upload = evaluation.workspace, evaluation.details.upload_directory
             roots = [workspace] if upload is None else [Workspace(upload), workspace]
             return await self._read_files(roots)
-        try:
-            evaluation = self.find_ended_evaluation(identifier, caller)
-            async with self.submissions.open_kept_submission(evaluation) as kept:
-                return await self._read_files([kept.workspace])
-        except (EvaluationExpired, SubmissionDiscarded) as error:
-            await self._check_archived(identifier, caller, error)
-            return await self.submissions.read_archived_files(identifier, caller)
-
-    async def _check_archived(self, identifier: str, caller: str, error: RequestError) -> None:
-        """Raise `error` unless the evaluation is archived."""
-        try:
-            await self.archived.read_status(identifier, caller)
-        except EvaluationExpired:
-            raise error from None
+        async with self.open_kept_submission(identifier, caller) as kept:
+            return await self._read_files([kept.workspace])
 
     async def _read_files(self, roots: Sequence[Workspace]) -> list[dict[str, Any]]:
         directories = [root.submission_directory for root in roots]

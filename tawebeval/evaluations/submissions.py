@@ -22,7 +22,7 @@ from typing import IO, Any, Protocol
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.archive.files import extract_submission, open_submission
+from tawebeval.archive.files import extract_submission
 from tawebeval.core.form import EvaluationRequest, unpack_request
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import Condition, WorkerThreads, run_in_background
@@ -328,19 +328,6 @@ class SubmissionStore:
         finally:
             self.discard_upload(directory, 0, caller)
 
-    async def read_archived_files(self, identifier: str, caller: str) -> list[dict[str, Any]]:
-        """Return the files of an archived evaluation as `read_submitted_files`.
-
-        Raises: SubmissionDiscarded; ServerBusy; OSError.
-        """
-        archive = self._context.archive
-        if archive is None:
-            raise SubmissionDiscarded
-        found = await archive.read_submission(identifier, caller, _read_archive)
-        if found is None:
-            raise SubmissionDiscarded
-        return found
-
     def _discard_kept(self, size: int, caller: str | None) -> bool:
         """Discard kept files of `size` bytes or more, those of the first end first.
 
@@ -428,20 +415,6 @@ def _read_directory(directory: Path) -> list[dict[str, Any]]:
                 content = file.read(left)
                 left -= len(content)
                 document |= _encode_content(content)
-            files.append(document)
-    return files
-
-
-def _read_archive(source: Path) -> list[dict[str, Any]]:
-    """Return the files of an archived submission as `read_submitted_files`, without extraction."""
-    left = MAX_LISTED_CONTENT_BYTES
-    files = []
-    with open_submission(source) as submission:
-        for file, content in submission.files:
-            document = attrs.asdict(file)
-            if document["size"] <= left:
-                left -= document["size"]
-                document |= _encode_content(content.read())
             files.append(document)
     return files
 

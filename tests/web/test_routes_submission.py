@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tawebeval.config import ArchiveSettings, Configuration
-from tawebeval.core.tokens import ANONYMOUS_CALLER
-from tawebeval.evaluations.submissions import MAX_LISTED_CONTENT_BYTES
 from tests.cases.web import CallerTestCase, WebTestCase
-from tests.fakes.clients import Part, form, parts
 
 FILE = {"field": "source", "filename": "solution.py", "size": 8, "text": "print()\n"}
 
@@ -50,35 +47,6 @@ class ArchivedTests(SubmissionTestCase):
         self.assertEqual(self.read(identifier), {"files": [FILE]})
         self.assertEqual(list((self.service.root / "evaluations").iterdir()), [])
         self.read("a" * 40, 404)
-
-    def test_archived_files_are_read_though_no_upload_has_room(self) -> None:
-        large = b"x" * MAX_LISTED_CONTENT_BYTES
-        form_parts = parts(source=large)
-        for name, content in (("b", b"\xff"), ("a", large[1:])):
-            form_parts.append(Part(f"submission[{name}]", content, "file"))
-        identifier = self.post(body=form(form_parts)).json()["evaluation_id"]
-        self.finish()
-        self.request("GET", f"/evaluation/{identifier}/events?after=end")
-        self.service.reactor.pump([0.1, 0.1])
-        share = self.service.registry.submissions.share
-        kept = self.evaluate()
-        self.finish()
-        share.take(share.total - share.used, ANONYMOUS_CALLER)
-        self.assertEqual(
-            self.read(identifier)["files"],
-            [
-                {
-                    "field": "a",
-                    "filename": "file",
-                    "size": len(large) - 1,
-                    "text": large[1:].decode(),
-                },
-                {"field": "b", "filename": "file", "size": 1, "base64": "/w=="},
-                {"field": "source", "filename": "solution.py", "size": len(large)},
-            ],
-        )
-        self.assertEqual(share.used, share.total)
-        self.assertEqual(self.read(kept), {"files": [FILE]})
 
 
 class CallerTests(CallerTestCase):
