@@ -391,13 +391,6 @@ def _find_proxy_problems(daemon: ExaminedDaemon) -> Iterator[SetupProblem]:
     for network in proxies.find_public_networks():
         what = f"{network}: every host in this network can claim any client address"
         yield SetupProblem(what, "list only the proxies' addresses in http.trusted_proxies")
-    unix = ("unix:", "systemd:", "fd:")
-    if proxies.trusts_unix_sockets and not any(
-        one.startswith(unix) for one in daemon.configuration.listen
-    ):
-        what = "http.trusted_proxies has unix, without a UNIX socket in listen"
-        remedy = 'set listen = ["unix:/run/tawebeval/socket:mode=660"], or another proxy'
-        yield SetupProblem(what, remedy)
     with suppress(ConfigurationError):  # the component "callers" reports it
         if find_token_file(callers, daemon.environment) is None and not callers.open:
             what = "no tokens (callers.tokens): all clients of the proxy may run programs"
@@ -443,11 +436,7 @@ def _check_credentials(daemon: ExaminedDaemon) -> Results:
 
 def _check_credential(entry: CredentialSettings, daemon: ExaminedDaemon) -> Sequence[str]:
     directory = daemon.environment.get("CREDENTIALS_DIRECTORY", "")
-    path = Path(directory, entry.password_file or entry.key_file)
-    if entry.key_file and not os.access(path, os.R_OK, effective_ids=True):
-        what = f"{path}: {daemon.user_name} cannot read the file, so ssh cannot use it"
-        raise ConfigurationError(what, f"chown {daemon.user_name}: {path}")
-    _check_closed_to_others(path)
+    _check_closed_to_others(Path(directory, entry.password_file or entry.key_file))
     return ()
 
 

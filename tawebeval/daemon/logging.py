@@ -51,7 +51,7 @@ class LogWriter:
     """Log observer that writes events of at least `level` to `file`, formatted by `format`.
 
     With `has_priorities` each line begins with its priority (sd-daemon(3)). `line_writer` counts
-    lost events, and writes their number before the next one.
+    lost events.
 
     Without free descriptors Twisted logs three events for each connection that it closes, and
     clients reconnect at once. One message a minute replaces these events. Events about Twisted's
@@ -67,9 +67,7 @@ class LogWriter:
     _next_warning: float = 0.0  # clock time from which accept failures are logged again
 
     def __attrs_post_init__(self) -> None:
-        self.line_writer = LineWriter(
-            self._file, lambda missing: self._format_event(_make_gap_event(missing))
-        )
+        self.line_writer = LineWriter(self._file)
 
     def __call__(self, event: LogEvent) -> None:
         """Write one event. Raises nothing, because the error could not be logged."""
@@ -109,17 +107,6 @@ def _is_accept_failure(event: LogEvent) -> bool:
 def _is_detail_of_twisted(event: LogEvent) -> bool:
     by_twisted = event.get("log_namespace", "").startswith(("twisted.", "log_legacy"))
     return by_twisted and _TWISTED_DETAILS.match(formatEvent(event)) is not None
-
-
-def _make_gap_event(missing: int) -> LogEvent:
-    words = "up to {missing} earlier log events were lost"
-    return {
-        "log_format": words,
-        "log_level": LogLevel.warn,
-        "log_namespace": __name__,
-        "log_time": time.time(),
-        "missing": missing,
-    }
 
 
 def get_level_name(event: LogEvent) -> str:
@@ -232,17 +219,13 @@ class LineWriter:
     """Writer of lines to `file`: directly at first, by a thread after `start`.
 
     With the thread no call waits for the file, except after `flush`. Lines are lost if the queue is
-    full or the write fails; `lost_lines` counts them. `format_gap` formats the line that reports
-    the number of lost lines, written before the next line.
+    full or the write fails; `lost_lines` counts them.
     """
 
-    def __init__(self, file: IO[Any], format_gap: Callable[[int], str]) -> None:
+    def __init__(self, file: IO[Any]) -> None:
         self._file = file
-        self._format_gap = format_gap
         self.lost_lines = 0
-        self._missing = 0  # lines lost since the last queued one
-        # Each line with the number of those that were lost before it.
-        self._queue: list[tuple[int, str]] = []
+        self._queue: list[str] = []
         self._size = 0  # of the queue, in bytes of memory
         self._is_writing = False
         self._is_started = False
@@ -260,11 +243,10 @@ class LineWriter:
         with self._changed:
             size = sys.getsizeof(text)
             if self._size + size > MAX_QUEUED_LINE_BYTES:
-                self._count_lost([(0, text)])
+                self.lost_lines += 1
                 return
             is_first = not self._queue  # before a signal handler may append others
-            self._queue.append((self._missing, text))
-            self._missing = 0
+            self._queue.append(text)
             self._size += size
             if not self._is_started:
                 self._write_lines(self._take_queue())
@@ -284,13 +266,9 @@ class LineWriter:
             with self._changed:
                 self._changed.wait_for(lambda: not self._queue and not self._is_writing, left)
 
-    def _take_queue(self) -> Sequence[tuple[int, str]]:
+    def _take_queue(self) -> Sequence[str]:
         queue, self._queue, self._size = self._queue, [], 0
         return queue
-
-    def _count_lost(self, lines: Sequence[tuple[int, str]]) -> None:
-        self.lost_lines += len(lines)
-        self._missing += sum(1 + missing for missing, _ in lines)
 
     def _run(self) -> None:
         while True:
@@ -302,15 +280,11 @@ class LineWriter:
                 self._is_writing = True
             self._write_lines(queue)
 
-    def _write_lines(self, lines: Sequence[tuple[int, str]]) -> None:
+    def _write_lines(self, lines: Sequence[str]) -> None:
         """Write lines in one call, because each call switches threads. Blocks."""
         try:
-            texts = [
-                f"{self._format_gap(missing)}\n{text}\n" if missing else f"{text}\n"
-                for missing, text in lines
-            ]
-            self._file.write("".join(texts))
+            self._file.write("".join(f"{line}\n" for line in lines))
             self._file.flush()
         except Exception:  # noqa: BLE001  (an error of the log cannot be logged)
             with self._changed:
-                self._count_lost(lines)
+                self.lost_lines += len(lines)

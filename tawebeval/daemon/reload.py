@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import msgspec
@@ -35,6 +35,7 @@ from tawebeval.daemon.startup import (
     open_metrics_authentication,
 )
 from tawebeval.errors import ConfigurationError, format_size
+from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.run import KILL_GRACE
 from tawebeval.git.remotes import GitKeyring
 from tawebeval.linux.filetree import open_regular_file
@@ -145,12 +146,6 @@ class ConfigurationFile:
         return read_configuration(self.path, self.listen_options)
 
 
-class ConfigurationHolder(Protocol):
-    """Owner of the configuration in force: the context of all evaluations."""
-
-    configuration: Configuration
-
-
 @attrs.define
 class ReloadableConfiguration:
     """Reload of the configuration file, which replaces the configuration of `holder`.
@@ -160,7 +155,7 @@ class ReloadableConfiguration:
     """
 
     _file: ConfigurationFile
-    _holder: ConfigurationHolder
+    _holder: EvaluationContext
     _on_reload: Sequence[Callable[[Configuration], None]]
 
     def list_reloadable_files(self) -> Sequence[ReloadableFiles[Configuration]]:

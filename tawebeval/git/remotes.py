@@ -20,7 +20,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import attrs
-from twisted.logger import Logger
 
 from tawebeval.config import CredentialSettings
 from tawebeval.core.form import check_repository_url
@@ -49,8 +48,6 @@ _SETTING = "repositories.credentials"
 # These lead to files that a process of the daemon has open.
 KERNEL_DIRECTORIES = tuple(map(Path, ("/proc", "/sys", "/dev")))
 _PREFIX = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://[^/]*/|[^/]*:|/?)(.*)", re.DOTALL)
-
-log = Logger()
 
 
 @attrs.frozen
@@ -378,20 +375,12 @@ class RemoteResolver:
                 message = f"cannot read the repository {path}: {error.strerror}"
                 raise EvaluationFailure("repository", message) from None
         places = [Path(find(name)) for name in names for find in (abspath, realpath)]
-        refused = (*self._own, *KERNEL_DIRECTORIES)
-        if any(one.is_relative_to(own) for own in refused for one in places):
-            raise EvaluationFailure(
-                "repository",
-                f"{path} is in a directory of the daemon or the kernel; move the repository",
-            )
-        for own in refused:
-            if any(own.is_relative_to(one) for one in places):
-                # Only the operator may learn where the daemon has its directories.
-                log.info("refused the repository {path}: it contains {own}", path=path, own=own)
+        for own in (*self._own, *KERNEL_DIRECTORIES):
+            if any(one.is_relative_to(own) or own.is_relative_to(one) for one in places):
                 raise EvaluationFailure(
                     "repository",
-                    f"{path} contains a directory of the daemon, which the log names; start the"
-                    " daemon with STATE_DIRECTORY and CACHE_DIRECTORY outside of the repository",
+                    f"{path} is in, or contains, a directory of the daemon or the kernel; move the"
+                    " repository",
                 )
 
     def _target(self, url: str) -> ServerAddress | None:

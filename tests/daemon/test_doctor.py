@@ -36,7 +36,6 @@ TOKENS = "[callers]\ntokens = '{0}/tokens'\n"
 METRICS = "[metrics]\ntokens = '{0}/tokens'"
 CREDENTIAL = "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\n"
 PASSWORD = f"{CREDENTIAL}password_file = '{{0}}/pass'"
-SSH = f"{CREDENTIAL}key_file = '{{0}}/ssh'\nknown_hosts_file = '{{0}}/hosts'\n"
 CALLBACKS = "[callbacks]\nsecrets = '{0}/secrets'"
 SECRET = f"* {format_secret(OLD)}\n"
 FILES = "[limits]\nopen_files = 5000"
@@ -123,12 +122,6 @@ def put_state_below_a_file(machine: DoctorTestCase) -> None:
     machine.environment["STATE_DIRECTORY"] = str(machine.file / "state")
 
 
-def make_ssh_key_unreadable(machine: DoctorTestCase) -> None:
-    """Let the user have no right to a key of ssh."""
-    machine.write("hosts", "h ssh-ed25519 AAAA", 0o644)
-    machine.forbid(machine.write("ssh", "key"))
-
-
 def let_no_starter_start(machine: DoctorTestCase) -> None:
     """Let the starter fail."""
     machine.trees.error = FileNotFoundError(2, "No such file")
@@ -192,7 +185,6 @@ SETTING_FAULTS = (
     Fault(BROKEN, "callers: remove callers.open or", f"{TOKENS}open = true", WITH_TOKENS),
     Fault(WEAKER, "proxies: no tokens…-> run `tawebeval token", f"{PROXIES}['127.0.0.1']"),
     Fault(WEAKER, "proxies: every host…-> list", f"{TOKENS}{PROXIES}['0.0.0.0/0']", WITH_TOKENS),
-    Fault(WEAKER, "proxies: without a UNIX…-> set", f"{TOKENS}{PROXIES}['unix']", WITH_TOKENS),
     Fault(BROKEN, "archive: {0}/some/archive…-> as root: install -d", ARCHIVE),
 )
 MACHINE_FAULTS = (
@@ -219,7 +211,6 @@ SECRET_FAULTS = (
     Fault(BROKEN, "credentials: {0}/pass", PASSWORD),
     Fault(BROKEN, "credentials: {0}/pass", PASSWORD, write("pass", "s3cret\ns3cret")),
     Fault(BROKEN, "credentials: every user", PASSWORD, write("pass", "s3cret\n", 0o644), True),
-    Fault(BROKEN, "credentials: ssh cannot use it…-> chown ", SSH, make_ssh_key_unreadable),
     Fault(BROKEN, "callbacks: {0}/secrets", CALLBACKS, write("secrets", "* s3cret\n")),
     Fault(BROKEN, "callbacks: every user", CALLBACKS, write("secrets", SECRET, 0o604), True),
 )

@@ -7,7 +7,6 @@ from socket import EAI_AGAIN, EAI_NONAME, gaierror
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
-from twisted.logger import LogEvent, formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.hosts import HostPolicy, ResolvedGitRemote
@@ -111,16 +110,9 @@ class SourceTests(SynchronousTestCase):
         for path in (
             *(f"{own}", f"{own}/x.git", f"{folder}/y/../cache/x"),
             *(f"{folder}/link/x", f"{folder}/x"),
-            *("/proc/self/cwd", "/dev/fd/3", "/proc/self/root/x"),
+            *("/proc/self/cwd", "/dev/fd/3", "/proc/self/root/x", f"{folder}", "/"),
         ):
-            self.check_refused(remotes, path, "is in a directory of the daemon")
-        events: list[LogEvent] = []
-        globalLogPublisher.addObserver(events.append)
-        self.addCleanup(globalLogPublisher.removeObserver, events.append)
-        for path in (f"{folder}", "/"):
-            self.check_refused(remotes, path, "contains a directory of the daemon")
-        said = [formatEvent(event) for event in events]
-        self.assertIn(f"refused the repository {folder}: it contains {own}", said)
+            self.check_refused(remotes, path, "is in, or contains, a directory of the daemon")
 
     def test_path_that_the_kernel_refuses_is_refused(self) -> None:
         loop = Path(self.mktemp()).absolute()

@@ -356,7 +356,7 @@ class LimitTests(CacheTestCase):
 
     def test_cache_itself_is_no_repository_of_this_machine_that_can_be_fetched(self) -> None:
         error = self.refuse(f"file://{self.root}/x.git")
-        self.assertIn("is in a directory of the daemon", error.message)
+        self.assertIn("is in, or contains, a directory of the daemon", error.message)
         self.assertNotIn("fetch", self.names())
 
     def test_each_fetch_gets_limit_of_bytes(self) -> None:
