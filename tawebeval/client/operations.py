@@ -112,6 +112,7 @@ class ClientSettings:
 
 _WAIT = 25  # seconds for which the server may hold a request for events
 _TIMEOUT = 30.0  # seconds for an answer beyond `_WAIT`
+_CANCEL_TIMEOUT = 600.0  # seconds; the server first makes events of all that was printed
 _POLL = 0.5  # seconds between two requests to a server that neither waits nor says Retry-After
 _PERMANENT = (501, 505)  # 5xx statuses that a later attempt would get as well
 _NO_CONTENT = 204
@@ -466,7 +467,8 @@ def revoke_links(client: ClientSettings, identifier: str) -> Operation[None]:
 
 def cancel(client: ClientSettings, identifier: str) -> Operation[None]:
     """Cancel an evaluation; return when none of its processes runs. May be repeated."""
-    return _send_request(client, _Request("DELETE", _path_of(identifier)), _check_deleted)
+    request = _Request("DELETE", _path_of(identifier), timeout=_CANCEL_TIMEOUT)
+    return _send_request(client, request, _check_deleted)
 
 
 def environments(client: ClientSettings) -> Operation[list[Document]]:

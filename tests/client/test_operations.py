@@ -233,6 +233,11 @@ class OtherTests(ClientTestCase):
         self.assertEqual(last.reason, "cancelled")
         self.assertRaises(UnknownEvaluation, self.line.wait, self.line.client.cancel("../health"))
 
+    def test_cancelling_waits_for_minutes_until_all_that_was_printed_is_read(self) -> None:
+        request = next(operations.cancel(self.line.client, "x"))
+        assert isinstance(request, HttpRequest)
+        self.assertEqual(request.timeout, 600)
+
     def test_restart_of_the_daemon_lists_each_evaluation_once(self) -> None:
         self.line = self.make(queued=300)
         made = [self.line.begin() for _ in range(130)]
