@@ -40,7 +40,7 @@ BUILDERS = {
 # Beginnings of the names of functions that return, or yield, messages; constants with messages.
 RETURNED = ("explain", "_explain", "_find_hint", "_describe", "find_disk_fault", "check_", "_notes")
 YIELDED = ("_check", "_try", "compare")
-TABLES = ("_ENFORCED", "_MISSING", "_REMEDIES")
+TABLES = ("_REMEDIES",)
 
 NAMES = re.compile(r"([A-Z][A-Za-z]*-[A-Za-z-]+|[A-Z]+\b|[A-Za-z]+[:=])")
 """A header, an abbreviation or an option, with which a message may begin in upper case."""

@@ -369,8 +369,6 @@ class DaemonMetrics(Collector):
     def _collect_jobs(self) -> Iterator[Metric]:
         runner = self.registry.context.sandbox
         jobs = runner.commands.counters if isinstance(runner, SlurmSandbox) else JobCounters()
-        said = "Jobs of the cluster that wait or run."
-        yield _gauge("cluster_jobs", said, jobs.count_jobs(), "state")
         said = "Jobs that ended without the evaluator's end."
         yield _counter("cluster_jobs_lost", said, jobs.lost_jobs_by_reason, "reason")
         said = "Jobs in place of those that were lost before the evaluator ran."

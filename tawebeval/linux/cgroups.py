@@ -566,23 +566,6 @@ def _reason(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}"
 
 
-_ENFORCED: Mapping[Resource, str] = {
-    "memory": "limited for all processes of an evaluation together",
-    "processes": "limited for each evaluation",
-    "cpu": "measured and limited for all processes of an evaluation together",
-    "weight": "each evaluation has the same share of processor time, the daemon a larger one",
-}
-_MISSING: Mapping[Resource, str] = {
-    "memory": "limited for each process alone (RLIMIT_DATA), without shared memory; an excess"
-    " is not reported",
-    "processes": "limited by RLIMIT_NPROC in a sandbox, not at all without; an excess is not"
-    " reported",
-    "cpu": "measured by /proc and limited for all processes of an evaluation together, without"
-    " ended children of processes that ignore SIGCHLD",
-    "weight": "an evaluation with many processes slows down the others, and the daemon (nice 10)"
-    " less",
-}
-
 _UNIT = (
     "start the daemon by a unit with Delegate=memory pids cpu and without ProtectControlGroups=yes,"
     " such as tawebeval.service; or by: systemd-run --user --pty -p Delegate=yes"
@@ -613,8 +596,9 @@ def describe_missing_limits(cgroups: CgroupManager) -> str:
 def describe_enforcement(cgroups: CgroupManager, what: Resource) -> str:
     """Return how a resource is limited, with the reason if it is not."""
     if what in cgroups.enforced_resources:
-        return f"{what}: {_ENFORCED[what]}"
-    return f"{what}: {_MISSING[what]} ({cgroups.unenforced_resources[what]})"
+        return f"{what}: enforced by cgroups"
+    reason = cgroups.unenforced_resources[what]
+    return f"{what}: not enforced by cgroups ({reason}); see docs/security.md (Cgroups)"
 
 
 def find_cgroup_remedy() -> str:

@@ -18,11 +18,9 @@ import os
 import stat
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from struct import Struct
-from tempfile import SpooledTemporaryFile
 from typing import IO
 
 import attrs
@@ -157,60 +155,25 @@ def walk_tree(top: int) -> Iterator[tuple[str, os.stat_result]]:
     """Yield relative path and status of everything below the open directory `top`.
 
     A directory comes before its entries. Symbolic links are not followed as long as nobody changes
-    the tree meanwhile. Memory is bounded, whatever the tree. Raises: OSError.
+    the tree meanwhile. Raises: OSError.
     """
-    with _DirectoryStack() as waiting:
-        while (parts := waiting.take_last()) is not None:
-            above = "/".join(parts)
-            directory = os.open(above, _FLAGS, dir_fd=top)
-            try:
-                with os.scandir(directory) as entries:
-                    for entry in entries:
-                        status = entry.stat(follow_symlinks=False)
-                        yield f"{above}/{entry.name}", status
-                        if stat.S_ISDIR(status.st_mode):
-                            waiting.add_directory(entry.name)
-            finally:
-                os.close(directory)
-
-
-_NAME_END = Struct("<HH")  # behind a name: its size, and how many components are above it
-_NAMES_IN_MEMORY = 128 * 1024  # bytes
-_LARGE_FILES = "/var/tmp"  # noqa: S108  (/tmp may be memory; in a container this is read-only)
-
-
-class _DirectoryStack(ExitStack):
-    """The directories that a walk has not entered yet, the last one first.
-
-    It has names, not paths, and few of them in memory: a tree of 50,000 directories with the
-    longest paths has 200 MB of paths, and 13 MB of names.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[str] = []  # of the path of the directory that was entered last
-        directory = _LARGE_FILES if os.access(_LARGE_FILES, os.W_OK) else None
-        self._names = self.enter_context(
-            SpooledTemporaryFile(max_size=_NAMES_IN_MEMORY, dir=directory)
-        )
-        self.add_directory(".")
-
-    def add_directory(self, name: str) -> None:
-        """Add a directory in the one that was entered last."""
-        encoded = os.fsencode(name)
-        self._names.write(encoded + _NAME_END.pack(len(encoded), len(self._parts)))
-
-    def take_last(self) -> list[str] | None:
-        """Return the components of the path of the next directory to enter; None at the end."""
-        if not self._names.tell():
-            return None
-        self._names.seek(-_NAME_END.size, os.SEEK_CUR)
-        size, level = _NAME_END.unpack(self._names.read(_NAME_END.size))
-        start = self._names.seek(-_NAME_END.size - size, os.SEEK_CUR)
-        self._parts[level:] = [os.fsdecode(self._names.read(size))]
-        self._names.seek(start)
-        self._names.truncate()
-        return self._parts
+    # Names, not paths: a tree of 50,000 directories with the longest paths has 200 MB of paths.
+    waiting = [(0, ".")]  # directories to enter, with the number of components above
+    parts: list[str] = []  # of the path of the directory that was entered last
+    while waiting:
+        level, name = waiting.pop()
+        parts[level:] = [name]
+        above = "/".join(parts)
+        directory = os.open(above, _FLAGS, dir_fd=top)
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    status = entry.stat(follow_symlinks=False)
+                    yield f"{above}/{entry.name}", status
+                    if stat.S_ISDIR(status.st_mode):
+                        waiting.append((level + 1, entry.name))
+        finally:
+            os.close(directory)
 
 
 def copy_tree(source: Path, target: Path, subdirectory: str = "") -> None:

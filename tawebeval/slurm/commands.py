@@ -198,20 +198,6 @@ class JobCounters:
     )
     restarted_jobs: int = 0
     is_controller_unreachable: bool = False
-    _running: dict[str, bool] = attrs.field(factory=dict)  # by name: whether a node runs it
-
-    def record_job_state(self, name: str, *, is_running: bool) -> None:
-        """Note a job that waits or runs."""
-        self._running[name] = is_running
-
-    def record_job_end(self, name: str) -> None:
-        """Note the end of a job's srun."""
-        self._running.pop(name, None)
-
-    def count_jobs(self) -> dict[str, int]:
-        """Return the numbers of jobs that wait and that run."""
-        running = sum(self._running.values())
-        return {"waiting": len(self._running) - running, "running": running}
 
 
 def build_command_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -360,7 +360,6 @@ class Job:
         """Follow the job, which was started; `misses` if by an earlier process of the daemon."""
         access = self._access
         self.is_followed = True
-        access.commands.counters.record_job_state(self.job_name, is_running=False)
         access.commands.watch_job(self.job_name, self._on_queue, misses=misses)
         access.watcher.watch(self.state_file, self._look)
         starter = access.get_starter()
@@ -421,8 +420,6 @@ class Job:
         self._is_over = True
         self._access.watcher.unwatch(self.state_file)
         self._access.commands.unwatch_job(self.job_name)
-        if not self._has_srun:
-            self._access.commands.counters.record_job_end(self.job_name)
         for call in (self._deadline, self._kill):
             if call is not None and call.active():
                 call.cancel()
@@ -498,8 +495,6 @@ class Job:
         status.queue_reason = None
         if self._has_srun:
             commands.unwatch_job(self.job_name)
-        if not self._is_over:
-            commands.counters.record_job_state(self.job_name, is_running=True)
         self.start_event.set_value(None)
 
     def _release(self) -> None:
@@ -551,8 +546,6 @@ class Job:
         if is_known:
             access.get_starter().unwatch_program(self.directory)
             access.get_starter().forget_program(self.directory)
-        if self._is_over:
-            access.commands.counters.record_job_end(self.job_name)
         if not (self._is_over or self._is_stopped):
             misses = _MISSES if is_known else _MISSES_OF_UNKNOWN
             access.commands.watch_job(self.job_name, self._on_queue, misses=misses)

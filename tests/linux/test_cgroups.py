@@ -193,7 +193,7 @@ class ParentTests(CgroupsTestCase):
     def test_without_shares_evaluators_are_nicer(self) -> None:
         self.make_machine("memory pids")
         cgroups = self.machine.open()
-        self.check(cgroups, ALL - {"weight"}, "weight: an evaluation with many processes", "'cpu'")
+        self.check(cgroups, ALL - {"weight"}, "weight: not enforced by cgroups", "'cpu'")
         self.assertEqual((cgroups.git_procs_files, cgroups.evaluator_niceness), ((), 10))
 
     def test_without_cgroup_of_git_there_are_no_shares(self) -> None:

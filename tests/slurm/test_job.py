@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -327,21 +326,6 @@ class JobTests(JobCase):
         self.assertEqual(self.starter.signals, [(self.job.directory, signal.SIGKILL)])
         self.end_srun()
         self.failureResultOf(started, CancelledError)
-
-    def test_cancelled_job_is_not_counted_though_its_files_are_read_later(self) -> None:
-        gate: Deferred[None] = Deferred()
-
-        async def read_later(call: Callable[[], Any]) -> Any:
-            await gate
-            return call()
-
-        started = self.follow()
-        self.patch(self.access.threads, "run_in_thread", read_later)
-        started.cancel()
-        self.end_srun()
-        self.failureResultOf(started, CancelledError)
-        gate.callback(None)
-        self.assertEqual(self.commands.counters.count_jobs(), {"waiting": 0, "running": 0})
 
     def test_job_that_never_begins_ends_with_the_words_of_srun(self) -> None:
         started = self.follow()
