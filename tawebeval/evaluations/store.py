@@ -23,7 +23,7 @@ import math
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -349,6 +349,7 @@ MAX_SET_ASIDE = 3
 
 Table = Literal["evaluations", "callbacks", "links"]
 Values = tuple[Any, ...]
+Changes = dict[tuple[Table, str], Values | None]
 
 _SCHEMA = """
 BEGIN;
@@ -409,253 +410,6 @@ def compute_checksum(row: bytes) -> int:
     return zlib.crc32(row)
 
 
-@attrs.define(eq=False)
-class EvaluationDatabase:
-    """The database in the file `path`; made by `open`.
-
-    One thread writes and another one reads, each with a connection of its own, so that neither
-    waits for the other.
-    """
-
-    path: Path
-    transaction_count: int = 0  # since the start
-    _lock: int = -1
-    _connection: sqlite3.Connection = attrs.field(init=False)
-    _reading: sqlite3.Connection | None = None
-    _has_failed: bool = False  # then the next start checks the whole file
-
-    # Start
-
-    @classmethod
-    def open(cls, path: Path) -> EvaluationDatabase:
-        """Open the database, and create it if it is missing.
-
-        A damaged file is set aside, and the database begins empty. Raises: ConfigurationError, if
-        another daemon uses the file, its format is newer, or the disk fails.
-        """
-        database = cls(path)
-        try:
-            database._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            database._open_locked()
-        except OSError as error:
-            raise ConfigurationError(*describe_database_error(error)) from None
-        finally:
-            if not hasattr(database, "_connection") and database._lock >= 0:
-                os.close(database._lock)
-        return database
-
-    def _open_locked(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigurationError(
-                f"{self.path} is in use by another tawebeval",
-                "stop it, or set another STATE_DIRECTORY",
-            ) from None
-        was_closed = os.pread(self._lock, len(_CLOSED), 0) == _CLOSED
-        os.ftruncate(self._lock, 0)
-        try:
-            self._connection = self._connect(was_closed=was_closed)
-        except _DAMAGES as error:
-            self._connection = self._replace(error)
-
-    def _connect(self, *, was_closed: bool) -> sqlite3.Connection:
-        """Return a connection for writing. Raises: OSError, sqlite3.Error, ConfigurationError."""
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        connection = self._make_connection()
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute(f"PRAGMA journal_size_limit = {_MAX_LOG}")
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version > FORMAT:
-                raise ConfigurationError(
-                    f"{self.path} has the format {version}, and this tawebeval knows {FORMAT}",
-                    "install the newer version again, or move the file away to begin without its"
-                    " evaluations",
-                )
-            if version == 0:
-                connection.executescript(_SCHEMA)
-            elif version != FORMAT:
-                raise sqlite3.DatabaseError(f"its format is {version}")
-            elif not was_closed or self.path.stat().st_size <= _CHECKED_BYTES:
-                (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-                if found != "ok":
-                    raise sqlite3.DatabaseError(found)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _make_connection(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self.path, timeout=_WAIT, isolation_level=None, check_same_thread=False
-        )
-        connection.execute("PRAGMA cell_size_check = ON")  # finds more damages, and costs nothing
-        return connection
-
-    def _replace(self, error: sqlite3.Error | UnicodeDecodeError) -> sqlite3.Connection:
-        """Set a damaged file aside and begin a new one. Raises: as `_connect`."""
-        what, remedy = describe_database_error(error)
-        if _get_code(error) in _REMEDIES:
-            raise ConfigurationError(f"{self.path} cannot be opened: {what}", remedy) from None
-        name = f"{self.path}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
-        for suffix in ("-wal", "-shm", ""):
-            if os.path.exists(f"{self.path}{suffix}"):
-                os.rename(f"{self.path}{suffix}", f"{name}{suffix}")
-        log.error(
-            "{path} is damaged, and the daemon begins without its evaluations: {error}; the file is"
-            " set aside as {name}; what is left in it can be read by `sqlite3 {name} .recover`",
-            path=self.path,
-            error=what,
-            name=name,
-        )
-        set_aside = sorted(self.path.parent.glob(f"{self.path.name}.damaged-*[0-9]"))
-        for old in set_aside[:-MAX_SET_ASIDE]:
-            for suffix in ("-wal", "-shm", ""):
-                Path(f"{old}{suffix}").unlink(missing_ok=True)
-        try:
-            return self._connect(was_closed=False)
-        except sqlite3.Error as error:
-            what, remedy = describe_database_error(error)
-            raise ConfigurationError(f"{self.path} cannot be created: {what}", remedy) from None
-
-    def find_last_sequence_number(self) -> int:
-        """Return the highest sequence number of a row, 0 without one or if the file is damaged."""
-        try:
-            found = self._connection.execute(
-                "SELECT max(sequence_number) FROM evaluations WHERE is_live UNION ALL"
-                " SELECT max(sequence_number) FROM evaluations WHERE archived_bytes IS NOT NULL"
-            )
-            return max(number or 0 for (number,) in found)
-        except _DAMAGES as error:
-            problem = describe_database_error(error)
-            log.error("{path} cannot be read: {problem}", path=self.path, problem=problem)  # noqa: TRY400
-            return 0
-
-    def load(self, table: Table, unpack: Callable[[bytes], T]) -> dict[str, T]:
-        """Return the rows of a table by name, the live evaluations in the order of their numbers.
-
-        A damaged row is logged and deleted. A damaged file is set aside, and the result is empty.
-        """
-        found: dict[str, T] = {}
-        damaged: dict[tuple[Table, str], Values | None] = {}
-        query = f"SELECT name, row, checksum FROM {table}"  # noqa: S608
-        if table == "evaluations":
-            query += " WHERE is_live ORDER BY sequence_number"
-        try:
-            for name, row, checksum in self._connection.execute(query):
-                try:
-                    found[name] = _unpack(unpack, row, checksum)
-                except DamagedRow as error:
-                    words = "{path}: a row of {table} is damaged, and is lost: {error}"
-                    log.error(words, path=self.path, table=table, error=error)  # noqa: TRY400
-                    damaged[table, name] = None
-            if damaged:
-                self.write(damaged)
-        except _DAMAGES as error:
-            self._connection.close()
-            self._connection = self._replace(error)
-            return {}
-        return found
-
-    def close_reader(self) -> None:
-        """Close the connection of the thread that reads; call it there."""
-        if self._reading is not None:
-            self._reading.close()
-            self._reading = None
-
-    def close(self) -> None:
-        """Close the connection that writes, and let another daemon use the database."""
-        self._connection.close()
-        if not self._has_failed:
-            with suppress(OSError):  # then the next start checks the file
-                os.pwrite(self._lock, _CLOSED, 0)
-        os.close(self._lock)
-
-    # Writing, in one thread
-
-    def write(self, changes: Mapping[tuple[Table, str], Values | None]) -> None:
-        """Write rows, or delete those whose values are None, in one transaction.
-
-        The values are those of all columns, the name first. Raises: sqlite3.Error.
-        """
-        try:
-            with self._connection as connection:  # commits, or rolls back
-                connection.execute("BEGIN IMMEDIATE")
-                for (table, name), values in changes.items():
-                    if values is None:
-                        connection.execute(f"DELETE FROM {table} WHERE name = ?", (name,))  # noqa: S608
-                    else:
-                        places = ", ".join("?" * len(values))
-                        insert = f"INSERT OR REPLACE INTO {table} VALUES ({places})"  # noqa: S608
-                        connection.execute(insert, values)
-        except sqlite3.Error:
-            self._has_failed = True
-            raise
-        self.transaction_count += 1
-
-    # Reading, in one other thread. Raises: sqlite3.Error
-
-    def list_archived(self, query: ArchivedQuery) -> dict[int, ListEntry | None]:
-        """Return the entries of the rows of a query, by their numbers."""
-        found: dict[int, ListEntry | None] = {}
-        for row, checksum in self._read(
-            "SELECT row, checksum FROM evaluations WHERE archived_bytes IS NOT NULL"
-            " AND caller = ? AND sequence_number > ? AND sequence_number <= ?"
-            " ORDER BY sequence_number LIMIT ?",
-            query.caller,
-            query.after_sequence_number,
-            query.last_sequence_number,
-            query.max_count,
-        ):
-            try:
-                unpacked = _unpack(unpack_evaluation, row, checksum)
-            except DamagedRow as error:
-                log.error("{path}: {error}", path=self.path, error=error)  # noqa: TRY400
-            else:
-                found[unpacked.sequence_number] = query.make_entry(unpacked)
-        return found
-
-    def find_archived(self, identifier: str) -> EvaluationRow | None:
-        """Return the row of an archived evaluation, None if there is none. Raises: DamagedRow."""
-        for row, checksum in self._read(
-            "SELECT row, checksum FROM evaluations WHERE name = ? AND archived_bytes IS NOT NULL",
-            identifier,
-        ):
-            return _unpack(unpack_evaluation, row, checksum)
-        return None
-
-    def list_oldest_archived(
-        self, max_count: int, caller: str | None, ended_before: float
-    ) -> list[tuple[str, str, int]]:
-        """Return identifier, caller and bytes of up to `max_count` rows, those that ended first."""
-        return self._read(
-            "SELECT name, caller, archived_bytes FROM evaluations WHERE archived_bytes IS NOT NULL"
-            " AND ended < ? AND coalesce(?, caller) = caller ORDER BY ended LIMIT ?",
-            ended_before,
-            caller,
-            max_count,
-        )
-
-    def count_archived(self) -> dict[str, tuple[int, int]]:
-        """Return the number of archived evaluations of each caller, and their bytes."""
-        rows = self._read(
-            "SELECT caller, count(*), sum(archived_bytes) FROM evaluations"
-            " WHERE archived_bytes IS NOT NULL GROUP BY caller"
-        )
-        return {caller: (count, size) for caller, count, size in rows}
-
-    def _read(self, statement: str, *parameters: object) -> list[Any]:
-        try:
-            if self._reading is None:
-                self._reading = self._make_connection()
-            return self._reading.execute(statement, parameters).fetchall()
-        except sqlite3.Error:
-            self._has_failed = True
-            raise
-
-
 def _unpack(unpack: Callable[[bytes], T], row: bytes, checksum: int) -> T:
     if compute_checksum(row) != checksum:
         raise DamagedRow("its checksum is wrong")
@@ -668,23 +422,27 @@ def _unpack(unpack: Callable[[bytes], T], row: bytes, checksum: int) -> T:
 RETRY_SECONDS = 5
 """Seconds between two attempts to write while the disk is full or fails."""
 
-Changes = dict[tuple[Table, str], Values | None]
-
 
 @attrs.define(eq=False)
 class EvaluationStore:
-    """The store in a `database`.
+    """The store in the database `path`; made by `open`.
 
-    `writer` and `reader` are pools of one thread each. The methods `load_*` block; they are for the
-    start, before the first change. `problem` says why changes cannot be written now, None if they
-    can.
+    `writer` and `reader` are pools of one thread each, with a connection of its own, so that
+    neither waits for the other. The methods `load_*` block; they are for the start, before the
+    first change. `problem` says why changes cannot be written now, None if they can.
+    `transaction_count` is the number of transactions that were committed since the start.
     """
 
-    _database: EvaluationDatabase
+    _path: Path
     _writer: WorkerThreads
     _reader: WorkerThreads
     _clock: IReactorTime
     problem: str | None = None
+    transaction_count: int = 0
+    _lock: int = -1
+    _connection: sqlite3.Connection = attrs.field(init=False)
+    _reading: sqlite3.Connection | None = None
+    _has_failed: bool = False  # then the next start checks the whole file
     _waiting: Changes = attrs.field(factory=dict)
     _adding: dict[str, Deferred[None]] = attrs.field(factory=dict)  # by identifier
     _flushing: list[Deferred[None]] = attrs.field(factory=list)
@@ -694,35 +452,154 @@ class EvaluationStore:
     _lists: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNLIMITED_WAITERS))
     _retry: IDelayedCall | None = None
 
+    # Start
+
     @classmethod
     def open(
         cls, path: Path, writer: WorkerThreads, reader: WorkerThreads, clock: IReactorTime
     ) -> EvaluationStore:
-        """Return the store in the file `path`. Blocks. Raises: as `EvaluationDatabase.open`."""
-        return cls(EvaluationDatabase.open(path), writer, reader, clock)
+        """Open the database, and create it if it is missing. Blocks.
 
-    # Start
+        A damaged file is set aside, and the database begins empty. Raises: ConfigurationError, if
+        another daemon uses the file, its format is newer, or the disk fails.
+        """
+        store = cls(path, writer, reader, clock)
+        try:
+            store._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            store._open_locked()
+        except OSError as error:
+            raise ConfigurationError(*describe_database_error(error)) from None
+        finally:
+            if not hasattr(store, "_connection") and store._lock >= 0:
+                os.close(store._lock)
+        return store
+
+    def _open_locked(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"{self._path} is in use by another tawebeval",
+                "stop it, or set another STATE_DIRECTORY",
+            ) from None
+        was_closed = os.pread(self._lock, len(_CLOSED), 0) == _CLOSED
+        os.ftruncate(self._lock, 0)
+        try:
+            self._connection = self._connect(was_closed=was_closed)
+        except _DAMAGES as error:
+            self._connection = self._replace(error)
+
+    def _connect(self, *, was_closed: bool) -> sqlite3.Connection:
+        """Return a connection for writing. Raises: OSError, sqlite3.Error, ConfigurationError."""
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        connection = self._make_connection()
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"PRAGMA journal_size_limit = {_MAX_LOG}")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > FORMAT:
+                raise ConfigurationError(
+                    f"{self._path} has the format {version}, and this tawebeval knows {FORMAT}",
+                    "install the newer version again, or move the file away to begin without its"
+                    " evaluations",
+                )
+            if version == 0:
+                connection.executescript(_SCHEMA)
+            elif version != FORMAT:
+                raise sqlite3.DatabaseError(f"its format is {version}")
+            elif not was_closed or self._path.stat().st_size <= _CHECKED_BYTES:
+                (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+                if found != "ok":
+                    raise sqlite3.DatabaseError(found)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _make_connection(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path, timeout=_WAIT, isolation_level=None, check_same_thread=False
+        )
+        connection.execute("PRAGMA cell_size_check = ON")  # finds more damages, and costs nothing
+        return connection
+
+    def _replace(self, error: sqlite3.Error | UnicodeDecodeError) -> sqlite3.Connection:
+        """Set a damaged file aside and begin a new one. Raises: as `_connect`."""
+        what, remedy = describe_database_error(error)
+        if _get_code(error) in _REMEDIES:
+            raise ConfigurationError(f"{self._path} cannot be opened: {what}", remedy) from None
+        name = f"{self._path}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
+        for suffix in ("-wal", "-shm", ""):
+            if os.path.exists(f"{self._path}{suffix}"):
+                os.rename(f"{self._path}{suffix}", f"{name}{suffix}")
+        log.error(
+            "{path} is damaged, and the daemon begins without its evaluations: {error}; the file is"
+            " set aside as {name}; what is left in it can be read by `sqlite3 {name} .recover`",
+            path=self._path,
+            error=what,
+            name=name,
+        )
+        set_aside = sorted(self._path.parent.glob(f"{self._path.name}.damaged-*[0-9]"))
+        for old in set_aside[:-MAX_SET_ASIDE]:
+            for suffix in ("-wal", "-shm", ""):
+                Path(f"{old}{suffix}").unlink(missing_ok=True)
+        try:
+            return self._connect(was_closed=False)
+        except sqlite3.Error as error:
+            what, remedy = describe_database_error(error)
+            raise ConfigurationError(f"{self._path} cannot be created: {what}", remedy) from None
 
     def find_last_sequence_number(self) -> int:
-        """Return the highest sequence number of an evaluation, 0 without one. Blocks."""
-        return self._database.find_last_sequence_number()
-
-    @property
-    def transaction_count(self) -> int:
-        """The number of transactions that were committed since the start."""
-        return self._database.transaction_count
+        """Return the highest sequence number of a row, 0 without one or if the file is damaged."""
+        try:
+            found = self._connection.execute(
+                "SELECT max(sequence_number) FROM evaluations WHERE is_live UNION ALL"
+                " SELECT max(sequence_number) FROM evaluations WHERE archived_bytes IS NOT NULL"
+            )
+            return max(number or 0 for (number,) in found)
+        except _DAMAGES as error:
+            problem = describe_database_error(error)
+            log.error("{path} cannot be read: {problem}", path=self._path, problem=problem)  # noqa: TRY400
+            return 0
 
     def load_live(self) -> list[EvaluationRow]:
         """Return the rows of all evaluations that are not in the archive alone, by number."""
-        return list(self._database.load("evaluations", unpack_evaluation).values())
+        return list(self._load("evaluations", unpack_evaluation).values())
 
     def load_callbacks(self) -> dict[str, PendingCallback]:
         """Return the callbacks by name."""
-        return self._database.load("callbacks", unpack_callback)
+        return self._load("callbacks", unpack_callback)
 
     def load_links(self) -> dict[str, LinkRow]:
         """Return the links by the identifiers of their evaluations."""
-        return self._database.load("links", unpack_link)
+        return self._load("links", unpack_link)
+
+    def _load(self, table: Table, unpack: Callable[[bytes], T]) -> dict[str, T]:
+        """Return the rows of a table by name, the live evaluations in the order of their numbers.
+
+        A damaged row is logged and deleted. A damaged file is set aside, and the result is empty.
+        """
+        found: dict[str, T] = {}
+        damaged: Changes = {}
+        query = f"SELECT name, row, checksum FROM {table}"  # noqa: S608
+        if table == "evaluations":
+            query += " WHERE is_live ORDER BY sequence_number"
+        try:
+            for name, row, checksum in self._connection.execute(query):
+                try:
+                    found[name] = _unpack(unpack, row, checksum)
+                except DamagedRow as error:
+                    words = "{path}: a row of {table} is damaged, and is lost: {error}"
+                    log.error(words, path=self._path, table=table, error=error)  # noqa: TRY400
+                    damaged[table, name] = None
+            if damaged:
+                self._write_changes(damaged)
+        except _DAMAGES as error:
+            self._connection.close()
+            self._connection = self._replace(error)
+            return {}
+        return found
 
     # Writing
 
@@ -803,8 +680,22 @@ class EvaluationStore:
             words = "{problem}; the changes that wait are lost: {count}"
             log.error(words, problem=self.problem, count=len(self._waiting))
         self._cancel_retry()
-        await self._reader.run_in_thread(self._database.close_reader)
-        await self._writer.run_in_thread(self._database.close)
+        await self._reader.run_in_thread(self._close_reader)
+        await self._writer.run_in_thread(self._close_writer)
+
+    def _close_reader(self) -> None:
+        """Close the connection of the thread that reads."""
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+
+    def _close_writer(self) -> None:
+        """Close the connection that writes, and let another daemon use the database."""
+        self._connection.close()
+        if not self._has_failed:
+            with suppress(OSError):  # then the next start checks the file
+                os.pwrite(self._lock, _CLOSED, 0)
+        os.close(self._lock)
 
     def _write_soon(self) -> None:
         """Write what waits, but after a failure no sooner than the next attempt."""
@@ -849,14 +740,34 @@ class EvaluationStore:
     def _try_to_write(self, changes: Changes) -> SetupProblem | None:
         """Return the problem, None after a commit. Blocks."""
         try:
-            self._database.write(changes)
+            self._write_changes(changes)
         except (sqlite3.Error, OSError) as error:
             return describe_database_error(error)
         return None
 
+    def _write_changes(self, changes: Changes) -> None:
+        """Write rows, or delete those whose values are None, in one transaction.
+
+        The values are those of all columns, the name first. Raises: sqlite3.Error.
+        """
+        try:
+            with self._connection as connection:  # commits, or rolls back
+                connection.execute("BEGIN IMMEDIATE")
+                for (table, name), values in changes.items():
+                    if values is None:
+                        connection.execute(f"DELETE FROM {table} WHERE name = ?", (name,))  # noqa: S608
+                    else:
+                        places = ", ".join("?" * len(values))
+                        insert = f"INSERT OR REPLACE INTO {table} VALUES ({places})"  # noqa: S608
+                        connection.execute(insert, values)
+        except sqlite3.Error:
+            self._has_failed = True
+            raise
+        self.transaction_count += 1
+
     def _set_problem(self, problem: SetupProblem | None) -> None:
         """Note whether changes can be written, and have them tried again later if not."""
-        path, had_problem = self._database.path, self.problem is not None
+        path, had_problem = self._path, self.problem is not None
         self.problem = None if problem is None else f"{path} cannot be written: {problem}"
         if problem is not None and not had_problem:
             log.error(
@@ -881,12 +792,42 @@ class EvaluationStore:
 
         Callers take turns, and other reads wait for one list at most.
         """
-        call = partial(self._read, self._database.list_archived, query)
+        call = partial(self._read, self._list_archived, query)
         return await self._lists.run_in_turn(query.caller, call)
+
+    def _list_archived(self, query: ArchivedQuery) -> dict[int, ListEntry | None]:
+        """Return the entries of the rows of a query, by their numbers."""
+        found: dict[int, ListEntry | None] = {}
+        for row, checksum in self._select(
+            "SELECT row, checksum FROM evaluations WHERE archived_bytes IS NOT NULL"
+            " AND caller = ? AND sequence_number > ? AND sequence_number <= ?"
+            " ORDER BY sequence_number LIMIT ?",
+            query.caller,
+            query.after_sequence_number,
+            query.last_sequence_number,
+            query.max_count,
+        ):
+            try:
+                unpacked = _unpack(unpack_evaluation, row, checksum)
+            except DamagedRow as error:
+                log.error("{path}: {error}", path=self._path, error=error)  # noqa: TRY400
+            else:
+                found[unpacked.sequence_number] = query.make_entry(unpacked)
+        return found
 
     async def find_archived(self, identifier: str) -> EvaluationRow | None:
         """Return the row of an archived evaluation, None if there is none."""
-        return await self._read(self._database.find_archived, identifier)
+
+        def find() -> EvaluationRow | None:
+            for row, checksum in self._select(
+                "SELECT row, checksum FROM evaluations"
+                " WHERE name = ? AND archived_bytes IS NOT NULL",
+                identifier,
+            ):
+                return _unpack(unpack_evaluation, row, checksum)
+            return None
+
+        return await self._read(find)
 
     async def list_oldest_archived(
         self, max_count: int, *, caller: str | None = None, ended_before: float = math.inf
@@ -896,12 +837,22 @@ class EvaluationStore:
         Those that ended first come first; of all callers if `caller` is None.
         """
         return await self._read(
-            self._database.list_oldest_archived, max_count, caller, ended_before
+            self._select,
+            "SELECT name, caller, archived_bytes FROM evaluations WHERE archived_bytes IS NOT NULL"
+            " AND ended < ? AND coalesce(?, caller) = caller ORDER BY ended LIMIT ?",
+            ended_before,
+            caller,
+            max_count,
         )
 
     async def count_archived(self) -> dict[str, tuple[int, int]]:
         """Return the number of archived evaluations of each caller, and their bytes."""
-        return await self._read(self._database.count_archived)
+        rows = await self._read(
+            self._select,
+            "SELECT caller, count(*), sum(archived_bytes) FROM evaluations"
+            " WHERE archived_bytes IS NOT NULL GROUP BY caller",
+        )
+        return {caller: (count, size) for caller, count, size in rows}
 
     async def _read(self, call: Callable[..., T], *arguments: Any) -> T:
         try:
@@ -909,5 +860,14 @@ class EvaluationStore:
         except sqlite3.Error as error:
             words = "{path} cannot be read: {problem}"
             problem = describe_database_error(error)
-            log.error(words, path=self._database.path, problem=problem)  # noqa: TRY400
+            log.error(words, path=self._path, problem=problem)  # noqa: TRY400
             raise StoreError from None
+
+    def _select(self, statement: str, *parameters: object) -> list[Any]:
+        try:
+            if self._reading is None:
+                self._reading = self._make_connection()
+            return self._reading.execute(statement, parameters).fetchall()
+        except sqlite3.Error:
+            self._has_failed = True
+            raise

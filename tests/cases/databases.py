@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.evaluations.store import EvaluationDatabase
+from tawebeval.evaluations.store import EvaluationStore
 
 
 def close_databases_at_end(case: SynchronousTestCase) -> Callable[[], None]:
     """Close all databases at the end of the test; return a function that closes them now."""
-    opened: list[EvaluationDatabase] = []
-    open_database, close_database = EvaluationDatabase.open, EvaluationDatabase.close
+    opened: list[EvaluationStore] = []
+    open_database, close_database = EvaluationStore.open, EvaluationStore._close_writer
 
-    def note_open(path: Path) -> EvaluationDatabase:
-        opened.append(open_database(path))
+    def note_open(path: Path, *others: Any) -> EvaluationStore:
+        opened.append(open_database(path, *others))
         return opened[-1]
 
-    def close_once(database: EvaluationDatabase) -> None:
+    def close_once(database: EvaluationStore) -> None:
         if database in opened:
             opened.remove(database)
             close_database(database)
@@ -28,7 +29,7 @@ def close_databases_at_end(case: SynchronousTestCase) -> Callable[[], None]:
         while opened:
             close_once(opened[-1])
 
-    case.patch(EvaluationDatabase, "open", note_open)
-    case.patch(EvaluationDatabase, "close", close_once)
+    case.patch(EvaluationStore, "open", note_open)
+    case.patch(EvaluationStore, "_close_writer", close_once)
     case.addCleanup(close_all)
     return close_all

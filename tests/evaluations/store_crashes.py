@@ -22,10 +22,8 @@ from twisted.internet import epollreactor
 
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.store import (
-    EvaluationDatabase,
     EvaluationRow,
     EvaluationStore,
-    unpack_evaluation,
 )
 
 State = dict[str, int]
@@ -77,12 +75,12 @@ def write(path: Path, number: int, seed: int, pipe: int) -> None:
 
 def read_state(path: Path) -> State:
     """Return what the store has."""
-    database = EvaluationDatabase.open(path)
-    rows = database.load("evaluations", unpack_evaluation)
-    database.close()
-    for identifier, row in rows.items():
-        assert row == make_row(identifier, row.sequence_number), f"{identifier} is torn"
-    return {identifier: row.sequence_number for identifier, row in rows.items()}
+    store = EvaluationStore.open(path, *[None] * 3)  # type: ignore[arg-type]
+    rows = store.load_live()
+    store._close_writer()
+    for row in rows:
+        assert row == make_row(row.identifier, row.sequence_number), f"{row.identifier} is torn"
+    return {row.identifier: row.sequence_number for row in rows}
 
 
 def check(before: State, told: list[list[str]], after: State) -> int:

@@ -177,7 +177,7 @@ class WritingTests(StoreTestCase):
         super().setUp()
         self.threads = SlowThreads()
         self.store = self.open()
-        self.database = self.store._database
+        self.database = self.store
 
     def commit_all(self) -> None:
         while self.threads.waiting:
@@ -403,7 +403,7 @@ class OpeningTests(StoreTestCase):
         self.addCleanup(lambda: self.take(store.close()))
         code = (
             "import sys; from pathlib import Path; from tawebeval.evaluations.store import *\n"
-            "EvaluationDatabase.open(Path(sys.argv[1]))"
+            "EvaluationStore.open(Path(sys.argv[1]), None, None, None)"
         )
         command = [sys.executable, "-c", code, str(self.path)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -623,7 +623,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(is_full=st.booleans())
     def change_disk(self, is_full: bool) -> None:
         """Fill the disk, or make room, and let time pass."""
-        self.store._database._connection.execute(f"PRAGMA query_only = {is_full}")
+        self.store._connection.execute(f"PRAGMA query_only = {is_full}")
         self.clock.advance(RETRY_SECONDS)
 
     @rule()
@@ -631,7 +631,7 @@ class StoreMachine(RuleBasedStateMachine):
         directory = Path(tempfile.mkdtemp())
         for suffix in ("", "-wal", ".lock"):
             shutil.copy(f"{self.path}{suffix}", directory)
-        self.store._database.close()
+        self.store._close_writer()
         shutil.rmtree(self.directory)
         self.directory = directory
         changes, committed = self.changes, self.committed
@@ -665,7 +665,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.close()
-        self.store._database.close()
+        self.store._close_writer()
         shutil.rmtree(self.directory)
 
 
