@@ -149,13 +149,6 @@ class CheckOutTests(CacheTestCase):
         self.restart()
         self.assertEqual(self.cache.disk_sizes["repositories"], before + 4096)
 
-    def test_size_of_repository_includes_its_directories(self) -> None:
-        self.get()
-        directories = [path for path in self.path().rglob("*") if path.is_dir()]
-        self.assertGreaterEqual(
-            self.cache.disk_sizes["repositories"], 4096 * (len(directories) + 1)
-        )
-
     def test_tree_that_git_cannot_check_out_is_error_of_repository(self) -> None:
         self.broken["read-tree"] = failed("fatal: unable to read tree")
         error = self.refuse()
@@ -223,13 +216,6 @@ class SharingTests(CacheTestCase):
         self.assertEqual(self.successResultOf(second).oid, OTHER)
         # It came with the first one.
         self.assertEqual(len(self.fetch_commands()), 1)
-
-    def test_repositories_do_not_wait_for_each_other(self) -> None:
-        first = self.check_out()
-        self.get(URL + "x")
-        self.assertNoResult(first)
-        self.running.end()
-        self.successResultOf(first)
 
     def test_cancelled_request_leaves_fetch_to_others(self) -> None:
         first, second = self.check_out(), self.check_out()
@@ -394,24 +380,3 @@ class DamageTests(CacheTestCase):
         running.end()
         self.assertEqual(self.successResultOf(fetching).oid, OTHER)
         self.assertEqual(sorted(path.suffix for path in self.root.iterdir()), [".git", ".tree"])
-
-    def test_of_concurrent_requests_that_find_damage_one_removes_it(self) -> None:
-        fetching, reading = Running(), Running()
-        self.fetches = [fetching]
-        held = [reading]
-
-        def script(command: Command) -> GitResult | Awaitable[GitResult]:
-            if command.name == "read-tree" and held:
-                return held.pop().result()
-            return self.script(command)
-
-        self.git.script = script
-        requested = [self.check_out() for _ in range(3)]
-        reading.end(CORRUPT)
-        for each in requested:
-            self.assertNoResult(each)
-        fetching.end(DONE)
-        for each in requested:
-            self.assertEqual(self.successResultOf(each).oid, OID)
-        self.assertEqual(len(self.fetch_commands()), 1)
-        self.assertTrue((self.path() / "commits" / OID).exists())

@@ -138,26 +138,6 @@ class CommandTests(GitTestCase):
         self.end(done.returncode)
         self.assertEqual(self.failureResultOf(requested, EvaluationFailure).value.reason, "lost")
 
-    def test_settings_exclude_hooks_helpers_redirects_and_background_work(self) -> None:
-        argv = list(self.start("status").argv)
-        between = argv[BEFORE + 2 : -1]
-        self.assertEqual(set(between[::2]), {"-c"})
-        settings = dict(setting.split("=", 1) for setting in between[1::2])
-        for name, value in {
-            "core.hooksPath": "/dev/null",
-            "core.fsmonitor": "false",
-            "core.attributesFile": "/dev/null",
-            "credential.helper": "",
-            "fetch.fsckObjects": "true",
-            "transfer.fsckObjects": "true",
-            "fetch.recurseSubmodules": "false",
-            "gc.auto": "0",
-            "http.followRedirects": "false",
-            "protocol.version": "2",
-            "core.autocrlf": "false",
-        }.items():
-            self.assertEqual(settings[name], value)
-
 
 class LoginTests(GitTestCase):
     login = Login("https://git.example.org", "judge", "s3cr:t@")
@@ -342,28 +322,6 @@ class ResultTests(GitTestCase):
             self.assertEqual(error.reason, "repository")
             self.assertEqual(error.extra_members, {**limit, "stderr": printed.decode()})
 
-    def test_server_without_memory_is_no_such_error(self) -> None:
-        for printed, status in (
-            (b"remote: fatal: Out of memory, malloc failed\nfatal: the end hung up", 128),
-            (b"warning: Out of memory", 0),
-        ):
-            self.assertEqual(self.get(printed, status).status, status)
-
-    def test_cache_that_git_cannot_write_to_is_this_machines_fault(self) -> None:
-        printed = b"fatal: write error: No space left on device\nfatal: index-pack failed"
-        error = self.refuse(printed)
-        self.assertEqual(error.reason, "lost")
-        self.assertEqual(error.message, "git cannot use the disk: No space left on device")
-        self.assertEqual(error.extra_members["stderr"], printed.decode())
-
-    def test_missing_program_is_this_machines_fault(self) -> None:
-        for printed in (
-            b"tawebeval-git: 1: exec: bwrap: not found",
-            b"nice: 'bwrap': No such file",
-        ):
-            error = self.refuse(printed)
-            self.assertEqual((error.reason, error.is_daemon_fault), ("lost", True))
-
     def test_messages_that_server_or_path_can_make_git_print_leave_daemon_ready(self) -> None:
         sandbox = b"bwrap: No permissions to create new namespace"
         for printed, source, is_alarming in (
@@ -447,15 +405,6 @@ class KillTests(GitTestCase):
         result = self.successResultOf(requested)
         self.assertEqual((result.is_timed_out, result.status), (True, -signal.SIGKILL))
 
-    def test_command_that_ends_in_time_has_not_timed_out(self) -> None:
-        for timeout in (60, None):
-            requested = self.run_git("fetch", timeout=timeout)
-            self.assertEqual(len(self.clock.getDelayedCalls()), timeout is not None)
-            self.clock.advance(59)
-            self.end()
-            self.assertFalse(self.successResultOf(requested).is_timed_out)
-            self.assertEqual(self.clock.getDelayedCalls(), [])
-
     def test_cancelled_command_is_killed(self) -> None:
         requested = self.run_git("fetch", timeout=60)
         requested.cancel()
@@ -470,10 +419,6 @@ class VersionTests(SynchronousTestCase):
         (folder / "git").write_text(f"#!/bin/sh\n{script}\n")
         (folder / "git").chmod(0o755)
         self.patch(command, "GIT_PATH_VARIABLE", str(folder))
-
-    def test_git_of_tests_is_new_enough(self) -> None:
-        self.patch(os, "environ", {"PATH": "/nonexistent"})
-        self.assertTrue(command.check_git_version().startswith("git version 2."))
 
     def test_2_37_and_later_versions_are_accepted(self) -> None:
         for version in ("2.37.0", "2.37.0-rc1", "2.39.5 (Apple Git-154)", "2.100.1", "3.0"):

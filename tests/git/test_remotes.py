@@ -1,19 +1,317 @@
-"""`git.remotes`: names are looked up once, and only the addresses found are used."""
+"""`git.remotes`: names are looked up once; for whom a credential is, and where its secret shows."""
 
 from __future__ import annotations
 
+from base64 import b64encode
+from ipaddress import ip_address
 from pathlib import Path
 from socket import EAI_AGAIN, EAI_NONAME, gaierror
+from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.hosts import HostPolicy, ResolvedGitRemote
-from tawebeval.errors import EvaluationFailure
-from tawebeval.git.remotes import Credential, RemoteResolver
+from tawebeval.config import CredentialSettings
+from tawebeval.core.hosts import HostPolicy, ResolvedGitRemote, ServerAddress, parse_server_address
+from tawebeval.errors import ConfigurationError, EvaluationFailure
+from tawebeval.git.remotes import (
+    MAX_PASSWORD_SIZE,
+    Credential,
+    GitKeyring,
+    Login,
+    RemoteResolver,
+    parse_password,
+)
 from tawebeval.pinned_agent import CheckedResolver
 from tests.fakes.resolver import FakeResolver
+from tests.fakes.world import read_again
+
+PRIVATE = [ip_address("10.1.2.3")]
+PUBLIC = [*PRIVATE, ip_address("8.8.8.8")]
+PASSWORD = Credential("git.example.org", 0, "judge", (), b"s3cr:t@", "s3cr:t@")
+KEY = Credential("git.example.org", 0, "git", (), b"KEY", None, "/k/id", "/k/hosts")
+
+
+def parse(url: str) -> ServerAddress:
+    """Return the target of a URL, which is not this machine."""
+    found = parse_server_address(url)
+    assert found is not None
+    return found
+
+
+class BasicTests(SynchronousTestCase):
+    def test_name_and_password_are_encoded_together(self) -> None:
+        login = Login("https://host", "Aladdin", "open sesame")
+        self.assertEqual(login.basic_authorization, "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==")
+
+
+class TargetTests(SynchronousTestCase):
+    def check(self, credential: Credential, expected: bool, *urls: str) -> None:
+        """Check whether a credential is for the servers of these URLs."""
+        for url in urls:
+            self.assertEqual(credential.is_usable_for(parse(url), "bob"), expected, url)
+
+    def test_credential_is_for_its_host(self) -> None:
+        self.check(
+            PASSWORD,
+            True,
+            *("https://git.example.org/x", "http://GIT.example.org/x"),
+            "https://git.example.org:443",
+        )
+        self.check(
+            PASSWORD,
+            False,
+            *("https://example.org/git.example.org", "https://git.example.org.evil.net/x"),
+            *("https://evilgit.example.org/x", "https://8.8.8.8/x"),
+            *("https://git.example.org:8443/x", "http://git.example.org:443/x"),
+            *("git://git.example.org/x", "ssh://git.example.org/x"),
+        )
+
+    def test_pattern_is_for_all_hosts_below_domain(self) -> None:
+        credential = attrs.evolve(PASSWORD, host="*.example.org")
+        self.check(credential, True, "https://git.example.org/x", "https://a.b.example.org/x")
+        self.check(credential, False, "https://example.org/x", "https://evilexample.org/x")
+
+    def test_credential_with_port_is_for_that_port(self) -> None:
+        credential = attrs.evolve(PASSWORD, port=8443)
+        self.check(credential, True, "https://git.example.org:8443/x")
+        self.check(credential, False, "https://git.example.org/x", "https://git.example.org:8444/")
+
+    def test_key_is_for_ssh(self) -> None:
+        self.check(KEY, True, "ssh://git@git.example.org/x", "git@git.example.org:x")
+        self.check(KEY, False, "https://git.example.org/x", "ssh://git@git.example.org:2222/x")
+
+    def test_without_callers_everybody_may_use_credential(self) -> None:
+        target = parse("https://git.example.org/x")
+        for callers, allowed in (((), ["alice", "bob", ""]), (("alice", "carol"), ["alice"])):
+            credential = attrs.evolve(PASSWORD, callers=callers)
+            found = [one for one in ("alice", "bob", "") if credential.is_usable_for(target, one)]
+            self.assertEqual(found, allowed)
+
+    def test_each_part_but_callers_changes_identity(self) -> None:
+        changes = (
+            {"host": "*.example.org"},
+            {"port": 443},
+            {"username": "x"},
+            {"secret_file_content": b"x"},
+        )
+        credentials = [PASSWORD, *(attrs.evolve(PASSWORD, **change) for change in changes)]
+        credentials += [KEY, attrs.evolve(KEY, key_file="/k/another")]
+        identities = {each.derive_credential_id(b"key") for each in credentials}
+        self.assertEqual(len(identities), len(credentials))
+        self.assertNotIn(PASSWORD.derive_credential_id(b"another"), identities)
+        same = attrs.evolve(PASSWORD, callers=("alice",))
+        self.assertEqual(same.derive_credential_id(b"key"), PASSWORD.derive_credential_id(b"key"))
+
+
+class LoginTests(SynchronousTestCase):
+    def login(self, url: str = "https://git.example.org/", **changes: Any) -> Login:
+        """Return the login for a server at a private address."""
+        found = attrs.evolve(PASSWORD, **changes).make_login(parse(url), PRIVATE)
+        assert found is not None
+        return found
+
+    def test_origin_is_protocol_host_and_port(self) -> None:
+        for url, origin in (
+            ("https://git.Example.org/a/b", "https://git.example.org"),
+            ("https://git.example.org:443/a", "https://git.example.org"),
+            ("http://git.example.org:8080/a", "http://git.example.org:8080"),
+            ("https://[2606:4700::1]:8443/x", "https://[2606:4700::1]:8443"),
+        ):
+            self.assertEqual(self.login(url).origin, origin)
+
+    def test_git_gets_name_and_password(self) -> None:
+        self.assertEqual(self.login().git_credential_output, b"username=judge\npassword=s3cr:t@\n")
+
+    def test_password_goes_over_http_to_addresses_that_are_not_public(self) -> None:
+        target = parse("http://git.example.org/x")
+        error = self.assertRaises(EvaluationFailure, PASSWORD.make_login, target, PUBLIC)
+        self.assertEqual(error.reason, "repository")
+        self.assertIn("https", error.message)
+        self.assertIsNotNone(PASSWORD.make_login(target, PRIVATE))
+        self.assertIsNotNone(PASSWORD.make_login(parse("https://git.example.org/x"), PUBLIC))
+
+    def test_key_makes_options_of_ssh(self) -> None:
+        self.assertIsNone(KEY.make_login(parse("git@git.example.org:x"), PUBLIC))
+        self.assertEqual((PASSWORD.ssh_options, PASSWORD.ssh_files), ((), ()))
+        self.assertEqual(KEY.ssh_files, ("/k/id", "/k/hosts"))
+        expected = {"-i/k/id", "-oUser=git", "-oIdentitiesOnly=yes"}
+        expected |= {"-oUserKnownHostsFile=/k/hosts", "-oStrictHostKeyChecking=yes"}
+        self.assertLessEqual(expected, set(KEY.ssh_options))
+
+    def test_password_is_removed_from_text(self) -> None:
+        login = self.login(password="pä ss/w?rd")
+        basic = b64encode("judge:pä ss/w?rd".encode()).decode()
+        text = f"a pä ss/w?rd b p%C3%A4%20ss%2Fw%3Frd c {basic} d {basic.rstrip('=')} e"
+        self.assertEqual(login.scrub_password(text), "a *** b *** c *** d *** e")
+        self.assertGreaterEqual(login.max_encoded_password_bytes, len(basic))
+
+    def test_no_secret_is_in_what_traceback_or_log_might_show(self) -> None:
+        for secret in ("s3cr", "KEY"):
+            self.assertNotIn(secret, repr((PASSWORD, KEY, self.login())))
+
+
+class PasswordTests(SynchronousTestCase):
+    def test_line_end_does_not_belong_to_password(self) -> None:
+        for content in (b" a b", b" a b\n", b" a b\r\n"):
+            self.assertEqual(parse_password(content), " a b")
+
+    def test_other_content_is_refused_in_words_that_do_not_show_it(self) -> None:
+        for content, reason in (
+            (b"", "empty"),
+            (b" \n", "empty"),
+            (b"secret\nsecret", "more than one line"),
+            (b"secret\n\n", "more than one line"),
+            (b"secret\0", "control"),
+            (b"secret\xff", "UTF-8"),
+            (b"s" * (MAX_PASSWORD_SIZE + 1), "over 2 KiB"),
+        ):
+            error = self.assertRaises(ValueError, parse_password, content)
+            self.assertIn(reason, str(error))
+            self.assertNotIn("secret", str(error))
+
+
+URL = "https://git.example.org/x"
+
+
+class KeyringTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp()).absolute()
+        self.folder.mkdir()
+
+    def write(self, name: str, content: str) -> str:
+        """Write a file; return its path."""
+        path = self.folder / name
+        path.write_text(content)
+        path.chmod(0o600)
+        return str(path)
+
+    def entry(self, **changes: Any) -> CredentialSettings:
+        """Return an entry of the configuration, with the file `password` unless it has a key."""
+        given = {"host": "git.example.org", "username": "judge", **changes}
+        if "key_file" not in given:
+            given.setdefault("password_file", str(self.folder / "password"))
+        return CredentialSettings(**given)
+
+    def keyring(self, *entries: CredentialSettings, directory: str = "") -> GitKeyring:
+        return GitKeyring(entries or (self.entry(),), directory, b"key")
+
+    def check_refused(self, *entries: CredentialSettings, words: str, setting: str) -> None:
+        """Check that the error begins with the setting and a path, and has no secret."""
+        error = str(self.assertRaises(ConfigurationError, self.keyring, *entries))
+        self.assertTrue(error.startswith(f"repositories.credentials{setting}: "), error)
+        self.assertIn(words, error)
+        self.assertNotIn("s3cret", error)
+
+    def find_password(self, keyring: GitKeyring, caller: str = "", url: str = URL) -> str | None:
+        found = keyring.choose_credential(url, caller)
+        return found and found.password
+
+    def test_password_is_read_without_its_line_end(self) -> None:
+        self.write("password", "s3cret\n")
+        for host in ("git.example.org", "GIT.example.ORG"):
+            self.assertEqual(self.find_password(self.keyring(self.entry(host=host))), "s3cret")
+
+    def test_file_name_without_directory_is_one_of_systemds_credentials(self) -> None:
+        self.write("judge", "s3cret\n")
+        entry = self.entry(password_file="judge")
+        keyring = self.keyring(entry, directory=str(self.folder))
+        self.assertEqual(self.find_password(keyring), "s3cret")
+        self.check_refused(entry, words="LoadCredential", setting="[0].password_file")
+
+    def test_key_stays_in_its_file(self) -> None:
+        key, hosts = self.write("id", "KEY"), self.write("hosts", "example ssh-ed25519 A")
+        entry = self.entry(key_file=key, known_hosts_file=hosts)
+        found = self.keyring(entry).choose_credential("git@git.example.org:x", "")
+        assert found is not None
+        self.assertEqual(
+            (found.key_file, found.known_hosts_file, found.secret_file_content),
+            (key, hosts, b"KEY"),
+        )
+        Path(hosts).unlink()
+        self.check_refused(entry, words="No such file", setting="[0].known_hosts_file")
+
+    def test_missing_unreadable_empty_or_malformed_file_is_refused(self) -> None:
+        other = self.entry(password_file=self.write("other", "x"))
+        for content, words in ((None, "No such file"), ("", "empty"), ("s3cret\nx", "one line")):
+            if content is not None:
+                self.write("password", content)
+            self.check_refused(other, self.entry(), words=words, setting="[1].password_file")
+        key = self.entry(
+            key_file=self.write("id", "\n"), known_hosts_file=self.write("hosts", "example A")
+        )
+        self.check_refused(key, words="empty", setting="[0].key_file")
+        entry = self.entry(password_file=str(self.folder))
+        self.check_refused(entry, words="directory", setting="[0].password_file")
+
+    def test_keyring_names_its_files(self) -> None:
+        self.write("password", "s3cret")
+        key, hosts = self.write("id", "KEY"), self.write("hosts", "example A")
+        keyring = self.keyring(
+            self.entry(password_file="password"),
+            self.entry(key_file=key, known_hosts_file=hosts),
+            directory=str(self.folder),
+        )
+        expected = [self.folder / name for name in ("password", "id", "hosts")]
+        self.assertEqual(list(keyring.secret_files), expected)
+
+    def test_file_that_every_user_can_read_is_warned_of(self) -> None:
+        path = Path(self.write("password", "s3cret"))
+        for mode, expected in ((0o600, 0), (0o644, 1)):
+            path.chmod(mode)
+            with capturedLogs() as events:
+                self.keyring()
+            self.assertEqual(len(events), expected)
+        self.assertIn(str(path), repr(events))
+        self.assertNotIn("s3cret", repr(events))
+
+    def test_first_credential_for_url_and_caller_is_chosen(self) -> None:
+        mine = self.entry(password_file=self.write("a", "alice's"), callers=("alice",))
+        shared = self.entry(password_file=self.write("b", "everybody's"), host="*.example.org")
+        for entries, caller, url, expected in (
+            ((mine, shared), "alice", URL, "alice's"),
+            ((mine, shared), "bob", URL, "everybody's"),
+            ((mine, shared), "alice", "https://example.net/x", None),
+            ((mine, shared), "alice", "file:///srv/x", None),
+            ((shared, mine), "alice", URL, "everybody's"),
+        ):
+            found = self.find_password(self.keyring(*entries), caller, url)
+            self.assertEqual(found, expected)
+
+    def test_reload_reads_new_secret(self) -> None:
+        self.write("password", "old")
+        keyring = self.keyring()
+        old = keyring.choose_credential(URL, "")
+        self.write("password", "new")
+        self.assertEqual(self.find_password(keyring), "old")
+        self.assertEqual(
+            [each.paths for each in keyring.list_reloadable_files()], [keyring.secret_files]
+        )
+        read_again(keyring)
+        new = keyring.choose_credential(URL, "")
+        assert old is not None
+        assert new is not None
+        self.assertEqual(new.password, "new")
+        other = GitKeyring((self.entry(),), "", b"another")
+        identities = {keyring.derive_credential_id(old), keyring.derive_credential_id(new)}
+        self.assertEqual(len(identities | {other.derive_credential_id(new)}), 3)
+
+    def test_reload_with_any_mistake_changes_no_credential(self) -> None:
+        first, second = self.write("first", "old"), self.write("second", "old")
+        keyring = self.keyring(
+            self.entry(password_file=first), self.entry(password_file=second, host="b")
+        )
+        self.write("first", "new")
+        Path(second).unlink()
+        error = self.assertRaises(ConfigurationError, read_again, keyring)
+        self.assertIn("credentials[1].password_file", str(error))
+        self.assertEqual(self.find_password(keyring), "old")
+
+    def test_without_credentials_there_is_nothing_to_reload(self) -> None:
+        self.assertEqual(list(GitKeyring((), "", b"key").list_reloadable_files()), [])
 
 
 class RouteTests(SynchronousTestCase):

@@ -6,22 +6,14 @@ import json
 from pathlib import Path
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.task import Clock
-from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.evaluations import Commit
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
-from tawebeval.git.fetch_limits import (
-    FetchBudget,
-    FetchLimits,
-    TreeLimits,
-    fetch_within_byte_budget,
-)
 from tawebeval.sandbox.bubblewrap import READ_ONLY_ACCESS, SandboxAccess
-from tests.cases.git import DONE, NOWHERE, OTHER, URL, CacheTestCase, Running, failed
-from tests.fakes.world import OID, TREE, InlineThreads
+from tests.cases.git import NOWHERE, OTHER, URL, CacheTestCase, Running, failed
+from tests.fakes.world import OID, TREE
 
 UNADVERTISED = failed("error: Server does not allow request for unadvertised object cc")
 INFINITE = f"--depth={2**31 - 1}"
@@ -216,13 +208,6 @@ class BranchTests(CacheTestCase):
             self.assertEqual(error.reason, "repository")
             self.assertIn(words, error.message)
 
-    def test_local_repository_is_served_without_a_network(self) -> None:
-        self.broken["ls-remote"] = GitResult(0, f"{OID}\trefs/heads/main\n", "")
-        self.assertEqual(self.successResultOf(self.ask("/srv/x")), OID)
-        (command,) = self.git.commands
-        self.assertEqual(command.source, "/srv/x")
-        self.assertEqual(command.reach, SandboxAccess(readable_paths=("/srv/x", "/srv/x.git")))
-
     def test_fetch_does_not_hold_question_back(self) -> None:
         fetching = Running()
         self.fetches = [fetching]
@@ -287,20 +272,6 @@ class DeadlineTests(CacheTestCase):
         self.clock.advance(29)
         self.check_over(requested, second)
 
-    def test_fetch_that_never_begins_fails_in_time(self) -> None:
-        running = Running()
-        self.fetches = [running]
-        first = self.check_out()
-        self.clock.advance(10)
-        second = self.check_out(oid=OTHER)
-        self.clock.advance(50)
-        self.assertNoResult(second)
-        self.assertEqual(running.killed, 1)
-        self.clock.advance(10)
-        self.assertIn("60 seconds", self.error(second).message)
-        running.end(failed("", -1))
-        self.error(first)
-
     def test_checking_out_has_timeout_of_its_own(self) -> None:
         self.broken["read-tree"] = failed("", -1, timed_out=True)
         error = self.refuse()
@@ -353,11 +324,6 @@ class LimitTests(CacheTestCase):
         self.git.commands.clear()
         self.assertIn("private_networks", self.refuse("http://127.0.0.1/").message)
         self.assertEqual(self.names(), [])
-
-    def test_cache_itself_is_no_repository_of_this_machine_that_can_be_fetched(self) -> None:
-        error = self.refuse(f"file://{self.root}/x.git")
-        self.assertIn("is in, or contains, a directory of the daemon", error.message)
-        self.assertNotIn("fetch", self.names())
 
     def test_each_fetch_gets_limit_of_bytes(self) -> None:
         self.get()
@@ -431,100 +397,3 @@ class LeftoverTests(CacheTestCase):
         self.grow = self.litter
         self.get()
         self.assertTrue((self.path() / "shallow.lock").exists())
-
-
-LIMIT = 100_000
-MEMORY = EvaluationFailure("repository", "too much memory")
-NO = GitResult(128, "", "no")
-
-
-class FetchLimitTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.path = Path(self.mktemp())
-        (self.path / "objects").mkdir(parents=True)
-        self.write("objects/old", 50_000)
-        self.git: Deferred[GitResult] = Deferred()
-        self.is_complete = False
-
-        async def fetch() -> GitResult:
-            return await self.git
-
-        self.budget = FetchBudget(FetchLimits(Clock(), 60, LIMIT, TreeLimits(1, 1)))
-        self.fetched = Deferred.fromCoroutine(
-            fetch_within_byte_budget(
-                self.budget,
-                InlineThreads(),
-                fetch,
-                self.path,
-                lambda: self.is_complete,
-            )
-        )
-
-    def write(self, name: str, size: int) -> None:
-        (self.path / name).write_bytes(b"x" * size)
-
-    def write_much(self) -> None:
-        for number in range(4):
-            self.write(f"objects/new{number}", LIMIT // 2)
-
-    def check(self, *objects: str) -> None:
-        """Check which objects are left, no name for no repository."""
-        folder = self.path / "objects"
-        left = sorted(path.name for path in folder.iterdir()) if self.path.exists() else []
-        self.assertEqual(left, list(objects))
-
-    def check_refused(self, *objects: str) -> None:
-        """Check that the error names the limit, and which objects are left."""
-        error = self.failureResultOf(self.fetched, EvaluationFailure).value
-        self.assertEqual(error.reason, "repository")
-        self.assertEqual(error.extra_members, {"limit": "repositories.fetch_bytes", "value": LIMIT})
-        self.check(*objects)
-
-    def test_objects_within_limit_stay(self) -> None:
-        for result, is_complete in ((DONE, True), (NO, False)):
-            self.setUp()
-            self.write("objects/new", LIMIT // 2)
-            self.is_complete = is_complete
-            self.git.callback(result)
-            self.assertEqual(self.successResultOf(self.fetched), result)
-            self.check("new", "old")
-            self.assertEqual(
-                self.budget.spent_bytes, (self.path / "objects/new").stat().st_blocks * 512
-            )
-
-    def test_refusal_for_another_limit_stays_error(self) -> None:
-        for is_complete in (False, True):
-            self.setUp()
-            self.write("objects/tmp_pack", 10)
-            self.is_complete = is_complete
-            self.git.errback(MEMORY)
-            error = self.failureResultOf(self.fetched, EvaluationFailure).value
-            self.assertEqual(error.message, "too much memory")
-            self.check("old", "tmp_pack")
-
-    def test_file_at_limit_made_git_fail(self) -> None:
-        for end in (
-            lambda: self.git.errback(EvaluationFailure("lost", "git was killed")),
-            lambda: self.git.callback(GitResult(128, "", "died of signal 25")),
-        ):
-            self.setUp()
-            self.write("objects/tmp_pack", LIMIT)
-            end()
-            self.check_refused("old", "tmp_pack")
-
-    def test_complete_fetch_that_is_too_large_removes_repository(self) -> None:
-        for end in (
-            lambda: self.git.errback(EvaluationFailure("repository", "too many files")),
-            lambda: self.git.callback(GitResult(128, "", "no such commit")),
-            lambda: self.git.callback(DONE),
-        ):
-            self.setUp()
-            self.write_much()
-            self.is_complete = True
-            end()
-            self.check_refused()
-
-    def test_cancelled_fetch_ends_as_cancelled(self) -> None:
-        self.fetched.cancel()
-        self.failureResultOf(self.fetched, CancelledError)
-        self.check("old")

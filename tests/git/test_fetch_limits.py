@@ -1,23 +1,31 @@
-"""`git.fetch_limits`: git's output about a commit and its tree, in any chunks."""
+"""`git.fetch_limits`: git's output about a commit and its tree, in any chunks; bytes of fetches."""
 
 from __future__ import annotations
 
 import tracemalloc
 from itertools import pairwise
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.evaluations import Commit, Submodule
 from tawebeval.errors import EvaluationFailure
+from tawebeval.git.command import GitResult
 from tawebeval.git.fetch_limits import (
     CommitInspectionParser,
+    FetchBudget,
+    FetchLimits,
     TreeLimits,
     TreeSizeMeter,
     build_commit_inspection_commands,
+    fetch_within_byte_budget,
 )
-from tests.fakes.world import OID, TREE
+from tests.cases.git import DONE
+from tests.fakes.world import OID, TREE, InlineThreads
 
 LINE = f"{OID} {TREE}\n".encode()
 LIST = (
@@ -114,3 +122,100 @@ class InspectionTests(SynchronousTestCase):
         log, ls_tree = build_commit_inspection_commands(OID)
         self.assertEqual(log[-2:], (OID, "--"))
         self.assertEqual(ls_tree[-1], OID)
+
+
+LIMIT = 100_000
+MEMORY = EvaluationFailure("repository", "too much memory")
+NO = GitResult(128, "", "no")
+
+
+class FetchLimitTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.path = Path(self.mktemp())
+        (self.path / "objects").mkdir(parents=True)
+        self.write("objects/old", 50_000)
+        self.git: Deferred[GitResult] = Deferred()
+        self.is_complete = False
+
+        async def fetch() -> GitResult:
+            return await self.git
+
+        self.budget = FetchBudget(FetchLimits(Clock(), 60, LIMIT, TreeLimits(1, 1)))
+        self.fetched = Deferred.fromCoroutine(
+            fetch_within_byte_budget(
+                self.budget,
+                InlineThreads(),
+                fetch,
+                self.path,
+                lambda: self.is_complete,
+            )
+        )
+
+    def write(self, name: str, size: int) -> None:
+        (self.path / name).write_bytes(b"x" * size)
+
+    def write_much(self) -> None:
+        for number in range(4):
+            self.write(f"objects/new{number}", LIMIT // 2)
+
+    def check(self, *objects: str) -> None:
+        """Check which objects are left, no name for no repository."""
+        folder = self.path / "objects"
+        left = sorted(path.name for path in folder.iterdir()) if self.path.exists() else []
+        self.assertEqual(left, list(objects))
+
+    def check_refused(self, *objects: str) -> None:
+        """Check that the error names the limit, and which objects are left."""
+        error = self.failureResultOf(self.fetched, EvaluationFailure).value
+        self.assertEqual(error.reason, "repository")
+        self.assertEqual(error.extra_members, {"limit": "repositories.fetch_bytes", "value": LIMIT})
+        self.check(*objects)
+
+    def test_objects_within_limit_stay(self) -> None:
+        for result, is_complete in ((DONE, True), (NO, False)):
+            self.setUp()
+            self.write("objects/new", LIMIT // 2)
+            self.is_complete = is_complete
+            self.git.callback(result)
+            self.assertEqual(self.successResultOf(self.fetched), result)
+            self.check("new", "old")
+            self.assertEqual(
+                self.budget.spent_bytes, (self.path / "objects/new").stat().st_blocks * 512
+            )
+
+    def test_refusal_for_another_limit_stays_error(self) -> None:
+        for is_complete in (False, True):
+            self.setUp()
+            self.write("objects/tmp_pack", 10)
+            self.is_complete = is_complete
+            self.git.errback(MEMORY)
+            error = self.failureResultOf(self.fetched, EvaluationFailure).value
+            self.assertEqual(error.message, "too much memory")
+            self.check("old", "tmp_pack")
+
+    def test_file_at_limit_made_git_fail(self) -> None:
+        for end in (
+            lambda: self.git.errback(EvaluationFailure("lost", "git was killed")),
+            lambda: self.git.callback(GitResult(128, "", "died of signal 25")),
+        ):
+            self.setUp()
+            self.write("objects/tmp_pack", LIMIT)
+            end()
+            self.check_refused("old", "tmp_pack")
+
+    def test_complete_fetch_that_is_too_large_removes_repository(self) -> None:
+        for end in (
+            lambda: self.git.errback(EvaluationFailure("repository", "too many files")),
+            lambda: self.git.callback(GitResult(128, "", "no such commit")),
+            lambda: self.git.callback(DONE),
+        ):
+            self.setUp()
+            self.write_much()
+            self.is_complete = True
+            end()
+            self.check_refused()
+
+    def test_cancelled_fetch_ends_as_cancelled(self) -> None:
+        self.fetched.cancel()
+        self.failureResultOf(self.fetched, CancelledError)
+        self.check("old")
