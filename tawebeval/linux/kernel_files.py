@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds, the unit of times in /proc/PID/stat
+_PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes
 
 
 def has_process(pid: int) -> bool:
@@ -71,6 +72,16 @@ def measure_cpu_seconds(pid: int) -> float:
         with suppress(OSError):
             ticks += sum(map(int, read_stat(one)[11:15]))
     return ticks * _TICK
+
+
+def measure_largest_memory(pid: int) -> int:
+    """Return the memory, without files, of the largest of a process and its descendants: bytes."""
+    largest = 0
+    for one in (pid, *list_descendants(pid)):
+        with suppress(OSError), open(f"/proc/{one}/statm", "rb") as file:
+            _, resident, shared = map(int, file.read().split()[:3])
+            largest = max(largest, resident - shared)
+    return largest * _PAGE
 
 
 OWN_PROCESS_NAME = "daemon"

@@ -46,6 +46,7 @@ from tawebeval.linux.kernel_files import (
     list_children,
     list_descendants,
     measure_cpu_seconds,
+    measure_largest_memory,
 )
 
 SOURCE, CONFIGURATION, LISTENING = 3, 4, 5
@@ -68,7 +69,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": _TEMPORARY}
 _SIGNALLED = 128  # what bwrap adds to a signal to make an exit status of it
 _SIGNALS = frozenset(map(int, signal.valid_signals()))
-_LOOK = 0.05  # seconds between two looks at the processor time, at most
+_LOOK = 0.05  # seconds between two looks at the processor time or the memory, at most
 _PATIENCE = 10.0  # seconds for the sandbox to be made, and for killed processes to end
 _LEAST = 3  # the lowest descriptor that bwrap gets besides stdin, stdout and stderr
 _OWN_PROCESSES = 2  # of bwrap, in the cgroup of each run
@@ -504,7 +505,9 @@ class ProgramRun:
             limits["data"] = (self._memory,) * 2
         hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
         stack = self._memory if hard == resource.RLIM_INFINITY else min(self._memory, hard)
-        limits["stack"] = (stack, hard)
+        # The stack of each thread has this size, and is data. Without a limit it has 2 MiB, and
+        # the broker looks at the memory of the first stack.
+        limits["stack"] = (stack if self._cgroup.has_memory else hard, hard)
         return limits
 
     def _check_mounts(self, child: int, nonce: str, pipe: str) -> None:
@@ -559,7 +562,7 @@ class ProgramRun:
         while True:
             # The page cache that is left in the end can be larger than it was at the peak.
             self._held = max(self._held, self._cgroup.read_current_memory())
-            wait, reason = self._check_times(child, time.monotonic() - began)
+            wait, reason = self._check_limits(child, time.monotonic() - began)
             ready = [
                 descriptor for descriptor, _ in poll.poll(None if wait is None else wait * 1000)
             ]
@@ -575,9 +578,15 @@ class ProgramRun:
                 self._reason = "output"
                 return
 
-    def _check_times(self, child: int, wall: float) -> tuple[float | None, str | None]:
+    def _check_limits(self, child: int, wall: float) -> tuple[float | None, str | None]:
         """Return the seconds until the next check, and the limit that is exceeded."""
         request, waits = self._request, []
+        if not self._cgroup.has_memory:
+            self._held = max(self._held, measure_largest_memory(child))
+            if self._held > self._memory:
+                self._held = self._memory
+                return 0, "memory"
+            waits.append(_LOOK)
         if request.time is not None:
             left = request.time - (self._measure_cpu(child) - self._before)
             if left <= 0:

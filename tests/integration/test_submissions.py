@@ -225,6 +225,27 @@ class SubmissionLimits(SubmissionCase):
             report = await self.limited(program, "--memory 64M --wall 300", "memory")
             self.assertLess(report["peak_memory_bytes"], 65 * MIB)
 
+    async def test_first_stack_counts_as_memory(self) -> None:
+        program = (
+            "import ctypes, time\n"
+            "(stack,) = [line for line in open('/proc/self/maps') if '[stack]' in line]\n"
+            "for page in range(1, 120 * 256):\n"
+            "    ctypes.memset(int(stack.split('-')[0], 16) - page * 4096, 1, 1)\n"
+            "time.sleep(600)"
+        )
+        report = await self.limited(program, "--memory 64M --wall 300", "memory")
+        self.assertLess(report["peak_memory_bytes"], 65 * MIB)
+
+    async def test_stacks_of_threads_leave_room_for_many(self) -> None:
+        program = (
+            "import threading\ngate = threading.Barrier(17)\n"
+            "for n in range(16): threading.Thread(target=gate.wait).start()\n"
+            "gate.wait()\nprint('all run')"
+        )
+        printed, report = await self.run_apart(program, "--memory 64M")
+        self.assertIn("all run", printed)
+        self.assertEqual(report["exit_status"], 0)
+
     @needs_cgroups
     async def test_default_limits_leave_room_for_the_evaluator(self) -> None:
         await self.limited("x = bytearray(220 * 2**20)", "", "memory")
