@@ -28,10 +28,10 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from twisted.python.threadpool import ThreadPool
 
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import EvaluationFailure
 
-UNLIMITED_WAITERS = 2**62
-"""Number of waiters of a queue whose waiters are bounded by something else."""
+_UNLIMITED = 2**62
 
 _LONGEST = 60  # seconds between two trials
 
@@ -357,7 +357,7 @@ class FairQueue:
 
     A free slot goes to the caller whose last turn is longest ago, and among that caller's waiters
     to the first. A caller has at most `running_per_caller` slots and `queued_per_caller` waiters; 0
-    sets no such limit.
+    sets no such limit. As in `Share`, the part of the anonymous caller is all.
 
     A waiter that is not ready can reserve its turn: others pass the waiter until `acquire_slot`.
     """
@@ -365,7 +365,7 @@ class FairQueue:
     def __init__(
         self,
         running: int,
-        queued: int,
+        queued: int = _UNLIMITED,
         running_per_caller: int = 0,
         queued_per_caller: int = 0,
     ) -> None:
@@ -403,7 +403,7 @@ class FairQueue:
         """Number of callers that have waiters."""
         return len(self._lines)
 
-    def is_full(self, caller: str = "") -> bool:
+    def is_full(self, caller: str = ANONYMOUS_CALLER) -> bool:
         """Return whether one more waiter of `caller` would exceed `queued`."""
         # A waiter that is not ready waits beside free slots, which others may have meanwhile.
         free = self.slot_count - len(self._running) if self._may_run(caller) else 0
@@ -412,20 +412,21 @@ class FairQueue:
     def is_caller_quota_exhausted(self, caller: str) -> bool:
         """Return whether one more waiter of `caller` would exceed `queued_per_caller`."""
         # Otherwise the whole queue is the share, and one caller would be blamed for others.
-        if self._queued_per_caller >= self._queued:
+        if self._queued_per_caller >= self._queued or caller == ANONYMOUS_CALLER:
             return False
         free = self._running_per_caller - self._counts[caller] if self._may_run(caller) else 0
         return len(self._lines.get(caller, ())) >= self._queued_per_caller + free
 
     def _may_run(self, caller: str) -> bool:
-        return self.has_free_slot and self._counts[caller] < self._running_per_caller
+        part = self.slot_count if caller == ANONYMOUS_CALLER else self._running_per_caller
+        return self.has_free_slot and self._counts[caller] < part
 
-    def reserve_queue_place(self, holder: str, caller: str = "") -> None:
+    def reserve_queue_place(self, holder: str, caller: str = ANONYMOUS_CALLER) -> None:
         """Wait without being ready: the turn counts from now; `acquire_slot` has to follow."""
         self._callers[holder] = caller
         self._lines.setdefault(caller, OrderedDict())[holder] = None
 
-    def acquire_slot(self, holder: str, caller: str = "") -> Deferred[None]:
+    def acquire_slot(self, holder: str, caller: str = ANONYMOUS_CALLER) -> Deferred[None]:
         """Return a Deferred of a slot. Its cancellation ends the wait."""
         is_reserved = holder in self._callers
         # No waiter could use the slot then, except during a dispatch.
@@ -450,7 +451,7 @@ class FairQueue:
         finally:
             self.release_slot(holder)
 
-    def take_slot_unconditionally(self, holder: str, caller: str = "") -> None:
+    def take_slot_unconditionally(self, holder: str, caller: str = ANONYMOUS_CALLER) -> None:
         """Take a slot, whatever the bounds are."""
         self._running[holder] = caller
         self._counts[caller] += 1
@@ -502,12 +503,13 @@ class FairQueue:
 
     def _find_next_waiter(self) -> tuple[str, str, Deferred[None]] | None:
         """Return the waiter for a free slot, with its caller; None without one."""
-        if self.has_free_slot:
-            for caller, line in self._lines.items():
-                if self._counts[caller] < self._running_per_caller:
-                    for holder, slot in line.items():
-                        if slot is not None:
-                            return holder, caller, slot
+        for caller, line in self._lines.items() if self.has_free_slot else ():
+            # Not by a call, because many callers may be at their limit.
+            part = self.slot_count if caller == ANONYMOUS_CALLER else self._running_per_caller
+            if self._counts[caller] < part:
+                for holder, slot in line.items():
+                    if slot is not None:
+                        return holder, caller, slot
         return None
 
     def find_waiter_position(self, holder: str) -> int | None:

@@ -196,6 +196,15 @@ class ShareTests(SynchronousTestCase):
         queue.release_slot("a1")
         self.assertFalse(queue.is_caller_quota_exhausted("a"))
 
+    def test_part_of_the_anonymous_caller_is_all(self) -> None:
+        queue = FairQueue(2, 3, running_per_caller=1, queued_per_caller=1)
+        for name in ("1", "2", "3", "4", "5"):
+            self.assertFalse(queue.is_full() or queue.is_caller_quota_exhausted(""))
+            queue.acquire_slot(name)
+        self.assertEqual((queue.taken_slot_count, queue.is_full()), (2, True))
+        queue.release_slot("1")
+        self.assertEqual(queue.taken_slot_count, 2)
+
 
 class ReservationTests(SynchronousTestCase):
     """Reserved turns of waiters that are not ready."""

@@ -38,7 +38,7 @@ from tawebeval.config import MIB, ArchiveSettings
 from tawebeval.core.event_log import LOST_EVENT, EventRing
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.shares import Share, SharedResource
-from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, run_in_background
+from tawebeval.deferreds import FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError, format_size
 from tawebeval.linux.filetree import describe_disk_error, rename_durably
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name, derive_log_pseudonym
@@ -155,7 +155,7 @@ class EvaluationArchive:
     _has_counted: bool = False  # the rows of earlier processes
     _is_removing: bool = False
     _reads: FairQueue = attrs.field(
-        factory=lambda: FairQueue(READER_THREADS, UNLIMITED_WAITERS, READS_PER_CALLER)
+        factory=lambda: FairQueue(READER_THREADS, running_per_caller=READS_PER_CALLER)
     )
 
     @property

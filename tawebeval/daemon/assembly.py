@@ -69,7 +69,7 @@ from tawebeval.daemon.startup import (
     open_metrics_authentication,
     open_starter,
 )
-from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, resolve_run_slot_count
+from tawebeval.deferreds import FairQueue, WorkerThreads, resolve_run_slot_count
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
 from tawebeval.evaluations.eventlog import SegmentLoader
@@ -665,11 +665,7 @@ class DaemonBuilder:
                 reactor, self._make_threads(1, "watch"), self._make_threads(2, "count")
             ),
             # The servers of one caller may be slow, so a caller has half of the slots at most.
-            fetch_slots=FairQueue(
-                fetches,
-                UNLIMITED_WAITERS,
-                0 if self.authentication.is_token_optional else (fetches + 1) // 2,
-            ),
+            fetch_slots=FairQueue(fetches, running_per_caller=(fetches + 1) // 2),
             event_memory=EventMemory(configuration.buffers.total),
             unread_events=make_unread_events_share(configuration.buffers.disk),
             segment_loader=SegmentLoader(self.file_tree_threads),
@@ -687,19 +683,17 @@ class DaemonBuilder:
             self.reactor,
             os.urandom,
             time,
-            has_one_caller=self.authentication.is_token_optional,
         )
 
     @cached_property
     def registry(self) -> EvaluationRegistry:
         """All evaluations."""
         evaluations, callers = self.configuration.evaluations, self.configuration.callers
-        has_callers = not self.authentication.is_token_optional
         bounds = (
             resolve_run_slot_count(evaluations.running),
             evaluations.queued,
-            callers.running if has_callers else 0,
-            callers.queued if has_callers else 0,
+            callers.running,
+            callers.queued,
         )
         identities = IdentifierIssuer(
             self.directories.identifier_mac_key, os.urandom, self.configuration.service.name

@@ -17,7 +17,6 @@ from tawebeval.core.event_log import EventMemory
 from tawebeval.core.form import Repository
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import (
-    UNLIMITED_WAITERS,
     Condition,
     FairQueue,
     RetryQueue,
@@ -92,7 +91,7 @@ class EvaluationContext:
     segment_loader: SegmentLoader
     store: EvaluationStore | None = None  # None for `tawebeval try`
     open_event_files: Callable[[Path], EventFiles] = EventFiles
-    fetch_slots: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNLIMITED_WAITERS))
+    fetch_slots: FairQueue = attrs.field(factory=lambda: FairQueue(1))
     read_wall_clock: Callable[[], float] = time.time
     read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)

@@ -62,7 +62,6 @@ from tawebeval.core.events import (
 from tawebeval.core.results import ResultSummary
 from tawebeval.core.segi import FileReference, Markers, SegiParser
 from tawebeval.deferreds import (
-    UNLIMITED_WAITERS,
     Condition,
     FairQueue,
     SingleFlight,
@@ -597,7 +596,7 @@ class SegmentLoader:
 
     threads: WorkerThreads
     _slots: FairQueue = attrs.field(
-        factory=lambda: FairQueue(MAX_LOADS, UNLIMITED_WAITERS, MAX_LOADS_PER_CALLER)
+        factory=lambda: FairQueue(MAX_LOADS, running_per_caller=MAX_LOADS_PER_CALLER)
     )
     _loads: SingleFlight[EventSegment, None] = attrs.field(factory=SingleFlight)
 

@@ -49,7 +49,7 @@ from tawebeval.core.results import ResultSummary
 from tawebeval.core.shares import Share
 from tawebeval.core.text import take_tail
 from tawebeval.core.tokens import ANONYMOUS_CALLER
-from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue, WorkerThreads, run_in_background
+from tawebeval.deferreds import FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import ConfigurationError, EvaluationFailure, SetupProblem, StoreError
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, describe_disk_error
@@ -449,7 +449,7 @@ class EvaluationStore:
     _is_writing: bool = False
     _is_closed: bool = False
     # A list takes some milliseconds of a processor.
-    _lists: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNLIMITED_WAITERS))
+    _lists: FairQueue = attrs.field(factory=lambda: FairQueue(1))
     _retry: IDelayedCall | None = None
 
     # Start

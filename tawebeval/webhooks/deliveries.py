@@ -41,7 +41,6 @@ from tawebeval.core.hosts import (
 )
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import (
-    UNLIMITED_WAITERS,
     FairQueue,
     run_in_background,
 )
@@ -238,9 +237,8 @@ class Delivery:
 class CallbackQueue:
     """Queue of callbacks. Without a file of secrets it accepts none.
 
-    A caller has at most half of the slots, except with `has_one_caller`: without tokens all
-    requests belong to one caller. `random` returns so many random bytes, `time` the seconds since
-    the epoch. `ended_counts_by_state` counts deliveries by their final state.
+    A caller has at most half of the slots. `random` returns so many random bytes, `time` the
+    seconds since the epoch. `ended_counts_by_state` counts deliveries by their final state.
     """
 
     def __init__(
@@ -248,15 +246,14 @@ class CallbackQueue:
         secrets: SigningSecretsFile,
         sender: WebhookSender,
         *,
-        has_one_caller: bool,
         clock: Any,
         random: Callable[[int], bytes],
         time: Callable[[], float],
     ) -> None:
         self._secrets = secrets
         self._sender = sender
-        per_caller = 0 if has_one_caller else (CONCURRENT_CALLBACKS + 1) // 2
-        self._slots = FairQueue(CONCURRENT_CALLBACKS, UNLIMITED_WAITERS, per_caller)
+        per_caller = (CONCURRENT_CALLBACKS + 1) // 2
+        self._slots = FairQueue(CONCURRENT_CALLBACKS, running_per_caller=per_caller)
         self._clock = clock
         self._random = random
         self._time = time
@@ -430,8 +427,6 @@ def make_callback_queue(
     reactor: Any,
     random: Callable[[int], bytes],
     time: Callable[[], float],
-    *,
-    has_one_caller: bool,
 ) -> CallbackQueue:
     """Return the `CallbackQueue` for `settings`.
 
@@ -451,7 +446,6 @@ def make_callback_queue(
     return CallbackQueue(
         SigningSecretsFile(find_secrets_file(settings.secrets, environment)),
         sender,
-        has_one_caller=has_one_caller,
         clock=reactor,
         random=random,
         time=time,

@@ -401,11 +401,9 @@ class ServiceTests(SynchronousTestCase):
     def test_callbacks_end_after_evaluations_and_sighup_reads_their_secrets(self) -> None:
         calls = self.note_calls_from_thread()
         secrets = self.file_with(f"* {format_secret(OLD)}")
-        opened = self.note_calls("make_callback_queue")
         daemon = self.start(callbacks=CallbackSettings(str(secrets)))
         evaluations = self.evaluations(daemon)
         callbacks = evaluations.callbacks
-        self.assertIs(opened[0][-1], True, "without tokens all requests belong to one caller")
         callbacks.create_callback("https://8.8.8.8/", "")
         secrets.write_text(f"alice {format_secret(OLD)}")
         signal.raise_signal(signal.SIGHUP)
@@ -442,15 +440,10 @@ class ServiceTests(SynchronousTestCase):
         self.assertIn(words, self.fail_to_start(daemon))
 
     def test_one_caller_of_several_gets_half_of_the_fetches(self) -> None:
-        for callers, own in (
-            (CallerSettings(), 3),
-            (CallerSettings(tokens=self.write_token()), 2),
-        ):
-            daemon = self.make(callers=callers, repositories=RepositoryFetchSettings(fetches=3))
-            fetches = self.evaluations(daemon).context.fetch_slots
-            places = [fetches.acquire_slot(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
-            self.assertEqual([place.called for place in places[:3]], [True, True, own == 3])
-            self.assertEqual(places[3].called, own == 2)
+        daemon = self.make(repositories=RepositoryFetchSettings(fetches=3))
+        fetches = self.evaluations(daemon).context.fetch_slots
+        places = [fetches.acquire_slot(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
+        self.assertEqual([place.called for place in places], [True, True, False, True])
 
     def test_run_slots_are_those_configured_or_one_for_each_processor(self) -> None:
         for running, places in ((3, 3), (0, 5)):
@@ -462,14 +455,13 @@ class ServiceTests(SynchronousTestCase):
                 queue.acquire_slot(str(number))
             self.assertTrue(queue.is_full())
 
-    def test_shares_of_callers_need_tokens(self) -> None:
+    def test_bounds_of_the_queue_are_those_configured(self) -> None:
         made = self.note_calls("EvaluationRegistry")
-        for tokens, own in (("", (0, 0)), (self.write_token(), (2, 7))):
-            self.make(
-                callers=CallerSettings(tokens=tokens, running=2, queued=7),
-                evaluations=EvaluationSettings(running=3, queued=9),
-            )
-            self.assertEqual(made.pop()[2], (3, 9, *own))
+        self.make(
+            callers=CallerSettings(running=2, queued=7),
+            evaluations=EvaluationSettings(running=3, queued=9),
+        )
+        self.assertEqual(made.pop()[2], (3, 9, 2, 7))
 
     def test_rules_for_hosts_are_those_of_the_configuration(self) -> None:
         caches = self.note_calls("RepositoryCache")

@@ -21,7 +21,7 @@ from tawebeval.config import (
 from tawebeval.core.evaluations import Commit, EvaluationState
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.segi import SegiParser
-from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue
+from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationFailure, build_limit_failure
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import build_status
@@ -354,7 +354,7 @@ class FetchTests(EvaluationTestCase):
         self.slot.shut = True
         repositories = self.world.repositories
         repositories.remote = repositories.gate.shut = True
-        self.fetches = self.world.fetches = FairQueue(1, UNLIMITED_WAITERS)
+        self.fetches = self.world.fetches = FairQueue(1)
         self.evaluation.context = self.world.context()
 
     def test_fetched_evaluation_waits_for_a_slot_without_using_the_cache(self) -> None:

@@ -16,7 +16,7 @@ from tawebeval.config import (
 )
 from tawebeval.core.event_log import EventLog
 from tawebeval.core.events import encode_error_event
-from tawebeval.deferreds import UNLIMITED_WAITERS, FairQueue
+from tawebeval.deferreds import FairQueue
 from tawebeval.errors import (
     CallerQuotaExceeded,
     EvaluationExpired,
@@ -141,7 +141,7 @@ class FetchTests(RegistryTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.registry.context.fetch_slots = FairQueue(2, UNLIMITED_WAITERS, 1)
+        self.registry.context.fetch_slots = FairQueue(2, running_per_caller=1)
         repositories = self.world.repositories
         repositories.remote = repositories.gate.shut = True
 

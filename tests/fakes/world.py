@@ -22,7 +22,6 @@ from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.shares import Share
 from tawebeval.daemon.reload import SystemdNotifier
 from tawebeval.deferreds import (
-    UNLIMITED_WAITERS,
     FairQueue,
     make_one_shot_event,
     wait_despite_cancellation,
@@ -230,7 +229,7 @@ class World:
         )
     )
     random: Callable[[int], bytes] = attrs.field(factory=straw)
-    fetches: FairQueue = attrs.field(factory=lambda: FairQueue(4, UNLIMITED_WAITERS))
+    fetches: FairQueue = attrs.field(factory=lambda: FairQueue(4))
     archive: Any = None
     store: FakeStore = attrs.field(factory=FakeStore)
     has_event_files: bool = False
@@ -280,7 +279,7 @@ class World:
         self.repositories.users = 0
         gate, self.repositories.gate = self.repositories.gate, Gate()
         self.repositories.gate.shut = gate.shut
-        self.fetches = FairQueue(4, UNLIMITED_WAITERS)
+        self.fetches = FairQueue(4)
         return self.store.load_live()
 
     @property

@@ -94,7 +94,6 @@ class CallbacksTestCase(SynchronousTestCase):
     """Two callers with secrets; chance is always one half."""
 
     pending_bytes = 10**6
-    has_one_caller = False
 
     def setUp(self) -> None:
         self.patch(deliveries, "BACKOFF", Backoff(4, 10, 60))
@@ -116,7 +115,6 @@ class CallbacksTestCase(SynchronousTestCase):
         callbacks = CallbackQueue(
             self.secrets,
             sender,
-            has_one_caller=self.has_one_caller,
             clock=self.clock,
             random=self.draw,
             time=lambda: EPOCH + self.clock.seconds(),
@@ -409,8 +407,6 @@ class RoomTests(CallbacksTestCase):
 
 
 class AloneTests(CallbacksTestCase):
-    has_one_caller = True
-
     def test_only_caller_has_all_places(self) -> None:
         self.secrets.current_secrets = parse_secrets(f"* {format_secret(OLD)}")
         self.sender.held = True
@@ -422,9 +418,7 @@ class AloneTests(CallbacksTestCase):
 class OpenTests(SynchronousTestCase):
     def open(self, settings: CallbackSettings) -> CallbackQueue:
         reactor: Any = MemoryReactorClock()
-        return make_callback_queue(
-            settings, {}, FakeResolver(), reactor, bytes, lambda: 0, has_one_caller=True
-        )
+        return make_callback_queue(settings, {}, FakeResolver(), reactor, bytes, lambda: 0)
 
     def test_no_file_of_secrets_permits_no_callback(self) -> None:
         callbacks = self.open(CallbackSettings())

@@ -442,9 +442,7 @@ class OpenTests(SynchronousTestCase):
         settings = CallbackSettings(
             allow_hosts=("8.8.8.8", "10.0.0.1", "10.1.0.1"), private_networks=("10.0.0.0/24",)
         )
-        queue = make_callback_queue(
-            settings, {}, FakeResolver(), reactor, bytes, lambda: EPOCH, has_one_caller=True
-        )
+        queue = make_callback_queue(settings, {}, FakeResolver(), reactor, bytes, lambda: EPOCH)
         sender = queue._sender
         for host, word in (
             ("1.1.1.1", "callbacks.allow_hosts"),
