@@ -38,7 +38,7 @@ from tawebeval.errors import EvaluationFailure, EvaluationNotFound, format_size
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.run import Run
-from tawebeval.evaluations.store import EvaluationDetails, SharedUpload
+from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.base import Environment, SandboxedRun, find_environment
 from tawebeval.sandbox.workspace import Workspace
@@ -125,12 +125,6 @@ class Evaluation:
         with suppress(KeyError):
             return find_environment(self.context.configuration, self.details.request.environment)
         return None
-
-    @property
-    def shared_upload(self) -> SharedUpload:
-        """The form's files, counted."""
-        assert self.details.shared_upload is not None, "made by the registry"
-        return self.details.shared_upload
 
     @property
     def is_client_waiting(self) -> bool:

@@ -58,7 +58,6 @@ from tawebeval.evaluations.store import (
     EvaluationRow,
     EvaluationStore,
     PendingCallback,
-    SharedUpload,
     format_rfc3339_time,
 )
 from tawebeval.evaluations.submissions import (
@@ -340,8 +339,6 @@ class EvaluationRegistry:
         )
         if first is not None:
             self.submissions.discard_upload(form.directory, form.upload_bytes, caller)
-            if form.reused_upload is not None:
-                form.reused_upload.remove_reference()
             return first
         url = form.request.callback_url
         callback = (
@@ -359,8 +356,7 @@ class EvaluationRegistry:
             sequence_number=number,
             idempotency_key=key,
             form_digest=form.form_digest if key is not None else b"",
-            shared_upload=form.reused_upload
-            or SharedUpload(self.submissions.share, form.upload_bytes, number, caller),
+            upload_size=form.upload_bytes,
             should_keep_submission=True,
             callback=callback,
         )
@@ -404,13 +400,12 @@ class EvaluationRegistry:
         `uploads` is the directory of their files that have not begun. Blocks, for some milliseconds
         each.
         """
-        shares: dict[int, SharedUpload] = {}
         known = {derive_log_pseudonym(row.identifier) for row in rows}
         self._callbacks.resume_deliveries(callbacks, known)
         # Otherwise those that wait would take the slots of those that run.
         for row in sorted(rows, key=lambda row: row.run is None):
             try:
-                self._restore(row, uploads, resume_checkout, shares)
+                self._restore(row, uploads, resume_checkout)
             except Exception:  # noqa: BLE001  (the others go on; its row stays)
                 name = derive_log_pseudonym(row.identifier)
                 log.failure("defect: {evaluation} cannot be restored", evaluation=name)
@@ -421,20 +416,11 @@ class EvaluationRegistry:
         row: EvaluationRow,
         uploads: Path,
         resume_checkout: ResumeCheckout,
-        shares: dict[int, SharedUpload],
     ) -> None:
         name = derive_log_pseudonym(row.identifier)
         details = load_details(row, uploads / (row.upload_directory or name))
         evaluation = self._make_evaluation(details)
-        share = shares.get(row.shared_upload_number)
-        if share is None:
-            self.submissions.share.take(row.upload_size, row.caller)
-            share = shares[row.shared_upload_number] = SharedUpload(
-                self.submissions.share, row.upload_size, row.shared_upload_number, row.caller
-            )
-        else:
-            share.add_reference()
-        details.shared_upload = share
+        self.submissions.share.take(row.upload_size, row.caller)
         self._add(evaluation)
         self.context.counters.record_restored_evaluation(row.state)
         if row.state.has_ended:

@@ -380,7 +380,7 @@ _OTHER_RUNNER = EvaluationFailure(
 def make_row(evaluation: Evaluation) -> EvaluationRow:
     """Return the row of an evaluation as it is now."""
     details, run, upload = evaluation.details, evaluation.run, evaluation.details.upload_directory
-    share, results, stdout = details.shared_upload, details.result_summary, evaluation.events.stdout
+    results, stdout = details.result_summary, evaluation.events.stdout
     stop_reason = evaluation.stop_reason or (run.failure if run is not None else None)
     event_log = evaluation.events.log
     members = {
@@ -391,8 +391,6 @@ def make_row(evaluation: Evaluation) -> EvaluationRow:
     return EvaluationRow(
         **members,
         upload_directory=None if upload is None else upload.name,
-        upload_size=0 if share is None else share.size,
-        shared_upload_number=0 if share is None else share.upload_number,
         is_cleaned_up=evaluation.cleanup_event.is_set,
         is_forgotten=details.final_state is not None,
         packed_result_summary=b"" if results is None else results.pack(),

@@ -46,7 +46,6 @@ from tawebeval.core.form import (
     unpack_request,
 )
 from tawebeval.core.results import ResultSummary
-from tawebeval.core.shares import Share
 from tawebeval.core.text import take_tail
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue, WorkerThreads, run_in_background
@@ -103,6 +102,7 @@ class StoredDetails:
     - `sequence_number`: the number in the order of acceptance by the registry.
     - `idempotency_key`: the `Idempotency-Key`, None without one; `form_digest`: the digest of the
       form with that key.
+    - `upload_size`: the bytes of the form's files, which count for the caller.
     - `should_keep_submission`: whether its files and its request are to be left in the workspace at
       the end; `has_kept_submission`: whether they are there.
     - `state_times`: when each state began, and the keys `created` and `ended`, in seconds since the
@@ -126,6 +126,7 @@ class StoredDetails:
     clock_offset: float | None = None
     idempotency_key: str | None = None
     form_digest: bytes = b""
+    upload_size: int = 0
     should_keep_submission: bool = False
     has_kept_submission: bool = False
     callback: CallbackRecord | None = None
@@ -148,7 +149,6 @@ class EvaluationDetails(StoredDetails):
     """Details of one evaluation. Its `Evaluation` changes them, and all others read them.
 
     - `upload_directory`: the directory of the form's files, None once the workspace has them.
-    - `shared_upload`: counts the bytes of the form's files; None without a registry.
     - `final_state`: DRAINED or EXPIRED once the registry has forgotten the evaluation.
     - `result_summary`: what the evaluator has reported, None before the start.
     - `event_bytes`: the bytes of events on the disk that count for the caller.
@@ -156,7 +156,6 @@ class EvaluationDetails(StoredDetails):
     """
 
     upload_directory: Path | None = None
-    shared_upload: SharedUpload | None = None
     final_state: EvaluationState | None = None
     result_summary: ResultSummary | None = None
     event_bytes: int = 0
@@ -211,31 +210,6 @@ def format_rfc3339_time(timestamp: float) -> str:
     return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds")
 
 
-@attrs.define(eq=False)
-class SharedUpload:
-    """Files of a submission, counted once for the evaluation and for reruns, which link them.
-
-    `reference_count` is the number of evaluations that need the files. `upload_number` is unique
-    among the uploads. The files count for the `caller`.
-    """
-
-    _share: Share
-    size: int
-    upload_number: int
-    caller: str
-    reference_count: int = 1
-
-    def add_reference(self) -> None:
-        """Count one reference more."""
-        self.reference_count += 1
-
-    def remove_reference(self) -> None:
-        """Count one reference less; the last one gives back the bytes."""
-        self.reference_count -= 1
-        if not self.reference_count:
-            self._share.give_back(self.size, self.caller)
-
-
 class RunRow(msgspec.Struct, omit_defaults=True):
     """An evaluator that runs.
 
@@ -260,7 +234,7 @@ class EvaluationRow(StoredDetails):
     """An evaluation, besides its events.
 
     - `upload_directory`: the name of the directory of the form's files, None once the workspace has
-      them; `upload_size`: its bytes; `shared_upload_number`: that of their `SharedUpload`.
+      them.
     - `packed_result_summary`: packed (`core.results`).
     - `markers`: those of stdout (`core.segi`), None before the start.
     - `run`: None unless the evaluator runs.
@@ -274,8 +248,6 @@ class EvaluationRow(StoredDetails):
     """
 
     upload_directory: str | None = None
-    upload_size: int = 0
-    shared_upload_number: int = 0
     is_cleaned_up: bool = False
     is_forgotten: bool = False
     packed_result_summary: bytes = b""

@@ -29,7 +29,6 @@ from tawebeval.deferreds import Condition, WorkerThreads, run_in_background
 from tawebeval.errors import SubmissionDiscarded, format_size
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.store import SharedUpload
 from tawebeval.linux.filetree import add_path_to_errors, open_regular_file, remove_tree
 from tawebeval.sandbox.workspace import Workspace
 
@@ -48,8 +47,7 @@ class ReceivedForm:
 
     `idempotency_key` is the `Idempotency-Key`, None without one; `form_digest` identifies the
     form's content. `upload_bytes` is the number of bytes that the form takes of the space for
-    uploads; `reused_upload` is in place of it the share of the submission whose files it links,
-    counted as a user.
+    uploads; those of files that a rerun links count once more.
     """
 
     request: EvaluationRequest
@@ -57,7 +55,6 @@ class ReceivedForm:
     idempotency_key: str | None = None
     form_digest: bytes = b""
     upload_bytes: int = 0
-    reused_upload: SharedUpload | None = None
 
 
 class UploadRequest(Protocol):
@@ -232,12 +229,12 @@ _CALLERS = 4  # that have a part of limits.uploads at the same time, at least
 class RerunnableSubmission:
     """The request of an ended evaluation, and its files in the `workspace`.
 
-    `shared_upload` counts the bytes of the files.
+    `size` is the bytes of the files.
     """
 
     request: EvaluationRequest
     workspace: Workspace
-    shared_upload: SharedUpload
+    size: int
 
 
 class SubmissionStore:
@@ -272,7 +269,10 @@ class SubmissionStore:
         if evaluation.details.has_kept_submission:
             self._kept[evaluation.details.caller][evaluation.details.identifier] = evaluation
         else:
-            evaluation.shared_upload.remove_reference()
+            self._give_back(evaluation)
+
+    def _give_back(self, evaluation: Evaluation) -> None:
+        self.share.give_back(evaluation.details.upload_size, evaluation.details.caller)
 
     @asynccontextmanager
     async def open_kept_submission(
@@ -291,11 +291,10 @@ class SubmissionStore:
                 packed = await self._context.worker_threads.run_in_thread(read)
             except FileNotFoundError:
                 raise SubmissionDiscarded from None
-            if (
-                identifier not in self._kept[evaluation.details.caller]
-            ):  # perhaps forgotten meanwhile
+            details = evaluation.details
+            if identifier not in self._kept[details.caller]:  # forgotten, perhaps meanwhile
                 raise SubmissionDiscarded
-            yield RerunnableSubmission(unpack_request(packed), workspace, evaluation.shared_upload)
+            yield RerunnableSubmission(unpack_request(packed), workspace, details.upload_size)
         finally:
             self._in_use -= Counter([identifier])
 
@@ -307,7 +306,7 @@ class SubmissionStore:
 
         Raises: SubmissionDiscarded; ServerBusy; OSError.
         """
-        directory = self._root / self._context.generate_random_bytes(16).hex()
+        directory, size = self._root / self._context.generate_random_bytes(16).hex(), 0
         try:
             archive = self._context.archive
             if archive is None:
@@ -317,16 +316,10 @@ class SubmissionStore:
             if found is None:
                 raise SubmissionDiscarded
             self.share.take_within_part(found.size, caller)
-            key = -int.from_bytes(
-                self._context.generate_random_bytes(7)
-            )  # no number of an evaluation
-            share = SharedUpload(self.share, found.size, key, caller)
-            try:
-                yield RerunnableSubmission(found.evaluation_request, found.workspace, share)
-            finally:
-                share.remove_reference()
+            size = found.size
+            yield RerunnableSubmission(found.evaluation_request, found.workspace, size)
         finally:
-            self.discard_upload(directory, 0, caller)
+            self.discard_upload(directory, size, caller)
 
     def _discard_kept(self, size: int, caller: str | None) -> bool:
         """Discard kept files of `size` bytes or more, those of the first end first.
@@ -335,15 +328,11 @@ class SubmissionStore:
         together have fewer, discard none and return False.
         """
         found: list[Evaluation] = []
-        users: Counter[SharedUpload] = Counter()  # of those found
         for evaluation in self._list_kept(caller):
             if size <= 0:
                 break
             found.append(evaluation)
-            share = evaluation.shared_upload
-            users[share] += 1
-            if users[share] == share.reference_count:
-                size -= share.size
+            size -= evaluation.details.upload_size
         if size > 0:
             return False
         for evaluation in found:
@@ -366,7 +355,7 @@ class SubmissionStore:
             evaluation.details.has_kept_submission = False
             self.discard_upload(workspace.submission_directory, 0, "")
             self.discard_upload(workspace.request_file, 0, "")
-            evaluation.shared_upload.remove_reference()
+            self._give_back(evaluation)
 
     def discard_upload(self, directory: Path, size: int, caller: str) -> None:
         """Remove the `directory` of a form that becomes no evaluation.

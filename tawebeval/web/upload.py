@@ -49,7 +49,6 @@ from tawebeval.errors import (
     UnsupportedMediaType,
     format_size,
 )
-from tawebeval.evaluations.store import SharedUpload
 from tawebeval.evaluations.submissions import (
     ReceivedForm,
     RerunnableSubmission,
@@ -143,7 +142,6 @@ class FormReceiver:
         self._submissions = submissions
         self._caller = caller
         self._stored_bytes = 0  # that count for the caller
-        self._linked: SharedUpload | None = None
         self._fields: dict[str, bytes] = {}  # in UTF-8
         self._submission: list[SubmissionFile] = []
         self._digests: dict[str, bytes] = {}
@@ -279,14 +277,12 @@ class FormReceiver:
             self.key,
             self.compute_digest(),
             self._stored_bytes,
-            self._linked,
         )
 
     def _take_kept(self, kept: RerunnableSubmission) -> FormPreset:
         """Link the files of a kept submission; return the preset with its fields."""
         request = kept.request
-        self._linked = kept.shared_upload
-        kept.shared_upload.add_reference()
+        self._count_stored(kept.size)
         self._submission += request.submission
         for file in request.submission:
             path = Path("submission", file.field, file.filename)
@@ -300,8 +296,6 @@ class FormReceiver:
         self._files.stop_writing(self._discard)
 
     def _discard(self) -> None:
-        if self._linked is not None:
-            self._linked.remove_reference()
         if self._files.has_begun_writing:
             self._submissions.discard_upload(
                 self._files.directory, self._stored_bytes, self._caller

@@ -163,24 +163,6 @@ class WaitingTests(RestoringTestCase):
         self.assertEqual(self.accept(key="k", digest=b"1"), identifier)
         self.assertRaises(IdempotencyKeyReused, self.accept, key="k", digest=b"2")
 
-    def test_upload_that_evaluations_share_is_counted_once(self) -> None:
-        self.registry.submissions.share.take(100, "alice")
-        form = ReceivedForm(make_request(), Path("/uploads/some"), upload_bytes=100)
-        first = self.registry.accept_form(form, "alice")
-        upload = self.registry.records[first].shared_upload
-        upload.add_reference()
-        rerun = ReceivedForm(make_request(), Path("/uploads/other"), reused_upload=upload)
-        second = self.registry.accept_form(rerun, "alice")
-        self.restart()
-        share = self.registry.submissions.share
-        self.assertEqual((share.used, share.used_by_caller["alice"]), (100, 100))
-        done = Deferred.fromCoroutine(self.registry.cancel_evaluation(second, "alice"))
-        self.successResultOf(done)
-        self.assertEqual(share.used, 100)
-        self.assertEqual(self.registry.records[first].shared_upload.reference_count, 1)
-        self.finish(self.world.child)
-        self.assertEqual(share.used, 0)
-
     def test_row_that_cannot_be_restored_leaves_the_others(self) -> None:
         broken, other = self.accept(), self.accept()
 

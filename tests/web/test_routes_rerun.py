@@ -222,12 +222,12 @@ class RerunTests(RerunTestCase):
         self.assertEqual(connection.answer().status, 410)
         self.assertEqual((self.service.leftovers(), self.stored), ([], 0))
 
-    def test_files_count_once_until_no_rerun_needs_them(self) -> None:
+    def test_files_count_for_each_rerun_until_it_is_read(self) -> None:
         place = self.begin()
         self.finish()
         size = self.stored
         again = self.rerun(place).headers["location"]
-        self.assertEqual(self.stored, size)
+        self.assertEqual(self.stored, 2 * size)
         self.page(place.rpartition("/")[2], "?after=end")
         self.assertEqual(len(self.service.leftovers()), 1)
         path = next(self.service.root.glob("evaluations/*/submission/source/solution.py"))
@@ -253,34 +253,6 @@ class RerunTests(RerunTestCase):
         self.finish()
         self.read_to_end(*places, last, again)
         self.assertEqual((self.service.leftovers(), self.stored), ([], 0))
-
-    def test_rerun_displaces_no_files(self) -> None:
-        places = []
-        for _ in range(2):
-            places.append(self.begin())
-            self.finish()
-        share = self.service.registry.submissions.share
-        share.total = self.stored
-        for place in (*places, *places):
-            self.rerun(place, 200, Part("seed", b"8"))
-            self.finish()
-        self.assertEqual((self.stored, self.kept), (share.total, 6))
-
-    def test_files_make_room_only_with_all_their_reruns(self) -> None:
-        place = self.begin()
-        self.finish()
-        again = self.rerun(place).headers["location"]
-        share = self.service.registry.submissions.share
-        self.assertFalse(share.make_room(1, None))
-        self.finish()
-        last = self.rerun(place).headers["location"]
-        self.assertFalse(share.make_room(1, None))
-        self.finish()
-        self.assertTrue(share.make_room(1, None))
-        self.assertEqual((self.stored, self.kept), (0, 0))
-        self.rerun(again, 410)
-        self.read_to_end(place, again, last)
-        self.assertEqual(self.service.leftovers(), [])
 
     def test_upload_that_never_fits_displaces_nothing(self) -> None:
         place = self.begin()
