@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Literal, TypeAlias
 
 import attrs
@@ -62,20 +63,22 @@ class LimitRange:
 
 
 def parse_limits(
-    values: Mapping[str, str], limit_ranges: Mapping[str, LimitRange]
+    values: Mapping[str, str], limit_ranges: Mapping[str, LimitRange], over_maximum_hint: str = ""
 ) -> dict[str, int | float]:
     """Return the chosen limits of some values by name; an empty value chooses the default.
+
+    `over_maximum_hint` ends the message about a value over its maximum.
 
     Raises: InvalidField, with the name of the form's field.
     """
     return {
-        name: _parse_limit(name, value, limit_ranges[name])
+        name: _parse_limit(name, value, limit_ranges[name], over_maximum_hint)
         for name, value in values.items()
         if value
     }
 
 
-def _parse_limit(name: str, value: str, allowed: LimitRange) -> int | float:
+def _parse_limit(name: str, value: str, allowed: LimitRange, hint: str) -> int | float:
     unit = LIMIT_UNITS[name]
     pattern, words = _SYNTAX[unit]
     match = pattern.fullmatch(value)
@@ -93,7 +96,7 @@ def _parse_limit(name: str, value: str, allowed: LimitRange) -> int | float:
         raise InvalidField(
             f"limits[{name}]",
             f"{describe_limit(name, number)} is over the maximum,"
-            f" {describe_limit(name, allowed.maximum)} (limits.maximum.{name})",
+            f" {describe_limit(name, allowed.maximum)} (limits.maximum.{name}){hint}",
             limit=allowed.maximum,
         )
     return number
@@ -133,6 +136,7 @@ FIELD_NAME_PATTERN = rf"[a-z][a-z0-9_]{{0,{MAX_FIELD_NAME_LENGTH - 1}}}"
 
 _SUBMISSION = re.compile(rf"submission\[({FIELD_NAME_PATTERN})\]")
 _OID = re.compile(r"[0-9a-fA-F]{40}")
+_SHA256_OID = re.compile(r"[0-9a-fA-F]{64}")
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # A URL of RFC 3986 without a fragment; `parse_server_address` checks the host.
@@ -404,6 +408,8 @@ def parse_form(
     limit_ranges: Mapping[str, LimitRange],
     environments: Collection[str] = (),
     problem: str | None = None,
+    over_maximum_hint: str = "",
+    unknown_names: Sequence[str] = (),
 ) -> EvaluationRequest:
     """Return the request of a form. Raises InvalidField.
 
@@ -411,16 +417,18 @@ def parse_form(
     `protocols` are the protocols allowed for repositories, by git's names. `limit_ranges` are the
     allowed values of the limits, by their names in `[limits]`, `environments` the names of the
     configured environments. The form of a `problem` may have a branch in place of a commit.
+    `over_maximum_hint` ends the message about a limit over its maximum. `unknown_names` are those
+    of ignored fields: the message about a missing field has the nearest one.
     """
     if not submission:
         raise InvalidField(
             "submission",
             "no file was sent; send at least one field submission[NAME], such as"
-            " submission[source]",
+            f" submission[source]{_find_near_name('submission[source]', unknown_names)}",
         )
     has_commit = problem is None or "commit_oid" in fields or "repository[branch]" not in fields
     for name in ("repository[url]", *(["commit_oid"] if has_commit else []), "evaluator_cmd"):
-        _check_required(fields, name)
+        _check_required(fields, name, unknown_names)
     commit_oid = _commit_oid(fields["commit_oid"]) if has_commit else ""
     evaluator_cmd = fields["evaluator_cmd"]
     if "\0" in evaluator_cmd:
@@ -442,12 +450,19 @@ def parse_form(
         limits=parse_limits(
             {name: fields.get(f"limits[{name}]", "") for name in LIMIT_UNITS},
             limit_ranges,
+            over_maximum_hint,
         ),
         problem=problem,
     )
 
 
 def _commit_oid(commit_oid: str) -> str:
+    if _SHA256_OID.fullmatch(commit_oid):
+        raise InvalidField(
+            "commit_oid",
+            f"{commit_oid!r} is of a repository with SHA-256 OIDs, which are not supported; use one"
+            " with SHA-1 OIDs (`git init --object-format=sha1`)",
+        )
     if not _OID.fullmatch(commit_oid):
         raise InvalidField(
             "commit_oid",
@@ -503,12 +518,17 @@ def parse_environment_name(name: str, known_names: Collection[str]) -> str | Non
     return name
 
 
-def _check_required(fields: Mapping[str, str], name: str) -> None:
+def _check_required(fields: Mapping[str, str], name: str, unknown_names: Sequence[str]) -> None:
     value = fields.get(name)
     if value is None:
-        raise InvalidField(name, "is required")
+        raise InvalidField(name, f"is required{_find_near_name(name, unknown_names)}")
     if not value.strip():
         raise InvalidField(name, "is empty")
+
+
+def _find_near_name(name: str, unknown_names: Sequence[str]) -> str:
+    near = get_close_matches(name, unknown_names, 1, 0.5)
+    return f"; {near[0]!r} is no known field: rename it to {name}" if near else ""
 
 
 def _number(fields: Mapping[str, str], name: str, least: int, most: int) -> int | None:

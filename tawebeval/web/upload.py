@@ -63,6 +63,7 @@ _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
 _MAX_FOLDED_LINES = 100  # of headers in a form
 _MAX_PART_HEADER_BYTES = 2048  # of one part
 _MAX_PARAMETERS = 32  # of the headers of one part
+_MAX_UNKNOWN_NAMES = 16  # of ignored fields, for a message
 _MAX_KEY = 255  # characters of an Idempotency-Key
 _PER_FILE = 8192  # bytes of disk that a file and its directory take, of whatever size
 # A parameter whose value is in quotes, or is written without quotes that it needs.
@@ -143,6 +144,7 @@ class FormReceiver:
         self._caller = caller
         self._stored_bytes = 0  # that count for the caller
         self._fields: dict[str, bytes] = {}  # in UTF-8
+        self._unknown_names: list[str] = []
         self._submission: list[SubmissionFile] = []
         self._digests: dict[str, bytes] = {}
         # The arriving part: its text or file; neither if the field is unknown.
@@ -262,6 +264,8 @@ class FormReceiver:
             self._limits.requestable_ranges,
             self._environments,
             preset.problem,
+            "; the operator can raise it",
+            self._unknown_names,
         )
         try:
             await self._files.finish()
@@ -314,7 +318,11 @@ class FormReceiver:
         limit = find_field_size_limit(name) if file is None else None
         # Browsers send an empty name and no content for an input without a file.
         self._must_be_empty = file is not None and filename == ""
-        if self._must_be_empty or (file is None and limit is None):
+        if self._must_be_empty:
+            return
+        if file is None and limit is None:
+            if len(self._unknown_names) < _MAX_UNKNOWN_NAMES:
+                self._unknown_names.append(name[:80])
             return
         for header in ("Content-Transfer-Encoding", "Content-Encoding"):
             coding = part.header(header, "").strip(" \t")

@@ -268,6 +268,13 @@ class FormTests(Tables):
                 word = "required" if value is None else "empty"
                 self.assertIn(word, error.detail)
 
+    def test_message_about_a_missing_field_names_the_nearest_unknown_one(self) -> None:
+        fields = {name: value for name, value in LEAST.items() if name != "commit_oid"}
+        for names, words in (((), "required"), (("x", "comit"), "; 'comit' is no known field")):
+            with self.assertRaises(InvalidField) as caught:
+                parse_form(fields, SUBMISSION, ALL, RANGES, unknown_names=names)
+            self.assertIn(words, str(caught.exception))
+
     def test_optional_fields_may_be_empty(self) -> None:
         for field in TEXT_FIELD_SIZE_LIMITS.keys() - LEAST.keys():
             self.assertEqual(parse({field: ""}), parse())
@@ -403,6 +410,10 @@ class CommitHintTests(SynchronousTestCase):
             error = self.assertRaises(InvalidField, parse, {"commit_oid": value})
             for words in (repr(value), "git rev-parse COMMIT", "git ls-remote URL BRANCH"):
                 self.assertIn(words, error.detail)
+
+    def test_sha256_is_not_supported(self) -> None:
+        error = self.assertRaises(InvalidField, parse, {"commit_oid": "a" * 64})
+        self.assertIn("--object-format=sha1", error.detail)
 
 
 class UrlTests(Tables):

@@ -14,7 +14,7 @@ from tests.cases.web import END, WebTestCase
 from tests.fakes.clients import MULTIPART, form, parts
 from tests.fakes.files import FakeStore
 
-OVER = "1 GiB is over the maximum, 512 MiB (limits.maximum.memory)"
+OVER = "1 GiB is over the maximum, 512 MiB (limits.maximum.memory); the operator can raise it"
 
 
 class NameTests(WebTestCase):

@@ -9,11 +9,18 @@ from tawebeval.errors import (
     MalformedRequest,
     RequestTooLarge,
 )
-from tests.cases.uploads import UploadTestCase
+from tests.cases.uploads import UploadTestCase, without
 from tests.fakes.clients import BOUNDARY, Part, form, parts
 
 
 class FieldTests(UploadTestCase):
+    def test_missing_field_names_the_nearest_unknown_one(self) -> None:
+        body = form([Part("other", b""), Part("commit", b"x"), *without("commit_oid")])
+        said = str(self.refuse(InvalidField, body, "commit_oid"))
+        self.assertTrue(
+            said.endswith("; 'commit' is no known field: rename it to commit_oid"), said
+        )
+
     def test_field_may_not_be_repeated(self) -> None:
         good = parts(branch=b"main", depth=b"1", directory=b"a", seed=b"1")
         for part in good:
