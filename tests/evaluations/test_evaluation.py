@@ -22,7 +22,7 @@ from tawebeval.core.evaluations import Commit, EvaluationState
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.segi import SegiParser
 from tawebeval.deferreds import FairQueue
-from tawebeval.errors import EvaluationFailure, build_limit_failure
+from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import build_status
 from tawebeval.linux.filetree import remove_tree
@@ -75,11 +75,6 @@ class ChosenEnvironmentTests(EvaluationTestCase):
         )
         self.begin()
         self.assertEqual(self.world.sandbox.last.job_settings, [left, right])
-
-    def test_run_without_a_choice_has_no_environment(self) -> None:
-        self.begin()
-        self.assertEqual(self.world.sandbox.environments, [None])
-        self.assertIs(self.document(), None)
 
     def test_environment_removed_before_the_start_fails_the_evaluation(self) -> None:
         self.slot.shut = True
@@ -250,16 +245,6 @@ class LifeTests(EvaluationTestCase):
         child.end()
         self.assert_over(EvaluationState.FINISHED, None)
 
-    def test_run_over_a_limit_of_its_sandbox_is_stopped(self) -> None:
-        self.begin()
-        self.world.sandbox.last.run_limits.over = build_limit_failure(
-            "memory", "memory", "bytes", 2**20
-        )
-        self.world.clock.advance(0.25)
-        self.assertEqual(self.world.child.signals, [signal.SIGKILL])
-        self.world.child.end(signal=signal.SIGKILL)
-        self.assert_over(EvaluationState.FAILED, "memory")
-
     def test_run_has_the_limits_that_the_request_has_chosen(self) -> None:
         (self.root / "upload").rename(self.mktemp())
         self.evaluation = self.make(limits={"memory": 2**28, "wall_clock": 5, "cpu": 301})
@@ -277,15 +262,6 @@ class LifeTests(EvaluationTestCase):
         self.begin()
         self.evaluation.stop(CANCELLED)
         self.assertEqual(self.evaluation.limits.cpu, 5)
-
-    def test_readers_never_slow_the_evaluator(self) -> None:
-        self.world.memory.share.total = 1000
-        self.begin()
-        self.world.child.print(b"a line\n" * 20_000)
-        self.world.turn()
-        self.assertFalse(self.world.child.paused)
-        self.world.clock.advance(10)
-        self.assertEqual(self.world.child.signals, [signal.SIGTERM])
 
     def test_events_on_the_disk_are_counted_until_they_are_discarded(self) -> None:
         self.begin()
@@ -661,14 +637,6 @@ class StopTests(SlowTestCase):
         threads.finish()
         self.assert_over(EvaluationState.CANCELLED, "cancelled", "last words")
 
-    def test_every_reason_other_than_cancelled_makes_it_a_failure(self) -> None:
-        for reason in ("shutdown", "lost"):
-            self.setUp()
-            self.world.repositories.gate.shut = True
-            self.begin()
-            self.stop(EvaluationFailure(reason, "so it is"))
-            self.assert_over(EvaluationState.FAILED, reason)
-
     def test_only_the_first_reason_counts(self) -> None:
         for prepare in self.states():
             self.setUp()
@@ -687,13 +655,6 @@ class StopTests(SlowTestCase):
             lambda: setattr(self.world.repositories.gate, "shut", True),
             lambda: None,
         ]
-
-    def test_evaluation_that_is_cleaned_up_stays_as_it_is(self) -> None:
-        threads = self.slow_threads()
-        self.run_to_the_clean_up(threads)
-        self.stop()
-        threads.finish()
-        self.assert_over(EvaluationState.FINISHED, None)
 
 
 class CleanUpTests(SlowTestCase):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from signal import SIGKILL
 from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 from unittest import TestCase, TestResult
@@ -105,14 +104,6 @@ class StoryTests(EvaluationTestCase):
         self.world.turn()
         words = '"goal_result" does not count as a result: "result" is "{yes}"; write true or false'
         self.assertTrue(self.story()[-1].endswith(words), self.story()[-1])
-
-    def test_evaluation_that_never_ran_used_nothing(self) -> None:
-        self.slot.shut = True
-        self.begin()
-        self.evaluation.stop(CANCELLED)
-        self.assertEqual(
-            self.story()[-1], "cancelled after 0.000 s: cancelled: the evaluation was cancelled"
-        )
 
     def test_what_is_not_measured(self) -> None:
         for number, (usage, told) in enumerate(
@@ -441,23 +432,6 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual((document["state"], document["exit"]), ("cancelled", None))
         self.assertEqual(document["error"]["reason"], "cancelled")
         self.assertEqual(document["usage"], None)
-
-    def test_evaluation_ended_before_its_start_has_no_exit(self) -> None:
-        self.begin()
-        self.evaluation.stop(CANCELLED)
-        self.world.sandbox.last.unstarted = EvaluationFailure("lost", "at its start")
-        self.world.child.end(signal=SIGKILL)
-        self.world.turn()
-        document = self.status()
-        self.assertEqual((document["state"], document["exit"]), ("cancelled", None))
-        self.assertEqual(document["error"]["reason"], "cancelled")
-        self.assertIsNot(document["usage"], None)
-
-    def test_exit_by_a_signal_has_no_status(self) -> None:
-        self.begin()
-        self.world.child.end(signal=SIGKILL)
-        self.world.turn()
-        self.assertEqual(self.status()["exit"], {"status": None, "signal": 9})
 
     def test_status_tells_no_exit_while_orphans_are_ended(self) -> None:
         self.world.sandbox.orphan_reaper.shut = True

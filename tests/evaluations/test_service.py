@@ -7,28 +7,20 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
-from tawebeval.core.evaluations import IdentifierIssuer
 from tawebeval.core.event_log import EventPage
 from tawebeval.core.form import MAX_SEED
-from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, ServerBusy
+from tawebeval.errors import DiscardedCursor, EvaluationExpired, ServerBusy
 from tawebeval.evaluations.submissions import ReceivedForm
 from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 from tests.cases.settings import with_constants
 from tests.fakes.children import FakeChild
-from tests.fakes.world import IdleThreads, UntidyThreads, make_request, straw
+from tests.fakes.world import IdleThreads, UntidyThreads, make_request
 
 
 class AcceptTests(RegistryTestCase):
-    def test_each_evaluation_has_an_identifier_of_its_own(self) -> None:
-        identifiers = [self.accept() for _ in range(4)]
-        self.assertEqual(len(set(identifiers)), 4)
-        for identifier in identifiers:
-            self.assertEqual(self.registry.get_status(identifier)["evaluation_id"], identifier)
-            self.assertEqual(self.page(identifier)["end"], "0")
-
     def test_evaluations_beyond_the_slots_wait_in_order(self) -> None:
         identifiers = [self.accept() for _ in range(4)]
         seen = [self.registry.get_status(identifier) for identifier in identifiers]
@@ -142,18 +134,6 @@ class CancelTests(RegistryTestCase):
 
 
 class PageTests(RegistryTestCase):
-    def test_page_that_reaches_the_end_ends_at_the_dummy_end(self) -> None:
-        identifier, child = self.start(b"a\n")
-        self.finish(child)
-        first = {"begin": None, "end": END, "data": ["a", "\n"]}
-        for after, page in (
-            (None, first),
-            ("2", {"begin": "2", "end": END, "data": []}),
-            (END, {"begin": END, "end": None, "data": []}),
-        ):
-            for _ in range(3):
-                self.assertEqual(self.page(identifier, after), page)
-
     def test_asking_after_the_dummy_end_frees_all(self) -> None:
         identifier, child = self.start(b"a\n")
         self.finish(child)
@@ -184,18 +164,6 @@ class ExpireTests(RegistryTestCase):
 
 
 class RefusalTests(RegistryTestCase):
-    def test_identifier_that_was_never_issued_here(self) -> None:
-        foreign = IdentifierIssuer(b"x" * 32, straw()).issue_identifier()
-        for identifier in (foreign, "", "x", "A" * 40, self.accept()[:-1] + "1"):
-            self.assert_refused(EvaluationNotFound, identifier, None, "0", END)
-            with self.assertRaises(EvaluationNotFound):
-                self.registry.get_status(identifier)
-            self.failureResultOf(
-                Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier)),
-                EvaluationNotFound,
-            )
-            self.failureResultOf(self.ask(identifier, None, 10), EvaluationNotFound)
-
     def test_evaluation_that_was_lost_in_a_restart_is_gone(self) -> None:
         identifier = self.accept()
         self.registry = self.make(2)
@@ -241,23 +209,6 @@ class WaitTests(RegistryTestCase):
         self.finish(child)
         self.assertEqual(self.successResultOf(first).end_cursor, None)
         self.failureResultOf(second, EvaluationExpired)
-
-    def test_cancelled_wait_leaves_nothing(self) -> None:
-        identifier, child, asked = self.waiting()
-        asked.cancel()
-        self.failureResultOf(asked, CancelledError)
-        self.assert_nothing_left()
-        child.print(b"a\n")
-        self.assertEqual(self.page(identifier)["data"], ["a"])
-
-    def test_wait_ends_in_an_empty_page_in_time(self) -> None:
-        _, _, asked = self.waiting("0")
-        self.world.clock.advance(19.999)
-        self.assertNoResult(asked)
-        self.world.clock.advance(0.001)
-        page = self.decode(self.successResultOf(asked))
-        self.assertEqual(page, {"begin": "0", "end": "0", "data": []})
-        self.assert_nothing_left()
 
 
 class RetryTests(RegistryTestCase):
@@ -321,15 +272,6 @@ class KeptTests(RegistryTestCase):
         """Hold that no other is accepted, and that it is told when to come again."""
         error = self.assertRaises(ServerBusy, self.accept)
         self.assertGreater(error.retry_after, 0)
-
-    def test_reading_a_kept_evaluation_makes_room(self) -> None:
-        first, second = self.fill()
-        self.refuse()
-        self.page(first)
-        self.refuse()
-        self.page(first, END)
-        self.accept()
-        self.assertEqual(self.page(second)["data"], ["a", "\n"])
 
     def test_evaluation_that_a_stream_has_sent_goes_before_a_refusal(self) -> None:
         first, second = self.fill()
@@ -547,12 +489,6 @@ class CloseTests(RegistryTestCase):
         for identifier in identifiers:
             self.assertEqual(self.consume(identifier), ["shutdown"])
         self.assertEqual(len(self.world.spawn.children), 2)
-
-    def test_empty_registry_is_closed_at_once(self) -> None:
-        identifier, child = self.start()
-        self.finish(child)
-        self.assertFalse(self.successResultOf(self.close()))
-        self.assertEqual(self.consume(identifier), [])
 
     def test_closed_registry_accepts_nothing(self) -> None:
         self.successResultOf(self.close())

@@ -244,21 +244,6 @@ class KeptShareTests(KeptShareTestCase):
         self.assertIsNone(self.registry.events.read_page_now(identifier, END, "alice").end_cursor)
         self.leave("alice")
 
-    def test_cancelled_evaluation_counts(self) -> None:
-        self.leave("alice")
-        identifier = self.registry.accept_form(self.upload(), "alice")
-        Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier, "alice"))
-        self.registry.check_admission("alice")
-        self.finish(self.world.child)
-        self.check_over("alice")
-
-    def test_expired_evaluation_makes_room(self) -> None:
-        self.leave("alice", 2)
-        self.expire(600)
-        self.assertFalse(self.registry.records.ended_share.used)
-        self.leave("alice", 2)
-        self.check_over("alice")
-
     def test_waiting_and_running_evaluations_do_not_count(self) -> None:
         for _ in range(4):
             self.registry.accept_form(self.upload(), "alice")
@@ -309,13 +294,6 @@ class BytesShareTests(KeptShareTestCase):
         self.registry.events.read_page_now(first, END, "alice")
         self.leave("alice")
         self.check_over("alice")
-
-    def test_all_callers_together_fill_the_disk(self) -> None:
-        for caller in ("alice", "bob", "carol", "dave"):
-            self.leave(caller)
-        refusal = self.assertRaises(ServerBusy, self.registry.check_admission, "eve")
-        self.assertIs(type(refusal), ServerBusy)
-        self.assertIn("buffers.disk", refusal.detail)
 
     def test_status_does_not_keep_unread_bytes(self) -> None:
         identifiers = self.leave("alice", 2)
@@ -485,12 +463,6 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual((document["state"], document["exit"]["status"]), ("failed", 3))
         self.assertEqual(document["callback"], {**waiting, "state": "pending"})
         self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
-
-    def test_evaluation_without_a_callback_has_null_in_its_status(self) -> None:
-        identifier, child = self.start()
-        self.finish(child)
-        self.assertIsNone(self.registry.get_status(identifier)["callback"])
-        self.assertEqual(self.callbacks.sent, [])
 
     def test_each_kind_of_end_is_sent_with_its_state(self) -> None:
         cancelled = self.accept(callback_url=URL)

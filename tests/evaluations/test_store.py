@@ -412,10 +412,6 @@ class OpeningTests(StoreTestCase):
             ended.stderr,
         )
 
-    def test_closed_database_can_be_opened_again(self) -> None:
-        self.fill(3)
-        self.assertEqual(self.reopen(), (["e0", "e1", "e2"], []))
-
     def test_newer_format_stops_the_start(self) -> None:
         self.fill(1)
         with closing(sqlite3.connect(self.path)) as connection:
