@@ -38,7 +38,6 @@ from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
-from tawebeval.linux.child import ProcessTransport
 from tawebeval.sandbox.base import (
     Environment,
     EvaluatorExit,
@@ -98,7 +97,7 @@ class EventClock(Clock):
 
 @attrs.define(eq=False)
 class SimulatedProcess:
-    """An evaluator's process, a `ProcessTransport`: it waits for a node, computes and exits."""
+    """The process of an evaluator that waits for a node, computes and exits."""
 
     pid: int
     protocol: ProcessProtocol
@@ -210,7 +209,7 @@ class SimulatedRun(Launch, RunEnd):
     `adopt(protocol, number)` simulates the process with this number.
     """
 
-    adopt: Callable[[ProcessProtocol, int], ProcessTransport]
+    adopt: Callable[[ProcessProtocol, int], Any]
 
     workspace: Workspace
 
@@ -223,7 +222,7 @@ class SimulatedRun(Launch, RunEnd):
         """Return the number of the process, which is the command."""
         return int(command)
 
-    def connect_process(self, run: ProcessProtocol, started: int) -> ProcessTransport:
+    def connect_process(self, run: ProcessProtocol, started: int) -> Any:
         """Simulate the process."""
         return self.adopt(run, started)
 
@@ -231,11 +230,11 @@ class SimulatedRun(Launch, RunEnd):
         """Return nothing: no simulated daemon goes on with the run of another one."""
         return {}
 
-    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> ProcessTransport:
+    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> Any:
         """Raise: see `describe_for_resume`."""
         raise NotImplementedError
 
-    def send_signal(self, child: ProcessTransport, number: int) -> None:
+    def send_signal(self, child: Any, number: int) -> None:
         """Send it to the simulated process."""
         child.signal_group(number)
 
@@ -255,7 +254,7 @@ class SimulatedSandbox:
     """A `Sandbox` whose runs are simulated."""
 
     limits: LimitSettings
-    adopt: Callable[[ProcessProtocol, int], ProcessTransport]
+    adopt: Callable[[ProcessProtocol, int], Any]
     cgroup_manager: CgroupManager = attrs.field(factory=lambda: CgroupManager({}))
     orphan_reaper: Any = None
     writable_trees: WritableTrees = attrs.field(factory=lambda: WritableTrees(Path("/nonexistent")))

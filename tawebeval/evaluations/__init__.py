@@ -10,7 +10,7 @@ The life of an evaluation:
   and directories. `EvaluationIndex`, the index by identifier, caller and age.
 - `starting`: fetch, run slot, workspace, start of the evaluator; evaluations of an earlier process.
 - `run`: `Run`, the one owner of the evaluator's process: it feeds stdout to the parser, applies the
-  limits and interprets the exit. It knows the process only as a `linux.child.ProcessTransport`.
+  limits and interprets the exit. It knows the process only as a `linux.tail.TailedProcess`.
 
 Its events:
 

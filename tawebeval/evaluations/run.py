@@ -1,7 +1,7 @@
 """One run of an evaluator: its process, its stdout, its limits and its end.
 
 A `Run` is the protocol of the evaluator's process, and the one owner of it. The transport
-(`linux.child.ProcessTransport`) delivers stdout and stderr in pieces. The run feeds stdout to a
+(`linux.tail.TailedProcess`) delivers stdout and stderr in pieces. The run feeds stdout to a
 `RecordedStdout`, which makes events of it, in turns of the reactor: it pauses the transport while a
 turn has parsed enough, and while a file is read that stdout names. Readers never slow a run.
 
@@ -44,8 +44,8 @@ from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.store import STDERR_TAIL_BYTES, EvaluationDetails, RunResult
 from tawebeval.linux.cgroups import ResourceUsage
-from tawebeval.linux.child import ProcessTransport
 from tawebeval.linux.filetree import is_passing_error, open_regular_file
+from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.limits import build_cpu_limit_failure
 from tawebeval.sandbox.workspace import FileRefused
@@ -131,7 +131,7 @@ class Run(ProcessProtocol):
         self._has_lost_events = self._is_watched = False
         self._tree_ended: OneShotEvent[None] = OneShotEvent()
         self.output_ended: OneShotEvent[None] = OneShotEvent()
-        self._process: ProcessTransport
+        self._process: TailedProcess
         details.result_summary = stdout.result_summary
 
     # The start
@@ -159,7 +159,7 @@ class Run(ProcessProtocol):
         return sandboxed.launch.start_evaluator(request.evaluator_cmd, environment, directory)
 
     def makeConnection(self, transport: Any) -> None:
-        """Connect the started process, a `ProcessTransport`."""
+        """Connect the started process, a `TailedProcess`."""
         self._process = transport
         transport.on_broker_error = self._on_broker_error
         self.sandboxed.run_limits.first_process = transport

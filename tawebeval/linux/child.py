@@ -2,7 +2,7 @@
 
 `Spawner` starts the daemon's own children, such as git's commands, by `Popen`, which uses vfork,
 and knows which still run. `ChildProcess` drives a Twisted `ProcessProtocol` by their pipes.
-`ProcessTransport` is what a run needs of an evaluator's process.
+An evaluator's process is a `tail.TailedProcess`.
 
 `reactor.spawnProcess` is not used: it walks over every open descriptor in the reactor's thread,
 forks if a directory is given, and looks at every child whenever one ends. Here a pidfd reports the
@@ -37,7 +37,7 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from resource import struct_rusage
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IReadDescriptor
@@ -69,63 +69,6 @@ def make_exit_reason(status: int) -> Failure:
     if code == 0:
         return Failure(ProcessDone(status))
     return Failure(ProcessTerminated(max(code, 0) or None, -code if code < 0 else None, status))
-
-
-class ProcessTransport(Protocol):
-    """A process whose output and exit drive a `ProcessProtocol`: what a run of an evaluator needs.
-
-    Implemented by `tail.TailedProcess`. The duties:
-
-    - call `makeConnection(self)` of the protocol first;
-    - call `childDataReceived(1 or 2, data)` with all bytes of stdout and stderr, in order and
-      once, and `childConnectionLost(1 or 2)` at their ends; between `pauseProducing` and
-      `resumeProducing` deliver no stdout;
-    - call `processExited(reason)` once at the process's own end: `ProcessDone`, or
-      `ProcessTerminated` with the exit code or the signal; `is_running` is False from then on;
-    - call `processEnded(reason)` once after that and after both ends of output;
-    - after `leave` call and signal nothing: another process of the daemon goes on.
-
-    `on_broker_error(reason)` is called if no program of the submission can run.
-    """
-
-    pid: int
-    start_time: int
-    on_broker_error: Callable[[str], object]
-
-    @property
-    def resource_usage(self) -> struct_rusage | None:
-        """The resource usage, None until the end."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process itself runs, whatever its own children do."""
-
-    @property
-    def has_exited(self) -> bool:
-        """Whether the process has ended; `processExited` may not be called yet."""
-
-    @property
-    def pipe_read_cpu_seconds(self) -> float:
-        """The processor time of slow reads of stdout and stderr, in seconds."""
-
-    @property
-    def lost_reason(self) -> str | None:
-        """Why the exit or a part of the output is unknown; None if both are known."""
-
-    def pauseProducing(self) -> None:
-        """Deliver no stdout."""
-
-    def resumeProducing(self) -> None:
-        """Deliver stdout again."""
-
-    def signal_group(self, number: int) -> None:
-        """Send a signal to the process group, also after the process's own end."""
-
-    def read_remaining_output(self) -> None:
-        """Read the bytes that the pipes hold now, and close them: other processes may hold them."""
-
-    def leave(self) -> None:
-        """Deliver and signal nothing any more; `is_running` is False from now on."""
 
 
 @implementer(IReadDescriptor)
@@ -218,7 +161,7 @@ class _PidReader:
 class ChildProcess:
     """A running child of this process, the transport of its `ProcessProtocol`.
 
-    It calls the protocol as a `ProcessTransport` does, but cannot be paused; there is no stdin to
+    It calls the protocol as a `TailedProcess` does, but cannot be paused; there is no stdin to
     write to. `resource_usage` is that of the child and of the children that it waited for, None
     until its end. The child leads a session and a process group.
     """

@@ -400,13 +400,14 @@ class StarterClient:
         """Whether the starter's process lives, connected or not."""
         return self._pidfd is not None and not has_process_ended(self._pidfd)
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether the reactor serves a connection."""
-        return self._connection is not None
-
     def watch_program(self, directory: Path, listener: StateListener) -> None:
-        """Tell `listener` the state of a program soon, and whenever it changes."""
+        """Tell `listener` the state of a program soon, and whenever it changes.
+
+        `attach` was called before.
+        """
+        if self._connection is None:
+            self._reactor.callLater(0, listener, None)
+            return
         self._listeners[str(directory)] = listener
         self._send({"request": "look", "name": str(directory)})
 

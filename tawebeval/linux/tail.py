@@ -116,10 +116,6 @@ RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 class ProgramParent(Protocol):
     """The parent of a process: the methods of `StarterClient` that `TailedProcess` calls."""
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether states are told."""
-
     def watch_program(self, directory: Path, listener: StateListener) -> None:
         """Tell `listener` the state of a program soon, and whenever it changes."""
 
@@ -282,11 +278,21 @@ def _read_cached(descriptor: int, offset: int) -> bytes | None:
 
 
 class TailedProcess:
-    """A process of the starter: a `ProcessTransport`.
+    """A process of the starter, whose output and exit drive a `ProcessProtocol`.
+
+    - `makeConnection(self)` of the protocol comes first;
+    - `childDataReceived(1 or 2, data)` delivers all bytes of stderr, and of stdout from
+      `stdout_offset` on, in order and once, `childConnectionLost(1 or 2)` their ends; between
+      `pauseProducing` and `resumeProducing` no stdout is delivered;
+    - `processExited(reason)` comes once at the process's own end: `ProcessDone`, or
+      `ProcessTerminated` with the exit code or the signal; `is_running` is False from then on, and
+      `resource_usage` known;
+    - `processEnded(reason)` comes once after that and after both ends of output.
 
     If the disk takes no more output, or the starter has ended, `lost_reason` tells so, and the
-    process is killed. Delivery begins with the given offsets in stdout and stderr. `broker_pid` is
-    the running broker, None without one; `on_broker_error(reason)` is called if none can run.
+    process is killed. `pipe_read_cpu_seconds` is the processor time of slow reads of its output.
+    `broker_pid` is the running broker, None without one; `on_broker_error(reason)` is called if
+    none can run.
     """
 
     def __init__(
@@ -294,9 +300,7 @@ class TailedProcess:
         files: ProgramFiles,
         protocol: ProcessProtocol,
         program: StartedProgram,
-        *,
         stdout_offset: int = 0,
-        stderr_offset: int = 0,
     ) -> None:
         """Take over a process. Raises: OSError, if its files cannot be opened."""
         self.files = files
@@ -315,17 +319,14 @@ class TailedProcess:
         self._has_ended = False
         self._tails = [self._open_tail(STDOUT, "stdout", stdout_offset)]
         try:
-            self._tails.append(self._open_tail(STDERR, "stderr", stderr_offset))
+            self._tails.append(self._open_tail(STDERR, "stderr", 0))
         except OSError:
             self._tails[0].close()
             raise
         for tail in self._tails:
             tail.resumeProducing()  # what there is already
         protocol.makeConnection(self)
-        if files.starter.is_attached:
-            files.starter.watch_program(self.directory, self.on_state)
-        else:
-            files.reactor.callLater(0, self.on_state, None)
+        files.starter.watch_program(self.directory, self.on_state)
 
     @property
     def is_running(self) -> bool:

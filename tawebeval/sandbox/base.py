@@ -27,9 +27,10 @@ from tawebeval.config import Configuration, LimitSettings, SlurmJobSettings
 from tawebeval.core.evaluations import Checkout
 from tawebeval.core.segi import add_tools_to_path
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import OrphanReaper, ProcessTransport, send_signal
+from tawebeval.linux.child import OrphanReaper, send_signal
 from tawebeval.linux.kernel_files import list_descendants
 from tawebeval.linux.starter_client import LaunchSpec, StartedProgram
+from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.limits import LocalRunLimits, RunLimits, convert_rlimit_names
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 
@@ -149,7 +150,7 @@ class Launch(ABC):
         """
 
     @abstractmethod
-    def connect_process(self, run: ProcessProtocol, started: Any) -> ProcessTransport:
+    def connect_process(self, run: ProcessProtocol, started: Any) -> TailedProcess:
         """Let the started process drive `run`. Raises: OSError."""
 
     @abstractmethod
@@ -157,7 +158,7 @@ class Launch(ABC):
         """Return what `resume_process` needs, as JSON."""
 
     @abstractmethod
-    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> ProcessTransport:
+    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks.
 
         It takes the place of `start_evaluator` and `connect_process`.
@@ -172,7 +173,7 @@ class RunEnd(ABC):
     """How a run is ended, and how its end is read."""
 
     @abstractmethod
-    def send_signal(self, child: ProcessTransport, number: int) -> None:
+    def send_signal(self, child: TailedProcess, number: int) -> None:
         """Send a signal to all processes of the run; `child` is the first, and still runs."""
 
     @abstractmethod
@@ -282,7 +283,7 @@ class LocalLaunch(Launch):
             self._limits.disk.device_numbers = overlay.device_numbers
         return started
 
-    def connect_process(self, run: ProcessProtocol, started: Any) -> ProcessTransport:
+    def connect_process(self, run: ProcessProtocol, started: Any) -> TailedProcess:
         """Let the started process drive `run`. Raises: OSError."""
         return self._trees.connect_program(run, started)
 
@@ -290,7 +291,7 @@ class LocalLaunch(Launch):
         """Return what `resume_process` needs, as JSON."""
         return self._limits.describe_for_resume()
 
-    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> ProcessTransport:
+    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks."""
         overlay = self._trees.reopen_overlay(self.workspace)
         if overlay is not None:
@@ -370,7 +371,7 @@ class UnsandboxedEnd(RunEnd):
     _limits: LocalRunLimits
     _sandbox: Sandbox
 
-    def send_signal(self, child: ProcessTransport, number: int) -> None:
+    def send_signal(self, child: TailedProcess, number: int) -> None:
         """Send a signal to the process group, and to descendants that have left it."""
         strays = list_descendants(child.pid)
         child.signal_group(number)

@@ -50,11 +50,12 @@ from tawebeval.core.segi import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux import kernel_files
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import ChildProcess, OrphanReaper, ProcessTransport, send_signal
+from tawebeval.linux.child import ChildProcess, OrphanReaper, send_signal
 from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.linux.kernel_files import list_descendants
 from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR
 from tawebeval.linux.starter_client import LaunchSpec, pack_program
+from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox import broker
 from tawebeval.sandbox.base import (
     EVALUATOR_TOOLS,
@@ -105,7 +106,7 @@ def reopen_seccomp_filters(filters: Iterable[int], opened: contextlib.ExitStack)
     return tuple(descriptors)
 
 
-def signal_sandbox(child: ProcessTransport | ChildProcess, number: int) -> None:
+def signal_sandbox(child: TailedProcess | ChildProcess, number: int) -> None:
     """Send a signal to the processes in a sandbox, of which `child` is bwrap.
 
     bwrap itself gets none: it ends after the processes inside. If nothing is inside but the first
@@ -622,7 +623,7 @@ class BubblewrapEnd(RunEnd):
     _limits: LocalRunLimits
     _sandbox: BubblewrapSandbox
 
-    def send_signal(self, child: ProcessTransport, number: int) -> None:
+    def send_signal(self, child: TailedProcess, number: int) -> None:
         """Send a signal to the processes in the sandbox."""
         signal_sandbox(child, number)
 

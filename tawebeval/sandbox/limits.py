@@ -35,9 +35,9 @@ from tawebeval.core.evaluations import Commit
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups import CgroupManager, EvaluationCgroup, ResourceUsage
-from tawebeval.linux.child import ProcessTransport
 from tawebeval.linux.filetree import DIRECTORY_LIST_MODE_BITS, open_directory
 from tawebeval.linux.kernel_files import list_descendants, measure_cpu_seconds
+from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.workspace import READ_ONLY_WORKSPACE_NAMES, Workspace
 
 # Levels of directories, each of which takes a descriptor. Deeper trees are made to do harm.
@@ -298,7 +298,7 @@ class RunLimits(ABC):
     - `free_disk_bytes`: the free bytes of the disk at the last look.
     """
 
-    first_process: ProcessTransport | None = None
+    first_process: TailedProcess | None = None
     disk_bytes: int = 0
     free_disk_bytes: float = inf
 

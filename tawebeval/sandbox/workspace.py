@@ -368,7 +368,7 @@ class WritableTrees:
         Raises: OSError.
         """
         assert self._files is not None, "attached"
-        return TailedProcess(self._files, protocol, program, stdout_offset=stdout_offset)
+        return TailedProcess(self._files, protocol, program, stdout_offset)
 
     def reopen_overlay(self, workspace: Workspace) -> MountedOverlay | None:
         """Return the overlay of a program of an earlier process; None if it is gone. Blocks."""

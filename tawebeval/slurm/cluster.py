@@ -24,9 +24,10 @@ from tawebeval.core.evaluations import Checkout
 from tawebeval.deferreds import OneShotEvent, WorkerThreads, run_in_background
 from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
-from tawebeval.linux.child import OrphanReaper, ProcessTransport
+from tawebeval.linux.child import OrphanReaper
 from tawebeval.linux.filetree import copy_tree, remove_tree
 from tawebeval.linux.starter_client import LaunchSpec
+from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.base import (
     Environment,
     EvaluatorExit,
@@ -388,7 +389,7 @@ class SlurmRun(Launch, RunEnd):
         self.sandboxed.workspace = job.workspace
         self.run_limits.use_job(job)
 
-    def connect_process(self, run: ProcessProtocol, started: Job) -> ProcessTransport:
+    def connect_process(self, run: ProcessProtocol, started: Job) -> TailedProcess:
         """Let the evaluator on the node drive `run`."""
         return self.job.connect(run)
 
@@ -397,7 +398,7 @@ class SlurmRun(Launch, RunEnd):
         retries = self.runner_status.retry_count
         return {"kind": "slurm", "retries": retries, **self.job.describe()}
 
-    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> ProcessTransport:
+    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks.
 
         Raises: OSError.
@@ -412,7 +413,7 @@ class SlurmRun(Launch, RunEnd):
 
     # The end
 
-    def send_signal(self, child: ProcessTransport, number: int) -> None:
+    def send_signal(self, child: TailedProcess, number: int) -> None:
         """Send a signal to the evaluator's processes on the node."""
         child.signal_group(number)
 

@@ -34,7 +34,7 @@ from twisted.python.failure import Failure
 from tawebeval.config import Configuration, LimitSettings, RunnerSettings, SlurmJobSettings
 from tawebeval.deferreds import run_in_background
 from tawebeval.errors import ConfigurationError, EvaluationFailure, FailureReason, SetupProblem
-from tawebeval.linux.child import ProcessTransport
+from tawebeval.linux.child import ChildProcess
 from tawebeval.sandbox.bubblewrap import build_isolation_options
 
 NODE_PYTHON = "/usr/bin/python3"
@@ -217,7 +217,7 @@ class _Command(ProcessProtocol):
         self.ended = Deferred[str]()
         self._printed = {1: bytearray(), 2: bytearray()}
         self._deadline = clock.callLater(COMMAND_TIMEOUT, self._on_deadline)
-        self._process: ProcessTransport
+        self._process: ChildProcess
 
     def makeConnection(self, transport: Any) -> None:
         self._process = transport

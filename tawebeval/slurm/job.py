@@ -246,7 +246,6 @@ class Job:
     loss: EvaluationFailure | None = None
     start_event: OneShotEvent[EvaluationFailure | None] = attrs.field(factory=OneShotEvent)
     is_followed: bool = False
-    is_attached: bool = True  # for `TailedProcess`: `watch_program` tells the state
     _run: Any = None  # the protocol
     _listener: StateListener | None = None
     _reading: DeferredLock = attrs.field(factory=DeferredLock)
@@ -362,11 +361,7 @@ class Job:
         self.is_followed = True
         access.commands.watch_job(self.job_name, self._on_queue, misses=misses)
         access.watcher.watch(self.state_file, self._look)
-        starter = access.get_starter()
-        if starter.is_attached:
-            starter.watch_program(self.directory, self._on_srun_state)
-        else:
-            access.reactor.callLater(0, self._on_srun_state, None)
+        access.get_starter().watch_program(self.directory, self._on_srun_state)
 
     async def wait_for_start(self) -> None:
         """Wait until the evaluator runs. Raises: EvaluationFailure.
@@ -400,7 +395,7 @@ class Job:
             reads_in_thread=True,
         )
         program = StartedProgram(self.evaluation.output_directory, state.pid, state.start_time)
-        return TailedProcess(files, run, program, stdout_offset=stdout_offset)
+        return TailedProcess(files, run, program, stdout_offset)
 
     def resume(self, run: Any, stdout_offset: int) -> TailedProcess:
         """Go on with a job of an earlier process of the daemon. Blocks.

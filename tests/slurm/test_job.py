@@ -60,8 +60,6 @@ class ProgramTests(SynchronousTestCase):
 
 
 class FakeStarter:
-    is_attached = True
-
     def __init__(self) -> None:
         self.listeners: dict[Path, Any] = {}
         self.signals: list[tuple[Path, int]] = []
