@@ -34,7 +34,7 @@ BUILDERS = {
     *("UnknownHost", "LookupUnanswered", "AttemptResult", "_forbidden", "_failed", "_give_up"),
     *("_bad_request", "_too_large", "_refuse", "_refuse_handshake", "_check_length", "_matching"),
     *("_emit_error", "_emit_first_error", "refuse_file", "run_in_background"),
-    *("attempt", "use_copies", "Allowance", "Remedy", "ReloadResult"),
+    *("attempt", "use_copies", "Allowance", "Remedy"),
     "__init__",
 }
 # Beginnings of the names of functions that return, or yield, messages; constants with messages.

@@ -2,7 +2,7 @@
 
 `tap.makeService` is called by `twistd tawebeval` (and by `tawebeval serve`). It prepares the
 process, reads the configuration, opens the directories and calls `assembly.build_daemon`, which
-builds all parts (`DaemonBuilder`) and returns a `Daemon`, the parent of all services.
+builds all parts and returns a `Daemon`, the parent of all services.
 
 - `startup`: state and cache directories, the starter of evaluators; `StartupChecks` starts first
   and stops last.

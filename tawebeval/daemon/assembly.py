@@ -217,23 +217,16 @@ class EvaluationService(Service):
 
     async def _stop(self) -> bool:
         self._trees.starter.ignore_connection_loss()
+        had_any = False
         if self.evaluations_outlast_daemon:
             self.registry.hand_over_evaluations()
-            await self.repositories.close()
-            await self._close_store()
-            return False
-        had_any = await self.registry.drain_and_close(self.context.configuration.service.drain)
+        else:
+            drain = self.context.configuration.service.drain
+            had_any = await self.registry.drain_and_close(drain)
         await self.repositories.close()
-        await self._close_store()
-        return had_any
-
-    async def _close_store(self) -> None:
         if self.context.store is not None:
             await self.context.store.close()
-
-    def kill_all_evaluations(self) -> None:
-        """Kill all evaluations."""
-        self.registry.end_drain_early()
+        return had_any
 
 
 class Daemon(MultiService):
@@ -258,7 +251,7 @@ class Daemon(MultiService):
         for part in (
             startup,
             evaluations,
-            ShutdownSignals(evaluations.kill_all_evaluations, reactor),
+            ShutdownSignals(evaluations.registry.end_drain_early, reactor),
         ):
             part.setServiceParent(self)
 
@@ -499,7 +492,7 @@ def make_periodic_timer(
     return timer
 
 
-class DaemonBuilder:
+class _Builder:
     """Builder of the daemon: each property builds one part when another part first needs it.
 
     `cgroups` are those of the daemon, `self.cgroups` those of evaluators, which the starter may
@@ -559,7 +552,6 @@ class DaemonBuilder:
 
     @cached_property
     def sandbox(self) -> Sandbox:
-        """The sandbox of this machine."""
         files = self.directories.sandbox_files_directory
         return open_sandbox(self.configuration, files, self.cgroups, self.orphans, self.trees)
 
@@ -586,7 +578,6 @@ class DaemonBuilder:
 
     @cached_property
     def keyring(self) -> GitKeyring:
-        """The secrets for git servers."""
         return GitKeyring(
             self.configuration.repositories.credentials,
             self.credentials_directory,
@@ -595,7 +586,6 @@ class DaemonBuilder:
 
     @cached_property
     def repositories(self) -> RepositoryCache:
-        """The cache of repositories, with git and its rules for hosts."""
         settings, directories = self.configuration.repositories, self.directories
         threads = self.file_tree_threads
         policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
@@ -633,7 +623,6 @@ class DaemonBuilder:
 
     @cached_property
     def archive(self) -> EvaluationArchive | None:
-        """The archive, None if `archive.enabled` is not set."""
         settings = self.configuration.archive
         if not settings.enabled:
             return None
@@ -650,7 +639,6 @@ class DaemonBuilder:
 
     @cached_property
     def context(self) -> EvaluationContext:
-        """What all evaluations share."""
         configuration, reactor = self.configuration, self.reactor
         fetches = configuration.repositories.fetches
         return EvaluationContext(
@@ -675,7 +663,6 @@ class DaemonBuilder:
 
     @cached_property
     def callbacks(self) -> CallbackQueue:
-        """The webhooks on their way."""
         return make_callback_queue(
             self.configuration.callbacks,
             os.environ,
@@ -687,7 +674,6 @@ class DaemonBuilder:
 
     @cached_property
     def registry(self) -> EvaluationRegistry:
-        """All evaluations."""
         evaluations, callers = self.configuration.evaluations, self.configuration.callers
         bounds = (
             resolve_run_slot_count(evaluations.running),
@@ -704,7 +690,6 @@ class DaemonBuilder:
 
     @cached_property
     def readiness(self) -> Readiness:
-        """Whether the daemon takes evaluations."""
         directories, threads = self.directories, self.disk_check_threads
         disks = [
             DiskCheck("state", directories.evaluations, threads, self.reactor),
@@ -715,19 +700,7 @@ class DaemonBuilder:
         return Readiness(self.registry, counters, disks, limits.free_disk_for_readiness)
 
     @cached_property
-    def sandbox_probe(self) -> SandboxProbe:
-        """The probe of a sandbox that has failed."""
-        places = ProbeDirectories(self.directories.repositories, self.directories.evaluations)
-        return SandboxProbe(
-            self.context.counters,
-            partial(reprobe_sandbox, self.runner, places),
-            self.file_tree_threads,
-            self.reactor,
-        )
-
-    @cached_property
     def health_and_metrics(self) -> HealthAndMetrics:
-        """What the API tells of the daemon itself."""
         return HealthAndMetrics(
             self.readiness.find_unreadiness_reasons,
             partial(generate_latest, self.metrics),
@@ -736,7 +709,6 @@ class DaemonBuilder:
 
     @cached_property
     def application(self) -> KleinApplication:
-        """The API."""
         links = EvaluationLinks(
             self.store,
             LinkSigner(self.directories.identifier_mac_key),
@@ -763,13 +735,10 @@ class DaemonBuilder:
 
     @cached_property
     def site(self) -> ApiSite:
-        """The web server."""
         return make_site(self.application, self.reactor)
 
-    @cached_property
-    def startup(self) -> StartupChecks:
-        """The service that starts first and stops last."""
-        return StartupChecks(
+    def make_daemon(self, log_writer: LogWriter | None) -> Daemon:
+        startup = StartupChecks(
             self.directories,
             self.cgroups,
             self.sandbox,
@@ -777,11 +746,7 @@ class DaemonBuilder:
             self.configuration,
             self.left_evaluations,
         )
-
-    @cached_property
-    def evaluations(self) -> EvaluationService:
-        """The service of the evaluations."""
-        return EvaluationService(
+        evaluations = EvaluationService(
             self.registry,
             self.repositories,
             self.callbacks,
@@ -790,9 +755,9 @@ class DaemonBuilder:
             self.sandbox.writable_trees,
             is_lasting=self.is_lasting,
         )
+        return Daemon(startup, evaluations, self.site, self.reactor, log_writer)
 
     def register_metrics(self, log_writer: LogWriter | None) -> None:
-        """Register the metrics of all parts; `log_writer` is None if twistd writes the log."""
         ProcessCollector(registry=self.metrics)
         metrics = DaemonMetrics(
             registry=self.registry,
@@ -808,7 +773,6 @@ class DaemonBuilder:
         self.metrics.register(metrics)
 
     def make_timers(self) -> Iterator[Service]:
-        """Yield the services that make periodic calls."""
         sync = DiskSync(self.store, self.directories.state, self.disk_check_threads, self.reactor)
         calls = (
             self.registry.expire_evaluations,
@@ -819,15 +783,22 @@ class DaemonBuilder:
             sync.sync_if_due,
         )
         yield make_periodic_timer(calls, self.reactor)
-        probe = self.sandbox_probe.start_probe_if_needed
-        yield make_periodic_timer((probe,), self.reactor, SANDBOX_PROBE_PERIOD)
+        places = ProbeDirectories(self.directories.repositories, self.directories.evaluations)
+        probe = SandboxProbe(
+            self.context.counters,
+            partial(reprobe_sandbox, self.runner, places),
+            self.file_tree_threads,
+            self.reactor,
+        )
+        yield make_periodic_timer(
+            (probe.start_probe_if_needed,), self.reactor, SANDBOX_PROBE_PERIOD
+        )
         if self.archive is not None:
             yield make_periodic_timer((self.archive.begin_removal,), self.reactor, _REMOVAL_PERIOD)
 
     def make_reload_service(
         self, daemon: Daemon, file: ConfigurationFile, notifier: SystemdNotifier
     ) -> ReloadService:
-        """Return the service that reloads `file` and the files that it names."""
         on_reload = (daemon.apply_log_level,)
         sources = (
             ReloadableConfiguration(file, self.context, on_reload),
@@ -839,7 +810,6 @@ class DaemonBuilder:
         return ReloadService(sources, self.credentials_directory, notifier, self.reactor)
 
     def make_watchdog(self, notifier: SystemdNotifier) -> Watchdog:
-        """Return the service that reports to systemd."""
         queue = self.registry.run_queue
         return Watchdog(
             notifier,
@@ -864,8 +834,8 @@ def build_daemon(
     ConfigurationError, for an invalid endpoint, unreadable tokens or secrets, an exposed endpoint
     without tokens, or a missing sandbox.
     """
-    parts = DaemonBuilder(configuration, directories, reactor, cgroups)
-    daemon = Daemon(parts.startup, parts.evaluations, parts.site, reactor, log_writer)
+    parts = _Builder(configuration, directories, reactor, cgroups)
+    daemon = parts.make_daemon(log_writer)
     parts.register_metrics(log_writer)
     notifier = find_notifier(os.environ)
     endpoints = dict.fromkeys(configuration.listen)  # without duplicates

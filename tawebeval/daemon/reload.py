@@ -39,7 +39,7 @@ from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.run import KILL_GRACE
 from tawebeval.git.remotes import GitKeyring
 from tawebeval.linux.filetree import open_regular_file
-from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner, ReloadResult
+from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner
 from tawebeval.slurm.job import MAX_KILL_SECONDS
 from tawebeval.webhooks.signing import find_secrets_file, read_signing_secrets
 
@@ -80,25 +80,28 @@ class ReloadService(Service):
             signal.SIGHUP, lambda *_: self._reactor.callFromThread(self.reload_files)
         )
 
-    def reload_files(self) -> ReloadResult:
-        """Read all files, then apply them all; apply none if one has a problem. Blocks."""
+    def reload_files(self) -> tuple[list[str], list[str]]:
+        """Read all files, then apply them all; apply none if one has a problem. Blocks.
+
+        Return and log the problems, or notes such as settings that need a restart.
+        """
         self._notifier.notify_reloading()
         try:
-            outcome = self._reload()
+            problems, notes = self._reload()
         finally:
             self._notifier.notify_ready()
-        for problem in outcome.error_messages:
+        for problem in problems:
             log.error("reload refused, nothing is changed: {problem}", problem=problem)
-        for note in outcome.operator_notes:
+        for note in notes:
             log.warn("{note}", note=note)
-        return outcome
+        return problems, notes
 
-    def _reload(self) -> ReloadResult:
+    def _reload(self) -> tuple[list[str], list[str]]:
         problems: list[str] = []
+        notes: list[str] = []
         found = list(self._read(problems))
         if problems:
-            return ReloadResult(tuple(problems))
-        notes: list[str] = []
+            return problems, notes
         for each, content in found:
             notes += each.make_operator_notes(content)
             each.apply_content(content)
@@ -113,7 +116,7 @@ class ReloadService(Service):
             for path in each.paths
             if path.parent == self._credentials_directory
         ]
-        return ReloadResult(operator_notes=tuple(notes))
+        return problems, notes
 
     def _read(self, problems: list[str]) -> Iterator[tuple[ReloadableFiles[Any], Any]]:
         """Yield each reloadable with its content; append to `problems`."""

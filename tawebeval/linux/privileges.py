@@ -358,15 +358,3 @@ class ReloadableFilesOwner(Protocol):
 
     def list_reloadable_files(self) -> Iterable[ReloadableFiles[Any]]:
         """Return the reloadable files."""
-
-
-@attrs.frozen
-class ReloadResult:
-    """Result of a reload.
-
-    With `error_messages` nothing has changed. `operator_notes` are the remarks on a reload without
-    problems.
-    """
-
-    error_messages: tuple[str, ...] = ()
-    operator_notes: tuple[str, ...] = ()

@@ -67,8 +67,9 @@ from tawebeval.errors import (
     EvaluationFailure,
     InvalidField,
 )
+from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.store import ArchivedRow, EvaluationRow
-from tawebeval.linux.privileges import ReloadableFiles, ReloadResult
+from tawebeval.linux.privileges import ReloadableFiles
 from tawebeval.sandbox.bubblewrap import BubblewrapHelperSandbox
 from tawebeval.web.context import WebContext
 from tawebeval.web.server.channel import ApiSite
@@ -332,12 +333,13 @@ class ServiceTests(SynchronousTestCase):
         for number in (signal.SIGTERM, signal.SIGINT):
             before = signal.signal(number, lambda *_: None)
             self.addCleanup(signal.signal, number, before)
+        told: list[float] = []
+        self.patch(EvaluationRegistry, "end_drain_early", lambda registry: told.append(0))
         daemon = self.start(service=ServiceSettings(drain=7))
         for hook, arguments, options in self.reactor.whenRunningHooks:
             hook(*arguments, **options)
         evaluations = self.evaluations(daemon)
         registry = evaluations.registry
-        told: list[float] = []
         closing: Deferred[None] = Deferred()
 
         async def close(drain: float) -> bool:
@@ -346,7 +348,6 @@ class ServiceTests(SynchronousTestCase):
             return False
 
         self.patch(registry, "drain_and_close", close)
-        self.patch(registry, "end_drain_early", lambda: told.append(0))
         idle = Connection(self.site())
         signal.raise_signal(signal.SIGTERM)
         self.assertEqual(calls, [])
@@ -535,7 +536,7 @@ class ServiceTests(SynchronousTestCase):
         path = self.file_with(text)
         return path, self.start(file=ConfigurationFile(path, (), read_configuration(path)))
 
-    def reload(self, daemon: Daemon) -> ReloadResult:
+    def reload(self, daemon: Daemon) -> tuple[list[str], list[str]]:
         """Have the daemon reload."""
         (reloader,) = (one for one in daemon if isinstance(one, ReloadService))
         return reloader.reload_files()
@@ -557,21 +558,18 @@ class ServiceTests(SynchronousTestCase):
             """
         )
         for _ in range(2):
-            outcome = self.reload(daemon)
-            self.assertEqual(outcome.error_messages, ())
-            self.assertEqual(
-                outcome.operator_notes,
-                tuple(
-                    f"{setting}: changed; takes effect after a restart"
-                    for setting in ("listen", "sandbox.network")
-                ),
-            )
+            problems, notes = self.reload(daemon)
+            self.assertEqual(problems, [])
+            changed = [
+                note.partition(": changed; takes effect after a restart")[0] for note in notes
+            ]
+            self.assertEqual(changed, ["listen", "sandbox.network"])
         configuration = self.context().configuration
         self.assertEqual((list(configuration.problems), log_writer.level), (["p"], "error"))
         self.assertFalse(configuration.sandbox.network)
         self.assertIs(self.evaluations(daemon).context.configuration, configuration)
         path.write_text("")
-        self.assertEqual(self.reload(daemon), ReloadResult())
+        self.assertEqual(self.reload(daemon), ([], []))
         self.assertEqual(self.context().configuration, Configuration())
 
     def test_systemd_gets_the_time_of_a_stop(self) -> None:
@@ -599,7 +597,7 @@ class ServiceTests(SynchronousTestCase):
                 path.unlink()
             else:
                 path.write_text(text)
-            (problem,) = self.reload(daemon).error_messages
+            (problem,) = self.reload(daemon)[0]
             self.assertTrue(problem.startswith(words), problem)
             self.assertIs(self.context().configuration, before)
             self.assertEqual(self.request("GET /evaluation/x", bob).status, 401)
@@ -684,9 +682,9 @@ class ServiceTests(SynchronousTestCase):
         for file in (Path(tokens), secrets):
             content = file.read_text()
             file.write_text("nonsense")
-            self.assertTrue(self.reload(daemon).error_messages)
+            self.assertTrue(self.reload(daemon)[0])
             file.write_text(content)
-        self.assertEqual(self.reload(daemon), ReloadResult())
+        self.assertEqual(self.reload(daemon), ([], []))
 
     def test_missing_secret_stops_the_start_and_is_named_by_its_key(self) -> None:
         entry = CredentialSettings("example.org", "judge", password_file="/nonexistent")

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
@@ -287,7 +288,7 @@ class OptionTests(SynchronousTestCase):
         for writer in (open_stream_log(LogSettings(), io.StringIO(), {}), None):
             none: Any = None
             evaluations: Any = Service()
-            evaluations.kill_all_evaluations = none
+            evaluations.registry = SimpleNamespace(end_drain_early=none)
             daemon = Daemon(Service(), evaluations, none, none, writer)
             application = Application("tawebeval")
             daemon.setServiceParent(application)

@@ -33,7 +33,7 @@ from tawebeval.daemon.reload import (
     read_configuration,
 )
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner, ReloadResult
+from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner
 from tests.cases.roots import make_root
 from tests.cases.settings import list_settings, read_setting
 from tests.fakes.world import FakeNotifier
@@ -66,7 +66,7 @@ class ReloaderTests(SynchronousTestCase):
 
     def reload(
         self, *sources: ReloadableFilesOwner | None, copies: str = ""
-    ) -> tuple[ReloadResult, list[str]]:
+    ) -> tuple[tuple[list[str], list[str]], list[str]]:
         """Reload; return what has come of it, and what is logged of each level."""
         notifier = FakeNotifier("/notify")
         reloader = ReloadService(sources, copies, notifier, MemoryReactor())
@@ -79,7 +79,7 @@ class ReloaderTests(SynchronousTestCase):
     def test_reloaded_files_count_and_are_logged(self) -> None:
         one, two = FakeSource("one", "new"), FakeSource("two", "new", path=Path("/etc/two"))
         outcome, said = self.reload(one, None, two)
-        self.assertEqual(outcome, ReloadResult())
+        self.assertEqual(outcome, ([], []))
         self.assertEqual((one.counts, two.counts), ("new", "new"))
         self.assertEqual(said, ["one: reloaded from /etc/file", "two: reloaded from /etc/two"])
 
@@ -87,7 +87,7 @@ class ReloaderTests(SynchronousTestCase):
         good = FakeSource("good", "new", notes=["a note"])
         others = [FakeSource(name, "new", f"{name}: line 1") for name in ("bad", "worse")]
         outcome, said = self.reload(good, *others)
-        self.assertEqual(outcome, ReloadResult(error_messages=("bad: line 1", "worse: line 1")))
+        self.assertEqual(outcome, (["bad: line 1", "worse: line 1"], []))
         self.assertEqual([one.counts for one in (good, *others)], ["old", "old", "old"])
         self.assertEqual(
             said,
@@ -100,22 +100,22 @@ class ReloaderTests(SynchronousTestCase):
 
     def test_notes_are_reported_and_logged_as_warnings(self) -> None:
         outcome, said = self.reload(FakeSource("one", "new", notes=["listen: has changed"]))
-        self.assertEqual(outcome, ReloadResult(operator_notes=("listen: has changed",)))
+        self.assertEqual(outcome, ([], ["listen: has changed"]))
         self.assertEqual(said[-1], "listen: has changed")
         self.assertEqual(self.levels, [LogLevel.info, LogLevel.warn])
 
     def test_copy_that_systemd_made_is_noted(self) -> None:
         for copies, count in (("/etc", 1), ("/run/credentials/y", 0), ("", 0)):
             outcome, _ = self.reload(FakeSource("callers.tokens"), copies=copies)
-            self.assertEqual(len(outcome.operator_notes), count, outcome)
-            for note in outcome.operator_notes:
+            self.assertEqual(len(outcome[1]), count, outcome)
+            for note in outcome[1]:
                 self.assertTrue(note.startswith("callers.tokens: /etc/file is a copy"), note)
                 self.assertIn("restart", note)
 
     def test_reload_without_files_is_logged(self) -> None:
         self.assertEqual(
             self.reload(None),
-            (ReloadResult(), ["nothing to reload: the daemon was started without files"]),
+            (([], []), ["nothing to reload: the daemon was started without files"]),
         )
 
 
@@ -141,7 +141,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
     def refused(self) -> str:
         """Reload in vain, so that nothing has changed; return the problem."""
         outcome = self.reloader.reload_files()
-        (problem,) = outcome.error_messages
+        (problem,) = outcome[0]
         self.assertEqual(self.taken, [])
         return problem
 
@@ -153,12 +153,10 @@ class ConfigurationReloadTests(SynchronousTestCase):
             for name in ("connections", "base_path")
         ]
         for _ in range(2):
-            self.assertEqual(
-                self.reloader.reload_files(), ReloadResult(operator_notes=tuple(notes))
-            )
+            self.assertEqual(self.reloader.reload_files(), ([], notes))
             self.assertEqual(self.taken.pop().log.level, "warn")
         self.file.write_text("")
-        self.assertEqual(self.reloader.reload_files(), ReloadResult())
+        self.assertEqual(self.reloader.reload_files(), ([], []))
         self.assertEqual(self.taken.pop(), Configuration())
 
     def test_error_names_its_key_and_changes_nothing(self) -> None:
@@ -178,7 +176,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
             " environment import`",
         )
         self.file.write_text(table)
-        self.assertEqual(self.reloader.reload_files(), ReloadResult())
+        self.assertEqual(self.reloader.reload_files(), ([], []))
         self.assertEqual(list(self.taken.pop().environments), ["java"])
         self.begin("[sandbox]\nkind = 'none'")
         self.file.write_text(table)

@@ -143,7 +143,7 @@ class MakeServiceTests(SynchronousTestCase):
         path.write_text("[polls]\nwait = -1")
         absolute = path.absolute()
         os.chdir("/")
-        (problem,) = reloader.reload_files().error_messages
+        (problem,) = reloader.reload_files()[0]
         self.assertTrue(problem.startswith(f"{absolute}: polls.wait: "), problem)
 
     def test_errors_at_the_start_are_messages_with_a_bad_status(self) -> None:
