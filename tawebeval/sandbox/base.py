@@ -34,17 +34,6 @@ from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.limits import LocalRunLimits, RunLimits, convert_rlimit_names
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 
-_TOOLS = Path(__file__).with_name("tools")
-# Now: the user of the service may not read it later. With their times, by which Python knows
-# whether a compiled module is outdated.
-EVALUATOR_TOOLS = {
-    path.relative_to(_TOOLS): (path.read_bytes(), path.stat().st_mtime)
-    for path in _TOOLS.rglob("*")
-    if path.is_file()
-}
-"""The tools for evaluators: content and time (seconds since the epoch) of each file."""
-
-
 _DIGEST = re.compile(r"sha256-[0-9a-f]{64}")
 
 

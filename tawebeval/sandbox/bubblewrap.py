@@ -58,7 +58,6 @@ from tawebeval.linux.starter_client import LaunchSpec, pack_program
 from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox import broker
 from tawebeval.sandbox.base import (
-    EVALUATOR_TOOLS,
     Environment,
     EvaluatorExit,
     LocalLaunch,
@@ -72,12 +71,12 @@ from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 log = Logger()
 
 
-def encode_base64(content: bytes) -> str:
+def _encode_base64(content: bytes) -> str:
     """Return bytes as base64."""
     return base64.b64encode(content).decode()
 
 
-_BROKER_PROGRAM = encode_base64(pack_program(broker, kernel_files))
+_BROKER_PROGRAM = _encode_base64(pack_program(broker, kernel_files))
 
 
 def build_isolation_options(hostname: str) -> Sequence[str]:
@@ -89,21 +88,17 @@ def build_isolation_options(hostname: str) -> Sequence[str]:
     )
 
 
-def build_filter_options(filters: Iterable[int]) -> Sequence[str]:
-    """Return the bwrap options that load system call filters, by their descriptors."""
-    return [word for filter_ in filters for word in ("--add-seccomp-fd", str(filter_))]
-
-
-def reopen_seccomp_filters(filters: Iterable[int], opened: contextlib.ExitStack) -> tuple[int, ...]:
-    """Return descriptors of the filters for one bwrap, with file offsets of their own.
-
-    `opened` closes them. Raises: OSError.
-    """
-    descriptors = []
-    for filter_ in filters:
-        descriptors.append(os.open(f"/proc/self/fd/{filter_}", os.O_RDONLY | os.O_CLOEXEC))
-        opened.callback(os.close, descriptors[-1])
-    return tuple(descriptors)
+def _build_confinement_options(
+    hostname: str, filters: Iterable[int], system: Iterable[str], *, network: bool
+) -> list[str]:
+    """Return the options before mounts; `filters` are descriptors of system call filters."""
+    return [
+        *build_isolation_options(hostname),
+        *(("--share-net",) if network else ()),
+        *(word for each in filters for word in ("--add-seccomp-fd", str(each))),
+        *system,
+        *("--proc", "/proc", "--dev", "/dev"),
+    ]
 
 
 def signal_sandbox(child: TailedProcess | ChildProcess, number: int) -> None:
@@ -145,6 +140,15 @@ BROKER_SOCKET_NAME = "runner"
 """The name of the broker's socket in a workspace."""
 BROKER_PROCESS_NAME = "tawebeval-broker"
 """The name of the broker in process lists."""
+_TOOLS_SOURCE = Path(__file__).with_name("tools")
+# The tools for evaluators: content and time (seconds since the epoch) of each file. They are read
+# now: the user of the service may not read them later. By the time Python knows whether a compiled
+# module is outdated.
+_EVALUATOR_TOOLS = {
+    path.relative_to(_TOOLS_SOURCE): (path.read_bytes(), path.stat().st_mtime)
+    for path in _TOOLS_SOURCE.rglob("*")
+    if path.is_file()
+}
 _PYTHON = "/usr/bin/python3"  # that of evaluators
 _STATUS_BYTES = 4096  # of what bwrap says of a sandbox, more than enough
 _SAID_BYTES = 1024  # of what a broker says that are logged
@@ -374,7 +378,7 @@ def write_sandbox_files(directory: Path) -> None:
         new.write_bytes(shell)
         new.chmod(0o111)
         new.replace(directory / "init")
-    for path, (tool, time) in EVALUATOR_TOOLS.items():
+    for path, (tool, time) in _EVALUATOR_TOOLS.items():
         target = directory / TOOLS_NAME / path
         with add_path_to_errors(target):
             _write_tool(target, tool, time)
@@ -402,6 +406,7 @@ def locate_status_file(workspace: Workspace) -> Path:
 # first, writes JSON about the sandbox to the second, and loads the filters from the last ones.
 # `_NOTES` has the file of the second, too: bwrap hands a descriptor on that is not its own.
 _ENVIRONMENT, _STATUS = FIRST_PASSED_DESCRIPTOR, FIRST_PASSED_DESCRIPTOR + 1
+_READ_ONLY = ("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/")
 _FILTERS = (FIRST_PASSED_DESCRIPTOR + 3, FIRST_PASSED_DESCRIPTOR + 4)
 
 
@@ -453,7 +458,7 @@ class BubblewrapSandbox:
     def list_filters(self) -> Sequence[Mapping[str, str]]:
         """Return the filters' programs, as descriptors of a `LaunchSpec`. Blocks, hardly."""
         return [
-            {"base64": encode_base64(os.pread(each, os.fstat(each).st_size, 0))}
+            {"base64": _encode_base64(os.pread(each, os.fstat(each).st_size, 0))}
             for each in self.filter_descriptors
         ]
 
@@ -471,16 +476,11 @@ class BubblewrapSandbox:
         `runner` is the socket by which submissions are run; `system` None is the machine's.
         """
         system = system or self.make_system_view()
-        argv = [
-            self.bwrap_path,
-            *build_isolation_options("evaluation"),
-            "--as-pid-1",
-            *(("--share-net",) if self.has_network else ()),
-        ]
-        argv += build_filter_options(_FILTERS)
-        argv += ["--json-status-fd", str(_STATUS)]
+        argv = [self.bwrap_path, "--as-pid-1", "--json-status-fd", str(_STATUS)]
         argv += ["--args", str(_ENVIRONMENT)]
-        argv += [*system.bwrap_options, "--proc", "/proc", "--dev", "/dev"]
+        argv += _build_confinement_options(
+            "evaluation", _FILTERS, system.bwrap_options, network=self.has_network
+        )
         # A path of `readable` may lie below /tmp, and must not hide the evaluation's own.
         own = [pair for pair in view.writable_paths if pair[0].is_relative_to(view.root)]
         for inside, outside in view.writable_paths:
@@ -495,9 +495,7 @@ class BubblewrapSandbox:
         argv += ["--ro-bind", str(self.sandbox_files_directory / TOOLS_NAME), str(_TOOLS)]
         argv += ["--ro-bind", str(runner), str(_RUNNER)]
         argv += ["--ro-bind", str(system.shell), system.shell_mount_point]
-        for place in ("/proc", "/dev", "/"):
-            argv += ["--remount-ro", place]
-        argv += ["--chdir", str(directory)]
+        argv += [*_READ_ONLY, "--chdir", str(directory)]
         first = system.shell_mount_point
         return [*argv, "--", first, "-c", _WAIT, first, str(open_files), *command]
 
@@ -552,7 +550,7 @@ class BubblewrapLaunch(LocalLaunch):
             {},
             "/",
             [
-                {"base64": encode_base64(os.fsencode("\0".join(words)))},
+                {"base64": _encode_base64(os.fsencode("\0".join(words)))},
                 {"append": status},
                 {"append": status},
                 *self._sandbox.list_filters(),
@@ -738,28 +736,23 @@ class BubblewrapHelperSandbox:
     ) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
         """Yield the arguments before a command, and the descriptors that its start needs."""
         with ExitStack() as opened:
-            filters = reopen_seccomp_filters(self.filter_descriptors, opened)
-            yield self.build_argv_prefix(repository, access, filters), filters
+            filters = []  # with file offsets of their own
+            for filter_ in self.filter_descriptors:
+                filters.append(os.open(f"/proc/self/fd/{filter_}", os.O_RDONLY | os.O_CLOEXEC))
+                opened.callback(os.close, filters[-1])
+            yield self._build_argv_prefix(repository, access, filters), filters
 
-    def build_argv_prefix(
+    def _build_argv_prefix(
         self, repository: Path | None, access: SandboxAccess, filters: Sequence[int]
     ) -> Sequence[str]:
         """Return the arguments before a command; `filters` are the descriptors of the filters."""
+        network = access.has_network
         argv = [
             self.bwrap_path,
-            *build_isolation_options("git"),
-            *(("--share-net",) if access.has_network else ()),
-        ]
-        argv += [
-            *build_filter_options(filters),
-            *self.system_options,
-            "--proc",
-            "/proc",
-            "--dev",
-            "/dev",
+            *_build_confinement_options("git", filters, self.system_options, network=network),
         ]
         argv += ["--size", str(_TEMPORARY), "--tmpfs", "/tmp"]  # noqa: S108  (a path inside)
-        if access.has_network:
+        if network:
             argv += self.network_options
             argv += ["--ro-bind-try", _KNOWN_HOSTS, _KNOWN_HOSTS]
         for path in access.readable_paths:
@@ -768,9 +761,7 @@ class BubblewrapHelperSandbox:
             argv += ["--ro-bind", str(repository), str(repository)]
         for writable in access.writable_paths:
             argv += ["--bind", str(writable), str(writable)]
-        for place in ("/proc", "/dev", "/"):
-            argv += ["--remount-ro", place]
-        return [*argv, "--chdir", "/", "--"]
+        return [*argv, *_READ_ONLY, "--chdir", "/", "--"]
 
     def kill_command(self, child: ChildProcess) -> None:
         """Kill the processes in the sandbox; bwrap ends after the last of them."""
