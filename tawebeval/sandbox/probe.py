@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -63,33 +63,13 @@ _PROBE = (
 PROBE_TIMEOUT = 20.0  # seconds for the probe to start and end
 
 _OTHERWISE = 'or, if you trust all callers, set sandbox.kind = "none"'
-_CONTAINER = "for a container see docs/install.md (Container)"
-_NAMESPACES = (
-    "permit user namespaces as docs/security.md (Sandbox) says; in the unit set"
-    " AppArmorProfile=-tawebeval, and load the profile: apparmor_parser --replace"
-    f" /etc/apparmor.d/tawebeval; {_CONTAINER}"
+_MEND = (
+    "make bubblewrap work as docs/security.md (Sandbox) says, in a container as docs/install.md"
+    f" (Container) says, {_OTHERWISE}"
 )
-# What bwrap says, and what helps.
-_REMEDIES: Mapping[Sequence[str], str] = {
-    ("Unknown option",): "install bubblewrap 0.8.0 or newer",
-    (
-        "No permissions to create",  # also in a chroot
-        "Creating new namespace failed",
-        "Failed to make / slave",  # by AppArmor
-        "Can't set hostname",
-        "setting up uid map",
-    ): _NAMESPACES,
-    ("Can't mount proc", "max_user_namespaces"): (
-        "mount nothing over the files of /proc; in the unit (with systemd-run by -p) set"
-        " ProtectProc=invisible, ProtectKernelLogs=no, and neither ProtectKernelTunables=yes"
-        f" nor ProcSubset=pid; {_CONTAINER}"
-    ),
-    ("Function not implemented",): (
-        "permit the system call openat2; in the unit set RestrictSUIDSGID=no, and User= in"
-        f" place of DynamicUser=yes, which implies RestrictSUIDSGID=yes; {_CONTAINER}"
-    ),
-}
-_MEND = f"make bubblewrap work, {_OTHERWISE}"
+# What bwrap says of an option that it does not know, and what helps.
+_UNKNOWN_OPTION = "Unknown option"
+_OUTDATED = f"install bubblewrap 0.8.0 or newer; {_OTHERWISE}"
 
 
 @attrs.frozen
@@ -279,7 +259,6 @@ def _judge(status: int, output: bytes) -> SetupProblem | None:
     if said == _SOUND:
         return None
     said = said or f"bwrap exited with status {status}"
-    for signs, remedy in _REMEDIES.items():
-        if any(sign in said for sign in signs):
-            return SetupProblem(said, f"{remedy}; {_OTHERWISE}")
+    if _UNKNOWN_OPTION in said:
+        return SetupProblem(said, _OUTDATED)
     return SetupProblem(said, DISK_FULL_REMEDY if mentions_disk_full(said) else _MEND)

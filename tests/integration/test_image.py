@@ -121,7 +121,6 @@ class ImageTests(RepositoryTestCase):
         (finding,) = (await self.examine(*OPTIONS[:-1]))["sandbox"]
         self.assertEqual(finding["health"], "broken")
         self.assertIn("Can't mount proc", finding["what"])
-        self.assertIn("mount nothing over the files of /proc", finding["remedy"])
         self.assertIn("docs/install.md (Container)", finding["remedy"])
         profile = json.loads((ROOT / "etc" / "seccomp.json").read_text())
         (sandbox,) = (rule for rule in profile["syscalls"] if "unshare" in rule["names"])
@@ -135,7 +134,7 @@ class ImageTests(RepositoryTestCase):
         options = (f"--security-opt=seccomp={lesser}", "--security-opt=unmask=/proc/*")
         (finding,) = (await self.examine(*options))["sandbox"]
         self.assertEqual(finding["health"], "broken")
-        self.assertIn("permit user namespaces", finding["remedy"], finding)
+        self.assertIn("docs/install.md (Container)", finding["remedy"], finding)
 
     async def test_daemon_in_a_container_runs_evaluators(self) -> None:
         port = free_port()

@@ -295,7 +295,7 @@ def apparmor() -> None:
     assert attempt("systemctl", "restart", UNIT).returncode != 0
     said = service.journal()
     assert "Creating new namespace failed: Permission denied" in said, said[-2000:]
-    assert "AppArmorProfile=-tawebeval" in said, said[-2000:]
+    assert "docs/security.md (Sandbox)" in said, said[-2000:]
     service.override()
     run("systemctl", "restart", UNIT)
     all_is_ok()
