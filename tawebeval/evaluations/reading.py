@@ -21,9 +21,8 @@ import attrs
 import orjson
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.defer import TimeoutError as WaitTimedOut
-from twisted.internet.interfaces import IReactorTime
 
-from tawebeval.archive.archive import ArchivedEvents, EvaluationArchive
+from tawebeval.archive.archive import ArchivedEvents
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import (
     CLIENT_VISIBLE_STATES,
@@ -49,6 +48,7 @@ from tawebeval.core.form import (
     format_label_name_error,
 )
 from tawebeval.errors import EvaluationExpired, MalformedRequest, ServerBusy, ServerStopping
+from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex
 from tawebeval.evaluations.starting import load_details
@@ -166,31 +166,29 @@ class ArchiveReader:
     and CallerQuotaExceeded as `EvaluationArchive.find_events`.
     """
 
-    _archive: EvaluationArchive | None
-    _store: EvaluationStore | None
-    _clock: IReactorTime
+    _context: EvaluationContext
     _started: str
     in_transit: dict[str, Evaluation] = attrs.field(factory=dict, init=False)
 
     @property
     def is_enabled(self) -> bool:
         """Whether there is an archive."""
-        return self._archive is not None
+        return self._context.archive is not None
 
     async def _wait_until_archived(self, identifier: str, caller: str) -> None:
         evaluation = self.in_transit.get(identifier)
         if evaluation is not None and evaluation.details.caller == caller:
             try:
-                await evaluation.archive_event.wait().addTimeout(_MAX_WAIT, self._clock)
+                await evaluation.archive_event.wait().addTimeout(_MAX_WAIT, self._context.clock)
             except WaitTimedOut:
                 what = "the evaluation is not archived yet; try again"
                 raise ServerBusy(what, _RETRY_AFTER) from None
 
     async def _find_events(self, identifier: str, caller: str) -> ArchivedEvents:
         await self._wait_until_archived(identifier, caller)
-        found = None
-        if self._archive is not None:
-            found = await self._archive.find_events(identifier, caller)
+        found, archive = None, self._context.archive
+        if archive is not None:
+            found = await archive.find_events(identifier, caller)
         if found is None:
             raise EvaluationExpired(self._started)
         return found
@@ -221,9 +219,9 @@ class ArchiveReader:
     async def read_status(self, identifier: str, caller: str) -> dict[str, Any]:
         """Return the status document."""
         await self._wait_until_archived(identifier, caller)
-        row = None
-        if self._archive is not None and self._store is not None:
-            row = await self._store.find_archived(identifier)
+        row, store = None, self._context.store
+        if self.is_enabled and store is not None:
+            row = await store.find_archived(identifier)
         if row is None or row.caller != caller:
             raise EvaluationExpired(self._started)
         return build_archived_status(load_details(row, None))
@@ -246,7 +244,6 @@ _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask
 class EventRequests:
     """Requests for the events of all evaluations in memory.
 
-    - `get_max_page_bytes()`: bytes of events that a page may have.
     - `started`: the time of the daemon's start, for the error EvaluationExpired.
     - `on_stream_left(evaluation)`: called when a stream has ended.
     - `subscriptions`: those of the streams at work.
@@ -257,8 +254,7 @@ class EventRequests:
     """
 
     _records: EvaluationIndex
-    _clock: IReactorTime
-    _get_max_page_bytes: Callable[[], int]
+    _context: EvaluationContext
     _started: str
     _on_stream_left: Callable[[Evaluation], object]
     subscriptions: set[Subscription]
@@ -288,7 +284,7 @@ class EventRequests:
         if evaluation is None:
             return self._end_reading(identifier, is_observer=is_observer)
         begin = evaluation.events.resolve_cursor(after_cursor)
-        limit = self.compute_max_page_bytes(max_bytes)
+        limit = self._compute_max_page_bytes(max_bytes)
         batch = evaluation.events.read_now(begin, limit, with_times=with_times)
         return self._make_page(evaluation, after_cursor or None, batch, is_observer=is_observer)
 
@@ -313,13 +309,13 @@ class EventRequests:
             try:
                 evaluation = self._find(identifier, after_cursor, caller, is_observer=is_observer)
             except EvaluationExpired:
-                most = self.compute_max_page_bytes(max_bytes)
+                most = self._compute_max_page_bytes(max_bytes)
                 place = identifier, after_cursor, caller
                 return await self.archived.read_page(*place, most, with_times)
             if evaluation is None:
                 return self._end_reading(identifier, is_observer=is_observer)
             begin = evaluation.events.resolve_cursor(after_cursor)
-            limit = self.compute_max_page_bytes(max_bytes)
+            limit = self._compute_max_page_bytes(max_bytes)
             with self._count_waiting_poll(evaluation, is_observer=is_observer):
                 batch = await evaluation.events.read(begin, limit, with_times=with_times)
                 page = self._make_page(
@@ -329,7 +325,7 @@ class EventRequests:
                     return page
                 change = evaluation.events.change_condition.wait()
                 with suppress(WaitTimedOut):
-                    await change.addTimeout(wait_seconds, self._clock)
+                    await change.addTimeout(wait_seconds, self._context.clock)
                 wait_seconds = 0
 
     def _make_page(
@@ -407,9 +403,9 @@ class EventRequests:
         except EvaluationExpired:
             return await self.archived.subscribe(identifier, after_cursor, caller, skip_count)
 
-    def compute_max_page_bytes(self, max_bytes: int | None) -> int:
+    def _compute_max_page_bytes(self, max_bytes: int | None) -> int:
         """Return the bytes of events that a page may have if a client asks for `max_bytes`."""
-        most = self._get_max_page_bytes()
+        most = self._context.configuration.buffers.max_page_bytes
         return most if max_bytes is None else min(max_bytes, most)
 
     def _find(
@@ -440,7 +436,7 @@ class EventRequests:
         return make_empty_last_page()
 
     def _expect_next_page(self, evaluation: Evaluation) -> None:
-        evaluation.events.page_reader_deadline = self._clock.seconds() + _NEXT_PAGE
+        evaluation.events.page_reader_deadline = self._context.clock.seconds() + _NEXT_PAGE
 
     def _on_unsubscribed(self, evaluation: Evaluation, subscription: Subscription) -> None:
         self.subscriptions.remove(subscription)

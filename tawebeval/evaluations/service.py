@@ -288,13 +288,12 @@ class EvaluationRegistry:
         self._is_stopping = self._is_urgent = False
         # Forgotten ones, as long as anything, such as a callback, may still save them.
         self._forgotten: WeakValueDictionary[str, EvaluationDetails] = WeakValueDictionary()
-        self.archived = ArchiveReader(context.archive, context.store, context.clock, self._started)
+        self.archived = ArchiveReader(context, self._started)
         if context.archive is not None:
             context.archive.release_copy = self._release_archived_copy
         self.events = EventRequests(
             self.records,
-            context.clock,
-            lambda: context.configuration.buffers.max_page_bytes,
+            context,
             self._started,
             self._remove_if_unused,
             set(),
