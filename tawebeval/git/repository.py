@@ -39,8 +39,10 @@ from tawebeval.git.command import (
     GitResult,
     GitRunner,
     explain_fetch_failure,
+    explain_redirect,
     is_commit_missing,
     is_commit_unadvertised,
+    is_redirect,
 )
 from tawebeval.git.fetch_limits import (
     MARKERS_DIRECTORY,
@@ -371,7 +373,7 @@ class BareRepository:
             elif is_commit_missing(result.stderr):
                 break
             elif not is_commit_unadvertised(result.stderr):
-                raise _explain_failure(result)
+                raise await self._servers.explain_failure(route, login, result)
         branch = repository.branch
         if branch and await self._servers.find_branch(repository, credential) is None:
             message = f"branch {branch!r} and no commit {oid}; push them, or correct the form"
@@ -462,23 +464,38 @@ class GitServers:
         """Return the OID of the branch, None without one. Raises: EvaluationError."""
         ref = f"refs/heads/{repository.branch}"
         route, login = await self.find_route(repository.url, credential)
+        result = await self._list_refs(route, login, ref)
+        if result.status:
+            raise await self.explain_failure(route, login, result)
+        # git also lists other refs that end in this name.
+        found = re.search(rf"^([0-9a-f]{{40}})\t{re.escape(ref)}$", result.stdout, re.MULTILINE)
+        return found and found[1]
+
+    async def _list_refs(
+        self, route: ResolvedGitRemote, login: Login | None, ref: str, **environment: str
+    ) -> GitResult:
         # Without a repository, which might be fetched into, evicted or removed meanwhile.
-        result = await self._git.run_command(
+        return await self._git.run_command(
             None,
             *("ls-remote", "--heads", *_get_serve_arguments(route)),
             *("--end-of-options", route.url, ref),
-            environment=route.environment,
+            environment={**route.environment, **environment},
             login=login,
             source=route.local_path,
             reach=SandboxAccess(
                 readable_paths=route.readable_paths, has_network=route.local_path is None
             ),
         )
-        if result.status:
-            raise _explain_failure(result)
-        # git also lists other refs that end in this name.
-        found = re.search(rf"^([0-9a-f]{{40}})\t{re.escape(ref)}$", result.stdout, re.MULTILINE)
-        return found and found[1]
+
+    async def explain_failure(
+        self, route: ResolvedGitRemote, login: Login | None, result: GitResult
+    ) -> EvaluationFailure:
+        """Return the error of a fetch. Where a redirect leads git says only if it is asked to."""
+        message = explain_fetch_failure(result.stderr)
+        if is_redirect(result.stderr):
+            traced = await self._list_refs(route, login, "HEAD", GIT_CURL_VERBOSE="1")
+            message = explain_redirect(route.url, traced.stderr)
+        return _make_git_failure(message, result)
 
     async def find_route(
         self, url: str, credential: Credential | None
@@ -497,11 +514,6 @@ class GitServers:
 def _get_serve_arguments(route: ResolvedGitRemote) -> tuple[str, ...]:
     """Return the option for a repository of this machine, which git serves to itself."""
     return () if route.local_path is None else (_SERVE_OTHER_USERS,)
-
-
-def _explain_failure(result: GitResult) -> EvaluationFailure:
-    """Return the error of a failed fetch."""
-    return _make_git_failure(explain_fetch_failure(result.stderr), result)
 
 
 def _make_git_failure(message: str, result: GitResult) -> EvaluationFailure:

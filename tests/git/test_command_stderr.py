@@ -6,11 +6,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.git.command import (
     explain_fetch_failure,
+    explain_redirect,
     find_disk_error,
     is_commit_missing,
     is_commit_unadvertised,
     is_git_killed_by_kernel,
     is_git_memory_exhausted,
+    is_redirect,
     is_repository_corrupt,
 )
 from tests.fakes.world import OID
@@ -107,7 +109,6 @@ class ClassificationTests(SynchronousTestCase):
             ("git@h: Permission denied (publickey).\nfatal: x", "needs credentials"),
             (f"{ACCESS} The requested URL returned error: 403", "access (HTTP status 403)"),
             (f"{ACCESS} The requested URL returned error: 502", "answer now (HTTP status 502)"),
-            (f"{ACCESS} The requested URL returned error: 301", "has moved"),
             (
                 "fatal: dumb http transport does not support shallow capabilities",
                 "server of plain files",
@@ -153,6 +154,32 @@ class ClassificationTests(SynchronousTestCase):
             ("strange", "; see stderr"),
         ):
             self.assertIn(words, explain_fetch_failure(printed))
+
+    def test_redirect(self) -> None:
+        self.assertFalse(is_redirect(f"remote: {ACCESS} The requested URL returned error: 301"))
+        self.assertFalse(is_redirect(f"{ACCESS} The requested URL returned error: 404"))
+        self.assertTrue(is_redirect(f"{ACCESS} The requested URL returned error: 301"))
+        unknown = explain_fetch_failure("fatal: repository 'https://g/' not found")
+        unnamed = "the repository has moved, and redirects are not followed; use its new URL"
+        for location, message in (
+            (
+                "/b.git/info/refs?service=git-upload-pack",
+                "the repository has moved to https://h/b.git; use this URL in repository[url]",
+            ),
+            (
+                "https://g/sign_in?next=secret",
+                f"the git server redirects to https://g/sign_in: {unknown}",
+            ),
+            ("http://[::1/x", unnamed),
+            ("file:///info/refs", unnamed),
+            ("https://a:b@h/x/info/refs", unnamed),
+            ("https://h/\x1b/info/refs", unnamed),
+            (f"https://h/{'x' * 400}/info/refs", unnamed),
+        ):
+            trace = f"12:00 http.c:1 <= Recv header: Location: {location}\nfatal: x"
+            for url in ("https://h/a", "https://h/a/"):
+                self.assertEqual(explain_redirect(url, trace), message)
+        self.assertEqual(explain_redirect("https://h/a", "fatal: x"), unnamed)
 
     def test_exit_status_tells_that_git_itself_was_killed(self) -> None:
         for status in (-9, 137, -7, 135):
