@@ -159,32 +159,21 @@ PUBLIC_PATHS = tuple(path.encode() for path in STATIC_RESOURCES)
 """Paths that need no token: a browser has no token until it has the page."""
 
 
-def _respond(request: ApiRequest, path: str) -> bytes:
-    accepted = parse_weights(get_header_elements(request.requestHeaders, "Accept-Encoding"))
-    is_gzip = accepted.get("gzip", accepted.get("*"))
-    resource = (_COMPRESSED_RESOURCES if is_gzip else STATIC_RESOURCES).get(path)
-    if resource is None:
-        raise NotFound
-    return resource.send_response(request)
-
-
 def add_static_routes(app: Klein) -> None:
     """Add the routes of all static resources to `app`."""
 
     @app.route("/", methods=["GET"])
-    def page(request: ApiRequest) -> bytes:
-        """Return the page."""
-        return _respond(request, "/")
-
     @app.route("/static/<name>", methods=["GET"])
-    def page_file(request: ApiRequest, name: str) -> bytes:
-        """Return a file that the page loads."""
-        return _respond(request, f"/static/{name}")
-
     @app.route(OPENAPI_PATH, methods=["GET"])
-    def description(request: ApiRequest) -> bytes:
-        """Return the OpenAPI description."""
-        return _respond(request, OPENAPI_PATH)
+    def static_resource(request: ApiRequest, name: str = "") -> bytes:
+        """Return the page, a file that it loads, or the OpenAPI description."""
+        accepted = parse_weights(get_header_elements(request.requestHeaders, "Accept-Encoding"))
+        is_gzip = accepted.get("gzip", accepted.get("*"))
+        resources = _COMPRESSED_RESOURCES if is_gzip else STATIC_RESOURCES
+        resource = resources.get(f"/static/{name}" if name else decode_path(request.path))
+        if resource is None:
+            raise NotFound
+        return resource.send_response(request)
 
 
 EVALUATE_ROUTE = "/evaluate"
@@ -192,9 +181,9 @@ HEALTH, READY, METRICS = "/health", "/health/ready", "/metrics"
 
 METRICS_MEDIA_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
-# Paths that need no caller's token; /metrics checks its readers itself.
 # Clients of 2018 give up after about 16 empty pages: 20 seconds make five minutes.
 _OLDER_CLIENT_WAIT = 20
+# Paths that need no caller's token; /metrics checks its readers itself.
 _OPEN_PATHS = frozenset((*(path.encode() for path in (HEALTH, READY, METRICS)), *PUBLIC_PATHS))
 
 # What proxies tell by these is not believed; that there is one is.
@@ -211,8 +200,11 @@ def make_app(context: WebContext) -> Klein:
     app.url_map.merge_slashes = False  # `%2f` in a path is no slash to join
     registry, base_path = context.registry, context.configuration.http.base_path
 
-    async def accept_form(request: ApiRequest) -> bytes:
-        """Accept the form that has arrived."""
+    @app.route(EVALUATE_ROUTE, methods=["POST"])
+    @app.route(EVALUATE_PROBLEM_ROUTE, methods=["POST"])
+    @app.route(RERUN_ROUTE, methods=["POST"])
+    async def evaluate(request: ApiRequest, **_parameters: str) -> bytes:
+        """Begin the evaluation of a form, of which `make_form_receiver` knows the route."""
         form = request.form
         if not isinstance(form, FormReceiver):
             raise NotFound  # another spelling of the path, for which no form was received
@@ -227,21 +219,6 @@ def make_app(context: WebContext) -> Klein:
         await registry.wait_until_stored(identifier)  # also the one of an earlier request
         set_headers(request, {b"Location": f"{base_path}/evaluation/{identifier}".encode()})
         return prepare_json_response(request, make_evaluate_response(identifier))
-
-    @app.route(EVALUATE_ROUTE, methods=["POST"])
-    async def evaluate(request: ApiRequest) -> bytes:
-        """Begin the evaluation of a form with all fields."""
-        return await accept_form(request)
-
-    @app.route(EVALUATE_PROBLEM_ROUTE, methods=["POST"])
-    async def evaluate_problem(request: ApiRequest, name: str) -> bytes:
-        """Begin the evaluation of a form for a problem; `make_form_receiver` has set the others."""
-        return await accept_form(request)
-
-    @app.route(RERUN_ROUTE, methods=["POST"])
-    async def rerun(request: ApiRequest, identifier: str) -> bytes:
-        """Begin an evaluation as an earlier one; `make_form_receiver` has found it."""
-        return await accept_form(request)
 
     @app.route("/problems", methods=["GET"])
     def list_problem_page(request: ApiRequest) -> bytes:
@@ -444,10 +421,9 @@ class KleinApplication:
 
 
 class ApiResource(Resource):
-    """The root of the site: answers GET of events and health itself, and passes the rest to Klein.
+    """The root of the site: answers GET of events itself, and passes the rest to Klein.
 
-    Most requests are polls, of which Klein takes more time than all other code together. Anybody
-    may ask for the health.
+    Most requests are polls, of which Klein takes more time than all other code together.
     """
 
     isLeaf = True  # noqa: N815  (Twisted's name)
@@ -463,10 +439,7 @@ class ApiResource(Resource):
             return self.render_by_klein(request)
         identifier = match_events_path(request.path)
         if identifier is None:
-            if request.path != HEALTH.encode():
-                return self.render_by_klein(request)
-            _finish(request, answer_health(request))
-            return NOT_DONE_YET
+            return self.render_by_klein(request)
         request.route = request.method.decode(), EVENTS_ROUTE
         try:
             answer = send_events(self._context, request, identifier)
@@ -537,18 +510,13 @@ def add_legacy_routes(app: Klein, context: WebContext) -> None:
         return send_page(context, request, identifier, parse_event_query(request.raw_query), wait)
 
 
-def answer_health(request: ApiRequest) -> bytes:
-    """Return the answer to GET /health: the daemon is alive."""
-    return prepare_json_response(request, {"status": "ok", "version": __version__})
-
-
 def _add_operator_routes(app: Klein, context: WebContext) -> None:
     """Add the routes for the operator's programs: liveness, readiness, metrics."""
 
     @app.route(HEALTH, methods=["GET"])
     def health(request: ApiRequest) -> bytes:
         """Return 200: the daemon is alive."""
-        return answer_health(request)
+        return prepare_json_response(request, {"status": "ok", "version": __version__})
 
     @app.route(READY, methods=["GET"])
     def ready(request: ApiRequest) -> bytes:

@@ -59,7 +59,6 @@ from tawebeval.web.context import WebContext
 from tawebeval.web.server.messages import get_header, get_header_elements, report_storage_error
 from tawebeval.web.server.request import ApiRequest
 
-_BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
 _MAX_FOLDED_LINES = 100  # of headers in a form
 _MAX_PART_HEADER_BYTES = 2048  # of one part
 _MAX_PARAMETERS = 32  # of the headers of one part
@@ -171,8 +170,6 @@ class FormReceiver:
                 "the Content-Type has no boundary; leave the header to the library that makes the"
                 " form, such as `curl -F` or FormData"
             )
-        if len(boundary) > _BOUNDARY:
-            raise MalformedRequest(f"the form's boundary is over {_BOUNDARY} characters (RFC 2046)")
         try:
             self._parser = parser = _FormParser(
                 boundary,
