@@ -1,13 +1,30 @@
-"""`web.events`: what the headers of a request for events ask for."""
+"""`web.events`: pages and polls, what the headers of a request ask for, evicted events."""
 
 from __future__ import annotations
 
-from tawebeval.config import CallerSettings, Configuration
-from tawebeval.web.events import STREAM_FRAMINGS
+import errno
+import os
+import re
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.http_headers import Headers
+
+from tawebeval.config import CallerSettings, Configuration, EventBufferSettings, HttpSettings
+from tawebeval.core import event_log
+from tawebeval.errors import NotAcceptable
+from tawebeval.evaluations.eventlog import EvaluationEvents
+from tawebeval.web.events import PAGE_MEDIA_TYPE, STREAM_FRAMINGS, negotiate_media_type
 from tests.cases import described
-from tests.cases.web import END, StreamTestCase
+from tests.cases.polls import asking
+from tests.cases.settings import with_constants
+from tests.cases.web import END, RawTestCase, StreamTestCase
 from tests.fakes.clients import Answer
 from tests.fakes.streams import FOLLOWERS, LineFollower, SocketFollower, SourceFollower, parse
+from tests.fakes.world import SlowThreads
 
 OF_CONTENT = ("date", "content-length", "transfer-encoding")
 """Headers that hang on the time, or that an answer may have only with its content."""
@@ -329,3 +346,242 @@ class ServerSentTests(StreamTestCase):
         self.print(b"%s\n[1,\r2]\r\n%s\n" % (begin, end))
         for follower in followers:
             self.assertEqual(follower.payloads, [[1, 2]])
+
+
+OFFERED = [PAGE_MEDIA_TYPE, *STREAM_FRAMINGS]
+JSON, EVENTS, LINES, ND = OFFERED
+
+
+def accept(*values: str) -> Headers:
+    """Return headers in which these are accepted."""
+    return Headers({b"Accept": [value.encode("latin-1") for value in values]} if values else {})
+
+
+class NegotiationTests(SynchronousTestCase):
+    def check(self, expected: str, *values: str) -> None:
+        self.assertEqual(negotiate_media_type(accept(*values), OFFERED), expected, values)
+
+    def test_without_a_preference_it_is_json(self) -> None:
+        self.check(JSON)
+        self.check(JSON, "")
+        self.check(JSON, "*/*")
+        self.check(JSON, "application/*")
+        self.check(JSON, "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8")
+        self.check(JSON, "application/json, text/plain, */*")
+        self.check(JSON, "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2")  # of Java
+        self.check(JSON, "text/html, */*; q=.2")
+        self.check(JSON, "*")
+
+    def test_named_type_is_given_in_any_case_with_any_parameters(self) -> None:
+        for offered in OFFERED:
+            self.check(offered, offered)
+            self.check(offered, offered.upper())
+            self.check(offered, f"text/html, {offered}")
+            self.check(offered, "text/html", offered)
+            self.check(offered, f"{offered}; charset=utf-8")
+            self.check(offered, f"{offered};charset=utf-8;q=0.1")
+
+    def test_higher_quality_wins_in_any_order(self) -> None:
+        self.check(EVENTS, f"{JSON};q=0.5, {EVENTS};q=0.6")
+        self.check(EVENTS, f"{EVENTS};q=0.6, {JSON};q=0.5")
+        self.check(JSON, f"{EVENTS};q=0.999, {JSON}")
+        self.check(LINES, f"*/*;q=0.1, {LINES};q=0.2")
+
+    def test_most_specific_range_counts(self) -> None:
+        self.check(JSON, f"{EVENTS};q=0.1, */*;q=0.5")
+        self.check(EVENTS, "application/*;q=0.1, */*;q=0.5")
+        self.check(EVENTS, f"{JSON};q=0, */*")
+        self.check(LINES, f"{JSON};q=0, {EVENTS};q=0, */*")
+
+    def test_named_type_wins_over_a_range_and_then_the_earlier_offer(self) -> None:
+        self.check(EVENTS, f"*/*, {EVENTS}")
+        self.check(EVENTS, f"application/*, {EVENTS}")
+        self.check(JSON, f"{EVENTS}, {JSON}")
+        self.check(LINES, f"{ND}, {LINES}")
+
+    def test_refusal_names_the_offers(self) -> None:
+        for value in ("text/html", "text/*;q=0", "*/*;q=0", f"{JSON};q=0", "image/*, audio/ogg"):
+            error = self.assertRaises(NotAcceptable, negotiate_media_type, accept(value), OFFERED)
+            self.assertEqual(error.extra_members["offered"], ", ".join(OFFERED))
+            for offered in OFFERED:
+                self.assertIn(offered, str(error))
+
+    def test_malformed_ranges_do_not_count(self) -> None:
+        self.check(EVENTS, f"{EVENTS};q=0.1, {JSON};q=2, {LINES};q=x, {ND};q=-1")
+        self.check(EVENTS, f"nonsense, */json, ;;;, {EVENTS}, \xff")
+
+    @given(st.lists(st.text(st.characters(max_codepoint=255), max_size=40), max_size=3))
+    def test_any_header_ends_in_an_offer_or_a_refusal(self, values: list[str]) -> None:
+        values = [value.replace("\r", "").replace("\n", "") for value in values]
+        try:
+            found = negotiate_media_type(accept(*values), OFFERED)
+        except NotAcceptable:
+            return
+        assert found in OFFERED
+
+
+LINE_COUNT = 20
+
+
+class EvictedEventsTests(StreamTestCase):
+    """An evaluation of which only the newest events are in memory, and threads that wait."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.patch(event_log, "MIN_SEGMENT_BYTES", 500)
+        self.patch(event_log, "MAX_SEGMENT_BYTES", 500)
+        self.service.world.memory.share.total = 0
+        self.threads = SlowThreads()
+        self.service.registry.context.segment_loader.threads = self.threads
+        self.begin()
+
+    def begin(self) -> None:
+        self.identifier = self.evaluate()
+        for number in range(LINE_COUNT):
+            self.print(b"line %d\n" % number)
+        self.events = self.service.registry.records[self.identifier].events
+
+    def wait(self, query: str) -> Deferred[Any]:
+        asked = self.ask("GET", f"/evaluation/{self.identifier}/events{query}")
+        self.assertNoResult(asked)
+        return asked
+
+    def settle(self) -> None:
+        """Let the threads do all their work, and streams go on."""
+        for _ in range(99):
+            self.threads.finish()
+            self.turn()
+
+    def damage(self) -> None:
+        stdout = self.events.stdout
+        assert stdout is not None
+        stdout._files.stdout[:1] = b"?"  # type: ignore[attr-defined]
+
+    def test_page_waits_for_a_thread(self) -> None:
+        asked = self.wait("")
+        self.assertEqual(self.events.waiting_poll_count, 1)
+        self.threads.finish()
+        page = self.answer(asked).json()
+        self.assertEqual(page["data"][0]["payload"], "line 0")
+        self.assertEqual(self.events.waiting_poll_count, 0)
+
+    def test_streams_read_on_from_memory(self) -> None:
+        for kind in FOLLOWERS:
+            follower = self.follow(kind, self.identifier)
+            self.print(b"more\n")
+            self.settle()
+            self.assertEqual(follower.payloads[:2], ["line 0", "\n"])
+            self.assertEqual(follower.payloads[-1], "more")
+            follower.lose()
+            self.finish()
+            self.begin()
+
+    def test_client_that_goes_leaves_nothing(self) -> None:
+        follower = self.follow(LineFollower, self.identifier)
+        follower.lose()
+        self.settle()
+        self.check_nothing_left(self.identifier)
+
+    def test_damage_is_told_and_ends_the_pages(self) -> None:
+        self.damage()
+        asked = self.wait("?after=0")
+        self.threads.finish()
+        page = self.answer(asked).json()
+        (event,) = page["data"]
+        self.assertEqual((event["payload"]["reason"], page["end"]), ("lost", END))
+        page = self.page(self.identifier, f"?after={END}")
+        self.assertEqual((page["data"], page["end"]), ([], None))
+        self.assertIn(self.identifier, self.service.registry.records)  # it runs on
+        self.finish()
+        self.page(self.identifier, f"?after={END}")
+        self.assertNotIn(self.identifier, self.service.registry.records)
+
+    def test_damage_is_told_and_ends_a_stream(self) -> None:
+        for kind in FOLLOWERS:
+            self.damage()
+            follower = self.follow(kind, self.identifier)
+            self.settle()
+            self.assertEqual([event["reason"] for event in follower.payloads], ["lost"])
+            self.assertTrue(follower.complete)
+            self.finish()
+            self.begin()
+
+    def test_lack_of_descriptors_is_503_and_cuts_streams(self) -> None:
+        def fail(begin: int, end: int) -> bytes:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        assert self.events.stdout is not None
+        self.patch(type(self.events.stdout._files), "read_stdout", lambda *_: fail(0, 0))
+        asked = self.wait("")
+        self.threads.finish()
+        answer = self.answer(asked)
+        self.assertEqual((answer.status, answer.headers["retry-after"]), (503, "5"))
+        for kind in FOLLOWERS:
+            follower = self.follow(kind, self.identifier)
+            self.settle()
+            self.assertFalse(follower.complete)
+            if isinstance(follower, SocketFollower):
+                self.assertEqual(follower.code, 1013)
+            else:
+                self.assertTrue(follower.connection.aborted)
+            follower.lose()
+
+
+class PollTests(RawTestCase):
+    configuration = Configuration(
+        buffers=with_constants(EventBufferSettings, max_page_bytes=1024)(),
+        http=with_constants(
+            HttpSettings, idle_timeout=40, rate_window_seconds=20, min_bytes_per_second=1024
+        )(),
+    )
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.identifier = self.evaluate()
+
+    def poll(self, query: str = "", *headers: str) -> bytes:
+        return asking(query, *headers).replace(b"ID", self.identifier.encode())
+
+    def test_requests_behind_a_waiting_poll_wait_in_the_socket(self) -> None:
+        connection = self.connect()
+        connection.send(self.poll("?wait=20"))
+        for _ in range(200):
+            if connection.transport.producerState == "producing":
+                connection.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
+        self.assertEqual(connection.received, b"")
+        self.assertEqual(connection.transport.producerState, "paused")
+        self.assertLess(sum(map(len, connection.channel._dataBuffer)), 20_000)
+        self.child.print(b"a\n")
+        connection.settle()
+        found = re.findall(rb'{"(begin|status)"', connection.received)
+        self.assertEqual(found[:2], [b"begin", b"status"])
+        self.assertEqual(found.count(b"begin"), 1)
+        self.assertGreater(len(found), 100)
+        self.assertEqual(connection.transport.producerState, "producing")
+
+    def test_client_that_takes_no_more_is_cut_off_soon_however_much_it_took(self) -> None:
+        connection = self.connect()
+        for _ in range(200):
+            connection.send(self.poll())
+        connection.channel.pauseProducing()
+        for seconds, aborted in ((19, False), (2, True)):
+            self.service.reactor.pump([1] * seconds)
+            self.assertEqual(connection.aborted, aborted)
+
+    def test_defect_is_logged_and_answered_as_such(self) -> None:
+        for query in ("", "?wait=20"):
+            connection = self.connect()
+            if query:
+                connection.send(self.poll(query))
+            defect = self.patch(EvaluationEvents, "read_now", lambda *_, **__: 1 // 0)
+            if query:
+                self.child.print(b"a\n")
+            else:
+                connection.send(self.poll(query))
+            answer = connection.answer()
+            self.assertEqual(answer.status, 500)
+            self.assertEqual(answer.headers["Content-Type"], "application/problem+json")
+            self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+            connection.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            self.assertEqual(connection.answer().status, 200)
+            defect.restore()

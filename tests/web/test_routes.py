@@ -1,18 +1,28 @@
-"""`web`: the routes, through treq and our own site, in memory."""
+"""`web.routes`: the routes, also those of the operator and of clients of 2018, in memory."""
 
 from __future__ import annotations
 
 import signal
+from hashlib import sha256
+from typing import Any
 
+from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IAddress
 
-from tawebeval.config import Configuration, HttpSettings
+from tawebeval import __version__
+from tawebeval.config import ArchiveSettings, Configuration, HttpSettings
 from tawebeval.config import ServiceSettings as Process
 from tawebeval.sandbox.workspace import derive_directory_name
+from tawebeval.web.auth import Authentication, RateLimit
+from tawebeval.web.context import HealthAndMetrics
+from tawebeval.web.routes import METRICS_MEDIA_TYPE
 from tests.cases import described
-from tests.cases.web import END, WebTestCase
-from tests.fakes.clients import MULTIPART, form, parts
+from tests.cases.polls import TOKENS
+from tests.cases.web import END, CallerTestCase, WebTestCase
+from tests.fakes.clients import MULTIPART, Answer, Part, form, parts
 from tests.fakes.files import FakeStore
+from tests.fakes.world import read_again
 
 OVER = "1 GiB is over the maximum, 512 MiB (limits.maximum.memory); the operator can raise it"
 
@@ -215,3 +225,404 @@ class EventsTests(WebTestCase):
             self.assertEqual(int(answer.headers["Content-Length"]), len(got.body))
             self.assertEqual(answer.headers.keys(), got.headers.keys())
             described.check("HEAD", path, answer)
+
+
+class FormTests(WebTestCase):
+    def post_parts(self, *renamed: tuple[str, str]) -> Any:
+        names = dict(renamed)
+        body = form(
+            Part(names.get(part.name, part.name), part.content, part.filename) for part in parts()
+        )
+        return self.ask("POST", "//evaluate", data=body, headers={"Content-Type": MULTIPART})
+
+    def test_answer_has_the_older_name_of_the_identifier(self) -> None:
+        answer = self.post().json()
+        self.assertEqual(answer["id"], answer["evaluation_id"])
+
+    def test_older_names_of_fields_are_known(self) -> None:
+        for renamed in (
+            [("commit_oid", "oid")],
+            [("repository[url]", "repositories[main][url]")],
+            [("commit_oid", "oid"), ("repository[url]", "repositories[main][url]")],
+        ):
+            answer = self.answer(self.post_parts(*renamed))
+            self.assertEqual(answer.status, 200, answer.body)
+            (repository, commit) = self.service.world.repositories.asked[-1]
+            self.assertEqual(repository.url, "https://example.org/problem.git")
+            self.assertEqual(commit, "c" * 40)
+            self.finish()
+
+    def test_field_under_both_names_is_repeated(self) -> None:
+        body = form([*parts(), Part("oid", b"c" * 40)])
+        problem = self.post(400, body).json()
+        self.assertEqual(problem["field"], "commit_oid")
+
+
+class PageTests(WebTestCase):
+    def older(self, identifier: str, after: str | None = None) -> Deferred[Any]:
+        query = "" if after is None else f"&after={after}"
+        return self.ask("GET", f"//evaluation_events?evaluation={identifier}{query}")
+
+    def test_legacy_pages_are_those_of_the_newer_path(self) -> None:
+        identifier = self.evaluate()
+        self.child.print(b"a\nb\n")
+        page = self.answer(self.older(identifier)).json()
+        self.assertEqual(page, self.page(identifier))
+        self.finish()
+        page = self.answer(self.older(identifier, page["end"])).json()
+        self.assertEqual((page["begin"], page["end"], len(page["data"])), ("3", END, 1))
+        page = self.answer(self.older(identifier, END)).json()
+        self.assertEqual(page, {"begin": END, "end": None, "data": []})
+
+    def test_legacy_poll_waits_by_itself(self) -> None:
+        identifier = self.evaluate()
+        asked = self.older(identifier)
+        self.service.reactor.advance(19)
+        self.agent.flush()
+        self.assertNoResult(asked)
+        self.service.reactor.advance(1)
+        answer = self.answer(asked)
+        self.assertEqual(answer.json()["end"], "0")
+        self.assertNotIn("preference-applied", answer.headers)  # it had none
+        asked = self.older(identifier, "0")
+        self.service.reactor.advance(19)
+        self.child.print(b"a\n")
+        self.assertEqual(len(self.answer(asked).json()["data"]), 1)
+
+    def test_legacy_poll_heeds_a_chosen_wait(self) -> None:
+        identifier = self.evaluate()
+        answer = self.request("GET", f"/evaluation_events?evaluation={identifier}&wait=0")
+        self.assertEqual(answer.json()["data"], [])
+        self.assertNotIn("preference-applied", answer.headers)
+
+    def test_legacy_errors_are_the_same(self) -> None:
+        identifier = self.evaluate()
+        for query, status in (
+            ("", 400),
+            ("?evaluation=", 400),
+            ("?evaluation=unknown", 404),
+            (f"?evaluation={identifier}&after=x", 400),
+            (f"?evaluation={identifier}&evaluation={identifier}", 400),
+        ):
+            answer = self.request("GET", "/evaluation_events" + query, status)
+        self.request("POST", "/evaluation_events", 405)
+        self.assertIn("evaluation", answer.json()["detail"])
+
+    def test_legacy_head_neither_waits_nor_acknowledges(self) -> None:
+        identifier = self.evaluate()
+        self.child.print(b"a\nb\n")
+        connection = self.connect()
+        connection.request(f"HEAD /evaluation_events?evaluation={identifier}&after=3")
+        self.assertEqual(connection.answer("HEAD").status, 200)
+        self.assertEqual(len(self.page(identifier)["data"]), 3)
+
+
+FILE = {"field": "source", "filename": "solution.py", "size": 8, "text": "print()\n"}
+
+
+class SubmissionTestCase(WebTestCase):
+    def read(self, identifier: str, status: int = 200) -> Any:
+        return self.request("GET", f"/evaluation/{identifier}/submission", status).json()
+
+
+class SubmissionTests(SubmissionTestCase):
+    def test_files_are_readable_from_submission_to_after_the_end(self) -> None:
+        running = [self.evaluate() for _ in range(self.service.running)]
+        waiting = self.evaluate()
+        for identifier in (waiting, *running):
+            self.assertEqual(self.read(identifier), {"files": [FILE]})
+        self.request("HEAD", f"/evaluation/{waiting}/submission")
+        self.finish()
+        for identifier in (waiting, *running):
+            self.assertEqual(self.read(identifier), {"files": [FILE]})
+
+    def test_discarded_or_forgotten_files_are_410_and_unknown_ones_404(self) -> None:
+        identifier = self.evaluate()
+        self.finish()
+        self.service.registry.submissions.share.make_room(1, None)
+        self.assertIn("discarded", self.read(identifier, 410)["detail"])
+        self.request("GET", f"/evaluation/{identifier}/events?after=end")
+        self.assertIn("over", self.read(identifier, 410)["detail"])
+        self.read("a" * 40, 404)
+
+
+class ArchivedTests(SubmissionTestCase):
+    configuration = Configuration(archive=ArchiveSettings(enabled=True))
+
+    def test_archive_has_the_files_of_a_forgotten_evaluation(self) -> None:
+        identifier = self.evaluate()
+        self.finish()
+        self.request("GET", f"/evaluation/{identifier}/events?after=end")
+        self.service.reactor.pump([0.1, 0.1])
+        self.assertEqual(self.read(identifier), {"files": [FILE]})
+        self.assertEqual(list((self.service.root / "evaluations").iterdir()), [])
+        self.read("a" * 40, 404)
+
+
+class CallerTests(CallerTestCase):
+    def test_files_are_for_their_caller_only(self) -> None:
+        identifier = self.begin("alice").json()["id"]
+        path = f"/evaluation/{identifier}/submission"
+        self.assertEqual(self.call("GET", path, 200, "alice").json(), {"files": [FILE]})
+        self.call("GET", path, 404, "bob")
+        self.call("GET", path, 401, None)
+
+
+class WaitTests(WebTestCase):
+    def wait(self, query: str = "?wait=20", **headers: str) -> Deferred[Any]:
+        self.identifier = self.evaluate()
+        path = f"/evaluation/{self.identifier}/events{query}"
+        asked = self.ask("GET", path, headers=headers)
+        self.assertNoResult(asked)
+        return asked
+
+    def test_event_answers_a_waiting_poll(self) -> None:
+        asked = self.wait()
+        self.child.print(b"a\n")
+        answer = self.answer(asked)
+        self.check(answer)
+        self.assertEqual(answer.json()["end"], "1")
+        self.assertEqual(answer.headers["preference-applied"], "wait=20")
+
+    def test_poll_without_event_is_answered_with_an_empty_page_in_time(self) -> None:
+        asked = self.wait()
+        self.service.reactor.advance(19.9)
+        self.agent.flush()
+        self.assertNoResult(asked)
+        self.service.reactor.advance(0.1)
+        self.assertEqual(self.answer(asked).json(), {"begin": None, "end": "0", "data": []})
+
+    def test_prefer_wait_waits_among_other_preferences(self) -> None:
+        for header in (
+            *("wait=20", 'respond-async, wait=20, x="y"', 'wait="20"', "  wait=20  "),
+            *(
+                "Wait=20",
+                "wait=20; foo=bar",
+                "wait=20;",
+                "wait = 20 ;a=b;c",
+                "handling=x;wait=1,wait=20",
+            ),
+            *("wait=20, wait=10", 'x="a, wait=10", wait=20', r'x="\", wait=10", wait=20'),
+        ):
+            asked = self.wait("", Prefer=header)
+            self.child.print(b"a\n")
+            self.assertEqual(self.answer(asked).headers["preference-applied"], "wait=20", header)
+            self.finish()
+
+    def test_malformed_prefer_is_ignored_and_not_applied(self) -> None:
+        identifier = self.evaluate()
+        path = f"/evaluation/{identifier}/events"
+        for header in (
+            *("wait", "wait=x", "wait=-1", "wait=0", "respond-async", "", '"', "=,=;"),
+            *(
+                "wait, wait=20",
+                "wait=x, wait=20",
+                'wait="20',
+                'wait="20;"',
+                '"wait=20"',
+                ";wait=20",
+            ),
+            *('x=", wait=20', "awaits=20"),
+        ):
+            answer = self.request("GET", path, headers={"Prefer": header})
+            self.assertNotIn("preference-applied", answer.headers, header)
+
+    def test_first_preference_of_several_headers_counts(self) -> None:
+        self.identifier = self.evaluate()
+        for lines, waits in (
+            (b"Prefer: wait=20\r\nPrefer: wait=0\r\n", True),
+            (b"Prefer: wait=0\r\nPrefer: wait=20\r\n", False),
+        ):
+            connection = self.connect()
+            path = f"/evaluation/{self.identifier}/events"
+            connection.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n".encode() + lines + b"\r\n")
+            self.assertEqual(connection.received == b"", waits, lines)
+            connection.lose()
+
+    def test_query_wins_over_prefer(self) -> None:
+        asked = self.wait("?wait=5", Prefer="wait=20")
+        self.service.reactor.advance(5)
+        self.assertEqual(self.answer(asked).headers["preference-applied"], "wait=5")
+
+    def test_wait_is_capped_and_the_answer_says_to_what(self) -> None:
+        for seconds in ("31", "2147483647", "9" * 15):
+            for query, headers in ((f"?wait={seconds}", {}), ("", {"Prefer": f"wait={seconds}"})):
+                asked = self.wait(query, **headers)
+                self.service.reactor.advance(30)
+                applied = self.answer(asked).headers["preference-applied"]
+                self.assertEqual(applied, "wait=30", (query, headers))
+                self.finish()
+
+    def test_number_of_more_than_15_digits_is_refused_or_ignored_in_prefer(self) -> None:
+        path = f"/evaluation/{self.evaluate()}/events"
+        for name in ("wait", "skip"):
+            problem = self.request("GET", f"{path}?{name}={'9' * 16}", 400).json()
+            self.assertIn("is not a whole number of up to 15 digits", problem["detail"])
+        answer = self.request("GET", path, headers={"Prefer": f"wait={'9' * 16}"})
+        self.assertNotIn("preference-applied", answer.headers)
+
+    def test_client_that_leaves_a_poll_leaves_nothing(self) -> None:
+        identifier = self.evaluate()
+        calls = len(self.service.reactor.getDelayedCalls())
+        connection = self.connect()
+        connection.request(f"GET /evaluation/{identifier}/events?wait=20")
+        evaluation = self.service.registry.records[identifier]
+        self.assertEqual(len(evaluation.events.change_condition), 1)
+        connection.lose()
+        self.assertEqual(len(evaluation.events.change_condition), 0)
+        self.assertEqual(len(self.service.reactor.getDelayedCalls()), calls)
+        self.child.print(b"a\n")
+        self.assertEqual(len(self.page(identifier)["data"]), 1)
+
+
+class StatusTests(WebTestCase):
+    def test_status_is_410_once_forgotten_and_404_if_unknown(self) -> None:
+        identifier = self.evaluate()
+        document = self.request("GET", f"/evaluation/{identifier}").json()
+        self.assertEqual((document["evaluation_id"], document["state"]), (identifier, "running"))
+        self.request("GET", "/evaluation/unknown", 404)
+        self.finish()
+        self.page(identifier, f"?after={END}")
+        self.request("GET", f"/evaluation/{identifier}", 410)
+
+    def test_cancelling_is_204_when_the_process_is_gone_and_when_repeated(self) -> None:
+        identifier = self.evaluate()
+        asked = self.ask("DELETE", f"/evaluation/{identifier}")
+        self.assertNoResult(asked)
+        self.assertEqual(self.child.signals, [15])
+        self.finish()
+        answer = self.answer(asked)
+        self.assertEqual((answer.status, answer.body), (204, b""))
+        self.check(answer)
+        self.request("DELETE", f"/evaluation/{identifier}", 204)
+        (event,) = self.page(identifier)["data"]
+        self.assertEqual(event["payload"]["reason"], "cancelled")
+        self.page(identifier, f"?after={END}")
+        self.request("DELETE", f"/evaluation/{identifier}", 204)
+        self.request("DELETE", "/evaluation/unknown", 404)
+
+    def test_client_that_leaves_has_cancelled(self) -> None:
+        identifier = self.evaluate()
+        connection = self.connect()
+        connection.request(f"DELETE /evaluation/{identifier}")
+        connection.lose()
+        self.finish()
+        status = self.request("GET", f"/evaluation/{identifier}").json()
+        self.assertEqual(status["state"], "cancelled")
+
+
+TOKEN = "tawebeval_metrics"
+
+
+class OperationsTestCase(WebTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.obstacles: list[str] = []
+        self.let_read_metrics(None)
+
+    def let_read_metrics(self, authentication: Authentication | None) -> None:
+        """Let those read the metrics whom `authentication` knows; None: this machine."""
+        metrics = HealthAndMetrics(lambda: self.obstacles, lambda: b"some 1\n", authentication)
+        self.set("health_and_metrics", metrics)
+
+    def set(self, name: str, value: object) -> None:
+        object.__setattr__(self.service.context, name, value)
+
+    def metrics(self, status: int, address: IAddress | None = None, **headers: str) -> Answer:
+        connection = self.service.connect(address)
+        connection.request("GET /metrics", **headers)
+        answer = connection.answer()
+        self.assertEqual(answer.status, status, answer.body)
+        if status == 200:
+            self.assertEqual(answer.body, b"some 1\n")
+            self.assertEqual(answer.headers["Content-Type"], METRICS_MEDIA_TYPE.decode())
+        else:
+            self.assertEqual(answer.headers["Content-Type"], "application/problem+json")
+            self.assertNotIn(b"some", answer.body)
+        return answer
+
+
+class HealthTests(OperationsTestCase):
+    def test_health_is_200_whatever_is_wrong(self) -> None:
+        self.obstacles.append("no disk")
+        self.assertEqual(
+            self.request("GET", "/health").json(), {"status": "ok", "version": __version__}
+        )
+
+    def test_ready_is_200(self) -> None:
+        answer = self.request("GET", "/health/ready").json()
+        self.assertEqual(answer, {"status": "ready", "version": __version__})
+
+    def test_not_ready_is_503_with_the_reasons(self) -> None:
+        self.obstacles += ["no disk", "no queue"]
+        problem = self.request("GET", "/health/ready", 503).json()
+        self.assertEqual(problem["reasons"], ["no disk", "no queue"])
+        self.assertEqual(problem["detail"], "no disk; no queue")
+
+    def test_health_needs_no_token(self) -> None:
+        self.service.access.token_file = self.root / "callers"
+        self.service.access.token_file.write_text(TOKENS)
+        read_again(self.service.access)
+        for path, status in (
+            *(
+                ("/health", 200),
+                ("/health/ready", 200),
+                ("/metrics", 200),
+                ("//health//ready", 200),
+            ),
+            *(("/health/else", 401), ("/metrics/else", 401), ("/evaluations", 401)),
+        ):
+            connection = self.service.connect()
+            connection.request(f"GET {path}")
+            self.assertEqual(connection.answer().status, status, path)
+
+
+class MetricsTests(OperationsTestCase):
+    def test_metrics_are_for_programs_of_this_machine(self) -> None:
+        for host in ("127.0.0.1", "127.8.8.8"):
+            self.metrics(200, IPv4Address("TCP", host, 1))
+        for host in ("::1", "::ffff:127.0.0.1"):
+            self.metrics(200, IPv6Address("TCP", host, 1))
+        self.metrics(403, IPv4Address("TCP", "192.0.2.7", 1))
+        self.metrics(403, IPv6Address("TCP", "2001:db8::1", 1))
+        self.metrics(403, IPv6Address("TCP", "fe80::1%eth0", 1))
+        self.metrics(403, UNIXAddress(None))
+
+    def test_metrics_are_collected_at_most_once_a_second(self) -> None:
+        collected: list[int] = []
+
+        def collect() -> bytes:
+            collected.append(1)
+            return b"some 1\n"
+
+        self.set("health_and_metrics", HealthAndMetrics(collect_metrics=collect))
+        for seconds, times in ((0.9, 1), (0.2, 1), (0.5, 2)):
+            self.metrics(200)
+            self.metrics(200)
+            self.assertEqual(len(collected), times)
+            self.service.reactor.advance(seconds)
+
+    def test_metrics_are_not_for_clients_behind_a_local_proxy(self) -> None:
+        for name in ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Via"):
+            self.metrics(403, **{name.replace("-", "_"): "x"})
+
+    def test_metrics_are_not_for_pages_of_a_browser(self) -> None:
+        self.metrics(200, Origin="http://localhost")
+        self.metrics(403, Origin="https://evil.example")
+        self.metrics(403, Origin="null")
+        connection = self.service.connect()
+        connection.send(b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+        self.assertEqual(connection.answer().status, 403)
+        connection.send(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:8080\r\n\r\n")
+        self.assertEqual(connection.answer().status, 200)
+
+    def test_metrics_with_tokens_are_for_their_holders_only(self) -> None:
+        tokens = self.root / "tokens"
+        tokens.write_text(f"prometheus sha256:{sha256(TOKEN.encode()).hexdigest()}\n")
+        rate = RateLimit(0, self.service.reactor.seconds)
+        self.let_read_metrics(Authentication(rate, tokens))
+        far = IPv4Address("TCP", "192.0.2.7", 1)
+        self.metrics(200, far, Authorization=f"Bearer {TOKEN}", X_Forwarded_For="x")
+        answer = self.metrics(401, far, Authorization="Bearer tawebeval_other")
+        self.assertEqual(answer.headers["WWW-Authenticate"], "Bearer")
+        self.metrics(401)

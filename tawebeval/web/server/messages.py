@@ -204,6 +204,8 @@ class BasePath:
 
 JSON_MEDIA_TYPE = b"application/json"
 
+_FRAMING = (b"Content-Length", b"Transfer-Encoding", b"Content-Type")
+
 PREFLIGHT_HEADERS = {
     b"Access-Control-Allow-Methods": b"GET, POST, DELETE, OPTIONS",
     b"Access-Control-Allow-Headers": b"Authorization, Content-Type, Idempotency-Key,"
@@ -214,7 +216,7 @@ PREFLIGHT_HEADERS = {
 
 
 def make_content_headers(body: bytes, content_type: bytes = JSON_MEDIA_TYPE) -> dict[bytes, bytes]:
-    """Return the headers of a body."""
+    """Return the headers that stand first in a response (`encode_head`)."""
     return {b"Content-Length": b"%d" % len(body), b"Content-Type": content_type}
 
 
@@ -254,18 +256,23 @@ def _encode_date(seconds: int) -> bytes:
 
 
 def encode_head(request: Request, first_headers: bytes, origins: Collection[str]) -> bytes:
-    """Return the head of the response to `request`; `first_headers` are encoded already."""
-    lines = [
-        b"%b: %b\r\n" % (name, value)
+    """Return the head of the response to `request`; `first_headers` are encoded already.
+
+    Those stand first that say where the body ends. Some clients take a response with a truncated
+    head for a complete one without a body (curl 7.88). They report the truncation if they know by
+    then that a body follows, curl 8.14 only if it also knows the length of the body.
+    """
+    lines = {
+        name: b"".join([b"%b: %b\r\n" % (name, value) for value in values])
         for name, values in request.responseHeaders.getAllRawHeaders()
-        for value in values
-    ]
+    }
+    framing = [lines.pop(name) for name in _FRAMING if name in lines]
     return b"%b %d %b\r\n%b%b%b\r\n" % (
         request.clientproto,
         request.code,
         request.code_message,
         first_headers,
-        b"".join(lines),
+        b"".join([*framing, *lines.values()]),
         encode_general_headers(origins, request.requestHeaders),
     )
 

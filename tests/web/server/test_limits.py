@@ -1,13 +1,19 @@
-"""`web.server.limits`: how many connections there may be."""
+"""`web.server.limits`: connections, and the addresses that they count for."""
 
 from __future__ import annotations
 
-from twisted.internet.address import IPv4Address, UNIXAddress
-from twisted.internet.interfaces import IAddress
+from typing import Any
 
-from tawebeval.config import Configuration, HttpSettings
-from tests.cases.web import RawTestCase
-from tests.fakes.clients import Connection
+from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
+from twisted.internet.interfaces import IAddress
+from twisted.logger import LogEvent, capturedLogs
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import Configuration, HttpSettings, LogSettings
+from tawebeval.errors import Unauthorized
+from tawebeval.web.server.limits import ClientAddressResolver
+from tests.cases.web import PROXY, SETTINGS, RawTestCase
+from tests.fakes.clients import MULTIPART, Connection, form, parts
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -92,3 +98,181 @@ class UnlimitedTests(ConnectionsTestCase):
         for _ in range(5):
             self.check_open(self.connect_from(ipv4(1)))
         self.check_turned_away(self.connect_from(ipv4(1)))
+
+
+STRANGER = IPv4Address("TCP", "192.0.2.1", 1)
+
+
+class PeerTests(SynchronousTestCase):
+    def test_untrusted_peer_counts_by_its_own_address(self) -> None:
+        clients = ClientAddressResolver.from_settings(SETTINGS)
+        for address, name, group in (
+            (STRANGER, "192.0.2.1", "192.0.2.1"),
+            (IPv6Address("TCP", "2001:db8::1%eth0", 1), "2001:db8::1", "2001:db8::"),
+            (UNIXAddress("/run/x"), "", ""),
+            (None, "", ""),
+        ):
+            peer = clients.identify_peer(address)
+            self.assertEqual((peer.address, peer.address_group), (name, group))
+            assert peer.direct_client is not None
+            self.assertEqual(
+                (peer.direct_client.address, peer.direct_client.address_group), (name, "")
+            )
+
+    def test_trusted_proxy_names_the_address_that_counts(self) -> None:
+        unix = ClientAddressResolver.from_settings(HttpSettings(trusted_proxies=("unix",)))
+        mapped = IPv6Address("TCP", "::ffff:10.0.0.1", 1)
+        for clients, address in (
+            (ClientAddressResolver.from_settings(SETTINGS), PROXY),
+            (ClientAddressResolver.from_settings(SETTINGS), mapped),
+            (unix, UNIXAddress(None)),
+        ):
+            peer = clients.identify_peer(address)
+            self.assertIsNone(peer.direct_client)
+            self.assertEqual(peer.address_group, "")
+        for address in (None, PROXY):
+            self.assertIsNotNone(unix.identify_peer(address).direct_client)
+
+
+class ProxiedTestCase(RawTestCase):
+    configuration = Configuration(http=SETTINGS, log=LogSettings(access=True))
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.service.context.request_log.is_enabled = True
+        self.identifier = self.evaluate()
+
+    def from_(self, address: IAddress) -> Connection:
+        return self.service.connect(address)
+
+    def send(self, connection: Connection, query: str = "", **headers: str) -> None:
+        fields = "".join(
+            f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items()
+        )
+        path = f"/evaluation/{self.identifier}/events{query}"
+        connection.send(f"GET {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n".encode())
+
+    def logged(self, *asked: Any, **headers: str) -> list[str]:
+        """Return which clients the access log has of a request."""
+        events: list[LogEvent]
+        with capturedLogs() as events:
+            self.send(*asked, **headers)
+        return [event["client"] for event in events if "took" in event]
+
+
+class LogTests(ProxiedTestCase):
+    def test_header_of_a_proxy_is_believed_and_that_of_its_client_is_not(self) -> None:
+        for said, client in (
+            ("192.0.2.7", "192.0.2.7"),
+            ("198.51.100.1, 192.0.2.7", "192.0.2.7"),
+            ("192.0.2.7, 10.0.0.1", "192.0.2.7"),
+            ("unknown", "-"),
+        ):
+            connection = self.from_(PROXY)
+            asked = self.logged(connection, X_Forwarded_For=said)
+            self.assertEqual(asked, [client], said)
+            self.assertEqual(connection.answer().status, 200)
+            connection.lose()
+
+    def test_untrusted_peer_and_other_headers_are_not_believed(self) -> None:
+        for address, header, client in (
+            (STRANGER, "X_Forwarded_For", "192.0.2.1"),
+            (STRANGER, "Forwarded", "192.0.2.1"),
+            (PROXY, "Forwarded", "10.0.0.1"),
+            (PROXY, "X_Real_IP", "10.0.0.1"),
+            (UNIXAddress(None), "X_Forwarded_For", "-"),
+        ):
+            connection = self.from_(address)
+            self.assertEqual(self.logged(connection, **{header: "192.0.2.9"}), [client])
+            connection.lose()
+
+    def test_each_request_of_a_proxys_connection_may_be_another_clients(self) -> None:
+        connection = self.from_(PROXY)
+        for client in ("192.0.2.7", "192.0.2.8", "192.0.2.8", "192.0.2.7"):
+            self.assertEqual(self.logged(connection, X_Forwarded_For=client), [client])
+        connection.lose()
+
+    def test_broken_header_of_a_proxy_is_refused_in_its_name(self) -> None:
+        connection = self.from_(PROXY)
+        self.assertEqual(self.logged(connection, X_Forwarded_For="me"), ["10.0.0.1"])
+        problem = self.check_raw(connection.answer(), 400).json()
+        self.assertTrue(problem["detail"].startswith("X-Forwarded-For: 'me' is not an IP address"))
+
+
+class LimitTests(ProxiedTestCase):
+    """How many requests a client behind a proxy may have at once."""
+
+    def wait(self, client: str, address: IAddress = PROXY) -> Connection:
+        """Return a connection on which a client waits for events."""
+        connection = self.from_(address)
+        self.send(connection, "?wait=20", X_Forwarded_For=client)
+        return connection
+
+    def test_each_client_of_a_proxy_has_two_requests_at_once(self) -> None:
+        first = [self.wait("192.0.2.7") for _ in range(2)]
+        other = self.wait("192.0.2.8")
+        for connection in (*first, other):
+            self.assertEqual(connection.received, b"")
+        third = self.wait("192.0.2.7")
+        answer = third.answer()
+        self.check_raw(answer, 503)
+        self.assertEqual(answer.headers["Retry-After"], "5")
+        first.pop().lose()
+        self.send(third, "?wait=20", X_Forwarded_For="192.0.2.7")
+        self.assertEqual(third.received, b"")
+        self.child.print(b"a\n")
+        for connection in (*first, other, third):
+            self.assertEqual(connection.answer().status, 200)
+            connection.lose()
+        self.identifier = self.evaluate()
+        self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
+
+    def test_connections_are_bounded_with_those_of_the_proxy(self) -> None:
+        for number in range(6):
+            self.wait(f"192.0.2.{number}", True)
+        connection = self.wait("192.0.2.99", True)
+        self.check_raw(connection.answer(), 503)
+
+    def test_form_counts_until_it_is_answered(self) -> None:
+        for fails in ("", "no", "gone"):
+            connection = self.from_(PROXY)
+            body = form(parts(commit_oid=b"x") if fails == "no" else parts())
+            connection.request(
+                "POST /evaluate",
+                body[: -1 if fails == "gone" else None],
+                Content_Type=MULTIPART,
+                Content_Length=str(len(body)),
+                X_Forwarded_For="192.0.2.7",
+            )
+            if fails == "gone":
+                self.assertEqual(
+                    self.service.site.connection_limits.connections_by_address_group,
+                    {"192.0.2.7": 1},
+                )
+            connection.lose()
+            self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
+
+    def test_client_refused_without_a_token_counts_no_longer(self) -> None:
+        def refuse(*_: object) -> str:
+            raise Unauthorized("no")
+
+        self.patch(type(self.service.context.authentication), "authenticate_token", refuse)
+        connection = self.wait("192.0.2.7")
+        self.check_raw(connection.answer(), 401)
+        self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
+
+    def test_client_over_its_requests_uses_up_no_rate(self) -> None:
+        asked: list[object] = []
+        access = self.service.context.authentication
+        admit = type(access).authenticate_token
+
+        def count(self: Any, *arguments: Any) -> str:
+            asked.append(arguments)
+            return admit(self, *arguments)
+
+        self.patch(type(access), "authenticate_token", count)
+        held = [self.wait("192.0.2.7") for _ in range(3)]
+        self.assertEqual(len(asked), 2)
+        asked.clear()
+        for connection in held:
+            connection.lose()
