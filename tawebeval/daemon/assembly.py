@@ -129,8 +129,9 @@ _REMOVAL_PERIOD = 60.0  # seconds
 log = Logger()
 
 
+@attrs.define(eq=False, slots=False)
 class EvaluationService(Service):
-    """Service of the evaluations, their archive, the repository cache and the webhooks.
+    """Service of the evaluations, their archive and the repository cache.
 
     Its stop drains them, and no process of an evaluation outlives it; if they are lasting, they go
     on. `rows` are those of an earlier process, whose files are in the directory `uploads` until
@@ -139,26 +140,18 @@ class EvaluationService(Service):
 
     name = "evaluations"
 
-    def __init__(
-        self,
-        registry: EvaluationRegistry,
-        repositories: RepositoryCache,
-        callbacks: CallbackQueue,
-        rows: Sequence[EvaluationRow],
-        uploads: Path,
-        trees: WritableTrees,
-        *,
-        is_lasting: bool,
-    ) -> None:
-        self.registry = registry
-        self.repositories = repositories
-        self.callbacks = callbacks
-        self.context = registry.context
-        self._rows = rows
-        self._uploads = uploads
-        self._trees = trees
-        self._is_lasting = is_lasting
-        self.exit_status = 0  # of the process
+    registry: EvaluationRegistry
+    repositories: RepositoryCache
+    _rows: Sequence[EvaluationRow]
+    _uploads: Path
+    _trees: WritableTrees
+    _is_lasting: bool
+    exit_status: int = attrs.field(default=0, init=False)  # of the process
+
+    @property
+    def context(self) -> EvaluationContext:
+        """What all evaluations share."""
+        return self.registry.context
 
     def startService(self) -> None:
         """Load the repository cache and become the reaper of all descendant processes.
@@ -339,6 +332,7 @@ class Daemon(MultiService):
         return [part for part in self if isinstance(part, StreamServerEndpointService)]
 
 
+@attrs.define(eq=False, slots=False)
 class ShutdownSignals(Service):
     """Handler of SIGTERM and SIGINT: the first stops the daemon, later ones call `on_repeat`.
 
@@ -348,10 +342,9 @@ class ShutdownSignals(Service):
 
     name = "signals"
 
-    def __init__(self, on_repeat: Callable[[], object], reactor: Any) -> None:
-        self._on_repeat = on_repeat
-        self._reactor = reactor
-        self._is_stopping = False
+    _on_repeat: Callable[[], object]
+    _reactor: Any
+    _is_stopping: bool = False
 
     def startService(self) -> None:
         """Handle the signals as soon as the reactor has installed its own handlers."""
@@ -743,13 +736,11 @@ class _Builder:
             self.cgroups,
             self.sandbox,
             self.pools,
-            self.configuration,
             self.left_evaluations,
         )
         evaluations = EvaluationService(
             self.registry,
             self.repositories,
-            self.callbacks,
             self.left_evaluations.rows,
             self.directories.uploads,
             self.sandbox.writable_trees,

@@ -373,6 +373,7 @@ def compute_stop_timeout(configuration: Configuration) -> float:
     return seconds
 
 
+@attrs.define(eq=False, slots=False)
 class Watchdog(Service):
     """Reports to systemd: readiness, then watchdog and status once a second. To be started last.
 
@@ -384,23 +385,18 @@ class Watchdog(Service):
 
     name = "watchdog"
 
-    def __init__(
-        self,
-        notifier: SystemdNotifier,
-        count_evaluations: Callable[[], tuple[int, int]],
-        find_unreadiness_reasons: Callable[[], Sequence[str]],
-        get_stop_timeout: Callable[[], float],
-        reactor: Any,
-    ) -> None:
-        self._notifier = notifier
-        self._count_evaluations = count_evaluations
-        self._find_obstacles = find_unreadiness_reasons
-        self._get_stop_timeout = get_stop_timeout
-        self._reactor = reactor
-        self._is_stopping = False
-        self._status = ""
+    _notifier: SystemdNotifier
+    _count_evaluations: Callable[[], tuple[int, int]]
+    _find_unreadiness_reasons: Callable[[], Sequence[str]]
+    _get_stop_timeout: Callable[[], float]
+    _reactor: Any
+    _is_stopping: bool = False
+    _status: str = ""
+    _reports: LoopingCall = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
         self._reports = LoopingCall(self._report)
-        self._reports.clock = reactor
+        self._reports.clock = self._reactor
 
     def startService(self) -> None:
         """Report readiness as soon as the reactor runs, and the status from then on."""
@@ -434,7 +430,7 @@ class Watchdog(Service):
         status = f"{running} running, {queued} queued"
         if self._is_stopping:
             status = f"stopping: {status}"
-        elif obstacles := self._find_obstacles():
+        elif obstacles := self._find_unreadiness_reasons():
             status += f"; not ready: {'; '.join(obstacles)}"
         notices = ["WATCHDOG=1"] if self._notifier.watchdog_seconds else []
         if status != self._status:

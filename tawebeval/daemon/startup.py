@@ -349,6 +349,7 @@ class DiskSync:
             self._next = self._clock.seconds() + SYNC_SECONDS
 
 
+@attrs.define(eq=False, slots=False)
 class StartupChecks(Service):
     """Service that starts before the evaluations, as the daemon's user, and stops last.
 
@@ -358,21 +359,11 @@ class StartupChecks(Service):
 
     name = "startup"
 
-    def __init__(
-        self,
-        directories: DaemonDirectories,
-        cgroups: CgroupManager,
-        sandbox: Sandbox,
-        pools: Sequence[WorkerThreads | SystemResolver],
-        configuration: Configuration,
-        left: LeftEvaluations,
-    ) -> None:
-        self.directories = directories
-        self._left = left
-        self._configuration = configuration
-        self._cgroups = cgroups
-        self._sandbox = sandbox
-        self._pools = pools
+    directories: DaemonDirectories
+    _cgroups: CgroupManager
+    _sandbox: Sandbox
+    _pools: Sequence[WorkerThreads | SystemResolver]
+    _left: LeftEvaluations
 
     def startService(self) -> None:
         """Clear the directories, check them, git and the sandbox; start the threads.

@@ -210,20 +210,17 @@ class GitKeyring:
         """Return the identity of a credential under the daemon's key."""
         return credential.derive_credential_id(self._key)
 
-    @property
-    def secret_files(self) -> Sequence[Path]:
-        """All files of the credentials; ssh reads its files again for each fetch."""
-        return tuple(
-            Path(self._directory, name)
-            for entry in self._settings
-            for name in (entry.password_file, entry.key_file, entry.known_hosts_file)
-            if name
-        )
-
     def list_reloadable_files(self) -> Iterator[ReloadableFiles[Sequence[Credential]]]:
         """Yield the reloadable files; none without credentials."""
         if self._settings:
-            yield ReloadableFiles(_SETTING, self.secret_files, self._read, self._apply)
+            # ssh reads its files again for each fetch.
+            paths = tuple(
+                Path(self._directory, name)
+                for entry in self._settings
+                for name in (entry.password_file, entry.key_file, entry.known_hosts_file)
+                if name
+            )
+            yield ReloadableFiles(_SETTING, paths, self._read, self._apply)
 
     def _apply(self, credentials: Sequence[Credential]) -> None:
         self._credentials = credentials

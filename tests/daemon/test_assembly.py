@@ -404,7 +404,7 @@ class ServiceTests(SynchronousTestCase):
         secrets = self.file_with(f"* {format_secret(OLD)}")
         daemon = self.start(callbacks=CallbackSettings(str(secrets)))
         evaluations = self.evaluations(daemon)
-        callbacks = evaluations.callbacks
+        callbacks = evaluations.registry._callbacks.callback_queue
         callbacks.create_callback("https://8.8.8.8/", "")
         secrets.write_text(f"alice {format_secret(OLD)}")
         signal.raise_signal(signal.SIGHUP)

@@ -103,7 +103,6 @@ class StartupTests(SynchronousTestCase):
         self.parts: Any = FakeParts(accounts)
         self.sandbox: Any = SimpleNamespace(writable_trees=self.parts)
         self.left = LeftEvaluations()
-        self.configuration = Configuration()
         self.asked: dict[str, tuple[object, ...]] = {}
         for name, noted in (
             ("kill_stale_processes", "end"),
@@ -128,7 +127,7 @@ class StartupTests(SynchronousTestCase):
         """Return the service."""
         parts = self.parts
         pools = parts, parts
-        return StartupChecks(parts, parts, self.sandbox, pools, self.configuration, self.left)
+        return StartupChecks(parts, parts, self.sandbox, pools, self.left)
 
     def refused(self) -> str:
         """Return with which message the daemon exits."""
