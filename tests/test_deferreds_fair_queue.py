@@ -121,80 +121,25 @@ class PlainQueue:
 
 
 class QueueTests(SynchronousTestCase):
-    """One caller: two slots, two waiters."""
-
-    def setUp(self) -> None:
-        self.queue = FairQueue(2, 2)
-
-    def test_cancelled_waiter_makes_room(self) -> None:
-        _, _, third, fourth = [self.queue.acquire_slot(name) for name in "abcd"]
-        third.cancel()
-        self.failureResultOf(third, CancelledError)
-        self.assertEqual((self.queue.is_full(), self.queue.find_waiter_position("d")), (False, 0))
-        self.queue.release_slot("a")
-        self.successResultOf(fourth)
-        self.queue.release_slot("b")
-        self.queue.release_slot("d")
-        self.assertEqual(self.queue.find_waiter_position("c"), None)
+    """Slots that are taken and given back."""
 
     def test_thousand_waiters_that_release_at_once_all_get_a_slot(self) -> None:
+        queue, order = FairQueue(2, 2), list[str]()
         for name in "ab":
-            self.queue.acquire_slot(name)
-        order: list[str] = []
+            queue.acquire_slot(name)
 
         def let_in(name: str) -> None:
             order.append(name)
-            self.queue.release_slot(name)
+            queue.release_slot(name)
             if name == "0":
-                self.queue.acquire_slot("late").addCallback(lambda _: let_in("late"))
+                queue.acquire_slot("late").addCallback(lambda _: let_in("late"))
 
         names = [str(number) for number in range(sys.getrecursionlimit())]
         for name in names:
-            self.queue.acquire_slot(name).addCallback(lambda _, name=name: let_in(name))
-        self.queue.release_slot("a")
+            queue.acquire_slot(name).addCallback(lambda _, name=name: let_in(name))
+        queue.release_slot("a")
         self.assertEqual(order, [*names, "late"])
-        self.assertEqual((self.queue.taken_slot_count, self.queue.waiter_count), (1, 0))
-
-
-class ShareTests(SynchronousTestCase):
-    """Several callers."""
-
-    def names(self, queue: FairQueue, *names: str) -> list[str]:
-        """Acquire slots for names of the callers of their first letters; return the waiters."""
-        self.entered: list[str] = []
-        for name in names:
-            queue.acquire_slot(name, name[0]).addCallback(
-                lambda _, name=name: self.entered.append(name)
-            )
-        return [name for name in names if name not in self.entered]
-
-    def order(self, queue: FairQueue) -> list[str]:
-        """Release all slots one after the other; return the order of the next holders."""
-        order: list[str] = []
-        while self.entered:
-            before = len(self.entered)
-            queue.release_slot(self.entered.pop(0))
-            order += self.entered[before - 1 :]
-        return order
-
-    def test_callers_take_turns(self) -> None:
-        queue = FairQueue(1, 100)
-        self.names(queue, "a0", "a1", "a2", "a3", "b1", "b2", "c1")
-        self.assertEqual(self.order(queue), ["a1", "b1", "c1", "a2", "b2", "a3"])
-
-    def test_caller_takes_no_more_of_the_queue_than_its_share(self) -> None:
-        queue = FairQueue(2, 3, running_per_caller=1, queued_per_caller=2)
-        self.names(queue, "a1", "a2")
-        self.assertFalse(queue.is_caller_quota_exhausted("a"))
-        self.names(queue, "a3")
-        self.assertEqual(
-            [queue.is_caller_quota_exhausted(caller) for caller in "ab"], [True, False]
-        )
-        self.assertEqual([queue.is_full(caller) for caller in "ab"], [False, False])
-        self.names(queue, "b1", "b2")
-        self.assertEqual([queue.is_full(caller) for caller in "abc"], [True, True, True])
-        queue.release_slot("a1")
-        self.assertFalse(queue.is_caller_quota_exhausted("a"))
+        self.assertEqual((queue.taken_slot_count, queue.waiter_count), (1, 0))
 
     def test_part_of_the_anonymous_caller_is_all(self) -> None:
         queue = FairQueue(2, 3, running_per_caller=1, queued_per_caller=1)
@@ -205,42 +150,19 @@ class ShareTests(SynchronousTestCase):
         queue.release_slot("1")
         self.assertEqual(queue.taken_slot_count, 2)
 
-
-class ReservationTests(SynchronousTestCase):
-    """Reserved turns of waiters that are not ready."""
-
-    def setUp(self) -> None:
-        self.queue = FairQueue(1, 100)
-        self.entered: list[str] = []
-
-    def enter(self, *names: str) -> None:
-        """Acquire slots for names of the callers of their first letters."""
-        for name in names:
-            place = self.queue.acquire_slot(name, name[0])
-            place.addCallback(lambda _, name=name: self.entered.append(name))
-            place.addErrback(lambda failure: failure.trap(CancelledError))
-
-    def test_others_pass_a_reserved_turn(self) -> None:
-        self.queue.reserve_queue_place("a1", "a")
-        self.enter("a2", "a3", "a4")
-        self.assertEqual(self.entered, ["a2"])
-        self.queue.release_slot("a2")
-        self.enter("a1")
-        self.queue.release_slot("a3")
-        self.queue.release_slot("a1")
-        self.assertEqual(self.entered, ["a2", "a3", "a1", "a4"])
-
     def test_suspended_slot_is_free_for_others(self) -> None:
-        self.queue = FairQueue(2, 100, running_per_caller=1)
-        self.enter("a1", "a2", "b1", "c1")
-        self.assertEqual(self.entered, ["a1", "b1"])
-        self.queue.release_slot_keep_quota("a1")
-        self.assertEqual(self.entered, ["a1", "b1", "c1"])
-        self.queue.release_slot("b1")
-        self.assertEqual(len(self.entered), 3)
-        self.queue.release_slot("a1")
-        self.assertEqual(self.entered[3:], ["a2"])
-        self.assertEqual(self.queue.taken_slot_count, 2)
+        queue, entered = FairQueue(2, 100, running_per_caller=1), list[str]()
+        for name in ("a1", "a2", "b1", "c1"):
+            place = queue.acquire_slot(name, name[0])
+            place.addCallback(lambda _, name=name: entered.append(name))
+        self.assertEqual(entered, ["a1", "b1"])
+        queue.release_slot_keep_quota("a1")
+        self.assertEqual(entered, ["a1", "b1", "c1"])
+        queue.release_slot("b1")
+        self.assertEqual(len(entered), 3)
+        queue.release_slot("a1")
+        self.assertEqual(entered[3:], ["a2"])
+        self.assertEqual(queue.taken_slot_count, 2)
 
 
 class PlainTests(SynchronousTestCase):
