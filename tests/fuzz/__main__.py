@@ -17,18 +17,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
-from unittest import SkipTest, TestResult
+from unittest import TestResult
 
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
-from hypothesis.errors import UnsatisfiedAssumption
 from twisted.python.reflect import namedAny
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -62,7 +61,7 @@ TARGETS: dict[str, Sequence[str]] = {
 }
 """The properties of each target, as trial names them."""
 
-_ROUND = 1000  # examples that hypothesis remembers at a time
+_ROUND = 100  # examples, after which the time is looked at
 _LONGEST = 60  # seconds for one example
 
 
@@ -74,71 +73,11 @@ class Outcome(NamedTuple):
     findings: list[str]
 
 
-class Watch:
-    """Counts executions of a property, ends them after `seconds`, and one that hangs."""
-
-    def __init__(self, seconds: float) -> None:
-        self.executions = 0
-        self.over = False
-        self._failed = False
-        self._end = time.monotonic() + seconds
-
-    def wrap(self, inner: Callable[..., None]) -> Callable[..., None]:
-        """Return a property under watch; once it has failed, the smallest example takes its time.
-
-        Raises SkipTest when the time is over.
-        """
-
-        @wraps(inner)
-        def watched(*arguments: Any, **named: Any) -> None:
-            self.over = not self._failed and time.monotonic() >= self._end
-            if self.over:
-                raise SkipTest("the time is over")
-            self.executions += 1
-            signal.alarm(_LONGEST)
-            try:
-                inner(*arguments, **named)
-            except Exception as error:
-                self._failed = self._failed or not isinstance(error, UnsatisfiedAssumption)
-                raise
-            finally:
-                signal.alarm(0)
-
-        return watched
-
-
-def try_property(name: str, seconds: float, seeds: str) -> Outcome:
-    """Try a property, as trial names it, until it fails or the time is over.
+def work(name: str, seconds: float, seeds: str) -> None:
+    """Try a property, as trial names it, until it fails or the time is over; print the outcome.
 
     `seeds` chooses the examples; "" is chance.
     """
-    signal.signal(signal.SIGALRM, _interrupt)
-    holder, _, method = name.rpartition(".")
-    case = namedAny(holder)(method)
-    test, watch, result = getattr(type(case), method).hypothesis, Watch(seconds), TestResult()
-    inner = test.inner_test
-    test.inner_test = watch.wrap(inner)
-    try:
-        for number in count():
-            if watch.over or not result.wasSuccessful():
-                break
-            if seeds:
-                seed(f"{seeds} {number}")(getattr(type(case), method))
-            case.run(result)
-    finally:
-        test.inner_test = inner
-    findings = [f"{name}\n{text}" for _, text in (*result.failures, *result.errors)]
-    if not watch.executions:
-        findings.append(f"{name}\nnever tried in {seconds} seconds")
-    return Outcome(watch.executions, time.process_time(), findings)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise AssertionError(f"one example takes over {_LONGEST} seconds")
-
-
-def work(name: str, seconds: float, seeds: str) -> None:
-    """Try a property; print the outcome as JSON."""
     settings.register_profile(
         "fuzz",
         max_examples=_ROUND,
@@ -149,11 +88,37 @@ def work(name: str, seconds: float, seeds: str) -> None:
         suppress_health_check=list(HealthCheck),
     )
     settings.load_profile("fuzz")  # for the properties that are imported from here on
+    signal.signal(signal.SIGALRM, _interrupt)
+    holder, _, method = name.rpartition(".")
+    case, result, executions = namedAny(holder)(method), TestResult(), count()
+    function, end = getattr(type(case), method), time.monotonic() + seconds
+    inner = function.hypothesis.inner_test
+
+    @wraps(inner)
+    def watched(*arguments: Any, **named: Any) -> None:
+        next(executions)
+        signal.alarm(_LONGEST)
+        try:
+            inner(*arguments, **named)
+        finally:
+            signal.alarm(0)
+
+    function.hypothesis.inner_test = watched
     with tempfile.TemporaryDirectory(prefix="tawebeval-fuzz-") as directory:
         os.chdir(directory)
-        outcome = try_property(name, seconds, seeds)
+        for number in count():
+            if seeds:
+                seed(f"{seeds} {number}")(function)
+            case.run(result)
+            if not result.wasSuccessful() or time.monotonic() >= end:
+                break
         os.chdir(ROOT)
-    print(json.dumps(outcome))
+    findings = [f"{name}\n{text}" for _, text in (*result.failures, *result.errors)]
+    print(json.dumps(Outcome(next(executions), time.process_time(), findings)))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise AssertionError(f"one example takes over {_LONGEST} seconds")
 
 
 def start_worker(name: str, seconds: float, seeds: str) -> Outcome:
