@@ -43,11 +43,11 @@ def measure_turns(markers: Markers, stdout: bytes, folder: Path) -> Iterator[flo
             steps.pop()()
             log.acknowledge(log.end_cursor)
             yield time.thread_time() - begin
-            if recorded.awaited_file is not None:
+            if recorded.parser.awaited_file is not None:
                 recorded.store_file(file)
                 steps.append(partial(recorded.answer_file, file))
                 file = b"x"
-            elif recorded.has_pending_input:
+            elif recorded.parser.has_pending_input:
                 steps.append(recorded.parse_pending)
     begin = time.thread_time()
     recorded.finish()

@@ -60,7 +60,7 @@ from tawebeval.core.events import (
     split_batch,
 )
 from tawebeval.core.results import ResultSummary
-from tawebeval.core.segi import FileReference, Markers, SegiParser
+from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.deferreds import (
     Condition,
     FairQueue,
@@ -231,6 +231,7 @@ class RecordedStdout:
     have become certain to `log`; they write a mark first. `read_wall_clock()` returns seconds since
     the epoch. Where stdout stands on a file system that may be slow, call them in a thread.
 
+    `parser` says what comes next: its pending input, the file that it awaits, a partial line.
     `stdout_bytes` were fed so far, `file_bytes` is the size of the files that stdout has named, as
     base64. Together they are at most `max_output` after a restart; before it the caller counts.
     """
@@ -242,7 +243,7 @@ class RecordedStdout:
     _max_output: int = attrs.field(default=2**62, kw_only=True)
     stdout_bytes: int = 0
     file_bytes: int = 0
-    _parser: SegiParser = attrs.field(init=False)
+    parser: SegiParser = attrs.field(init=False)
     _mark_count: int = 0
     _last_time_ms: int = -1
     _file_count: int = 0
@@ -258,53 +259,24 @@ class RecordedStdout:
     _drops_new_events: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self._parser = SegiParser(self.markers)
-
-    @property
-    def stray_marker_advice(self) -> str | None:
-        """Advice about a begin marker that was text, None without one."""
-        return self._parser.stray_marker_advice
-
-    @property
-    def awaited_file(self) -> FileReference | None:
-        """The file that stdout has named, which `answer_file` gets."""
-        return self._parser.awaited_file
-
-    @property
-    def has_pending_input(self) -> bool:
-        """Whether `parse_pending` has something to do."""
-        return self._parser.has_pending_input
-
-    @property
-    def has_partial_line(self) -> bool:
-        """Whether `flush_partial_line` would deliver a partial line."""
-        return self._parser.has_partial_line
-
-    @property
-    def result_summary(self) -> ResultSummary:
-        """The summary of results."""
-        return self._parser.result_summary
+        self.parser = SegiParser(self.markers)
 
     def feed(self, chunk: bytes) -> None:
         """Parse bytes of stdout; no input may be pending, and no file wanted."""
         self.stdout_bytes += len(chunk)
         self._checksum = zlib.crc32(chunk, self._checksum)
         self._chunk = chunk
-        self._append(self._parser.feed(chunk))
+        self._append(self.parser.feed(chunk))
         self._rest()
-
-    def read_stdout(self, begin: int, end: int) -> bytes:
-        """Return bytes of stdout; fewer if the file is shorter. Blocks."""
-        return self._files.read_stdout(begin, end)
 
     def parse_pending(self) -> None:
         """Parse more of what was fed."""
-        self._append(self._parser.parse_pending())
+        self._append(self.parser.parse_pending())
         self._rest()
 
     def flush_partial_line(self) -> None:
         """Deliver the partial line without waiting for its rest."""
-        self._append(self._parser.flush_partial_line(), flushed_at=self.stdout_bytes)
+        self._append(self.parser.flush_partial_line(), flushed_at=self.stdout_bytes)
 
     def store_file(self, content: bytes | str) -> None:
         """Keep the content of the wanted file, or the message of its refusal. Blocks.
@@ -317,15 +289,15 @@ class RecordedStdout:
         """Take the content of the wanted file, or the message of its refusal."""
         self._file_count += 1
         if isinstance(content, str):
-            self._append(self._parser.refuse_file(content))
+            self._append(self.parser.refuse_file(content))
         else:
             self.file_bytes += compute_base64_size(len(content))
-            self._append(self._parser.supply_file(content))
+            self._append(self.parser.supply_file(content))
         self._rest()
 
     def finish(self) -> None:
         """Take the end of stdout; the log stays open for the final event."""
-        self._append(self._parser.finish(), is_last=True)
+        self._append(self.parser.finish(), is_last=True)
         if self._replayed_marks:
             raise StdoutChanged
         if self.log.end_cursor > self._begin_cursor and not self._drops_new_events:
@@ -337,10 +309,10 @@ class RecordedStdout:
         Blocks in each step. Raises: OSError.
         """
         while True:
-            if self.awaited_file is not None:
+            if self.parser.awaited_file is not None:
                 self.store_file(refusal)
                 self.answer_file(refusal)
-            elif self.has_pending_input:
+            elif self.parser.has_pending_input:
                 self.parse_pending()
             elif self._replay_read():
                 yield
@@ -350,9 +322,9 @@ class RecordedStdout:
 
     def drop_parser(self) -> None:
         """Drop the parser's input, up to a whole data block or file: nothing follows."""
-        summary, self._chunk = self.result_summary, b""
+        summary, self._chunk = self.parser.result_summary, b""
         self.__attrs_post_init__()
-        self._parser.result_summary = summary
+        self.parser.result_summary = summary
 
     def _append(
         self, batch: EventBatch, *, flushed_at: int | None = None, is_last: bool = False
@@ -382,7 +354,7 @@ class RecordedStdout:
 
     def _rest(self) -> None:
         """End a segment that is large enough, also amid the last chunk: its events may be many."""
-        parser, chunk = self._parser, self._chunk
+        parser, chunk = self.parser, self._chunk
         is_due = self.log.can_end_segment or self.stdout_bytes - self._begin >= _MAX_STDOUT
         if is_due and not (self._replayed_marks or self._drops_new_events):
             place, checkpoint = parser.make_checkpoint()
@@ -415,7 +387,7 @@ class RecordedStdout:
                 next_checkpoint=checkpoint,
                 next_file=self._file_count,
                 file_bytes=self.file_bytes,
-                result_summary=self._parser.result_summary.pack(),
+                result_summary=self.parser.result_summary.pack(),
             )
         )
         if end_cursor > self._begin_cursor:
@@ -455,8 +427,8 @@ class RecordedStdout:
         self._mark_count, self._file_count = last.source.end_mark, last.next_file
         self.stdout_bytes, self.file_bytes = last.next_stdout_begin, last.file_bytes
         if not last.source.is_last:
-            self._parser = SegiParser.resume(last.next_checkpoint, self.markers)
-        self._parser.result_summary = ResultSummary.unpack(last.result_summary)
+            self.parser = SegiParser.resume(last.next_checkpoint, self.markers)
+        self.parser.result_summary = ResultSummary.unpack(last.result_summary)
         self._begin_segment(last.end_cursor, last.next_stdout_begin, last.next_checkpoint, 0)
 
     def _replay(self, marks: list[Mark], end: int | None = None) -> Iterator[None]:
@@ -474,7 +446,7 @@ class RecordedStdout:
             elif mark.is_last:
                 while self._replay_read(end):
                     yield
-                if self.awaited_file is not None:
+                if self.parser.awaited_file is not None:
                     raise StdoutChanged  # the file is gone that stdout names
                 self.finish()
                 return
@@ -486,14 +458,14 @@ class RecordedStdout:
     def _replay_read(self, end: int | None = None) -> bool:
         """Feed the next read of stdout, and the files in it; return whether there was any."""
         begin = self.stdout_bytes
-        if self.awaited_file is not None:
+        if self.parser.awaited_file is not None:
             return False
         size = _READ if end is None else min(_READ, end - begin)
         size = max(0, min(size, self._max_output - begin - self.file_bytes))
         chunk = self._files.read_stdout(begin, begin + size)
         self.feed(chunk)
-        while self.has_pending_input or self.awaited_file is not None:
-            if self.has_pending_input:
+        while self.parser.has_pending_input or self.parser.awaited_file is not None:
+            if self.parser.has_pending_input:
                 self.parse_pending()
                 continue
             content = self._files.read_file(self._file_count)
@@ -514,7 +486,7 @@ class RecordedStdout:
         again._drops_new_events = True
         again.stdout_bytes, again._file_count = source.stdout_begin, source.first_file
         if source.checkpoint:
-            again._parser = SegiParser.resume(source.checkpoint, self.markers)
+            again.parser = SegiParser.resume(source.checkpoint, self.markers)
         marks = self._files.read_marks(source.first_mark, source.end_mark)
         for _ in again._replay(marks, source.stdout_end):
             pass

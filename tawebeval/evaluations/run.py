@@ -132,7 +132,7 @@ class Run(ProcessProtocol):
         self._tree_ended: OneShotEvent[None] = OneShotEvent()
         self.output_ended: OneShotEvent[None] = OneShotEvent()
         self._process: TailedProcess
-        details.result_summary = stdout.result_summary
+        details.result_summary = stdout.parser.result_summary
 
     # The start
 
@@ -334,10 +334,10 @@ class Run(ProcessProtocol):
     def _plan(self) -> None:
         """Plan the next step: a turn of the parser, a read of stdout, or the end."""
         stdout, clock = self._stdout, self._context.clock
-        is_busy = stdout.has_pending_input or stdout.awaited_file is not None
+        is_busy = stdout.parser.has_pending_input or stdout.parser.awaited_file is not None
         if is_busy and not (self._is_reading or self._turn):
             self._turn = clock.callLater(0, self._take_turn)
-        if self._flush is None and stdout.has_partial_line:
+        if self._flush is None and stdout.parser.has_partial_line:
             self._flush = clock.callLater(PARTIAL_LINE_DELAY, self._flush_partial_line)
         if is_busy is not self._is_paused:
             self._is_paused = is_busy
@@ -355,7 +355,7 @@ class Run(ProcessProtocol):
     def _take_turn(self) -> None:
         """Parse on, or read the file that stdout names."""
         self._turn = None
-        wanted = self._stdout.awaited_file
+        wanted = self._stdout.parser.awaited_file
         if wanted is None:
             self._parse(self._stdout.parse_pending)
         else:
@@ -521,7 +521,7 @@ class Run(ProcessProtocol):
             self.exit_status,
             self.usage,
             self._stderr,
-            self._stdout.stray_marker_advice if self.failure is None else None,
+            self._stdout.parser.stray_marker_advice if self.failure is None else None,
         )
 
     def _add_waited_usage(self) -> None:
@@ -552,7 +552,7 @@ class Run(ProcessProtocol):
             limits,
             has_network=self.sandboxed.has_network,
             has_output=bool(self._output_bytes or self._stderr_bytes),
-            stray_marker_advice=self._stdout.stray_marker_advice,
+            stray_marker_advice=self._stdout.parser.stray_marker_advice,
             command_hint=command_hint,
         )
         members = {"status": status or 0} if number is None else {"signal": number}
@@ -621,8 +621,9 @@ def explain_exit(
 
 def _find_hint(end: EvaluatorExit, stderr: str, limits: LimitSettings, has_network: bool) -> str:
     """Return the likely reason of a bad exit and its remedy; "" if none is known."""
-    if denied := find_denied_files(end, stderr):
-        file = shlex.quote(denied[0]) if 0 < len(denied[0]) <= _MAX_NAME else "FILE"
+    if end.status == _CANNOT_EXECUTE and len(parts := _DENIED.split(stderr)) > 1:
+        name = _WORD_END.split(parts[0].removesuffix(": "))[-1]
+        file = shlex.quote(name) if 0 < len(name) <= _MAX_NAME else "FILE"
         return (
             f"permission denied: run `chmod +x {file}`, or `git update-index --chmod=+x {file}`,"
             " and commit"
@@ -633,39 +634,27 @@ def _find_hint(end: EvaluatorExit, stderr: str, limits: LimitSettings, has_netwo
             return "the command python was not found: write python3"
         what = f"the command {names[-1]}" if names else "a command"
         return f"{what} was not found: check its path, or ask the operator to install it"
-    match guess_setting_at_fault(end, stderr, has_network=has_network):
-        case "sandbox.network":
-            return "the sandbox has no network (sandbox.network)"
-        case "limits.memory":
-            return f"if memory ran out: the limit is {format_size(limits.memory)} (limits.memory)"
-        case "limits.file_size":
-            return f"the limit of a file is {format_size(limits.file_size)} (limits.file_size)"
-        case "limits.processes":
-            most = f"{limits.processes} processes and threads (limits.processes)"
-            return f"the limit is {most}, and their stacks need limits.memory"
-        case "limits.open_files":
-            return f"the limit is {limits.open_files} open files (limits.open_files)"
-        case "limits.disk":
-            return f"the limit on the disk is {format_size(limits.disk)} (limits.disk)"
-    return ""
+    setting = _SIGNALS.get(end.signal, "")
+    for name, pattern in _STDERR.items():
+        is_excluded = name == "sandbox.network" and has_network
+        if not setting and pattern.search(stderr) and not is_excluded:
+            setting = name
+    return setting and _explain_settings(limits)[setting]
 
 
-def find_denied_files(evaluator_exit: EvaluatorExit, stderr: str) -> list[str]:
-    """Return the paths that a shell may not execute, "" for one that stderr does not name."""
-    if evaluator_exit.status != _CANNOT_EXECUTE:
-        return []
-    before = _DENIED.split(stderr)[:-1]
-    return [_WORD_END.split(part.removesuffix(": "))[-1] for part in before]
-
-
-def guess_setting_at_fault(evaluator_exit: EvaluatorExit, stderr: str, *, has_network: bool) -> str:
-    """Return the setting that is the likely reason of a bad exit; "" if none is known."""
-    if evaluator_exit.signal in _SIGNALS:
-        return _SIGNALS[evaluator_exit.signal]
-    for setting, pattern in _STDERR.items():
-        if pattern.search(stderr) and not (setting == "sandbox.network" and has_network):
-            return setting
-    return ""
+def _explain_settings(limits: LimitSettings) -> dict[str, str]:
+    """Return the hints by the settings that may be the reason of a bad exit."""
+    most = f"{limits.processes} processes and threads (limits.processes)"
+    return {
+        "sandbox.network": "the sandbox has no network (sandbox.network)",
+        "limits.memory": f"if memory ran out: the limit is {format_size(limits.memory)}"
+        " (limits.memory)",
+        "limits.file_size": f"the limit of a file is {format_size(limits.file_size)}"
+        " (limits.file_size)",
+        "limits.processes": f"the limit is {most}, and their stacks need limits.memory",
+        "limits.open_files": f"the limit is {limits.open_files} open files (limits.open_files)",
+        "limits.disk": f"the limit on the disk is {format_size(limits.disk)} (limits.disk)",
+    }
 
 
 _HEAD_BYTES = 256

@@ -140,7 +140,11 @@ class LogMachine(RuleBasedStateMachine):
             file.write(output)
         self.stdout += output
 
-    @precondition(lambda self: not (self.recorded.has_pending_input or self.recorded.awaited_file))
+    @precondition(
+        lambda self: (
+            not (self.recorded.parser.has_pending_input or self.recorded.parser.awaited_file)
+        )
+    )
     @rule(size=st.integers(1, 400))
     def feed(self, size: int) -> None:
         begin = self.recorded.stdout_bytes
@@ -157,11 +161,13 @@ class LogMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         """Let the parser finish its work, and read the files that stdout names."""
         recorded = self.recorded
-        while recorded.has_pending_input or recorded.awaited_file is not None:
-            if recorded.awaited_file is None:
+        while recorded.parser.has_pending_input or recorded.parser.awaited_file is not None:
+            if recorded.parser.awaited_file is None:
                 recorded.parse_pending()
             else:
-                content = read_file(recorded.awaited_file.path.encode(errors="surrogateescape"))
+                content = read_file(
+                    recorded.parser.awaited_file.path.encode(errors="surrogateescape")
+                )
                 answer = "there is no such file" if content is None else content
                 recorded.store_file(answer)
                 recorded.answer_file(answer)
@@ -321,7 +327,7 @@ class ChangedStdoutTests(SynchronousTestCase):
             file.write(b"~FB\nX-SEGI-As: path\n\na\n~FE\n")
         self.recorded.feed(self.files.read_stdout(500, 600))
         recorded = self.restore()
-        self.assertIsNotNone(recorded.awaited_file)
+        self.assertIsNotNone(recorded.parser.awaited_file)
         recorded.store_file(b"content")
         recorded.answer_file(b"content")
         self.assertEqual(self.restore().log.end_cursor, recorded.log.end_cursor)
@@ -344,7 +350,7 @@ class ChangedStdoutTests(SynchronousTestCase):
             file.write(b"~DB\n" + b"[\n" * 500_000 + b"1\n~DE\nend\n")
         for begin in range(500, 1_000_600, 65536):
             self.recorded.feed(self.files.read_stdout(begin, begin + 65536))
-            while self.recorded.has_pending_input:
+            while self.recorded.parser.has_pending_input:
                 self.recorded.parse_pending()
         self.recorded.finish()
         for log in (self.recorded.log, self.restore().log):
@@ -358,7 +364,7 @@ class ChangedStdoutTests(SynchronousTestCase):
             with (self.directory / "stdout").open("ab") as file:
                 file.write(b"~FB\nX-SEGI-As: path\n\na\n~FE\n" if number else b"~FB\n")
             self.recorded.feed(self.files.read_stdout(begin, begin + 100))
-            if self.recorded.awaited_file is not None:
+            if self.recorded.parser.awaited_file is not None:
                 self.recorded.store_file(b"x" * 30)
                 self.recorded.answer_file(b"x" * 30)
         for recorded in (self.recorded, self.restore()):
@@ -371,8 +377,10 @@ class ChangedStdoutTests(SynchronousTestCase):
 
     def test_read_with_many_large_events_is_several_segments(self) -> None:
         self.recorded.feed(b"~FB\nX-SEGI-As: path\n\na\n~FE\n" * 100)
-        while self.recorded.awaited_file is not None or self.recorded.has_pending_input:
-            if self.recorded.awaited_file is None:
+        while (
+            self.recorded.parser.awaited_file is not None or self.recorded.parser.has_pending_input
+        ):
+            if self.recorded.parser.awaited_file is None:
                 self.recorded.parse_pending()
             else:
                 self.recorded.store_file(b"x" * 100_000)
@@ -425,11 +433,11 @@ class Source:
         with (self.directory / "stdout").open("ab") as file:
             file.write(output)
         self.stdout.feed(output)
-        while self.stdout.has_pending_input or self.stdout.awaited_file is not None:
-            if self.stdout.awaited_file is None:
+        while self.stdout.parser.has_pending_input or self.stdout.parser.awaited_file is not None:
+            if self.stdout.parser.awaited_file is None:
                 self.stdout.parse_pending()
             else:
-                path = self.stdout.awaited_file.path
+                path = self.stdout.parser.awaited_file.path
                 content = read_file(path.encode(errors="surrogateescape"))
                 answer = "there is no such file" if content is None else content
                 self.stdout.store_file(answer)
