@@ -339,18 +339,6 @@ async def clean_up(evaluation: Evaluation, request: bytes = b"") -> None:
     evaluation.cleanup_event.set_value(evaluation)
 
 
-_STEP = "{evaluation}: {state} after {after:.3f} s"
-
-
-_LIMITS = "; limits: {wall_clock:g} s, {cpu} s of processor time, "
-
-
-_PRINTED = "; {events} events"
-
-
-_PROCESSOR = ", {cpu_seconds:.3f} s of processor time"
-
-
 def make_log_fields(details: EvaluationDetails) -> dict[str, Any]:
     """Return the fields of each line."""
     request = details.request
@@ -370,36 +358,31 @@ def format_state_line(
     The state before has lasted `after` seconds. `event_count` is the number of events so far.
     """
     fields: dict[str, Any] = {**make_log_fields(details), "after": after}
-    words = _STEP
-    if details.state is EvaluationState.RUNNING and details.limits is not None:
-        limits = details.limits
-        words += _LIMITS + f"{format_size(limits.memory)} of memory"
+    words, limits, result = "{evaluation}: {state} after {after:.3f} s", details.limits, None
+    if details.state is EvaluationState.RUNNING and limits is not None:
+        words += "; limits: {wall_clock:g} s, {cpu} s of processor time, "
+        words += f"{format_size(limits.memory)} of memory"
         fields.update(wall_clock=limits.wall_clock, cpu=limits.cpu, memory=limits.memory)
-    elif details.state in (
-        EvaluationState.FINISHED,
-        EvaluationState.FAILED,
-        EvaluationState.CANCELLED,
-    ):
+    elif details.state not in (EvaluationState.DRAINED, EvaluationState.EXPIRED):
+        result = details.run_result  # None before the end, as the failure
         if details.failure is not None:
             words += ": {reason}: {failure}"
             fields.update(reason=details.failure.reason, failure=details.failure.message)
-        if details.run_result is not None:
-            usage = details.run_result.usage
-            words += _PRINTED
-            fields["events"] = event_count
-            if usage.cpu_seconds is not None:
-                words += _PROCESSOR
-                fields["cpu_seconds"] = usage.cpu_seconds
-            if usage.peak_memory_bytes is not None:
-                words += f", {format_size(usage.peak_memory_bytes)} of memory"
-                fields["peak_memory_bytes"] = usage.peak_memory_bytes
-            if details.run_result.stray_marker_advice:
-                words += f"; {details.run_result.stray_marker_advice}"
-            elif not event_count:
-                words += "; the evaluator printed nothing"
-            if details.result_summary is not None and details.result_summary.uncounted_value:
-                words += "; {uncounted}"
-                fields["uncounted"] = details.result_summary.uncounted_value
+    if result is not None:
+        usage, summary = result.usage, details.result_summary
+        words += "; {events} events"
+        fields["events"] = event_count
+        if usage.cpu_seconds is not None:
+            words += ", {cpu_seconds:.3f} s of processor time"
+            fields["cpu_seconds"] = usage.cpu_seconds
+        if usage.peak_memory_bytes is not None:
+            words += f", {format_size(usage.peak_memory_bytes)} of memory"
+            fields["peak_memory_bytes"] = usage.peak_memory_bytes
+        advice = result.stray_marker_advice or "the evaluator printed nothing"
+        words += f"; {advice}" if result.stray_marker_advice or not event_count else ""
+        if summary is not None and summary.uncounted_value:
+            words += "; {uncounted}"
+            fields["uncounted"] = summary.uncounted_value
     return words, fields
 
 
