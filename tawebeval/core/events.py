@@ -17,6 +17,7 @@ cursor after it. WebSocket messages (RFC 6455, section 5.2) get a header with th
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,6 +31,9 @@ ALL_RECEIVED_CURSOR = "end"
 LINE_TERMINATOR = b"\n"
 r"""The only line terminator: `\r`, U+2028 and the like are ordinary text."""
 
+BLANK_LINE = re.compile(LINE_TERMINATOR * 2)
+"""Two line terminators. The search takes a third of the time of `in`."""
+
 # Characters that JSON does not escape and text almost never has: DEL, Unicode's noncharacters.
 _STAND_INS = (b"\x7f", *(chr(code).encode() for code in range(0xFDD0, 0xFDF0)))
 _TEXT = b'{"type":"text","payload":'
@@ -37,8 +41,6 @@ _DATA = b'{"type":"data","payload":'
 _TERMINATOR_EVENT = _TEXT + b'"\\n"}\n'
 _EMPTY_EVENT = _TEXT + b'""}\n'
 _BETWEEN_LINES = b'"}\n' + _TERMINATOR_EVENT + _TEXT + b'"'
-_LONG = 400  # bytes that one `rfind` of two searches in the time that one more `find` takes
-_HOPS = 8  # lines that show how long they are
 
 
 @attrs.frozen
@@ -83,17 +85,14 @@ def split_batch(batch: EventBatch, count: int) -> tuple[EventBatch, EventBatch]:
     )
 
 
-def encode_text_events(block: bytes, blank_lines: bool | None = None) -> EventBatch:
+def encode_text_events(block: bytes) -> EventBatch:
     """Encode stdout as text events: one for each line and one for each line terminator.
 
     Bytes that are not UTF-8 become U+FFFD. `block` must end between two characters and have no
-    line over the limit of one event. `blank_lines` is the result of `has_blank_line(block)` if
-    the caller knows it, else None.
+    line over the limit of one event.
     """
     if not block:
         return EMPTY_BATCH
-    if blank_lines is None:
-        blank_lines = has_blank_line(block)
     stand_in = next((one for one in _STAND_INS if one not in block), None) or _absent(block)
     if block[0] == LINE_TERMINATOR[0]:
         # The usual block begins with the terminator that was held back before it.
@@ -110,7 +109,7 @@ def encode_text_events(block: bytes, blank_lines: bool | None = None) -> EventBa
     # Each terminator became two events. (Counting terminators costs more than this division.)
     terminators = (len(lines) - len(framed)) // (len(_BETWEEN_LINES) - len(stand_in))
     count += 1 + 2 * terminators
-    if blank_lines or LINE_TERMINATOR[0] in (block[0], block[-1]):
+    if BLANK_LINE.search(block) or LINE_TERMINATOR[0] in (block[0], block[-1]):
         # Blank lines left text events with nothing in them. No payload can contain
         # the bytes of such an event, for a payload's quotes are escaped.
         length = len(lines)
@@ -126,22 +125,6 @@ def _absent(block: bytes) -> bytes:
     """
     present = set(block.decode("utf-8", "replace"))
     return next(one for one in map(chr, range(0x10000, 0x110000)) if one not in present).encode()
-
-
-def has_blank_line(block: bytes) -> bool:
-    """Return whether two line terminators in `block` are adjacent."""
-    place = block.find(LINE_TERMINATOR)
-    for hop in range(len(block) // _LONG + _HOPS):
-        if place < 0:
-            return False
-        if hop == _HOPS and place < _HOPS * _LONG:
-            break
-        # Where terminators are few it costs less to go from one to the next.
-        last, place = place, block.find(LINE_TERMINATOR, place + 1)
-        if place == last + 1:
-            return True
-    # `rfind` is several times as fast as `in` is for two equal bytes.
-    return block.rfind(LINE_TERMINATOR * 2, max(place, 0)) >= 0
 
 
 def encode_data_event(value: bytes) -> EventBatch:

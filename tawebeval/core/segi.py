@@ -59,13 +59,13 @@ import msgspec
 
 from tawebeval.core import text
 from tawebeval.core.events import (
+    BLANK_LINE,
     LINE_TERMINATOR,
     EventBatch,
     encode_data_event,
     encode_error_event,
     encode_file_event,
     encode_text_events,
-    has_blank_line,
 )
 from tawebeval.core.results import MAX_RESULT_BYTES, MIN_RESULT_BYTES, TYPE_KEY_JSON, ResultSummary
 from tawebeval.core.text import decode_extended_filename, get_base_name
@@ -601,14 +601,13 @@ class SegiParser:
                     begin, end = marker, place
         cut = end if begin else _find_last_line(data, at, end)
         block = data[at:cut]
-        blank_lines = has_blank_line(block)
-        if blank_lines and len(block) > _SHORT:
+        if len(block) > _SHORT and BLANK_LINE.search(block):
             begin, end = b"", at + _SHORT
             cut = _find_last_line(data, at, end)
             block = data[at:cut]
         if near >= 0:
             self._find_stray_marker(block)
-        self._emit_text(block, blank_lines)
+        self._emit_text(block)
         self._at = cut
         if begin:
             self._at += len(LINE_TERMINATOR + begin + LINE_TERMINATOR)
@@ -623,12 +622,12 @@ class SegiParser:
         ):
             self.stray_marker_advice = describe_stray_marker(block)
 
-    def _emit_text(self, block: bytes, blank_lines: bool | None = None) -> None:
+    def _emit_text(self, block: bytes) -> None:
         if block and self._is_imagined:
             self._is_imagined = False
             block = block[1:]
         for piece in text.split_long_lines(block, _PIECE):
-            self._emit(encode_text_events(piece, blank_lines))
+            self._emit(encode_text_events(piece))
 
     def _measure_flushable(self) -> int:
         """Return the size in bytes of the input that is text whatever bytes follow."""

@@ -21,7 +21,6 @@ from tawebeval.core.events import (
     encode_server_sent_events,
     encode_text_events,
     encode_websocket_messages,
-    has_blank_line,
     split_batch,
 )
 from tawebeval.core.segi import PrintedFile
@@ -68,15 +67,6 @@ class TextTests(SynchronousTestCase):
             ('"}\n', ['"}', "\n"]),
         ):
             self.check(block.encode(), events)
-
-    @given(st.lists(st.sampled_from((1, 2, 50, 500, 5000)), max_size=30), st.integers(0, 30))
-    def test_blank_line_is_found_among_lines_of_any_length(
-        self, lengths: list[int], place: int
-    ) -> None:
-        lines = [b"x" * length for length in lengths]
-        self.assertFalse(has_blank_line(b"\n".join(lines)))
-        lines[place:place] = [b"x", b"", b"x"]
-        self.assertTrue(has_blank_line(b"\n".join(lines)))
 
     def test_blank_lines_between_long_ones(self) -> None:
         long = "x" * 5000
