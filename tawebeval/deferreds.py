@@ -33,8 +33,6 @@ from tawebeval.errors import EvaluationFailure
 
 _UNLIMITED = 2**62
 
-_LONGEST = 60  # seconds between two trials
-
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -242,8 +240,6 @@ class RetryQueue:
     _threads: WorkerThreads
     _kept: deque[_Call] = attrs.field(factory=deque)
     _is_busy: bool = False
-    _delay: int = 1  # seconds between the last trial and the next
-    _left: int = 0  # seconds of the delay that are left
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -269,20 +265,12 @@ class RetryQueue:
             on_success()
 
     def retry_next_calls(self) -> None:
-        """Retry kept calls unless a retry runs or the back-off lasts; call it once a second.
-
-        The back-off doubles after each retry in which no call succeeds.
-        """
-        if not self._kept or self._is_busy:
-            return
-        if self._left:
-            self._left -= 1
-            return
-        self._is_busy = True
-        run_in_background(self._retry(), log, "defect: failed calls could not be retried")
+        """Retry kept calls until one fails, unless a retry runs; call it once a second."""
+        if self._kept and not self._is_busy:
+            self._is_busy = True
+            run_in_background(self._retry(), log, "defect: failed calls could not be retried")
 
     async def _retry(self) -> None:
-        has_progress = False
         try:
             for _ in range(len(self._kept)):
                 kept = self._kept.popleft()
@@ -294,11 +282,8 @@ class RetryQueue:
                 except Exception:  # noqa: BLE001  (the other calls are still made)
                     log.failure("defect: {what} has failed for good", what=kept.purpose)
                 else:
-                    has_progress = True
                     log.info("{what} has succeeded now", what=kept.purpose)
                     kept.on_success()
-            self._delay = 1 if has_progress else min(2 * self._delay, _LONGEST)
-            self._left = self._delay - 1
         finally:
             self._is_busy = False
 

@@ -299,18 +299,6 @@ def unpack_request(packed: bytes) -> EvaluationRequest:
     return msgspec.msgpack.decode(packed, type=EvaluationRequest)
 
 
-class ProblemAndLabels(msgspec.Struct):
-    """Problem and labels of a packed request, which lists read."""
-
-    metadata: dict[str, str]
-    problem: str | None
-
-
-def unpack_problem_and_labels(packed: bytes) -> ProblemAndLabels:
-    """Return problem and labels of a packed request, faster than `unpack_request`."""
-    return msgspec.msgpack.decode(packed, type=ProblemAndLabels)
-
-
 PERMITTED_PROBLEM_FORM_FIELDS = frozenset({"callback_url", "metadata"})
 """The fields that are no files, without a part in brackets, that a form for a problem may have.
 

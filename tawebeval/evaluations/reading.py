@@ -537,12 +537,12 @@ def _build(
 
 def build_listing_entry(details: EvaluationDetails) -> dict[str, Any]:
     """Return the members of the status document that a list shows."""
-    labels = details.problem_and_labels
+    request = details.request
     return {
         "evaluation_id": details.identifier,
         "state": details.state.value,
-        "problem": labels.problem,
-        "metadata": labels.metadata,
+        "problem": request.problem,
+        "metadata": request.metadata,
         "created": _time(details, "created"),
         "ended": _time(details, "ended"),
         "results": _build_results(details),
@@ -601,7 +601,7 @@ class EvaluationFilter:
             return False
         if self.problem is None and not self.labels:
             return True
-        found = details.problem_and_labels
+        found = details.request
         return self.problem in (None, found.problem) and (
             self.labels.items() <= found.metadata.items()
         )

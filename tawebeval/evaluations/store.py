@@ -40,9 +40,7 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import Commit, EvaluationState, ListEntry
 from tawebeval.core.form import (
     EvaluationRequest,
-    ProblemAndLabels,
     pack_request,
-    unpack_problem_and_labels,
     unpack_request,
 )
 from tawebeval.core.results import ResultSummary
@@ -180,11 +178,6 @@ class EvaluationDetails(StoredDetails):
     def request(self) -> EvaluationRequest:
         """The form; after the start without the fields that only a start needs."""
         return unpack_request(self.packed_request)
-
-    @property
-    def problem_and_labels(self) -> ProblemAndLabels:
-        """What lists show of the request, decoded faster than the whole."""
-        return unpack_problem_and_labels(self.packed_request)
 
     def drop_start_fields(self) -> None:
         """Drop the fields of the request that only a start needs."""

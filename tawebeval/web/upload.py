@@ -463,7 +463,7 @@ def _make_rerun_preset(context: WebContext, request: ApiRequest, identifier: str
     try:
         problem = context.registry.find_ended_evaluation(
             identifier, request.caller
-        ).details.problem_and_labels.problem
+        ).details.request.problem
     except EvaluationExpired:
         if not context.registry.archived.is_enabled:
             raise

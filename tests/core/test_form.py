@@ -32,7 +32,6 @@ from tawebeval.core.form import (
     parse_form,
     parse_limits,
     parse_submission_file,
-    unpack_problem_and_labels,
     unpack_request,
 )
 from tawebeval.core.hosts import parse_server_address
@@ -616,7 +615,6 @@ class LabelTests(Tables):
         request = parse(form)
         self.assertEqual(request.metadata, {"contest": "finals", "a.b-c_1": "x = 'é' 😀"})
         packed = pack_request(request.drop_start_only_fields())
-        self.assertEqual(unpack_problem_and_labels(packed).metadata, request.metadata)
         self.assertEqual(unpack_request(packed).metadata, request.metadata)
 
     def test_name_has_1_to_64_characters_of_a_few_kinds(self) -> None:
