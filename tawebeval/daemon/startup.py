@@ -493,13 +493,8 @@ def check_sandbox_readable_paths(
         return
     private = _list_private_places(configuration, file, environment)
     for index, path in enumerate(sandbox.readable):
-        for place in _list_spellings(path):
-            for what, other in private:
-                if place.is_relative_to(other) or other.is_relative_to(place):
-                    raise ConfigurationError(
-                        f"sandbox.readable[{index}]: {path} would show evaluators {what} ({other})",
-                        "list only what evaluators need",
-                    )
+        remedy = "list only what evaluators need"
+        _check_place(f"sandbox.readable[{index}]", path, private, remedy)
 
 
 def check_environments(
@@ -513,36 +508,38 @@ def check_environments(
         return
     private = _list_private_places(configuration, file, environment)
     stores = _list_spellings(locate_store(locate_directories(environment)[0]))
+    remedy = "name the root that `tawebeval environment import` made, or one with nothing else"
     for name, settings in configuration.environments.items():
         setting = f"environments.{name}.root"
-        for place in _list_spellings(settings.root):
-            for what, other in private:
-                inside = place.is_relative_to(other) and place.parent not in stores
-                if inside or other.is_relative_to(place):
-                    raise ConfigurationError(
-                        f"{setting}: {settings.root} would show evaluators {what} ({other})",
-                        "name the root that `tawebeval environment import` made, or a directory"
-                        " with nothing else",
-                    )
+        _check_place(setting, settings.root, private, remedy, stores)
         problem = find_environment_root_problem(Path(settings.root), configuration.sandbox.readable)
         if problem is not None:
             raise ConfigurationError(f"{setting}: {problem[0]}", problem.remedy)
 
 
+def _check_place(
+    setting: str,
+    path: str,
+    private: Sequence[tuple[str, Path]],
+    remedy: str,
+    stores: Collection[Path] = (),
+) -> None:
+    """Raise ConfigurationError if `path` equals, contains or is inside a private place.
+
+    A directory of one of `stores` may be inside.
+    """
+    for place in _list_spellings(path):
+        for what, other in private:
+            is_inside = place.is_relative_to(other) and place.parent not in stores
+            if is_inside or other.is_relative_to(place):
+                said = f"{setting}: {path} would show evaluators {what} ({other})"
+                raise ConfigurationError(said, remedy)
+
+
 def _list_private_places(
     configuration: Configuration, file: str | Path | None, environment: Mapping[str, str]
 ) -> Sequence[tuple[str, Path]]:
-    return [
-        (what, place)
-        for what, path in _private_paths(configuration, file, environment)
-        for place in _list_spellings(path)
-    ]
-
-
-def _private_paths(
-    configuration: Configuration, file: str | Path | None, environment: Mapping[str, str]
-) -> Iterator[tuple[str, str | Path]]:
-    """Yield a description and the path of each private file or directory."""
+    """Return a description and the path of each private file or directory."""
     state, cache = locate_directories(environment)
     handed_over = environment.get("CREDENTIALS_DIRECTORY", "")
     paths = (
@@ -561,9 +558,7 @@ def _private_paths(
         ),
         *(("the kernel's files of processes and devices", path) for path in KERNEL_DIRECTORIES),
     )
-    for what, path in paths:
-        if path:
-            yield what, path
+    return [(what, place) for what, path in paths if path for place in _list_spellings(path)]
 
 
 def _list_spellings(path: str | Path) -> set[Path]:
