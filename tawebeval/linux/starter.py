@@ -51,8 +51,8 @@ Bounds, so that neither a client nor a program harms others:
 - Each pipe is read once in a turn, `CHUNK_BYTES` at most, and only up to its limit and one byte.
 - Each read wakes all epoll instances that watch the pipe. Once such reads have taken
   `MAX_SLOW_READ_SECONDS` of processor time, the program's pipes are read no more.
-- While the disk takes no byte, they stay in the pipes, and the program waits. It is told
-  (`write_error`), and tried again.
+- Once the disk takes no byte the pipe is read no more, and the program waits. It is told
+  (`write_error`): a client kills the program.
 - A program whose client has gone before the answer is killed.
 
 Arguments: the name for process lists; the path of the socket, in a directory that only this user
@@ -81,6 +81,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
@@ -185,7 +186,7 @@ class Output:
     """A pipe whose bytes go to a file, `limit` bytes and one more at most.
 
     `size` is the number of bytes in the file. `error` is the errno by which the file took no more;
-    None if it does. `slow_seconds` is the processor time of slow reads.
+    None if it takes more. `slow_seconds` is the processor time of slow reads.
     """
 
     def __init__(self, path: str, pipe: int, limit: int) -> None:
@@ -220,7 +221,6 @@ class Output:
         except OSError as error:
             self.error = error.errno
             return
-        self.error = None
         self.size += moved
         if not moved:
             self.close()
@@ -641,7 +641,7 @@ class Starter:
         self._programs[name] = self._children[program.pid] = program
         self._watch(program.report.fileno(), lambda events: self._read_report(program))
         for output in program.outputs:
-            self._watch_output(program, output)
+            self._watch(output.pipe, partial(self._move_output, program, output))
         if program.broker is not None:
             self._watch(
                 program.broker.listening.fileno(), lambda events: self._start_broker(program)
@@ -686,10 +686,7 @@ class Starter:
 
     # Output
 
-    def _watch_output(self, program: Program, output: Output) -> None:
-        self._watch(output.pipe, lambda events: self._move_output(program, output))
-
-    def _move_output(self, program: Program, output: Output) -> None:
+    def _move_output(self, program: Program, output: Output, events: int) -> None:
         before, pipe = (output.error, output.slow_seconds), output.pipe
         output.move_chunk()
         if not output.is_open:
@@ -697,17 +694,11 @@ class Starter:
             if program.is_complete:
                 self._save(program)
             return
-        if output.error is not None:
-            self._unwatch(pipe)
-            self._retry_later(output, lambda: self._resume_output(program, output))
-        elif output.is_full or program.slow_seconds >= MAX_SLOW_READ_SECONDS:
+        is_bad = output.is_full or output.error is not None
+        if is_bad or program.slow_seconds >= MAX_SLOW_READ_SECONDS:
             self._unwatch(pipe)
         if before != (output.error, output.slow_seconds):
             self._notify_all(program)
-
-    def _resume_output(self, program: Program, output: Output) -> None:
-        if output.is_open and not program.is_forgotten:
-            self._watch_output(program, output)
 
     def _close_output(self, program: Program) -> None:
         was_complete = program.is_complete

@@ -21,7 +21,7 @@ from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings, RunnerSettings
 from tawebeval.core.evaluations import Checkout
-from tawebeval.deferreds import OneShotEvent, WorkerThreads, run_in_background
+from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.child import OrphanReaper
@@ -345,29 +345,17 @@ class SlurmRun(Launch, RunEnd):
 
     async def _start_in_place_of(self, lost: Job, loss: EvaluationFailure) -> Job:
         """Start a job, in directories of its own. Raises: EvaluationFailure, if it cannot."""
-        job = self._make_job()
-        begun: OneShotEvent[Exception | None] = OneShotEvent()
-
-        async def start() -> None:
-            run_in_thread = self._sandbox.access.threads.run_in_thread
-            try:
-                await run_in_thread(self._copy_and_start, lost, job)
-            except Exception as error:  # noqa: BLE001  (a client learns of every end)
-                begun.set_value(error)
-            else:
-                begun.set_value(None)
-
-        run_in_background(start(), log, "defect: a job is not started")
+        job, threads = self._make_job(), self._sandbox.access.threads
         try:
-            error = await begun.wait()
+            await threads.run_in_thread(self._copy_and_start, lost, job)
         except CancelledError:
-            await begun.wait()
             raise
+        except Exception as error:  # noqa: BLE001  (a client learns of every end)
+            words = "no job can take the place of the lost one: {error!r}"
+            log.error(words, error=error)  # noqa: TRY400
+            raise loss from None
         finally:
             self._use_job(job)  # also so that `close` ends what was started
-        if error is not None:
-            log.error("no job can take the place of the lost one: {error!r}", error=error)
-            raise loss
         self._sandbox.commands.counters.restarted_jobs += 1
         status = self.runner_status
         status.retry_count += 1
