@@ -35,6 +35,7 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import Commit, EvaluationState, ListEntry
@@ -409,7 +410,6 @@ class EvaluationStore:
     _reading: sqlite3.Connection | None = None
     _has_failed: bool = False  # then the next start checks the whole file
     _waiting: Changes = attrs.field(factory=dict)
-    _adding: dict[str, Deferred[None]] = attrs.field(factory=dict)  # by identifier
     _flushing: list[Deferred[None]] = attrs.field(factory=list)
     _is_writing: bool = False
     _is_closed: bool = False
@@ -573,10 +573,13 @@ class EvaluationStore:
 
         It fails with StoreError if the row cannot be written; then nothing of the row is kept.
         """
-        added = self._adding[row.identifier] = Deferred()
         self._set_evaluation(row)
-        self._start_writing()
-        return added
+
+        def drop(failure: Failure) -> Failure:
+            self._waiting.pop(("evaluations", row.identifier), None)
+            return failure
+
+        return self.flush().addErrback(drop)
 
     def save(self, row: EvaluationRow) -> None:
         """Write a row in place of the one with its identifier."""
@@ -676,9 +679,7 @@ class EvaluationStore:
         try:
             failed = False
             while not self._is_closed and (
-                self._adding
-                or self._flushing
-                or ((self._waiting or self.problem is not None) and not failed)
+                self._flushing or ((self._waiting or self.problem is not None) and not failed)
             ):
                 failed = not await self._write_waiting()
         finally:
@@ -686,19 +687,17 @@ class EvaluationStore:
 
     async def _write_waiting(self) -> bool:
         """Write all that waits in one transaction; return whether it was committed."""
-        changes, adding, flushing = self._waiting, self._adding, self._flushing
-        self._waiting, self._adding, self._flushing = {}, {}, []
+        changes, flushing = self._waiting, self._flushing
+        self._waiting, self._flushing = {}, []
         # After a failure a transaction without changes finds out whether others are possible.
         if changes or self.problem is not None:
             self._set_problem(await self._writer.run_in_thread(self._try_to_write, changes))
         if self.problem is None:
-            for deferred in (*adding.values(), *flushing):
+            for deferred in flushing:
                 deferred.callback(None)
             return True
         self._waiting = changes | self._waiting
-        for identifier in adding:
-            del self._waiting["evaluations", identifier]
-        for deferred in (*adding.values(), *flushing):
+        for deferred in flushing:
             deferred.errback(StoreError())
         return False
 
