@@ -185,20 +185,20 @@ def doctor(config: Path | None, as_json: bool) -> None:
 @CONFIG_OPTION
 @USER_OPTION
 def check(config: Path | None) -> None:
-    """Check the configuration and the secret files that it names.
+    """Check the configuration.
 
-    `systemctl reload tawebeval` runs this command first, and reloads only if all files are valid.
+    `systemctl reload tawebeval` runs this command first, and reloads only if the file is valid.
 
     \b
     The exit status is
-      0    all files are valid
-      2    a file is invalid
+      0    the configuration is valid
+      2    the configuration has a mistake
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: it imports what the daemon is made of.
-    from tawebeval.daemon.reload import check_files
+    from tawebeval.daemon.reload import check_configuration
 
     try:
-        check_files(config)
+        check_configuration(config)
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
         raise SystemExit(2) from None

@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 import msgspec
 from twisted.application.service import Service
-from twisted.internet.task import Clock, LoopingCall
+from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from tawebeval.config import (
@@ -31,17 +31,13 @@ from tawebeval.config import (
 )
 from tawebeval.daemon.startup import (
     check_environments,
-    open_authentication,
-    open_metrics_authentication,
 )
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.run import KILL_GRACE
-from tawebeval.git.remotes import GitKeyring
 from tawebeval.linux.filetree import open_regular_file
 from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner
 from tawebeval.slurm.job import MAX_KILL_SECONDS
-from tawebeval.webhooks.signing import find_secrets_file, read_signing_secrets
 
 _REPORT_PERIOD = 1.0  # seconds between two reports at most
 _STOP_MARGIN = 11.0  # seconds of a stop in addition to the configured ones
@@ -219,19 +215,12 @@ def read_configuration(path: Path | None, listen: Sequence[str] = ()) -> Configu
     return msgspec.structs.replace(configuration, listen=tuple(listen)) if listen else configuration
 
 
-def check_files(path: Path | None) -> None:
-    """Check the configuration at `path` and the files that it names, as a start would. Blocks.
+def check_configuration(path: Path | None) -> None:
+    """Check the configuration at `path`, as a start would. Blocks. Raises: ConfigurationError.
 
-    Raises: ConfigurationError.
+    Not the secret files that it names: systemd closes those of LoadCredential= to a reload.
     """
-    configuration = read_configuration(path)
-    check_environments(configuration, path, os.environ)
-    open_authentication(configuration, Clock())
-    open_metrics_authentication(configuration, Clock())
-    if secrets := find_secrets_file(configuration.callbacks.secrets, os.environ):
-        read_signing_secrets(secrets)
-    directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
-    GitKeyring(configuration.repositories.credentials, directory, b"")
+    check_environments(read_configuration(path), path, os.environ)
 
 
 def _read(path: Path, parse: Callable[[str], Configuration]) -> Configuration:

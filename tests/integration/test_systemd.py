@@ -94,7 +94,7 @@ class LifeTests(ServiceTestCase):
         problem = f"repository = 'file:///srv/p'\ncommit = '{'c' * 40}'\ncommand = 'x'"
         self.configure(f"{CONFIGURATION}\n[log]\nformat = 'json'\n[problems.known]\n{problem}\n")
         self.control("reload", SERVICE)
-        self.logged("tawebeval: log.format: changed; takes effect after a restart")
+        self.logged("log.format: changed; takes effect after a restart")
         self.logged("is a copy that systemd made at the start (LoadCredential=)")
         (listed,) = self.ask("GET", "/problems").answer()[1]["data"]
         self.assertEqual(listed["name"], "known")
