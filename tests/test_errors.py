@@ -22,8 +22,13 @@ class EvaluationErrorTests(SynchronousTestCase):
         self.assertIs(error.with_traceback(None), error)
 
 
-class UnknownProblemTests(SynchronousTestCase):
-    def test_name_is_short_and_printable(self) -> None:
+class RequestErrorTests(SynchronousTestCase):
+    """Errors that refuse a request."""
+
+    def test_full_disk_has_a_long_retry_after(self) -> None:
+        self.assertEqual(errors.StoreError().retry_after, 60)
+
+    def test_unknown_name_is_short_and_printable(self) -> None:
         detail = errors.ProblemNotFound("a\n" * 80).detail
         self.assertTrue(detail.isprintable() and len(detail) < 200, detail)
 

@@ -23,15 +23,6 @@ class CallAttacks(AttackCase):
         self.assertEqual(attacked.status["state"], "finished", attacked.events)
         return json.loads(attacked.text)
 
-    async def test_dangerous_calls_fail_with_eperm(self) -> None:
-        found = await self.outcomes(calls.REFUSED)
-        self.assertEqual(found, dict.fromkeys(calls.REFUSED, errno.EPERM))
-
-    async def test_missing_and_foreign_calls_do_not_exist(self) -> None:
-        found = await self.outcomes(calls.MISSING)
-        self.assertEqual(found, dict.fromkeys(calls.MISSING, errno.ENOSYS))
-        self.assertNotIn("succeeded", (await self.attack(calls.OTHER_ARCHITECTURES)).text)
-
     async def test_allowed_calls_with_harmful_arguments_are_refused(self) -> None:
         self.assertEqual(await self.outcomes(calls.BY_ARGUMENT), calls.ANSWERS)
 
@@ -47,6 +38,7 @@ class CallAttacks(AttackCase):
         self.assertGreater(len(expected), 600)
         attacked = await self.attack(calls.NUMBERS, json.dumps([*map(int, expected)]))
         self.assertEqual(json.loads(attacked.text), expected)
+        self.assertNotIn("succeeded", (await self.attack(calls.OTHER_ARCHITECTURES)).text)
 
     def filters(self) -> FilterStack:
         descriptors = make_seccomp_filters(internet=False)
