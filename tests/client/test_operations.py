@@ -328,6 +328,11 @@ class OtherTests(ClientTestCase):
         self.assertIn("such as http://localhost:8080", self.refused("localhost:8080"))
         self.assertIn("such as https://judge.example.org", self.refused("ftp://a"))
 
+    def test_token_is_one_word_of_ascii(self) -> None:
+        for wrong in ("sec ret", "secret\n", "sécret"):
+            error = self.assertRaises(ValueError, ClientSettings, "http://a", token=wrong)
+            self.assertNotIn(wrong, str(error))
+
     def refused(self, server: str) -> str:
         """Return why a URL is refused."""
         return str(self.assertRaises(ValueError, normalize_server_url, server))
