@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -107,14 +106,8 @@ class RouteTable:
 
     _app: Klein
 
-    def match_route(self, method: bytes, path: bytes) -> tuple[str, str]:
-        """Return the method and the route of a request; each may be OTHER."""
-        return self.match_route_with_parameters(method, path)[:2]
-
-    def match_route_with_parameters(
-        self, method: bytes, path: bytes
-    ) -> tuple[str, str, Mapping[str, Any]]:
-        """Return what `match_route` returns, and the values of the route's parameters."""
+    def match_route(self, method: bytes, path: bytes) -> tuple[str, str, Mapping[str, Any]]:
+        """Return method and route of a request, each may be `UNKNOWN_ROUTE`, and parameters."""
         named = method.decode("latin-1")
         named = named if named in _METHODS else UNKNOWN_ROUTE
         mapper = self._app.url_map.bind("")
@@ -125,7 +118,7 @@ class RouteTable:
         return named, rule.rule, parameters
 
     def list_routes(self) -> Iterator[tuple[str, str]]:
-        """Yield each pair that `match_route` may return."""
+        """Yield each pair of a method and a route that `match_route` may return."""
         for rule in self._app.url_map.iter_rules():
             for method in sorted(_METHODS & (rule.methods or _METHODS)):
                 yield method, rule.rule
@@ -174,9 +167,8 @@ class WebContext:
     """The dependencies of the routes, and the checks of callers and origins.
 
     `upload_directory` is the directory of arriving forms, written by `upload_threads`. `clock` is
-    for deadlines; `read_wall_clock` returns the time of day in seconds since the epoch;
-    `random_bytes(n)` returns n random bytes. `lists` are those of evaluations; `links` are
-    the links that read one evaluation.
+    for deadlines; `random_bytes(n)` returns n random bytes. `lists` are those of evaluations;
+    `links` are the links that read one evaluation.
     """
 
     registry: EvaluationRegistry
@@ -189,7 +181,6 @@ class WebContext:
     links: EvaluationLinks
     health_and_metrics: HealthAndMetrics = attrs.field(factory=HealthAndMetrics)
     request_log: RequestLog = attrs.field(factory=RequestLog)
-    read_wall_clock: Callable[[], float] = time.time
     stream_turns: StreamTurns = attrs.Factory(lambda self: StreamTurns(self.clock), takes_self=True)
 
     @property

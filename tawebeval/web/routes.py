@@ -383,7 +383,7 @@ class KleinApplication:
     def _match_request(self, request: ApiRequest) -> tuple[str, str, Mapping[str, Any]]:
         """Return the method, the route and its parameters, with which a form is received."""
         path = collapse_slashes(unquote_to_bytes(request.path))
-        return self.routes.match_route_with_parameters(request.method, path.replace(b"%", b"%25"))
+        return self.routes.match_route(request.method, path.replace(b"%", b"%25"))
 
     def make_form_receiver(self, request: ApiRequest, length: int | None) -> FormReceiver | None:
         """Return the receiver of a form that begins an evaluation. Raises: RequestError."""
@@ -405,7 +405,8 @@ class KleinApplication:
         request_log = self.context.request_log
         if request.uses_link:
             self.context.links.remove_reader(request)
-        method, route = request.route or self.routes.match_route(request.method, request.path)
+        known = request.route or self.routes.match_route(request.method, request.path)
+        method, route = known[:2]
         request_log.record_response(
             method, route, status, None if request.waits_for_evaluation else seconds
         )

@@ -260,7 +260,6 @@ class Service:
                 lambda: EPOCH + self.reactor.seconds(),
                 straw(3),
             ),
-            read_wall_clock=lambda: EPOCH + self.reactor.seconds(),
         )
         application = KleinApplication(self.context)
         self.app, self.routes = application.app, application.routes

@@ -76,7 +76,7 @@ class CountTests(TrafficTestCase):
         for method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS", "BREW"):
             for path in ("/evaluate", self.events(), f"/evaluation/{self.identifier}", "/x", "*"):
                 self.assertIn(
-                    self.service.routes.match_route(method.encode(), path.encode()), known
+                    self.service.routes.match_route(method.encode(), path.encode())[:2], known
                 )
 
     def test_pages_refusals_and_clients_that_leave_while_they_wait_are_counted(self) -> None:
@@ -158,7 +158,7 @@ class CountTests(TrafficTestCase):
 
     def test_route_of_pages_is_the_one_that_the_table_matches(self) -> None:
         self.assertEqual(
-            RouteTable(self.service.app).match_route(b"GET", self.events().encode()),
+            RouteTable(self.service.app).match_route(b"GET", self.events().encode())[:2],
             ("GET", EVENTS_ROUTE),
         )
 
