@@ -173,25 +173,13 @@ def check_events(kind: Kind, events: list[dict[str, Any]]) -> None:
         (error,) = found.pop()
         assert error["type"] == "evaluation_error", (kind.name, error)
         assert error["reason"] in kind.reasons, (kind.name, error)
-    same = found == kind.printed
-    assert same, (kind.name, _describe(found, kind.printed))
-
-
-def _describe(found: list[Any], printed: list[Any]) -> Any:
-    """Return the first difference."""
-    if len(found) != len(printed):
-        return len(found), len(printed), [str(each)[:200] for each in found]
-    one, other = next(pair for pair in zip(found, printed, strict=True) if pair[0] != pair[1])
-    if not isinstance(one, str) or not isinstance(other, str):
-        return str(one)[:200], str(other)[:200]
-    at = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), -1)
-    return (
-        len(one),
-        len(other),
-        at,
-        one[max(0, at - 50) : at + 50],
-        other[max(0, at - 50) : at + 50],
-    )
+    assert len(found) == len(kind.printed), (kind.name, [str(each)[:200] for each in found])
+    for one, other in zip(found, kind.printed, strict=True):
+        if one != other:  # which are long
+            pairs = enumerate(zip(str(one), str(other), strict=False))
+            at = next((n for n, (a, b) in pairs if a != b), 0)
+            around = slice(max(0, at - 50), at + 50)
+            raise AssertionError(kind.name, at, str(one)[around], str(other)[around])
 
 
 ROUNDS = int(os.environ.get("TAWEBEVAL_ROUNDS", "10"))

@@ -24,17 +24,17 @@ class TreeTests(DaemonTestCase):
         self.repository.link("up", "../..")
         self.commit = self.repository.commit()
 
-    async def test_modes_are_as_committed(self) -> None:
-        events = await self.run_command("stat -c '%a %n' bin/run bin/data README; ./bin/run")
-        self.assertEqual(text(events), "755 bin/run\n644 bin/data\n644 README\nrun in tree\n")
-
-    async def test_symbolic_links_are_as_committed(self) -> None:
-        events = await self.run_command("readlink to-run to-bin dangling out up; ./to-run")
-        self.assertEqual(text(events), "bin/run\nbin\nno/such/place\n/etc\n../..\nrun in tree\n")
-
-    async def test_bytes_and_names_are_those_of_a_checkout(self) -> None:
-        events = await self.run_command("cat città/*.txt; od -An -v -tx1 bin/data | tr -d ' \\n'")
-        self.assertEqual(text(events), f"far\r\n{self.binary.hex()}")
+    async def test_modes_links_bytes_and_names_are_those_of_a_checkout(self) -> None:
+        events = await self.run_command(
+            "stat -c '%a %n' bin/run bin/data README; readlink to-run to-bin dangling out up;"
+            " ./bin/run; ./to-run; cat città/*.txt; od -An -v -tx1 bin/data | tr -d ' \\n'"
+        )
+        self.assertEqual(
+            text(events),
+            "755 bin/run\n644 bin/data\n644 README\n"
+            "bin/run\nbin\nno/such/place\n/etc\n../..\n"
+            f"run in tree\nrun in tree\nfar\r\n{self.binary.hex()}",
+        )
 
     async def test_history_and_git_are_not_there(self) -> None:
         events = await self.run_command("ls -A1 | LC_ALL=C sort | tr '\\n' ' '")
@@ -46,8 +46,6 @@ class TreeTests(DaemonTestCase):
             self.assertEqual(
                 text(await self.run_command("./run", directory=directory)), "run in bin\n"
             )
-
-    async def test_a_directory_of_another_alphabet_is_found(self) -> None:
         self.assertEqual(text(await self.run_command("cat *", directory="città")), "far\r\n")
 
     async def test_missing_directory_of_the_commit_is_named(self) -> None:

@@ -169,10 +169,6 @@ class TimeVerdicts(VerdictCase):
         self.assertEqual(report["reason"], "time")
         self.assertLess(report["cpu_seconds"], 1.9)
 
-    async def test_evaluator_that_exits_over_its_limit_is_not_finished(self) -> None:
-        burn = "import time\nwhile time.process_time() < 2.05: pass"
-        failure(await self.run_command(python(burn)), "cpu")
-
     async def test_programs_use_the_time_of_their_evaluator(self) -> None:
         failure(await self.run_command(f"tawebeval-run -- sh -c '{BURN}'"), "cpu")
 
