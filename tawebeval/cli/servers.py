@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
-import re
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,6 @@ from functools import wraps
 from http.client import UNAUTHORIZED
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -39,46 +37,25 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.linux.privileges import get_user_name, read_secret_file
 
 _DEFAULT_SERVER = "http://127.0.0.1:8080"
-_SERVER_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OTHERS_MODE = 0o077
 _MAX_TOKEN = 4096  # characters
-_HEADS = ("", "NAME", "TOKEN", "URL")
-
-
-class StoredServer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The URL of a server, and the token for it; None without a token."""
-
-    url: str
-    token: str | None = None
+_ROW = "{:<1} {:<8}  {}"
 
 
 class StoredServers(msgspec.Struct, omit_defaults=True):
-    """All stored servers by name. `default` is the name that commands use without `--server`."""
+    """The token of each stored server by its URL, empty for a server that needs none.
 
-    servers: dict[str, StoredServer] = {}
+    `default` is the URL that commands use without `--server`.
+    """
+
+    tokens: dict[str, str] = {}
     default: str | None = None
 
-    def get_server(self, name: str) -> StoredServer:
-        """Return a stored server. Raises: ConfigurationError, for an unknown name."""
-        server = self.servers.get(name)
-        if server is None:
-            names = ", ".join(sorted(self.servers)) or "none; store one with `tawebeval login URL`"
-            raise ConfigurationError(
-                f"{name!r} is not the URL of a server, such as https://judge.example.org, nor the"
-                f" name of a stored server ({names})"
-            )
-        return server
-
-    def find_token(self, url: str) -> str | None:
-        """Return the token for a URL. Raises: ConfigurationError, if there are two."""
-        found = {name: one.token for name, one in self.servers.items() if one.url == url}
-        tokens = {name: token for name, token in found.items() if token}
-        if len(tokens) > 1:
-            raise ConfigurationError(
-                f"several stored servers have the URL {url}: {', '.join(sorted(tokens))}; name one"
-                " of them in place of the URL"
-            )
-        return next(iter(tokens.values()), None)
+    def check_url(self, url: str) -> None:
+        """Raise ConfigurationError for a URL that is not stored."""
+        if url not in self.tokens:
+            stored = ", ".join(sorted(self.tokens)) or "none"
+            raise ConfigurationError(f"no login at {url} is stored; stored are: {stored}")
 
 
 def locate_server_file(environment: Mapping[str, str]) -> Path:
@@ -180,9 +157,9 @@ def add_server_options(command: Callable[..., None]) -> Callable[..., None]:
             "--server",
             envvar="TAWEBEVAL_SERVER",
             show_envvar=True,
-            metavar="URL|NAME",
-            help="Send requests to this server: its URL, or its name in `tawebeval servers`. By"
-            f" default the server of the last login, otherwise {_DEFAULT_SERVER}.",
+            metavar="URL",
+            help="Send requests to this server. By default the server of the last login, otherwise"
+            f" {_DEFAULT_SERVER}.",
         ),
         click.option(
             "--token-file",
@@ -201,36 +178,33 @@ def find_server(
 ) -> ServerAccess:
     """Return the server of the options, and the token for it. Raises BadParameter. Blocks.
 
-    A server that is stored under a name gets its own stored token, unless the command line names a
-    file. A URL gets the token of the environment, or the one that is stored for this URL.
+    The default server gets its stored token, unless the command line names a file. A URL gets the
+    token of the environment, or else the one that is stored for this URL.
     """
     given: dict[str, str] = {}
     for name, value in (("server", server), ("token_file", token_file)):
         if value and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             given[f"--{name.replace('_', '-')}"] = str(value)
     try:
-        name = ""
-        if server and "://" in server:
-            found = StoredServer(server)
+        if server:
+            url = _parse_url(server)
+            token = _read_token(token_file)
+            token = token or read_servers(locate_server_file(os.environ)).tokens.get(url, "")
         else:
             stored = read_servers(locate_server_file(os.environ))
-            name = server or stored.default or ""
-            found = stored.get_server(name) if name else StoredServer(_DEFAULT_SERVER)
-        url, token = _check_server_url(found.url), found.token
-        if not token or "--token-file" in given:
-            token = _read_token(token_file)
-        if not token and not name:
-            token = read_servers(locate_server_file(os.environ)).find_token(url)
+            url = _parse_url(stored.default or _DEFAULT_SERVER)
+            token = "" if "--token-file" in given else stored.tokens.get(url, "")
+            token = token or _read_token(token_file)
     except ConfigurationError as error:
         raise click.BadParameter(str(error), param_hint="--server") from None
-    token = _check_token(token or "", url)
+    token = _check_token(token, url)
     return ServerAccess(url, token or None, tuple(itertools.chain.from_iterable(given.items())))
 
 
-def _check_server_url(url: str) -> str:
+def _parse_url(server: str) -> str:
     """Return the URL of a server without trailing slashes. Raises: ConfigurationError."""
     try:
-        return normalize_server_url(url)
+        return normalize_server_url(server)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
 
@@ -255,30 +229,16 @@ def _check_token(token: str, where: str) -> str:
     return token
 
 
-def _parse_name(context: click.Context, _: click.Parameter, name: str | None) -> str | None:
-    if name is not None and not _SERVER_NAME.fullmatch(name):
-        raise click.BadParameter(
-            f"{name!r} cannot be a name; use up to 64 of the characters A-Z a-z 0-9 . _ -"
-        )
-    return name
-
-
-def _parse_url(context: click.Context, _: click.Parameter, url: str) -> str:
+def _parse_url_argument(context: click.Context, _: click.Parameter, url: str | None) -> str | None:
     try:
-        return _check_server_url(url if "://" in url else f"https://{url}")
+        return url and _parse_url(url if "://" in url else f"https://{url}")
     except ConfigurationError as error:
         raise click.BadParameter(str(error)) from None
 
 
 @click.command()
-@click.argument("url", callback=_parse_url)
-@click.option(
-    "--name",
-    metavar="NAME",
-    callback=_parse_name,
-    help="Store the server under this name; by default, its host.",
-)
-def login(url: str, name: str | None) -> None:
+@click.argument("url", callback=_parse_url_argument)
+def login(url: str) -> None:
     """Store a server and your token for it.
 
     The command asks for the token without showing it, or reads the token from stdin if stdin is
@@ -288,11 +248,9 @@ def login(url: str, name: str | None) -> None:
 
     \b
       tawebeval login https://judge.example.org
-      tawebeval login --name exam https://judge.example.org <token
-      tawebeval list --server exam
+      tawebeval login https://judge.example.org <token
     """  # noqa: D301
     screen = make_screen()
-    name = name or derive_server_name(url)
     token = _ask_token()
 
     def work(context: CommandContext) -> None:
@@ -303,22 +261,16 @@ def login(url: str, name: str | None) -> None:
                 raise
         path = locate_server_file(os.environ)
         with edit_stored_servers(path) as stored:
-            stored.servers[name] = StoredServer(url, token)
-            stored.default = name
+            stored.tokens[url] = token
+            stored.default = url
         kept = f"; the token is in {path}" if token else ""
-        screen.show_message(f"stored {url} as {name}, the default server{kept}", "green")
+        screen.show_message(f"{url} is the default server now{kept}", "green")
 
-    run_with_client(ServerAccess(url, token), screen, work)
-
-
-def derive_server_name(url: str) -> str:
-    """Return a name for the server of a URL: its host, and its port if one is given."""
-    name = re.sub("[^A-Za-z0-9._-]", "-", urlsplit(url).netloc).strip("._-")
-    return name[:64] or "server"
+    run_with_client(ServerAccess(url, token or None), screen, work)
 
 
-def _ask_token() -> str | None:
-    """Return the token that the user types without an echo, or that stdin has; None for none."""
+def _ask_token() -> str:
+    """Return the token that the user types without an echo, or that stdin has, perhaps empty."""
     if sys.stdin is None:
         raise click.UsageError("stdin is closed; write the token to it")
     if sys.stdin.isatty():
@@ -333,37 +285,42 @@ def _ask_token() -> str | None:
         token = sys.stdin.buffer.readline(_MAX_TOKEN + 2).decode("utf-8", "replace").strip()
     if len(token) > _MAX_TOKEN:
         raise click.UsageError(f"a token has at most {_MAX_TOKEN} characters")
-    return _check_token(token.strip(), "token") or None
+    return _check_token(token.strip(), "token")
 
 
 @click.command()
-@click.argument("name", required=False)
-def logout(name: str | None) -> None:
+@click.argument("url", required=False, callback=_parse_url_argument)
+def logout(url: str | None) -> None:
     """Remove a stored server and its token.
 
-    Without NAME, the command removes the default server. The server still accepts the token: only
+    Without URL, the command removes the default server. The server still accepts the token: only
     its operator can revoke a token.
     """
     screen = make_screen()
 
     def work() -> None:
         with edit_stored_servers(locate_server_file(os.environ)) as stored:
-            removed = name or stored.default
+            removed = url or stored.default
             if removed is None:
                 raise ConfigurationError(
                     "there is no default server; name one of", "`tawebeval servers`"
                 )
-            server = stored.get_server(removed)
-            del stored.servers[removed]
+            stored.check_url(removed)
+            del stored.tokens[removed]
             if stored.default == removed:
                 stored.default = None
-        screen.show_message(f"removed {removed} ({server.url})")
+        screen.show_message(f"removed {removed}")
 
     run_without_server(screen, work)
 
 
 @click.command()
-@click.option("--default", metavar="NAME", help="Make this server the default of all commands.")
+@click.option(
+    "--default",
+    metavar="URL",
+    callback=_parse_url_argument,
+    help="Make this server the default of all commands.",
+)
 @JSON_OPTION
 def servers(default: str | None, as_json: bool) -> None:
     """List the servers of `tawebeval login`.
@@ -372,7 +329,7 @@ def servers(default: str | None, as_json: bool) -> None:
 
     \b
       tawebeval servers
-      tawebeval servers --default exam
+      tawebeval servers --default https://judge.example.org
     """  # noqa: D301
     screen = make_screen()
 
@@ -380,23 +337,18 @@ def servers(default: str | None, as_json: bool) -> None:
         path = locate_server_file(os.environ)
         if default is not None:
             with edit_stored_servers(path) as stored:
-                stored.get_server(default)
+                stored.check_url(default)
                 stored.default = default
             return
         stored = read_servers(path)
         found = [
-            {
-                "name": name,
-                "url": one.url,
-                "token": "stored" if one.token else None,
-                "default": name == stored.default,
-            }
-            for name, one in sorted(stored.servers.items())
+            {"url": url, "has_token": bool(token), "default": url == stored.default}
+            for url, token in sorted(stored.tokens.items())
         ]
         rows = [
-            ("*" if one["default"] else "", one["name"], one["token"] or "none", one["url"])
+            ("*" if one["default"] else "", "stored" if one["has_token"] else "none", one["url"])
             for one in found
         ]
-        print_list(screen, found, as_json, "{:<1} {:<24}  {:<8}  {}", [_HEADS, *rows])
+        print_list(screen, found, as_json, _ROW, [("", "TOKEN", "URL"), *rows])
 
     run_without_server(screen, work)

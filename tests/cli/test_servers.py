@@ -13,9 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.cli import servers
 from tawebeval.cli.runtime import ServerAccess
 from tawebeval.cli.servers import (
-    StoredServer,
     StoredServers,
-    derive_server_name,
     edit_stored_servers,
     locate_server_file,
     read_servers,
@@ -39,16 +37,15 @@ class FileTests(SynchronousTestCase):
     def write(self) -> None:
         """Store a server."""
         with edit_stored_servers(self.path) as stored:
-            stored.servers["judge"] = StoredServer(URL, "secret")
-            stored.default = "judge"
+            stored.tokens[URL] = "secret"
+            stored.default = URL
 
     def test_only_the_owner_has_access_to_the_stored_servers(self) -> None:
         self.assertEqual(read_servers(self.path), StoredServers())
         self.addCleanup(os.umask, os.umask(0))
         self.write()
         found = read_servers(self.path)
-        self.assertEqual(found.servers, {"judge": StoredServer(URL, "secret")})
-        self.assertEqual(found.default, "judge")
+        self.assertEqual((found.tokens, found.default), ({URL: "secret"}, URL))
         self.assertEqual(stat.S_IMODE(self.path.stat().st_mode), 0o600)
         self.assertEqual(stat.S_IMODE(self.path.parent.stat().st_mode), 0o700)
         self.assertEqual([path.name for path in self.path.parent.iterdir()], ["servers.json"])
@@ -75,7 +72,7 @@ class FileTests(SynchronousTestCase):
         ):
             stored.default = None
         self.assertIn("cannot write the file: No space left on device", str(caught.exception))
-        self.assertEqual(read_servers(self.path).default, "judge")
+        self.assertEqual(read_servers(self.path).default, URL)
         self.assertEqual([path.name for path in self.path.parent.iterdir()], ["servers.json"])
 
     def test_broken_file_and_file_that_others_can_access_are_refused(self) -> None:
@@ -89,7 +86,7 @@ class FileTests(SynchronousTestCase):
         for content, words in (
             (b"{", "mend or remove the file"),
             (b"[" * 100_000, "mend or remove the file"),
-            (b'{"servers":{"a":{"url":1}}}', "Expected `str`"),
+            (b'{"tokens":{"a":1}}', "Expected `str`"),
         ):
             self.path.write_bytes(content)
             error = self.assertRaises(ConfigurationError, read_servers, self.path)
@@ -142,63 +139,62 @@ class LoginTests(CommandTestCase):
     def test_token_is_stored_and_logout_removes_it(self) -> None:
         result = self.login("judge.example.org/")
         self.assertEqual(result.exit_code, 0, result.stderr)
-        self.assertIn(f"stored {URL} as judge.example.org, the default server", result.stderr)
-        self.assertIn(f"the token is in {self.path}", result.stderr)
+        said = f"{URL} is the default server now; the token is in {self.path}"
+        self.assertIn(said, result.stderr)
         self.assertEqual(self.get_token(), (URL, "secret"))
         self.assertEqual(self.run_command("logout").exit_code, 0)
         self.assertNotIn("secret", self.path.read_text())
         self.assertEqual(self.get_token(), ("http://127.0.0.1:8080", None))
         self.assertIn("no default server", self.run_command("logout").stderr)
-        self.assertIn("'x' is not the URL", self.run_command("logout", "x").stderr)
+        said = f"no login at {OTHER} is stored; stored are: none"
+        self.assertIn(said, self.run_command("logout", OTHER).stderr)
 
     def test_stored_token_is_sent_to_its_own_server_only(self) -> None:
-        self.login("--name", "one", URL, token="first")
-        self.login("--name", "two", URL, token="second")
-        self.login("--name", "free", OTHER, token="")
-        self.assertEqual(self.get_token("--server", "one"), (URL, "first"))
-        self.assertEqual(self.get_token("--server", "two"), (URL, "second"))
-        self.assertEqual(self.get_token("--server", "free"), (OTHER, None))
+        self.login(OTHER, token="")
+        self.login(URL, token="first")
+        self.assertEqual(self.get_token("--server", URL), (URL, "first"))
         self.assertEqual(self.get_token("--server", OTHER), (OTHER, None))
+        self.assertEqual(self.get_token("--server", OTHER, TOKEN="x"), (OTHER, "x"))
         self.assertEqual(self.get_token("--server", "https://x"), ("https://x", None))
-        self.assertEqual(self.get_token(SERVER="two", TOKEN="x"), (URL, "second"))
+        self.assertEqual(self.get_token(TOKEN="x"), (URL, "first"))
         self.assertEqual(self.get_token(SERVER=URL, TOKEN="x"), (URL, "x"))
         self.file.write_text("filed")
-        given = ("--server", "two", "--token-file", str(self.file))
-        self.assertEqual(self.get_token(*given), (URL, "filed"))
+        self.assertEqual(self.get_token("--token-file", str(self.file)), (URL, "filed"))
+        self.login(URL, token="second")
+        self.assertEqual(self.get_token(), (URL, "second"))
+        self.assertNotIn("first", self.path.read_text())
+
+    def test_file_is_not_read_where_server_and_token_are_given(self) -> None:
+        self.login(URL)
+        self.path.chmod(0o644)
+        self.assertEqual(self.get_token("--server", URL, TOKEN="x"), (URL, "x"))
         result = self.run_command("list", "--server", URL)
-        self.assertIn(f"several stored servers have the URL {URL}: one, two", result.stderr)
-        self.run_command("logout", "one")
-        self.assertEqual(self.get_token("--server", URL), (URL, "second"))
-        self.login("--name", "two", OTHER, token="third")
-        self.assertNotIn("second", self.path.read_text())
-        result = self.run_command("list", "--server", "three")
         self.assertEqual(result.exit_code, 2)
-        self.assertIn("nor the name of a stored server (free, two)", result.stderr)
+        self.assertIn(f"chmod 600 {self.path}", result.stderr)
 
     def test_servers_are_listed_and_another_one_becomes_the_default(self) -> None:
-        self.login("--name", "one", URL)
-        self.login("--name", "two", OTHER)
-        self.login("--name", "zero", "http://127.0.0.1:1", token="")
-        self.assertEqual(self.run_command("servers", "--default", "two").exit_code, 0)
+        self.login(OTHER)
+        self.login(URL)
+        self.login("http://127.0.0.1:1", token="")
+        self.assertEqual(self.run_command("servers", "--default", URL).exit_code, 0)
         lines = self.run_command("servers").stdout.splitlines()
         self.assertEqual(
             [line.split() for line in lines],
             [
-                ["NAME", "TOKEN", "URL"],
-                ["one", "stored", URL],
-                ["*", "two", "stored", OTHER],
-                ["zero", "none", "http://127.0.0.1:1"],
+                ["TOKEN", "URL"],
+                ["none", "http://127.0.0.1:1"],
+                ["*", "stored", URL],
+                ["stored", OTHER],
             ],
         )
         listed = json.loads(self.run_command("servers", "--json").stdout)
-        two = {"name": "two", "url": OTHER, "token": "stored", "default": True}
-        self.assertEqual(listed[1], two)
+        self.assertEqual(listed[1], {"url": URL, "has_token": True, "default": True})
         result = self.run_command("servers", "--default", "x")
         self.assertEqual(result.exit_code, 2)
-        self.assertIn("'x' is not the URL of a server", result.stderr)
+        self.assertIn("no login at https://x is stored; stored are: http://127", result.stderr)
 
     def test_unwritable_file_stays_and_is_reported(self) -> None:
-        self.login("--name", "one", URL, token="first")
+        self.login(URL, token="first")
         stored = self.path.read_text()
 
         def fail(*_: object) -> None:
@@ -206,10 +202,9 @@ class LoginTests(CommandTestCase):
 
         self.patch(servers, "_replace_file", fail)
         for arguments in (
-            ("login", "--name", "one", URL),
-            ("login", "--name", "two", URL),
-            ("login", "--name", "one", OTHER),
-            ("logout", "one"),
+            ("login", URL),
+            ("login", OTHER),
+            ("logout", URL),
         ):
             result = self.run_command(*arguments, stdin=b"second\n")
             self.assertEqual(result.exit_code, 2, arguments)
@@ -230,7 +225,6 @@ class LoginTests(CommandTestCase):
             ([URL], "a b", "a token is one word"),
             ([URL], "\x9b", "a token is one word"),
             ([URL], "x" * 5000, "at most 4096 characters"),
-            (["--name", "a/b", URL], "x", "cannot be a name"),
             (["ftp://x"], "x", "is not the URL of a server"),
         ):
             result = self.login(*arguments, token=typed)
@@ -240,14 +234,6 @@ class LoginTests(CommandTestCase):
             self.assertFalse(self.path.exists())
         self.line = self.make(tokens=folder / "tokens", token=token)
         self.assertEqual(self.login(URL, token=token).exit_code, 0)
-
-    def test_default_name_is_host_and_port(self) -> None:
-        for url, name in (
-            (URL, "judge.example.org"),
-            ("http://[::1]:8080/x", "1--8080"),
-            (f"https://{'x' * 70}", "x" * 64),
-        ):
-            self.assertEqual(derive_server_name(url), name)
 
 
 class ServerTests(CommandTestCase):

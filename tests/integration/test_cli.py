@@ -36,7 +36,7 @@ class CommandTests(DaemonTestCase):
     async def test_typed_token_is_hidden_and_stored_for_its_owner_alone(self) -> None:
         folder = self.folder / "configuration"
         more = {"XDG_CONFIG_HOME": str(folder)}
-        arguments = ("login", "--name", "one", self.daemon.url)
+        arguments = ("login", self.daemon.url)
         terminal = Terminal("", *arguments, **more)
         self.addCleanup(terminal.close)
         await until(lambda: "Token (" in terminal.shown, "it asks")
