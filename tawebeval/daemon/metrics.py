@@ -368,7 +368,9 @@ class DaemonMetrics(Collector):
 
     def _collect_jobs(self) -> Iterator[Metric]:
         runner = self.registry.context.sandbox
-        jobs = runner.commands.counters if isinstance(runner, SlurmSandbox) else JobCounters()
+        jobs = (
+            runner.access.commands.counters if isinstance(runner, SlurmSandbox) else JobCounters()
+        )
         said = "Jobs that ended without the evaluator's end."
         yield _counter("cluster_jobs_lost", said, jobs.lost_jobs_by_reason, "reason")
         said = "Jobs in place of those that were lost before the evaluator ran."

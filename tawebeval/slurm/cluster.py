@@ -88,7 +88,6 @@ class SlurmSandbox:
     orphan_reaper: OrphanReaper
     writable_trees: WritableTrees
     local: BubblewrapSandbox
-    commands: SlurmCommands
     access: ClusterAccess
     job_prefix: str
     session: str = attrs.field(factory=partial(token_hex, 3))
@@ -124,7 +123,6 @@ class SlurmSandbox:
             local.orphan_reaper,
             trees,
             attrs.evolve(local, cgroup_manager=_NO_CGROUPS),
-            commands,
             access,
             _begin_job_names(label),
         )
@@ -356,7 +354,7 @@ class SlurmRun(Launch, RunEnd):
             raise loss from None
         finally:
             self._use_job(job)  # also so that `close` ends what was started
-        self._sandbox.commands.counters.restarted_jobs += 1
+        self._sandbox.access.commands.counters.restarted_jobs += 1
         status = self.runner_status
         status.retry_count += 1
         status.job_id = status.node = None
@@ -419,8 +417,8 @@ class SlurmRun(Launch, RunEnd):
 
     def close(self) -> None:
         """End an srun that nobody has followed. Blocks."""
-        sandbox, job = self._sandbox, self.job
+        access, job = self._sandbox.access, self.job
         if self._is_started and not job.is_followed:
             with suppress(OSError):  # it has ended
-                sandbox.writable_trees.starter.forget_program_now(job.directory)
-            sandbox.access.reactor.callFromThread(sandbox.commands.cancel_job, job.job_name)
+                access.get_starter().forget_program_now(job.directory)
+            access.reactor.callFromThread(access.commands.cancel_job, job.job_name)

@@ -40,7 +40,6 @@ class RepeatTests(JobCase):
         self.patch(shutil, "which", lambda *_, **__: "/usr/bin/srun")
         sandbox: Any = SimpleNamespace(
             access=self.access,
-            commands=self.commands,
             settings=RunnerSettings(arguments=("--partition=all", "--qos=low"), retries=1),
             job_prefix="tawebeval-x-",
             session="s",
@@ -65,9 +64,6 @@ class RepeatTests(JobCase):
         Path(directory, "start").write_text("SLURM_JWT")
         if self.error is not None:
             raise self.error
-
-    def forget_program_now(self, directory: Path) -> None:
-        self.starter.forget_program(directory)
 
     def wait(self) -> Deferred[None]:
         return Deferred.fromCoroutine(self.slurm_run.wait_for_evaluator_start(self.lost))

@@ -391,7 +391,6 @@ class ResumeTests(JobCase):
         (self.evaluation.output_directory / "stdout").unlink()
         sandbox: Any = SimpleNamespace(
             access=self.access,
-            commands=self.commands,
             settings=RunnerSettings(),
             job_prefix="tawebeval-x-",
             session="s",
