@@ -351,7 +351,7 @@ class StrayMarkerDetector:
     def check_text_event(self, payload: str) -> str | None:
         """Take the payload of the next text event; return advice if it completes a marker."""
         line = self._line + payload.encode("utf-8", "replace")
-        advice = describe_stray_marker(line)
+        advice = _describe_stray_marker(line)
         self._line = line[-_MARKER_SIZE:] if advice is None else b""
         if payload == "\n":
             self.note_non_text_event()
@@ -362,7 +362,7 @@ class StrayMarkerDetector:
         self._line = LINE_TERMINATOR
 
 
-def describe_stray_marker(output: bytes) -> str | None:
+def _describe_stray_marker(output: bytes) -> str | None:
     """Return advice about the first marker in text, None without one.
 
     A line begins only after a terminator in `output`.
@@ -396,7 +396,6 @@ class _Checkpoint(msgspec.Struct, array_like=True, gc=False):
     is_imagined: bool
     is_overlong: bool  # the line of a data block that goes on there, or the file
     is_sound: bool
-    stray_marker: str | None
 
 
 _pack_checkpoint = msgspec.msgpack.Encoder().encode
@@ -413,9 +412,7 @@ class SegiParser:
     values.
 
     While `has_pending_input`, there is input for `parse_pending`. While `awaited_file` is set,
-    parsing stops until the caller supplies or refuses that file. `stray_marker_advice` is advice
-    about a begin marker that was text, because it did not stand alone on its line; None without
-    one.
+    parsing stops until the caller supplies or refuses that file.
 
     A parser in another process continues from `make_checkpoint` by `resume`.
     """
@@ -426,7 +423,6 @@ class SegiParser:
     result_summary: ResultSummary = attrs.field(factory=ResultSummary)
     awaited_file: FileReference | None = None
     has_pending_input: bool = False
-    stray_marker_advice: str | None = None
     _state: _State = _State.TEXT
     _input: bytes = LINE_TERMINATOR
     _at: int = 0  # where in the input parsing goes on
@@ -477,7 +473,6 @@ class SegiParser:
         assert not self.has_pending_input, "all that was printed comes before the end"
         rest = self._input[self._at :]
         if self._state is _State.TEXT:
-            self._find_stray_marker(rest)
             self._emit_text(rest)
         else:
             if self._state is _State.VALUES and (rest or self._value or self._is_overlong):
@@ -536,7 +531,6 @@ class SegiParser:
             self._is_imagined,
             is_overlong,
             self._is_sound,
-            self.stray_marker_advice,
         )
         return max(position, 0), _pack_checkpoint(checkpoint)
 
@@ -557,7 +551,6 @@ class SegiParser:
         parser._state = checkpoint.state
         parser._is_imagined = checkpoint.is_imagined
         parser._is_sound = checkpoint.is_sound
-        parser.stray_marker_advice = checkpoint.stray_marker
         if checkpoint.state is _State.VALUES:
             parser._is_overlong = checkpoint.is_overlong
         elif checkpoint.state is _State.FILE:
@@ -605,8 +598,6 @@ class SegiParser:
             begin, end = b"", at + _SHORT
             cut = _find_last_line(data, at, end)
             block = data[at:cut]
-        if near >= 0:
-            self._find_stray_marker(block)
         self._emit_text(block)
         self._at = cut
         if begin:
@@ -614,13 +605,6 @@ class SegiParser:
             self._begin_block(begin)
             return True
         return end < len(data)
-
-    def _find_stray_marker(self, block: bytes) -> None:
-        # The search by form is slow, so it is made once.
-        if not self.stray_marker_advice and any(
-            one in block for one in self._markers.begin_markers
-        ):
-            self.stray_marker_advice = describe_stray_marker(block)
 
     def _emit_text(self, block: bytes) -> None:
         if block and self._is_imagined:

@@ -378,8 +378,7 @@ def format_state_line(
         if usage.peak_memory_bytes is not None:
             words += f", {format_size(usage.peak_memory_bytes)} of memory"
             fields["peak_memory_bytes"] = usage.peak_memory_bytes
-        advice = result.stray_marker_advice or "the evaluator printed nothing"
-        words += f"; {advice}" if result.stray_marker_advice or not event_count else ""
+        words += "" if event_count else "; the evaluator printed nothing"
         if summary is not None and summary.uncounted_value:
             words += "; {uncounted}"
             fields["uncounted"] = summary.uncounted_value

@@ -517,12 +517,7 @@ class Run(ProcessProtocol):
     @property
     def result(self) -> RunResult:
         """The result so far."""
-        return RunResult(
-            self.exit_status,
-            self.usage,
-            self._stderr,
-            self._stdout.parser.stray_marker_advice if self.failure is None else None,
-        )
+        return RunResult(self.exit_status, self.usage, self._stderr)
 
     def _add_waited_usage(self) -> None:
         """Use the processor time of wait4(2) if no cgroup counts it."""
@@ -552,7 +547,6 @@ class Run(ProcessProtocol):
             limits,
             has_network=self.sandboxed.has_network,
             has_output=bool(self._output_bytes or self._stderr_bytes),
-            stray_marker_advice=self._stdout.parser.stray_marker_advice,
             command_hint=command_hint,
         )
         members = {"status": status or 0} if number is None else {"signal": number}
@@ -599,7 +593,6 @@ def explain_exit(
     *,
     has_network: bool,
     has_output: bool,
-    stray_marker_advice: str | None = None,
     command_hint: str = "",
 ) -> str:
     """Return the message about a bad exit. `stderr` is the last part of stderr.
@@ -611,8 +604,6 @@ def explain_exit(
         message = f"the evaluator was ended by signal {evaluator_exit.signal} ({name})"
     else:
         message = f"the evaluator exited with status {evaluator_exit.status}"
-    if stray_marker_advice:
-        message += f"; {stray_marker_advice}"
     hint = command_hint or _find_hint(evaluator_exit, stderr, limits, has_network)
     if hint:
         return f"{message}; {hint}"

@@ -68,14 +68,11 @@ class RunResult:
     """Result of a run.
 
     `exit_status` is None if no evaluator ran. `stderr_tail` has at most `STDERR_TAIL_BYTES` bytes.
-    `stray_marker_advice` is advice about a begin marker that was text, None for a run that has
-    failed.
     """
 
     exit_status: EvaluatorExit | None
     usage: ResourceUsage
     stderr_tail: bytes = attrs.field(repr=False)
-    stray_marker_advice: str | None = None
 
     @property
     def stderr_text(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -131,7 +130,6 @@ def describe(parser: SegiParser) -> tuple[object, ...]:
         parser.has_pending_input,
         parser.has_partial_line,
         parser.awaited_file,
-        parser.stray_marker_advice,
         parser.result_summary.build_json_object(),
         parser.result_summary.memory_bytes,
     )
@@ -226,9 +224,6 @@ class CutTests(SynchronousTestCase):
             first.finish()
             second.finish()
             self.assertEqual(second.events, first.events, size)
-            self.assertEqual(
-                second.parser.stray_marker_advice, first.parser.stray_marker_advice, size
-            )
 
     def test_terminators_real_and_imagined_markers_characters_blocks_errors_and_their_flags(
         self,
@@ -246,20 +241,6 @@ class CutTests(SynchronousTestCase):
         ):
             self.check(stdout)
             self.check(stdout, in_parts=True)
-
-    def test_advice_about_a_begin_marker_that_was_text_is_not_lost(self) -> None:
-        markers = Markers.generate(os.urandom)
-        self.check(b"x" + markers.file_begin + b"\na\n", markers)
-        self.check(markers.data_begin + b" \na\n", markers)
-
-    def test_state_has_its_size_with_every_advice(self) -> None:
-        markers = Markers.generate(os.urandom)
-        for stray in (b"x%b\n", b"%b x\n"):
-            for marker in markers.begin_markers:
-                player = Player(stray % marker + b"a\n", markers)
-                player.finish()
-                self.assertTrue(player.parser.stray_marker_advice)
-                self.assertLess(len(player.parser.make_checkpoint()[1]), MAX_STATE)
 
     def test_what_is_no_state_is_refused(self) -> None:
         for packed in (b"", b"\x90", b"\xff" * 9, ResultSummary().pack()):

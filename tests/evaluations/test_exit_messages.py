@@ -33,15 +33,6 @@ class ExitTests(SynchronousTestCase):
         said = explain_exit(FAILED, "", LimitSettings(), has_network=True, has_output=False)
         self.assertEqual(said, f"{MESSAGE}; it printed nothing")
 
-    def test_advice_about_a_marker_that_was_text_comes_first(self) -> None:
-        said = explain_exit(
-            *(FAILED, "MemoryError", LimitSettings()),
-            has_network=True,
-            has_output=True,
-            stray_marker_advice="EVALUATION_DATA_BEGIN is not at the start of a line",
-        )
-        self.assertTrue(said.startswith(f"{MESSAGE}; EVALUATION_DATA_BEGIN is not"), said)
-
     def test_failed_connection_in_a_sandbox_without_network_is_explained_and_only_there(
         self,
     ) -> None:

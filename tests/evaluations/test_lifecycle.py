@@ -86,14 +86,6 @@ class StoryTests(EvaluationTestCase):
         self.assertIn(": exit: the evaluator exited with status 3; 1 events", failed)
         self.assertEqual(self.events[-1]["reason"], "exit")
 
-    def test_stray_marker(self) -> None:
-        self.begin()
-        begin = self.world.child.environment["EVALUATION_DATA_BEGIN"].encode()
-        self.world.child.print(b"x" + begin + b"\n1\n")
-        self.world.child.end()
-        self.world.turn()
-        self.assertIn("; EVALUATION_DATA_BEGIN is not at the start of a line", self.story()[-1])
-
     def test_value_that_does_not_count(self) -> None:
         self.begin()
         environment = self.world.child.environment

@@ -98,7 +98,6 @@ evaluation_rows = st.builds(
         st.none() | st.builds(EvaluatorExit, st.none() | counts),
         st.builds(ResourceUsage, st.none() | seconds, st.none() | counts),
         st.binary(max_size=50),
-        optional,
     ),
     failure=st.none()
     | st.builds(
