@@ -131,6 +131,13 @@ class ArgumentTests(BubblewrapTestCase):
         )
         self.assertEqual(argv[-6:], ["-c", WAIT, "/init", "99", "cat", "-- x"])
 
+    def test_language_that_is_installed_later_is_shown(self) -> None:
+        sandbox = self.sandbox()
+        self.assertEqual(sandbox.make_system_view().bwrap_options, list(SYSTEM))
+        mono = ["--ro-bind-try", "/etc/mono", "/etc/mono"]
+        self.patch(module, "build_language_options", lambda: mono)
+        self.assertEqual(sandbox.make_system_view().bwrap_options, [*SYSTEM, *mono])
+
     def test_process_limits_are_set_before_bwrap(self) -> None:
         directory = self.workspace.tree_directory / "sub"
         memory, processes = {"DATA": (64 * MIB,) * 2}, {"NPROC": (33, 33)}  # bwrap's is one of them
