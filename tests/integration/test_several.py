@@ -127,7 +127,7 @@ class DrainTests(SeveralCase):
         self.assertTrue(self.daemon.running)
         page = await self.client.page(identifier)
         self.assertEqual(text(page["data"]), "ready")
-        self.assertEqual((await self.list_all())["away"], [])
+        self.assertEqual((await self.client.get("/evaluations")).json["away"], [])
         gate.write_text("\n")
         self.assertEqual(text(await self.client.follow(identifier)), "readylate\n")
         await until(lambda: not self.daemon.running, "the daemon stops")
