@@ -184,10 +184,6 @@ class Cluster:
         path = self.folder / "state" / "job_state"
         return path.read_bytes() if path.exists() else b""
 
-    def has_made(self, group: Path) -> bool:
-        """Tell whether a cgroup is one of a job of this cluster."""
-        return f"/job_{self.port}" in str(group)
-
     def list_jobs(self) -> list[str]:
         """Return the jobs that have not ended."""
         return self.run("squeue", "--noheader", "--format=%i %T %N").splitlines()
