@@ -21,12 +21,38 @@ class EvaluationErrorTests(SynchronousTestCase):
         self.assertIsInstance(error.__cause__, ValueError)
         self.assertIs(error.with_traceback(None), error)
 
+    def test_limit_is_named_with_its_value(self) -> None:
+        error = errors.build_limit_failure("output", "output", "printed over 1 MiB", 2**20)
+        self.assertEqual(str(error), error.message)
+        self.assertIn("(limits.output)", error.message)
+        self.assertEqual(error.extra_members, {"limit": "limits.output", "value": 2**20})
+
 
 class RequestErrorTests(SynchronousTestCase):
     """Errors that refuse a request."""
 
-    def test_full_disk_has_a_long_retry_after(self) -> None:
-        self.assertEqual(errors.StoreError().retry_after, 60)
+    def test_members_of_the_answer_are_those_of_the_error(self) -> None:
+        for error, members in (
+            (errors.EvaluationNotEnded(), {}),
+            (errors.SubmissionDiscarded(), {}),
+            (errors.DamagedArchive(), {}),
+            (errors.DiscardedCursor("7"), {"oldest": "7"}),
+            (errors.EvaluationExpired("2026-01-01"), {"started": "2026-01-01"}),
+            (errors.ServerNotReady(["a", "b"]), {"reasons": ["a", "b"]}),
+        ):
+            self.assertEqual(str(error), error.detail)
+            self.assertEqual(error.extra_members, members)
+
+    def test_busy_server_says_when_to_come_back(self) -> None:
+        for error, seconds in (
+            (errors.ServerStopping(), 5),
+            (errors.ServerNotReady([]), 5),
+            (errors.StoreError(), 60),
+        ):
+            self.assertEqual(error.retry_after, seconds)
+
+    def test_resource_that_has_moved_has_its_new_path(self) -> None:
+        self.assertEqual(errors.ResourceMoved("/new").location, "/new")
 
     def test_unknown_name_is_short_and_printable(self) -> None:
         detail = errors.ProblemNotFound("a\n" * 80).detail
