@@ -75,9 +75,10 @@ _VERSION = (
     "the starter of evaluators speaks version {} of its protocol, and this daemon version {};"
     " restart tawebeval-starter.service, which ends all running evaluations"
 )
-_LOOK = 0.002  # seconds between two looks whether a new starter listens
+_LOOK = 0.002  # seconds between two looks whether a starter listens, or a program has ended
 _READ = 64 * 1024
 _PEER = struct.Struct("3i")  # pid, uid and gid
+_TIMEOUT = struct.pack("ll", ANSWER_TIMEOUT, 0)  # seconds and microseconds
 
 log = Logger()
 
@@ -335,25 +336,12 @@ class StarterClient:
         Raises: OSError; TimeoutError, if it has not ended after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
-        with _connect(self.path) as connection:
-            _ask(connection, {"request": "attach"})
-            connection.send(json.dumps({"request": "look", "name": str(directory)}).encode())
-            while True:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError(
-                        errno.ETIMEDOUT, f"it did not end within {timeout:g} seconds"
-                    )
-                _set_timeout(connection, left)
-                with contextlib.suppress(BlockingIOError):
-                    message, _ = _receive(connection)
-                    if message.get("notice") != str(directory):
-                        continue
-                    state = msgspec.convert(message, ProgramState)
-                    if state.is_unknown:
-                        raise ChildProcessError(errno.ECHILD, f"{directory}: no such program")
-                    if state.is_output_complete:
-                        break
+        while (state := read_exit_file(directory)) is None or not state.is_output_complete:
+            if not self.is_alive:
+                raise ConnectionResetError(errno.ECONNRESET, STARTER_ENDED)
+            if time.monotonic() > deadline:
+                raise TimeoutError(errno.ETIMEDOUT, f"it did not end within {timeout:g} seconds")
+            time.sleep(_LOOK)
         assert state.status is not None, "it has ended"
         printed = b"".join((directory / name).read_bytes() for name in ("stdout", "stderr"))
         return os.waitstatus_to_exitcode(state.status), printed
@@ -522,7 +510,9 @@ def _make_overlay(answer: Mapping[str, Any], tops: Sequence[int]) -> MountedOver
 def _connect(path: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        _set_timeout(connection, ANSWER_TIMEOUT)
+        # Not by settimeout(), with which connect(2) fails at once if other clients wait, too.
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            connection.setsockopt(socket.SOL_SOCKET, option, _TIMEOUT)
         # By a descriptor: a socket's path has at most 107 bytes (unix(7)).
         place = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -535,15 +525,6 @@ def _connect(path: Path) -> socket.socket:
         connection.close()
         raise
     return connection
-
-
-def _set_timeout(connection: socket.socket, seconds: float) -> None:
-    """Not by settimeout(), with which connect(2) fails at once if other clients wait, too."""
-    whole, rest = divmod(max(seconds, 0.001), 1)
-    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-        connection.setsockopt(
-            socket.SOL_SOCKET, option, struct.pack("ll", int(whole), int(rest * 1e6))
-        )
 
 
 def _ask(
