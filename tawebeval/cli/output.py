@@ -194,14 +194,14 @@ class Screen:
     lock: Any = attrs.field(factory=RLock, repr=False)
     _begun: bool = False  # the last line on `out` has no terminator yet
     _returned: bool = False  # a carriage return is held back, as a line feed may follow
-    _progress: bool = False  # the last line on `notes` is one of `progress`
+    _progress: bool = False  # the last line on `notes` is that of `show_status`
     _lost: bool = False  # `out` cannot be written to any more
     _error: EvaluationError | None = None  # the last event, while it may be the final one
     _results: ResultSummary = attrs.field(factory=ResultSummary)
 
     @property
     def shows_progress(self) -> bool:
-        """Whether `show_progress` shows anything."""
+        """Whether `show_status` shows anything."""
         return self._notes.isatty()
 
     def show_event(self, event: Event) -> None:
@@ -242,14 +242,6 @@ class Screen:
         for line in stderr.rstrip("\n").split("\n"):
             self.show_message(f"  {line}")
 
-    def show_progress(self, text: str) -> None:
-        """Show a message on a terminal until the next output replaces it."""
-        if self.shows_progress:
-            with self.lock:
-                self.flush()
-                self._end_line()
-                self._write_progress(text)
-
     def show_status(self, text: str) -> None:
         """Show a message and the results so far below all output of a terminal; empty for none."""
         with self.lock:
@@ -270,11 +262,9 @@ class Screen:
             if results:
                 words += summarize_results(results | {"progress": None})
             text = ", ".join(words).replace("\n", " ")
-            self._write_progress(text[: get_terminal_width(self._notes) - 1])
-
-    def _write_progress(self, text: str) -> None:
-        self._write_note(_CLEAR + escape_control_characters(text))
-        self._progress = True
+            text = escape_control_characters(text)
+            self._write_note(_CLEAR + text[: get_terminal_width(self._notes) - 1])
+            self._progress = True
 
     def print_text(self, text: str) -> None:
         """Print lines that are not an event on `out`."""
@@ -288,7 +278,7 @@ class Screen:
     def finish_output(self) -> None:
         """Show a summary of the cases and the final error, and end a partial line on a terminal."""
         results, uncounted = self._results.build_json_object(), self._results.uncounted_value
-        self._results = ResultSummary()
+        self._results, self._status = ResultSummary(), ""
         self._has_table = False
         if results is not None and results["cases"] and self.shows_summary:
             words = summarize_results(results | {"progress": None})
@@ -308,10 +298,8 @@ class Screen:
         case = _find_case(data)
         if case is None:
             text = format_value(data)
-            if not (self.shows_progress and re.fullmatch("progress [0-9]+/[0-9]+", text)):
+            if not (self._status and re.fullmatch("progress [0-9]+/[0-9]+", text)):
                 self.show_message(text, "cyan")
-            elif not self._status:
-                self.show_progress(text)
         elif self.shows_progress:
             if not self._has_table:
                 self._has_table = True
@@ -358,7 +346,7 @@ class Screen:
         return escape_control_characters(text.removesuffix("\r").replace("\r\n", "\n"))
 
     def _make_room(self) -> None:
-        """Flush `out` and clear the line of `show_progress`."""
+        """Flush `out` and clear the line of `show_status`."""
         self.flush()
         self._clear_progress()
 

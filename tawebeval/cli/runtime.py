@@ -105,21 +105,19 @@ class ServerAccess:
 
 @attrs.define
 class RetryMessages:
-    """Messages about the retries of a client: each on a terminal, else the first of an outage."""
+    """Messages about the retries of a client: the first of each outage."""
 
     _screen: Screen
     _waiting: bool = False
 
     def on_retry(self, why: str, seconds: float) -> None:
-        """Show why a request has failed, and the seconds until the next attempt."""
-        if self._screen.shows_progress:
-            self._screen.show_progress(f"{why}; retrying in {seconds:.0f} s")
-        elif not self._waiting:
+        """Show why a request has failed, unless the outage was shown before."""
+        if not self._waiting:
             self._screen.show_message(f"{why}; retrying")
         self._waiting = True
 
     def on_recovery(self) -> None:
-        """Show that the server has answered again."""
+        """Show on a terminal that the server has answered again."""
         if self._waiting and self._screen.shows_progress:
             self._screen.show_message("the server answers again")
         self._waiting = False

@@ -339,6 +339,8 @@ async def _show_evaluation(
     enter_queue(evaluation, FairQueue(running=1, queued=0))
     try:
         with EventDisplay(screen, folder) as display:
+            if screen.shows_progress:
+                screen.show_status("running")
             async for page in read_pages(evaluation, on_cancel):
                 display.show_page(page)
     finally:

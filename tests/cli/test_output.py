@@ -138,21 +138,6 @@ class OtherTests(SynchronousTestCase):
             self.assertNotIn("\x9b", line)
             json.loads(line)
 
-    def test_progress_is_replaced_on_a_terminal_and_absent_elsewhere(self) -> None:
-        shown = Shown(terminal=True)
-        self.assertTrue(shown.screen.shows_progress)
-        shown.screen.show_progress("queued")
-        shown.screen.show_progress("run\x1bning")
-        self.assertEqual(shown.show(Text("a")), f"{CLEAR}queued{CLEAR}run\\u001bning{CLEAR}a\n")
-        shown = Shown(terminal=True)
-        shown.screen.show_event(Text("a"))
-        shown.screen.show_progress("waiting")
-        self.assertEqual(shown.show(Text("b")), f"a\n{CLEAR}waiting{CLEAR}b\n")
-        shown = Shown()
-        self.assertFalse(shown.screen.shows_progress)
-        shown.screen.show_progress("queued")
-        self.assertEqual((shown.show(), shown.notes.getvalue()), ("", ""))
-
     def test_values_are_shown_in_words(self) -> None:
         for written, expected in (
             (
@@ -248,10 +233,15 @@ class OtherTests(SynchronousTestCase):
         words = 'warning: a value of the type "case" does not count as a result: "verdict" is "WA"'
         self.assertTrue(last.startswith(words), last)
 
-    def test_next_output_replaces_the_progress_of_an_evaluator(self) -> None:
+    def test_next_output_replaces_the_status_and_the_end_removes_it(self) -> None:
         shown = Shown(terminal=True)
+        shown.screen.show_status("run\x1bning")
         progress = Data('{"type":"progress","done":3,"total":10}')
-        self.assertEqual(shown.show(progress, Text("b")), f"{CLEAR}progress 3/10{CLEAR}b\n")
+        printed = f"{CLEAR}run\\u001bning{CLEAR}b\n"
+        self.assertEqual(shown.show(progress, Text("b")), printed)
+        shown.screen.draw_status()
+        self.assertEqual(shown.out.getvalue(), printed)
+        self.assertEqual(Shown().show(progress), "")
 
 
 class BrokenStreamTests(SynchronousTestCase):
