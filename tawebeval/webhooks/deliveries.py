@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -57,7 +58,12 @@ from tawebeval.pinned_agent import (
     UnknownHost,
     convert_request_failures,
 )
-from tawebeval.webhooks.signing import SigningSecrets, SigningSecretsFile, find_secrets_file
+from tawebeval.webhooks.signing import (
+    SECRETS_SETTING,
+    SigningSecrets,
+    find_secrets_file,
+    read_signing_secrets,
+)
 
 
 class CallbackState(Enum):
@@ -235,22 +241,28 @@ class Delivery:
 
 
 class CallbackQueue:
-    """Queue of callbacks. Without a file of secrets it accepts none.
+    """Queue of callbacks, signed by the secrets of a file. Without a file it accepts none.
 
     A caller has at most half of the slots. `random` returns so many random bytes, `time` the
-    seconds since the epoch. `ended_counts_by_state` counts deliveries by their final state.
+    seconds since the epoch. `secrets` are those of the file as it was read last,
+    `ended_counts_by_state` counts deliveries by their final state.
+
+    Blocks when it is made. Raises: ConfigurationError, if the file cannot be read.
     """
 
     def __init__(
         self,
-        secrets: SigningSecretsFile,
+        secrets_file: Path | None,
         sender: WebhookSender,
         *,
         clock: Any,
         random: Callable[[int], bytes],
         time: Callable[[], float],
     ) -> None:
-        self._secrets = secrets
+        self._secrets_file = secrets_file
+        self.secrets = (
+            SigningSecrets() if secrets_file is None else read_signing_secrets(secrets_file)
+        )
         self._sender = sender
         per_caller = (CONCURRENT_CALLBACKS + 1) // 2
         self._slots = FairQueue(CONCURRENT_CALLBACKS, running_per_caller=per_caller)
@@ -269,13 +281,19 @@ class CallbackQueue:
 
     def list_reloadable_files(self) -> Iterator[ReloadableFiles[SigningSecrets]]:
         """Yield the secrets file, unless callbacks are disabled."""
-        return self._secrets.list_reloadable_files()
+        if self._secrets_file is not None:
+            read = partial(read_signing_secrets, self._secrets_file)
+            paths = (self._secrets_file,)
+            yield ReloadableFiles(SECRETS_SETTING, paths, read, self._apply_secrets)
+
+    def _apply_secrets(self, secrets: SigningSecrets) -> None:
+        self.secrets = secrets
 
     def create_callback(self, url: str, caller: str) -> CallbackRecord:
         """Return the callback of a new evaluation, not sent yet. Raises: InvalidField."""
-        if self._secrets.path is None:
+        if self._secrets_file is None:
             raise InvalidField(_FIELD, "callbacks are disabled (callbacks.secrets)")
-        if not self._secrets.current_secrets.has_secret(caller):
+        if not self.secrets.has_secret(caller):
             raise InvalidField(
                 _FIELD,
                 "callbacks to you cannot be signed; ask the operator for a secret"
@@ -390,7 +408,7 @@ class CallbackQueue:
         try:
             if delivery.give_up_reason:
                 raise CancelledError
-            secrets = self._secrets.current_secrets
+            secrets = self.secrets
             if not secrets.has_secret(callback.caller):
                 # A few in each turn of the reactor: thousands may wait.
                 await deferLater(self._clock, 0)
@@ -444,7 +462,7 @@ def make_callback_queue(
         time,
     )
     return CallbackQueue(
-        SigningSecretsFile(find_secrets_file(settings.secrets, environment)),
+        find_secrets_file(settings.secrets, environment),
         sender,
         clock=reactor,
         random=random,

@@ -9,8 +9,7 @@ import hmac
 import re
 from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -18,7 +17,6 @@ import attrs
 from tawebeval.core.tokens import ANONYMOUS_CALLER, CALLER_NAME_PATTERN, read_uncommented_lines
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.privileges import (
-    ReloadableFiles,
     find_secret_file,
     read_secret_file,
     warn_of_file_readable_by_others,
@@ -28,7 +26,7 @@ _EVERYBODY = "*"  # the anonymous caller's name in the file
 _LINE = re.compile(rf"({CALLER_NAME_PATTERN.pattern}|\*)[ \t]+whsec_([A-Za-z0-9+/]+={{0,2}})")
 _LEAST, _MOST = 24, 64  # bytes, by the specification
 
-_SETTING = "callbacks.secrets"
+SECRETS_SETTING = "callbacks.secrets"
 _CREDENTIAL = "callback-secrets"
 
 
@@ -81,28 +79,6 @@ def parse_secrets(text: str) -> SigningSecrets:
     return SigningSecrets(found)
 
 
-@attrs.define
-class SigningSecretsFile:
-    """The secrets in the file at `path`, which a reload reads again. Without a path no secrets."""
-
-    path: Path | None = None
-    current_secrets: SigningSecrets = attrs.field(factory=SigningSecrets, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        """Read the file. Blocks. Raises: ConfigurationError."""
-        if self.path is not None:
-            self.current_secrets = read_signing_secrets(self.path)
-
-    def list_reloadable_files(self) -> Iterator[ReloadableFiles[SigningSecrets]]:
-        """Yield the secrets file, if there is one."""
-        if self.path is not None:
-            read = partial(read_signing_secrets, self.path)
-            yield ReloadableFiles(_SETTING, (self.path,), read, self._apply)
-
-    def _apply(self, secrets: SigningSecrets) -> None:
-        self.current_secrets = secrets
-
-
 def read_signing_secrets(path: Path) -> SigningSecrets:
     """Read the secrets in a file. Blocks.
 
@@ -113,8 +89,8 @@ def read_signing_secrets(path: Path) -> SigningSecrets:
         found = read_secret_file(path, parse_secrets)
         mode = path.stat().st_mode
     except (ConfigurationError, OSError) as error:
-        raise ConfigurationError(f"{_SETTING}: {error}") from None
-    warn_of_file_readable_by_others(path, mode, _SETTING)
+        raise ConfigurationError(f"{SECRETS_SETTING}: {error}") from None
+    warn_of_file_readable_by_others(path, mode, SECRETS_SETTING)
     return found
 
 

@@ -29,7 +29,7 @@ from tawebeval.webhooks.deliveries import (
     CallbackState,
     make_callback_queue,
 )
-from tawebeval.webhooks.signing import SigningSecretsFile, parse_secrets
+from tawebeval.webhooks.signing import parse_secrets
 from tests.cases.secrets import NEW, OLD, format_secret
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import EPOCH
@@ -101,11 +101,9 @@ class CallbacksTestCase(SynchronousTestCase):
         self.patch(deliveries, "MAX_PENDING_BYTES", self.pending_bytes)
         self.clock = Clock()
         self.sender = FakeSender(self.clock)
-        self.secrets = SigningSecretsFile()
-        self.secrets.path = Path("secrets")
-        self.secrets.current_secrets = parse_secrets(
-            f"alice {format_secret(OLD)}\nbob {format_secret(OLD)}"
-        )
+        self.secrets = Path(self.mktemp())
+        self.secrets.write_text(f"alice {format_secret(OLD)}\nbob {format_secret(OLD)}")
+        self.secrets.chmod(0o600)
         self.events = 0
         self.callbacks = self.make()
 
@@ -185,7 +183,7 @@ class DeliveryTests(CallbacksTestCase):
         self.assertEqual((url, body), (URL, b'{"a": 1}'))
         event = f"evt_{1:032x}"
         self.assertEqual(
-            headers, self.secrets.current_secrets.sign_body("alice", event, int(EPOCH), body)
+            headers, self.callbacks.secrets.sign_body("alice", event, int(EPOCH), body)
         )
         self.assertEqual(self.callbacks.ended_counts_by_state, {CallbackState.DELIVERED: 1})
         self.nothing_left()
@@ -240,14 +238,12 @@ class DeliveryTests(CallbacksTestCase):
     def test_each_attempt_is_signed_with_the_present_secret(self) -> None:
         self.sender.results = [BAD]
         callback = self.send()
-        self.secrets.current_secrets = parse_secrets(f"alice {format_secret(NEW)}")
+        self.callbacks.secrets = parse_secrets(f"alice {format_secret(NEW)}")
         self.clock.advance(5)
         _, headers, body = self.sender.posted[1]
         event, time = headers["Webhook-Id"], int(headers["Webhook-Timestamp"])
-        self.assertEqual(
-            headers, self.secrets.current_secrets.sign_body("alice", event, time, body)
-        )
-        self.secrets.current_secrets = parse_secrets(f"bob {format_secret(NEW)}")
+        self.assertEqual(headers, self.callbacks.secrets.sign_body("alice", event, time, body))
+        self.callbacks.secrets = parse_secrets(f"bob {format_secret(NEW)}")
         self.clock.advance(10)
         self.check(
             callback,
@@ -306,7 +302,7 @@ class ManyTests(CallbacksTestCase):
     def test_many_callbacks_without_secret_end_a_few_in_a_turn(self) -> None:
         self.sender.held = True
         callbacks = [self.send() for _ in range(sys.getrecursionlimit())]
-        self.secrets.current_secrets = parse_secrets(f"bob {format_secret(NEW)}")
+        self.callbacks.secrets = parse_secrets(f"bob {format_secret(NEW)}")
         self.sender.answer(TAKEN)
         self.sender.answer(TAKEN)
         self.assertEqual(self.callbacks.ended_counts_by_state, {CallbackState.DELIVERED: 2})
@@ -350,9 +346,7 @@ class RoomTests(CallbacksTestCase):
         self, drawn: list[tuple[str, int]]
     ) -> None:
         self.setUp()
-        self.secrets.current_secrets = parse_secrets(
-            f"a {format_secret(OLD)}\nb {format_secret(OLD)}"
-        )
+        self.callbacks.secrets = parse_secrets(f"a {format_secret(OLD)}\nb {format_secret(OLD)}")
         self.sender.held = True
         left: list[tuple[CallbackRecord, int]] = []
         for caller, length in drawn:
@@ -408,7 +402,7 @@ class RoomTests(CallbacksTestCase):
 
 class AloneTests(CallbacksTestCase):
     def test_only_caller_has_all_places(self) -> None:
-        self.secrets.current_secrets = parse_secrets(f"* {format_secret(OLD)}")
+        self.callbacks.secrets = parse_secrets(f"* {format_secret(OLD)}")
         self.sender.held = True
         for _ in range(6):
             self.send("")

@@ -16,7 +16,6 @@ from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import ConfigurationError
 from tawebeval.webhooks.signing import (
     SigningSecrets,
-    SigningSecretsFile,
     find_secrets_file,
     parse_secrets,
     read_signing_secrets,
@@ -96,12 +95,6 @@ class SecretsFileTests(SynchronousTestCase):
         self.path.write_text(text)
         self.path.chmod(0o600)
 
-    def test_secrets_are_those_of_the_file(self) -> None:
-        self.assertTrue(SigningSecretsFile(self.path).current_secrets.has_secret("alice"))
-        none = SigningSecretsFile()
-        self.assertFalse(none.current_secrets.has_secret("alice"))
-        self.assertEqual(list(none.list_reloadable_files()), [])
-
     def test_unusable_file_is_named_with_its_setting(self) -> None:
         for content, words in (
             (b"alice s3cret", "line 1: "),
@@ -116,24 +109,6 @@ class SecretsFileTests(SynchronousTestCase):
             self.assertTrue(str(error).startswith(f"callbacks.secrets: {self.path}: "), str(error))
             self.assertIn(words, str(error))
             self.assertNotIn("s3cret", str(error))
-
-    def test_broken_file_at_a_reload_changes_nothing(self) -> None:
-        signing = SigningSecretsFile(self.path)
-        (reloadable,) = signing.list_reloadable_files()
-        self.assertEqual((reloadable.name, reloadable.paths), ("callbacks.secrets", (self.path,)))
-        before = signing.current_secrets.sign_body("alice", "e", 1, b"")
-        self.write(f"alice {format_secret(NEW)}\n")
-        self.assertEqual(signing.current_secrets.sign_body("alice", "e", 1, b""), before)
-        secrets = reloadable.read_files()
-        self.assertEqual(signing.current_secrets.sign_body("alice", "e", 1, b""), before)
-        reloadable.apply_content(secrets)
-        after = signing.current_secrets.sign_body("alice", "e", 1, b"")
-        self.assertNotEqual(after, before)
-        self.write("alice s3cret")
-        said = str(self.assertRaises(ConfigurationError, reloadable.read_files))
-        self.assertIn(f"callbacks.secrets: {self.path}: line 1", said)
-        self.assertNotIn("s3cret", said)
-        self.assertEqual(signing.current_secrets.sign_body("alice", "e", 1, b""), after)
 
     def test_file_that_everybody_can_read_is_warned_of(self) -> None:
         with capturedLogs() as logged:
