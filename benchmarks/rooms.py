@@ -6,6 +6,7 @@ journeys run in memory, over the fakes of the tests: no git, no process, no sand
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +18,9 @@ from typing import Any
 import attrs
 
 import tawebeval
+from tawebeval.core.evaluations import Checkout, IdentifierIssuer
+from tawebeval.evaluations.service import EvaluationRegistry
+from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.clients import MULTIPART, Service, form, parts
 
 _PACKAGE = str(Path(tawebeval.__file__).parent) + "/"
@@ -57,7 +61,8 @@ def follow_journeys(directory: Path) -> dict[str, Journey]:
     """Return the journeys by name; the service's files lie in `directory`."""
     service = Service(directory)
     client, agent = service.treq()
-    found = {name: Journey() for name in ("POST to start", "stdout to poll", "DELETE to end")}
+    names = ("POST to start", "stdout to poll", "DELETE to end", "restart")
+    found = {name: Journey() for name in names}
 
     def ask(method: str, path: str, **settings: Any) -> Any:
         answer = client.request(method, _BASE + path, **settings)
@@ -84,8 +89,32 @@ def follow_journeys(directory: Path) -> dict[str, Journey]:
         service.world.child.end(signal=15)
         service.world.turn()
         agent.flush()
-    service.close()
+    ask("POST", "/evaluate", data=form(parts()), headers={"Content-Type": MULTIPART})
+    service.world.turn()
+    follow_restart(service, found["restart"])
     return found
+
+
+def follow_restart(service: Service, journey: Journey) -> None:
+    """Follow an ended and a running evaluation from their rows to the daemon's next process."""
+    rows = service.world.kill_daemon()
+    registry = EvaluationRegistry(
+        service.world.context(),
+        IdentifierIssuer(bytes(32), os.urandom),
+        (service.running, service.queued, None, None),
+        service.root / "evaluations",
+        FakeCallbacks(),  # type: ignore[arg-type]
+    )
+    with follow(journey):
+        registry.restore_evaluations(
+            rows,
+            service.world.store.load_callbacks(),
+            service.root / "uploads",
+            lambda commit, path: Checkout(commit, path, lambda: None),
+        )
+        service.world.turn()
+    states = [registry.get_status(row.identifier)["state"] for row in rows]
+    assert states == ["cancelled", "running"], "what had ended can be read, what ran goes on"
 
 
 def main(show: Callable[[str], object] = print) -> None:
