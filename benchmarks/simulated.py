@@ -41,9 +41,7 @@ from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.sandbox.base import (
     Environment,
     EvaluatorExit,
-    Launch,
     LeftProcess,
-    RunEnd,
     SandboxedRun,
 )
 from tawebeval.sandbox.limits import RunLimits
@@ -202,16 +200,20 @@ class SimulatedRunLimits(RunLimits):
         return ResourceUsage(None, None)
 
 
-@attrs.define(eq=False)
-class SimulatedRun(Launch, RunEnd):
-    """The start and the end of a run whose process is simulated: no cgroup, no disk.
+class SimulatedRun(SandboxedRun):
+    """A run whose process is simulated: no cgroup, no disk.
 
     `adopt(protocol, number)` simulates the process with this number.
     """
 
-    adopt: Callable[[ProcessProtocol, int], Any]
-
-    workspace: Workspace
+    def __init__(
+        self,
+        adopt: Callable[[ProcessProtocol, int], Any],
+        workspace: Workspace,
+        limits: LimitSettings,
+    ) -> None:
+        super().__init__(workspace, SimulatedRunLimits(limits))
+        self.adopt = adopt
 
     @property
     def workspace_view(self) -> WorkspaceView:
@@ -245,9 +247,6 @@ class SimulatedRun(Launch, RunEnd):
         """Return the process's exit."""
         return EvaluatorExit(status, number)
 
-    def close(self) -> None:
-        """Do nothing."""
-
 
 @attrs.define
 class SimulatedSandbox:
@@ -267,8 +266,7 @@ class SimulatedSandbox:
         environment: Environment | None = None,
     ) -> SandboxedRun:
         """Return a run that is not started yet."""
-        run = SimulatedRun(self.adopt, workspace)
-        return SandboxedRun(workspace, run, SimulatedRunLimits(limits), run)
+        return SimulatedRun(self.adopt, workspace, limits)
 
 
 @attrs.frozen

@@ -88,7 +88,7 @@ def add_mounts(count: int) -> None:
 def _start(run: SandboxedRun, trees: WritableTrees) -> float:
     """Start the command as evaluators are; return the seconds until it was waited for."""
     begin = time.perf_counter()
-    run.launch.start_evaluator(COMMAND, {}, run.workspace.tree_directory)
+    run.start_evaluator(COMMAND, {}, run.workspace.tree_directory)
     status, printed = trees.starter.wait_for_program(run.workspace.output_directory, _PATIENCE)
     seconds = time.perf_counter() - begin
     assert (status, printed) == (0, b"hello\n"), printed

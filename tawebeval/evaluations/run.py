@@ -142,7 +142,7 @@ class Run(ProcessProtocol):
         request, workspace, view = (
             details.request,
             sandboxed.workspace,
-            sandboxed.launch.workspace_view,
+            sandboxed.workspace_view,
         )
         chosen = details.environment.variables if details.environment is not None else {}
         environment = build_environment(
@@ -156,7 +156,7 @@ class Run(ProcessProtocol):
             },
             markers=self._stdout.markers,
         )
-        return sandboxed.launch.start_evaluator(request.evaluator_cmd, environment, directory)
+        return sandboxed.start_evaluator(request.evaluator_cmd, environment, directory)
 
     def makeConnection(self, transport: Any) -> None:
         """Connect the started process, a `TailedProcess`."""
@@ -252,7 +252,7 @@ class Run(ProcessProtocol):
 
     def _signal(self, number: int) -> None:
         if self._process.is_running:
-            self.sandboxed.end.send_signal(self._process, number)
+            self.sandboxed.send_signal(self._process, number)
 
     # Output
 
@@ -397,7 +397,7 @@ class Run(ProcessProtocol):
                 path,
                 sandboxed.workspace.locate_working_directory(directory, self.checkout.path),
                 MAX_FILE_BYTES,
-                sandboxed.launch.workspace_view,
+                sandboxed.workspace_view,
             )
 
         return await self._context.worker_threads.run_in_thread(read)
@@ -425,7 +425,7 @@ class Run(ProcessProtocol):
         """
         for attempt in range(1, _KILL_ATTEMPTS + 1):
             try:
-                await self.sandboxed.end.kill_remaining_processes()
+                await self.sandboxed.kill_remaining_processes()
             except OSError as error:
                 if is_passing_error(error) and attempt < _KILL_ATTEMPTS:
                     await deferLater(self._context.clock, _KILL_DELAY)
@@ -452,7 +452,7 @@ class Run(ProcessProtocol):
                 "lost", f"the evaluator was lost: {self._process.lost_reason}"
             )
         try:
-            self.exit_status = self.sandboxed.end.interpret_exit(status, number)
+            self.exit_status = self.sandboxed.interpret_exit(status, number)
         except EvaluationFailure as error:
             # The limits of the run may be too low for the sandbox itself.
             over = self.failure or await self._ask(limits.check, True)

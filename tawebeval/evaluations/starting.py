@@ -247,7 +247,7 @@ class _Start:
         evaluation, details = self._evaluation, self._evaluation.details
         workspace = evaluation.workspace
         assert details.upload_directory is not None, "only this method takes it"
-        workspace.create_directories(details.upload_directory, sandboxed.launch.workspace_view)
+        workspace.create_directories(details.upload_directory, sandboxed.workspace_view)
         details.upload_directory = None
         if details.should_keep_submission:
             workspace.request_file.write_bytes(details.pack_for_rerun())
@@ -261,7 +261,7 @@ class _Start:
         """Wait in the queue of a cluster, from which a stop takes the evaluation."""
         evaluation = self._evaluation
         evaluation.enter(EvaluationState.QUEUED)
-        waiting = Deferred.fromCoroutine(sandboxed.launch.wait_for_evaluator_start(started))
+        waiting = Deferred.fromCoroutine(sandboxed.wait_for_evaluator_start(started))
         self._is_launching = False
         if evaluation.stop_reason is not None:  # while srun was started
             waiting.cancel()
@@ -273,7 +273,7 @@ class _Start:
         """Connect the started evaluator to its run; kill it if `stop` was called meanwhile."""
         evaluation = self._evaluation
         evaluation.cancel_start = None
-        run.sandboxed.launch.connect_process(run, started)
+        run.sandboxed.connect_process(run, started)
         evaluation.run = run
         evaluation.details.drop_start_fields()
         evaluation.enter(EvaluationState.RUNNING)
@@ -293,7 +293,7 @@ def make_sandboxed_run(evaluation: Evaluation, checkout: Checkout) -> SandboxedR
     sandboxed = evaluation.sandboxed = evaluation.context.sandbox.make_run(
         evaluation.workspace, checkout, evaluation.limits, details.environment
     )
-    sandboxed.launch.job_settings = _list_job_settings(evaluation.context.configuration, details)
+    sandboxed.job_settings = _list_job_settings(evaluation.context.configuration, details)
     details.runner_status = sandboxed.runner_status
     return sandboxed
 
@@ -411,7 +411,7 @@ def _make_run_row(evaluation: Evaluation) -> RunRow:
         checkout_path=str(run.checkout.path),
         deadline=run.deadline,
         left_at=evaluation.left_at,
-        sandbox_description=run.sandboxed.launch.describe_for_resume(),
+        sandbox_description=run.sandboxed.describe_for_resume(),
     )
 
 
@@ -593,7 +593,7 @@ def _connect(evaluation: Evaluation, row: EvaluationRow, stdout: RecordedStdout)
         deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)
     run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
     left = LeftProcess(found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes)
-    sandboxed.launch.resume_process(run, left)
+    sandboxed.resume_process(run, left)
     evaluation.run, evaluation.is_resuming = run, False
     # Otherwise the error may have been told.
     evaluation.events.is_behind = evaluation.stop_reason is not None

@@ -2,9 +2,9 @@
 
 The daemon has one `base.Sandbox`. `probe.open_sandbox` makes it by the setting `sandbox.kind`, and
 `probe.check_sandbox_and_log_problems` runs a command in it before anything relies on it. For each
-evaluation it makes a `SandboxedRun` of three parts, which `evaluations` calls: `Launch` starts the
-evaluator, `RunLimits` has its limits and tells its usage, `RunEnd` kills its processes and tells
-its exit. Other kinds of sandbox implement these (`base`).
+evaluation it makes a `SandboxedRun`, which `evaluations` calls: it starts the evaluator, kills its
+processes and tells its exit; its `RunLimits` have its limits and tell its usage. Other kinds of
+sandbox implement these (`base`).
 
 - `bubblewrap`: the sandbox of installations that strangers use, and that of git commands and of
   imports. `base.NoSandbox` is for installations that trust all evaluators.

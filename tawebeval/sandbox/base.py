@@ -1,10 +1,8 @@
 """A sandbox and one run in it: what all kinds have in common, and the kind without a sandbox.
 
-A `Sandbox` belongs to the daemon. It makes a `SandboxedRun` for each evaluation, of three parts:
-
-- `Launch` starts the evaluator. `LocalLaunch` does so by the starter, on this machine.
-- `RunLimits` has its limits, and measures its usage (`limits`).
-- `RunEnd` signals and kills its processes, and interprets their exit.
+A `Sandbox` belongs to the daemon. It makes a `SandboxedRun` for each evaluation, which starts the
+evaluator and ends its processes, and whose `RunLimits` measure its usage (`limits`). `LocalRun`
+uses the starter, on this machine.
 
 These are the seam for other kinds of sandbox, such as containers or a cluster.
 `probe.open_sandbox` chooses the kind by the setting `sandbox.kind`.
@@ -110,15 +108,32 @@ class LeftProcess:
     stdout_offset: int
 
 
-class Launch(ABC):
-    """How a run is started.
+class SandboxedRun(ABC):
+    """One run of one evaluator: how it is started, signalled and ended.
 
     `start_evaluator` and `connect_process`, or `resume_process`, are called once, and `close` in
     the end, also without a start.
+
+    - `run_limits`: its limits.
+    - `has_network`: whether the evaluator reaches the network.
+    - `has_external_queue`: whether the started program waits until something else lets it run.
+    - `runner_status`: where the run is; None on this machine.
+    - `job_settings`: those of the environment and of the problem, for runs that are jobs.
     """
 
-    # Those of the environment and of the problem, for a kind of sandbox whose runs are jobs.
+    has_network = True
+    has_external_queue = False
+    runner_status: RunnerStatus | None = None
     job_settings: Sequence[SlurmJobSettings] = ()
+
+    def __init__(self, workspace: Workspace, run_limits: RunLimits) -> None:
+        self.workspace = workspace
+        self.run_limits = run_limits
+
+    @property
+    def limits(self) -> LimitSettings:
+        """The limits of the run."""
+        return self.run_limits.settings
 
     @property
     @abstractmethod
@@ -150,16 +165,8 @@ class Launch(ABC):
     def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks.
 
-        It takes the place of `start_evaluator` and `connect_process`.
         The first process may have ended, or be lost. Raises: OSError.
         """
-
-    def close(self) -> None:  # noqa: B027
-        """Remove what the start has made, besides the cgroup. Blocks."""
-
-
-class RunEnd(ABC):
-    """How a run is ended, and how its end is read."""
 
     @abstractmethod
     def send_signal(self, child: TailedProcess, number: int) -> None:
@@ -180,55 +187,35 @@ class RunEnd(ABC):
         Raises: EvaluationFailure, if the evaluator was not even started; OSError.
         """
 
-
-@attrs.define(eq=False)
-class SandboxedRun:
-    """One run of one evaluator, of the parts that a kind of sandbox makes for it.
-
-    - `has_network`: whether the evaluator reaches the network.
-    - `has_external_queue`: whether the started program waits until something else lets it run.
-    - `runner_status`: where the run is; None on this machine.
-    """
-
-    workspace: Workspace
-    launch: Launch
-    run_limits: RunLimits
-    end: RunEnd
-    has_network: bool = True
-    has_external_queue: bool = False
-    runner_status: RunnerStatus | None = None
-
-    @property
-    def limits(self) -> LimitSettings:
-        """The limits of the run."""
-        return self.run_limits.settings
-
     def close(self) -> None:
         """Kill the remaining processes and remove what the start has made. Blocks.
 
         Raises: OSError, if killed processes do not end soon; call again later.
         """
-        try:
-            self.launch.close()
-        finally:
-            self.run_limits.close()
+        self.run_limits.close()
 
 
-class LocalLaunch(Launch):
-    """The start of a program by the starter, in a cgroup, with a writable tree over the checkout.
+class LocalRun(SandboxedRun):
+    """A run that the starter starts, in a cgroup, with a writable tree over the checkout.
 
     A kind of sandbox says by a subclass which program runs the command, and under which paths the
     evaluator sees its workspace.
     """
 
+    run_limits: LocalRunLimits
+
     def __init__(
-        self, workspace: Workspace, checkout: Checkout, sandbox: Sandbox, limits: LocalRunLimits
+        self,
+        workspace: Workspace,
+        checkout: Checkout,
+        sandbox: Sandbox,
+        limits: LocalRunLimits,
     ) -> None:
-        self.workspace = workspace
+        super().__init__(workspace, limits)
         self._checkout = checkout
-        self._limits = limits
         self._niceness = sandbox.cgroup_manager.evaluator_niceness
         self._trees = sandbox.writable_trees
+        self._orphans = sandbox.orphan_reaper
         self._tree: int | None = None  # descriptor of the overlay that only the evaluator sees
 
     @property
@@ -258,18 +245,18 @@ class LocalLaunch(Launch):
     def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> Any:
         """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks."""
         # Other users can read the names of cgroups: the identifier must not be among them.
-        group = self._limits.make_cgroup(self.workspace.root.name)
+        group = self.run_limits.make_cgroup(self.workspace.root.name)
         launch = attrs.evolve(
             self.make_launch_spec(command, environment, directory),
             procs_files=group.procs_files,
             niceness=self._niceness,
-            stdout_limit=self._limits.settings.output,
-            stderr_limit=self._limits.settings.stderr,
+            stdout_limit=self.limits.output,
+            stderr_limit=self.limits.stderr,
         )
         started = self._trees.start_program(self._checkout.path, self.workspace, launch)
         if (overlay := started.overlay) is not None:
             self._tree = overlay.root_descriptor
-            self._limits.disk.device_numbers = overlay.device_numbers
+            self.run_limits.disk.device_numbers = overlay.device_numbers
         return started
 
     def connect_process(self, run: ProcessProtocol, started: Any) -> TailedProcess:
@@ -278,23 +265,26 @@ class LocalLaunch(Launch):
 
     def describe_for_resume(self) -> dict[str, Any]:
         """Return what `resume_process` needs, as JSON."""
-        return self._limits.describe_for_resume()
+        return self.run_limits.describe_for_resume()
 
     def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks."""
         overlay = self._trees.reopen_overlay(self.workspace)
         if overlay is not None:
             self._tree = overlay.root_descriptor
-        self._limits.resume(left.description)
+        self.run_limits.resume(left.description)
         program = StartedProgram(self.workspace.output_directory, left.pid, left.start_time)
         return self._trees.connect_program(run, program, left.stdout_offset)
 
     def close(self) -> None:
-        """Close the tree, and kill the program. Blocks."""
+        """Close the tree, kill the program, and remove the cgroup. Blocks. Raises: OSError."""
         if self._tree is not None:
             os.close(self._tree)
             self._tree = None
-        self._trees.forget_program(self.workspace)
+        try:
+            self._trees.forget_program(self.workspace)
+        finally:
+            super().close()
 
 
 class Sandbox(Protocol):
@@ -321,8 +311,8 @@ class Sandbox(Protocol):
         """
 
 
-class UnsandboxedLaunch(LocalLaunch):
-    """The start of an evaluator with the rights of the daemon.
+class UnsandboxedRun(LocalRun):
+    """The run of an evaluator with the rights of the daemon.
 
     `mark` is a secret that all processes of the run inherit; empty before the start.
     """
@@ -330,7 +320,11 @@ class UnsandboxedLaunch(LocalLaunch):
     mark = b""
 
     def __init__(
-        self, workspace: Workspace, checkout: Checkout, sandbox: NoSandbox, limits: LocalRunLimits
+        self,
+        workspace: Workspace,
+        checkout: Checkout,
+        sandbox: NoSandbox,
+        limits: LocalRunLimits,
     ) -> None:
         super().__init__(workspace, checkout, sandbox, limits)
         self._tools = sandbox.tools_directory
@@ -348,17 +342,8 @@ class UnsandboxedLaunch(LocalLaunch):
             ["/bin/sh", "-c", command],
             add_tools_to_path(environment, str(self._tools)),
             str(directory),
-            rlimits=convert_rlimit_names(self._limits.list_rlimits(apart=False)),
+            rlimits=convert_rlimit_names(self.run_limits.list_rlimits(apart=False)),
         )
-
-
-@attrs.frozen
-class UnsandboxedEnd(RunEnd):
-    """The end of an evaluator with the rights of the daemon."""
-
-    _launch: UnsandboxedLaunch
-    _limits: LocalRunLimits
-    _sandbox: Sandbox
 
     def send_signal(self, child: TailedProcess, number: int) -> None:
         """Send a signal to the process group, and to descendants that have left it."""
@@ -369,14 +354,12 @@ class UnsandboxedEnd(RunEnd):
 
     async def kill_remaining_processes(self) -> None:
         """Kill the process group, and the orphans of the run, which are found by its mark."""
-        first = self._limits.first_process
+        first = self.run_limits.first_process
         if first is not None:
             first.signal_group(signal.SIGKILL)
-        if self._launch.mark:
-            await self._sandbox.orphan_reaper.kill_orphans_of_run(
-                self._launch.mark,
-                str(self._launch.workspace.root),
-                self._sandbox.writable_trees.starter.pid,
+        if self.mark:
+            await self._orphans.kill_orphans_of_run(
+                self.mark, str(self.workspace.root), self._trees.starter.pid
             )
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
@@ -410,6 +393,4 @@ class NoSandbox:
         """
         assert environment is None, "environments need a sandbox"
         run_limits = LocalRunLimits(limits, self.cgroup_manager, workspace, checkout.commit)
-        launch = UnsandboxedLaunch(workspace, checkout, self, run_limits)
-        end = UnsandboxedEnd(launch, run_limits, self)
-        return SandboxedRun(workspace, launch, run_limits, end)
+        return UnsandboxedRun(workspace, checkout, self, run_limits)

@@ -60,8 +60,7 @@ from tawebeval.sandbox import broker
 from tawebeval.sandbox.base import (
     Environment,
     EvaluatorExit,
-    LocalLaunch,
-    RunEnd,
+    LocalRun,
     SandboxedRun,
 )
 from tawebeval.sandbox.broker import PROTOCOL_VERSION
@@ -439,9 +438,7 @@ class BubblewrapSandbox:
     ) -> SandboxedRun:
         """Return the run of an evaluation with these limits, not started yet."""
         run_limits = LocalRunLimits(limits, self.cgroup_manager, workspace, checkout.commit)
-        launch = BubblewrapLaunch(workspace, checkout, self, run_limits, environment)
-        end = BubblewrapEnd(locate_status_file(workspace), run_limits, self)
-        return SandboxedRun(workspace, launch, run_limits, end, self.has_network)
+        return BubblewrapRun(workspace, checkout, self, run_limits, environment)
 
     def make_system_view(self, environment: Environment | None = None) -> SystemView:
         """Return what runs in an environment see as their system. Blocks. Raises: OSError."""
@@ -500,8 +497,11 @@ class BubblewrapSandbox:
         return [*argv, "--", first, "-c", _WAIT, first, str(open_files), *command]
 
 
-class BubblewrapLaunch(LocalLaunch):
-    """The start of an evaluator by bwrap. The starter ends the submission's programs with it."""
+class BubblewrapRun(LocalRun):
+    """The run of an evaluator by bwrap. The starter ends the submission's programs with it.
+
+    Its end is told by what bwrap writes to the status file.
+    """
 
     def __init__(
         self,
@@ -512,6 +512,7 @@ class BubblewrapLaunch(LocalLaunch):
         environment: Environment | None = None,
     ) -> None:
         super().__init__(workspace, checkout, sandbox, limits)
+        self.has_network = sandbox.has_network
         self._sandbox = sandbox
         self._environment = environment
 
@@ -532,11 +533,11 @@ class BubblewrapLaunch(LocalLaunch):
             words += ["--setenv", name, value]
         status = str(locate_status_file(self.workspace))
         view = self.make_workspace_view()
-        rlimits = dict(self._limits.list_rlimits(apart=True))
+        rlimits = dict(self.run_limits.list_rlimits(apart=True))
         files, _ = rlimits.pop("nofile")
         if "nproc" in rlimits:
             # With bwrap's own process outside.
-            rlimits["nproc"] = (self._limits.settings.processes + 1,) * 2
+            rlimits["nproc"] = (self.limits.processes + 1,) * 2
         runner = self.workspace.root / BROKER_SOCKET_NAME
         system = self._sandbox.make_system_view(self._environment)
         argv = self._sandbox.build_argv(
@@ -563,7 +564,7 @@ class BubblewrapLaunch(LocalLaunch):
 
     def _make_broker_spec(self, system: SystemView) -> LaunchSpec:
         """Return the broker of the submission's programs, in the evaluation's cgroup."""
-        group = self._limits.cgroup
+        group = self.run_limits.cgroup
         assert group is not None, "made by the start"
         view, sandbox = self.make_workspace_view(), self._sandbox
         configuration = {
@@ -580,9 +581,9 @@ class BubblewrapLaunch(LocalLaunch):
                 *((str(inside), str(outside), False) for inside, outside in view.readable_paths),
                 *((path, path, False) for path in sandbox.readable_paths),
             ],
-            "rlimits": self._limits.list_rlimits(apart=True),
-            "memory_bytes": self._limits.settings.memory,
-            "max_processes": self._limits.settings.processes,
+            "rlimits": self.run_limits.list_rlimits(apart=True),
+            "memory_bytes": self.limits.memory,
+            "max_processes": self.limits.processes,
             "parent_pid": self._trees.starter.pid,
             "cgroup": group.directory.path,
         }
@@ -612,15 +613,6 @@ class BubblewrapLaunch(LocalLaunch):
                 what = "the broker of an evaluation's submissions has failed: {said}"
                 log.warn(what, said=said)
 
-
-@attrs.frozen
-class BubblewrapEnd(RunEnd):
-    """The end of an evaluator in bubblewrap, from what bwrap writes to the status file."""
-
-    _status_file: Path
-    _limits: LocalRunLimits
-    _sandbox: BubblewrapSandbox
-
     def send_signal(self, child: TailedProcess, number: int) -> None:
         """Send a signal to the processes in the sandbox."""
         signal_sandbox(child, number)
@@ -631,11 +623,10 @@ class BubblewrapEnd(RunEnd):
         So do the programs of the submission.
         """
         told = re.search(rb'"child-pid": (\d+)', self._told())
-        if told and self._limits.cgroup is not None:
-            starter = self._sandbox.writable_trees.starter.pid
-            await self._sandbox.orphan_reaper.kill_process_of_run(
-                int(told[1]), self._limits.cgroup, starter
-            )
+        if told and self.run_limits.cgroup is not None:
+            starter = self._trees.starter.pid
+            group = self.run_limits.cgroup
+            await self._orphans.kill_process_of_run(int(told[1]), group, starter)
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit; bwrap reports a signal as shells do, by 128 more."""
@@ -660,7 +651,7 @@ class BubblewrapEnd(RunEnd):
     def _told(self) -> bytes:
         """Return the JSON objects that bwrap has written."""
         try:
-            with self._status_file.open("rb") as file:
+            with locate_status_file(self.workspace).open("rb") as file:
                 return file.read(_STATUS_BYTES)
         except FileNotFoundError:
             return b""

@@ -229,11 +229,11 @@ def probe_bubblewrap(
             workspace = Workspace(folder.resolve() / "probe")
             tree = Checkout(Commit("", ""), checkout.resolve(), lambda: None)
             run = sandbox.make_run(workspace, tree, sandbox.limits)
-            workspace.create_directories(upload, run.launch.workspace_view)
+            workspace.create_directories(upload, run.workspace_view)
             # A cgroup that stays now is removed at the daemon's end.
             made.enter_context(contextlib.suppress(OSError))
             made.callback(run.close)
-            run.launch.start_evaluator(_PROBE, {"PATH": "/usr/bin:/bin"}, workspace.tree_directory)
+            run.start_evaluator(_PROBE, {"PATH": "/usr/bin:/bin"}, workspace.tree_directory)
             trees = sandbox.writable_trees
             ended = trees.starter.wait_for_program(workspace.output_directory, PROBE_TIMEOUT)
             problem = _judge(*ended)

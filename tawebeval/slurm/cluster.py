@@ -31,19 +31,15 @@ from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.base import (
     Environment,
     EvaluatorExit,
-    Launch,
     LeftProcess,
-    RunEnd,
     RunnerStatus,
     Sandbox,
     SandboxedRun,
 )
 from tawebeval.sandbox.bubblewrap import (
     WORKSPACE_MOUNT_POINT,
-    BubblewrapEnd,
-    BubblewrapLaunch,
+    BubblewrapRun,
     BubblewrapSandbox,
-    locate_status_file,
 )
 from tawebeval.sandbox.limits import (
     LocalRunLimits,
@@ -142,17 +138,7 @@ class SlurmSandbox:
         environment: Environment | None = None,
     ) -> SandboxedRun:
         """Return the run of an evaluation with these limits, not started yet."""
-        run = SlurmRun(workspace, checkout, self, limits, environment)
-        run.sandboxed = SandboxedRun(
-            run.job.workspace,
-            run,
-            run.run_limits,
-            run,
-            has_network=self.local.has_network,
-            has_external_queue=True,
-            runner_status=run.runner_status,
-        )
-        return run.sandboxed
+        return SlurmRun(workspace, checkout, self, limits, environment)
 
 
 def _begin_job_names(label: str) -> str:
@@ -229,14 +215,16 @@ class SlurmRunLimits(LocalRunLimits):
         return ResourceUsage(rusage.ru_utime + rusage.ru_stime, rusage.ru_maxrss * 1024 or None)
 
 
-class SlurmRun(Launch, RunEnd):
-    """The start and the end of one run on a node.
+class SlurmRun(SandboxedRun):
+    """One run on a node.
 
-    `sandboxed` is the run itself. `job` is the present job: the first, or the one in place of a job
-    that was lost before the evaluator ran.
+    `job` is the present job: the first, or the one in place of a job that was lost before the
+    evaluator ran. `workspace` is in its directory.
     """
 
-    sandboxed: SandboxedRun
+    has_external_queue = True
+    runner_status: RunnerStatus
+    run_limits: SlurmRunLimits
 
     def __init__(
         self,
@@ -247,13 +235,15 @@ class SlurmRun(Launch, RunEnd):
         environment: Environment | None = None,
     ) -> None:
         self.runner_status = RunnerStatus("slurm")
-        self._workspace = workspace
+        self._evaluation_workspace = workspace
         self._checkout = checkout
         self._sandbox = sandbox
         self._environment = environment
         self._is_started = False
+        self.has_network = sandbox.local.has_network
         self.job = self._make_job()
-        self.run_limits = SlurmRunLimits(limits, _NO_CGROUPS, self.job.workspace, checkout.commit)
+        own = self.job.workspace
+        super().__init__(own, SlurmRunLimits(limits, _NO_CGROUPS, own, checkout.commit))
 
     def _make_job(self) -> Job:
         sandbox = self._sandbox
@@ -262,13 +252,20 @@ class SlurmRun(Launch, RunEnd):
             self.runner_status,
             sandbox.job_prefix,
             sandbox.session,
-            self._workspace,
+            self._evaluation_workspace,
+        )
+
+    def _make_local_run(self) -> BubblewrapRun:
+        """Return the run as the node starts it."""
+        local = self._sandbox.local
+        return BubblewrapRun(
+            self.workspace, self._checkout, local, self.run_limits, self._environment
         )
 
     @property
     def workspace_view(self) -> WorkspaceView:
         """Return the evaluator's view of the workspace."""
-        return self.job.workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
+        return self.workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
 
     # The start
 
@@ -277,11 +274,8 @@ class SlurmRun(Launch, RunEnd):
         job, limits = self.job, self.run_limits
         limits.make_cgroup(job.directory.name)
         job.make_directories()
-        local = BubblewrapLaunch(
-            job.workspace, self._checkout, self._sandbox.local, limits, self._environment
-        )
         launch = attrs.evolve(
-            local.make_launch_spec(command, environment, directory),
+            self._make_local_run().make_launch_spec(command, environment, directory),
             stdout_limit=limits.settings.output,
             stderr_limit=limits.settings.stderr,
         )
@@ -372,7 +366,7 @@ class SlurmRun(Launch, RunEnd):
 
     def _use_job(self, job: Job) -> None:
         self.job = job
-        self.sandboxed.workspace = job.workspace
+        self.workspace = job.workspace
         self.run_limits.use_job(job)
 
     def connect_process(self, run: ProcessProtocol, started: Job) -> TailedProcess:
@@ -390,7 +384,7 @@ class SlurmRun(Launch, RunEnd):
         Raises: OSError.
         """
         status = self.runner_status
-        job = Job.load(self._sandbox.access, status, left.description, self._workspace)
+        job = Job.load(self._sandbox.access, status, left.description, self._evaluation_workspace)
         self._is_started = True
         self._use_job(job)
         status.job_id, status.node = job.identifier, job.node
@@ -410,10 +404,7 @@ class SlurmRun(Launch, RunEnd):
         """Return the evaluator's exit. Raises: EvaluationFailure."""
         if self.job.loss is not None:
             raise self.job.loss
-        end = BubblewrapEnd(
-            locate_status_file(self.job.workspace), self.run_limits, self._sandbox.local
-        )
-        return end.interpret_exit(status, number)
+        return self._make_local_run().interpret_exit(status, number)
 
     def close(self) -> None:
         """End an srun that nobody has followed. Blocks."""
@@ -422,3 +413,4 @@ class SlurmRun(Launch, RunEnd):
             with suppress(OSError):  # it has ended
                 access.get_starter().forget_program_now(job.directory)
             access.reactor.callFromThread(access.commands.cancel_job, job.job_name)
+        super().close()

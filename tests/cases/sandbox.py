@@ -70,5 +70,5 @@ class CellTestCase(SynchronousTestCase):
 
     def started(self) -> SandboxedRun:
         cell = self.no_cell()
-        cell.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
+        cell.start_evaluator("x", ENVIRONMENT, Path("/"))
         return cell

@@ -62,7 +62,7 @@ class FakeRunLimits(RunLimits):
 
 @attrs.define(eq=False)
 class FakeSandboxedRun:
-    """A run that the test drives: its own launch and end.
+    """A run that the test drives.
 
     While `orphans` is shut, processes resist `kill_remaining_processes`.
 
@@ -90,14 +90,6 @@ class FakeSandboxedRun:
 
     def __attrs_post_init__(self) -> None:
         self.run_limits = FakeRunLimits(self.limits)
-
-    @property
-    def launch(self) -> Any:
-        return self
-
-    @property
-    def end(self) -> Any:
-        return self
 
     @property
     def child(self) -> Any:

@@ -27,8 +27,8 @@ ALL = ("memory", "processes", "cpu")
 
 class ProcessLimitTests(CellTestCase):
     def make_launch_spec(self, *arguments: Any) -> LaunchSpec:
-        launch: Any = self.no_cell().launch
-        return launch.make_launch_spec(*arguments)
+        run: Any = self.no_cell()
+        return run.make_launch_spec(*arguments)
 
     def test_memory_is_limited_by_process_where_no_cgroup_limits_it(self) -> None:
         for count in range(len(ALL) + 1):
@@ -95,7 +95,7 @@ class GroupTests(CellTestCase):
         self.trees.error = OSError(28, "No space left on device")
         cell = self.no_cell()
         with self.assertRaises(OSError):
-            cell.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
+            cell.start_evaluator("x", ENVIRONMENT, Path("/"))
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
 
@@ -112,8 +112,8 @@ class GroupTests(CellTestCase):
 class ProcessTests(CellTestCase):
     def test_started_process_is_connected_from_its_beginning(self) -> None:
         run = self.no_cell()
-        started = run.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
-        run.launch.connect_process(ProcessProtocol(), started)
+        started = run.start_evaluator("x", ENVIRONMENT, Path("/"))
+        run.connect_process(ProcessProtocol(), started)
         self.assertEqual(self.trees.connected, [(started, 0)])
         (launch,) = self.trees.launched
         self.assertEqual(launch.niceness, 10)
@@ -124,25 +124,25 @@ class ProcessTests(CellTestCase):
         self.trees.overlay = MountedOverlay(os.open("/proc", os.O_RDONLY), frozenset({39}))
         run = self.started()
         self.assertEqual(self.disk.device_numbers, {39})
-        (held,) = run.launch.workspace_view.path_descriptors.items()
+        (held,) = run.workspace_view.path_descriptors.items()
         self.assertEqual(held, (self.workspace.tree_directory, self.trees.overlay.root_descriptor))
         run.close()
         run.close()
         self.assertRaises(OSError, os.fstat, self.trees.overlay.root_descriptor)
 
     def test_resumed_run_goes_on_with_its_output_and_limits(self) -> None:
-        described = json.loads(json.dumps(self.started().launch.describe_for_resume()))
+        described = json.loads(json.dumps(self.started().describe_for_resume()))
         self.trees.overlay = MountedOverlay(os.open("/proc", os.O_RDONLY), frozenset({39}))
         described["devices"] = [39]
         run = self.no_cell()
-        run.launch.resume_process(ProcessProtocol(), LeftProcess(described, 7, 8, 900))
+        run.resume_process(ProcessProtocol(), LeftProcess(described, 7, 8, 900))
         program = StartedProgram(self.workspace.output_directory, 7, 8)
         self.assertEqual(self.trees.connected, [(program, 900)])
         self.assertEqual(
             (self.disks[-1].device_numbers, self.disks[-1].run_start_time),
             ({39}, described["since"]),
         )
-        self.assertTrue(run.launch.workspace_view.path_descriptors)
+        self.assertTrue(run.workspace_view.path_descriptors)
         run.close()
         self.assertEqual(self.cgroups.group.removed, 1)
 
@@ -156,9 +156,9 @@ class NoSandboxTests(CellTestCase):
         cell = NoSandbox(LIMITS, self.cgroups, self.orphans, TOOLS, self.trees).make_run(
             self.workspace, self.checkout, LIMITS
         )
-        self.assertEqual(cell.launch.workspace_view, self.workspace.make_unsandboxed_view())
+        self.assertEqual(cell.workspace_view, self.workspace.make_unsandboxed_view())
         self.assertEqual((cell.limits, cell.workspace), (LIMITS, self.workspace))
-        cell.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
+        cell.start_evaluator("x", ENVIRONMENT, Path("/"))
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
 
     def test_signal_reaches_the_group_and_processes_that_have_left_it(self) -> None:
@@ -166,26 +166,26 @@ class NoSandboxTests(CellTestCase):
         self.patch(module, "list_descendants", lambda pid: done.append(pid) or [31, 32])
         self.patch(module, "send_signal", lambda pid, number: done.append((pid, number)))
         self.child.signal_group = done.append
-        self.no_cell().end.send_signal(self.child, signal.SIGTERM)
+        self.no_cell().send_signal(self.child, signal.SIGTERM)
         self.assertEqual(done, [NO_PROCESS, signal.SIGTERM, (31, 15), (32, 15)])
 
     def test_group_and_orphans_are_killed_by_the_secret_of_the_run(self) -> None:
         cell = self.no_cell()
-        cell.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
+        cell.start_evaluator("x", ENVIRONMENT, Path("/"))
         cell.run_limits.first_process = self.child
         self.child.exit(0)
-        self.successResultOf(Deferred.fromCoroutine(cell.end.kill_remaining_processes()))
+        self.successResultOf(Deferred.fromCoroutine(cell.kill_remaining_processes()))
         self.assertEqual(self.child.group_signals, [signal.SIGKILL])
         self.assertEqual(self.orphans.asked, [(b"--secret--", "/state/evaluations/word", 77)])
 
     def test_orphans_are_killed_without_a_first_process(self) -> None:
         cell = self.no_cell()
-        cell.launch.start_evaluator("x", ENVIRONMENT, Path("/"))
-        self.successResultOf(Deferred.fromCoroutine(cell.end.kill_remaining_processes()))
+        cell.start_evaluator("x", ENVIRONMENT, Path("/"))
+        self.successResultOf(Deferred.fromCoroutine(cell.kill_remaining_processes()))
         self.assertEqual(len(self.orphans.asked), 1)
 
     def test_exit_is_that_of_the_shell(self) -> None:
         cell = self.no_cell()
-        self.assertEqual(cell.end.interpret_exit(137, None), EvaluatorExit(137))
-        self.assertEqual(cell.end.interpret_exit(None, 9), EvaluatorExit(None, 9))
-        self.assertEqual(cell.end.interpret_exit(0, None), EvaluatorExit(0, None))
+        self.assertEqual(cell.interpret_exit(137, None), EvaluatorExit(137))
+        self.assertEqual(cell.interpret_exit(None, 9), EvaluatorExit(None, 9))
+        self.assertEqual(cell.interpret_exit(0, None), EvaluatorExit(0, None))

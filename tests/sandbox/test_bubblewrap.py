@@ -97,7 +97,7 @@ class BubblewrapTestCase(CellTestCase):
         return sandbox.make_run(self.workspace, self.checkout, LIMITS)
 
     def start(self, cell: SandboxedRun) -> None:
-        cell.launch.start_evaluator("x", ENVIRONMENT, self.workspace.tree_directory)
+        cell.start_evaluator("x", ENVIRONMENT, self.workspace.tree_directory)
 
     @property
     def status_file(self) -> Path:
@@ -111,7 +111,7 @@ class BubblewrapTestCase(CellTestCase):
 class ArgumentTests(BubblewrapTestCase):
     def test_readable_paths_are_read_only_and_hide_nothing(self) -> None:
         argv = self.sandbox("/srv/tests", "/evaluation").build_argv(
-            self.cell.launch.workspace_view,
+            self.cell.workspace_view,
             Path("/evaluation/tree/sub"),
             self.workspace.root / "runner",
             ["cat", "-- x"],
@@ -151,7 +151,7 @@ class ArgumentTests(BubblewrapTestCase):
         ):
             self.cgroups.enforced_resources = frozenset(enforced)
             limited = memory | processes
-            launch = self.cell.launch.make_launch_spec("./it --now", ENVIRONMENT, directory)
+            launch = self.cell.make_launch_spec("./it --now", ENVIRONMENT, directory)
             own = {
                 name: launch.rlimits.get(getattr(resource, f"RLIMIT_{name}")) for name in limited
             }
@@ -162,7 +162,7 @@ class ArgumentTests(BubblewrapTestCase):
 
     def test_environment_is_in_a_file_for_bwrap(self) -> None:
         for given in (ENVIRONMENT, {"A": "1 = 2", "EMPTY": "", "LINES": "a\nb", "ODD": "\udcff"}):
-            launch = self.cell.launch.make_launch_spec("x", given, self.workspace.tree_directory)
+            launch = self.cell.make_launch_spec("x", given, self.workspace.tree_directory)
             written = decode(launch.descriptors[0])
             whole = add_tools_to_path(given, "/evaluation/tools")
             words = [part for pair in whole.items() for part in ("--setenv", *pair)]
@@ -170,7 +170,7 @@ class ArgumentTests(BubblewrapTestCase):
 
     def test_evaluator_sees_its_workspace_under_another_path(self) -> None:
         self.assertEqual(
-            self.cell.launch.workspace_view, self.workspace.make_sandboxed_view(Path("/evaluation"))
+            self.cell.workspace_view, self.workspace.make_sandboxed_view(Path("/evaluation"))
         )
 
 
@@ -237,15 +237,13 @@ class ExitTests(BubblewrapTestCase):
     def test_exit_status_is_that_of_the_command(self) -> None:
         self.note(ENDED)
         for status in (0, 1, 2, 126, 127, 128, 193, 255):
-            self.assertEqual(
-                self.cell.end.interpret_exit(status, None), EvaluatorExit(status), status
-            )
+            self.assertEqual(self.cell.interpret_exit(status, None), EvaluatorExit(status), status)
 
     def test_status_over_128_is_a_signal_if_it_has_that_number(self) -> None:
         self.note(ENDED)
         for number in (1, 9, 15, 24, 25, 31, 34, 64):
             self.assertEqual(
-                self.cell.end.interpret_exit(128 + number, None),
+                self.cell.interpret_exit(128 + number, None),
                 EvaluatorExit(None, number),
                 number,
             )
@@ -253,9 +251,7 @@ class ExitTests(BubblewrapTestCase):
     def test_killed_bwrap_is_reported_as_its_signal(self) -> None:
         for noted in (CHILD, BEGUN, ENDED):
             self.note(noted)
-            self.assertEqual(
-                self.cell.end.interpret_exit(None, signal.SIGKILL), EvaluatorExit(None, 9)
-            )
+            self.assertEqual(self.cell.interpret_exit(None, signal.SIGKILL), EvaluatorExit(None, 9))
 
     def test_sandbox_that_did_not_start_is_lost(self) -> None:
         for noted, status, number, words, more in (
@@ -267,7 +263,7 @@ class ExitTests(BubblewrapTestCase):
         ):
             self.note(noted)
             with self.assertRaises(EvaluationFailure) as caught:
-                self.cell.end.interpret_exit(status, number)
+                self.cell.interpret_exit(status, number)
             error = caught.exception
             self.assertEqual((error.reason, error.extra_members), ("lost", more))
             self.assertIn(words, error.message)
@@ -285,7 +281,7 @@ class SignalTests(BubblewrapTestCase):
     def test_signal_reaches_all_processes_inside_and_not_bwrap(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.sent.clear()
-            self.cell.end.send_signal(self.child, number)
+            self.cell.send_signal(self.child, number)
             self.assertEqual(self.sent, [(31, number), (32, number)])
         self.assertEqual(self.asked, [NO_PROCESS] * 2)
         self.assertEqual(self.child.group_signals, [])
@@ -294,23 +290,23 @@ class SignalTests(BubblewrapTestCase):
         self.patch(module, "list_descendants", lambda pid: [])
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.child.group_signals.clear()
-            self.cell.end.send_signal(self.child, number)
+            self.cell.send_signal(self.child, number)
             self.assertEqual((self.sent, self.child.group_signals), ([], [signal.SIGKILL]))
 
     def test_first_process_alone_is_killed(self) -> None:
         self.patch(module, "list_descendants", lambda pid: [31])
-        self.cell.end.send_signal(self.child, signal.SIGTERM)
+        self.cell.send_signal(self.child, signal.SIGTERM)
         self.assertEqual((self.sent, self.child.group_signals), ([(31, signal.SIGKILL)], []))
 
     def test_run_ends_with_the_first_process_inside(self) -> None:
         self.cell.run_limits.first_process = self.child
         self.status_file.write_bytes(CHILD)
-        self.successResultOf(Deferred.fromCoroutine(self.cell.end.kill_remaining_processes()))
+        self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining_processes()))
         self.assertEqual(self.orphans.waited, [(77, self.cgroups.group, self.trees.pid)])
         self.assertEqual((self.sent, self.child.group_signals), ([], []))
 
     def test_end_waits_for_nobody_without_a_sandbox(self) -> None:
-        self.successResultOf(Deferred.fromCoroutine(self.cell.end.kill_remaining_processes()))
+        self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining_processes()))
         self.assertEqual(self.orphans.waited, [])
 
 

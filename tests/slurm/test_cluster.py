@@ -45,6 +45,7 @@ class RepeatTests(JobCase):
             session="s",
             writable_trees=SimpleNamespace(starter=self),
             local=SimpleNamespace(
+                has_network=False,
                 sandbox_files_directory=self.evaluation.root.parent,
                 make_system_view=lambda environment: None,
             ),
@@ -53,7 +54,6 @@ class RepeatTests(JobCase):
         commit = SimpleNamespace(size=0, file_count=0)
         checkout: Any = SimpleNamespace(path=tree, commit=commit)
         self.slurm_run = SlurmRun(self.evaluation, checkout, sandbox, LimitSettings())
-        self.slurm_run.sandboxed = SimpleNamespace(workspace=None)  # type: ignore[assignment]
         self.status = self.slurm_run.runner_status
         self.job = self.lost = self.slurm_run.job
         self.lost.make_directories()

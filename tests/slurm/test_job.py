@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import ProcessProtocol
@@ -395,10 +394,10 @@ class ResumeTests(JobCase):
             job_prefix="tawebeval-x-",
             session="s",
             writable_trees=SimpleNamespace(starter=self.starter),
+            local=SimpleNamespace(has_network=False),
         )
         checkout: Any = SimpleNamespace(commit=SimpleNamespace(size=0, file_count=0))
         run = SlurmRun(self.evaluation, checkout, sandbox, LimitSettings())
-        run.sandboxed = Mock()
         left = LeftProcess({**self.job.describe(), "retries": 0}, 5, 6, 0)
         self.assertRaises(OSError, run.resume_process, self.run_, left)
         self.access.reactor.callFromThread = lambda call, *given: call(*given)
