@@ -52,7 +52,7 @@ OUTPUT = b"".join(b"case %d: accepted\n" % number for number in range(20))
 """What each evaluator prints."""
 
 _EPOCH = 1_700_000_000.0  # time of day at the start of each simulation
-_RETRY_AFTER = 5  # seconds, of `web.server.limits`
+_RETRY_AFTER = 5  # seconds, of `web.server.channel`
 
 
 class EventClock(Clock):

@@ -101,9 +101,8 @@ from tawebeval.slurm.commands import SlurmCommands, check_shared_directory
 from tawebeval.web.auth import EvaluationLinks
 from tawebeval.web.context import HealthAndMetrics, RequestLog, WebContext
 from tawebeval.web.lists import make_evaluation_lists
-from tawebeval.web.routes import KleinApplication, make_site
-from tawebeval.web.server.channel import ApiSite
-from tawebeval.web.server.limits import DRAIN_TIMEOUT
+from tawebeval.web.routes import KleinApplication
+from tawebeval.web.server.channel import DRAIN_TIMEOUT, ApiSite
 from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  (compared only)
@@ -312,15 +311,13 @@ class Daemon(MultiService):
 
     async def _stop(self) -> None:
         stop = super().stopService
-        self._site.open_connections.close_idle_connections()
+        self._site.close_idle_connections()
         # Disowned, because stopping all parts would stop the service a second time.
         if await maybeDeferred(self._evaluations.disownServiceParent):
             await deferLater(self._reactor, _LAST_POLLS)
         await self._stop_listening()
         lasting = self._evaluations.evaluations_outlast_daemon
-        await self._site.open_connections.drain_connections(
-            _LASTING_PATIENCE if lasting else DRAIN_TIMEOUT
-        )
+        await self._site.drain_connections(_LASTING_PATIENCE if lasting else DRAIN_TIMEOUT)
         await maybeDeferred(stop)
 
     async def _stop_listening(self) -> None:
@@ -728,7 +725,7 @@ class _Builder:
 
     @cached_property
     def site(self) -> ApiSite:
-        return make_site(self.application, self.reactor)
+        return ApiSite(self.application, self.configuration.http, self.reactor)
 
     def make_daemon(self, log_writer: LogWriter | None) -> Daemon:
         startup = StartupChecks(
@@ -756,7 +753,7 @@ class _Builder:
             callbacks=self.callbacks,
             request_log=self.request_log,
             route_table=self.application.routes,
-            connection_limits=self.site.connection_limits,
+            site=self.site,
             reactor_lag=self.reactor_lag,
             find_unreadiness_reasons=self.readiness.find_unreadiness_reasons,
             line_writer=log_writer.line_writer if log_writer else None,

@@ -43,7 +43,7 @@ from tawebeval.linux.filetree import is_disk_full
 from tawebeval.slurm.cluster import SlurmSandbox
 from tawebeval.slurm.commands import JobCounters
 from tawebeval.web.context import RequestLog, RouteTable
-from tawebeval.web.server.limits import ConnectionLimits
+from tawebeval.web.server.channel import ApiSite
 from tawebeval.webhooks.deliveries import CallbackQueue, CallbackState
 
 DISK_CHECK_PERIOD = 5.0
@@ -236,7 +236,7 @@ class DaemonMetrics(Collector):
     callbacks: CallbackQueue
     request_log: RequestLog
     route_table: RouteTable
-    connection_limits: ConnectionLimits
+    site: ApiSite
     reactor_lag: ReactorLag
     find_unreadiness_reasons: Callable[[], Sequence[str]]
     line_writer: LineWriter | None = None
@@ -338,9 +338,7 @@ class DaemonMetrics(Collector):
             "route",
         )
         limit = self.registry.context.configuration.http.connections
-        yield _gauge(
-            "connections", "Connections that are open.", self.connection_limits.connection_count
-        )
+        yield _gauge("connections", "Connections that are open.", self.site.connection_count)
         yield _gauge("connections_limit", "Connections that may be.", limit)
         yield _gauge("streams", "Streams of events.", len(self.registry.events.subscriptions))
 

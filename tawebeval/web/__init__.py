@@ -4,8 +4,8 @@ The package turns requests into calls of `evaluations.service`, and its results 
 decides nothing about an evaluation: the registry takes values and returns values.
 
 `routes` has the Klein app, also its routes for the operator (health and metrics), the page and the
-API description; `ApiResource`, which answers requests for events before Klein; and
-`KleinApplication`, the application of the site.
+API description; and `KleinApplication`, the application of the site, which answers requests for
+events before Klein.
 A request goes to one of these modules:
 
 - `upload`: `FormReceiver` parses the form of POST /evaluate while it arrives.

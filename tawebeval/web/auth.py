@@ -44,8 +44,8 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.store import EvaluationStore, LinkRow
 from tawebeval.linux.privileges import ReloadableFiles, find_secret_file, read_secret_file
+from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import Query, get_header, get_query_number
-from tawebeval.web.server.request import ApiRequest
 
 ANONYMOUS_TOKEN = Token(b"", ANONYMOUS_CALLER)
 

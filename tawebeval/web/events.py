@@ -20,6 +20,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.reading import EventSubscription
 from tawebeval.web.context import WebContext
+from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import (
     cache_short_queries,
     get_header_values,
@@ -30,7 +31,6 @@ from tawebeval.web.server.messages import (
     parse_weights,
     split_elements,
 )
-from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.streams import (
     HEARTBEAT_SECONDS,
     is_websocket_request,

@@ -53,6 +53,7 @@ from tawebeval.pinned_agent import (
     ResponseSizeLimit,
     convert_request_failures,
 )
+from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import (
     WHOLE_NUMBER_REGEX,
     get_header,
@@ -60,7 +61,6 @@ from tawebeval.web.server.messages import (
     get_query_argument,
     get_query_arguments,
 )
-from tawebeval.web.server.request import ApiRequest
 
 PROBLEMS_PER_PAGE = 100
 """Problems in one answer, at most."""

@@ -58,7 +58,7 @@ from tawebeval.web.context import RouteTable, WebContext, decode_path, match_eve
 from tawebeval.web.events import parse_event_query, send_events, send_page
 from tawebeval.web.lists import describe_problem, list_problems
 from tawebeval.web.server import messages
-from tawebeval.web.server.channel import ApiSite
+from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import (
     JSON_MEDIA_TYPE,
     collapse_slashes,
@@ -71,7 +71,6 @@ from tawebeval.web.server.messages import (
     prepare_response,
     set_headers,
 )
-from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.upload import FormReceiver, make_form_receiver
 
 OPENAPI_PATH = "/openapi.json"
@@ -338,13 +337,50 @@ def _explain(error: BaseException | None, request: ApiRequest) -> None:
         error.description = f"method {method!r:.40} is not allowed here; allowed: {allowed}"
 
 
-class KleinApplication:
-    """The API as the site uses it (`server.interface.Application`)."""
+class KleinApplication(Resource):
+    """The API as the site uses it (`server.channel.Application`).
+
+    It answers GET of events itself, and passes the rest to Klein: most requests are polls, of which
+    Klein takes more time than all other code together.
+    """
+
+    isLeaf = True  # noqa: N815  (Twisted's name)
 
     def __init__(self, context: WebContext) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.context = context
         self.app = make_app(context)
         self.routes = RouteTable(self.app)
+        self._klein = self.app.resource()
+
+    def render(self, request: Any) -> Any:
+        """Answer a request."""
+        identifier = None
+        if request.method in (b"GET", b"HEAD"):
+            identifier = match_events_path(request.path)
+        if identifier is None:
+            return self.render_by_klein(request)
+        request.route = request.method.decode(), EVENTS_ROUTE
+        try:
+            answer = send_events(self.context, request, identifier)
+        except Exception:  # noqa: BLE001  (silence is no answer)
+            _finish(request, _make_problem(request, Failure()))
+            return NOT_DONE_YET
+        if isinstance(answer, bytes):
+            _finish(request, answer)
+            return NOT_DONE_YET
+        waiting = Deferred.fromCoroutine(answer)
+        if not waiting.called:
+            request.notifyFinish().addErrback(lambda _: waiting.cancel())
+        waiting.addErrback(partial(_make_problem, request))
+        waiting.addCallback(partial(_finish, request))
+        return NOT_DONE_YET
+
+    def render_by_klein(self, request: Any) -> Any:
+        """Pass a request to Klein."""
+        request.prepath = []
+        request.postpath = [unquote_to_bytes(part) for part in request.path[1:].split(b"/")]
+        return self._klein.render(request)
 
     @property
     def origins(self) -> Collection[str]:
@@ -411,7 +447,7 @@ class KleinApplication:
             method, route, status, None if request.waits_for_evaluation else seconds
         )
         if request_log.is_enabled:
-            path, client = decode_path(request.path), request.remote_address.address
+            path, client = decode_path(request.path), request.client_address
             caller = f"link of {request.caller}" if request.uses_link else request.caller
             size = request.sentLength
             request_log.write_line(client, caller, method, path, status, size, seconds)
@@ -419,49 +455,6 @@ class KleinApplication:
     def record_refusal(self, status: int, address: str) -> None:
         """Count the refusal of a connection or of a malformed request."""
         self.context.request_log.record_refusal(status, address)
-
-
-class ApiResource(Resource):
-    """The root of the site: answers GET of events itself, and passes the rest to Klein.
-
-    Most requests are polls, of which Klein takes more time than all other code together.
-    """
-
-    isLeaf = True  # noqa: N815  (Twisted's name)
-
-    def __init__(self, application: KleinApplication) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._context = application.context
-        self._klein = application.app.resource()
-
-    def render(self, request: Any) -> Any:
-        """Answer a request."""
-        if request.method not in (b"GET", b"HEAD"):
-            return self.render_by_klein(request)
-        identifier = match_events_path(request.path)
-        if identifier is None:
-            return self.render_by_klein(request)
-        request.route = request.method.decode(), EVENTS_ROUTE
-        try:
-            answer = send_events(self._context, request, identifier)
-        except Exception:  # noqa: BLE001  (silence is no answer)
-            _finish(request, _make_problem(request, Failure()))
-            return NOT_DONE_YET
-        if isinstance(answer, bytes):
-            _finish(request, answer)
-            return NOT_DONE_YET
-        waiting = Deferred.fromCoroutine(answer)
-        if not waiting.called:
-            request.notifyFinish().addErrback(lambda _: waiting.cancel())
-        waiting.addErrback(partial(_make_problem, request))
-        waiting.addCallback(partial(_finish, request))
-        return NOT_DONE_YET
-
-    def render_by_klein(self, request: Any) -> Any:
-        """Pass a request to Klein."""
-        request.prepath = []
-        request.postpath = [unquote_to_bytes(part) for part in request.path[1:].split(b"/")]
-        return self._klein.render(request)
 
 
 def _make_problem(request: ApiRequest, failure: Failure) -> bytes | None:
@@ -476,17 +469,6 @@ def _finish(request: ApiRequest, body: bytes | None) -> None:
     if body is not None:
         request.write(body)
         request.finish()
-
-
-def make_site(application: KleinApplication, reactor: Any) -> ApiSite:
-    """Return the site of the API."""
-    return ApiSite(
-        ApiResource(application),
-        application,
-        application.context.configuration.http,
-        reactor,
-        ApiRequest,
-    )
 
 
 def make_evaluate_response(identifier: str) -> dict[str, str]:
@@ -552,6 +534,6 @@ def _check_reader(context: WebContext, request: ApiRequest) -> None:
 
 def _is_this_machine(request: ApiRequest) -> bool:
     try:
-        return ip_address(request.channel.peer.address).is_loopback
+        return ip_address(request.channel.peer_address).is_loopback
     except ValueError:  # over a UNIX socket: mostly a proxy
         return False

@@ -45,8 +45,8 @@ from tawebeval.errors import (
     UnsupportedWebSocketVersion,
 )
 from tawebeval.evaluations.reading import EventSubscription
+from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import get_header_elements, get_header_values
-from tawebeval.web.server.request import ApiRequest
 
 MAX_STREAM_WRITE_BYTES = 64 * 1024
 """Bytes of JSON Lines framed and written at once; a single larger event is written whole."""
@@ -364,8 +364,7 @@ async def send_websocket_messages(
     channel = request.channel
     events = EventWebSocket()
     WebSocketResource(events).render_GET(request)
-    assert channel.websocket is not None, "the handshake was prepared"
-    channel.websocket.wait_for_turn = partial(turns.wait, request.caller)
+    channel.wait_for_turn = partial(turns.wait, request.caller)
     request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself
     code = _COMPLETE
     if subscription is not None:

@@ -56,8 +56,8 @@ from tawebeval.evaluations.submissions import (
     UploadWriter,
 )
 from tawebeval.web.context import WebContext
+from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import get_header, get_header_elements, report_storage_error
-from tawebeval.web.server.request import ApiRequest
 
 _MAX_FOLDED_LINES = 100  # of headers in a form
 _MAX_PART_HEADER_BYTES = 2048  # of one part

@@ -169,7 +169,7 @@ _DATE = re.compile(rb"Date: [^\r]*")
 
 @attrs.define
 class World:
-    """A service with one evaluation and two clients; `klein_alone` without `ApiResource`."""
+    """A service with one evaluation and two clients; `klein_alone` passes polls to Klein, too."""
 
     root: Path
     configuration: Configuration
@@ -215,7 +215,7 @@ class World:
             self.clients[0].lose()
             self.clients[0] = self.connect()
         elif step == "stop":
-            self.service.site.open_connections.is_draining = True
+            self.service.site.is_draining = True
         else:
             self.ask(*step)
 

@@ -73,7 +73,7 @@ class MetricsTestCase(WebTestCase):
                 self.callbacks,
                 self.service.context.request_log,
                 self.service.routes,
-                self.service.site.connection_limits,
+                self.service.site,
                 self.lag,
                 lambda: self.obstacles,
             )
@@ -164,9 +164,7 @@ class MetricsTests(MetricsTestCase):
         self.assertEqual(self.value("requests_total", **answered), 1)
         self.assertEqual(self.value("request_seconds_count", route="/health"), 1)
         self.assertEqual(self.value("streams"), 1)
-        self.assertEqual(
-            self.value("connections"), self.service.site.connection_limits.connection_count
-        )
+        self.assertEqual(self.value("connections"), self.service.site.connection_count)
         self.assertGreater(self.value("connections"), 0)
         self.assertEqual(self.value("connections_limit"), self.configuration.http.connections)
         connection.lose()

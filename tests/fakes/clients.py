@@ -31,7 +31,7 @@ from tawebeval.evaluations.store import format_rfc3339_time
 from tawebeval.web.auth import Authentication, EvaluationLinks, RateLimit
 from tawebeval.web.context import RouteTable, WebContext
 from tawebeval.web.lists import make_evaluation_lists
-from tawebeval.web.routes import KleinApplication, make_site
+from tawebeval.web.routes import KleinApplication
 from tawebeval.web.server.channel import ApiSite
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.files import FakeStore
@@ -263,7 +263,7 @@ class Service:
         )
         application = KleinApplication(self.context)
         self.app, self.routes = application.app, application.routes
-        self.site = make_site(application, self.reactor)
+        self.site = ApiSite(application, self.configuration.http, self.reactor)
 
     def open_archive(self) -> EvaluationArchive:
         """Return an archive in a directory of its own, with what is in it."""

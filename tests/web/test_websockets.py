@@ -306,7 +306,7 @@ class EndTests(SocketTestCase):
         self.check_nothing_left(self.identifier)
 
     def test_websocket_counts_as_a_connection_until_it_is_gone(self) -> None:
-        connections = self.service.site.connection_limits
+        connections = self.service.site
         before = connections.connection_count
         follower = self.open()
         self.assertEqual(connections.connection_count, before + 1)

@@ -4,13 +4,12 @@ Twisted's `HTTPChannel`, `Request` and `Site` are subclassed where they keep a b
 answer malformed input in HTML, or have no deadline for a slow client:
 
 - `channel`: `ApiChannel` with the phases and deadlines of a connection, malformed input, WebSockets
-  and draining; `ApiSite`; and the Protocols of the API: `web.routes` implements `Application`,
-  `web.upload` `BodyReceiver`.
-- `request`: `ApiRequest`, which is refused as early as possible.
-- `limits`: the client's address, connection limits, and the connections to drain.
+  and draining; `ApiRequest`, which is refused as early as possible; `ApiSite` with the limits of
+  connections; and the Protocols of the API: `web.routes` implements `Application`, `web.upload`
+  `BodyReceiver`.
 - `messages`: headers of requests, each within 1 KiB; paths, queries and hosts; headers of
   responses, and the one table from exceptions to responses.
 
-No module here imports the rest of `web`. `web.routes.make_site` makes the site; `daemon.assembly`
-listens with it and drains it at the end.
+No module here imports the rest of `web`. `daemon.assembly` makes the site, listens with it and
+drains it at the end.
 """

@@ -1,11 +1,13 @@
-"""Connections and their site: deadlines, malformed requests, WebSockets, draining.
+"""Connections, their requests and their site: deadlines, limits, malformed requests, draining.
 
 A connection awaits a request, receives its head, receives its body, or is answered. Each phase but
 the last has a deadline for what the client sends; a long poll may be answered as late as it likes.
 In every phase the client has a deadline to take what was written.
 
 A request whose end is ambiguous is refused: a proxy could see another end, and take two requests
-for one (request smuggling).
+for one (request smuggling). A form is refused at its first wrong header, field or byte. The
+response is written immediately. The rest of the body is read and dropped for a few seconds: closing
+a connection with unread data would reset it, and the client would lose the response.
 
 `Application` and `BodyReceiver` are the Protocols of the API, which this package does not import.
 """
@@ -13,14 +15,18 @@ for one (request smuggling).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import attrs
+from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import (
+    IAddress,
     IDelayedCall,
     IHalfCloseableDescriptor,
     IProtocol,
@@ -30,27 +36,52 @@ from twisted.internet.interfaces import (
 from twisted.logger import Logger
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
-from twisted.web.http import HTTPChannel, Request
+from twisted.web.http import HTTPChannel
 from twisted.web.http_headers import Headers, InvalidHeaderName
-from twisted.web.resource import IResource
-from twisted.web.server import Site
+from twisted.web.server import Request, Site
+from werkzeug.exceptions import HTTPException
 from wsproto.utilities import LocalProtocolError
 
 from tawebeval.config import HttpSettings
-from tawebeval.errors import RequestTooSlow, ServerStopping, format_size
-from tawebeval.web.server.limits import (
-    RETRY_AFTER_SECONDS,
-    ClientAddressResolver,
-    ConnectionLimits,
-    ConnectionPeer,
-    OpenConnections,
+from tawebeval.core.hosts import (
+    CLIENT_HEADER,
+    TrustedProxies,
+    canonicalize_address,
+    compute_address_group,
 )
-from tawebeval.web.server.messages import BasePath, encode_head, encode_refusal
+from tawebeval.core.tokens import ANONYMOUS_CALLER
+from tawebeval.deferreds import Condition, wait_until
+from tawebeval.errors import (
+    RequestError,
+    RequestTooLarge,
+    RequestTooSlow,
+    ServerBusy,
+    ServerStopping,
+    format_size,
+)
+from tawebeval.web.server import messages
+from tawebeval.web.server.messages import (
+    MAX_PATH_BYTES,
+    PREFLIGHT_HEADERS,
+    BasePath,
+    check_hosts,
+    check_method_and_path,
+    collapse_slashes,
+    encode_head,
+    encode_refusal,
+    get_header_values,
+    parse_query,
+    set_headers,
+    strip_scheme_and_host,
+)
 
 log = Logger()
 
 CLIENT_GONE_STATUS = 499
 """Status for the log where the client disconnected before the response (as nginx has it)."""
+
+DRAIN_TIMEOUT = 5.0
+"""Seconds for all clients to take their responses."""
 
 
 class BodyReceiver(Protocol):
@@ -64,7 +95,7 @@ class BodyReceiver(Protocol):
 
 
 class Application(Protocol):
-    """The API. It refuses requests, which are `request.ApiRequest`, by RequestError."""
+    """The API, which is the root resource, too. It refuses an `ApiRequest` by RequestError."""
 
     @property
     def origins(self) -> Collection[str]:
@@ -88,6 +119,9 @@ class Application(Protocol):
     def record_refusal(self, status: int, address: str) -> None:
         """Count and log the refusal of a connection or of a malformed request."""
 
+    def render(self, request: Any) -> Any:
+        """Answer a request."""
+
 
 class ConnectionPhase(Enum):
     """The phases of a connection."""
@@ -106,28 +140,19 @@ class ConnectionPhase(Enum):
 
 @attrs.define(eq=False)
 class Deadline:
-    """A call that is due unless something happens before; a new one replaces it.
+    """A call of `on_timeout`, unless something happens before; a new one replaces it.
 
     A call of the reactor stays when its deadline is cancelled, and serves the next one: each
     request has two.
     """
 
     clock: IReactorTime
+    on_timeout: Callable[[], object] | None = None
     _call: IDelayedCall | None = None
-    _on_timeout: Callable[[], object] | None = None
-
-    @property
-    def is_set(self) -> bool:
-        """Whether a call is due."""
-        return self._on_timeout is not None
-
-    def is_for(self, on_timeout: Callable[[], object]) -> bool:
-        """Whether that call is due."""
-        return self._on_timeout == on_timeout
 
     def set(self, seconds: float, on_timeout: Callable[[], object]) -> None:
         """Call `on_timeout` in `seconds` seconds."""
-        self._on_timeout = on_timeout
+        self.on_timeout = on_timeout
         if self._call is None:
             self._call = self.clock.callLater(seconds, self._on_due)
         else:
@@ -135,118 +160,20 @@ class Deadline:
 
     def cancel(self) -> None:
         """Call nothing."""
-        self._on_timeout = None
+        self.on_timeout = None
 
     def close(self) -> None:
         """Call nothing, and leave nothing to the reactor."""
-        self._on_timeout = None
+        self.on_timeout = None
         if self._call is not None:
             self._call.cancel()
             self._call = None
 
     def _on_due(self) -> None:
         self._call = None
-        on_timeout, self._on_timeout = self._on_timeout, None
+        on_timeout, self.on_timeout = self.on_timeout, None
         if on_timeout is not None:
             on_timeout()
-
-
-@attrs.define(eq=False)
-class BodyRate:
-    """The least rate at which a body has to arrive, measured over a window.
-
-    `deadline` is that of the connection. `on_too_slow(error)` is called once too little has
-    arrived. No time passes while `is_paused`; after a pause the rest of the window goes on.
-    """
-
-    _settings: HttpSettings
-    _deadline: Deadline
-    _on_too_slow: Callable[[RequestTooSlow], object]
-    is_paused: bool = False
-    _size: int = 0  # bytes that have arrived in this window
-    _end: float = 0.0  # of the window, in seconds of the clock; its rest in a pause
-
-    def begin(self) -> None:
-        """Begin with a body."""
-        self._size = 0
-        self._begin_window(self._settings.rate_window_seconds)
-
-    def count(self, size: int) -> None:
-        """Count received bytes of the body, without its chunked framing."""
-        self._size += size
-
-    def pause(self) -> None:
-        """Let no time pass."""
-        self.is_paused = True
-        self._end -= self._deadline.clock.seconds()
-        self._deadline.cancel()
-
-    def resume(self, *, is_complete: bool) -> None:
-        """Go on after a pause, unless the body is complete."""
-        self.is_paused = False
-        if not is_complete:
-            self._begin_window(self._end)
-
-    def _begin_window(self, seconds: float) -> None:
-        self._end = self._deadline.clock.seconds() + seconds
-        self._deadline.set(seconds, self._check)
-
-    def _check(self) -> None:
-        settings = self._settings
-        if self._size >= settings.rate_window_seconds * settings.min_bytes_per_second:
-            self.begin()
-        else:
-            self._on_too_slow(
-                RequestTooSlow(
-                    "the request body arrives too slowly; the minimum is"
-                    f" {format_size(settings.min_bytes_per_second)} per second, measured"
-                    f" over {settings.rate_window_seconds:g} s"
-                )
-            )
-
-
-@attrs.define(eq=False)
-class WebSocketInput:
-    """The bytes that the client of a WebSocket sends; `protocol` is Twisted's WebSocket.
-
-    `wait_for_turn()` fires when the bytes that have arrived may be parsed. `sends_close_frame` is
-    true while a close frame is being sent, `awaits_close_frame` from then on until the client
-    answers.
-    """
-
-    _protocol: Any
-    wait_for_turn: Callable[[], Deferred[None]] = lambda: succeed(None)
-    _received: int = 0  # bytes
-    sends_close_frame: bool = False
-    awaits_close_frame: bool = False
-
-    def receive(self, data: bytes) -> bool:
-        """Pass bytes to the WebSocket; return False if too much has come after the close frame.
-
-        Answers to pings count too; they take a week to reach the limit.
-        """
-        self._received += len(data)
-        if self._received > _WEBSOCKET_BYTES:
-            if self.awaits_close_frame:
-                return False
-            self._protocol.loseConnection(_TOO_BIG)
-            return True
-        try:
-            self._protocol.dataReceived(data)
-        except LocalProtocolError:
-            # Twisted answers pings even after the close frame, which RFC 6455 forbids.
-            if not self.awaits_close_frame:
-                raise
-        return True
-
-    def send_close_frame(self, code: int) -> bool:
-        """Send a close frame; return False if one was sent before."""
-        if self.awaits_close_frame:
-            return False
-        self.sends_close_frame = True
-        self._protocol.loseConnection(code)
-        self.sends_close_frame, self.awaits_close_frame = False, True
-        return True
 
 
 TWISTED_PRIVATE_NAMES = (
@@ -264,8 +191,11 @@ TWISTED_PRIVATE_NAMES = (
 )
 """Private names of Twisted's channel that this module uses; no other module uses any."""
 
-LINGER_SECONDS = 5.0  # seconds for which bytes of a refused client are read and dropped
+_LINGER = 5.0  # seconds for which bytes of a refused client are read and dropped
 _IN_FLIGHT = 0.5  # seconds for a request that was sent before the client knew of the drain
+_REQUEST_GRACE = 1.0  # seconds for an idle connection to begin its last request
+_RETRY_AFTER = 5  # seconds, where a limit of connections or requests is reached
+_MAX_REFUSED = 64  # connections over the limit that are answered at the same time
 _TRANSPORT_BUFFER = 2**16  # bytes that a transport may hold before it asks to pause
 _GOING_AWAY = 1001  # close code of a draining daemon
 # Maximum of bytes read from a connection in a turn of the reactor: few where a byte can cost much
@@ -275,6 +205,7 @@ _TLS_RECORD = b"\x16"  # the first byte of a ClientHello (RFC 8446), and of no H
 _BAD_REQUEST = HTTPStatus.BAD_REQUEST
 _TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 _DIGITS = 18  # of a Content-Length at most
+_BODY = 64 * 1024  # bytes that are read where no body is expected
 _WEBSOCKET_BYTES = 64 * 1024  # that the client of a WebSocket may send
 _TOO_BIG = 1009  # close code beyond them
 # RFC 9112, section 3. Later versions of HTTP have no such line.
@@ -284,55 +215,55 @@ _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-\xb0]+) (HTTP/1\
 class ApiChannel(HTTPChannel):
     """A connection that speaks HTTP/1.1 only and answers protocol errors by problem documents.
 
+    `peer_address` is the address of the other end, empty if unknown; `is_from_proxy` is whether
+    that is a trusted proxy, which names the client in each request. `wait_for_turn()` fires when
+    the bytes that a WebSocket has received may be parsed.
+
     It does not use Twisted's `TimeoutMixin`, whose timeout any received byte extends.
     """
 
     site: ApiSite
-    http_settings: HttpSettings
-    peer: ConnectionPeer
-    body_rate: BodyRate
+    peer_address: str
+    is_from_proxy: bool
+    phase = ConnectionPhase.NEW
+    wait_for_turn: Callable[[], Deferred[None]] = staticmethod(lambda: succeed(None))
     _read_deadline: Deadline  # for bytes that the client sends
     _write_deadline: Deadline  # for bytes that the client takes
-    phase = ConnectionPhase.NEW
-    _is_counted = False
-    _is_refused = False  # whether it only gets the answer that all connections are in use
-    websocket: WebSocketInput | None = None  # which receives all bytes after the upgrade
+    _address_group: str | None = None  # that the connection counts for; None over the limits
     _in_headers = False  # whether the request line has arrived, and not all headers
     _head_size = _header_count = 0  # bytes and headers of the head that is arriving
+    _body_size = 0  # bytes of the body that have arrived in this window
+    _window_end = 0.0  # of the window, in seconds of the clock; its rest in a pause
+    _is_body_paused = False
     _unsent = 0  # bytes at most that the client has yet to take of the answer
     _answered: Request | None = None  # answered, but not yet taken by the client
-
-    def get_request_line(self) -> tuple[bytes, bytes, bytes]:
-        """Return method, target and version of the request whose body is arriving."""
-        return self._command, self._path, self._version
+    # Twisted's WebSocket, which gets all bytes after the upgrade. A close frame is being sent, and
+    # from then on awaited until the client answers.
+    _websocket: Any = None
+    _websocket_size = 0  # bytes that have arrived
+    _sends_close_frame = _awaits_close_frame = False
 
     # Connections
 
     def connectionMade(self) -> None:
         """Count the connection and await a request; refuse it beyond the limits."""
-        connections = self.site.connection_limits
-        self.http_settings = connections.settings
-        self._read_deadline = Deadline(self.site.clock)
-        self._write_deadline = Deadline(self.site.clock)
-        self.body_rate = BodyRate(
-            self.http_settings,
-            self._read_deadline,
-            lambda error: self.requests[-1].refuse_request(error),
-        )
-        self.MAX_LENGTH = self.http_settings.max_line_bytes
+        site = self.site
+        self._read_deadline = Deadline(site.clock)
+        self._write_deadline = Deadline(site.clock)
+        self.MAX_LENGTH = site.settings.max_line_bytes
         super().connectionMade()
         self._set_read_size(_READ_DEFAULT)
-        self.site.open_connections.add_connection(self)
         assert self.transport is not None
         self._host = self.transport.getHost()
-        self._peer_address = self.transport.getPeer()
-        self.peer = self.site.address_resolver.identify_peer(self._peer_address)
-        self._is_counted = connections.add_connection(self.peer.address_group)
-        self._is_refused = not self._is_counted and connections.add_refusal()
-        if self._is_counted:
-            self._read_deadline.set(self.http_settings.head_timeout, self._on_head_deadline)
-        elif self._is_refused:
-            self._write_deadline.set(LINGER_SECONDS, self.forceAbortClient)
+        self._peer = self.transport.getPeer()
+        self.peer_address, self.is_from_proxy = site.identify_peer(self._peer)
+        # A proxy has all the connections it needs: its clients are counted by their requests.
+        group = "" if self.is_from_proxy else compute_address_group(self.peer_address)
+        if site.add_connection(self, group):
+            self._address_group = group
+            self._read_deadline.set(site.settings.head_timeout, self._on_head_deadline)
+        elif site.refused_count <= _MAX_REFUSED:
+            self._write_deadline.set(_LINGER, self.forceAbortClient)
         else:
             self.forceAbortClient()
 
@@ -342,15 +273,11 @@ class ApiChannel(HTTPChannel):
 
     def getPeer(self) -> Any:
         """Return the address of the other end, without a new object for each request."""
-        return self._peer_address
+        return self._peer
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         """Count one connection less, cancel its deadlines and drop the answered request."""
-        self.site.open_connections.remove_connection(self)
-        if self._is_counted:
-            self.site.connection_limits.remove_connection(self.peer.address_group)
-        elif self._is_refused:
-            self.site.connection_limits.remove_refusal()
+        self.site.remove_connection(self, self._address_group)
         self.phase = ConnectionPhase.CLOSED
         self._read_deadline.close()
         self._write_deadline.close()
@@ -361,13 +288,13 @@ class ApiChannel(HTTPChannel):
 
     def loseConnection(self) -> None:
         """Close when the client has taken all; abort if that takes too long."""
-        if self.websocket is not None:  # whose close frame is not the end
-            if not self.websocket.sends_close_frame:
+        if self._websocket is not None:  # whose close frame is not the end
+            if not self._sends_close_frame:
                 self._end_websocket()
             return
         self.phase = ConnectionPhase.CLOSED
         self._read_deadline.close()
-        if not self._write_deadline.is_set:
+        if self._write_deadline.on_timeout is None:
             self._write_deadline.set(self._compute_write_timeout(), self.forceAbortClient)
         super().loseConnection()
 
@@ -379,9 +306,7 @@ class ApiChannel(HTTPChannel):
         self.transport.abortConnection()  # type: ignore[union-attr]
 
     def _close_write_side(
-        self,
-        timeout: float = LINGER_SECONDS,
-        on_timeout: Callable[[], object] | None = None,
+        self, timeout: float = _LINGER, on_timeout: Callable[[], object] | None = None
     ) -> None:
         """Close the sending half and drop what arrives; abort after `timeout` seconds.
 
@@ -402,36 +327,34 @@ class ApiChannel(HTTPChannel):
 
     def dataReceived(self, data: bytes) -> None:
         """Take received bytes: of a WebSocket, or of requests."""
-        if self._is_refused:
-            # Not before the first bytes: few clients expect a response without a request.
-            self._refuse(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                f"all {self.http_settings.connections} connections (http.connections), or those"
-                " of this client (http.connections_per_address), are in use; try again later",
-                RETRY_AFTER_SECONDS,
-            )
-        if self.phase is ConnectionPhase.NEW and data.startswith(_TLS_RECORD):
-            # Plain text, which TLS clients report at once as a wrong version of TLS.
-            self._refuse(
-                _BAD_REQUEST, "this port speaks plain HTTP; use http:// in place of https://"
-            )
+        settings = self.site.settings
+        if self.phase is ConnectionPhase.NEW:
+            if self._address_group is None:
+                # Not before the first bytes: few clients expect a response without a request.
+                self._refuse(
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                    f"all {settings.connections} connections (http.connections), or those of this"
+                    " client (http.connections_per_address), are in use; try again later",
+                    _RETRY_AFTER,
+                )
+            elif data.startswith(_TLS_RECORD):
+                # Plain text, which TLS clients report at once as a wrong version of TLS.
+                self._refuse(
+                    _BAD_REQUEST, "this port speaks plain HTTP; use http:// in place of https://"
+                )
         if self.phase is ConnectionPhase.CLOSED:
             return
-        if self.websocket is not None:
+        if self._websocket is not None:
             self._networkProducer.pauseProducing()
-            turn = self.websocket.wait_for_turn()
+            turn = self.wait_for_turn()
             turn.addCallback(lambda _: self._take_frames(data)).addErrback(self._abort_websocket)
             return
         super().dataReceived(data)
-        self._limit_head_time()
-
-    def _limit_head_time(self) -> None:
-        """Set the deadline of a head that is not complete."""
         if self._buffer and self.phase.is_idle:
             self.phase = ConnectionPhase.HEAD
         on_timeout = self._on_head_deadline
-        if self.phase is ConnectionPhase.HEAD and not self._read_deadline.is_for(on_timeout):
-            self._read_deadline.set(self.http_settings.head_timeout, on_timeout)
+        if self.phase is ConnectionPhase.HEAD and self._read_deadline.on_timeout != on_timeout:
+            self._read_deadline.set(settings.head_timeout, on_timeout)
 
     def lineReceived(self, line: bytes) -> None:
         """Check and take a line of a request head.
@@ -441,8 +364,8 @@ class ApiChannel(HTTPChannel):
         if self.phase is ConnectionPhase.CLOSED:
             return
         self._head_size += len(line) + 2
-        if self._head_size > self.http_settings.max_header_bytes:
-            limit = format_size(self.http_settings.max_header_bytes)
+        if self._head_size > self.site.settings.max_header_bytes:
+            limit = format_size(self.site.settings.max_header_bytes)
             self._refuse(_TOO_LARGE, f"the request's headers are over {limit}")
         elif not self._in_headers:
             if line or self._head_size > len(b"\r\n"):  # one empty line may precede a request
@@ -471,11 +394,9 @@ class ApiChannel(HTTPChannel):
         name, colon, value = line.partition(b":")
         value = value.strip(b" \t")
         self._header_count += 1
-        if self._header_count > self.http_settings.max_headers:
-            self._refuse(
-                _TOO_LARGE,
-                f"the request has over {self.http_settings.max_headers} headers",
-            )
+        most = self.site.settings.max_headers
+        if self._header_count > most:
+            self._refuse(_TOO_LARGE, f"the request has over {most} headers")
         elif line[:1] in (b" ", b"\t"):
             self._refuse(_BAD_REQUEST, "a header begins with a space (RFC 9112, section 5.2)")
         elif not colon or len(value.translate(None, b"\0\r\n")) < len(value):
@@ -508,11 +429,11 @@ class ApiChannel(HTTPChannel):
         """Take the end of a request head."""
         self._in_headers, self._head_size, self._header_count = False, 0, 0
         self.phase = ConnectionPhase.BODY
-        self._unsent = 0
+        self._unsent = self._body_size = 0
         if self.length != 0:
             if self.length:  # which chunked bodies do not have
                 self._set_read_size(_READ_BODY)
-            self.body_rate.begin()
+            self._begin_window(self.site.settings.rate_window_seconds)
         super().allHeadersReceived()
 
     def checkPersistence(  # noqa: N802  (Twisted's name)
@@ -541,17 +462,50 @@ class ApiChannel(HTTPChannel):
         if self.phase is not ConnectionPhase.CLOSED:
             super().rawDataReceived(data)
 
+    def count_body(self, size: int) -> None:
+        """Count received bytes of the body, without its chunked framing."""
+        self._body_size += size
+
+    def _begin_window(self, seconds: float) -> None:
+        """Let the client send the least of a body that is allowed in a window."""
+        self._window_end = self.site.clock.seconds() + seconds
+        self._read_deadline.set(seconds, self._check_body_rate)
+
+    def _check_body_rate(self) -> None:
+        """Refuse a body of which too little has arrived in the window."""
+        settings = self.site.settings
+        window, least = settings.rate_window_seconds, settings.min_bytes_per_second
+        if self._body_size >= window * least:
+            self._body_size = 0
+            self._begin_window(window)
+            return
+        self.requests[-1].refuse_request(
+            RequestTooSlow(
+                f"the request body arrives too slowly; the minimum is {format_size(least)} per"
+                f" second, measured over {window:g} s"
+            )
+        )
+
     def pause_body(self) -> None:
         """Stop reading until `resume_body`. The deadline of the body stops too."""
-        if self.phase is ConnectionPhase.BODY and not self.body_rate.is_paused:
-            self.body_rate.pause()
+        if self.phase is ConnectionPhase.BODY and not self._is_body_paused:
+            self._is_body_paused = True
+            self._window_end -= self.site.clock.seconds()
+            self._read_deadline.cancel()
             self._networkProducer.pauseProducing()
 
     def resume_body(self) -> None:
         """Read again; the deadline of the body goes on."""
-        if self.body_rate.is_paused:
-            self.body_rate.resume(is_complete=self.phase is not ConnectionPhase.BODY)
+        if self._is_body_paused:
+            self._is_body_paused = False
+            if self.phase is ConnectionPhase.BODY:
+                self._begin_window(self._window_end)
             self._networkProducer.resumeProducing()
+
+    def drop_body(self) -> None:
+        """Close after this response; abort if the body takes longer than some seconds."""
+        self.persistent = False
+        self._read_deadline.set(_LINGER, self.forceAbortClient)
 
     def allContentReceived(self) -> None:
         """Take the end of a request."""
@@ -591,7 +545,7 @@ class ApiChannel(HTTPChannel):
 
     def encode_head(self, request: Any) -> bytes:
         """Return a response's head, with `Connection: close` if it is the last one."""
-        if self.site.open_connections.is_draining:
+        if self.site.is_draining:
             self.persistent = False
             if not request.responseHeaders.hasHeader(b"Connection"):
                 request.responseHeaders.setRawHeaders(b"Connection", [b"close"])
@@ -616,8 +570,6 @@ class ApiChannel(HTTPChannel):
         already here, it waits for another turn of the reactor: one read can bring 2,000 requests.
         """
         self._answered = request
-        if self.persistent and self._waitingForTransport:
-            return
         if self.persistent and (self._buffer or any(self._dataBuffer)):
             self._read_deadline.set(0, self._finish_answered)
         else:
@@ -630,7 +582,7 @@ class ApiChannel(HTTPChannel):
         request, self._answered = self._answered, None
         if self.persistent:
             self.phase = ConnectionPhase.IDLE
-            self._read_deadline.set(self.http_settings.idle_timeout, self.loseConnection)
+            self._read_deadline.set(self.site.settings.idle_timeout, self.loseConnection)
         super().requestDone(request)
 
     # WebSockets
@@ -641,15 +593,31 @@ class ApiChannel(HTTPChannel):
         It writes and closes through this channel, so deadlines and limits apply to it. (Twisted
         would give it the bare transport and take `connectionLost` from the channel.)
         """
-        self.websocket = WebSocketInput(protocol)
+        self._websocket = protocol
         self._set_read_size(_READ_FRAMES)
         protocol.makeConnection(self)
 
     def _take_frames(self, data: bytes) -> None:
-        if self.websocket is not None and self.phase is not ConnectionPhase.CLOSED:
-            self._networkProducer.resumeProducing()
-            if not self.websocket.receive(data):
+        """Pass bytes to the WebSocket; close it after too many.
+
+        Answers to pings count too; they take a week to reach the limit.
+        """
+        if self._websocket is None or self.phase is ConnectionPhase.CLOSED:
+            return
+        self._networkProducer.resumeProducing()
+        self._websocket_size += len(data)
+        if self._websocket_size > _WEBSOCKET_BYTES:
+            if self._awaits_close_frame:
                 self._end_websocket()
+            else:
+                self._websocket.loseConnection(_TOO_BIG)
+            return
+        try:
+            self._websocket.dataReceived(data)
+        except LocalProtocolError:
+            # Twisted answers pings even after the close frame, which RFC 6455 forbids.
+            if not self._awaits_close_frame:
+                raise
 
     def _abort_websocket(self, failure: Failure) -> None:
         log.failure("defect: a WebSocket failed", failure)
@@ -661,12 +629,15 @@ class ApiChannel(HTTPChannel):
         The answer shows that all messages have arrived (RFC 6455, section 7.1.1). If the connection
         closed earlier, many proxies would drop the messages they still hold.
         """
-        if self.websocket is not None and self.websocket.send_close_frame(code):
+        if self._websocket is not None and not self._awaits_close_frame:
+            self._sends_close_frame = True
+            self._websocket.loseConnection(code)
+            self._sends_close_frame, self._awaits_close_frame = False, True
             self.stopProducing()  # stops the stream
             self._read_deadline.set(self._compute_write_timeout(), self._end_websocket)
 
     def _end_websocket(self) -> None:
-        self.websocket = None
+        self._websocket = None
         self.stopProducing()  # stops the stream
         self._close_write_side(self._compute_write_timeout())
 
@@ -696,16 +667,16 @@ class ApiChannel(HTTPChannel):
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, end.detail, end.retry_after)
         elif self.phase is ConnectionPhase.BODY:
             self.requests[-1].refuse_request(ServerStopping())
-        elif self.websocket is not None:
+        elif self._websocket is not None:
             self.close_websocket(_GOING_AWAY)
         elif self.phase is ConnectionPhase.RESPONSE:
             self.persistent = False  # the answer is the last one
 
-    # Deadlines
+    # Refusals
 
     def _compute_write_timeout(self) -> float:
         """Return the seconds in which the client has to take what was written."""
-        settings = self.http_settings
+        settings = self.site.settings
         return settings.rate_window_seconds + self._unsent / settings.min_bytes_per_second
 
     def _on_head_deadline(self) -> None:
@@ -713,17 +684,15 @@ class ApiChannel(HTTPChannel):
         if self.phase is ConnectionPhase.NEW:
             self.loseConnection()
             return
-        seconds = self.http_settings.head_timeout
+        seconds = self.site.settings.head_timeout
         self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's headers took over {seconds:g} s")
-
-    # Refusals
 
     def lineLengthExceeded(self, line: bytes) -> None:
         """Refuse a request with too long a line, which Twisted would drop silently."""
-        limit = format_size(self.http_settings.max_line_bytes)
+        limit = format_size(self.site.settings.max_line_bytes)
         if self._in_headers:
             self._refuse(_TOO_LARGE, f"a header is over {limit}")
-        elif self.phase is not ConnectionPhase.CLOSED:
+        else:
             self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG, f"the request line is over {limit}")
 
     def _respondToBadRequestAndDisconnect(self) -> None:
@@ -736,40 +705,242 @@ class ApiChannel(HTTPChannel):
         if any(request.startedWriting for request in self.requests):
             self.loseConnection()  # it has its answer: the rest of its body is broken
             return
-        self.site.application.record_refusal(status.value, self.peer.address)
+        self.site.application.record_refusal(status.value, self.peer_address)
         self.write(encode_refusal(self.site.application.origins, status, detail, retry_after))
         self._close_write_side()
 
 
+class ApiRequest(Request):
+    """A request; its form, if it has one, is in `form` before the request is processed.
+
+    `route` is the method and the route of the request if they are known without a search for them.
+    `query` has the parameters of the query by name, and `raw_query` the query as it was sent;
+    Twisted's `args` are empty. `encoded_headers` are the headers of a page, which is written at
+    once: several times as fast as `responseHeaders`, which may have further ones.
+    `waits_for_evaluation` is whether the response waits for events or for the end of an evaluation.
+    `permitted_problems` are the problems to which the token is restricted; None: it is not.
+    `uses_link` is whether the request has a link, `is_read_only` whether it has a link or a token
+    that only reads. `client_address` is empty if unknown.
+    """
+
+    channel: ApiChannel
+    form: BodyReceiver | None = None
+    route: tuple[str, str] | None = None
+    raw_query = b""
+    query: Mapping[bytes, Sequence[bytes]] = MappingProxyType({})
+    encoded_headers = b""
+    caller = ANONYMOUS_CALLER
+    permitted_problems: Collection[str] | None = None
+    is_read_only = False
+    uses_link = False
+    waits_for_evaluation = False
+    client_address: str
+    _address_group = ""  # as whose connection this request counts, too
+    _started_at: float | None = None  # when there was something to answer, in seconds of the clock
+    _is_refused = False
+    _discarded = 0
+
+    def parseCookies(self) -> None:  # noqa: N802  (Twisted's name)
+        """Parse no cookies: the daemon has none, and Twisted takes 40 ms for 32 KiB."""
+
+    def gotLength(self, length: int | None) -> None:
+        """Check the headers: Twisted calls this between head and body."""
+        channel = self.channel
+        site = channel.site
+        self._started_at = site.clock.seconds()
+        self.method, self.clientproto = channel._command, channel._version
+        target = strip_scheme_and_host(channel._path)
+        # First of all, for whatever is refused is counted and logged by its path, too.
+        path, _, self.raw_query = site.base_path.strip_prefix(target).partition(b"?")
+        self.path = collapse_slashes(path)
+        self.client_address = channel.peer_address
+        try:
+            if channel.is_from_proxy:
+                self._count_for_client()
+            site.base_path.require_trailing_slash(target)
+            check_method_and_path(self.method, self.path)
+            check_hosts(get_header_values(self.requestHeaders, "Host"), self.clientproto)
+            if self.raw_query:
+                self.query = parse_query(self.raw_query)
+            if self.method != b"OPTIONS":
+                self.caller = site.application.identify_caller(self)
+            self.form = site.application.make_form_receiver(self, length)
+            if self.form is None and (length or 0) > _BODY:
+                raise _make_body_error()
+        except Exception as error:  # noqa: BLE001  (silence is no answer)
+            self.path = self.path[:MAX_PATH_BYTES]
+            self.refuse_request(error, body_follows=length != 0)
+
+    def _count_for_client(self) -> None:
+        """Count the request of a client whose connection is that of a proxy.
+
+        Raises: MalformedRequest, HeaderTooLarge; ServerBusy, if the client has too many.
+        """
+        site = self.channel.site
+        values = get_header_values(self.requestHeaders, CLIENT_HEADER)
+        client = site.proxies.find_client_address([value.decode("latin-1") for value in values])
+        if client is None:
+            return
+        self.client_address, group = client, compute_address_group(client)
+        if not site.take_place(group):
+            raise ServerBusy(
+                "too many requests of this client at the same time (http.connections_per_address);"
+                " try again later",
+                _RETRY_AFTER,
+            )
+        self._address_group = group
+
+    def handleContentChunk(self, data: bytes) -> None:
+        """Parse a part of the body."""
+        self.channel.count_body(len(data))
+        try:
+            if self._is_refused:
+                return
+            if self.form is not None:
+                self.channel.site.application.check_not_stopping()
+                self.form.feed(data)
+            else:
+                self._discarded += len(data)
+                if self._discarded > _BODY:
+                    raise _make_body_error()
+        except Exception as error:  # noqa: BLE001  (silence is no answer)
+            self.refuse_request(error)
+
+    def pause_body(self) -> None:
+        """Read no more of the body until `resume_body`: the disk is too slow."""
+        self.channel.pause_body()
+
+    def resume_body(self) -> None:
+        """Read the body again."""
+        self.channel.resume_body()
+
+    def refuse_request(self, error: Exception, body_follows: bool = True) -> None:
+        """Answer now, while the body may still arrive; later refusals are ignored."""
+        if self._is_refused:
+            return
+        if isinstance(error, OSError):
+            error = messages.report_storage_error(error)
+        if not isinstance(error, RequestError):
+            log.failure("defect: a request failed", Failure(error))
+        self._is_refused = True
+        self._drop_form()
+        if body_follows:
+            # A client that waits for leave to send its body does not get it.
+            self.requestHeaders.removeHeader(b"Expect")
+            self.setHeader(b"Connection", b"close")
+            self.channel.drop_body()
+        self._write_problem(error)
+
+    def _write_problem(self, error: BaseException | None) -> None:
+        body = messages.set_error_response(self, error)
+        self.setHeader(b"Content-Length", b"%d" % len(body))
+        self.write(body)
+
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        """Take the end of the request, of which `gotLength` has parsed the target."""
+        self.uri, self.args = self.path, {}
+        self.process()
+
+    def process(self) -> None:
+        """Answer the request; its whole body has arrived."""
+        self._started_at = self.channel.site.clock.seconds()
+        if self._is_refused:
+            self.finish()
+        elif self.method == b"OPTIONS":
+            set_headers(self, PREFLIGHT_HEADERS)
+            self.setResponseCode(HTTPStatus.NO_CONTENT)
+            self.finish()
+        else:
+            try:
+                self.channel.site.application.render(self)
+            except Exception:  # noqa: BLE001  (silence is no answer)
+                self.processingFailed(Failure())
+
+    def processingFailed(self, reason: Failure) -> Failure:
+        """Answer an exception that no route handles: a malformed host, or a defect."""
+        if not isinstance(reason.value, HTTPException):
+            log.failure("defect: a request failed", reason)
+        if not self.startedWriting:
+            self._write_problem(reason.value)
+        self.finish()
+        return reason
+
+    def write(self, data: bytes) -> None:
+        """Write a part of the response, a page with its head."""
+        if self.startedWriting or not self.encoded_headers or self.channel is None:
+            super().write(data)
+            return
+        body = b"" if self.method == b"HEAD" else data
+        self.startedWriting, self.sentLength = 1, len(body)
+        self.channel.write(self.channel.encode_head(self) + body)
+
+    def finish(self) -> None:
+        """End the response."""
+        self._drop_form()
+        self._record(self.code)
+        super().finish()
+
+    def _record(self, status: int) -> None:
+        """Count the request, unless it has no complete head."""
+        site = self.channel.site
+        site.give_place_back(self._address_group)
+        self._address_group = ""
+        if self._started_at is not None:
+            took = site.clock.seconds() - self._started_at
+            site.application.record_response(self, status, took)
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Release the request: the client has disconnected."""
+        self._drop_form()
+        answered = self.startedWriting or self.code == HTTPStatus.SWITCHING_PROTOCOLS
+        self._record(self.code if answered else CLIENT_GONE_STATUS)
+        super().connectionLost(reason)
+
+    def _drop_form(self) -> None:
+        """Remove an unfinished form from disk; an accepted one belongs to its evaluation."""
+        form, self.form = self.form, None
+        if form is not None:
+            self.channel.resume_body()
+            form.abandon()
+
+
+def _make_body_error() -> RequestTooLarge:
+    return RequestTooLarge(
+        f"request body is over {format_size(_BODY)}; this request needs none", limit=_BODY
+    )
+
+
 class ApiSite(Site):
-    """What all connections share; `root` is the resource of `application`."""
+    """The application over all connections, and the counts that their limits are for.
+
+    `connection_count` is the number of connections within the limits. `counts_by_address` has, for
+    each address group, its connections, and its requests that proxies have passed on. While
+    `is_draining`, each response is the last one on its connection and says so.
+    """
 
     # Not Twisted's own, which would speak HTTP/2 where it can: that calls `gotLength` too early.
     protocol = ApiChannel  # type: ignore[assignment]
     displayTracebacks = False
     noisy = False  # `Daemon` logs the URL
+    connection_count = 0
+    is_draining = False
 
-    def __init__(
-        self,
-        root: IResource,
-        application: Application,
-        settings: HttpSettings,
-        reactor: Any,
-        request_factory: Callable[[HTTPChannel], Request],
-    ) -> None:
+    def __init__(self, application: Application, settings: HttpSettings, reactor: Any) -> None:
         super().__init__(
-            root,
-            requestFactory=request_factory,
+            application,
+            requestFactory=ApiRequest,
             timeout=None,  # the channel has deadlines of its own
             reactor=reactor,
             parsePOSTFormSubmission=False,
         )
         self.application = application
-        self.address_resolver = ClientAddressResolver.from_settings(settings)
+        self.settings = settings
         self.clock = reactor
-        self.connection_limits = ConnectionLimits(settings)
         self.base_path = BasePath(settings.base_path)
-        self.open_connections = OpenConnections(reactor)
+        self.proxies = TrustedProxies.parse(settings.trusted_proxies)
+        self.counts_by_address: Counter[str] = Counter()
+        self._connections: dict[ApiChannel, None] = {}
+        self._removed = Condition()
 
     def log(self, request: object) -> None:
         """Do nothing: `Application.record_response` logs requests."""
@@ -777,3 +948,69 @@ class ApiSite(Site):
     def acceptableProtocols(self) -> list[bytes]:
         """Return the protocols that TLS may negotiate."""
         return [b"http/1.1"]
+
+    def identify_peer(self, address: IAddress | None) -> tuple[str, bool]:
+        """Return the other end's address as text, and whether it is a trusted proxy."""
+        host = str(getattr(address, "host", ""))
+        try:
+            host = canonicalize_address(host)
+        except ValueError:
+            return host, self.proxies.trusts_unix_sockets and isinstance(address, UNIXAddress)
+        return host, self.proxies.is_trusted(host)
+
+    @property
+    def refused_count(self) -> int:
+        """The open connections over the limits."""
+        return len(self._connections) - self.connection_count
+
+    def add_connection(self, connection: ApiChannel, group: str) -> bool:
+        """Add a connection of an address group; return False, without counting, at a limit."""
+        self._connections[connection] = None
+        if self.connection_count >= self.settings.connections or not self.take_place(group):
+            return False
+        self.connection_count += 1
+        return True
+
+    def remove_connection(self, connection: ApiChannel, group: str | None) -> None:
+        """Remove a closed connection; `group` is None if it was not counted."""
+        del self._connections[connection]
+        if group is not None:
+            self.connection_count -= 1
+            self.give_place_back(group)
+        self._removed.notify()
+
+    def take_place(self, group: str) -> bool:
+        """Count a connection or request of a group; return False at the limit.
+
+        An empty group has no limit.
+        """
+        most = self.settings.connections_per_address
+        if group:
+            if most and self.counts_by_address[group] >= most:
+                return False
+            self.counts_by_address[group] += 1
+        return True
+
+    def give_place_back(self, group: str) -> None:
+        """Count a connection or request of a group no more."""
+        if group:
+            self.counts_by_address[group] -= 1
+            if not self.counts_by_address[group]:
+                del self.counts_by_address[group]
+
+    def close_idle_connections(self) -> None:
+        """Close idle connections, so clients connect anew while somebody still listens."""
+        self.is_draining = True
+        for connection in list(self._connections):
+            connection.close_if_idle()
+
+    async def drain_connections(self, timeout: float = DRAIN_TIMEOUT) -> None:
+        """Close all connections; abort those that take longer than `timeout` seconds."""
+        self.close_idle_connections()
+        first = min(_REQUEST_GRACE, timeout / 2)
+        for seconds in (first, timeout - first):
+            for connection in list(self._connections):
+                connection.drain_connection()
+            await wait_until(lambda: not self._connections, self._removed, seconds, self.clock)
+        for connection in list(self._connections):
+            connection.forceAbortClient()

@@ -1,4 +1,4 @@
-"""`web.server.limits`: connections, and the addresses that they count for."""
+"""`web.server.channel`: connections, and the addresses that they count for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.interfaces import IAddress
 from twisted.logger import LogEvent, capturedLogs
-from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, HttpSettings, LogSettings
+from tawebeval.core.hosts import TrustedProxies
 from tawebeval.errors import Unauthorized
-from tawebeval.web.server.limits import ClientAddressResolver
-from tests.cases.web import PROXY, SETTINGS, RawTestCase
+from tests.cases.web import PROXY, SETTINGS, RawTestCase, WebTestCase
 from tests.fakes.clients import MULTIPART, Connection, form, parts
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -87,7 +86,7 @@ class ConnectionsTests(ConnectionsTestCase):
             connection = self.connect_from(ipv4(last))
             self.check_open(connection)
             connection.lose()
-        self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
+        self.assertEqual(self.service.site.counts_by_address, {})
         self.assertEqual(self.service.reactor.getDelayedCalls(), [])
 
 
@@ -103,35 +102,21 @@ class UnlimitedTests(ConnectionsTestCase):
 STRANGER = IPv4Address("TCP", "192.0.2.1", 1)
 
 
-class PeerTests(SynchronousTestCase):
-    def test_untrusted_peer_counts_by_its_own_address(self) -> None:
-        clients = ClientAddressResolver.from_settings(SETTINGS)
-        for address, name, group in (
-            (STRANGER, "192.0.2.1", "192.0.2.1"),
-            (IPv6Address("TCP", "2001:db8::1%eth0", 1), "2001:db8::1", "2001:db8::"),
-            (UNIXAddress("/run/x"), "", ""),
-            (None, "", ""),
+class PeerTests(WebTestCase):
+    def test_peers_are_named_and_proxies_known(self) -> None:
+        for trusted, address, peer in (
+            ("10.0.0.1", STRANGER, ("192.0.2.1", False)),
+            ("10.0.0.1", IPv6Address("TCP", "2001:db8::1%eth0", 1), ("2001:db8::1", False)),
+            ("10.0.0.1", UNIXAddress("/run/x"), ("", False)),
+            ("10.0.0.1", None, ("", False)),
+            ("10.0.0.1", IPv4Address("TCP", "10.0.0.1", 1), ("10.0.0.1", True)),
+            ("10.0.0.1", IPv6Address("TCP", "::ffff:10.0.0.1", 1), ("10.0.0.1", True)),
+            ("unix", UNIXAddress(None), ("", True)),
+            ("unix", None, ("", False)),
+            ("unix", STRANGER, ("192.0.2.1", False)),
         ):
-            peer = clients.identify_peer(address)
-            self.assertEqual((peer.address, peer.address_group), (name, group))
-            assert peer.direct_client is not None
-            self.assertEqual(
-                (peer.direct_client.address, peer.direct_client.address_group), (name, "")
-            )
-
-    def test_trusted_proxy_names_the_address_that_counts(self) -> None:
-        unix = ClientAddressResolver.from_settings(HttpSettings(trusted_proxies=("unix",)))
-        mapped = IPv6Address("TCP", "::ffff:10.0.0.1", 1)
-        for clients, address in (
-            (ClientAddressResolver.from_settings(SETTINGS), PROXY),
-            (ClientAddressResolver.from_settings(SETTINGS), mapped),
-            (unix, UNIXAddress(None)),
-        ):
-            peer = clients.identify_peer(address)
-            self.assertIsNone(peer.direct_client)
-            self.assertEqual(peer.address_group, "")
-        for address in (None, PROXY):
-            self.assertIsNotNone(unix.identify_peer(address).direct_client)
+            self.service.site.proxies = TrustedProxies.parse((trusted,))
+            self.assertEqual(self.service.site.identify_peer(address), peer)
 
 
 class ProxiedTestCase(RawTestCase):
@@ -225,7 +210,7 @@ class LimitTests(ProxiedTestCase):
             self.assertEqual(connection.answer().status, 200)
             connection.lose()
         self.identifier = self.evaluate()
-        self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
+        self.assertEqual(self.service.site.counts_by_address, {})
 
     def test_connections_are_bounded_with_those_of_the_proxy(self) -> None:
         for number in range(6):
@@ -246,11 +231,11 @@ class LimitTests(ProxiedTestCase):
             )
             if fails == "gone":
                 self.assertEqual(
-                    self.service.site.connection_limits.connections_by_address_group,
+                    self.service.site.counts_by_address,
                     {"192.0.2.7": 1},
                 )
             connection.lose()
-            self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
+            self.assertEqual(self.service.site.counts_by_address, {})
 
     def test_client_refused_without_a_token_counts_no_longer(self) -> None:
         def refuse(*_: object) -> str:
@@ -259,7 +244,7 @@ class LimitTests(ProxiedTestCase):
         self.patch(type(self.service.context.authentication), "authenticate_token", refuse)
         connection = self.wait("192.0.2.7")
         self.check_raw(connection.answer(), 401)
-        self.assertEqual(self.service.site.connection_limits.connections_by_address_group, {})
+        self.assertEqual(self.service.site.counts_by_address, {})
 
     def test_client_over_its_requests_uses_up_no_rate(self) -> None:
         asked: list[object] = []

@@ -1,4 +1,4 @@
-"""`web.server.limits`: the end of all connections, in whatever phase each is."""
+"""`web.server.channel`: the end of all connections, in whatever phase each is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOPPING = "the daemon is stopping"
 
 class LeavingTestCase(StreamTestCase, RawTestCase):
     def leave(self) -> Deferred[None]:
-        return Deferred.fromCoroutine(self.service.site.open_connections.drain_connections())
+        return Deferred.fromCoroutine(self.service.site.drain_connections())
 
     def check_told(self, connection: Connection) -> None:
         """Hold that a request is refused because of the end, and its connection closed."""
@@ -122,7 +122,7 @@ class LeavingTests(LeavingTestCase):
         idle, half, asking = self.connect(), self.connect(), self.connect()
         half.send(HEALTH[:-2])
         asking.send(head(f"GET /evaluation/{identifier}/events?wait=30", {}))
-        self.service.site.open_connections.close_idle_connections()
+        self.service.site.close_idle_connections()
         self.service.reactor.advance(0.5)
         self.assertTrue(idle.closed)
         self.service.reactor.advance(20)
@@ -134,7 +134,7 @@ class LeavingTests(LeavingTestCase):
 
     def test_answers_while_stopping_are_the_last_of_their_connections(self) -> None:
         identifier = self.evaluate()
-        self.service.site.open_connections.is_draining = True
+        self.service.site.is_draining = True
         for path in ("/health", f"/evaluation/{identifier}/events?wait=0", "/missing"):
             connection = self.connect()
             connection.send(head(f"GET {path}", {}))
@@ -165,7 +165,7 @@ class LeavingTests(LeavingTestCase):
                 self.assertTrue(connection.closed)
                 connection.lose()
                 self.successResultOf(over)
-                self.service.site.open_connections.is_draining = False
+                self.service.site.is_draining = False
 
     def upload(self) -> tuple[Connection, bytes]:
         """Return a connection on which half a form has come, and the rest of it."""
