@@ -215,7 +215,6 @@ class EvaluationService(Service):
         else:
             drain = self.context.configuration.service.drain
             had_any = await self.registry.drain_and_close(drain)
-        await self.repositories.close()
         if self.context.store is not None:
             await self.context.store.close()
         return had_any
@@ -550,10 +549,13 @@ class _Builder:
         """What evaluators run in: the sandbox of this machine, or the nodes of a cluster."""
         directories = self.directories
         label = derive_daemon_label(directories.state)
-        commands = SlurmCommands(self.reactor, self.spawner)
-        if self.configuration.runner.kind == "local":
-            if self.left_evaluations.job_names:
-                cancel_all_jobs(commands, self.reactor, label)
+        is_local = self.configuration.runner.kind == "local"
+        if is_local and not self.left_evaluations.job_names:
+            return self.sandbox
+        threads = self._make_threads(1, "slurm", abandons_running_calls=True)
+        commands = SlurmCommands(self.reactor, threads)
+        if is_local:
+            cancel_all_jobs(commands, self.reactor, label)
             return self.sandbox
         check_shared_directory(self.configuration, directories.state)
         return SlurmSandbox.create(
@@ -607,8 +609,8 @@ class _Builder:
             remotes,
             limits,
             self.keyring,
-            capacity=settings.cache,
-            lfs=LfsClient(self.reactor, tls_policy, threads, remotes, settings.fetch_timeout),
+            LfsClient(self.reactor, tls_policy, threads, remotes, settings.fetch_timeout),
+            settings.cache,
         )
 
     @cached_property
@@ -766,7 +768,6 @@ class _Builder:
             self.registry.expire_evaluations,
             self.orphans.reap_ended_orphans,
             self.context.cleanup_queue.retry_next_calls,
-            self.repositories.start_removal_of_leftovers,
             self.readiness.check_disks,
             sync.sync_if_due,
         )

@@ -48,6 +48,7 @@ from tawebeval.sandbox.limits import (
 )
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 from tawebeval.slurm.commands import (
+    NODE_PYTHON,
     SlurmCommands,
     build_command_environment,
     build_srun_options,
@@ -58,10 +59,10 @@ from tawebeval.slurm.job import (
     Job,
     NodeState,
     PollingWatcher,
-    build_node_command,
     write_node_program,
 )
 
+_NAME_LENGTH = 16  # of an evaluation's name in the log, which begins its directory's name
 _SRUN_OUTPUT_BYTES = 2**20  # of srun's own stdout, and of its stderr, that are stored
 _NO_CGROUPS = CgroupManager({})  # those of a job belong to root
 
@@ -246,14 +247,10 @@ class SlurmRun(SandboxedRun):
         super().__init__(own, SlurmRunLimits(limits, _NO_CGROUPS, own, checkout.commit))
 
     def _make_job(self) -> Job:
-        sandbox = self._sandbox
-        return Job.create(
-            sandbox.access,
-            self.runner_status,
-            sandbox.job_prefix,
-            sandbox.session,
-            self._evaluation_workspace,
-        )
+        sandbox, evaluation = self._sandbox, self._evaluation_workspace
+        stem = f"{sandbox.job_prefix}{evaluation.root.name[:_NAME_LENGTH]}"
+        name = f"{stem}-{token_hex(4)}{sandbox.session}"
+        return Job(sandbox.access, self.runner_status, name, evaluation)
 
     def _make_local_run(self) -> BubblewrapRun:
         """Return the run as the node starts it."""
@@ -294,10 +291,10 @@ class SlurmRun(SandboxedRun):
         srun = shutil.which("srun", path=variables["PATH"])
         if srun is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "srun")
-        program = write_node_program(self._sandbox.local.sandbox_files_directory)
-        told = (str(job.directory), str(limits.cpu), str(limits.disk))
+        program = str(write_node_program(self._sandbox.local.sandbox_files_directory))
+        arguments = (program, str(job.directory), str(limits.cpu), str(limits.disk))
         launch = LaunchSpec(
-            [srun, *options, "--", *build_node_command(program, told)],
+            [srun, *options, "--", NODE_PYTHON, "-I", "-S", *arguments],
             variables,
             "/",
             stdout_limit=_SRUN_OUTPUT_BYTES,
@@ -360,7 +357,7 @@ class SlurmRun(SandboxedRun):
         job.write_start(job.read_start(lost))
         copy_tree(self._checkout.path, job.workspace.tree_directory)
         has_failed = lost.state is not None
-        self._start_srun(job, lost.node if has_failed else None)
+        self._start_srun(job, self.runner_status.node if has_failed else None)
         with suppress(OSError):  # what still runs somewhere writes to the directory
             remove_tree(lost.directory)
 
@@ -375,20 +372,19 @@ class SlurmRun(SandboxedRun):
 
     def describe_for_resume(self) -> dict[str, Any]:
         """Return what `resume_process` needs, as JSON."""
-        retries = self.runner_status.retry_count
-        return {"kind": "slurm", "retries": retries, **self.job.describe()}
+        return {**self.runner_status.build_json_object(), "job_name": self.job.job_name}
 
     def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks.
 
         Raises: OSError.
         """
-        status = self.runner_status
-        job = Job.load(self._sandbox.access, status, left.description, self._evaluation_workspace)
+        status, described = self.runner_status, left.description
+        status.job_id, status.node = described["job"], described["node"]
+        status.retry_count = described["retries"]
+        job = Job(self._sandbox.access, status, described["job_name"], self._evaluation_workspace)
         self._is_started = True
         self._use_job(job)
-        status.job_id, status.node = job.identifier, job.node
-        status.retry_count = left.description["retries"]
         return job.resume(run, left.stdout_offset)
 
     # The end

@@ -1,8 +1,8 @@
 """Slurm's commands: the options of srun(1), the queue, cancellations, and checks of a cluster.
 
-`SlurmCommands` runs squeue(1) and scancel(1) as children with a deadline. They take no thread:
-while the controller is away each waits for it, up to its deadline. `explain_job_loss` tells why a
-job was lost, by what squeue and srun have said.
+`SlurmCommands` runs squeue(1) and scancel(1) in a thread of its own: while the controller is away
+each waits for it, up to a deadline. `explain_job_loss` tells why a job was lost, by what squeue has
+said.
 
 `check_cluster` is for `tawebeval doctor`: it tries the commands from here, and the sandbox by a
 job.
@@ -19,22 +19,18 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
-from twisted.internet.error import ProcessTerminated
-from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from tawebeval.config import Configuration, LimitSettings, RunnerSettings, SlurmJobSettings
-from tawebeval.deferreds import run_in_background
+from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import ConfigurationError, EvaluationFailure, FailureReason, SetupProblem
-from tawebeval.linux.child import ChildProcess
 from tawebeval.sandbox.bubblewrap import build_isolation_options
 
 NODE_PYTHON = "/usr/bin/python3"
@@ -46,16 +42,13 @@ NODE_PROGRAM_MEMORY_BYTES = 96 * 2**20
 JOB_TIME_MARGIN_SECONDS = 120
 """Seconds that a job may last beyond the evaluation's own limits."""
 
-SQUEUE_OPTIONS = ("--noheader", "--me", "--format=%i|%j|%T|%r|%N")
-"""The options of squeue for `parse_squeue`."""
-
 ENDING_STATE = "COMPLETING"
 """The state of a job until its nodes have ended it; another one follows, with the reason."""
 
+_SQUEUE = ("squeue", "--noheader", "--me", "--format=%i|%j|%T|%r|%N")
 _MIB = 2**20
 _BARS = 4  # in a line of squeue
 _STDERR_SHOWN = 300  # characters of srun's stderr in a message
-_NODE_MESSAGE = re.compile(r"^tawebeval on .*", re.MULTILINE)  # of the program on the node
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|[ \t].*)$\n?", re.MULTILINE)
 
 
@@ -128,10 +121,6 @@ def explain_job_loss(job: QueuedJob | None, srun_stderr: str) -> EvaluationFailu
         named = f"the job {job.identifier} of Slurm{where}"
         if reason := _REASONS.get(job.state):
             return EvaluationFailure(reason, f"{named} {_ENDS[reason]}", {"slurm": job.state})
-    words = _NODE_MESSAGE.sub("", srun_stderr)  # no path or error of the node
-    for sign, reason in _SIGNS:
-        if re.search(sign, words):
-            return EvaluationFailure(reason, f"the job of Slurm {_ENDS[reason]}")
     said = re.sub(r"\s+", " ", _TRACEBACK.sub("", srun_stderr)).strip()[-_STDERR_SHOWN:]
     said = f"; srun said: {said}" if said else ""
     if job is None:
@@ -149,13 +138,6 @@ _REASONS: Mapping[str, FailureReason] = {
     **dict.fromkeys(("TIMEOUT", "DEADLINE"), "timeout"),
     **dict.fromkeys(("CANCELLED", "REVOKED"), "revoked"),
 }
-_SIGNS: Sequence[tuple[str, FailureReason]] = (
-    (r"(?i)node failure|NODE FAIL", "node"),
-    (r"(?i)preemption", "preempted"),
-    (r"(?i)oom[-_ ]kill|out of memory", "memory"),
-    (r"DUE TO TIME LIMIT", "timeout"),
-    (r"has been revoked|CANCELLED AT|job has been cancelled|allocation cancelled", "revoked"),
-)
 _ENDS: Mapping[str, str] = {
     "node": "was lost: the node failed",
     "preempted": "was preempted by another job",
@@ -210,38 +192,28 @@ class SlurmCommandFailed(Exception):
     """A command that has failed; `str()` is the end of its stderr."""
 
 
-class _Command(ProcessProtocol):
-    """One command: its stdout, and its end."""
-
-    def __init__(self, clock: Any) -> None:
-        self.ended = Deferred[str]()
-        self._printed = {1: bytearray(), 2: bytearray()}
-        self._deadline = clock.callLater(COMMAND_TIMEOUT, self._on_deadline)
-        self._process: ChildProcess
-
-    def makeConnection(self, transport: Any) -> None:
-        self._process = transport
-        super().makeConnection(transport)
-
-    def _on_deadline(self) -> None:
-        self._printed[2] += b"no answer within %d seconds" % COMMAND_TIMEOUT
-        self._process.signal_group(9)
-
-    def childDataReceived(self, childFD: int, data: bytes) -> None:
-        self._printed[childFD] += data
-
-    def processEnded(self, reason: Failure) -> None:
-        is_late = not self._deadline.active()
-        if not is_late:
-            self._deadline.cancel()
-        if is_late or isinstance(reason.value, ProcessTerminated):
-            said = self._printed[2][-400:].decode(errors="replace").strip()
-            self.ended.errback(SlurmCommandFailed(said or str(reason.value)))
-        else:
-            self.ended.callback(self._printed[1].decode(errors="replace"))
+def run_command(
+    environment: Mapping[str, str], *argv: str, timeout: float = COMMAND_TIMEOUT
+) -> str:
+    """Return the stdout of a command. Blocks. Raises: SlurmCommandFailed, OSError."""
+    try:
+        done = subprocess.run(
+            argv,
+            env=dict(environment),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise SlurmCommandFailed(f"no answer within {timeout:g} seconds") from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()[-_STDERR_SHOWN:]
+        raise SlurmCommandFailed(said or f"exit status {done.returncode}")
+    return done.stdout.decode(errors="replace")
 
 
-SpawnCommand = Callable[[ProcessProtocol, Sequence[str], Mapping[str, str], str], object]
 WatchJob = Callable[[QueuedJob | None], object]
 IsMeant = Callable[[str], bool]
 
@@ -258,7 +230,7 @@ class SlurmCommands:
     """Slurm's commands: one watch of the queue for all jobs, and cancellations."""
 
     _clock: Any
-    _spawn: SpawnCommand
+    _threads: WorkerThreads
     _environment: Mapping[str, str] = attrs.field(factory=build_command_environment)
     counters: JobCounters = attrs.field(factory=JobCounters)
     _watches: dict[str, _Watch] = attrs.field(factory=dict)  # by name
@@ -310,7 +282,7 @@ class SlurmCommands:
     async def _look(self) -> None:
         ended = ["--states=all"] if any(one.is_to_end for one in self._watches.values()) else []
         try:
-            jobs = parse_squeue(await self._run("squeue", *SQUEUE_OPTIONS, *ended))
+            jobs = parse_squeue(await self._run(*_SQUEUE, *ended))
         except (SlurmCommandFailed, OSError) as error:
             if not self.counters.is_controller_unreachable:  # once while the controller is away
                 log.warn("the queue of Slurm is unknown: {error}", error=error)
@@ -341,9 +313,7 @@ class SlurmCommands:
 
     async def _run(self, *argv: str) -> str:
         """Return the stdout of a command. Raises: SlurmCommandFailed, OSError."""
-        command = _Command(self._clock)
-        self._spawn(command, argv, self._environment, "/")
-        return await command.ended
+        return await self._threads.run_in_thread(run_command, self._environment, *argv)
 
 
 _COMMANDS = ("srun", "squeue", "scontrol", "scancel")
@@ -352,7 +322,6 @@ _TRIED: Mapping[str, Sequence[str]] = {
     "bubblewrap": ("bwrap", *build_isolation_options("check"), "--ro-bind", "/", "/", "/bin/true"),
     NODE_PYTHON: (NODE_PYTHON, "-I", "-S", "-c", "pass"),
 }
-_LATE = "no answer within {:g} seconds"
 
 
 def check_shared_directory(configuration: Configuration, state: Path) -> None:
@@ -379,37 +348,30 @@ def check_cluster(
             " cluster",
         )
     check_shared_directory(configuration, state)
-    run = partial(_run, build_command_environment(environment))
-    pinged = run("scontrol", "ping")
+    run = partial(run_command, build_command_environment(environment))
+    try:
+        pinged = run("scontrol", "ping").strip()
+    except SlurmCommandFailed as error:
+        pinged = str(error)
     if " UP" not in pinged:
         raise ConfigurationError(
-            f"runner.kind: the controller of Slurm does not answer: {pinged.strip()[:200]}",
+            f"runner.kind: the controller of Slurm does not answer: {pinged[:200]}",
             "start slurmctld, or correct SLURM_CONF and munge of this machine",
         )
     yield "the controller of Slurm answers"
-    yield from _judge_report(_run_job(configuration, run))
-
-
-def _run(environment: Mapping[str, str], *argv: str, timeout: float = COMMAND_TIMEOUT) -> str:
-    """Return what a command of Slurm prints. Blocks."""
-    try:
-        done = subprocess.run(
-            argv,
-            env=dict(environment),
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return _LATE.format(timeout)
-    return done.stdout.decode(errors="replace")
+    printed = _run_job(configuration, run)
+    node = re.search("^node (.*)", printed, re.MULTILINE)
+    where = f"on the node {node[1]}" if node else "on a node"
+    yield f"{where} bubblewrap works, and the shared directory is seen"
+    for path in re.findall("^missing (.*)", printed, re.MULTILINE):
+        yield SetupProblem(f"{where} {path} is missing", "make it on all nodes")
 
 
 def _run_job(configuration: Configuration, run: Callable[..., str]) -> str:
-    """Return what a script in the shared directory prints on a node."""
+    """Return what a script in the shared directory prints on a node.
+
+    Raises: ConfigurationError, if evaluators cannot run there.
+    """
     runner, name = configuration.runner, f"tawebeval-doctor-{secrets.token_hex(8)}"
     script = Path(runner.shared) / name
     try:
@@ -418,50 +380,28 @@ def _run_job(configuration: Configuration, run: Callable[..., str]) -> str:
         raise ConfigurationError(
             f"runner.shared: {runner.shared}: {error.strerror}", "let the daemon's user write there"
         ) from None
+    options = build_srun_options(configuration.limits, name, runner)
     try:
-        options = build_srun_options(configuration.limits, name, runner)
-        command = ("srun", "--quiet", *options, "--", "/bin/sh", str(script))
-        return run(*command, timeout=_JOB_SECONDS)
+        return run("srun", *options, "--", "/bin/sh", str(script), timeout=_JOB_SECONDS)
+    except SlurmCommandFailed as error:
+        raise ConfigurationError(
+            f"runner.kind: a job does not run on a node: {error}",
+            "mount runner.shared on this machine and all nodes under the same path, run `apt-get"
+            " install bubblewrap python3` on all nodes and allow user namespaces there, check the"
+            " options in [runner], and look at `sinfo` and `squeue` for a free node",
+        ) from None
     finally:
-        run("scancel", f"--name={name}")
+        with suppress(SlurmCommandFailed):
+            run("scancel", f"--name={name}")
         script.unlink()
 
 
 def _list_commands(configuration: Configuration) -> Iterator[str]:
-    """Yield commands of a shell, which print a line for each problem, and then the node."""
+    """Yield commands of a shell, which fail with the error, or print the node and what it lacks."""
     for what, argv in _TRIED.items():
-        yield f'said=$({shlex.join(argv)} 2>&1) || echo "fails {what}:" $said'
+        failed = f'{{ echo "{what} does not work: $said" >&2; exit 1; }}'
+        yield f"said=$({shlex.join(argv)} 2>&1) || {failed}"
+    yield 'echo "node ${SLURMD_NODENAME:-$(uname -n)}"'
     roots = (one.root for one in configuration.environments.values())
     for path in map(shlex.quote, (*roots, *configuration.sandbox.readable)):
         yield f"test -e {path} || echo missing {path}"
-    yield 'echo "node ${SLURMD_NODENAME:-$(uname -n)}"'
-
-
-def _judge_report(printed: str) -> Iterator[str | SetupProblem]:
-    """Yield what a job has found. Raises: ConfigurationError, if evaluators cannot run there."""
-    if printed == _LATE.format(_JOB_SECONDS):
-        raise ConfigurationError(
-            f"runner.kind: no node was free within {_JOB_SECONDS:g} seconds",
-            "look at `sinfo` and `squeue`, and check again when a node is free",
-        )
-    told = [line.partition(" ") for line in printed.splitlines()]
-    nodes = [text for word, _, text in told if word == "node"]
-    if not nodes:
-        said = " ".join(printed.split())[-300:] or "it printed nothing"
-        raise ConfigurationError(
-            f"runner.kind: a job does not run on a node: {said}",
-            "mount runner.shared on this machine and all nodes under the same path, and check the"
-            " options in [runner]",
-        )
-    where = f"on the node {nodes[0]}"
-    for word, _, text in told:
-        if word == "fails":
-            raise ConfigurationError(
-                f"runner.kind: {where} this does not work: {text[:300]}",
-                "run `apt-get install bubblewrap python3` on all nodes, and allow user namespaces"
-                " there",
-            )
-    yield f"{where} bubblewrap works, and the shared directory is seen"
-    for word, _, text in told:
-        if word == "missing":
-            yield SetupProblem(f"{where} {text} is missing", "make it on all nodes")

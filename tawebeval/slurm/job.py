@@ -17,7 +17,6 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from secrets import token_hex
 from threading import Lock
 from typing import Any
 
@@ -44,7 +43,7 @@ from tawebeval.sandbox import broker
 from tawebeval.sandbox.base import RunnerStatus
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tawebeval.slurm import node
-from tawebeval.slurm.commands import NODE_PYTHON, QueuedJob, SlurmCommands, explain_job_loss
+from tawebeval.slurm.commands import QueuedJob, SlurmCommands, explain_job_loss
 
 MIN_POLL_SECONDS = 0.02
 """Seconds between two looks at a file that has just changed."""
@@ -147,9 +146,7 @@ JOB_QUERY_TIMEOUT = 120.0
 
 _MISSES = 2  # looks at the queue without a job whose srun has ended
 _MISSES_OF_UNKNOWN = 15  # ... and of a job that nobody has told of
-_PREFIX = "job-"
 _PROGRAMS = "node-"  # begins the names of the programs on the nodes
-_NAME_LENGTH = 16  # of an evaluation's name in the log, which begins its directory's name
 _STDERR_TAIL = 8 * 1024  # bytes of srun's stderr that are read
 _PROGRAM = collect_program(node, broker, kernel_files, starter)
 _DIGEST = hashlib.sha256(b"\0".join(_PROGRAM.values())).hexdigest()[:16]
@@ -229,8 +226,9 @@ class Job:
     whether or not srun or the daemon live. srun is a program of the starter. If the starter has
     ended, and srun with it, the job goes on, and the queue tells its end.
 
-    - `job_name`: its name in Slurm; `workspace`: its directories, `evaluation` that of the events.
-    - `identifier`, `node`: None until known. `state`: what the node has told; None before.
+    - `job_name`: its name in Slurm, of which the last word names its directory; `workspace`: its
+      directories, `evaluation` that of the events.
+    - `state`: what the node has told; None before.
     - `start_event` has None once the evaluator runs, or the reason why it does not.
     - `loss`: why the job was lost; None while it is not.
     """
@@ -238,10 +236,7 @@ class Job:
     _access: ClusterAccess
     runner_status: RunnerStatus
     job_name: str
-    workspace: JobWorkspace
     evaluation: Workspace
-    identifier: str | None = None
-    node: str | None = None
     state: NodeState | None = None
     loss: EvaluationFailure | None = None
     start_event: OneShotEvent[EvaluationFailure | None] = attrs.field(factory=OneShotEvent)
@@ -257,37 +252,10 @@ class Job:
     _is_stopped: bool = False
     _is_over: bool = False  # its end was taken: nothing more counts
 
-    @classmethod
-    def create(
-        cls,
-        access: ClusterAccess,
-        status: RunnerStatus,
-        job_prefix: str,
-        session: str,
-        evaluation: Workspace,
-    ) -> Job:
-        """Return a new job, of which nothing is on the disk yet; its name ends in `session`."""
-        token = token_hex(4) + session
-        name = f"{job_prefix}{evaluation.root.name[:_NAME_LENGTH]}-{token}"
-        workspace = JobWorkspace(evaluation.root / f"{_PREFIX}{token}")
-        return cls(access, status, name, workspace, evaluation)
-
-    @classmethod
-    def load(
-        cls,
-        access: ClusterAccess,
-        status: RunnerStatus,
-        described: Mapping[str, Any],
-        evaluation: Workspace,
-    ) -> Job:
-        """Return the job that `describe` has described."""
-        name = described["job_name"]
-        workspace = JobWorkspace(evaluation.root / f"{_PREFIX}{name.rpartition('-')[2]}")
-        return cls(access, status, name, workspace, evaluation, described["job"], described["node"])
-
-    def describe(self) -> dict[str, Any]:
-        """Return what `load` needs, as JSON."""
-        return {"job_name": self.job_name, "job": self.identifier, "node": self.node}
+    @property
+    def workspace(self) -> JobWorkspace:
+        """The directories of the job."""
+        return JobWorkspace(self.evaluation.root / f"job-{self.job_name.rpartition('-')[2]}")
 
     @property
     def directory(self) -> Path:
@@ -471,8 +439,8 @@ class Job:
                     self._take_state(state)
 
     def _take_state(self, state: NodeState) -> None:
-        self.state = state
-        self.node, self.identifier = state.node, state.job or self.identifier
+        self.state, status = state, self.runner_status
+        status.node, status.job_id = state.node, state.job or status.job_id
         if state.is_final:
             self._release()
         if state.error is not None:
@@ -485,11 +453,9 @@ class Job:
 
     def _begin(self) -> None:
         """Take the start of the evaluator on a node."""
-        status, commands = self.runner_status, self._access.commands
-        status.job_id, status.node = self.identifier, self.node
-        status.queue_reason = None
+        self.runner_status.queue_reason = None
         if self._has_srun:
-            commands.unwatch_job(self.job_name)
+            self._access.commands.unwatch_job(self.job_name)
         self.start_event.set_value(None)
 
     def _release(self) -> None:
@@ -506,12 +472,12 @@ class Job:
     def _on_queue(self, job: QueuedJob | None) -> None:
         self._queued = job
         if job is None:
-            log.warn("the job {job} of Slurm is gone", job=self.identifier)
+            log.warn("the job {job} of Slurm is gone", job=self.job_name)
             if self._has_srun:  # which waits for nothing
                 self._give_up()
                 return
         else:
-            self.runner_status.job_id = self.identifier = job.identifier
+            self.runner_status.job_id = job.identifier
             self.runner_status.queue_reason = job.reason if job.state == "PENDING" else None
             if self._has_srun or job.is_alive:
                 return
@@ -564,7 +530,7 @@ class Job:
             self._explain_loss()
 
     def _on_deaf_node(self) -> None:
-        log.warn("a node does not answer; the job {job} of Slurm is given up", job=self.identifier)
+        log.warn("a node does not answer; the job {job} of Slurm is given up", job=self.job_name)
         self._give_up()
 
     def _give_up(self) -> None:
@@ -604,8 +570,3 @@ class Job:
             )
             self._listener(killed)
         self.start_event.set_value(loss)
-
-
-def build_node_command(program: Path, arguments: Sequence[str]) -> Sequence[str]:
-    """Return what a job runs."""
-    return [NODE_PYTHON, "-I", "-S", str(program), *arguments]

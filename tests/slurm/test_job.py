@@ -138,8 +138,8 @@ class JobCase(SynchronousTestCase):
         self.job = self.make_job()
         self.process: TailedProcess
 
-    def make_job(self) -> Job:
-        job = Job.create(self.access, self.status, "tawebeval-x-", "s", self.evaluation)
+    def make_job(self, name: str = "tawebeval-x-evaluation-0s") -> Job:
+        job = Job(self.access, self.status, name, self.evaluation)
         job.make_directories()
         return job
 
@@ -184,14 +184,8 @@ class JobCase(SynchronousTestCase):
 
 
 class FileTests(JobCase):
-    def test_description_leads_to_the_same_directory(self) -> None:
-        self.job.identifier, self.job.node = "7", "one"
-        loaded = Job.load(self.access, self.status, self.job.describe(), self.evaluation)
-        self.assertEqual(loaded.directory, self.job.directory)
-        self.assertEqual((loaded.identifier, loaded.node), ("7", "one"))
-
     def test_start_in_place_of_another_job_names_no_directory_of_that(self) -> None:
-        first, second = self.job, self.make_job()
+        first, second = self.job, self.make_job("tawebeval-x-evaluation-1s")
         first.write_start({"argv": ["bwrap", "--bind", str(first.workspace.tree_directory)]})
         argv = second.read_start(first)["argv"]
         self.assertEqual(argv[-1], str(second.workspace.tree_directory))
@@ -375,8 +369,7 @@ class ResumeTests(JobCase):
         self.assertRaises(OSError, self.job.resume, self.run_, 0)
         self.assertEqual((self.commands.watchers, self.starter.listeners), ({}, {}))
         stderr.with_suffix(".away").rename(stderr)
-        described = self.job.describe()
-        self.job = Job.load(self.access, self.status, described, self.evaluation)
+        self.job = Job(self.access, self.status, self.job.job_name, self.evaluation)
         self.run_ = FakeRun()
         self.resume()
         self.tell_end()
@@ -398,7 +391,8 @@ class ResumeTests(JobCase):
         )
         checkout: Any = SimpleNamespace(commit=SimpleNamespace(size=0, file_count=0))
         run = SlurmRun(self.evaluation, checkout, sandbox, LimitSettings())
-        left = LeftProcess({**self.job.describe(), "retries": 0}, 5, 6, 0)
+        described = {**self.status.build_json_object(), "job_name": self.job.job_name}
+        left = LeftProcess(described, 5, 6, 0)
         self.assertRaises(OSError, run.resume_process, self.run_, left)
         self.access.reactor.callFromThread = lambda call, *given: call(*given)
         run.close()
