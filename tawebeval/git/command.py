@@ -3,10 +3,9 @@
 git gets none of its usual configuration, environment, hooks and helpers (git(1), git-config(1)).
 Callers put URLs and names that a client gave after `--end-of-options`.
 
-git's exit status does not tell failures apart, so functions classify its stderr. Their patterns are
-the messages of LC_ALL=C, which hardly change from version to version. A line that begins with
-`remote:` was written by the server, and tells nothing about this machine. `stderr` is what git
-printed, already decoded; `status` is that of `GitResult`.
+git's exit status does not tell failures apart, so patterns classify its stderr. They are the
+messages of LC_ALL=C, which hardly change from version to version. A line that begins with `remote:`
+was written by the server, and tells nothing about this machine.
 """
 
 from __future__ import annotations
@@ -158,7 +157,9 @@ _EXPLANATIONS = {
         "git refuses a malformed object of the repository ({}); find it by `git fsck` in a clone"
     ),
 }
-_REDIRECT = re.compile(r"^(?!remote:).*returned error: 30[12378]$", re.MULTILINE)
+REDIRECT = re.compile(r"^(?!remote:).*returned error: 30[12378]$", re.MULTILINE)
+"""The server of the repository has answered with a redirect."""
+
 _LOCATION = re.compile(r"<= Recv header: location: (\S{1,1000})", re.IGNORECASE)
 _WEB_URL = re.compile(r"https?://[!-?A-~]{1,300}")  # of printable characters, without user name
 _REMOTE = re.compile("^remote:.*\n?", re.MULTILINE)
@@ -166,25 +167,32 @@ _FATAL = re.compile("^(?:fatal|error): (.+)$", re.MULTILINE)
 _OUT_OF_MEMORY = "out of memory|cannot allocate memory|unable to create thread"
 _OUT_OF_MEMORY_ANYWHERE = re.compile(_OUT_OF_MEMORY, re.IGNORECASE)
 _OUT_OF_MEMORY_HERE = re.compile(rf"^(?!remote:).*({_OUT_OF_MEMORY})", re.IGNORECASE | re.MULTILINE)
-_DISK_ERROR = re.compile(
+DISK_ERROR = re.compile(
     "^(?!remote:).*(no space left on device|disk quota exceeded|read-only file system|"
     "too many open files|input/output error)",
     re.IGNORECASE | re.MULTILINE,
 )
+"""The error of this machine's disk, as strerror(3) words it."""
+
 _SIGBUS, _SIGKILL = 7, 9  # the first where a disk fails whose files are mapped
 _CHILD_KILLED = re.compile("^(?!remote:).*died of signal [79]$", re.MULTILINE)
 # git does not report how index-pack(1) ended; if it was killed nothing else is printed.
 _PACK_READER_KILLED = re.compile("(remote:.*\n)*fatal: fetch-pack: invalid index-pack output")
-_UNADVERTISED = re.compile(
+COMMIT_UNADVERTISED = re.compile(
     "does not allow request for unadvertised object|find remote ref|Server does not support shallow"
 )
-_MISSING = re.compile("not our ref|want [0-9a-f]{40} not valid|missing object referenced")
-_CORRUPT = re.compile(
+"""The server refuses the commit, which it may have, by this way to ask for it."""
+
+COMMIT_MISSING = re.compile("not our ref|want [0-9a-f]{40} not valid|missing object referenced")
+"""The server hands out any commit by its OID, and does not have this one."""
+
+REPOSITORY_CORRUPT = re.compile(
     r"^(?!remote:).*(corrupt(?!ion on the remote)|unable to read|could not read [0-9a-f]{40}|"
     r"failed to unpack tree|not a tree object|bad (tree|commit) object|not a git repository|"
     r"bad config|does not match index|far too short|is too small|necessary objects|inflate)",
     re.IGNORECASE | re.MULTILINE,
 )
+"""The repository on this disk is damaged: disks fail, and people remove files."""
 
 
 @attrs.frozen
@@ -419,8 +427,8 @@ class GitRunner:
         if beginning.startswith(BWRAP_ERROR_PREFIX):
             message = "the sandbox of git could not be started; see `tawebeval doctor`"
             raise EvaluationFailure("lost", message, printed, is_daemon_fault=not serving)
-        if result.status and (disk_error := find_disk_error(result.stderr)):
-            message = f"git cannot use the disk: {disk_error}"
+        if result.status and (disk_error := DISK_ERROR.search(result.stderr)):
+            message = f"git cannot use the disk: {disk_error[1]}"
             raise EvaluationFailure("lost", message, printed, is_daemon_fault=False)
         if is_git_killed_by_kernel(result.status, result.stderr) and not result.is_timed_out:
             message = "git was killed: the server is short of memory, or its disk fails"
@@ -487,11 +495,6 @@ def explain_fetch_failure(stderr: str) -> str:
     return f"git could not fetch the repository{reason}"
 
 
-def is_redirect(stderr: str) -> bool:
-    """Tell whether the server of the repository answered with a redirect, which git reports."""
-    return _REDIRECT.search(stderr) is not None
-
-
 def explain_redirect(url: str, trace: str) -> str:
     """Return the message about a redirect of the repository's URL.
 
@@ -509,30 +512,6 @@ def explain_redirect(url: str, trace: str) -> str:
     if moved != target:
         return f"the repository has moved to {moved}; use this URL in repository[url]"
     return f"the git server redirects to {target}: {_UNKNOWN_OR_PRIVATE}"
-
-
-def is_commit_unadvertised(stderr: str) -> bool:
-    """Tell whether the server refused the commit, which it may have, by this way to ask for it."""
-    return _UNADVERTISED.search(stderr) is not None
-
-
-def is_commit_missing(stderr: str) -> bool:
-    """Tell whether the server hands out any commit by its OID, and does not have this one."""
-    return _MISSING.search(stderr) is not None
-
-
-def is_repository_corrupt(stderr: str) -> bool:
-    """Tell whether the repository on this disk is damaged or incomplete.
-
-    The daemon does not leave it so; but disks fail, and people remove files.
-    """
-    return _CORRUPT.search(stderr) is not None
-
-
-def find_disk_error(stderr: str) -> str | None:
-    """Return the error of this machine's disk, as strerror(3) words it; None without one."""
-    found = _DISK_ERROR.search(stderr)
-    return found and found[1]
 
 
 def is_git_killed_by_kernel(status: int, stderr: str) -> bool:

@@ -215,7 +215,7 @@ class FetchBudget:
 
     _limits: FetchLimits
     spent_bytes: int = 0
-    _submodule_count: int = 0
+    submodule_count: int = 0
     _deadline: float = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -237,8 +237,8 @@ class FetchBudget:
 
     def count_submodule(self, path: str) -> None:
         """Count the submodule at `path`. Raises: EvaluationError if it is one too many."""
-        self._submodule_count += 1
-        self._limits.tree_limits.check_submodules(path, self._submodule_count)
+        self.submodule_count += 1
+        self._limits.tree_limits.check_submodules(path, self.submodule_count)
 
     def check_time(self) -> None:
         """Raise EvaluationError if no further fetch may begin."""

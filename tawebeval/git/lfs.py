@@ -107,19 +107,33 @@ def build_conversion_detection_command(oid: str) -> Sequence[str]:
     )
 
 
-def find_lfs_pointers(tree: Path) -> Sequence[LfsPointer]:
-    """Return the pointers in a tree. Blocks.
+def find_lfs_pointers(tree: Path) -> tuple[Sequence[LfsPointer], int]:
+    """Return the pointers in a tree, and the bytes of all its files. Blocks.
 
     Raises: EvaluationError for a malformed one, and for two sizes of one content.
     """
-    with open_tree(tree) as top:
-        pointers = [pointer for _, pointer in _scan_tree(top) if pointer is not None]
+    pointers: list[LfsPointer] = []
+    size = 0
+    top = open_directory_path(tree)
+    try:
+        for path, status in walk_tree(top):
+            if not stat.S_ISDIR(status.st_mode):
+                size += status.st_size
+            if stat.S_ISREG(status.st_mode) and len(_START) < status.st_size < _MAX_POINTER:
+                pointers += _read_pointer(os.path.normpath(path), top)
+    finally:
+        os.close(top)
     sizes = {one.oid: one.object_bytes for one in pointers}
     for one in pointers:
         if one.object_bytes != sizes[one.oid]:
             why = "but another pointer claims another size of the same content"
             raise explain_missing_lfs_object(one.path, why)
-    return pointers
+    return pointers, size
+
+
+def measure_with_lfs_objects(size: int, pointers: Sequence[LfsPointer]) -> int:
+    """Return the bytes of a tree of `size` bytes once its pointers are replaced."""
+    return size + sum(one.object_bytes - one.pointer_file_size for one in pointers)
 
 
 def find_missing_lfs_objects(pointers: Sequence[LfsPointer], objects: Path) -> Sequence[LfsPointer]:
@@ -145,20 +159,15 @@ def replace_lfs_pointers(tree: Path, objects: Path, size: int) -> str | None:
     pointer, or with another sum, the function returns the path of a pointer and replaces none.
     Raises: EvaluationError, OSError.
     """
-    with open_tree(tree) as top:
-        pointers, total = [], 0
-        for status, pointer in _scan_tree(top):
-            total += status.st_size if pointer is None else pointer.object_bytes
-            if pointer is not None:
-                pointers.append(pointer)
-        missing = pointers if total != size else find_missing_lfs_objects(pointers, objects)
-        if missing:
-            return missing[0].path
-        for pointer in pointers:
-            flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            target = os.open(pointer.path, flags, dir_fd=top)
-            with open(objects / pointer.oid, "rb") as source, open(target, "wb") as file:
-                shutil.copyfileobj(source, file, _COPIED_AT_ONCE)
+    pointers, found = find_lfs_pointers(tree)
+    is_whole = measure_with_lfs_objects(found, pointers) == size
+    if missing := find_missing_lfs_objects(pointers, objects) if is_whole else pointers:
+        return missing[0].path
+    for pointer in pointers:
+        flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        target = os.open(tree / pointer.path, flags)
+        with open(objects / pointer.oid, "rb") as source, open(target, "wb") as file:
+            shutil.copyfileobj(source, file, _COPIED_AT_ONCE)
     return None
 
 
@@ -171,26 +180,18 @@ def explain_missing_lfs_object(path: str, why: str) -> EvaluationFailure:
     )
 
 
-def _scan_tree(top: int) -> Iterator[tuple[os.stat_result, LfsPointer | None]]:
-    """Yield each file and link below a directory, with its pointer, None for other content."""
-    for path, status in walk_tree(top):
-        if not stat.S_ISDIR(status.st_mode):
-            may_be = stat.S_ISREG(status.st_mode) and len(_START) < status.st_size < _MAX_POINTER
-            yield status, _read_pointer(os.path.normpath(path), top) if may_be else None
-
-
-def _read_pointer(path: str, top: int) -> LfsPointer | None:
+def _read_pointer(path: str, top: int) -> Iterator[LfsPointer]:
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
     try:
         content = os.read(file, _MAX_POINTER)
     finally:
         os.close(file)
-    if not content.startswith(_START):
-        return None
-    found = _POINTER.fullmatch(content)
-    if found is None:
-        raise explain_missing_lfs_object(path, "by a pointer that this server does not understand")
-    return LfsPointer(path, found[1].decode(), int(found[2]), len(content))
+    if content.startswith(_START):
+        found = _POINTER.fullmatch(content)
+        if found is None:
+            why = "by a pointer that this server does not understand"
+            raise explain_missing_lfs_object(path, why)
+        yield LfsPointer(path, found[1].decode(), int(found[2]), len(content))
 
 
 class _BodyReader(Protocol):
@@ -406,20 +407,3 @@ def _open_body(response: IResponse, limit: ResponseSizeLimit) -> Iterator[_BodyR
         yield reader
     finally:
         limit.abort_connection()
-
-
-@contextmanager
-def open_tree(tree: Path) -> Iterator[int]:
-    """Yield a descriptor of a directory for `walk_tree`. Blocks. Raises: OSError."""
-    top = open_directory_path(tree)
-    try:
-        yield top
-    finally:
-        os.close(top)
-
-
-def measure_tree(tree: Path) -> int:
-    """Return the bytes of the files of a tree. Blocks."""
-    with open_tree(tree) as top:
-        found = (status for _, status in walk_tree(top))
-        return sum(one.st_size for one in found if not stat.S_ISDIR(one.st_mode))

@@ -36,13 +36,13 @@ from tawebeval.core.hosts import ResolvedGitRemote
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.git.command import (
+    COMMIT_MISSING,
+    COMMIT_UNADVERTISED,
+    REDIRECT,
     GitResult,
     GitRunner,
     explain_fetch_failure,
     explain_redirect,
-    is_commit_missing,
-    is_commit_unadvertised,
-    is_redirect,
 )
 from tawebeval.git.fetch_limits import (
     MARKERS_DIRECTORY,
@@ -61,7 +61,7 @@ from tawebeval.git.lfs import (
     explain_missing_lfs_object,
     find_lfs_pointers,
     find_missing_lfs_objects,
-    measure_tree,
+    measure_with_lfs_objects,
     replace_lfs_pointers,
 )
 from tawebeval.git.remotes import Credential, Login, RemoteResolver
@@ -115,8 +115,8 @@ _KEY = re.compile(r"submodule\.(.*)\.(path|url)", re.DOTALL)
 class BareRepository:
     """The repository in the directory `path`, which the first fetch creates.
 
-    One fetch runs at a time. `lfs`: None if files in Git LFS are not fetched. `has_many_packs`
-    tells that fetches have added so many files that git gets slower.
+    One fetch runs at a time. `has_many_packs` tells that fetches have added so many files that git
+    gets slower.
     """
 
     path: Path
@@ -124,7 +124,7 @@ class BareRepository:
     _threads: WorkerThreads
     _servers: GitServers
     _limits: FetchLimits
-    _lfs: LfsClient | None = None
+    _lfs: LfsClient
     has_many_packs: bool = False
     _lock: DeferredLock = attrs.field(factory=DeferredLock)
     _fetches: int = 0
@@ -295,13 +295,10 @@ class BareRepository:
         commit = attrs.evolve(commit, size=size)
         if not pointers:
             return commit
-        first = pointers[0].path
-        if self._lfs is None:
-            raise explain_missing_lfs_object(first, "which this server does not fetch")
         if not url.startswith(("http://", "https://")):
             why = "which this server fetches over https and http only; use such a URL"
-            raise explain_missing_lfs_object(first, why)
-        size = commit.size + sum(one.object_bytes - one.pointer_file_size for one in pointers)
+            raise explain_missing_lfs_object(pointers[0].path, why)
+        size = measure_with_lfs_objects(size, pointers)
         self._limits.tree_limits.check_tree(commit.file_count, size)
         large = self.path / _LARGE
         missing = await self._threads.run_in_thread(find_missing_lfs_objects, pointers, large)
@@ -327,11 +324,11 @@ class BareRepository:
         try:
             await self._threads.run_in_thread(begin)
             await self._read_tree(commit, tree, index)
-            size = await self._threads.run_in_thread(measure_tree, tree)
-            self._limits.tree_limits.check_tree(commit.file_count, size)
-            return await self._threads.run_in_thread(find_lfs_pointers, tree), size
+            pointers, size = await self._threads.run_in_thread(find_lfs_pointers, tree)
         finally:
             await self._threads.run_in_thread(remove_tree, scratch)
+        self._limits.tree_limits.check_tree(commit.file_count, size)
+        return pointers, size
 
     async def _fetch_commit(
         self, repository: Repository, oid: str, credential: Credential | None, budget: FetchBudget
@@ -370,9 +367,9 @@ class BareRepository:
                 commit = _inspected(oid, inspection, result)
                 if commit is not None:
                     return commit
-            elif is_commit_missing(result.stderr):
+            elif COMMIT_MISSING.search(result.stderr):
                 break
-            elif not is_commit_unadvertised(result.stderr):
+            elif not COMMIT_UNADVERTISED.search(result.stderr):
                 raise await self._servers.explain_failure(route, login, result)
         branch = repository.branch
         if branch and await self._servers.find_branch(repository, credential) is None:
@@ -492,7 +489,7 @@ class GitServers:
     ) -> EvaluationFailure:
         """Return the error of a fetch. Where a redirect leads git says only if it is asked to."""
         message = explain_fetch_failure(result.stderr)
-        if is_redirect(result.stderr):
+        if REDIRECT.search(result.stderr):
             traced = await self._list_refs(route, login, "HEAD", GIT_CURL_VERBOSE="1")
             message = explain_redirect(route.url, traced.stderr)
         return _make_git_failure(message, result)

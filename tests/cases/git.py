@@ -156,14 +156,14 @@ class CacheTestCase(SynchronousTestCase):
                 self.clock, 60, self.size, TreeLimits(self.files, self.tree_bytes, self.most)
             ),
             self.keyring,
-            capacity=self.capacity,
+            None,
+            self.capacity,
         )
 
     def restart(self, threads: Any = None) -> None:
         """Let another daemon take the cache over."""
         self.cache = self.make(threads)
         self.cache.load_existing()
-        self.cache.start_removal_of_leftovers()
 
     def script(self, command: Command) -> GitResult | Awaitable[GitResult]:
         if command.name in self.broken:

@@ -287,10 +287,7 @@ class ServiceTests(SynchronousTestCase):
         daemon = self.make()
         (calls, reactor), (probes, _, seconds) = made
         self.assertIs(reactor, self.reactor)
-        names = (
-            "expire_evaluations reap_ended_orphans retry_next_calls start_removal_of_leftovers"
-            " check_disks sync_if_due"
-        )
+        names = "expire_evaluations reap_ended_orphans retry_next_calls check_disks sync_if_due"
         self.assertEqual([call.__name__ for call in calls], names.split())
         self.assertEqual(
             ([call.__name__ for call in probes], seconds), (["start_probe_if_needed"], 10)

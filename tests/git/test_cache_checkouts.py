@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.cache import CheckoutCache
+from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.filetree import walk_tree
 from tests.fakes.gates import Gate
 from tests.fakes.world import OID, InlineThreads, SlowThreads
@@ -27,7 +28,16 @@ class CheckoutsTestCase(SynchronousTestCase):
         self.root.mkdir()
         self.gate = Gate()
         self.written: list[Path] = []
-        self.checkouts = CheckoutCache(self.root, InlineThreads())
+        self.cache = self.make()
+
+    def make(self, threads: Any = None, **settings: str) -> RepositoryCache:
+        """Return a cache without repositories."""
+        threads = threads or InlineThreads()
+        return RepositoryCache(self.root, None, threads, None, None, None, None, 10**9, **settings)
+
+    @property
+    def disk_bytes(self) -> int:
+        return self.cache.disk_sizes["checkouts"]
 
     async def write(self, tree: Path, index: Path) -> None:
         """Write a tree: a directory, a file in it, and a link."""
@@ -44,7 +54,7 @@ class CheckoutsTestCase(SynchronousTestCase):
     ) -> Deferred[Checkout]:
         commit = Commit(oid, tree, FILES, SIZE)
         return Deferred.fromCoroutine(
-            self.checkouts.get_or_create_checkout(repository, commit, self.write)
+            self.cache._get_or_create_checkout(repository, commit, self.write)
         )
 
     def get(self, tree: str = ONE, repository: str = "a" * 40, oid: str = OID) -> Checkout:
@@ -52,13 +62,13 @@ class CheckoutsTestCase(SynchronousTestCase):
 
     def detach(self, capacity: int = 0) -> str:
         """Return the trees that are evicted for so many bytes, by their first digits."""
-        return "".join(path.name[41] for path in self.checkouts.evict_excess_checkouts(capacity))
+        self.cache._capacity = 2 * capacity
+        return "".join(path.name[41] for path in self.cache._detach_excess())
 
     def restart(self) -> None:
         """Let another daemon take over the checkouts, the oldest first."""
-        self.checkouts = CheckoutCache(self.root, InlineThreads())
-        for path in sorted(self.root.iterdir(), key=os.path.getmtime):
-            self.checkouts.load_checkout(path)
+        self.cache = self.make()
+        self.cache.load_existing()
 
 
 class ProvideTests(CheckoutsTestCase):
@@ -111,7 +121,7 @@ class ProvideTests(CheckoutsTestCase):
         errors = [self.failureResultOf(one, EvaluationFailure).value for one in requested]
         self.assertIsNot(errors[0], errors[1])
         self.assertEqual(list(self.root.iterdir()), [])
-        self.assertEqual(self.checkouts.disk_bytes, 0)
+        self.assertEqual(self.disk_bytes, 0)
         self.gate.error = None
         self.get()
 
@@ -127,7 +137,7 @@ class ProvideTests(CheckoutsTestCase):
 
     def test_checkout_is_not_evicted_before_it_is_used(self) -> None:
         threads = SlowThreads()
-        self.checkouts = CheckoutCache(self.root, threads)
+        self.cache = self.make(threads)
         requested = self.check_out()
         while threads.waiting:
             threads.step()
@@ -136,22 +146,22 @@ class ProvideTests(CheckoutsTestCase):
 
     def test_checkout_that_is_cancelled_while_it_gets_its_name_is_complete(self) -> None:
         threads = SlowThreads()
-        self.checkouts = CheckoutCache(self.root, threads)
+        self.cache = self.make(threads)
         cancelled = self.check_out()
         threads.step()
         cancelled.cancel()
         threads.finish()
         self.failureResultOf(cancelled, CancelledError)
         self.assertEqual([path.suffix for path in self.root.iterdir()], [".tree"])
-        self.assertGreaterEqual(self.checkouts.disk_bytes, SIZE)
+        self.assertGreaterEqual(self.disk_bytes, SIZE)
         self.assertEqual([self.get().path], list(self.root.iterdir()))
 
     def test_checkout_that_somebody_has_removed_is_made_again(self) -> None:
         checkout = self.get()
-        size = self.checkouts.disk_bytes
+        size = self.disk_bytes
         checkout.path.rename(self.mktemp())
         self.assertTrue((self.get().path / "directory/file").exists())
-        self.assertEqual((len(self.written), self.checkouts.disk_bytes), (2, size))
+        self.assertEqual((len(self.written), self.disk_bytes), (2, size))
 
 
 class EvictionTests(CheckoutsTestCase):
@@ -160,43 +170,35 @@ class EvictionTests(CheckoutsTestCase):
         top = os.open(checkout.path, os.O_RDONLY)
         self.addCleanup(os.close, top)
         used = sum(status.st_blocks * 512 for _, status in walk_tree(top))
-        self.assertGreaterEqual(self.checkouts.disk_bytes, used)
-        self.assertEqual(self.checkouts.disk_bytes, SIZE + (FILES + 1) * 4096)
+        self.assertGreaterEqual(self.disk_bytes, used)
+        self.assertEqual(self.disk_bytes, SIZE + (FILES + 1) * 4096)
 
     def test_least_recently_used_goes(self) -> None:
         for tree in "123":
             self.get(tree * 40).release()
         self.get("1" * 40).release()
-        each = self.checkouts.disk_bytes // 3
+        each = self.disk_bytes // 3
         self.assertEqual(self.detach(3 * each), "")
         self.assertEqual(self.detach(3 * each - 1), "2")
-        self.assertEqual(self.checkouts.disk_bytes, 2 * each)
+        self.assertEqual(self.disk_bytes, 2 * each)
         self.assertEqual(self.detach(0), "31")
-        self.assertEqual(self.checkouts.disk_bytes, 0)
+        self.assertEqual(self.disk_bytes, 0)
 
     def test_evicted_checkout_loses_its_name_at_once(self) -> None:
         self.get().release()
-        (detached,) = self.checkouts.evict_excess_checkouts(0)
-        self.assertEqual(list(self.root.iterdir()), [detached])
+        self.assertEqual(self.detach(), "1")
+        (detached,) = self.root.iterdir()
         self.assertNotEqual(detached.suffix, ".tree")
+        self.cache._capacity = 10**9
         self.assertNotEqual(self.get().path, detached)
         self.assertEqual(len(self.written), 2)
-
-    def test_checkouts_of_repository_are_evicted_together(self) -> None:
-        used = self.get(ONE, "a" * 40)
-        self.get(OTHER, "a" * 40).release()
-        other = self.get(ONE, "b" * 40)
-        other.release()
-        (detached,) = self.checkouts.evict_repository_checkouts("a" * 40)
-        self.assertIn(OTHER, detached.name)
-        self.assertTrue(used.path.exists() and other.path.exists())
 
     def test_checkout_that_somebody_has_removed_is_evicted_without_error(self) -> None:
         checkout = self.get()
         checkout.release()
         checkout.path.rename(self.mktemp())
         self.assertEqual(self.detach(0), "1")
-        self.assertEqual(self.checkouts.disk_bytes, 0)
+        self.assertEqual(self.disk_bytes, 0)
 
 
 class RestartTests(CheckoutsTestCase):
@@ -205,34 +207,34 @@ class RestartTests(CheckoutsTestCase):
             self.get(tree)
         os.utime(self.get(OTHER).path, (1, 1))
         self.restart()
-        (detached,) = self.checkouts.evict_excess_checkouts(self.checkouts.disk_bytes - 1)
-        self.assertIn(OTHER, detached.name)
+        self.assertEqual(self.detach(self.disk_bytes - 1), "2")
         self.get(ONE)
         self.assertEqual(len(self.written), 2)
 
     def test_size_is_the_same_after_a_restart(self) -> None:
         for tree in (ONE, OTHER):
             self.get(tree)
-        size = self.checkouts.disk_bytes
+        size = self.disk_bytes
         self.restart()
-        self.assertEqual(self.checkouts.disk_bytes, size)
+        self.assertEqual(self.disk_bytes, size)
         self.assertEqual(self.detach(), "12")
-        self.assertEqual(self.checkouts.disk_bytes, 0)
+        self.assertEqual(self.disk_bytes, 0)
 
     def test_only_checkouts_of_this_boot_are_taken_over(self) -> None:
         path = self.get().path
-        others = ("tree.tree", f"{path.name}.new-1", "x.git", f"{path.name[:-13]}00000000.tree")
-        for name in others:
-            self.assertFalse(self.checkouts.load_checkout(path.with_name(name)), name)
-        self.checkouts = CheckoutCache(self.root, InlineThreads(), boot="00000000")
-        self.assertFalse(self.checkouts.load_checkout(path))
+        for name in ("tree.tree", f"{path.name}.new-1", f"{path.name[:-13]}00000000.tree"):
+            path.with_name(name).mkdir()
+        self.restart()
+        self.assertEqual(list(self.root.iterdir()), [path])
+        self.cache = self.make(boot="00000000")
+        self.cache.load_existing()
         self.assertNotEqual(self.get().path, path)
         self.assertEqual(len(self.written), 2)
 
     def test_resumed_checkout_is_in_use(self) -> None:
         path = self.get().path
         self.restart()
-        resumed = self.checkouts.resume_checkout(Commit(OID, ONE, FILES, SIZE), path)
+        resumed = self.cache.resume_checkout(Commit(OID, ONE, FILES, SIZE), path)
         self.assertEqual(self.detach(), "")
         resumed.release()
         self.assertEqual(self.detach(), "1")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.git.command import (
+    COMMIT_MISSING,
+    COMMIT_UNADVERTISED,
+    DISK_ERROR,
+    REDIRECT,
+    REPOSITORY_CORRUPT,
     explain_fetch_failure,
     explain_redirect,
-    find_disk_error,
-    is_commit_missing,
-    is_commit_unadvertised,
     is_git_killed_by_kernel,
     is_git_memory_exhausted,
-    is_redirect,
-    is_repository_corrupt,
 )
 from tests.fakes.world import OID
 
@@ -87,12 +87,17 @@ class ClassificationTests(SynchronousTestCase):
             KILLED,
             OTHERS,
         )
+        patterns = (
+            (COMMIT_UNADVERTISED, UNADVERTISED),
+            (COMMIT_MISSING, MISSING),
+            (REPOSITORY_CORRUPT, CORRUPT),
+        )
         for own in classes:
             for printed in own:
-                self.assertEqual(is_commit_unadvertised(printed), own is UNADVERTISED, printed)
-                self.assertEqual(is_commit_missing(printed), own is MISSING, printed)
-                self.assertEqual(is_repository_corrupt(printed), own is CORRUPT, printed)
-                self.assertEqual(find_disk_error(printed), DISK_ERRORS.get(printed), printed)
+                for pattern, matching in patterns:
+                    self.assertEqual(bool(pattern.search(printed)), own is matching, printed)
+                disk_error = DISK_ERROR.search(printed)
+                self.assertEqual(disk_error and disk_error[1], DISK_ERRORS.get(printed), printed)
                 self.assertEqual(is_git_killed_by_kernel(128, printed), own is KILLED, printed)
                 for serving in (False, True):
                     self.assertEqual(
@@ -156,9 +161,11 @@ class ClassificationTests(SynchronousTestCase):
             self.assertIn(words, explain_fetch_failure(printed))
 
     def test_redirect(self) -> None:
-        self.assertFalse(is_redirect(f"remote: {ACCESS} The requested URL returned error: 301"))
-        self.assertFalse(is_redirect(f"{ACCESS} The requested URL returned error: 404"))
-        self.assertTrue(is_redirect(f"{ACCESS} The requested URL returned error: 301"))
+        self.assertIsNone(
+            REDIRECT.search(f"remote: {ACCESS} The requested URL returned error: 301")
+        )
+        self.assertIsNone(REDIRECT.search(f"{ACCESS} The requested URL returned error: 404"))
+        self.assertTrue(REDIRECT.search(f"{ACCESS} The requested URL returned error: 301"))
         unknown = explain_fetch_failure("fatal: repository 'https://g/' not found")
         unnamed = "the repository has moved, and redirects are not followed; use its new URL"
         for location, message in (

@@ -31,7 +31,11 @@ class PointerTests(SynchronousTestCase):
         (self.tree / "large").write_text(POINTER + "x" * 2000)
         (self.tree / "text").write_text("version https://example.org/spec/v1\n" * 3)
         expected = [LfsPointer("deep/run", OID, 7, len(POINTER))]
-        self.assertEqual(find_lfs_pointers(self.tree), expected)
+        pointers, size = find_lfs_pointers(self.tree)
+        self.assertEqual(pointers, expected)
+        self.assertEqual(
+            size, sum(path.lstat().st_size for path in self.tree.rglob("*") if path.name != "deep")
+        )
 
     def test_what_only_begins_like_pointer_is_refused(self) -> None:
         for rest in (
@@ -49,7 +53,7 @@ class PointerTests(SynchronousTestCase):
 
     def test_pointers_that_claim_two_sizes_of_one_content_are_refused(self) -> None:
         (self.tree / "deep/same").write_text(POINTER)
-        self.assertEqual(len(find_lfs_pointers(self.tree)), 2)
+        self.assertEqual(len(find_lfs_pointers(self.tree)[0]), 2)
         (self.tree / "deep/same").write_text(POINTER.replace("size 7", "size 1"))
         error = self.assertRaises(EvaluationFailure, find_lfs_pointers, self.tree)
         self.assertIn(error.extra_members["path"], ("deep/run", "deep/same"))
@@ -60,16 +64,16 @@ class PointerTests(SynchronousTestCase):
         )
         self.assertEqual((self.tree / "deep/run").read_text(), "content")
         self.assertEqual((self.tree / "deep/run").stat().st_mode & 0o777, 0o755)
-        self.assertEqual(find_lfs_pointers(self.tree), [])
+        self.assertEqual(find_lfs_pointers(self.tree)[0], [])
 
     def test_nothing_is_replaced_if_file_is_missing(self) -> None:
         for size, oid in ((7 + 200 + 8, "5" * 64), (7 + 200 + 7, OID)):
             (self.tree / "deep/run").write_text(POINTER.replace(OID, oid))
             self.assertEqual(replace_lfs_pointers(self.tree, self.objects, size), "deep/run")
-            self.assertEqual(len(find_lfs_pointers(self.tree)), 1)
+            self.assertEqual(len(find_lfs_pointers(self.tree)[0]), 1)
 
     def test_file_of_another_size_than_in_its_pointer_replaces_nothing(self) -> None:
         for content in ("cut", "much more content"):
             (self.objects / OID).write_text(content)
             self.assertEqual(replace_lfs_pointers(self.tree, self.objects, 7 + 200 + 8), "deep/run")
-            self.assertEqual(len(find_lfs_pointers(self.tree)), 1)
+            self.assertEqual(len(find_lfs_pointers(self.tree)[0]), 1)

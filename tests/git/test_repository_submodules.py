@@ -226,6 +226,23 @@ class CheckoutTests(CacheTestCase):
         error = self.refuse()
         self.assertEqual(error.extra_members["path"], "lib/lib/lib")
 
+    def test_submodules_count_once_though_the_repository_is_fetched_again(self) -> None:
+        self.most = 1
+        self.restart()
+        self.get()
+        self.lose_trees()
+        (parent,) = (p for p in self.root.glob("*.git") if "lib" not in (p / "url").read_text())
+        (parent / "damaged").touch()
+        script = self.git.script
+
+        def break_parent(command: Command) -> GitResult | Awaitable[GitResult]:
+            is_broken = command.name == "read-tree" and (command.repository / "damaged").exists()
+            return failed("error: inflate: data stream error") if is_broken else script(command)
+
+        self.git.script = break_parent
+        self.get()
+        self.assertFalse((parent / "damaged").exists())
+
     def test_fetches_of_all_submodules_together_end_in_time(self) -> None:
         self.grow = lambda repository: self.clock.advance(61)
         error = self.refuse()
