@@ -99,10 +99,10 @@ from tawebeval.sandbox.workspace import WritableTrees
 from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
 from tawebeval.slurm.commands import SlurmCommands, check_shared_directory
 from tawebeval.web.auth import EvaluationLinks
-from tawebeval.web.context import HealthAndMetrics, RequestLog, WebContext
 from tawebeval.web.lists import make_evaluation_lists
-from tawebeval.web.routes import KleinApplication
+from tawebeval.web.routes import HealthAndMetrics, KleinApplication, RequestLog, WebContext
 from tawebeval.web.server.channel import DRAIN_TIMEOUT, ApiSite
+from tawebeval.web.upload import FormReceivers
 from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  (compared only)
@@ -711,11 +711,14 @@ class _Builder:
         )
         context = WebContext(
             self.registry,
-            upload_directory=self.directories.uploads,
-            random_bytes=os.urandom,
-            authentication=self.authentication,
-            clock=self.reactor,
-            upload_threads=self._make_threads(8, "upload"),
+            self.authentication,
+            self.reactor,
+            FormReceivers(
+                self.registry,
+                self.directories.uploads,
+                self._make_threads(8, "upload"),
+                os.urandom,
+            ),
             lists=make_evaluation_lists(
                 self.registry, self._make_resolver(2, "peers"), self.reactor
             ),

@@ -42,7 +42,7 @@ from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.filetree import is_disk_full
 from tawebeval.slurm.cluster import SlurmSandbox
 from tawebeval.slurm.commands import JobCounters
-from tawebeval.web.context import RequestLog, RouteTable
+from tawebeval.web.routes import RequestLog, RouteTable
 from tawebeval.web.server.channel import ApiSite
 from tawebeval.webhooks.deliveries import CallbackQueue, CallbackState
 

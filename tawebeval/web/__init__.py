@@ -5,7 +5,7 @@ decides nothing about an evaluation: the registry takes values and returns value
 
 `routes` has the Klein app, also its routes for the operator (health and metrics), the page and the
 API description; and `KleinApplication`, the application of the site, which answers requests for
-events before Klein.
+events before Klein. `WebContext` there has what the routes share.
 A request goes to one of these modules:
 
 - `upload`: `FormReceiver` parses the form of POST /evaluate while it arrives.
@@ -13,9 +13,8 @@ A request goes to one of these modules:
   (`streams`).
 - `lists`: the evaluations of this daemon or of all at its address; the problems.
 
-`WebContext` in `context` has what all routes share: registry, configuration, clock, `RequestLog`,
-and from `auth` `Authentication`, the origin checks and `EvaluationLinks`, the links that only read
-one evaluation.
+`auth` has `Authentication`, the origin checks, and `EvaluationLinks`, the links that only read one
+evaluation.
 
 `daemon.assembly` builds the context and the site.
 """

@@ -334,6 +334,33 @@ def check_origin(
         raise ForeignOrigin(f"pages of {origin!r:.80} {refusal}")
 
 
+def check_write_origin(method: bytes, headers: Headers, callers: CallerSettings) -> None:
+    """Raise ForeignOrigin if a page of another origin may not make this request without a token."""
+    if method not in SAFE_METHODS and not callers.open:
+        check_origin(headers, callers.origins, CANNOT_WRITE)
+
+
+def check_websocket_origin(headers: Headers, callers: CallerSettings) -> None:
+    """Raise ForeignOrigin for a WebSocket of a page that may not read responses.
+
+    Browsers enforce CORS for other requests, but not for WebSockets (RFC 6455, section 10.2).
+    """
+    if "*" not in callers.origins:
+        check_origin(headers, callers.origins, CANNOT_READ)
+
+
+def check_listing_access(headers: Headers, callers: CallerSettings) -> None:
+    """Raise Unauthorized or ForeignOrigin if a client may not list evaluations without a token.
+
+    They have no owner then: only programs of this machine and the daemon's own page may.
+    """
+    if callers.open:
+        raise Unauthorized(
+            "the list of evaluations needs a token; the operator can set callers.tokens"
+        )
+    check_origin(headers, callers.origins, CANNOT_READ, is_host_checked=True)
+
+
 MAX_EVALUATIONS_WITH_LINKS = 5000
 """Evaluations with links, at most."""
 

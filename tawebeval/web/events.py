@@ -19,7 +19,8 @@ from tawebeval.errors import (
     NotAcceptable,
 )
 from tawebeval.evaluations.reading import EventSubscription
-from tawebeval.web.context import WebContext
+from tawebeval.evaluations.service import EvaluationRegistry
+from tawebeval.web.auth import check_websocket_origin
 from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import (
     cache_short_queries,
@@ -33,6 +34,7 @@ from tawebeval.web.server.messages import (
 )
 from tawebeval.web.streams import (
     HEARTBEAT_SECONDS,
+    StreamTurns,
     is_websocket_request,
     prepare_handshake,
     send_stream,
@@ -97,7 +99,7 @@ def parse_event_query(raw_query: bytes) -> EventQuery:
 
 
 def send_events(
-    context: WebContext, request: ApiRequest, identifier: str
+    registry: EvaluationRegistry, turns: StreamTurns, request: ApiRequest, identifier: str
 ) -> bytes | Coroutine[Any, Any, bytes]:
     """Answer GET /evaluation/{id}/events by a page, a stream or a WebSocket.
 
@@ -106,16 +108,16 @@ def send_events(
     """
     query = parse_event_query(request.raw_query)
     if is_websocket_request(request):
-        return _send_websocket_messages(context, request, identifier, query)
+        return _send_websocket_messages(registry, turns, request, identifier, query)
     media_type = negotiate_media_type(request.requestHeaders, OFFERED_MEDIA_TYPES)
     if media_type != PAGE_MEDIA_TYPE:
-        return _send_stream(context, request, identifier, media_type, query)
-    path = f"{context.configuration.http.base_path}/evaluation/{identifier}/events"
-    return send_page(context, request, identifier, query, next_path=path)
+        return _send_stream(registry, turns, request, identifier, media_type, query)
+    path = f"{registry.context.configuration.http.base_path}/evaluation/{identifier}/events"
+    return send_page(registry, request, identifier, query, next_path=path)
 
 
 def send_page(
-    context: WebContext,
+    registry: EvaluationRegistry,
     request: ApiRequest,
     identifier: str,
     query: EventQuery,
@@ -131,7 +133,7 @@ def send_page(
     if preferred is None:
         preferred = parse_prefer_wait(request.requestHeaders)
     wait = default_wait_seconds if preferred is None else preferred
-    wait = min(wait, context.configuration.polls.wait)
+    wait = min(wait, registry.context.configuration.polls.wait)
     is_head = request.method == b"HEAD"  # which acknowledges nothing
     is_observer = is_head or request.is_read_only
 
@@ -163,7 +165,7 @@ def send_page(
             )
         )
 
-    registry, page = context.registry, None
+    page = None
     try:
         page = registry.events.read_page_now(
             identifier,
@@ -185,22 +187,31 @@ def send_page(
 
 
 async def _send_websocket_messages(
-    context: WebContext, request: ApiRequest, identifier: str, query: EventQuery
+    registry: EvaluationRegistry,
+    turns: StreamTurns,
+    request: ApiRequest,
+    identifier: str,
+    query: EventQuery,
 ) -> bytes:
-    await context.stream_turns.wait(request.caller)  # a handshake takes 1 ms
-    context.check_websocket_origin(request.requestHeaders)
+    await turns.wait(request.caller)  # a handshake takes 1 ms
+    check_websocket_origin(request.requestHeaders, registry.context.configuration.callers)
     prepare_handshake(request)
-    subscription = await _subscribe(context, request, identifier, query)
+    subscription = await _subscribe(registry, request, identifier, query)
     request.waits_for_evaluation = True
-    await send_websocket_messages(request, subscription, context.stream_turns, HEARTBEAT_SECONDS)
+    await send_websocket_messages(request, subscription, turns, HEARTBEAT_SECONDS)
     return b""
 
 
 async def _send_stream(
-    context: WebContext, request: ApiRequest, identifier: str, media_type: str, query: EventQuery
+    registry: EvaluationRegistry,
+    turns: StreamTurns,
+    request: ApiRequest,
+    identifier: str,
+    media_type: str,
+    query: EventQuery,
 ) -> bytes:
     request.responseHeaders.addRawHeader(b"Vary", b"Accept")
-    await context.stream_turns.wait(request.caller)
+    await turns.wait(request.caller)
     framing = STREAM_FRAMINGS[media_type]
     if not framing.last_bytes and request.clientproto == b"HTTP/1.0":
         # There the end of the connection ends the response, complete or not.
@@ -213,7 +224,7 @@ async def _send_stream(
         last = _get_last_event_id(request)
         if last:
             query = attrs.evolve(query, after_cursor=last, skip_count=0)
-    subscription = await _subscribe(context, request, identifier, query)
+    subscription = await _subscribe(registry, request, identifier, query)
     if subscription is None and media_type == "text/event-stream":
         request.setResponseCode(NO_CONTENT)  # an EventSource does not reconnect after it
         return b""
@@ -222,15 +233,15 @@ async def _send_stream(
     request.setHeader(b"X-Accel-Buffering", b"no")  # or nginx would buffer them
     if subscription is not None and request.method != b"HEAD":
         request.waits_for_evaluation = True
-        await send_stream(request, subscription, framing, context.stream_turns, HEARTBEAT_SECONDS)
+        await send_stream(request, subscription, framing, turns, HEARTBEAT_SECONDS)
     return b""
 
 
 async def _subscribe(
-    context: WebContext, request: ApiRequest, identifier: str, query: EventQuery
+    registry: EvaluationRegistry, request: ApiRequest, identifier: str, query: EventQuery
 ) -> EventSubscription | None:
     """Return a subscription, from the archive if the evaluation is gone from memory."""
-    subscription = await context.registry.events.open_subscription(
+    subscription = await registry.events.open_subscription(
         identifier,
         query.after_cursor,
         request.caller,

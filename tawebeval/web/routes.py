@@ -8,7 +8,9 @@ user needs no access to the installed files. Clients may cache them and revalida
 from __future__ import annotations
 
 import gzip
-from collections.abc import Collection, Coroutine, Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -21,6 +23,7 @@ import attrs
 import orjson
 from klein import Klein
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.http import NO_CONTENT, NOT_MODIFIED
@@ -29,6 +32,8 @@ from twisted.web.server import NOT_DONE_YET
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from tawebeval import __version__
+from tawebeval.config import Configuration
+from tawebeval.core.evaluations import IDENTIFIER_PATTERN, SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import (
     AccessDenied,
@@ -38,8 +43,10 @@ from tawebeval.errors import (
     ServerNotReady,
 )
 from tawebeval.evaluations.reading import is_filter_parameter
+from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.store import format_rfc3339_time
 from tawebeval.sandbox.environments import list_environments
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.auth import (
     EVALUATE_PROBLEM_ROUTE,
     EVENTS_ROUTE,
@@ -48,15 +55,18 @@ from tawebeval.web.auth import (
     RERUN_ROUTE,
     STATUS_ROUTE,
     SUBMISSION_ROUTE,
+    Authentication,
+    EvaluationLinks,
     check_link_access,
+    check_listing_access,
     check_origin,
     check_problem_access,
+    check_write_origin,
     find_link,
     parse_link_lifetime,
 )
-from tawebeval.web.context import RouteTable, WebContext, decode_path, match_events_path
 from tawebeval.web.events import parse_event_query, send_events, send_page
-from tawebeval.web.lists import describe_problem, list_problems
+from tawebeval.web.lists import EvaluationLists, describe_problem, list_problems
 from tawebeval.web.server import messages
 from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import (
@@ -71,7 +81,147 @@ from tawebeval.web.server.messages import (
     prepare_response,
     set_headers,
 )
-from tawebeval.web.upload import FormReceiver, make_form_receiver
+from tawebeval.web.streams import StreamTurns
+from tawebeval.web.upload import FormReceiver, FormReceivers
+
+log = Logger()
+
+UNKNOWN_ROUTE = "other"
+"""Route or method of a request that has none of the API's: clients can send any number of others.
+"""
+
+MAX_METRICS_AGE = 1.0
+"""Seconds for which metrics are not collected again: with many evaluations that takes some ms."""
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
+_IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
+_EVENTS_PATH = re.compile(rb"/evaluation/([A-Za-z0-9-]+)/events")
+_MAX_LOGGED_PATH = 200  # characters
+
+
+@attrs.define(eq=False)
+class RequestLog:
+    """Counts responses and their durations; logs each response if `is_enabled`.
+
+    `response_counts` counts by method, route and status; `response_durations` has the durations by
+    route. A response that waits for events or for the end of an evaluation counts without a
+    duration.
+    """
+
+    is_enabled: bool = False
+    response_counts: Counter[tuple[str, str, int]] = attrs.field(factory=Counter)
+    response_durations: defaultdict[str, Histogram] = attrs.field(
+        factory=lambda: defaultdict(lambda: Histogram(SHORT_DURATION_BOUNDS))
+    )
+
+    def count_response(self, method: str, route: str, status: int, seconds: float | None) -> None:
+        """Count a response; `seconds` is None if it waited for an evaluation."""
+        # HTTPStatus is equal, and hashes otherwise.
+        self.response_counts[method, route, int(status)] += 1
+        if seconds is not None:
+            self.response_durations[route].record_value(seconds)
+
+    def write_line(
+        self,
+        client: str,
+        method: str,
+        path: str,
+        status: int,
+        caller: str = "",
+        size: int = 0,
+        seconds: float = 0.0,
+    ) -> None:
+        """Write the line of a response of `size` bytes that took `seconds` seconds.
+
+        The path has no query. Identifiers in it are replaced by their log names.
+        """
+        path = _IDENTIFIER.sub(lambda found: derive_log_pseudonym(found[0]), path)
+        log.info(
+            "{client} {caller!r} {method} {path} {status} {size} {took:.6f}",
+            client=client or "-",
+            caller=caller,
+            method=method,
+            path=path[:_MAX_LOGGED_PATH],
+            status=status,
+            size=size,
+            took=seconds,
+        )
+
+
+@attrs.frozen
+class RouteTable:
+    """The routes of a Klein app, for counters."""
+
+    _app: Klein
+
+    def match_route(self, method: bytes, path: bytes) -> tuple[str, str, Mapping[str, Any]]:
+        """Return method and route of a request, each may be `UNKNOWN_ROUTE`, and parameters."""
+        named = method.decode("latin-1")
+        named = named if named in _METHODS else UNKNOWN_ROUTE
+        mapper = self._app.url_map.bind("")
+        try:
+            rule, parameters = mapper.match(decode_path(path), named, return_rule=True)
+        except HTTPException:  # which answers that there is none
+            return named, UNKNOWN_ROUTE, {}
+        return named, rule.rule, parameters
+
+    def list_routes(self) -> Iterator[tuple[str, str]]:
+        """Yield each pair of a method and a route that `match_route` may return."""
+        for rule in self._app.url_map.iter_rules():
+            for method in sorted(_METHODS & (rule.methods or _METHODS)):
+                yield method, rule.rule
+        for method in sorted(_METHODS | {UNKNOWN_ROUTE}):
+            yield method, UNKNOWN_ROUTE
+
+
+def decode_path(path: bytes) -> str:
+    """Return a path decoded, as the routes are written."""
+    return unquote_to_bytes(path).decode("utf-8", "replace")
+
+
+@attrs.define
+class HealthAndMetrics:
+    """Sources of /health/ready and /metrics.
+
+    `find_unreadiness_reasons` returns the reasons why the daemon takes no work, empty if it does.
+    `collect_metrics` returns the text format of Prometheus. `metrics_authentication` authenticates
+    readers of metrics; None if programs of this machine read them.
+    """
+
+    find_unreadiness_reasons: Callable[[], Sequence[str]] = tuple
+    collect_metrics: Callable[[], bytes] = bytes
+    metrics_authentication: Authentication | None = None
+    _collected: tuple[float, bytes] | None = None  # when, in seconds of the clock
+
+    def read_metrics(self, now: float) -> bytes:
+        """Return metrics that are at most `MAX_METRICS_AGE` old."""
+        if self._collected is None or now - self._collected[0] >= MAX_METRICS_AGE:
+            self._collected = now, self.collect_metrics()
+        return self._collected[1]
+
+
+@attrs.define(eq=False)
+class WebContext:
+    """The dependencies of the routes.
+
+    `clock` is for deadlines; `lists` are those of evaluations, `links` those that read one.
+    """
+
+    registry: EvaluationRegistry
+    authentication: Authentication
+    clock: IReactorTime
+    forms: FormReceivers
+    lists: EvaluationLists
+    links: EvaluationLinks
+    health_and_metrics: HealthAndMetrics = attrs.field(factory=HealthAndMetrics)
+    request_log: RequestLog = attrs.field(factory=RequestLog)
+    stream_turns: StreamTurns = attrs.Factory(lambda self: StreamTurns(self.clock), takes_self=True)
+
+    @property
+    def configuration(self) -> Configuration:
+        """The configuration of the evaluations, which a reload replaces."""
+        return self.registry.context.configuration
+
 
 OPENAPI_PATH = "/openapi.json"
 
@@ -190,8 +340,6 @@ _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-I
 
 _CANNOT_READ_METRICS = "cannot read metrics; they are for requests to localhost or its addresses"
 
-log = Logger()
-
 
 def make_app(context: WebContext) -> Klein:
     """Return the Klein app over `context`."""
@@ -217,7 +365,8 @@ def make_app(context: WebContext) -> Klein:
             request.form = None  # from now on its files are the evaluation's
         await registry.wait_until_stored(identifier)  # also the one of an earlier request
         set_headers(request, {b"Location": f"{base_path}/evaluation/{identifier}".encode()})
-        return prepare_json_response(request, make_evaluate_response(identifier))
+        # Older clients read `id`.
+        return prepare_json_response(request, {"evaluation_id": identifier, "id": identifier})
 
     @app.route("/problems", methods=["GET"])
     def list_problem_page(request: ApiRequest) -> bytes:
@@ -250,12 +399,13 @@ def make_app(context: WebContext) -> Klein:
     @app.route(EVENTS_ROUTE, methods=["GET"])
     def events(request: ApiRequest, identifier: str) -> bytes | Coroutine[Any, Any, bytes]:
         """Return a page of events, or a stream."""
-        return send_events(context, request, identifier)
+        return send_events(registry, context.stream_turns, request, identifier)
 
     @app.route("/evaluations", methods=["GET"])
     async def evaluations(request: ApiRequest) -> bytes:
         """Return a page of the caller's evaluations."""
-        context.check_listing_access(request.requestHeaders)
+        if context.authentication.is_token_optional:
+            check_listing_access(request.requestHeaders, context.configuration.callers)
         listing = await context.lists.list_evaluations(request)
         given = get_query_arguments(request.query, is_filter_parameter)
         add_next_link(request, "/evaluations", listing["end"], **given)
@@ -306,35 +456,12 @@ def make_app(context: WebContext) -> Klein:
         request.setResponseCode(NO_CONTENT)
         return b""
 
-    @app.handle_errors(RequestError, HTTPException)
-    def refused(request: Any, failure: Failure) -> bytes:
-        """Answer a request error."""
-        _explain(failure.value, request)
-        return _send_problem(request, failure)
-
     @app.handle_errors(Exception)
-    def failed(request: Any, failure: Failure) -> bytes:
-        """Log a defect and answer 500."""
-        log.failure("defect: a request failed", failure)
-        return _send_problem(request, failure)
+    def failed(request: Any, failure: Failure) -> bytes | None:
+        """Answer a request error; log a defect."""
+        return _make_problem(request, failure)
 
     return app
-
-
-def _send_problem(request: ApiRequest, failure: Failure) -> bytes:
-    body = messages.set_error_response(request, failure.value)
-    return prepare_response(request, body, messages.PROBLEM_DETAILS_MEDIA_TYPE)
-
-
-def _explain(error: BaseException | None, request: ApiRequest) -> None:
-    """Replace the description of a wrong path or method."""
-    path = decode_path(request.path)
-    if isinstance(error, NotFound) and error.description == NotFound.description:
-        error.description = f"no resource at {path!r:.200}; GET /openapi.json lists all paths"
-    elif isinstance(error, MethodNotAllowed):
-        allowed = ", ".join(sorted(error.valid_methods or ()))
-        method = request.method.decode("latin-1")
-        error.description = f"method {method!r:.40} is not allowed here; allowed: {allowed}"
 
 
 class KleinApplication(Resource):
@@ -355,14 +482,13 @@ class KleinApplication(Resource):
 
     def render(self, request: Any) -> Any:
         """Answer a request."""
-        identifier = None
-        if request.method in (b"GET", b"HEAD"):
-            identifier = match_events_path(request.path)
-        if identifier is None:
+        found = _EVENTS_PATH.fullmatch(request.path)
+        if found is None or request.method not in (b"GET", b"HEAD"):
             return self.render_by_klein(request)
         request.route = request.method.decode(), EVENTS_ROUTE
+        registry, turns = self.context.registry, self.context.stream_turns
         try:
-            answer = send_events(self.context, request, identifier)
+            answer = send_events(registry, turns, request, found[1].decode())
         except Exception:  # noqa: BLE001  (silence is no answer)
             _finish(request, _make_problem(request, Failure()))
             return NOT_DONE_YET
@@ -398,8 +524,11 @@ class KleinApplication(Resource):
         link = find_link(request.query, authorization)
         if link is not None:
             return self._identify_link_reader(request, link)
-        self.context.check_origin(request.method, request.requestHeaders)
-        token = self.context.authentication.authenticate_token(authorization, request.method)
+        authentication = self.context.authentication
+        if authentication.is_token_optional:
+            callers = self.context.configuration.callers
+            check_write_origin(request.method, request.requestHeaders, callers)
+        token = authentication.authenticate_token(authorization, request.method)
         if token.permitted_problems is not None:
             check_problem_access(token.permitted_problems, *self._match_request(request))
         request.permitted_problems = token.permitted_problems
@@ -428,8 +557,8 @@ class KleinApplication(Resource):
         _, route, parameters = self._match_request(request)
         if route not in (EVALUATE_ROUTE, EVALUATE_PROBLEM_ROUTE, RERUN_ROUTE):
             return None
-        return make_form_receiver(
-            self.context, request, length, parameters.get("name"), parameters.get("identifier")
+        return self.context.forms.make_receiver(
+            request, length, parameters.get("name"), parameters.get("identifier")
         )
 
     def check_not_stopping(self) -> None:
@@ -443,37 +572,45 @@ class KleinApplication(Resource):
             self.context.links.remove_reader(request)
         known = request.route or self.routes.match_route(request.method, request.path)
         method, route = known[:2]
-        request_log.record_response(
+        request_log.count_response(
             method, route, status, None if request.waits_for_evaluation else seconds
         )
         if request_log.is_enabled:
             path, client = decode_path(request.path), request.client_address
             caller = f"link of {request.caller}" if request.uses_link else request.caller
             size = request.sentLength
-            request_log.write_line(client, caller, method, path, status, size, seconds)
+            request_log.write_line(client, method, path, status, caller, size, seconds)
 
     def record_refusal(self, status: int, address: str) -> None:
         """Count the refusal of a connection or of a malformed request."""
-        self.context.request_log.record_refusal(status, address)
+        request_log = self.context.request_log
+        request_log.count_response(UNKNOWN_ROUTE, UNKNOWN_ROUTE, status, None)
+        if request_log.is_enabled:
+            request_log.write_line(address, UNKNOWN_ROUTE, "-", status)
 
 
 def _make_problem(request: ApiRequest, failure: Failure) -> bytes | None:
-    if failure.check(CancelledError):  # the client has gone
+    """Set the response to an exception, and return its body; None if the client has gone."""
+    error = failure.value
+    if isinstance(error, CancelledError):
         return None
-    if not failure.check(RequestError):
+    if isinstance(error, NotFound) and error.description == NotFound.description:
+        path = decode_path(request.path)
+        error.description = f"no resource at {path!r:.200}; GET /openapi.json lists all paths"
+    elif isinstance(error, MethodNotAllowed):
+        allowed = ", ".join(sorted(error.valid_methods or ()))
+        method = request.method.decode("latin-1")
+        error.description = f"method {method!r:.40} is not allowed here; allowed: {allowed}"
+    elif not isinstance(error, RequestError | HTTPException):
         log.failure("defect: a request failed", failure)
-    return _send_problem(request, failure)
+    body = messages.set_error_response(request, error)
+    return prepare_response(request, body, messages.PROBLEM_DETAILS_MEDIA_TYPE)
 
 
 def _finish(request: ApiRequest, body: bytes | None) -> None:
     if body is not None:
         request.write(body)
         request.finish()
-
-
-def make_evaluate_response(identifier: str) -> dict[str, str]:
-    """Return the response of POST /evaluate; older clients read `id`."""
-    return {"evaluation_id": identifier, "id": identifier}
 
 
 def add_legacy_routes(app: Klein, context: WebContext) -> None:
@@ -490,7 +627,8 @@ def add_legacy_routes(app: Klein, context: WebContext) -> None:
         if not identifier:
             raise InvalidField("evaluation", "is required")
         wait = min(_OLDER_CLIENT_WAIT, context.configuration.polls.wait)
-        return send_page(context, request, identifier, parse_event_query(request.raw_query), wait)
+        query = parse_event_query(request.raw_query)
+        return send_page(context.registry, request, identifier, query, wait)
 
 
 def _add_operator_routes(app: Klein, context: WebContext) -> None:

@@ -37,6 +37,7 @@ from tawebeval.core.form import (
     parse_submission_file,
 )
 from tawebeval.core.text import decode_extended_filename
+from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import (
     AccessDenied,
     EvaluationExpired,
@@ -49,19 +50,18 @@ from tawebeval.errors import (
     UnsupportedMediaType,
     format_size,
 )
+from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.submissions import (
     ReceivedForm,
     RerunnableSubmission,
     SubmissionStore,
     UploadWriter,
 )
-from tawebeval.web.context import WebContext
 from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import get_header, get_header_elements, report_storage_error
 
-_MAX_FOLDED_LINES = 100  # of headers in a form
 _MAX_PART_HEADER_BYTES = 2048  # of one part
-_MAX_PARAMETERS = 32  # of the headers of one part
+_MAX_PARAMETERS = 32  # and folded lines, of the headers of one part
 _MAX_UNKNOWN_NAMES = 16  # of ignored fields, for a message
 _MAX_KEY = 255  # characters of an Idempotency-Key
 _PER_FILE = 8192  # bytes of disk that a file and its directory take, of whatever size
@@ -79,9 +79,8 @@ class _FormParser(PushMultipartParser):  # type: ignore[misc]  # it has no types
     It copies a header for each of its folded lines, and takes 2 µs for each parameter.
     """
 
-    _folded_lines = 0
     _header_bytes = 0  # of the arriving part, like the next
-    _parameters = 0
+    _parameters = 0  # and folded lines
 
     def _on_segment_start(self) -> None:
         self._header_bytes = self._parameters = 0
@@ -91,13 +90,11 @@ class _FormParser(PushMultipartParser):  # type: ignore[misc]  # it has no types
         self._header_bytes += len(line)
         if self._header_bytes > _MAX_PART_HEADER_BYTES:
             raise ParserLimitReached(f"a part has over {format_size(_MAX_PART_HEADER_BYTES)}")
-        self._parameters += _QUOTED.sub(b"", line).count(b";")
+        self._parameters += _QUOTED.sub(b"", line).count(b";") + (line[:1] in (b" ", b"\t"))
         if self._parameters > _MAX_PARAMETERS:
-            raise ParserLimitReached(f"a part has over {_MAX_PARAMETERS} parameters")
-        if line[:1] in (b" ", b"\t"):
-            self._folded_lines += 1
-            if self._folded_lines > _MAX_FOLDED_LINES:
-                raise ParserLimitReached(f"over {_MAX_FOLDED_LINES} folded lines")
+            raise ParserLimitReached(
+                f"a part has over {_MAX_PARAMETERS} parameters and folded lines"
+            )
         super()._on_segment_headerline(line)
 
 
@@ -382,107 +379,107 @@ class FormReceiver:
         self._digests[self._name] = self._hash.digest()
 
 
-def make_form_receiver(
-    context: WebContext,
-    request: ApiRequest,
-    length: int | None,
-    problem: str | None,
-    rerun_of: str | None,
-) -> FormReceiver:
-    """Return the receiver of the form of `request`. Raises: RequestError.
+@attrs.frozen
+class FormReceivers:
+    """Maker of receivers, whose forms arrive in `directory`, written by `threads`.
 
-    `length` is that of the body in bytes, None if unknown. The form is for the `problem` of this
-    name, for a rerun of the evaluation with this identifier, or has all fields.
+    `random_bytes(n)` returns n random bytes.
     """
-    headers, caller = request.requestHeaders, request.caller
-    codings = get_header_elements(headers, "Content-Encoding")
-    if any(coding.lower() != "identity" for coding in codings):
-        raise UnsupportedMediaType(
-            f"Content-Encoding: {', '.join(codings)[:80]!r} is not supported; send the body without"
-            " compression"
+
+    _registry: EvaluationRegistry
+    _directory: Path
+    _threads: WorkerThreads
+    _random_bytes: Callable[[int], bytes]
+
+    def make_receiver(
+        self, request: ApiRequest, length: int | None, problem: str | None, rerun_of: str | None
+    ) -> FormReceiver:
+        """Return the receiver of the form of `request`. Raises: RequestError.
+
+        `length` is that of the body in bytes, None if unknown. The form is for the `problem` of
+        this name, for a rerun of the evaluation with this identifier, or has all fields.
+        """
+        registry, submissions = self._registry, self._registry.submissions
+        headers, caller = request.requestHeaders, request.caller
+        codings = get_header_elements(headers, "Content-Encoding")
+        if any(coding.lower() != "identity" for coding in codings):
+            raise UnsupportedMediaType(
+                f"Content-Encoding: {', '.join(codings)[:80]!r} is not supported; send the body"
+                " without compression"
+            )
+        key = get_header(headers, "Idempotency-Key")
+        if key is not None and not 0 < len(key) <= _MAX_KEY:
+            raise MalformedRequest(
+                f"Idempotency-Key: {len(key)} characters; allowed: 1 to {_MAX_KEY}"
+            )
+        preset, use_kept, target, refusal = FormPreset(), None, "", None
+        try:
+            if problem is not None:
+                target = f"problem {problem}"
+                preset = self._make_problem_preset(problem)
+            elif rerun_of is not None:
+                target = f"rerun {rerun_of}"
+                use_kept = partial(self._use_submission, request, rerun_of)
+                preset = self._make_rerun_preset(request, rerun_of)
+        except (ProblemNotFound, EvaluationExpired) as error:
+            if not registry.is_known_idempotency_key(key, caller):
+                raise
+            refusal = error
+        if key is None:
+            # Refused before the body is sent. (A key may name an accepted evaluation.)
+            registry.check_admission(caller)
+        directory = self._directory / self._random_bytes(16).hex()
+        return FormReceiver(
+            get_header(headers, "Content-Type") or "",
+            length,
+            UploadWriter(directory, request, submissions.unwritten, self._threads),
+            key,
+            registry.context.configuration,
+            submissions,
+            caller,
+            target,
+            attrs.evolve(preset, permits_callback=request.permitted_problems is None),
+            use_kept,
+            refusal,
         )
-    key = get_header(headers, "Idempotency-Key")
-    if key is not None and not 0 < len(key) <= _MAX_KEY:
-        raise MalformedRequest(f"Idempotency-Key: {len(key)} characters; allowed: 1 to {_MAX_KEY}")
-    preset, use_kept, target, refusal = None, None, "", None
-    try:
-        if problem is not None:
-            target = f"problem {problem}"
-            preset = _make_problem_preset(context, problem)
-        elif rerun_of is not None:
-            target = f"rerun {rerun_of}"
-            use_kept = partial(_use_submission, context, request, rerun_of)
-            preset = _make_rerun_preset(context, request, rerun_of)
-    except (ProblemNotFound, EvaluationExpired) as error:
-        if not context.registry.is_known_idempotency_key(key, caller):
-            raise
-        refusal = error
-    if preset is not None:
-        preset = attrs.evolve(preset, permits_callback=request.permitted_problems is None)
-    submissions = context.registry.submissions
-    if key is None:
-        # Refused before the body is sent. (A key may name an accepted evaluation.)
-        context.registry.check_admission(caller)
-    return FormReceiver(
-        get_header(headers, "Content-Type") or "",
-        length,
-        UploadWriter(
-            context.upload_directory / context.random_bytes(16).hex(),
-            request,
-            submissions.unwritten,
-            context.upload_threads,
-        ),
-        key,
-        context.configuration,
-        submissions,
-        caller,
-        target,
-        preset,
-        use_kept,
-        refusal,
-    )
 
+    def _make_problem_preset(self, name: str) -> FormPreset:
+        problem = self._registry.context.configuration.problems.get(name)
+        if problem is None:
+            raise ProblemNotFound(name)
+        return FormPreset(
+            f"the problem {name!r}",
+            name,
+            problem.form_fields,
+            PERMITTED_PROBLEM_FORM_FIELDS,
+            problem.fields,
+        )
 
-def _make_problem_preset(context: WebContext, name: str) -> FormPreset:
-    problem = context.configuration.problems.get(name)
-    if problem is None:
-        raise ProblemNotFound(name)
-    return FormPreset(
-        f"the problem {name!r}",
-        name,
-        problem.form_fields,
-        PERMITTED_PROBLEM_FORM_FIELDS,
-        problem.fields,
-    )
+    def _make_rerun_preset(self, request: ApiRequest, identifier: str) -> FormPreset:
+        """Return what is known of the form before the request of the evaluation is read."""
+        permitted = request.permitted_problems
+        fields = PERMITTED_RERUN_FORM_FIELDS if permitted is None else PERMITTED_PROBLEM_FORM_FIELDS
+        try:
+            evaluation = self._registry.find_ended_evaluation(identifier, request.caller)
+        except EvaluationExpired:
+            if not self._registry.archived.is_enabled:
+                raise
+            return FormPreset("the evaluation", None, {}, fields, None)  # the archive is read later
+        problem = evaluation.details.request.problem
+        owner = "the evaluation" if problem is None else f"the problem {problem!r}"
+        _check_rerun_access(problem, permitted)
+        return FormPreset(owner, problem, {}, fields, None)
 
-
-def _make_rerun_preset(context: WebContext, request: ApiRequest, identifier: str) -> FormPreset:
-    """Return what is known of the form of a rerun before the request of the evaluation is read."""
-    permitted = request.permitted_problems
-    fields = PERMITTED_RERUN_FORM_FIELDS if permitted is None else PERMITTED_PROBLEM_FORM_FIELDS
-    try:
-        problem = context.registry.find_ended_evaluation(
-            identifier, request.caller
-        ).details.request.problem
-    except EvaluationExpired:
-        if not context.registry.archived.is_enabled:
-            raise
-        return FormPreset("the evaluation", None, {}, fields, None)  # the archive is read later
-    owner = "the evaluation" if problem is None else f"the problem {problem!r}"
-    _check_rerun_access(problem, permitted)
-    return FormPreset(owner, problem, {}, fields, None)
-
-
-@asynccontextmanager
-async def _use_submission(
-    context: WebContext, request: ApiRequest, identifier: str
-) -> AsyncIterator[RerunnableSubmission]:
-    try:
-        async with context.registry.open_kept_submission(identifier, request.caller) as kept:
-            _check_rerun_access(kept.request.problem, request.permitted_problems)
-            yield kept
-    except OSError as error:  # from a disk without room for archived files
-        raise report_storage_error(error) from None
+    @asynccontextmanager
+    async def _use_submission(
+        self, request: ApiRequest, identifier: str
+    ) -> AsyncIterator[RerunnableSubmission]:
+        try:
+            async with self._registry.open_kept_submission(identifier, request.caller) as kept:
+                _check_rerun_access(kept.request.problem, request.permitted_problems)
+                yield kept
+        except OSError as error:  # from a disk without room for archived files
+            raise report_storage_error(error) from None
 
 
 def _check_rerun_access(problem: str | None, permitted: Collection[str] | None) -> None:

@@ -71,7 +71,7 @@ from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.store import ArchivedRow, EvaluationRow
 from tawebeval.linux.privileges import ReloadableFiles
 from tawebeval.sandbox.bubblewrap import BubblewrapHelperSandbox
-from tawebeval.web.context import WebContext
+from tawebeval.web.routes import WebContext
 from tawebeval.web.server.channel import ApiSite
 from tests.archive.test_archive import make_ring
 from tests.cases.databases import close_databases_at_end

@@ -29,10 +29,10 @@ from tawebeval.core.tokens import LinkSigner
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.store import format_rfc3339_time
 from tawebeval.web.auth import Authentication, EvaluationLinks, RateLimit
-from tawebeval.web.context import RouteTable, WebContext
 from tawebeval.web.lists import make_evaluation_lists
-from tawebeval.web.routes import KleinApplication
+from tawebeval.web.routes import KleinApplication, RouteTable, WebContext
 from tawebeval.web.server.channel import ApiSite
+from tawebeval.web.upload import FormReceivers
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.files import FakeStore
 from tests.fakes.resolver import FakeResolver
@@ -246,11 +246,9 @@ class Service:
         )
         self.context = WebContext(
             self.registry,
-            uploads,
-            straw(2),
             self.access,
             self.reactor,
-            self.uploading,
+            FormReceivers(self.registry, uploads, self.uploading, straw(2)),
             make_evaluation_lists(self.registry, FakeResolver(), self.reactor),
             EvaluationLinks(
                 self.world.store,

@@ -24,7 +24,7 @@ from twisted.internet.task import TaskStopped, deferLater
 
 from tawebeval.linux.starter_client import StarterClient
 from tawebeval.sandbox.workspace import derive_log_pseudonym
-from tawebeval.web.context import MAX_METRICS_AGE
+from tawebeval.web.routes import MAX_METRICS_AGE
 from tests.integration.client import joined, python
 from tests.integration.harness import until
 from tests.integration.processes import alive, children, descriptors, processes

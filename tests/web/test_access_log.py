@@ -1,4 +1,4 @@
-"""`web.context`: requests are counted, and logged where that is wanted."""
+"""`web.routes`: requests are counted, and logged where that is wanted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tawebeval.core.event_log import EventPage
 from tawebeval.evaluations.reading import EventRequests
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.auth import EVENTS_ROUTE
-from tawebeval.web.context import UNKNOWN_ROUTE, RouteTable
+from tawebeval.web.routes import UNKNOWN_ROUTE, RouteTable
 from tawebeval.web.server.channel import CLIENT_GONE_STATUS
 from tests.cases.settings import with_constants
 from tests.cases.web import WebTestCase

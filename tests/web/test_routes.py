@@ -15,8 +15,7 @@ from tawebeval.config import ArchiveSettings, Configuration, HttpSettings
 from tawebeval.config import ServiceSettings as Process
 from tawebeval.sandbox.workspace import derive_directory_name
 from tawebeval.web.auth import Authentication, RateLimit
-from tawebeval.web.context import HealthAndMetrics
-from tawebeval.web.routes import METRICS_MEDIA_TYPE
+from tawebeval.web.routes import METRICS_MEDIA_TYPE, HealthAndMetrics
 from tests.cases import described
 from tests.cases.polls import TOKENS
 from tests.cases.web import END, CallerTestCase, WebTestCase

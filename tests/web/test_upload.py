@@ -274,11 +274,6 @@ class LimitTests(UploadTestCase):
             self.assertEqual(error.extra_members, {"limit": 20_000})
         receiver.abandon()
 
-    def test_folded_headers_are_few(self) -> None:
-        head = b'Content-Disposition: form-data;\r\n name="x"\r\nX-Odd: y'
-        self.receive(form([head + b"\r\n z" * 99 + b"\r\n\r\n", *parts()]))
-        self.refuse(RequestTooLarge, form([head + b"\r\n z" * 100 + b"\r\n\r\n", *parts()]))
-
     def test_each_text_field_has_a_limit_in_bytes(self) -> None:
         fields = {
             "repository[url]": ("url", 2048, b"https://example.org/"),
@@ -389,7 +384,14 @@ class MalformedTests(UploadTestCase):
         receiver.abandon()
 
     def test_headers_of_a_part_are_limited(self) -> None:
-        for header in ("X: " + "y" * 2048, "X: y" + "; a=b" * 33, "Content-Type: x/y" + ";" * 33):
+        folded = b'Content-Disposition: form-data;\r\n name="x"\r\nX-Odd: y' + b"\r\n z" * 29
+        self.receive(form([folded + b"\r\n\r\n", *parts()]))
+        for header in (
+            "X: " + "y" * 2048,
+            "X: y" + "; a=b" * 33,
+            "Content-Type: x/y" + ";" * 33,
+            "X: y" + "\r\n z" * 33,
+        ):
             receiver = self.receiver()
             body = form(parts()).replace(b"\r\n\r\n", f"\r\n{header}\r\n\r\n".encode(), 1)
             with self.assertRaisesRegex(RequestTooLarge, "a part has over"):
