@@ -4,11 +4,10 @@ Every request is repeated until a usable response comes, and no event is lost or
 cursor advances only when a whole page has arrived, and the next page is requested only when the
 caller has taken the last one. So a slow caller holds one page in memory.
 
-Three clients have the same methods, those of the HTTP API:
+Two clients have the same methods, those of the HTTP API:
 
 - `Client` (`sync_client`) blocks. Threads may share one, and so may processes after a fork.
 - `AsyncClient` (`async_client`) is for asyncio.
-- `twisted_client.TwistedClient` is for Twisted programs, and alone needs Twisted.
 
 The other modules only compute. `operations` has one generator for each method, which yields the
 requests to send and takes the responses, and `ClientSettings`, the arguments that the clients

@@ -1,11 +1,10 @@
-"""The methods of clients that do not block, and the client for asyncio."""
+"""The client for asyncio."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import ssl
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -39,10 +38,10 @@ T = TypeVar("T")
 
 def _wait(
     operation: Callable[Concatenate[ClientSettings, P], Operation[T]],
-) -> Callable[Concatenate[AsyncMethods, P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     """Return the method that does all steps of an operation."""
 
-    async def run(client: AsyncMethods, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         steps = operation(client, *args, **kwargs)
         outcome: RequestResult | None = None
         while True:
@@ -59,11 +58,11 @@ def _wait(
 
 def _iterate(
     stream: Callable[Concatenate[ClientSettings, P], Stream[T]],
-) -> Callable[Concatenate[AsyncMethods, P], AsyncIterator[T]]:
+) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
     """Return the method that does the steps of a stream, and yields its items."""
 
     async def iterate(
-        client: AsyncMethods, /, *args: P.args, **kwargs: P.kwargs
+        client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs
     ) -> AsyncIterator[T]:
         steps = stream(client, *args, **kwargs)
         outcome: RequestResult | None = None
@@ -84,31 +83,7 @@ def _iterate(
 
 
 @attrs.define(eq=False, slots=False)
-class AsyncMethods(ClientSettings, ABC):
-    """A client of one server with asynchronous methods; a subclass does their steps."""
-
-    evaluate = _wait(operations.evaluate)
-    evaluate_problem = _wait(operations.evaluate_problem)
-    rerun = _wait(operations.rerun)
-    events = _iterate(operations.events)
-    pages = _iterate(operations.pages)
-    status = _wait(operations.status)
-    submission = _wait(operations.submission)
-    make_link = _wait(operations.make_link)
-    revoke_links = _wait(operations.revoke_links)
-    cancel = _wait(operations.cancel)
-    environments = _wait(operations.environments)
-    evaluations = _iterate(operations.evaluations)
-    problems = _iterate(operations.problems)
-    problem = _wait(operations.problem)
-
-    @abstractmethod
-    async def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
-        """Do a step of an operation. Raises OSError for a file that cannot be read."""
-
-
-@attrs.define(eq=False, slots=False)
-class AsyncClient(AsyncMethods):
+class AsyncClient(ClientSettings):
     """The client of one server for asyncio. Connections are kept until `close`.
 
     It may be made outside of an event loop, and be used in several, one after the other. Files are
@@ -135,6 +110,21 @@ class AsyncClient(AsyncMethods):
         pool, self._pool = self._pool, None
         if pool is not None and self._owner == _get_owner():
             await pool.aclose()
+
+    evaluate = _wait(operations.evaluate)
+    evaluate_problem = _wait(operations.evaluate_problem)
+    rerun = _wait(operations.rerun)
+    events = _iterate(operations.events)
+    pages = _iterate(operations.pages)
+    status = _wait(operations.status)
+    submission = _wait(operations.submission)
+    make_link = _wait(operations.make_link)
+    revoke_links = _wait(operations.revoke_links)
+    cancel = _wait(operations.cancel)
+    environments = _wait(operations.environments)
+    evaluations = _iterate(operations.evaluations)
+    problems = _iterate(operations.problems)
+    problem = _wait(operations.problem)
 
     async def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
         """Do a step of an operation. Raises OSError for a file that cannot be read."""

@@ -1,9 +1,9 @@
 """Requests, responses and forms as values, and what a client does about each response or failure.
 
-The functions here only decide. The drivers (`sync_client`, `async_client`, `twisted_client`) send
-an `HttpRequest` and return a `Response` or, if none has come, a `RequestFailure`, whose kind they
-find out. `str()` of each exception is a sentence for people, which may quote the server, whose
-control characters are escaped. Forms are `multipart/form-data` as browsers send it (docs/api.md);
+The functions here only decide. The drivers (`sync_client`, `async_client`) send an `HttpRequest`
+and return a `Response` or, if none has come, a `RequestFailure`, whose kind they find out. `str()`
+of each exception is a sentence for people, which may quote the server, whose control characters are
+escaped. Forms are `multipart/form-data` as browsers send it (docs/api.md);
 their files are read while they are sent, so that no file is held in memory.
 """
 

@@ -2,8 +2,8 @@
 
 An operation yields an `HttpRequest` and gets a `Response` or a `RequestFailure`, or yields a
 `Pause` and gets None; its result is that of the operation. A stream also yields `StreamItems`,
-whose items its caller has to take before the next step. The modules `sync_client`, `async_client`
-and `twisted_client` do the steps.
+whose items its caller has to take before the next step. The modules `sync_client` and
+`async_client` do the steps.
 
 Every request of the API can be repeated: a form by its `Idempotency-Key`, all others by themselves.
 """
@@ -156,37 +156,46 @@ def copy_documentation(method: Callable[..., object], operation: Callable[..., o
     )
 
 
-@attrs.frozen
-class _Request:
-    """A request that can be repeated; `path` includes the query.
-
-    `follows_events`: repeat the request by `events_backoff`, also if nothing listens at a loopback
-    address and the server has not answered before.
-    """
-
-    method: str
-    path: str
-    headers: Mapping[str, str] = attrs.field(factory=dict)
-    form: SubmissionForm | None = None
-    timeout: float = 60.0
-    follows_events: bool = False
+def _make_request(
+    client: ClientSettings,
+    method: str,
+    path: str,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    form: SubmissionForm | None = None,
+    timeout: float = 60.0,
+) -> HttpRequest:
+    """Return a request that can be repeated; `path` includes the query."""
+    sent = {"User-Agent": f"tawebeval/{__version__}", **headers}
+    if client.token:
+        sent["Authorization"] = f"Bearer {client.token}"
+    if form is not None:
+        sent["Content-Type"] = form.content_type
+    return HttpRequest(method, client.server + path, sent, form, timeout)
 
 
 def _send_request(
-    client: ClientSettings, request: _Request, parse: Callable[[Response], Parsed]
+    client: ClientSettings,
+    request: HttpRequest,
+    parse: Callable[[Response], Parsed],
+    *,
+    follows_events: bool = False,
 ) -> Operation[Parsed]:
     """Send a request until `parse` accepts a response, and return its result.
 
-    `parse` raises ValueError for a body that is not one of this API. Raises Refused for a status
-    that a repetition would get as well; Unavailable when the attempts are used up, another one
-    would be of no use, or `Retry-After` exceeds `max_retry_after_seconds`.
+    `parse` raises ValueError for a body that is not one of this API. With `follows_events` the
+    request is repeated by `events_backoff`, also if nothing listens at a loopback address and the
+    server has not answered before. Raises Refused for a status that a repetition would get as well;
+    Unavailable when the attempts are used up, another one would be of no use, or `Retry-After`
+    exceeds `max_retry_after_seconds`.
     """
-    backoff = client.events_backoff if request.follows_events else client.request_backoff
+    backoff = client.events_backoff if follows_events else client.request_backoff
     made = 0
     while True:
         asked = 0.0
-        outcome = yield from _attempt(client, request)
+        outcome = yield request
+        assert outcome is not None
         if isinstance(outcome, Response):
+            client.server_has_answered = True
             meaning = classify_http_status(outcome.status)
             if meaning is RequestOutcome.ACCEPTED:
                 parsed = parse_response(outcome, parse)
@@ -201,7 +210,7 @@ def _send_request(
             if outcome.is_permanent(
                 client.server,
                 server_has_answered=client.server_has_answered,
-                can_wait=request.follows_events,
+                can_wait=follows_events,
             ):
                 raise Unavailable(why, refused)
         else:
@@ -218,21 +227,6 @@ def _send_request(
             raise Unavailable(f"{why}{later}", refused)
         client.on_retry(why, pause)
         yield Pause(pause)
-
-
-def _attempt(client: ClientSettings, request: _Request) -> Operation[RequestResult]:
-    """Send a request once."""
-    headers = {"User-Agent": f"tawebeval/{__version__}", **request.headers}
-    if client.token:
-        headers["Authorization"] = f"Bearer {client.token}"
-    if request.form is not None:
-        headers["Content-Type"] = request.form.content_type
-    url = client.server + request.path
-    outcome = yield HttpRequest(request.method, url, headers, request.form, request.timeout)
-    assert outcome is not None
-    if isinstance(outcome, Response):
-        client.server_has_answered = True
-    return outcome
 
 
 def _get_retry_after(client: ClientSettings, response: Response) -> float:
@@ -348,7 +342,7 @@ def _begin(
     """Send a form without the fields that are None, and return the identifier."""
     given = {name: str(value) for name, value in fields.items() if value is not None}
     headers = {"Idempotency-Key": key or uuid4().hex}
-    request = _Request("POST", path, headers, SubmissionForm(given, submission))
+    request = _make_request(client, "POST", path, headers, SubmissionForm(given, submission))
     return _send_request(client, request, _identifier)
 
 
@@ -399,15 +393,16 @@ def _follow(
     known = False
     while True:
         begun = client.get_time()
-        request = _Request(
+        request = _make_request(
+            client,
             "GET",
             path + _query(after=after, limit=limit, times=1 if times else None),
             {"Accept": "application/json", "Prefer": f"wait={_WAIT}"},
             timeout=_WAIT + _TIMEOUT,
-            follows_events=True,
         )
+        parse = partial(_page, client, after)
         try:
-            page, pause = yield from _send_request(client, request, partial(_page, client, after))
+            page, pause = yield from _send_request(client, request, parse, follows_events=True)
         except UnknownEvaluation as error:
             if not known:
                 raise
@@ -434,7 +429,9 @@ def _page(client: ClientSettings, after: str | None, response: Response) -> tupl
 
 def status(client: ClientSettings, identifier: str) -> Operation[Document]:
     """Return the status document. Raises UnknownEvaluation, EvaluationGone, Unavailable."""
-    return _send_request(client, _Request("GET", _path_of(identifier)), partial(_document, _Status))
+    return _send_request(
+        client, _make_request(client, "GET", _path_of(identifier)), partial(_document, _Status)
+    )
 
 
 def submission(client: ClientSettings, identifier: str) -> Operation[list[Document]]:
@@ -443,7 +440,7 @@ def submission(client: ClientSettings, identifier: str) -> Operation[list[Docume
     The content of files is absent if there is too much. Raises EvaluationGone also if only the
     files are discarded.
     """
-    request = _Request("GET", f"{_path_of(identifier)}/submission")
+    request = _make_request(client, "GET", f"{_path_of(identifier)}/submission")
     return _send_request(client, request, partial(_documents, "files", _File))
 
 
@@ -455,25 +452,25 @@ def make_link(
     A link takes the place of a token. `lifetime` is in seconds; None leaves it to the server.
     """
     path = f"{_path_of(identifier)}/links{_query(lifetime=lifetime)}"
-    return _send_request(client, _Request("POST", path), partial(_document, _Link))
+    return _send_request(client, _make_request(client, "POST", path), partial(_document, _Link))
 
 
 def revoke_links(client: ClientSettings, identifier: str) -> Operation[None]:
     """Revoke all links of an evaluation, and end the requests that use them."""
     return _send_request(
-        client, _Request("DELETE", f"{_path_of(identifier)}/links"), _check_deleted
+        client, _make_request(client, "DELETE", f"{_path_of(identifier)}/links"), _check_deleted
     )
 
 
 def cancel(client: ClientSettings, identifier: str) -> Operation[None]:
     """Cancel an evaluation; return when none of its processes runs. May be repeated."""
-    request = _Request("DELETE", _path_of(identifier), timeout=_CANCEL_TIMEOUT)
+    request = _make_request(client, "DELETE", _path_of(identifier), timeout=_CANCEL_TIMEOUT)
     return _send_request(client, request, _check_deleted)
 
 
 def environments(client: ClientSettings) -> Operation[list[Document]]:
     """Return the environments of the server: name, description and digest of each."""
-    request = _Request("GET", "/environments")
+    request = _make_request(client, "GET", "/environments")
     return _send_request(client, request, partial(_documents, "data", _Environment))
 
 
@@ -512,7 +509,7 @@ def problems(client: ClientSettings) -> Stream[Document]:
 
 def problem(client: ClientSettings, name: str) -> Operation[Document]:
     """Return a problem with its `statement`. Raises InvalidRequest for an unknown problem."""
-    request = _Request("GET", _path_of_problem(name))
+    request = _make_request(client, "GET", _path_of_problem(name))
     return _name_unknown_problem(_send_request(client, request, partial(_document, _Problem)))
 
 
@@ -530,7 +527,7 @@ def _list(
     yielded: set[str] = set()
     restarts = 0
     while True:
-        request = _Request("GET", path + _query(after=after, **wanted))
+        request = _make_request(client, "GET", path + _query(after=after, **wanted))
         try:
             listing = yield from _send_request(client, request, partial(_listing, kind, cursors))
         except InvalidRequest:

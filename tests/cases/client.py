@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 import msgspec
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import TimeoutError as TookTooLong
+from twisted.internet.error import ConnectionRefusedError as ConnectionRefused
+from twisted.internet.interfaces import IConsumer
+from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.client import ResponseFailed, readBody
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IBodyProducer
+from zope.interface import implementer
 
-from tawebeval.client import Event, Text
-from tawebeval.client.twisted_client import TwistedClient
+from tawebeval.client import AsyncClient, Event, Text
+from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure, Response
+from tawebeval.client.operations import Pause, RequestResult
 from tawebeval.config import (
     Configuration,
     EventBufferSettings,
@@ -40,13 +50,71 @@ def text(events: list[Event]) -> str:
     return "".join(event.text for event in events if isinstance(event, Text))
 
 
+@implementer(IBodyProducer)
+@attrs.define
+class WholeBody:
+    """The body of a request, written at once."""
+
+    body: bytes
+
+    @property
+    def length(self) -> int:
+        return len(self.body)
+
+    def startProducing(self, consumer: IConsumer) -> Deferred[None]:
+        consumer.write(self.body)
+        return succeed(None)
+
+    def stopProducing(self) -> None:
+        """Do nothing."""
+
+    pauseProducing = resumeProducing = stopProducing
+
+
+@attrs.define(eq=False, slots=False, kw_only=True)
+class MemoryClient(AsyncClient):
+    """A client whose requests go to an agent, while the reactor of a test goes on."""
+
+    reactor: Any
+    agent: BreakingAgent
+
+    async def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
+        if isinstance(step, Pause):
+            await deferLater(self.reactor, step.seconds)
+            return None
+        body = b""
+        if step.form is not None:
+            with ExitStack() as opened:
+                body = b"".join(step.form.open_body(opened).iterate_pieces())
+        headers = Headers({name: [value] for name, value in step.headers.items()})
+        producer = WholeBody(body) if body else None
+        sending = self.agent.request(step.method.encode(), step.url.encode(), headers, producer)
+        exchange = sending.addCallback(self._read)
+        try:
+            return await exchange.addTimeout(step.get_timeout(len(body)), self.reactor)
+        except TookTooLong:
+            return RequestFailure(FailureKind.TIMED_OUT, f"{step.timeout:.0f}")
+        except ConnectionRefused:
+            return RequestFailure(FailureKind.CONNECTION_REFUSED)
+        except ResponseFailed:
+            return RequestFailure(FailureKind.BROKEN_CONNECTION, "lost")
+
+    def _read(self, response: Any) -> Deferred[Response]:
+        headers = {
+            name.decode().lower(): values[0].decode()
+            for name, values in response.headers.getAllRawHeaders()
+        }
+        reading = readBody(response)
+        return reading.addCallback(lambda body: Response(response.code, headers, body))
+
+
 @attrs.define
 class Line:
     """A client, the server that it asks, and what is between the two."""
 
     service: Service
     agent: BreakingAgent
-    client: TwistedClient
+    client: MemoryClient
     told: list[tuple[str, float]]
     _flush: Callable[[], None]
 
@@ -74,7 +142,7 @@ class Line:
             "on_retry": lambda why, seconds: told.append((why, seconds)),
             **(client or {}),
         }
-        made = TwistedClient("http://localhost:8080/", token, **arguments)
+        made = MemoryClient("http://localhost:8080/", token, **arguments)
         return cls(service, agent, made, told, inner.flush)
 
     def add_silent_peer(self, name: str) -> None:

@@ -206,18 +206,24 @@ class EventsTests(ClientTestCase):
         self.assertIsNone(caught.exception.oldest)
         self.assertEqual(self.line.told, [])
 
-    def test_cancelled_request_is_not_repeated(self) -> None:
+    def test_each_failure_is_reported_repeated_and_recovered_from(self) -> None:
+        answered: list[bool] = []
+        self.line = self.make(client={"on_recovery": lambda: answered.append(True)})
         identifier = self.line.begin()
-        for fate in (Fate.WELL, Fate.SILENT):
-            self.line.agent.fate = lambda fate=fate: fate
-            asked = len(self.line.agent.asked)
-            following = Deferred.fromCoroutine(gathered(self.line.client.events(identifier)))
-            self.line.settle()
-            following.addErrback(lambda failure: failure.type.__name__)
-            following.cancel()
-            self.line.pass_time(50)
-            self.assertEqual(self.successResultOf(following), "CancelledError")
-            self.assertEqual(len(self.line.agent.asked), asked + 1)
+        self.assertEqual(answered, [])
+        failures = [fate for fate in Fate if fate.passes]
+        for fate in failures:
+            self.line.fail_once(fate)
+            self.line.told.clear()
+            self.line.agent.asked.clear()
+            status = self.line.wait(self.line.client.status(identifier))
+            self.assertEqual(status["state"], "running")
+            ((why, seconds),) = self.line.told
+            self.assertTrue(why)
+            self.assertGreater(seconds, 0)
+            first, second = self.line.agent.asked
+            self.assertEqual(first, second)
+        self.assertEqual(len(answered), len(failures))
 
 
 class OtherTests(ClientTestCase):

@@ -22,7 +22,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.client import AsyncClient, Client, InvalidRequest, Refused, Text, Unavailable
 from tawebeval.client import sync_client as values_module
 from tawebeval.client.http import HttpRequest
-from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
 from tests.cases.certificates import make_certificate
 from tests.cases.patience import PATIENCE
@@ -410,7 +409,6 @@ class SyncClientTests(SynchronousTestCase):
         expected = describe(Client)
         self.assertEqual(len(expected), 14)
         self.assertEqual(describe(AsyncClient), expected)
-        self.assertEqual(describe(TwistedClient), expected)
         signature = inspect.signature(Client.pages)
         self.assertEqual(signature.return_annotation, "Iterator[Page]")
         self.assertEqual(inspect.signature(Client.status).return_annotation, "Document")

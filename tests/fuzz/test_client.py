@@ -6,7 +6,7 @@ import gzip
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,20 +14,13 @@ import attrs
 import httpcore
 from hypothesis import example, given
 from hypothesis import strategies as st
-from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost
-from twisted.internet.testing import MemoryReactorClock, StringTransport
-from twisted.python.failure import Failure
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.trial.unittest import SynchronousTestCase
-from twisted.web.client import Agent, HTTPConnectionPool
-from twisted.web.iweb import IAgentEndpointFactory
-from zope.interface import implementer
 
 from tawebeval.client import Client, ClientError, Event, Page, sync_client
 from tawebeval.client.events import split_cursor
 from tawebeval.client.http import HttpRequest
 from tawebeval.client.operations import Pause, RequestResult
-from tawebeval.client.twisted_client import TwistedClient
 from tests.cases.client import REQUEST
 from tests.cases.strategies import Chunk, chunks_of, long_chunkings, mutated
 
@@ -142,57 +135,6 @@ ASKING: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@implementer(IAgentEndpointFactory)
-class LyingServer:
-    """Connections in memory: each request gets the next lie, and none when these are used up."""
-
-    def __init__(self, lies: Sequence[Lie]) -> None:
-        self.lies = list(lies)
-        self.connections: list[tuple[Any, StringTransport]] = []
-
-    def endpointForURI(self, uri: object) -> LyingServer:
-        return self
-
-    def connect(self, factory: Any) -> Deferred[Any]:
-        if not self.lies:
-            return fail(ConnectError())
-        protocol, transport = factory.buildProtocol(None), StringTransport()
-        protocol.makeConnection(transport)
-        self.connections.append((protocol, transport))
-        return succeed(protocol)
-
-    def answer(self) -> None:
-        """Answer what was asked on each connection; close those that the client has left."""
-        for connection in list(self.connections):
-            protocol, transport = connection
-            end: type[Exception] | None = None
-            if transport.value():
-                lie = self.lies.pop(0) if self.lies else Lie(b"", (), ConnectionLost)
-                end, answer = lie.end, lie.tell(transport.value())
-                transport.clear()
-                for piece, _ in chunks_of(answer, lie.chunking):
-                    if piece and not self.left(transport):
-                        end = self.tell(protocol.dataReceived, piece) or end
-            if self.left(transport):
-                end = end or ConnectionDone
-            if end is not None:
-                self.connections.remove(connection)
-                self.tell(protocol.connectionLost, Failure(end()))
-
-    @staticmethod
-    def tell(call: Callable[[Any], object], what: Any) -> type[Exception] | None:
-        """Call a protocol as a reactor does, which logs errors and then closes the connection."""
-        try:
-            call(what)
-        except Exception:  # noqa: BLE001  (whatever it is)
-            return ConnectionLost
-        return None
-
-    @staticmethod
-    def left(transport: StringTransport) -> bool:
-        return bool(transport.disconnecting or transport.disconnected)
-
-
 class HastyClient(Client):
     """A client without pauses."""
 
@@ -257,47 +199,6 @@ class ClientTests(SynchronousTestCase):
     )
     @example("events", [Lie(b"HTTP/1.1 200 x\r\nSet-Cookie: \xff\r\n\r\n{}", [], None)])
     def test_any_lies_give_a_result_or_an_error(self, asking: str, lies: Sequence[Lie]) -> None:
-        reactor: Any = MemoryReactorClock()
-        server = LyingServer(lies)
-        reactor.callFromThread = lambda call: reactor.callLater(0, call)
-        client = TwistedClient(
-            "http://127.0.0.1:1/",
-            reactor=reactor,
-            agent=Agent.usingEndpointFactory(reactor, server, HTTPConnectionPool(reactor)),
-            draw_random=random.Random(1).random,
-        )
-
-        async def ask() -> Any:
-            asked = ASKING[asking](client)
-            if not isinstance(asked, AsyncIterator):
-                return await asked
-            async for item in asked:
-                self.check(item)
-            return None
-
-        results: list[Any] = []
-        Deferred.fromCoroutine(ask()).addBoth(results.append)
-        for _ in range(2000):
-            for _ in range(4):
-                server.answer()
-                reactor.advance(0)
-            if results:
-                break
-            reactor.advance(5)
-        assert results, "it waits for ever"
-        self.flushLoggedErrors()  # of Twisted's own client, which logs what it cannot parse
-        if isinstance(results[0], Failure):
-            results[0].trap(ClientError)
-            str(results[0].value).encode()
-
-    @given(
-        st.sampled_from(["events", "events", "pages", *ASKING]),
-        st.lists(LIES, min_size=1, max_size=6),
-    )
-    @example("events", [Lie(b"HTTP/1.1 200 x\r\nSet-Cookie: \xff\r\n\r\n{}", [], None)])
-    def test_any_lies_give_the_blocking_client_a_result_or_an_error(
-        self, asking: str, lies: Sequence[Lie]
-    ) -> None:
         client = HastyClient("http://127.0.0.1:1/", draw_random=random.Random(1).random)
         pool: Any = client._get_pool()._transport
         pool._pool._network_backend = sync_client._DeadlineNetwork(

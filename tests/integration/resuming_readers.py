@@ -13,6 +13,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError, ConnectionClosed
 from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
 from twisted.web.client import (
     PartialDownloadError,
     RequestTransmissionFailed,
@@ -22,7 +23,6 @@ from twisted.web.client import (
 from twisted.web.websocket import WebSocketClientEndpoint
 
 from tawebeval import client as library
-from tawebeval.client.twisted_client import TwistedClient
 from tawebeval.core.backoff import Backoff
 from tests.cases.event_source import EventSource
 from tests.integration.client import Answer, Client, Event, SocketReader
@@ -202,8 +202,11 @@ class LibraryReader(ResumingReader):
     """Reader by the project's own client."""
 
     async def read_events(self) -> None:
-        async with TwistedClient(self.client.url, events_backoff=_BACKOFF) as client:
-            async for event in client.events(self.identifier):
+        await deferToThread(self._read_events)
+
+    def _read_events(self) -> None:
+        with library.Client(self.client.url, events_backoff=_BACKOFF) as client:
+            for event in client.events(self.identifier):
                 if isinstance(event, library.Text):
                     self.events.append({"type": "text", "payload": event.text})
                 else:

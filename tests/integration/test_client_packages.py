@@ -34,14 +34,13 @@ ALLOWED = {
     *("sniffio", "typing-extensions", "exceptiongroup"),
 }
 
-# Imports all modules but the one for Twisted, and uses the client.
+# Imports all modules, and uses the client.
 USE = """\
 import sys, pkgutil, tawebeval, tawebeval.client, tawebeval.core
 from pathlib import Path
 for package in (tawebeval.client, tawebeval.core):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-        if not module.name.endswith("twisted_client"):
-            __import__(module.name)
+        __import__(module.name)
 once = tawebeval.core.backoff.Backoff(1, 0, 0)
 client = tawebeval.client.Client("http://127.0.0.1:9", request_backoff=once)
 try:

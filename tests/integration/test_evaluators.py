@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tawebeval.client import Data, EvaluationError
-from tawebeval.client.twisted_client import TwistedClient
+from twisted.internet.threads import deferToThread
+
+from tawebeval.client import Client, Data, EvaluationError
 from tests.integration.client import python, text
 from tests.integration.harness import DaemonTestCase
 from tests.integration.wire import blocks, evaluators
@@ -39,8 +40,8 @@ class DriverTests(DaemonTestCase):
     async def test_client_reads_what_the_daemon_accepts_as_nested(self) -> None:
         depths = [*range(850, 1050, 3), 100_000]  # Python 3.13 goes deeper than 3.11
         identifier = await self.begin(python(_NESTED % depths))
-        async with TwistedClient(self.daemon.url) as client:
-            events = [event async for event in client.events(identifier)]
+        with Client(self.daemon.url) as client:
+            events = await deferToThread(lambda: list(client.events(identifier)))
         read = [len(event.written) // 2 for event in events if isinstance(event, Data)]
         refused = [event for event in events if isinstance(event, EvaluationError)]
         self.assertEqual({event.reason for event in refused}, {"protocol"})
