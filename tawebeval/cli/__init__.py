@@ -2,14 +2,13 @@
 
 `main` imports a command when it is used. The client commands are thin layers over
 `tawebeval.client.Client`, and import neither Twisted nor the daemon: `evaluate` (module
-`evaluate`), `follow`, `status`, `cancel`, `list` and others (module `evaluations`), `login`,
-`logout` and `servers` (module `servers`, which also finds the server and the token of a command).
-They share
+`evaluate`), `follow`, `status`, `cancel`, `list` and others (module `evaluations`), `login` and
+`logout` (module `servers`, which also finds the server and the token of a command). They share
 
 - `runtime`: signals, exit statuses, and the client of a command;
 - `output`: `Screen`, which prints events on stdout and everything else on stderr, and tables;
-- `follow`: `EvaluationReader`, which shows one evaluation to its end, `DownloadDirectory`, which
-  saves the files that evaluators send, and `LiveStatus`, the line below the output of a terminal.
+- `follow`: `EvaluationReader`, which shows one evaluation to its end, and `DownloadDirectory`,
+  which saves the files that evaluators send.
 
 `tawebeval try` needs no server: `try_run` runs one `Evaluation` with the daemon's own sandbox and
 limits on a copy of a working directory, and its events go through the same `Screen`.

@@ -5,18 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from threading import Event as ThreadEvent
-from threading import Lock, Thread
 
 import attrs
 
 from tawebeval.cli.output import Screen
-from tawebeval.cli.runtime import FAILED, GOOD, WRONG, CommandContext, Interrupted, ServerAccess
+from tawebeval.cli.runtime import FAILED, GOOD, WRONG, CommandContext, Interrupted
 from tawebeval.client import (
-    Client,
     ClientError,
     EvaluationError,
     EvaluationGone,
@@ -26,11 +23,12 @@ from tawebeval.client import (
     Text,
     UnknownEvaluation,
 )
+from tawebeval.client.operations import Pause
 from tawebeval.core.segi import StrayMarkerDetector
 from tawebeval.core.text import get_base_name
 from tawebeval.linux.privileges import get_user_name
 
-_STATUS_INTERVAL = 1.0  # seconds between two updates of the line of a terminal
+_WAITING = ("queued", "fetching")  # states before the evaluator runs
 
 
 @attrs.frozen
@@ -97,12 +95,10 @@ class EvaluationReader:
         screen = self._context.screen
         if self.cursor is not None:
             screen.shows_summary = False
-        live = LiveStatus(self._context.server, self.identifier, screen)
         display = EventDisplay(screen, folder)
         try:
-            with display, live:
+            with display:
                 for page in self._pages():
-                    live.set_running()
                     display.show_page(page)
         except (EvaluationGone, UnknownEvaluation) as error:
             if isinstance(error, UnknownEvaluation) and not self.is_known_to_server:
@@ -118,6 +114,7 @@ class EvaluationReader:
         client = self._context.client
         while True:
             try:
+                self._wait_for_start()
                 for page in client.pages(self.identifier, self.cursor):
                     with (
                         self._context.interrupt_handler.defer_interrupt()
@@ -140,70 +137,22 @@ class EvaluationReader:
             else:
                 return
 
+    def _wait_for_start(self) -> None:
+        """Show on a terminal the state, up to once a second, until the evaluator runs.
 
-@attrs.define
-class LiveStatus:
-    """A context in which a terminal shows the state of an evaluation, updated every second.
-
-    The status is requested until `set_running` is called, by a thread with a client of its own: the
-    command waits for events meanwhile.
-    """
-
-    _server: ServerAccess
-    _identifier: str
-    _screen: Screen
-    is_running: bool = False
-    _get_time: Callable[[], float] = time.monotonic
-    _state: str = ""
-    _since: float = 0.0  # the time when the state was seen first
-    _lock: Lock = attrs.field(factory=Lock)
-    _stopping: ThreadEvent = attrs.field(factory=ThreadEvent)
-
-    def __enter__(self) -> LiveStatus:
-        if self._screen.shows_progress:
-            Thread(target=self._run, name="status", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._stopping.set()
-            self._screen.show_status("")
-
-    def _run(self) -> None:
-        with self._server.make_quiet_client() as client:
-            while not self._stopping.is_set():
-                self.update(client)
-                self._stopping.wait(_STATUS_INTERVAL)
-
-    def set_running(self) -> None:
-        """Show that the evaluator runs, and request the status no more."""
-        if not self.is_running:
-            self.is_running = True
-            if self._screen.shows_progress:
-                self._show("running")
-
-    def update(self, client: Client) -> None:
-        """Show the state; request the status first while the evaluator is not known to run."""
-        state = "" if self.is_running else self._request_state(client)
-        self._show("running" if self.is_running else state)  # perhaps since the request
-
-    def _show(self, state: str) -> None:
-        """Show a state and the time since it was shown first; empty for the last state."""
-        now = self._get_time()
-        with self._lock:
-            if state and state != self._state:
-                self._state, self._since = state, now
-            if self._state and not self._stopping.is_set():
-                self._screen.show_status(f"{self._state}, {int(now - self._since)} s")
-
-    def _request_state(self, client: Client) -> str:
-        """Return the state, empty without an answer."""
-        try:
-            status = client.status(self._identifier)
-        except ClientError:  # reported by the requests for events
-            return ""
-        place = status.get("queue_place")
-        return status["state"] if place is None else f"{status['state']}, {place} ahead"
+        A request that fails is left to the requests for events.
+        """
+        client, screen, pause = self._context.client, self._context.screen, 0.1
+        with suppress(ClientError):
+            while screen.shows_progress:
+                status = client.status(self.identifier)
+                state, place = status["state"], status.get("queue_place")
+                if state == "running" or state in _WAITING:
+                    screen.show_status(state if place is None else f"{state}, {place} ahead")
+                if state not in _WAITING:
+                    return
+                client.execute_step(Pause(pause))
+                pause = min(2 * pause, 1.0)
 
 
 @attrs.define
@@ -240,15 +189,14 @@ class EventDisplay:
 
     def show_page(self, page: Page) -> None:
         """Show the events of a page."""
-        with self._screen.lock:
-            for event in page.events:
-                self._screen.show_event(event)
-                self._check_markers(event)
-                if self._folder is not None and isinstance(event, File):
-                    self._has_unsaved |= not _save(event, self._folder, self._screen)
-                self.last = event
-            self._screen.flush()
-            self._screen.draw_status()
+        for event in page.events:
+            self._screen.show_event(event)
+            self._check_markers(event)
+            if self._folder is not None and isinstance(event, File):
+                self._has_unsaved |= not _save(event, self._folder, self._screen)
+            self.last = event
+        self._screen.flush()
+        self._screen.draw_status()
 
     def _check_markers(self, event: Event) -> None:
         if not isinstance(event, Text):

@@ -23,7 +23,6 @@ _COMMANDS = {
     "list": "evaluations:list_",
     "login": "servers:login",
     "logout": "servers:logout",
-    "servers": "servers:servers",
     "serve": "operator_commands:serve",
     "starter": "operator_commands:starter",
     "doctor": "operator_commands:doctor",

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from threading import RLock
 from typing import Any, TextIO
 
 import attrs
@@ -22,79 +21,42 @@ from tawebeval.core.results import MAX_RESULT_BYTES, ResultSummary
 from tawebeval.errors import format_size
 
 _EXCERPTS = ("expected", "printed")
-_ROW = "{:<12}  {:<16}  {:>9}  {:>9}  {:>6}"
 _COLOURS = {"accepted": "green", "partial": "yellow", "skipped": "yellow"}
 
-CASE_TABLE_HEADER = _ROW.format("CASE", "VERDICT", "TIME", "MEMORY", "POINTS")
-"""The line above the rows of cases."""
 
+def format_case(payload: object, *, with_excerpts: bool) -> tuple[list[str], str] | None:
+    """Return the lines of the case that a data value describes, and their colour.
 
-@attrs.frozen
-class Case:
-    """A case, whose figures are in words and empty if the evaluator has not given them.
-
-    `excerpts` are what was expected and printed, each a line; `message` may have several lines.
+    None for other values. The excerpts are what was expected and printed.
     """
-
-    name: str
-    verdict: str
-    points: str
-    time: str
-    memory: str
-    other_members: str
-    message: str
-    excerpts: tuple[str, ...]
-
-    def format_lines(self, *, with_excerpts: bool) -> list[str]:
-        """Return the lines of the case, as text for a pipe."""
-        points = self.points and f"{self.points} point{'' if self.points == '1' else 's'}"
-        figures = ", ".join(filter(None, (points, self.time, self.memory, self.other_members)))
-        shown = f"case {self.name}: {self.verdict}{figures and f' ({figures})'}"
-        first, *rest = self.message.split("\n")
-        excerpts = self.excerpts if with_excerpts else ()
-        return [
-            shown.replace("\n", " ") + (first and f": {first}"),
-            *(f"    {line}" for line in rest),
-            *(f"  {line}" for line in excerpts),
-        ]
-
-    def format_row(self, *, with_excerpts: bool) -> list[tuple[str, str | None]]:
-        """Return the lines of the case in a table, each with its colour."""
-        row = _ROW.format(self.name, self.verdict, self.time, self.memory, self.points)
-        colour = _COLOURS.get(self.verdict, "red")
-        below = [self.other_members, *self.message.split("\n")]
-        if with_excerpts:
-            below += self.excerpts
-        return [
-            (row.replace("\n", " ").rstrip(), colour),
-            *((f"  {line}", None) for line in below if line),
-        ]
-
-
-def parse_case(payload: object) -> Case | None:
-    """Return the case that a data value describes; None for other values."""
     match payload:
         case {"type": "case", "case": str(name), "verdict": str(verdict), **members}:
             pass
         case _:
             return None
     others = {key: value for key, value in members.items() if value is not None}
-    message = describe_value(others.pop("message", "")).rstrip("\n")
+    first, *rest = describe_value(others.pop("message", "")).rstrip("\n").split("\n")
     excerpts = {key: others.pop(key) for key in _EXCERPTS if key in others}
-    return Case(
-        name,
-        verdict.replace("_", " "),
-        _take_figure(others, "points", "{:g}".format),
+    points = _take_figure(others, "points", "{:g}".format)
+    words = (
+        points and f"{points} point{'' if points == '1' else 's'}",
         _take_figure(others, "time", "{:.3f} s".format),
         _take_figure(others, "memory", format_size),
         describe_members(others),
-        message,
-        tuple(
-            f"{key}: {json.dumps(text, ensure_ascii=False)}"
+    )
+    figures = ", ".join(filter(None, words))
+    shown = f"case {name}: {verdict.replace('_', ' ')}{figures and f' ({figures})'}"
+    lines = [
+        shown.replace("\n", " ") + (first and f": {first}"),
+        *(f"    {line}" for line in rest),
+    ]
+    if with_excerpts:
+        lines += [
+            f"  {key}: {json.dumps(text, ensure_ascii=False)}"
             for key, text in excerpts.items()
             if isinstance(text, str) and text
-        ),
-    )
+        ]
+    return lines, _COLOURS.get(verdict, "red")
 
 
 def _take_figure(members: dict[Any, Any], name: str, describe: Any) -> str:
@@ -179,8 +141,7 @@ class Screen:
     raise OutputError when `out` becomes unwritable, once; later output is discarded. A broken
     `notes` is discarded without an error, which nobody could see. `shows_summary` is False if not
     all events of the evaluation are shown: a summary of their results would mislead.
-    `shows_excerpts` is whether a case shows what was expected and printed. Another thread than that
-    of the events may call `show_status`; `lock` keeps it from drawing while `out` is not flushed.
+    `shows_excerpts` is whether a case shows what was expected and printed.
     """
 
     _out: TextIO
@@ -189,9 +150,7 @@ class Screen:
     _lines: bool = False
     shows_summary: bool = True
     shows_excerpts: bool = False
-    _has_table: bool = False  # the head of the table of cases is shown
     _status: str = ""  # the last line of a terminal, below all output
-    lock: Any = attrs.field(factory=RLock, repr=False)
     _begun: bool = False  # the last line on `out` has no terminator yet
     _returned: bool = False  # a carriage return is held back, as a line feed may follow
     _progress: bool = False  # the last line on `notes` is that of `show_status`
@@ -230,12 +189,11 @@ class Screen:
     def show_message(self, text: str, colour: str | None = None) -> None:
         """Print a message of one line on `notes`; `colour` is a name of click's."""
         text = text.replace("\n", "\\n")
-        with self.lock:
-            self._make_room()
-            if self._notes.isatty():
-                self._end_line()
-                text = escape_control_characters(text)
-            self._write_note((click.style(text, fg=colour) if self._colour else text) + "\n")
+        self._make_room()
+        if self._notes.isatty():
+            self._end_line()
+            text = escape_control_characters(text)
+        self._write_note((click.style(text, fg=colour) if self._colour else text) + "\n")
 
     def show_stderr(self, stderr: str) -> None:
         """Print an evaluator's stderr, indented, on `notes`."""
@@ -244,27 +202,24 @@ class Screen:
 
     def show_status(self, text: str) -> None:
         """Show a message and the results so far below all output of a terminal; empty for none."""
-        with self.lock:
-            self._status = text
-            self._clear_progress()
-            self.draw_status()
+        self._status = text
+        self._clear_progress()
+        self.draw_status()
 
     def draw_status(self) -> None:
         """Show the message of `show_status` again, unless a partial line stands in its place."""
-        with self.lock:
-            if not self._status or (self._begun and self._out.isatty()):
-                return
-            results = self._results.build_json_object() or {}
-            words = [self._status]
-            if (progress := results.get("progress")) and progress["total"] > 0:
-                bar = format_progress_bar(progress["done"], progress["total"])
-                words.append(f"{bar} {progress['done']}/{progress['total']}")
-            if results:
-                words += summarize_results(results | {"progress": None})
-            text = ", ".join(words).replace("\n", " ")
-            text = escape_control_characters(text)
-            self._write_note(_CLEAR + text[: get_terminal_width(self._notes) - 1])
-            self._progress = True
+        if not self._status or (self._begun and self._out.isatty()):
+            return
+        results = self._results.build_json_object() or {}
+        words = [self._status]
+        if (progress := results.get("progress")) and progress["total"] > 0:
+            bar = format_progress_bar(progress["done"], progress["total"])
+            words.append(f"{bar} {progress['done']}/{progress['total']}")
+        if results:
+            words += summarize_results(results | {"progress": None})
+        text = escape_control_characters(", ".join(words).replace("\n", " "))
+        self._write_note(_CLEAR + text[: get_terminal_width(self._notes) - 1])
+        self._progress = True
 
     def print_text(self, text: str) -> None:
         """Print lines that are not an event on `out`."""
@@ -279,7 +234,6 @@ class Screen:
         """Show a summary of the cases and the final error, and end a partial line on a terminal."""
         results, uncounted = self._results.build_json_object(), self._results.uncounted_value
         self._results, self._status = ResultSummary(), ""
-        self._has_table = False
         if results is not None and results["cases"] and self.shows_summary:
             words = summarize_results(results | {"progress": None})
             self.show_message(f"summary: {', '.join(words)}", "cyan")
@@ -295,20 +249,15 @@ class Screen:
     def _show_value(self, data: Data) -> None:
         if len(data.written) <= MAX_RESULT_BYTES:
             self._results.add_if_result(data.written.encode())
-        case = _find_case(data)
-        if case is None:
-            text = format_value(data)
-            if not (self._status and re.fullmatch("progress [0-9]+/[0-9]+", text)):
-                self.show_message(text, "cyan")
-        elif self.shows_progress:
-            if not self._has_table:
-                self._has_table = True
-                self.show_message(CASE_TABLE_HEADER)
-            for line, colour in case.format_row(with_excerpts=self.shows_excerpts):
-                self.show_message(line, colour)
-        else:
-            for line in case.format_lines(with_excerpts=self.shows_excerpts):
-                self.show_message(line, "cyan")
+        with suppress(ValueError):  # Python cannot decode the value
+            if case := format_case(data.payload, with_excerpts=self.shows_excerpts):
+                lines, colour = case
+                for line in lines:
+                    self.show_message(line, colour)
+                return
+        text = format_value(data)
+        if not (self._status and re.fullmatch("progress [0-9]+/[0-9]+", text)):
+            self.show_message(text, "cyan")
 
     def _write(self, text: str, *, flush: bool = False) -> None:
         if self._lost:
@@ -367,14 +316,6 @@ class Screen:
             said = error.members.get(name)
             if isinstance(said, str) and said:
                 self.show_stderr(said)
-
-
-def _find_case(data: Data) -> Case | None:
-    """Return the case that a value describes; None for other values."""
-    try:
-        return parse_case(data.payload)
-    except ValueError:
-        return None
 
 
 def format_value(data: Data) -> str:

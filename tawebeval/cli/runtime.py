@@ -17,7 +17,6 @@ import click
 from tawebeval.cli.output import OutputError, Screen, should_use_colour
 from tawebeval.client import Client, ClientError, Refused, Unavailable
 from tawebeval.client.http import is_loopback
-from tawebeval.core.backoff import Backoff
 from tawebeval.errors import ConfigurationError
 
 GOOD, FAILED, WRONG, UNREACHABLE = 0, 1, 2, 3
@@ -36,10 +35,6 @@ _GIVE_TOKEN = (
 )
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-_ONE_ATTEMPT = Backoff(
-    max_attempts=1, first_delay_seconds=1, max_delay_seconds=1, max_retry_after_seconds=1
-)
 
 
 class Utf8Argument(click.ParamType[str]):
@@ -97,10 +92,6 @@ class ServerAccess:
             on_retry=notes.on_retry,
             on_recovery=notes.on_recovery,
         )
-
-    def make_quiet_client(self) -> Client:
-        """Return a client that shows nothing, and makes one attempt of each request."""
-        return Client(self.url, self.token, request_backoff=_ONE_ATTEMPT)
 
 
 @attrs.define

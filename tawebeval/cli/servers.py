@@ -1,4 +1,4 @@
-"""Which server a command asks, and `tawebeval login`, `logout` and `servers`.
+"""Which server a command asks, and `tawebeval login` and `logout`.
 
 `tawebeval login` stores servers with their tokens in a file that only its owner can read. A command
 asks the server of its option `--server`, of the environment, or of the last login.
@@ -6,7 +6,6 @@ asks the server of its option `--server`, of the environment, or of the last log
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import stat
@@ -22,7 +21,6 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from tawebeval.cli.output import JSON_OPTION, print_list
 from tawebeval.cli.runtime import (
     TOKEN_VARIABLE,
     CommandContext,
@@ -39,7 +37,6 @@ from tawebeval.linux.privileges import get_user_name, read_secret_file
 _DEFAULT_SERVER = "http://127.0.0.1:8080"
 _OTHERS_MODE = 0o077
 _MAX_TOKEN = 4096  # characters
-_ROW = "{:<1} {:<8}  {}"
 
 
 class StoredServers(msgspec.Struct, omit_defaults=True):
@@ -50,12 +47,6 @@ class StoredServers(msgspec.Struct, omit_defaults=True):
 
     tokens: dict[str, str] = {}
     default: str | None = None
-
-    def check_url(self, url: str) -> None:
-        """Raise ConfigurationError for a URL that is not stored."""
-        if url not in self.tokens:
-            stored = ", ".join(sorted(self.tokens)) or "none"
-            raise ConfigurationError(f"no login at {url} is stored; stored are: {stored}")
 
 
 def locate_server_file(environment: Mapping[str, str]) -> Path:
@@ -108,31 +99,19 @@ def read_servers(path: Path) -> StoredServers:
 def edit_stored_servers(path: Path) -> Iterator[StoredServers]:
     """Yield the servers in a file, and write them at the end of the block. Blocks.
 
-    No other process changes the file meanwhile. Raises: ConfigurationError.
+    Raises: ConfigurationError.
     """
-    path = Path(os.path.realpath(path))
+    servers = read_servers(path)
+    yield servers
+    content = msgspec.json.format(msgspec.json.encode(servers), indent=2)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _replace_file(Path(os.path.realpath(path)), content)
     except OSError as error:
-        raise _make_write_error(path, error) from None
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        servers = read_servers(path)
-        yield servers
-        try:
-            _replace_file(path, msgspec.json.format(msgspec.json.encode(servers), indent=2))
-        except OSError as error:
-            raise _make_write_error(path, error) from None
-    finally:
-        os.close(folder)
-
-
-def _make_write_error(path: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"{path}: cannot write the file: {error.strerror}")
+        raise ConfigurationError(f"{path}: cannot write the file: {error.strerror}") from None
 
 
 def _replace_file(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = path.with_suffix(".new")
     unfinished.unlink(missing_ok=True)
     try:
@@ -302,53 +281,13 @@ def logout(url: str | None) -> None:
         with edit_stored_servers(locate_server_file(os.environ)) as stored:
             removed = url or stored.default
             if removed is None:
-                raise ConfigurationError(
-                    "there is no default server; name one of", "`tawebeval servers`"
-                )
-            stored.check_url(removed)
+                raise ConfigurationError("there is no default server; name one")
+            if removed not in stored.tokens:
+                known = ", ".join(sorted(stored.tokens)) or "none"
+                raise ConfigurationError(f"no login at {removed} is stored; stored are: {known}")
             del stored.tokens[removed]
             if stored.default == removed:
                 stored.default = None
         screen.show_message(f"removed {removed}")
-
-    run_without_server(screen, work)
-
-
-@click.command()
-@click.option(
-    "--default",
-    metavar="URL",
-    callback=_parse_url_argument,
-    help="Make this server the default of all commands.",
-)
-@JSON_OPTION
-def servers(default: str | None, as_json: bool) -> None:
-    """List the servers of `tawebeval login`.
-
-    A * marks the default server.
-
-    \b
-      tawebeval servers
-      tawebeval servers --default https://judge.example.org
-    """  # noqa: D301
-    screen = make_screen()
-
-    def work() -> None:
-        path = locate_server_file(os.environ)
-        if default is not None:
-            with edit_stored_servers(path) as stored:
-                stored.check_url(default)
-                stored.default = default
-            return
-        stored = read_servers(path)
-        found = [
-            {"url": url, "has_token": bool(token), "default": url == stored.default}
-            for url, token in sorted(stored.tokens.items())
-        ]
-        rows = [
-            ("*" if one["default"] else "", "stored" if one["has_token"] else "none", one["url"])
-            for one in found
-        ]
-        print_list(screen, found, as_json, _ROW, [("", "TOKEN", "URL"), *rows])
 
     run_without_server(screen, work)

@@ -62,9 +62,7 @@ class CommandTestCase(ClientTestCase):
             return make_client(server, screen)
 
         def connect(url: str, token: str | None, **settings: Any) -> Client:
-            is_quiet = "on_retry" not in settings
-            meanwhile = (lambda: None) if is_quiet else (lambda: self.meanwhile())
-            return LineClient(self.line, meanwhile, **settings)
+            return LineClient(self.line, lambda: self.meanwhile(), **settings)
 
         self.patch(ServerAccess, "make_client", note_server)
         self.patch(runtime, "Client", connect)

@@ -40,7 +40,7 @@ class MainTests(SynchronousTestCase):
         for arguments, foreign in (
             (("status", "--server", "http://127.0.0.1:1", "x"), ()),
             (("evaluate", "--help"), ()),
-            (("servers",), ()),
+            (("logout",), ()),
             (("token", "new", "alice"), ("httpx", "tawebeval.client", "tawebeval.cli.runtime")),
         ):
             done = subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -171,27 +170,6 @@ class LoginTests(CommandTestCase):
         result = self.run_command("list", "--server", URL)
         self.assertEqual(result.exit_code, 2)
         self.assertIn(f"chmod 600 {self.path}", result.stderr)
-
-    def test_servers_are_listed_and_another_one_becomes_the_default(self) -> None:
-        self.login(OTHER)
-        self.login(URL)
-        self.login("http://127.0.0.1:1", token="")
-        self.assertEqual(self.run_command("servers", "--default", URL).exit_code, 0)
-        lines = self.run_command("servers").stdout.splitlines()
-        self.assertEqual(
-            [line.split() for line in lines],
-            [
-                ["TOKEN", "URL"],
-                ["none", "http://127.0.0.1:1"],
-                ["*", "stored", URL],
-                ["stored", OTHER],
-            ],
-        )
-        listed = json.loads(self.run_command("servers", "--json").stdout)
-        self.assertEqual(listed[1], {"url": URL, "has_token": True, "default": True})
-        result = self.run_command("servers", "--default", "x")
-        self.assertEqual(result.exit_code, 2)
-        self.assertIn("no login at https://x is stored; stored are: http://127", result.stderr)
 
     def test_unwritable_file_stays_and_is_reported(self) -> None:
         self.login(URL, token="first")

@@ -103,7 +103,6 @@ class ProgramTests(DaemonTestCase):
             (sys.executable, "python", "import decimal"),
             (sys.executable, "python", "with Client("),
             (sys.executable, "python", "asyncio.run("),
-            (sys.executable, "python", "react(main"),
             (str(NODE), "js", "node:crypto"),
         ):
             suffix = ".mjs" if name == "js" else ""
