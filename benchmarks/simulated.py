@@ -45,7 +45,7 @@ from tawebeval.sandbox.base import (
     SandboxedRun,
 )
 from tawebeval.sandbox.limits import RunLimits
-from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
+from tawebeval.sandbox.workspace import Workspace, WritableTrees
 from tests.fakes.files import MemoryEventFiles
 
 OUTPUT = b"".join(b"case %d: accepted\n" % number for number in range(20))
@@ -191,6 +191,9 @@ class Cluster:
 class SimulatedRunLimits(RunLimits):
     """Limits of a run that keeps all of them."""
 
+    def __init__(self, settings: LimitSettings) -> None:
+        self.settings = settings
+
     def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
         """Return None."""
         return None
@@ -212,13 +215,8 @@ class SimulatedRun(SandboxedRun):
         workspace: Workspace,
         limits: LimitSettings,
     ) -> None:
-        super().__init__(workspace, SimulatedRunLimits(limits))
+        super().__init__(workspace, workspace.make_unsandboxed_view(), SimulatedRunLimits(limits))
         self.adopt = adopt
-
-    @property
-    def workspace_view(self) -> WorkspaceView:
-        """Return the paths of the daemon."""
-        return self.workspace.make_unsandboxed_view()
 
     def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> int:
         """Return the number of the process, which is the command."""

@@ -37,7 +37,6 @@ from tawebeval.sandbox.bubblewrap import (
     BWRAP_ERROR_PREFIX,
     READ_ONLY_ACCESS,
     HelperSandbox,
-    NoHelperSandbox,
     SandboxAccess,
 )
 
@@ -333,7 +332,7 @@ class GitRunner:
     _spawn: Spawner
     _protocols: Sequence[str]
     _memory: int = _MEMORY
-    _box: HelperSandbox = attrs.field(factory=NoHelperSandbox)
+    _box: HelperSandbox = attrs.field(factory=HelperSandbox)
     _entry: Sequence[str] = ()
     _niceness: int = 0
 

@@ -27,9 +27,9 @@ from tawebeval.core.segi import add_tools_to_path
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import OrphanReaper, send_signal
 from tawebeval.linux.kernel_files import list_descendants
-from tawebeval.linux.starter_client import LaunchSpec, StartedProgram
+from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
 from tawebeval.linux.tail import TailedProcess
-from tawebeval.sandbox.limits import LocalRunLimits, RunLimits, convert_rlimit_names
+from tawebeval.sandbox.limits import RunLimits, convert_rlimit_names
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 
 _DIGEST = re.compile(r"sha256-[0-9a-f]{64}")
@@ -114,6 +114,7 @@ class SandboxedRun(ABC):
     `start_evaluator` and `connect_process`, or `resume_process`, are called once, and `close` in
     the end, also without a start.
 
+    - `workspace_view`: the paths under which the evaluator sees `workspace`.
     - `run_limits`: its limits.
     - `has_network`: whether the evaluator reaches the network.
     - `has_external_queue`: whether the started program waits until something else lets it run.
@@ -126,19 +127,15 @@ class SandboxedRun(ABC):
     runner_status: RunnerStatus | None = None
     job_settings: Sequence[SlurmJobSettings] = ()
 
-    def __init__(self, workspace: Workspace, run_limits: RunLimits) -> None:
+    def __init__(self, workspace: Workspace, view: WorkspaceView, limits: RunLimits) -> None:
         self.workspace = workspace
-        self.run_limits = run_limits
+        self.workspace_view = view
+        self.run_limits = limits
 
     @property
     def limits(self) -> LimitSettings:
         """The limits of the run."""
         return self.run_limits.settings
-
-    @property
-    @abstractmethod
-    def workspace_view(self) -> WorkspaceView:
-        """The paths under which the evaluator sees its workspace."""
 
     @abstractmethod
     def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> Any:
@@ -198,37 +195,23 @@ class SandboxedRun(ABC):
 class LocalRun(SandboxedRun):
     """A run that the starter starts, in a cgroup, with a writable tree over the checkout.
 
-    A kind of sandbox says by a subclass which program runs the command, and under which paths the
-    evaluator sees its workspace.
+    A kind of sandbox says by a subclass which program runs the command.
     """
-
-    run_limits: LocalRunLimits
 
     def __init__(
         self,
         workspace: Workspace,
+        view: WorkspaceView,
         checkout: Checkout,
+        limits: LimitSettings,
         sandbox: Sandbox,
-        limits: LocalRunLimits,
     ) -> None:
-        super().__init__(workspace, limits)
+        cgroups = sandbox.cgroup_manager
+        super().__init__(workspace, view, RunLimits(limits, cgroups, workspace, checkout.commit))
         self._checkout = checkout
-        self._niceness = sandbox.cgroup_manager.evaluator_niceness
+        self._sandbox = sandbox
         self._trees = sandbox.writable_trees
-        self._orphans = sandbox.orphan_reaper
-        self._tree: int | None = None  # descriptor of the overlay that only the evaluator sees
-
-    @property
-    def workspace_view(self) -> WorkspaceView:
-        """The paths under which the evaluator sees its workspace."""
-        view = self.make_workspace_view()
-        if self._tree is None:
-            return view
-        return attrs.evolve(view, path_descriptors={self.workspace.tree_directory: self._tree})
-
-    @abstractmethod
-    def make_workspace_view(self) -> WorkspaceView:
-        """Return the evaluator's view of the workspace, without an overlay's descriptor."""
+        self._overlay: MountedOverlay | None = None  # which only the evaluator sees
 
     @abstractmethod
     def make_launch_spec(
@@ -249,15 +232,20 @@ class LocalRun(SandboxedRun):
         launch = attrs.evolve(
             self.make_launch_spec(command, environment, directory),
             procs_files=group.procs_files,
-            niceness=self._niceness,
+            niceness=self._sandbox.cgroup_manager.evaluator_niceness,
             stdout_limit=self.limits.output,
             stderr_limit=self.limits.stderr,
         )
         started = self._trees.start_program(self._checkout.path, self.workspace, launch)
-        if (overlay := started.overlay) is not None:
-            self._tree = overlay.root_descriptor
-            self.run_limits.disk.device_numbers = overlay.device_numbers
+        if started.overlay is not None:
+            self._use_overlay(started.overlay)
+            self.run_limits.disk.device_numbers = started.overlay.device_numbers
         return started
+
+    def _use_overlay(self, overlay: MountedOverlay) -> None:
+        self._overlay = overlay
+        opened = {self.workspace.tree_directory: overlay.root_descriptor}
+        self.workspace_view = attrs.evolve(self.workspace_view, path_descriptors=opened)
 
     def connect_process(self, run: ProcessProtocol, started: Any) -> TailedProcess:
         """Let the started process drive `run`. Raises: OSError."""
@@ -271,16 +259,16 @@ class LocalRun(SandboxedRun):
         """Go on with a run that was started by another process of the daemon. Blocks."""
         overlay = self._trees.reopen_overlay(self.workspace)
         if overlay is not None:
-            self._tree = overlay.root_descriptor
+            self._use_overlay(overlay)
         self.run_limits.resume(left.description)
         program = StartedProgram(self.workspace.output_directory, left.pid, left.start_time)
         return self._trees.connect_program(run, program, left.stdout_offset)
 
     def close(self) -> None:
         """Close the tree, kill the program, and remove the cgroup. Blocks. Raises: OSError."""
-        if self._tree is not None:
-            os.close(self._tree)
-            self._tree = None
+        if self._overlay is not None:
+            os.close(self._overlay.root_descriptor)
+            self._overlay = None
         try:
             self._trees.forget_program(self.workspace)
         finally:
@@ -318,20 +306,7 @@ class UnsandboxedRun(LocalRun):
     """
 
     mark = b""
-
-    def __init__(
-        self,
-        workspace: Workspace,
-        checkout: Checkout,
-        sandbox: NoSandbox,
-        limits: LocalRunLimits,
-    ) -> None:
-        super().__init__(workspace, checkout, sandbox, limits)
-        self._tools = sandbox.tools_directory
-
-    def make_workspace_view(self) -> WorkspaceView:
-        """Return the evaluator's view of the workspace."""
-        return self.workspace.make_unsandboxed_view()
+    _sandbox: NoSandbox
 
     def make_launch_spec(
         self, command: str, environment: Mapping[str, str], directory: Path
@@ -340,7 +315,7 @@ class UnsandboxedRun(LocalRun):
         self.mark = environment["EVALUATION_DATA_BEGIN"].encode()
         return LaunchSpec(
             ["/bin/sh", "-c", command],
-            add_tools_to_path(environment, str(self._tools)),
+            add_tools_to_path(environment, str(self._sandbox.tools_directory)),
             str(directory),
             rlimits=convert_rlimit_names(self.run_limits.list_rlimits(apart=False)),
         )
@@ -358,7 +333,7 @@ class UnsandboxedRun(LocalRun):
         if first is not None:
             first.signal_group(signal.SIGKILL)
         if self.mark:
-            await self._orphans.kill_orphans_of_run(
+            await self._sandbox.orphan_reaper.kill_orphans_of_run(
                 self.mark, str(self.workspace.root), self._trees.starter.pid
             )
 
@@ -392,5 +367,5 @@ class NoSandbox:
         `parse_configuration` refuses environments without a sandbox.
         """
         assert environment is None, "environments need a sandbox"
-        run_limits = LocalRunLimits(limits, self.cgroup_manager, workspace, checkout.commit)
-        return UnsandboxedRun(workspace, checkout, self, run_limits)
+        view = workspace.make_unsandboxed_view()
+        return UnsandboxedRun(workspace, view, checkout, limits, self)

@@ -6,8 +6,7 @@ below the evaluation's. A request is a stranger's. So a process of its own, in t
 cgroup, serves each one, and the broker itself only accepts connections.
 
 A request is one message of JSON. The answer is "streams", with the caller's ends of stdin, stdout
-and stderr, and after the program's end a report; or `{"error": ...}` in place of either. A stdin
-of the kind "file" is an empty memfd, which the caller fills before it sends "start". While the
+and stderr, and after the program's end a report; or `{"error": ...}` in place of either. While the
 program runs the message "output" says that it has printed too much; the end of the connection kills
 it.
 
@@ -54,7 +53,7 @@ FILTERS = (6, 7)
 """The descriptors of the broker."""
 MAX_REQUEST_BYTES = 128 * 1024
 """Bytes of a request, at most."""
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """The version of requests."""
 
 _MOST_RUNS = 64  # at once; more wait for a place
@@ -96,7 +95,8 @@ class BrokerConfiguration(NamedTuple):
     - `rlimits`: soft and hard limits of each process, by the names of prlimit(1).
     - `memory_bytes`: bytes, and `max_processes`: the limits of the whole evaluation.
     - `parent_pid`: that of the broker's parent, with which it ends.
-    - `cgroup`: the directory of the evaluation's cgroup, "" without.
+    - `cgroup`: the directory of the evaluation's cgroup, "" if it does not limit both memory and
+      processes.
     """
 
     bwrap: Sequence[str]
@@ -115,14 +115,13 @@ class RunRequest(NamedTuple):
     """A request for one run; None is the default.
 
     `paths` are triples: the evaluator's path, the path in the sandbox, and whether the program may
-    write there. `stdin` is "pipe" or "file". Times are in seconds, sizes in bytes.
+    write there. Times are in seconds, sizes in bytes.
     """
 
     command: Sequence[str]
     paths: Sequence[tuple[str, str, bool]]
     directory: str
     environment: dict[str, str]
-    stdin: str
     time: float | None
     wall: float | None
     memory: int | None
@@ -165,9 +164,6 @@ def parse_request(
     memory = _number("memory", found, int)
     if memory is not None and memory < _LEAST_MEMORY:
         raise RequestRefused(f"memory: {memory} bytes; at least {_LEAST_MEMORY} (1 MiB) are needed")
-    stdin = found.get("stdin", "pipe")
-    if stdin not in ("pipe", "file"):
-        raise RequestRefused(f"stdin: {stdin!r} is neither 'pipe' nor 'file'")
     environment = found.get("environment", {})
     if not isinstance(environment, dict) or not all(map(_NAME.fullmatch, environment)):
         raise RequestRefused("environment: a variable's name has letters, digits and _ only")
@@ -177,7 +173,6 @@ def parse_request(
         paths,
         _absolute("directory", found.get("directory", _TEMPORARY)),
         environment,
-        stdin,
         _number("time", found, float),
         _number("wall", found, float),
         memory,
@@ -292,42 +287,36 @@ def find_mount_source(
 
 
 class SubmissionCgroup:
-    """The cgroup of one run, below that of the evaluation; without one no method does anything.
+    """The cgroup of one run, below that of the evaluation.
 
-    `has_memory`, `has_processes` and `has_cpu` tell what the cgroup limits or measures.
+    Without one (`is_used`) no method does anything.
     """
 
     def __init__(self, parent: str, name: str) -> None:
         self._directory = CgroupDirectory(f"{parent}/{name}")
-        self.has_cpu = bool(parent)
-        self.has_memory, self.has_processes = (
-            self.has_cpu and os.path.exists(f"{parent}/{file}")
-            for file in ("memory.max", "pids.max")
-        )
+        self.is_used = bool(parent)
 
     def make(self, memory: int, processes: int) -> None:
         """Make the cgroup with its limits. Raises: OSError."""
-        if self.has_cpu:
+        if self.is_used:
             self._directory.make_cgroup()
-        if self.has_memory:
             self._directory.limit_memory(memory)
-        if self.has_processes:
             self._directory.write_file("pids.max", processes + _OWN_PROCESSES)
 
     def enter(self) -> None:
         """Move this process into the cgroup. Raises: OSError."""
-        if self.has_cpu:
+        if self.is_used:
             self._directory.enter_cgroup()
 
     def read_cpu_seconds(self) -> float | None:
         """Return the processor time; None if it is not measured."""
-        if not self.has_cpu:
+        if not self.is_used:
             return None
         return self._directory.read_numbers("cpu.stat").get("usage_usec", 0) / 1e6
 
     def read_peak_memory(self) -> int | None:
         """Return the peak of memory in bytes, less the page cache that is left; None if unknown."""
-        peak = self._directory.read_number("memory.peak") if self.has_memory else None
+        peak = self._directory.read_number("memory.peak") if self.is_used else None
         if peak is None:  # before Linux 5.19
             return None
         held = self._directory.read_numbers("memory.stat")
@@ -335,22 +324,20 @@ class SubmissionCgroup:
 
     def read_current_memory(self) -> int:
         """Return the bytes of memory without the page cache now; 0 if unknown."""
-        if not self.has_memory:
-            return 0
-        held = self._directory.read_numbers("memory.stat")
+        held = self._directory.read_numbers("memory.stat") if self.is_used else {}
         return held.get("anon", 0) + held.get("shmem", 0)
 
     def has_met_memory_limit(self) -> bool:
         """Tell whether the kernel has killed a process for this cgroup's own limit of memory."""
-        return self.has_memory and self._directory.has_met_memory_limit()
+        return self.is_used and self._directory.has_met_memory_limit()
 
     def has_met_process_limit(self) -> bool:
         """Tell whether a fork has failed in this cgroup."""
-        return self.has_processes and self._directory.has_refused_fork()
+        return self.is_used and self._directory.has_refused_fork()
 
     def remove(self) -> None:
         """Kill all processes and remove the cgroup; the evaluation's end removes what stays."""
-        if self.has_cpu:
+        if self.is_used:
             kill_and_remove([self._directory])
 
 
@@ -363,8 +350,6 @@ def prepare_cgroup_for_children(path: str) -> None:
         return
     directory = CgroupDirectory(path)
     evaluator = directory / EVALUATOR_CGROUP_NAME
-    enabled = directory.read_file("cgroup.controllers").split()
-    switches = [f"+{name}" for name in ("memory", "pids") if name in enabled]
     evaluator.make_cgroup()
     deadline = time.monotonic() + _PATIENCE
     while True:
@@ -372,7 +357,7 @@ def prepare_cgroup_for_children(path: str) -> None:
             with suppress(ProcessLookupError):
                 evaluator.write_file("cgroup.procs", pid)
         try:
-            directory.write_file("cgroup.subtree_control", " ".join(switches))
+            directory.write_file("cgroup.subtree_control", "+memory +pids")
         except OSError:  # a process has been forked meanwhile
             if time.monotonic() > deadline:
                 raise
@@ -493,21 +478,20 @@ class ProgramRun:
     def _rlimits(self) -> dict[str, tuple[int, int]]:
         request = self._request
         limits = dict(self._configuration.rlimits)
-        if request.time is not None and not self._cgroup.has_cpu:
+        if request.time is not None and not self._cgroup.is_used:
             soft, hard = limits["cpu"]
             # Twice as much: the kernel compares it with ticks, and looks of the broker come first.
             limits["cpu"] = (min(math.ceil(2 * request.time) + 1, soft), hard)
         if request.file_size is not None:
             limits["fsize"] = (request.file_size,) * 2
-        if not self._cgroup.has_processes:
+        if not self._cgroup.is_used:
             limits["nproc"] = (self._processes,) * 2
-        if not self._cgroup.has_memory:
             limits["data"] = (self._memory,) * 2
         hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
         stack = self._memory if hard == resource.RLIM_INFINITY else min(self._memory, hard)
         # The stack of each thread has this size, and is data. Without a limit it has 2 MiB, and
         # the broker looks at the memory of the first stack.
-        limits["stack"] = (stack if self._cgroup.has_memory else hard, hard)
+        limits["stack"] = (stack if self._cgroup.is_used else hard, hard)
         return limits
 
     def _check_mounts(self, child: int, nonce: str, pipe: str) -> None:
@@ -581,7 +565,7 @@ class ProgramRun:
     def _check_limits(self, child: int, wall: float) -> tuple[float | None, str | None]:
         """Return the seconds until the next check, and the limit that is exceeded."""
         request, waits = self._request, []
-        if not self._cgroup.has_memory:
+        if not self._cgroup.is_used:
             self._held = max(self._held, measure_largest_memory(child))
             if self._held > self._memory:
                 self._held = self._memory
@@ -616,7 +600,7 @@ class ProgramRun:
     def _kill(self, child: int) -> None:
         """Kill what is left, and reap all: this process is their subreaper."""
         killing = self._reason is not None or b'"exit-code"' not in self._told()
-        if killing and not self._cgroup.has_cpu:
+        if killing and not self._cgroup.is_used:
             self._measured = max(self._measured, measure_cpu_seconds(child))
         if killing and (inner := self._inner_pid()) is not None:
             # First what waits for a word, so that it never goes on without.
@@ -679,24 +663,16 @@ def receive_request(connection: socket.socket) -> bytes:
     return message
 
 
-def send_streams(connection: socket.socket, stdin: str) -> list[int]:
-    """Send the caller its ends of stdin, stdout and stderr; return the program's. Raises: OSError.
-
-    With a file as stdin, return when the caller has filled it.
-    """
+def send_streams(connection: socket.socket) -> list[int]:
+    """Send the caller its ends of stdin, stdout and stderr; return the program's."""
     own, sent = [], []
-    if stdin == "file":
-        own.append(os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-        sent.append(os.dup(own[0]))
-    for number in range(len(own), 3):
+    for number in range(3):
         reading, writing = os.pipe2(os.O_CLOEXEC)
         own.append(reading if number == 0 else writing)
         sent.append(writing if number == 0 else reading)
     socket.send_fds(connection, [b"streams"], sent)
     for descriptor in sent:
         os.close(descriptor)
-    if stdin == "file" and connection.recv(64) != b"start":
-        raise ConnectionResetError(None, "the caller has gone")
     return own
 
 
@@ -717,7 +693,7 @@ def serve_connection(
         request = parse_request(
             receive_request(connection), configuration.system_paths, configuration.readable_paths
         )
-        streams = send_streams(connection, request.stdin)
+        streams = send_streams(connection)
         answer = ProgramRun(configuration, request, number, streams).execute(connection)
     except RequestRefused as error:
         answer = {"error": str(error)}

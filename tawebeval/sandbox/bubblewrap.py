@@ -36,10 +36,9 @@ import secrets
 import signal
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from glob import glob
 from pathlib import Path
-from typing import Protocol
 
 import attrs
 from twisted.logger import Logger
@@ -64,7 +63,7 @@ from tawebeval.sandbox.base import (
     SandboxedRun,
 )
 from tawebeval.sandbox.broker import PROTOCOL_VERSION
-from tawebeval.sandbox.limits import LocalRunLimits, convert_rlimit_names
+from tawebeval.sandbox.limits import convert_rlimit_names
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 
 log = Logger()
@@ -437,8 +436,7 @@ class BubblewrapSandbox:
         environment: Environment | None = None,
     ) -> SandboxedRun:
         """Return the run of an evaluation with these limits, not started yet."""
-        run_limits = LocalRunLimits(limits, self.cgroup_manager, workspace, checkout.commit)
-        return BubblewrapRun(workspace, checkout, self, run_limits, environment)
+        return BubblewrapRun(workspace, checkout, limits, self, environment)
 
     def make_system_view(self, environment: Environment | None = None) -> SystemView:
         """Return what runs in an environment see as their system. Blocks. Raises: OSError."""
@@ -503,22 +501,20 @@ class BubblewrapRun(LocalRun):
     Its end is told by what bwrap writes to the status file.
     """
 
+    _sandbox: BubblewrapSandbox
+
     def __init__(
         self,
         workspace: Workspace,
         checkout: Checkout,
+        limits: LimitSettings,
         sandbox: BubblewrapSandbox,
-        limits: LocalRunLimits,
         environment: Environment | None = None,
     ) -> None:
-        super().__init__(workspace, checkout, sandbox, limits)
+        view = workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
+        super().__init__(workspace, view, checkout, limits, sandbox)
         self.has_network = sandbox.has_network
-        self._sandbox = sandbox
         self._environment = environment
-
-    def make_workspace_view(self) -> WorkspaceView:
-        """Return the evaluator's view of the workspace."""
-        return self.workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
 
     def make_launch_spec(
         self, command: str, environment: Mapping[str, str], directory: Path
@@ -532,7 +528,7 @@ class BubblewrapRun(LocalRun):
         for name, value in add_tools_to_path(environment, str(_TOOLS)).items():
             words += ["--setenv", name, value]
         status = str(locate_status_file(self.workspace))
-        view = self.make_workspace_view()
+        view = self.workspace_view
         rlimits = dict(self.run_limits.list_rlimits(apart=True))
         files, _ = rlimits.pop("nofile")
         if "nproc" in rlimits:
@@ -566,7 +562,8 @@ class BubblewrapRun(LocalRun):
         """Return the broker of the submission's programs, in the evaluation's cgroup."""
         group = self.run_limits.cgroup
         assert group is not None, "made by the start"
-        view, sandbox = self.make_workspace_view(), self._sandbox
+        view, sandbox = self.workspace_view, self._sandbox
+        has_limits = {"memory", "processes"} <= sandbox.cgroup_manager.enforced_resources
         configuration = {
             "bwrap": [
                 sandbox.bwrap_path,
@@ -585,7 +582,7 @@ class BubblewrapRun(LocalRun):
             "memory_bytes": self.limits.memory,
             "max_processes": self.limits.processes,
             "parent_pid": self._trees.starter.pid,
-            "cgroup": group.directory.path,
+            "cgroup": group.directory.path if has_limits else "",
         }
         program = f"/proc/self/fd/{FIRST_PASSED_DESCRIPTOR}"
         return LaunchSpec(
@@ -599,7 +596,7 @@ class BubblewrapRun(LocalRun):
                 *sandbox.list_filters(),
             ],
             procs_files=group.procs_files,
-            niceness=self._niceness,
+            niceness=sandbox.cgroup_manager.evaluator_niceness,
         )
 
     def close(self) -> None:
@@ -626,7 +623,8 @@ class BubblewrapRun(LocalRun):
         if told and self.run_limits.cgroup is not None:
             starter = self._trees.starter.pid
             group = self.run_limits.cgroup
-            await self._orphans.kill_process_of_run(int(told[1]), group, starter)
+            orphans = self._sandbox.orphan_reaper
+            await orphans.kill_process_of_run(int(told[1]), group, starter)
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit; bwrap reports a signal as shells do, by 128 more."""
@@ -680,45 +678,19 @@ class SandboxAccess:
 READ_ONLY_ACCESS = SandboxAccess()
 
 
-class HelperSandbox(Protocol):
-    """A way to run commands, in a sandbox or without one."""
-
-    def prepare_command(
-        self, repository: Path | None, access: SandboxAccess
-    ) -> AbstractContextManager[tuple[Sequence[str], Sequence[int]]]:
-        """Yield the arguments before a command, and the descriptors that its start needs."""
-
-    def kill_command(self, child: ChildProcess) -> None:
-        """Kill a command and its descendants."""
-
-
-class NoHelperSandbox:
-    """Commands with the rights of the daemon."""
-
-    @contextmanager
-    def prepare_command(
-        self, repository: Path | None, access: SandboxAccess
-    ) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
-        """Yield nothing."""
-        yield (), ()
-
-    def kill_command(self, child: ChildProcess) -> None:
-        """Kill the process group."""
-        child.signal_group(signal.SIGKILL)
-
-
 @attrs.frozen
-class BubblewrapHelperSandbox:
-    """Commands in a sandbox of bubblewrap.
+class HelperSandbox:
+    """A way to run trusted commands: in a sandbox of bubblewrap, or with the daemon's rights.
 
-    `bwrap_path` is the path of bwrap, `filter_descriptors` are those of the system call filters.
-    `system_options` are the bwrap options that show what programs need, `network_options` those for
-    what a network needs besides. Each shown file makes the start longer.
+    `bwrap_path` is the path of bwrap, None without a sandbox. `filter_descriptors` are those of the
+    system call filters. `system_options` are the bwrap options that show what programs need,
+    `network_options` those for what a network needs besides. Each shown file makes the start
+    longer.
     """
 
-    bwrap_path: str
-    filter_descriptors: tuple[int, ...]
-    system_options: Sequence[str]
+    bwrap_path: str | None = None
+    filter_descriptors: tuple[int, ...] = ()
+    system_options: Sequence[str] = ()
     network_options: Sequence[str] = ()
 
     @contextmanager
@@ -726,22 +698,21 @@ class BubblewrapHelperSandbox:
         self, repository: Path | None, access: SandboxAccess
     ) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
         """Yield the arguments before a command, and the descriptors that its start needs."""
+        if self.bwrap_path is None:
+            yield (), ()
+            return
         with ExitStack() as opened:
             filters = []  # with file offsets of their own
             for filter_ in self.filter_descriptors:
                 filters.append(os.open(f"/proc/self/fd/{filter_}", os.O_RDONLY | os.O_CLOEXEC))
                 opened.callback(os.close, filters[-1])
-            yield self._build_argv_prefix(repository, access, filters), filters
+            yield [self.bwrap_path, *self._build_options(repository, access, filters)], filters
 
-    def _build_argv_prefix(
+    def _build_options(
         self, repository: Path | None, access: SandboxAccess, filters: Sequence[int]
     ) -> Sequence[str]:
-        """Return the arguments before a command; `filters` are the descriptors of the filters."""
         network = access.has_network
-        argv = [
-            self.bwrap_path,
-            *_build_confinement_options("git", filters, self.system_options, network=network),
-        ]
+        argv = _build_confinement_options("git", filters, self.system_options, network=network)
         argv += ["--size", str(_TEMPORARY), "--tmpfs", "/tmp"]  # noqa: S108  (a path inside)
         if network:
             argv += self.network_options
@@ -755,5 +726,8 @@ class BubblewrapHelperSandbox:
         return [*argv, *_READ_ONLY, "--chdir", "/", "--"]
 
     def kill_command(self, child: ChildProcess) -> None:
-        """Kill the processes in the sandbox; bwrap ends after the last of them."""
-        signal_sandbox(child, signal.SIGKILL)
+        """Kill a command and its descendants; bwrap ends after the last of them."""
+        if self.bwrap_path is None:
+            child.signal_group(signal.SIGKILL)
+        else:
+            signal_sandbox(child, signal.SIGKILL)

@@ -32,7 +32,7 @@ from tawebeval.sandbox.bubblewrap import (
     BWRAP_ERROR_PREFIX,
     RESOLVER_FILES,
     SHELL,
-    BubblewrapHelperSandbox,
+    HelperSandbox,
     SandboxAccess,
     build_system_options,
     find_link_above,
@@ -200,7 +200,7 @@ def _digest_archive(archive: Path) -> str:
         ) from None
 
 
-def _open_sandbox(own: Path) -> BubblewrapHelperSandbox:
+def _open_sandbox(own: Path) -> HelperSandbox:
     """Return a sandbox without network, whose files are in `own`."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
@@ -208,7 +208,7 @@ def _open_sandbox(own: Path) -> BubblewrapHelperSandbox:
     own.mkdir()
     write_sandbox_files(own)
     filters = make_seccomp_filters(internet=False)
-    return BubblewrapHelperSandbox(bwrap, filters, tuple(build_system_options(own)))
+    return HelperSandbox(bwrap, filters, tuple(build_system_options(own)))
 
 
 def _make_tar_error(archive: Path, said: str) -> ConfigurationError:

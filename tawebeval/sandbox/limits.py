@@ -16,7 +16,6 @@ import errno
 import os
 import resource
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,7 +76,10 @@ def _ignore_missing() -> Iterator[None]:
 
 @attrs.define
 class DiskUsage:
-    """A finished count: bytes on the disk, files and directories, bytes of the largest file.
+    """A count of bytes on the disk, files and directories, and bytes of the largest file.
+
+    Files unchanged since `since`, in seconds since the epoch, are not the largest. The count stops
+    beyond `most` bytes and files, and fails after `work` looks.
 
     `has_uncounted_deep_directories`: there are directories below those that were counted.
     `inspection_count`: the directory entries, threads and descriptors that the count has looked at.
@@ -88,38 +90,27 @@ class DiskUsage:
     largest_file_bytes: int = 0
     has_uncounted_deep_directories: bool = False
     inspection_count: int = attrs.field(default=0, eq=False)
-
-
-@attrs.define
-class DiskCount:
-    """A count in progress, whose result is in `usage`.
-
-    Files unchanged since `since`, in seconds since the epoch, are not the largest. The count stops
-    beyond `most` bytes and files, and fails after `work` looks.
-    """
-
-    _since: float
-    _most: tuple[float, float]
-    _work: float
-    usage: DiskUsage = attrs.field(factory=DiskUsage, init=False)
-    _seen: set[tuple[int, int]] = attrs.field(factory=set, init=False)
+    _since: float = attrs.field(default=0.0, eq=False)
+    _most: tuple[float, float] = attrs.field(default=(inf, inf), eq=False)
+    _work: float = attrs.field(default=inf, eq=False)
+    _seen: set[tuple[int, int]] = attrs.field(factory=set, init=False, eq=False, repr=False)
 
     def add_file(self, status: os.stat_result) -> None:
         """Count a file; only the first of several names takes room."""
-        usage, file = self.usage, (status.st_dev, status.st_ino)
-        usage.file_count += 1
+        file = (status.st_dev, status.st_ino)
+        self.file_count += 1
         if file not in self._seen:
             if status.st_nlink != 1:
                 self._seen.add(file)
-            usage.disk_bytes += status.st_blocks * 512
+            self.disk_bytes += status.st_blocks * 512
             if status.st_ctime >= self._since:
-                usage.largest_file_bytes = max(usage.largest_file_bytes, status.st_size)
-        if usage.disk_bytes > self._most[0] or usage.file_count > self._most[1]:
+                self.largest_file_bytes = max(self.largest_file_bytes, status.st_size)
+        if self.disk_bytes > self._most[0] or self.file_count > self._most[1]:
             raise _LimitExceeded
 
     def _look(self) -> None:
-        self.usage.inspection_count += 1
-        if self.usage.inspection_count > self._work:
+        self.inspection_count += 1
+        if self.inspection_count > self._work:
             raise TooManyInspections
 
     def add_directory(
@@ -140,9 +131,7 @@ class DiskCount:
                     if entry.is_dir(follow_symlinks=False):
                         below.append(entry.name)
         if depth == _DEEPEST:
-            self.usage.has_uncounted_deep_directories = (
-                self.usage.has_uncounted_deep_directories or bool(below)
-            )
+            self.has_uncounted_deep_directories |= bool(below)
             return
         for name in below:
             self._look()
@@ -173,36 +162,6 @@ class DiskCount:
                                 self.add_file(status)
 
 
-def measure_disk_usage(
-    directory: Path,
-    pids: Iterable[int],
-    excluded_names: Collection[str] = frozenset(),
-    since: float = 0.0,
-    devices: Collection[int] = frozenset(),
-    most: tuple[float, float] = (inf, inf),
-    work: float = inf,
-) -> DiskUsage:
-    """Count the files below `directory`, and the unlinked ones that the processes `pids` hold.
-
-    `devices` are those of overlays whose changes lie in the directory: unlinked files there count,
-    too. `excluded_names`, `since`, `most` and `work` are as in `DiskCount`.
-
-    Raises: OSError, TooManyInspections.
-    """
-    count = DiskCount(since, most, work)
-    top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        count.add_directory(top, excluded_names=excluded_names)
-        devices = {os.fstat(top).st_dev, *devices}
-        for pid in pids:
-            count.add_unlinked_files(pid, devices)
-    except _LimitExceeded:
-        pass
-    finally:
-        os.close(top)
-    return count.usage
-
-
 @attrs.define
 class DiskMeter:
     """The meter of one directory, which may take `size` bytes and `files` files.
@@ -210,14 +169,15 @@ class DiskMeter:
     - `pids`: returns the processes whose unlinked files count.
     - `excluded_names`: names in the directory that are not the run's.
     - `run_start_time`: the start of the run, in seconds since the epoch.
-    - `device_numbers`: as in `measure_disk_usage`.
+    - `device_numbers`: those of overlays whose changes lie in the directory: unlinked files there
+      count, too.
     - `floor`: while fewer bytes of the file system are free, each look counts anew.
     - `last_usage`, `free_bytes`: the last usage, and the free bytes at the last look.
     """
 
     _directory: Path
-    _size: int
-    _files: int
+    _size: float
+    _files: float
     _pids: Callable[[], Iterable[int]]
     _excluded_names: Collection[str] = frozenset()
     run_start_time: float = 0.0
@@ -241,18 +201,24 @@ class DiskMeter:
         if again or self._stale(left):
             if self.last_usage.inspection_count > work:
                 raise TooManyInspections
-            self.last_usage = measure_disk_usage(
-                self._directory,
-                self._pids(),
-                self._excluded_names,
-                self.run_start_time,
-                self.device_numbers,
-                (self._size, self._files),
-                work,
-            )
+            self.last_usage = self._count(work)
             self._left = left
             self._counted = self._time()
         return self.last_usage
+
+    def _count(self, work: float) -> DiskUsage:
+        usage = DiskUsage(since=self.run_start_time, most=(self._size, self._files), work=work)
+        top = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            usage.add_directory(top, excluded_names=self._excluded_names)
+            devices = {os.fstat(top).st_dev, *self.device_numbers}
+            for pid in self._pids():
+                usage.add_unlinked_files(pid, devices)
+        except _LimitExceeded:
+            pass
+        finally:
+            os.close(top)
+        return usage
 
     def _stale(self, left: tuple[int, int]) -> bool:
         if (
@@ -285,7 +251,7 @@ def build_disk_limit_failure(limits: LimitSettings) -> EvaluationFailure:
     return build_limit_failure("disk", "disk", what, limits.disk)
 
 
-class RunLimits(ABC):
+class RunLimits:
     """The limits of one run, for `LimitMonitor` and for the run's end.
 
     While the run goes on, `check` is called in a thread. When all processes have ended,
@@ -293,44 +259,39 @@ class RunLimits(ABC):
     `find_unnoticed_failure`.
 
     - `settings`: the limits.
+    - `cgroup`: None until `make_cgroup`, or if closed.
     - `first_process`: None until the run has one.
     - `disk_bytes`: the bytes of the run on the disk, as last counted.
     - `free_disk_bytes`: the free bytes of the disk at the last look.
     """
 
+    cgroup: EvaluationCgroup | None = None
     first_process: TailedProcess | None = None
     disk_bytes: int = 0
     free_disk_bytes: float = inf
 
-    def __init__(self, settings: LimitSettings) -> None:
+    def __init__(
+        self,
+        settings: LimitSettings,
+        cgroups: CgroupManager,
+        workspace: Workspace,
+        commit: Commit,
+    ) -> None:
         self.settings = settings
-
-    @abstractmethod
-    def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
-        """Return the error of the first exceeded limit; None if all are kept. Blocks.
-
-        `final`, for a run that has failed, looks more closely. `work` is the maximum number of
-        looks at the disk.
-
-        Raises: TooManyInspections, if more are needed and no other limit is exceeded.
-        """
-
-    def find_unnoticed_failure(self) -> EvaluationFailure | None:
-        """Return the error of a run over a limit that has exited with status 0 all the same.
-
-        On this machine the kernel ends a whole run that is over its memory.
-        """
-        return None
-
-    @abstractmethod
-    def read_usage(self, rusage: resource.struct_rusage | None) -> ResourceUsage:
-        """Return the usage, when all processes have ended. Blocks.
-
-        `rusage` is the usage that wait4(2) has returned; None if it was not called.
-        """
-
-    def close(self) -> None:  # noqa: B027
-        """Remove what enforces the limits. Blocks. Raises: OSError; call again later."""
+        self._cgroups = cgroups
+        # The limit is for what the evaluator adds. The checkout is there from the start, or an
+        # overlay copies a file of it when the evaluator changes the file.
+        self._most_disk = settings.disk + commit.size + BLOCK_BYTES * commit.file_count
+        self._most_files = settings.disk_files + commit.file_count
+        self.disk = DiskMeter(
+            workspace.root,
+            self._most_disk,
+            self._most_files,
+            lambda: [pid for main in self._list_main_pids() for pid in list_descendants(main)],
+            excluded_names=READ_ONLY_WORKSPACE_NAMES,
+            run_start_time=time.time(),
+            floor=settings.free_disk,
+        )
 
     @property
     def is_disk_nearly_full(self) -> bool:
@@ -346,35 +307,6 @@ class RunLimits(ABC):
             " server's disk is free, and the evaluator's files take"
             f" {format_size(self.disk_bytes)}",
             {"limit": "limits.free_disk", "value": floor},
-        )
-
-
-class LocalRunLimits(RunLimits):
-    """The limits of a run on this machine; `cgroup` is None until `make_cgroup`, or if closed."""
-
-    cgroup: EvaluationCgroup | None = None
-
-    def __init__(
-        self,
-        settings: LimitSettings,
-        cgroups: CgroupManager,
-        workspace: Workspace,
-        commit: Commit,
-    ) -> None:
-        super().__init__(settings)
-        self._cgroups = cgroups
-        # The limit is for what the evaluator adds. The checkout is there from the start, or an
-        # overlay copies a file of it when the evaluator changes the file.
-        self._most_disk = settings.disk + commit.size + BLOCK_BYTES * commit.file_count
-        self._most_files = settings.disk_files + commit.file_count
-        self.disk = DiskMeter(
-            workspace.root,
-            self._most_disk,
-            self._most_files,
-            lambda: [pid for main in self._list_main_pids() for pid in list_descendants(main)],
-            excluded_names=READ_ONLY_WORKSPACE_NAMES,
-            run_start_time=time.time(),
-            floor=settings.free_disk,
         )
 
     def _list_main_pids(self) -> Sequence[int]:
@@ -415,7 +347,13 @@ class LocalRunLimits(RunLimits):
         self.disk.run_start_time = described["since"]
 
     def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
-        """Return the error of the first exceeded limit; None if all are kept. Blocks."""
+        """Return the error of the first exceeded limit; None if all are kept. Blocks.
+
+        `final`, for a run that has failed, looks more closely. `work` is the maximum number of
+        looks at the disk.
+
+        Raises: TooManyInspections, if more are needed and no other limit is exceeded.
+        """
         limits = self.settings
         # An exited run may be read for long, and uses nothing but the disk.
         if self.cgroup is not None and (final or self._list_main_pids()):
@@ -451,6 +389,13 @@ class LocalRunLimits(RunLimits):
             return self.make_disk_error()
         return None
 
+    def find_unnoticed_failure(self) -> EvaluationFailure | None:
+        """Return the error of a run over a limit that has exited with status 0 all the same.
+
+        On this machine the kernel ends a whole run that is over its memory.
+        """
+        return None
+
     def _build_memory_failure(self) -> EvaluationFailure:
         limit = self.settings.memory
         what = f"used over {format_size(limit)} of memory"
@@ -463,7 +408,10 @@ class LocalRunLimits(RunLimits):
         return sum(map(measure_cpu_seconds, self._list_main_pids()))
 
     def read_usage(self, rusage: resource.struct_rusage | None) -> ResourceUsage:
-        """Return the usage, when all processes have ended. Blocks."""
+        """Return the usage, when all processes have ended. Blocks.
+
+        `rusage` is the usage that wait4(2) has returned; None if it was not called.
+        """
         if self.cgroup is None:
             return ResourceUsage(None, None)
         return self.cgroup.read_usage(rusage)

@@ -28,10 +28,8 @@ from tawebeval.linux.starter_client import OverlayMountError
 from tawebeval.sandbox.base import NoSandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import (
     TOOLS_NAME,
-    BubblewrapHelperSandbox,
     BubblewrapSandbox,
     HelperSandbox,
-    NoHelperSandbox,
     build_network_options,
     build_system_options,
 )
@@ -177,8 +175,8 @@ def check_sandbox_and_log_problems(
 def open_helper_sandbox(sandbox: Sandbox, accounts: Path) -> HelperSandbox:
     """Return the sandbox of git commands that goes with `sandbox`. Blocks."""
     if not isinstance(sandbox, BubblewrapSandbox):
-        return NoHelperSandbox()
-    return BubblewrapHelperSandbox(
+        return HelperSandbox()
+    return HelperSandbox(
         sandbox.bwrap_path,
         make_seccomp_filters(internet=True),
         tuple(build_system_options(accounts)),

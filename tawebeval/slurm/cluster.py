@@ -42,11 +42,11 @@ from tawebeval.sandbox.bubblewrap import (
     BubblewrapSandbox,
 )
 from tawebeval.sandbox.limits import (
-    LocalRunLimits,
+    RunLimits,
     build_cpu_limit_failure,
     build_disk_limit_failure,
 )
-from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
+from tawebeval.sandbox.workspace import Workspace, WritableTrees
 from tawebeval.slurm.commands import (
     NODE_PYTHON,
     SlurmCommands,
@@ -153,7 +153,7 @@ def cancel_all_jobs(commands: SlurmCommands, clock: Any, label: str) -> None:
     clock.callWhenRunning(commands.cancel_jobs, lambda name: name.startswith(every))
 
 
-class SlurmRunLimits(LocalRunLimits):
+class SlurmRunLimits(RunLimits):
     """The limits of a run on a node.
 
     The daemon counts files in the shared directory. The node checks what only it sees, and the
@@ -244,7 +244,8 @@ class SlurmRun(SandboxedRun):
         self.has_network = sandbox.local.has_network
         self.job = self._make_job()
         own = self.job.workspace
-        super().__init__(own, SlurmRunLimits(limits, _NO_CGROUPS, own, checkout.commit))
+        run_limits = SlurmRunLimits(limits, _NO_CGROUPS, own, checkout.commit)
+        super().__init__(own, own.make_sandboxed_view(WORKSPACE_MOUNT_POINT), run_limits)
 
     def _make_job(self) -> Job:
         sandbox, evaluation = self._sandbox, self._evaluation_workspace
@@ -255,14 +256,7 @@ class SlurmRun(SandboxedRun):
     def _make_local_run(self) -> BubblewrapRun:
         """Return the run as the node starts it."""
         local = self._sandbox.local
-        return BubblewrapRun(
-            self.workspace, self._checkout, local, self.run_limits, self._environment
-        )
-
-    @property
-    def workspace_view(self) -> WorkspaceView:
-        """Return the evaluator's view of the workspace."""
-        return self.workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
+        return BubblewrapRun(self.workspace, self._checkout, self.limits, local, self._environment)
 
     # The start
 
@@ -364,6 +358,7 @@ class SlurmRun(SandboxedRun):
     def _use_job(self, job: Job) -> None:
         self.job = job
         self.workspace = job.workspace
+        self.workspace_view = job.workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
         self.run_limits.use_job(job)
 
     def connect_process(self, run: ProcessProtocol, started: Job) -> TailedProcess:

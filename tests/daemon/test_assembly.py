@@ -70,7 +70,7 @@ from tawebeval.errors import (
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.store import ArchivedRow, EvaluationRow
 from tawebeval.linux.privileges import ReloadableFiles
-from tawebeval.sandbox.bubblewrap import BubblewrapHelperSandbox
+from tawebeval.sandbox.bubblewrap import HelperSandbox
 from tawebeval.web.routes import WebContext
 from tawebeval.web.server.channel import ApiSite
 from tests.archive.test_archive import make_ring
@@ -701,7 +701,7 @@ class ServiceTests(SynchronousTestCase):
         daemon = self.make(repositories=RepositoryFetchSettings(memory=77_777_777))
         memory, sandbox = calls[0][3:5]
         self.assertEqual(memory, 77_777_777)
-        self.assertIsInstance(sandbox, BubblewrapHelperSandbox)
+        self.assertIsInstance(sandbox, HelperSandbox)
         self.patch(startup, "check_git_version", fail)
         daemon.privilegedStartService()
         self.assertEqual(self.fail_to_start(daemon), "tawebeval: git version 1 is too old")

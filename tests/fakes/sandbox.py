@@ -41,7 +41,7 @@ class FakeRunLimits(RunLimits):
     used = ResourceUsage(None, None)
 
     def __init__(self, settings: LimitSettings, **given: Any) -> None:
-        super().__init__(settings)
+        self.settings = settings
         self.looks: list[bool] = []
         vars(self).update(given)
 

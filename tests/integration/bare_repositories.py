@@ -21,7 +21,7 @@ from tawebeval.git.repository import BareRepository, GitServers
 from tawebeval.linux.child import Spawner
 from tawebeval.pinned_agent import CheckedResolver
 from tawebeval.sandbox.bubblewrap import (
-    BubblewrapHelperSandbox,
+    HelperSandbox,
     build_network_options,
     build_system_options,
     write_sandbox_files,
@@ -58,7 +58,7 @@ class BareRepositoryCase(TestCase):
         for descriptor in filters:
             self.addCleanup(os.close, descriptor)
         views = tuple(build_system_options(accounts)), tuple(build_network_options())
-        box = BubblewrapHelperSandbox(shutil.which("bwrap") or "", filters, *views)
+        box = HelperSandbox(shutil.which("bwrap") or "", filters, *views)
         self.path = self.folder / "cached.git"
         protocols = ("file", "git", "http", "https")
         policy = HostPolicy(allowed_private_networks=("127.0.0.0/8",))

@@ -20,7 +20,7 @@ from tawebeval.git.repository import create_repository
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.bubblewrap import (
     READ_ONLY_ACCESS,
-    BubblewrapHelperSandbox,
+    HelperSandbox,
     SandboxAccess,
     build_network_options,
     build_system_options,
@@ -50,7 +50,7 @@ class SandboxTests(TestCase):
             tuple(build_system_options(accounts)),
             tuple(build_network_options()),
         )
-        box = BubblewrapHelperSandbox(shutil.which("bwrap") or "", filters, shown, online)
+        box = HelperSandbox(shutil.which("bwrap") or "", filters, shown, online)
         self.git = GitRunner(reactor, Spawner(reactor), ("https",), box=box)
         self.own, self.other = self.folder / "own.git", self.folder / "other.git"
         for path in (self.own, self.other):

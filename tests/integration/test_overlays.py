@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from math import inf
 from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.starter_client import LaunchSpec, OverlayLayers, OverlayMountError
-from tawebeval.sandbox.limits import measure_disk_usage
+from tawebeval.sandbox.limits import DiskMeter
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
 from tests.cases.patience import PATIENCE
 from tests.cases.starters import eventually
@@ -111,9 +112,9 @@ class OverlaysTests(SynchronousTestCase):
         os.close(overlay.root_descriptor)
         printed = self.workspace.output_directory / "stdout"
         eventually(lambda: printed.read_bytes() == b"ready\n")
-        use = measure_disk_usage(
-            self.workspace.tree_directory, [program.pid], devices=overlay.device_numbers
-        )
+        meter = DiskMeter(self.workspace.tree_directory, inf, inf, lambda: [program.pid])
+        meter.device_numbers = overlay.device_numbers
+        use = meter.measure_usage()
         self.trees.forget_program(self.workspace)
         self.assertGreaterEqual(use.disk_bytes, 2 * 1_000_000)
 

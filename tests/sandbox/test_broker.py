@@ -27,7 +27,7 @@ JSON = st.recursive(
     max_leaves=9,
 )
 MEMBERS = (
-    *("command", "read", "write", "directory", "environment", "stdin"),
+    *("command", "read", "write", "directory", "environment"),
     *("time", "wall", "memory", "processes", "file_size"),
 )
 PATHS = st.lists(st.sampled_from(["", ".", "..", "a", "b", "usr", "proc"]), max_size=4).map(

@@ -32,9 +32,8 @@ from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (
     READ_ONLY_ACCESS,
     TOOLS_NAME,
-    BubblewrapHelperSandbox,
     BubblewrapSandbox,
-    NoHelperSandbox,
+    HelperSandbox,
     build_language_options,
     build_network_options,
     build_system_options,
@@ -438,7 +437,7 @@ class HelperSandboxTests(SynchronousTestCase):
         filter_ = os.memfd_create("filter")
         self.addCleanup(os.close, filter_)
         os.write(filter_, b"program")
-        box = BubblewrapHelperSandbox("bwrap", (filter_, filter_), ())
+        box = HelperSandbox("bwrap", (filter_, filter_), ())
         for _ in range(2):
             with box.prepare_command(REPOSITORY, READ_ONLY_ACCESS) as (argv, opened):
                 self.assertEqual(len(opened), 2)
@@ -454,13 +453,13 @@ class HelperSandboxTests(SynchronousTestCase):
         for inside in ([31, 32], []):
             child = FakeChild(Clock(), ProcessProtocol())
             self.patch(module, "list_descendants", lambda pid, inside=inside: inside)
-            BubblewrapHelperSandbox("bwrap", (7, 8), ()).kill_command(child)
+            HelperSandbox("bwrap", (7, 8), ()).kill_command(child)
             self.assertEqual(child.group_signals, [] if inside else [signal.SIGKILL])
         self.assertEqual(sent, [(31, signal.SIGKILL), (32, signal.SIGKILL)])
 
     def test_command_without_sandbox_is_killed_as_a_group(self) -> None:
-        with NoHelperSandbox().prepare_command(REPOSITORY, READ_ONLY_ACCESS) as entered:
+        with HelperSandbox().prepare_command(REPOSITORY, READ_ONLY_ACCESS) as entered:
             self.assertEqual(entered, ((), ()))
         child = FakeChild(Clock(), ProcessProtocol())
-        NoHelperSandbox().kill_command(child)
+        HelperSandbox().kill_command(child)
         self.assertEqual(child.group_signals, [signal.SIGKILL])

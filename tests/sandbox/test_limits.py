@@ -20,7 +20,7 @@ from tawebeval.sandbox.limits import (
     MAX_SHARED_THREAD_INSPECTIONS,
     DiskUsage,
     LimitMonitor,
-    LocalRunLimits,
+    RunLimits,
     TooManyInspections,
 )
 from tests.cases.sandbox import LIMITS, CellTestCase
@@ -37,8 +37,8 @@ class LimitTests(CellTestCase):
         self.child: Any = FakeChild(Clock(), ProcessProtocol())
         self.limits.first_process = self.child
 
-    def make(self) -> LocalRunLimits:
-        return LocalRunLimits(LIMITS, self.cgroups, self.workspace, self.checkout.commit)
+    def make(self) -> RunLimits:
+        return RunLimits(LIMITS, self.cgroups, self.workspace, self.checkout.commit)
 
     def check(self, reason: str, limit: str, words: str, *, final: bool = False) -> None:
         error = self.limits.check(final)

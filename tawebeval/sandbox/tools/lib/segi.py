@@ -19,7 +19,6 @@ the evaluator. Times are in seconds, sizes in bytes. Python 3.9 or newer; nothin
 from __future__ import annotations
 
 import errno
-import fcntl
 import io
 import json
 import math
@@ -32,7 +31,6 @@ import stat
 import sys
 import threading
 import time
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
@@ -332,7 +330,13 @@ def run(command: Sequence[str | Path], stdin: Content = b"", **options: Unpack[O
 
     Raises: RunError.
     """
-    return Program(command, _complete(options), stdin=stdin).finish()
+    with (
+        open(stdin, "rb") if isinstance(stdin, Path) else io.BytesIO(_encode(stdin)) as source,
+        start(command, **options) as program,
+    ):
+        while (chunk := source.read(_CHUNK)) and program._send(chunk):
+            pass
+        return program.finish()
 
 
 def start(command: Sequence[str | Path], **options: Unpack[Options]) -> Program:
@@ -360,9 +364,8 @@ def _complete(options: Options) -> Options:
 class Program:
     """A running program of the submission, behind pipes. Leaving `with` kills it.
 
-    `stdin` is its input; with None there is a pipe for `write`. `take_stdout` and `take_stderr`,
-    both or none, get what it prints in the thread that waits; with None it is kept for the result,
-    and `write` reads it, too. Several threads may write and read.
+    `take_stdout` and `take_stderr`, both or none, get what it prints in the thread that waits; with
+    None it is kept for the result, and `write` reads it, too. Several threads may write and read.
     """
 
     def __init__(
@@ -370,7 +373,6 @@ class Program:
         command: Sequence[str | Path],
         options: Options,
         *,
-        stdin: Content | None = None,
         take_stdout: Callable[[bytes], object] | None = None,
         take_stderr: Callable[[bytes], object] | None = None,
     ) -> None:
@@ -383,17 +385,16 @@ class Program:
         self._last_read = float("inf")  # when to give up reading, after the end
         self._lock = threading.Lock()  # around what was ready, never while waiting
         kind = _Sandboxed if os.path.exists(_SOCKET) else _Unsandboxed
-        self._process = kind([os.fspath(word) for word in command], options, stdin)
-        # The descriptor until it is closed, by whatever thread; none for a file.
-        self._input = self._process.streams[:-2]
-        for descriptor in self._input:
-            os.set_blocking(descriptor, take_stdout is not None)
+        self._process = kind([os.fspath(word) for word in command], options)
+        stdin, *outputs = self._process.streams
+        self._input = [stdin]  # until it is closed, by whatever thread
+        os.set_blocking(stdin, take_stdout is not None)
         takers = (take_stdout or self._stdout.extend, take_stderr or self._stderr.extend)
         self._takers: dict[int, Callable[[bytes], object]] = {}
-        self._takers.update(zip(self._process.streams[-2:], takers))  # noqa: B905  (Python 3.9)
+        self._takers.update(zip(outputs, takers))  # noqa: B905  (Python 3.9)
         for descriptor in self._takers:
             os.set_blocking(descriptor, False)  # another thread may have read it
-        self._output = next(iter(self._takers))
+        self._output = outputs[0]
 
     def __enter__(self) -> Program:
         return self
@@ -406,14 +407,20 @@ class Program:
 
         That the program has ended shows when it is read from. Raises: RunError.
         """
-        data = memoryview(_encode(text))
+        self._send(_encode(text))
+
+    def _send(self, content: bytes) -> bool:
+        """Write to the program's input; tell whether it may read more. Raises: RunError."""
+        data = memoryview(content)
         with suppress(OSError, IndexError):
             while data:
                 try:
                     data = data[os.write(self._input[0], data) :]
                 except BlockingIOError:
                     if not self._wait_for_more(self._input[0]):
-                        return
+                        return False
+            return True
+        return False
 
     def close_input(self) -> None:
         """Let the program read the end of its input."""
@@ -533,30 +540,16 @@ class Program:
             self._process.stop("output")
 
 
-def _fill(descriptor: int, content: Content) -> None:
-    """Write a program's input to a memfd, which nobody can change then; close the descriptor."""
-    with open(descriptor, "wb") as file:
-        if isinstance(content, Path):
-            with open(content, "rb") as source:
-                while chunk := source.read(_CHUNK):
-                    file.write(chunk)
-        else:
-            file.write(_encode(content))
-        file.seek(0)
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
-
-
 class _Sandboxed:
     """A program that the daemon's side runs: it gets a request, and sends a report at the end.
 
-    `streams` are the caller's ends of stdin, unless that is a file, stdout and stderr.
+    `streams` are the caller's ends of stdin, stdout and stderr.
     """
 
-    def __init__(self, command: list[str], options: Options, stdin: Content | None) -> None:
+    def __init__(self, command: list[str], options: Options) -> None:
         request: dict[str, Any] = {
-            "version": 2,
+            "version": 3,
             "command": command,
-            "stdin": "pipe" if stdin is None else "file",
             "directory": os.path.normpath(options.get("directory", "/tmp")),  # noqa: S108
             "environment": dict(options.get("environment", {})),
             "read": [_resolve(path) for path in options.get("read", ())],
@@ -570,31 +563,19 @@ class _Sandboxed:
         try:
             self._connection.connect(_SOCKET)
             self._connection.send(json.dumps(request).encode())
-            answer = self._receive_streams()
+            answer, self.streams, flags, _ = socket.recv_fds(
+                self._connection, _CHUNK, 3, socket.MSG_CMSG_CLOEXEC
+            )
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            if not self.streams:
+                _read_report(answer)  # which has the error
         except OSError as error:
             self._close()
             raise RunError(f"no sandbox for the program: {error.strerror}") from None
-        try:
-            if not self.streams:
-                _read_report(answer)  # which has the error
-            if stdin is not None:
-                _fill(self.streams.pop(0), stdin)
-                self._connection.send(b"start")
-        except BaseException:
+        except RunError:
             self._close()
             raise
-
-    def _receive_streams(self) -> bytes:
-        """Receive the first answer, with descriptors unless it is an error. Raises: OSError."""
-        numbers = array("i")
-        room = socket.CMSG_LEN(3 * numbers.itemsize)
-        answer, control, flags, _ = self._connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
-        for _, _, content in control:
-            numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
-        self.streams.extend(numbers)
-        if flags & socket.MSG_CTRUNC:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return answer
 
     def _close(self) -> None:
         self._connection.close()
@@ -642,7 +623,7 @@ class _Unsandboxed:
     `streams` are as in `_Sandboxed`.
     """
 
-    def __init__(self, command: list[str], options: Options, stdin: Content | None) -> None:
+    def __init__(self, command: list[str], options: Options) -> None:
         import subprocess
 
         self._limit = options.get("time")
@@ -655,15 +636,11 @@ class _Unsandboxed:
             "fsize": options.get("file_size"),
         }
         words = [f"--{name}={limit}" for name, limit in limits.items() if limit is not None]
-        given: int | None = None
-        if stdin is not None:
-            given = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            _fill(os.dup(given), stdin)
         self._begin = time.monotonic()
         try:
             self._process = subprocess.Popen(
                 ["/usr/bin/prlimit", *words, "--", *command],
-                stdin=subprocess.PIPE if given is None else given,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=options.get("directory", "/tmp"),  # noqa: S108
@@ -672,9 +649,6 @@ class _Unsandboxed:
             )
         except OSError as error:
             raise RunError(str(error)) from None
-        finally:
-            if given is not None:
-                os.close(given)
         self.streams = []
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
