@@ -248,58 +248,6 @@ class _BoundingFactory(WrappingFactory):
     limit: ResponseSizeLimit
 
 
-@implementer(IStreamClientEndpoint)
-@attrs.frozen
-class _BoundedEndpoint:
-    """An endpoint whose connections are bounded in bytes and seconds."""
-
-    _endpoint: IStreamClientEndpoint
-    _clock: Any
-    _lifetime: float
-    _limit: ResponseSizeLimit
-
-    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:  # noqa: N803
-        bounding = _BoundingFactory(protocolFactory)
-        bounding.clock, bounding.lifetime = self._clock, self._lifetime
-        bounding.limit = self._limit
-        connected: Deferred[Any] = self._endpoint.connect(bounding)
-        return connected.addCallback(lambda bounded: bounded.wrappedProtocol)
-
-
-@implementer(IStreamClientEndpoint)
-@attrs.frozen
-class _AddressesEndpoint:
-    """The first of `addresses` that accepts a connection: after it nothing else is tried.
-
-    All but the last have an equal part of `lifetime` seconds each, at most 10.
-    """
-
-    _reactor: Any
-    _addresses: Sequence[IPAddress]
-    _port: int
-    _lifetime: float
-
-    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:  # noqa: N803
-        return Deferred.fromCoroutine(self._connect(protocolFactory))
-
-    async def _connect(self, factory: IProtocolFactory) -> Any:
-        *others, last = self._addresses
-        timeout = min(self._lifetime / len(self._addresses), _CONNECT_TIMEOUT)
-        for address in others:
-            with suppress(ConnectError):
-                return await self._connect_to(address, factory, timeout)
-        return await self._connect_to(last, factory, self._lifetime)
-
-    def _connect_to(
-        self, address: IPAddress, factory: IProtocolFactory, timeout: float
-    ) -> Deferred[Any]:
-        kind: Any = TCP6ClientEndpoint if address.version == 6 else TCP4ClientEndpoint
-        connected: Deferred[Any] = kind(
-            self._reactor, str(address), self._port, timeout=timeout
-        ).connect(factory)
-        return connected
-
-
 @implementer(IPolicyForHTTPS)
 class CachedPolicyForHTTPS:
     """The TLS policy `policy`, with its answers for the last few hosts cached.
@@ -311,13 +259,15 @@ class CachedPolicyForHTTPS:
         self.creatorForNetloc = lru_cache(_CACHED_HOSTS)(policy.creatorForNetloc)
 
 
-@implementer(IAgent, IAgentEndpointFactory)
+@implementer(IAgent, IAgentEndpointFactory, IStreamClientEndpoint)
 @attrs.frozen
 class PinnedAgent:
     """HTTP agent that connects to `target` at `addresses`, whatever the name resolves to by now.
 
-    The certificate has to be valid for the target's name by the policy `tls_policy`. A connection
-    lasts at most `lifetime` seconds, and an answer has at most the bytes of `limit`.
+    It is its own endpoint: the first of the addresses that accepts a connection; after it nothing
+    else is tried. All but the last have an equal part of `lifetime` seconds each, at most 10. The
+    certificate has to be valid for the target's name by the policy `tls_policy`. A connection lasts
+    at most `lifetime` seconds, and an answer has at most the bytes of `limit`.
     """
 
     _reactor: Any
@@ -329,14 +279,33 @@ class PinnedAgent:
 
     def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:  # noqa: N802  (Twisted's name)
         """Return the endpoint of the pinned addresses; `uri` is not looked at."""
-        endpoint: Any = _AddressesEndpoint(
-            self._reactor, self._addresses, self._target.port, self._lifetime
-        )
+        return self
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:  # noqa: N803
+        """Connect to one of the addresses; the connection is bounded in bytes and seconds."""
+        return Deferred.fromCoroutine(self._connect(protocolFactory))
+
+    async def _connect(self, factory: IProtocolFactory) -> Any:
+        bounding = _BoundingFactory(factory)
+        bounding.clock, bounding.lifetime = self._reactor, self._lifetime
+        bounding.limit = self._limit
+        *others, last = self._addresses
+        timeout = min(self._lifetime / len(self._addresses), _CONNECT_TIMEOUT)
+        for address in others:
+            with suppress(ConnectError):
+                return await self._connect_to(address, bounding, timeout)
+        return await self._connect_to(last, bounding, self._lifetime)
+
+    async def _connect_to(
+        self, address: IPAddress, bounding: _BoundingFactory, timeout: float
+    ) -> Any:
+        kind: Any = TCP6ClientEndpoint if address.version == 6 else TCP4ClientEndpoint
+        endpoint = kind(self._reactor, str(address), self._target.port, timeout=timeout)
         if self._target.protocol == "https":
             name = self._target.host.encode()
             creator = self._tls_policy.creatorForNetloc(name, self._target.port)
             endpoint = wrapClientTLS(creator, endpoint)
-        return _BoundedEndpoint(endpoint, self._reactor, self._lifetime, self._limit)
+        return (await endpoint.connect(bounding)).wrappedProtocol
 
     def request(
         self,

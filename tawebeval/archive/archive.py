@@ -382,8 +382,8 @@ class EvaluationArchive:
 
         Raises: ServerBusy of the store.
         """
-        row = await self._rows.find_archived(identifier)
-        if row is None or row.caller != caller:
+        row = await self._find_row(identifier, caller)
+        if row is None:
             return None
         path, call_reader = self._locate(identifier, "jsonl"), partial(self._call_reader, caller)
         return ArchivedEvents(row.archived.event_count, identifier, path, call_reader)
@@ -395,8 +395,7 @@ class EvaluationArchive:
 
         `read` is called in a thread. Raises: OSError, DamagedArchive; ServerBusy of the store.
         """
-        row = await self._rows.find_archived(identifier)
-        if row is None or row.caller != caller:
+        if await self._find_row(identifier, caller) is None:
             return None
         try:
             return await self._call_reader(caller, partial(read, self._locate(identifier, "tar")))
@@ -405,6 +404,10 @@ class EvaluationArchive:
         except DamagedArchiveFile as error:
             _log_failed_read(identifier, error)
             raise DamagedArchive from None
+
+    async def _find_row(self, identifier: str, caller: str) -> Any:
+        row = await self._rows.find_archived(identifier)
+        return row if row is not None and row.caller == caller else None
 
     async def _call_reader(self, caller: str, call: Callable[[], T]) -> T:
         """Return the result of a call in a thread, in fair turns of the callers."""

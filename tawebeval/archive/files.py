@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import struct
 import tarfile
 from bisect import bisect_right
@@ -309,7 +310,9 @@ def extract_submission(source: Path, directory: Path) -> ExtractedSubmission:
             for submitted, content in _read_files(archive, request.submission):
                 path = workspace.locate_submitted_file(submitted)
                 path.parent.mkdir(mode=0o755, parents=True)
-                size += _copy_file(content, path)
+                with open(path, "xb") as target:
+                    shutil.copyfileobj(content, target)
+                    size += target.tell()
     except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
         raise DamagedArchiveFile(str(error)) from None
     return ExtractedSubmission(request, workspace, size)
@@ -321,11 +324,3 @@ def _read_request(archive: tarfile.TarFile) -> EvaluationRequest:
     if member is None or not content or member.name != _REQUEST or member.size > _MAX_REQUEST:
         raise DamagedArchiveFile("the request is missing")
     return _unpack(content.read())
-
-
-def _copy_file(content: IO[bytes], path: Path) -> int:
-    size = 0
-    with open(path, "xb") as file:
-        while chunk := content.read(64 * 1024):
-            size += file.write(chunk)
-    return size

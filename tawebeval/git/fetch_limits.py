@@ -74,45 +74,6 @@ class TreeLimits:
             )
 
 
-@attrs.define
-class TreeSizeMeter:
-    """Sum of the output of `git ls-tree -r -t -l -z`, read in chunks.
-
-    Of the output only the beginning of one entry is kept.
-    """
-
-    _limits: TreeLimits
-    file_count: int = 0
-    total_bytes: int = 0
-    has_gitattributes: bool = False
-    submodules: list[Submodule] = attrs.field(factory=list)
-    _rest: bytes = b""
-
-    def feed(self, chunk: bytes) -> None:
-        """Add a chunk. Raises EvaluationError as soon as the tree is over a limit."""
-        *entries, self._rest = (self._rest + chunk).split(b"\0")
-        for entry in entries:
-            head, _, path = entry.partition(b"\t")
-            self._check_path(path)
-            self.file_count += 1
-            self.has_gitattributes |= path.rpartition(b"/")[2] == b".gitattributes"
-            mode, _, oid, size = head.split()
-            if mode == _SUBMODULE:
-                self.submodules.append(
-                    Submodule(path.decode("utf-8", "surrogateescape"), oid.decode())
-                )
-                self._limits.check_submodules(self.submodules[-1].path, len(self.submodules))
-            self.total_bytes += int(size) if size.isdigit() else 0
-            self._limits.check_tree(self.file_count, self.total_bytes)
-        self._check_path(self._rest.partition(b"\t")[2])
-
-    def _check_path(self, path: bytes) -> None:
-        if len(path) > _PATH_MAX:
-            raise EvaluationFailure(
-                "repository", f"the commit has a path of over {format_size(_PATH_MAX)}"
-            )
-
-
 def build_commit_inspection_commands(oid: str) -> tuple[Sequence[str], Sequence[str]]:
     """Return the two git commands whose output `CommitInspectionParser` reads."""
     return (
@@ -129,9 +90,12 @@ class CommitInspectionParser:
     """
 
     def __init__(self, limits: TreeLimits, *, before: int = 0) -> None:
+        self._limits = limits
         self._before = before
-        self._meter = TreeSizeMeter(limits)
-        self._printed = [b""]
+        self._printed = [b""]  # by each command; of the list only the beginning of one entry
+        self._file_count = self._total_bytes = 0
+        self._has_gitattributes = False
+        self._submodules: list[Submodule] = []
 
     def has_begun(self) -> bool:
         """Tell whether the commands before the inspection have exited with 0."""
@@ -145,7 +109,29 @@ class CommitInspectionParser:
             if not nul:
                 return
             self._printed.append(b"")
-        self._meter.feed(chunk)
+        *entries, self._printed[-1] = (self._printed[-1] + chunk).split(b"\0")
+        for entry in entries:
+            self._count_entry(entry)
+        self._check_path(self._printed[-1].partition(b"\t")[2])
+
+    def _count_entry(self, entry: bytes) -> None:
+        head, _, path = entry.partition(b"\t")
+        self._check_path(path)
+        self._file_count += 1
+        self._has_gitattributes |= path.rpartition(b"/")[2] == b".gitattributes"
+        mode, _, oid, size = head.split()
+        if mode == _SUBMODULE:
+            name = path.decode("utf-8", "surrogateescape")
+            self._submodules.append(Submodule(name, oid.decode()))
+            self._limits.check_submodules(name, len(self._submodules))
+        self._total_bytes += int(size) if size.isdigit() else 0
+        self._limits.check_tree(self._file_count, self._total_bytes)
+
+    def _check_path(self, path: bytes) -> None:
+        if len(path) > _PATH_MAX:
+            raise EvaluationFailure(
+                "repository", f"the commit has a path of over {format_size(_PATH_MAX)}"
+            )
 
     def _is_listing(self) -> bool:
         return len(self._printed) > self._before + 1
@@ -163,14 +149,13 @@ class CommitInspectionParser:
         found = _FOUND.fullmatch(self._printed[self._before]) if self._is_listing() else None
         if found is None:
             return None
-        meter = self._meter
         return Commit(
             found[1].decode(),
             found[2].decode(),
-            meter.file_count,
-            meter.total_bytes,
-            tuple(meter.submodules),
-            meter.has_gitattributes,
+            self._file_count,
+            self._total_bytes,
+            tuple(self._submodules),
+            self._has_gitattributes,
         )
 
 

@@ -240,6 +240,7 @@ class SlurmRun(SandboxedRun):
         self._checkout = checkout
         self._sandbox = sandbox
         self._environment = environment
+        self._arguments: tuple[str, Mapping[str, str], Path]  # of `start_evaluator`
         self._is_started = False
         self.has_network = sandbox.local.has_network
         self.job = self._make_job()
@@ -262,20 +263,25 @@ class SlurmRun(SandboxedRun):
 
     def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> Job:
         """Start srun, whose job waits for a node. Blocks."""
-        job, limits = self.job, self.run_limits
-        limits.make_cgroup(job.directory.name)
+        self.run_limits.make_cgroup(self.job.directory.name)
+        self._arguments = command, environment, directory
+        return self._start_job()
+
+    def _start_job(self, avoided_node: str | None = None) -> Job:
+        """Write what the node needs, and start srun. Blocks. Raises: OSError."""
+        job, limits = self.job, self.run_limits.settings
         job.make_directories()
         launch = attrs.evolve(
-            self._make_local_run().make_launch_spec(command, environment, directory),
-            stdout_limit=limits.settings.output,
-            stderr_limit=limits.settings.stderr,
+            self._make_local_run().make_launch_spec(*self._arguments),
+            stdout_limit=limits.output,
+            stderr_limit=limits.stderr,
         )
         copy_tree(self._checkout.path, job.workspace.tree_directory)
         job.write_start(launch.build_json_object())
-        self._start_srun(job)
+        self._start_srun(job, avoided_node)
         return job
 
-    def _start_srun(self, job: Job, avoided_node: str | None = None) -> None:
+    def _start_srun(self, job: Job, avoided_node: str | None) -> None:
         """Start srun by the starter. Blocks. Raises: OSError."""
         limits, runner = self.run_limits.settings, self._sandbox.settings
         options = list(build_srun_options(limits, job.job_name, runner, *self.job_settings))
@@ -328,32 +334,23 @@ class SlurmRun(SandboxedRun):
 
     async def _start_in_place_of(self, lost: Job, loss: EvaluationFailure) -> Job:
         """Start a job, in directories of its own. Raises: EvaluationFailure, if it cannot."""
-        job, threads = self._make_job(), self._sandbox.access.threads
+        threads, status = self._sandbox.access.threads, self.runner_status
+        avoided_node = None if lost.state is None else status.node
+        self._use_job(self._make_job())
         try:
-            await threads.run_in_thread(self._copy_and_start, lost, job)
+            job = await threads.run_in_thread(self._start_job, avoided_node)
         except CancelledError:
             raise
         except Exception as error:  # noqa: BLE001  (a client learns of every end)
             words = "no job can take the place of the lost one: {error!r}"
             log.error(words, error=error)  # noqa: TRY400
             raise loss from None
-        finally:
-            self._use_job(job)  # also so that `close` ends what was started
+        with suppress(OSError):  # what still runs somewhere writes to the directory
+            await threads.run_in_thread(remove_tree, lost.directory)
         self._sandbox.access.commands.counters.restarted_jobs += 1
-        status = self.runner_status
         status.retry_count += 1
         status.job_id = status.node = None
         return job
-
-    def _copy_and_start(self, lost: Job, job: Job) -> None:
-        job.make_directories()
-        self._sandbox.local.make_system_view(self._environment)  # the lost job's may be removed
-        job.write_start(job.read_start(lost))
-        copy_tree(self._checkout.path, job.workspace.tree_directory)
-        has_failed = lost.state is not None
-        self._start_srun(job, self.runner_status.node if has_failed else None)
-        with suppress(OSError):  # what still runs somewhere writes to the directory
-            remove_tree(lost.directory)
 
     def _use_job(self, job: Job) -> None:
         self.job = job

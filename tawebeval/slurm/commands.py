@@ -45,7 +45,7 @@ JOB_TIME_MARGIN_SECONDS = 120
 ENDING_STATE = "COMPLETING"
 """The state of a job until its nodes have ended it; another one follows, with the reason."""
 
-_SQUEUE = ("squeue", "--noheader", "--me", "--format=%i|%j|%T|%r|%N")
+_SQUEUE = ("squeue", "--noheader", "--me", "--states=all", "--format=%i|%j|%T|%r|%N")
 _MIB = 2**20
 _BARS = 4  # in a line of squeue
 _STDERR_SHOWN = 300  # characters of srun's stderr in a message
@@ -221,7 +221,6 @@ IsMeant = Callable[[str], bool]
 @attrs.define(eq=False)
 class _Watch:
     on_state: WatchJob
-    is_to_end: bool
     misses_left: int
 
 
@@ -242,10 +241,9 @@ class SlurmCommands:
 
         A controller that has lost its state may forget a job without a word to srun. `misses`, for
         a job without srun, or of an earlier process of the daemon: the looks without the job until
-        it counts as gone; its end is told, too. Without it a job is gone only after it was in the
-        queue.
+        it counts as gone. Without it a job is gone only after it was in the queue.
         """
-        self._watches[name] = _Watch(on_state, misses is not None, misses or 0)
+        self._watches[name] = _Watch(on_state, misses or 0)
         self._poll()
 
     def unwatch_job(self, name: str) -> None:
@@ -280,9 +278,8 @@ class SlurmCommands:
             self._is_polling = self.counters.is_controller_unreachable = False
 
     async def _look(self) -> None:
-        ended = ["--states=all"] if any(one.is_to_end for one in self._watches.values()) else []
         try:
-            jobs = parse_squeue(await self._run(*_SQUEUE, *ended))
+            jobs = parse_squeue(await self._run(*_SQUEUE))
         except (SlurmCommandFailed, OSError) as error:
             if not self.counters.is_controller_unreachable:  # once while the controller is away
                 log.warn("the queue of Slurm is unknown: {error}", error=error)

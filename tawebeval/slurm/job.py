@@ -282,16 +282,6 @@ class Job:
         path.touch(0o600)
         path.write_text(json.dumps(specification))
 
-    def read_start(self, other: Job) -> dict[str, Any]:
-        """Return what another job has to start, for the directories of this job.
-
-        The names of these directories are random, and nothing else contains them. Raises: OSError;
-        ValueError, if the description is damaged.
-        """
-        text = (other.workspace.output_directory / "start").read_text()
-        found: dict[str, Any] = json.loads(text.replace(other.directory.name, self.directory.name))
-        return found
-
     def read_state(self) -> NodeState | None:
         """Return what the node has told; None before. Raises: OSError.
 

@@ -20,7 +20,6 @@ from tawebeval.git.fetch_limits import (
     FetchBudget,
     FetchLimits,
     TreeLimits,
-    TreeSizeMeter,
     build_commit_inspection_commands,
     fetch_within_byte_budget,
 )
@@ -38,7 +37,9 @@ LIST = (
 
 class MeterTests(SynchronousTestCase):
     def check(self, limits: TreeLimits, content: bytes, **members: object) -> None:
-        error = self.assertRaises(EvaluationFailure, TreeSizeMeter(limits).feed, content)
+        inspection = CommitInspectionParser(limits)
+        inspection.feed(LINE + b"\0")
+        error = self.assertRaises(EvaluationFailure, inspection.feed, content)
         self.assertEqual((error.reason, error.extra_members), ("repository", members))
 
     def test_tree_over_limit_is_refused(self) -> None:
@@ -51,9 +52,10 @@ class MeterTests(SynchronousTestCase):
 
     def test_file_gitattributes_is_found_in_any_directory(self) -> None:
         for path, expected in (("a/.gitattributes", True), (".gitattributes", True), ("a", False)):
-            meter = TreeSizeMeter(TreeLimits(9, 9))
-            meter.feed(f"100644 blob 01 1\t{path}\0".encode())
-            self.assertEqual(meter.has_gitattributes, expected)
+            inspection = CommitInspectionParser(TreeLimits(9, 9))
+            inspection.feed(LINE + b"\0" + f"100644 blob 01 1\t{path}\0".encode())
+            assert inspection.commit is not None
+            self.assertEqual(inspection.commit.has_gitattributes, expected)
 
     def test_path_that_no_system_call_takes_is_refused(self) -> None:
         for end in (b"\0", b""):

@@ -45,9 +45,7 @@ class RepeatTests(JobCase):
             session="s",
             writable_trees=SimpleNamespace(starter=self),
             local=SimpleNamespace(
-                has_network=False,
-                sandbox_files_directory=self.evaluation.root.parent,
-                make_system_view=lambda environment: None,
+                has_network=False, sandbox_files_directory=self.evaluation.root.parent
             ),
         )
         self.sandbox = sandbox
@@ -56,8 +54,10 @@ class RepeatTests(JobCase):
         self.slurm_run = SlurmRun(self.evaluation, checkout, sandbox, LimitSettings())
         self.status = self.slurm_run.runner_status
         self.job = self.lost = self.slurm_run.job
-        self.lost.make_directories()
-        self.lost.write_start({"argv": []})
+        local_run = SimpleNamespace(make_launch_spec=lambda *_: LaunchSpec([], {}, "/"))
+        self.patch(self.slurm_run, "_make_local_run", lambda: local_run)
+        self.slurm_run.start_evaluator("", {}, Path())
+        self.started.clear()
 
     def start_program(self, directory: os.PathLike[str], launch: LaunchSpec) -> None:
         self.started.append(launch)
@@ -146,13 +146,6 @@ class RepeatTests(JobCase):
         self.assertIn(f"--job-name={job.job_name}", self.started[0].argv)
         self.assertIn(job.job_name, self.commands.cancelled)
         self.assertIn(job.directory, self.starter.forgotten)
-
-    def test_damaged_description_starts_no_job(self) -> None:
-        (self.lost.workspace.output_directory / "start").write_text('{"argv"')
-        started = self.wait()
-        self.lose()
-        self.failureResultOf(started, EvaluationFailure)
-        self.assertEqual(self.started, [])
 
     def test_job_whose_start_is_cancelled_is_ended(self) -> None:
         run_in_thread = self.access.threads.run_in_thread

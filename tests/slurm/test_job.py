@@ -138,8 +138,8 @@ class JobCase(SynchronousTestCase):
         self.job = self.make_job()
         self.process: TailedProcess
 
-    def make_job(self, name: str = "tawebeval-x-evaluation-0s") -> Job:
-        job = Job(self.access, self.status, name, self.evaluation)
+    def make_job(self) -> Job:
+        job = Job(self.access, self.status, "tawebeval-x-evaluation-0s", self.evaluation)
         job.make_directories()
         return job
 
@@ -184,12 +184,6 @@ class JobCase(SynchronousTestCase):
 
 
 class FileTests(JobCase):
-    def test_start_in_place_of_another_job_names_no_directory_of_that(self) -> None:
-        first, second = self.job, self.make_job("tawebeval-x-evaluation-1s")
-        first.write_start({"argv": ["bwrap", "--bind", str(first.workspace.tree_directory)]})
-        argv = second.read_start(first)["argv"]
-        self.assertEqual(argv[-1], str(second.workspace.tree_directory))
-
     def test_broken_state_counts_as_none(self) -> None:
         self.assertIsNone(self.job.read_state())
         self.job.state_file.write_text('{"node": "o')
