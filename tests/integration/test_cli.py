@@ -53,9 +53,10 @@ class CommandTests(DaemonTestCase):
         self.assertIn(f"chmod 600 {file}", done.stderr)
 
     async def test_closed_pipe_cancels_the_evaluation(self) -> None:
-        flood = self.arguments("yes", "x=1")
+        # More than pipes hold; not without end, for a cancel waits until all is parsed.
+        endless = self.arguments("yes | head -c 4M; sleep 600", "x=1")
         program = subprocess.Popen(
-            [*COMMAND, *flood, "--seed", "1", "--server", self.daemon.url],
+            [*COMMAND, *endless, "--seed", "1", "--server", self.daemon.url],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
