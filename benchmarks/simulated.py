@@ -253,7 +253,6 @@ class SimulatedSandbox:
     limits: LimitSettings
     adopt: Callable[[ProcessProtocol, int], Any]
     cgroup_manager: CgroupManager = attrs.field(factory=lambda: CgroupManager({}))
-    orphan_reaper: Any = None
     writable_trees: WritableTrees = attrs.field(factory=lambda: WritableTrees(Path("/nonexistent")))
 
     def make_run(

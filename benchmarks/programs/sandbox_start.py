@@ -22,7 +22,6 @@ from benchmarks.measure import percentile
 from tawebeval.config import Configuration
 from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import OrphanReaper, Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.starter import enter_user_namespace
 from tawebeval.sandbox.base import SandboxedRun
@@ -49,8 +48,7 @@ def _runs() -> Iterator[tuple[Callable[[], SandboxedRun], WritableTrees]]:
         accounts.mkdir()
         write_sandbox_files(accounts)
         trees = WritableTrees(Path(name, "starter", "socket"))
-        orphans = OrphanReaper(None, Spawner(None))
-        sandbox = open_sandbox(Configuration(), accounts, CgroupManager({}), orphans, trees)
+        sandbox = open_sandbox(Configuration(), accounts, CgroupManager({}), trees)
         trees.use_overlays()
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")

@@ -28,7 +28,7 @@ from tawebeval.evaluations.eventlog import (
 from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import OrphanReaper, Spawner
+from tawebeval.linux.child import Spawner
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.sandbox.base import NoSandbox
 from tawebeval.sandbox.limits import LimitMonitor
@@ -66,8 +66,7 @@ def _measure(folder: Path) -> None:
     trees.attach(reactor, threads.run_in_thread, lambda: None)
     configuration = Configuration(limits=LimitSettings(output=2**40))
     cgroups = CgroupManager({})
-    orphans = OrphanReaper(reactor, Spawner(reactor))
-    sandbox = NoSandbox(configuration.limits, cgroups, orphans, folder, trees)
+    sandbox = NoSandbox(configuration.limits, cgroups, folder, trees)
     workspace = Workspace(folder / "evaluation")
     workspace.root.mkdir()
     checkout = Checkout(Commit("", ""), folder, lambda: None)

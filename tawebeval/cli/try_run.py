@@ -16,7 +16,6 @@ from typing import Any, NoReturn, TypeAlias
 import attrs
 import click
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
 from tawebeval.cli.follow import (
@@ -59,7 +58,7 @@ from tawebeval.evaluations.starting import enter_queue
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.git.fetch_limits import TreeLimits
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage, open_cgroups
-from tawebeval.linux.child import OrphanReaper, Spawner, become_subreaper
+from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import drop_privileges, refuse_root
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
@@ -77,7 +76,6 @@ CHECKOUT_NAME, UPLOAD_NAME = "checkout", "upload"
 
 _THREADS = 3  # two of them poll limits
 _ACCOUNTS = "accounts"  # the directory with passwd and group of the sandbox
-_REAP = 1.0  # seconds between two searches for orphaned processes
 
 
 @attrs.frozen
@@ -142,7 +140,6 @@ def open_context(
     checkout: Checkout,
     place: Path,
     cgroups: CgroupManager,
-    orphans: OrphanReaper,
     spawner: Spawner,
     reactor: Any,
 ) -> EvaluationContext:
@@ -159,7 +156,7 @@ def open_context(
         worker_threads=threads,
         spawner=spawner,
         checkout_source=WorkingTreeSource(checkout),
-        sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, orphans, trees),
+        sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, trees),
         limit_monitor=LimitMonitor(reactor, threads, threads),
         event_memory=EventMemory(configuration.buffers.total),
         unread_events=make_unread_events_share(configuration.buffers.disk),
@@ -168,21 +165,15 @@ def open_context(
 
 
 @contextmanager
-def _run_services(
-    context: EvaluationContext, place: Path, orphans: OrphanReaper, reactor: Any
-) -> Iterator[None]:
+def _run_services(context: EvaluationContext, place: Path, reactor: Any) -> Iterator[None]:
     """Start threads and sandbox; stop them at the end. Blocks.
 
     Raises SystemExit if the sandbox does not work.
     """
-    become_subreaper()
     accounts = place / _ACCOUNTS
     accounts.mkdir()
     write_sandbox_files(accounts)
     check_sandbox_and_log_problems(context.sandbox)
-    reaping = LoopingCall(orphans.reap_ended_orphans)
-    reaping.clock = reactor
-    reaping.start(_REAP)
     threads, trees = context.worker_threads, context.sandbox.writable_trees
     threads.start()
     trees.attach(reactor, threads.run_in_thread, lambda: None)
@@ -190,7 +181,6 @@ def _run_services(
         yield
     finally:
         threads.stop()
-        reaping.stop()
         trees.close()
 
 
@@ -282,14 +272,11 @@ def run_try(
             made.callback(cgroups.remove_all_cgroups)
             place = made.enter_context(make_temporary_directory())
             spawner = Spawner(reactor)
-            orphans = OrphanReaper(reactor, spawner)
             tree_limits = TreeLimits(MAX_TREE_FILES, configuration.repositories.tree_bytes)
             with _usage_errors():
                 files = write_upload(fields, place / UPLOAD_NAME)
                 checkout = copy_working_tree(root, place, tree_limits)
-                context = open_context(
-                    configuration, checkout, place, cgroups, orphans, spawner, reactor
-                )
+                context = open_context(configuration, checkout, place, cgroups, spawner, reactor)
                 drop_privileges()
             if configuration.sandbox.kind == "none":
                 screen.show_message(
@@ -307,7 +294,7 @@ def run_try(
                 environment=environment,
             )
             try:
-                made.enter_context(_run_services(context, place, orphans, reactor))
+                made.enter_context(_run_services(context, place, reactor))
             except SystemExit as error:  # the sandbox does not work
                 screen.show_message(str(error).removeprefix("tawebeval: "), "red")
                 return WRONG

@@ -83,7 +83,7 @@ from tawebeval.git.fetch_limits import FetchLimits, TreeLimits
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import GitKeyring, RemoteResolver
 from tawebeval.linux.cgroups import CgroupManager, open_starter_cgroups
-from tawebeval.linux.child import OrphanReaper, Spawner, become_subreaper
+from tawebeval.linux.child import Spawner
 from tawebeval.linux.privileges import drop_privileges
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.pinned_agent import CachedPolicyForHTTPS, CheckedResolver, SystemResolver
@@ -153,11 +153,7 @@ class EvaluationService(Service):
         return self.registry.context
 
     def startService(self) -> None:
-        """Load the repository cache and become the reaper of all descendant processes.
-
-        Go on with the evaluations of an earlier process.
-        """
-        become_subreaper()
+        """Load the repository cache, and go on with the evaluations of an earlier process."""
         self.repositories.load_existing(self._restore_evaluations)
         super().startService()
 
@@ -503,7 +499,6 @@ class _Builder:
         # They check and sync disks and directories, any of which may hang.
         self.disk_check_threads = self._make_threads(4, "check")
         self.spawner = Spawner(reactor)
-        self.orphans = OrphanReaper(reactor, self.spawner)
         self.metrics = CollectorRegistry()
         self.reactor_lag = ReactorLag(reactor)
         self.request_log = RequestLog(configuration.log.access)
@@ -542,7 +537,7 @@ class _Builder:
     @cached_property
     def sandbox(self) -> Sandbox:
         files = self.directories.sandbox_files_directory
-        return open_sandbox(self.configuration, files, self.cgroups, self.orphans, self.trees)
+        return open_sandbox(self.configuration, files, self.cgroups, self.trees)
 
     @cached_property
     def runner(self) -> Sandbox:
@@ -769,7 +764,7 @@ class _Builder:
         sync = DiskSync(self.store, self.directories.state, self.disk_check_threads, self.reactor)
         calls = (
             self.registry.expire_evaluations,
-            self.orphans.reap_ended_orphans,
+            self.spawner.reap_orphans,
             self.context.cleanup_queue.retry_next_calls,
             self.readiness.check_disks,
             sync.sync_if_due,

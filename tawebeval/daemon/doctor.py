@@ -54,7 +54,6 @@ from tawebeval.linux.cgroups import (
     find_cgroup_remedy,
     open_cgroups,
 )
-from tawebeval.linux.child import OrphanReaper, Spawner
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, is_disk_full, remove_tree
 from tawebeval.linux.privileges import (
     build_directory_install_command,
@@ -280,9 +279,8 @@ def _try_sandbox(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
         accounts = workspaces / "accounts"
         accounts.mkdir()
         write_sandbox_files(accounts)
-        orphans = OrphanReaper(daemon.reactor, Spawner(daemon.reactor))
         trees = WritableTrees(workspaces / "starter" / "socket")
-        sandbox = open_sandbox(configuration, accounts, cgroups, orphans, trees)
+        sandbox = open_sandbox(configuration, accounts, cgroups, trees)
         try:
             check_sandbox(sandbox, ProbeDirectories(checkouts, workspaces))
         finally:

@@ -45,7 +45,7 @@ from tawebeval.linux.cgroups import (
     describe_missing_limits,
     find_pids_controller_parent,
 )
-from tawebeval.linux.child import kill_stale_processes
+from tawebeval.linux.child import kill_processes_below
 from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,
     add_path_to_errors,
@@ -407,7 +407,9 @@ class StartupChecks(Service):
         programs = starter.list_programs()
         # A starter that is gone may have left what has hidden from it, of evaluations that end now.
         evaluators = () if programs else (directories.evaluations,)
-        kill_stale_processes(directories.repositories, *evaluators)
+        if killed := kill_processes_below(directories.repositories, *evaluators):
+            what = "killed {count} processes left by an earlier daemon: {pids}"
+            log.warn(what, count=len(killed), pids=sorted(killed))
         for program in programs:
             evaluation = program.parent
             if evaluation.parent != directories.evaluations.resolve() or (

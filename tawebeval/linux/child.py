@@ -1,24 +1,17 @@
 """Child processes, and the end of processes that are nobody's children.
 
-`Spawner` starts the daemon's own children, such as git's commands, by `Popen`, which uses vfork,
-and knows which still run. `ChildProcess` drives a Twisted `ProcessProtocol` by their pipes.
-An evaluator's process is a `tail.TailedProcess`.
+`Spawner` starts the daemon's own children, such as git's commands, by `Popen`, which uses vfork.
+`ChildProcess` drives a Twisted `ProcessProtocol` by their pipes. An evaluator's process is a
+`tail.TailedProcess`.
 
 `reactor.spawnProcess` is not used: it walks over every open descriptor in the reactor's thread,
 forks if a directory is given, and looks at every child whenever one ends. Here a pidfd reports the
 end of one child only.
 
-Without a sandbox a process may leave its process group, its session and its parent. It then becomes
-a child of the nearest *subreaper* (prctl(2)): of the starter if it is an evaluator's, of the daemon
-if it is git's. `OrphanReaper` recognises an evaluator's by what it has inherited: the run's secret
-markers in its environment, or a working directory below the run's own. A process that hides both
-stays; only a process namespace can promise more.
-
-`kill_stale_processes` finds, at the start, the processes of a daemon that was killed. In a sandbox
-or a cgroup they have ended with it or are found there. Without either they live on, and are
-recognised by a variable of their environment, or a working directory, below the daemon's own
-directories, and by having no terminal: neither the processes of another daemon are meant, nor an
-operator's shell that happens to stand there.
+Without a sandbox a process may leave its process group, its session and its parent, and, without
+cgroups too, outlive a daemon that is killed. `kill_processes_below` recognises it by a variable of
+its environment, or a working directory, below the run's or the daemon's own directories. A process
+that hides both stays; only a process namespace can promise more.
 """
 
 from __future__ import annotations
@@ -32,9 +25,8 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from resource import struct_rusage
 from typing import IO, Any
@@ -43,24 +35,22 @@ from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IReadDescriptor
 from twisted.internet.main import CONNECTION_DONE
 from twisted.internet.protocol import ProcessProtocol
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from tawebeval.linux.cgroups import EvaluationCgroup
 from tawebeval.linux.kernel_files import list_children, list_descendants, read_stat
-from tawebeval.linux.privileges import prctl
 
 STDOUT, STDERR = 1, 2
 _READ = 64 * 1024
 
 
-def has_process_ended(pidfd: int) -> bool:
-    """Tell whether a process has ended, reaped or not."""
+def has_process_ended(pidfd: int, timeout: float = 0) -> bool:
+    """Tell whether a process has ended, reaped or not, or ends within `timeout` seconds."""
     poll = select.poll()  # not select(2), which takes no descriptor above 1023
     poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(timeout * 1000))
 
 
 def make_exit_reason(status: int) -> Failure:
@@ -275,22 +265,18 @@ class Spawner:
             self._children.discard(process.pid)
             raise
 
-    def is_child(self, pid: int) -> bool:
-        """Tell whether `pid` is a known child that was not reaped yet."""
-        return pid in self._children
+    def reap_orphans(self) -> None:
+        """Reap children that others have left: the daemon may be a container's first process."""
+        for pid in set(list_children("self")) - self._children:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
 
-_PR_SET_CHILD_SUBREAPER = 36
-_EXITING = 0x4  # PF_EXITING among the flags of proc(5)'s stat
+_VARIABLES = (b"TEMPORARY_DIRECTORY", b"GIT_DIR")  # inherited from evaluators and git
 _PAUSE = 0.002  # seconds between two searches for killed processes
-_SEARCHES = 2500  # after these 5 s a process hangs in the kernel
+_MAX_SECONDS = 5  # for their end: later a process hangs in the kernel
 
 log = Logger()
-
-
-def become_subreaper() -> None:
-    """Let orphans among this process's descendants become its children (prctl(2))."""
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def send_signal(pid: int, number: int) -> None:
@@ -299,77 +285,59 @@ def send_signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-class OrphanReaper:
-    """The orphans of runs, which become children of the starter, and of git, which become ours.
+def kill_process_of_run(pid: int, group: EvaluationCgroup, starter: int) -> None:
+    """Kill a process if it is in a cgroup, or a child of `starter`; return after its end.
 
-    The starter reaps those that it has adopted.
+    Otherwise it was reaped already, and `pid` may be a stranger's. Blocks, up to five seconds.
+    Raises: OSError.
     """
-
-    def __init__(self, reactor: Any, spawner: Spawner) -> None:
-        self._reactor = reactor
-        self._spawner = spawner
-
-    async def kill_orphans_of_run(self, mark: bytes, directory: str, starter: int) -> None:
-        """Kill the orphans with `mark` in their environment or a directory below `directory`.
-
-        They are children of the process `starter`, or ours once that has ended. Return when they
-        and their descendants have ended, or after five seconds. Raises: OSError, if they cannot be
-        looked for.
-        """
-        killed: set[int] = set()
-        for _ in range(_SEARCHES):
-            orphans = chain(self.list_adopted_orphans(), list_children(starter))
-            found = [(pid, _belongs(pid, mark, directory)) for pid in orphans]
-            # Descendants without the mark may take longer to end than those with it.
-            killed = {pid for pid in killed if _is_alive(pid)}
-            if not killed and all(belongs is False for _, belongs in found):
-                os.close(os.open("/proc", os.O_PATH))  # without a descriptor none is found
-                return
-            for pid in (pid for pid, belongs in found if belongs):
-                for one in (pid, *list_descendants(pid)):
-                    send_signal(one, signal.SIGKILL)
-                    killed.add(one)
-            await deferLater(self._reactor, _PAUSE)
-        killed.update(pid for pid, belongs in found if belongs is not False)
-        log.error("processes {pids} survive being killed", pids=sorted(killed))
-
-    async def kill_process_of_run(self, pid: int, group: EvaluationCgroup, starter: int) -> None:
-        """Kill a process if it is in a cgroup, or a child of `starter`; return after its end.
-
-        Otherwise it was reaped already, and `pid` may be a stranger's. Raises: OSError.
-        """
+    with suppress(FileNotFoundError, ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
         try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return
-        try:
-            if not group.has_process(pid) and pid not in list_children(starter):
-                return
-            with suppress(ProcessLookupError):
+            if group.has_process(pid) or int(read_stat(pid)[1]) == starter:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            for _ in range(_SEARCHES):
-                if has_process_ended(pidfd):
-                    return
-                await deferLater(self._reactor, _PAUSE)
+                if not has_process_ended(pidfd, _MAX_SECONDS):
+                    log.error("process {pid} survives being killed", pid=pid)
         finally:
             os.close(pidfd)
-        log.error("process {pid} survives being killed", pid=pid)
 
-    def reap_ended_orphans(self) -> None:
-        """Reap orphans that have ended by themselves, or with their git command."""
-        with contextlib.suppress(ChildProcessError):  # there are no children at all
-            if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                list(self.list_adopted_orphans())
 
-    def list_adopted_orphans(self) -> Iterator[int]:
-        """Yield the living children that the daemon has not started, and reap the dead ones."""
-        for pid in list(list_children("self")):
-            if not self._spawner.is_child(pid):
-                with contextlib.suppress(ChildProcessError):
-                    if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                        yield pid
-                    else:
-                        os.waitpid(pid, os.WNOHANG)
+def kill_processes_below(*roots: Path, parent: int | None = None) -> Collection[int]:
+    """Kill what works in a directory below `roots`, with all descendants; return their numbers.
+
+    That are processes whose working directory, TEMPORARY_DIRECTORY or GIT_DIR lies there. Those
+    with a terminal are spared unless they are children of `parent`: an operator's shell may happen
+    to stand there. Return after their end. Blocks, up to five seconds. Raises: OSError, if they
+    cannot be looked for.
+    """
+    places = tuple(bytes(root) + b"/" for root in roots)
+    killed: set[int] = set()
+    deadline = time.monotonic() + _MAX_SECONDS
+    while found := {*_find_below(places, parent), *filter(_is_alive, killed)}:
+        if time.monotonic() > deadline:
+            log.error("processes {pids} survive being killed", pids=sorted(found))
+            break
+        for pid in found - killed:
+            for one in (pid, *list_descendants(pid)):
+                send_signal(one, signal.SIGKILL)
+                killed.add(one)
+        time.sleep(_PAUSE)
+    return killed
+
+
+def _find_below(places: tuple[bytes, ...], parent: int | None) -> Iterator[int]:
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        with suppress(
+            FileNotFoundError, ProcessLookupError, PermissionError
+        ):  # ended, or another's
+            found = [os.readlink(os.fsencode(f"/proc/{pid}/cwd")) + b"/"]
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                given = (entry.partition(b"=") for entry in file.read().split(b"\0"))
+                found += [value for variable, _, value in given if variable in _VARIABLES]
+            if pid != os.getpid() and any(place.startswith(places) for place in found):
+                stat = read_stat(pid)
+                if int(stat[4]) == 0 or int(stat[1]) == parent:  # tty_nr, ppid
+                    yield pid
 
 
 def _is_alive(pid: int) -> bool:
@@ -378,72 +346,3 @@ def _is_alive(pid: int) -> bool:
         return read_stat(pid)[0] not in (b"Z", b"X")
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def _belongs(pid: int, mark: bytes, directory: str) -> bool | None:
-    """Return whether an orphan belongs to the run; None while it exits, when nothing tells.
-
-    Its descendants may belong to other runs. They become orphans themselves, and are judged then.
-    """
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return None
-    # The first thread may have ended long before the others. One that lives tells enough: all have
-    # the same environment, and mostly the same directory.
-    verdicts = (
-        does_thread_belong_to_run(f"{pid}/task/{thread}", mark, directory) for thread in threads
-    )
-    return next((verdict for verdict in verdicts if verdict is not None), None)
-
-
-def does_thread_belong_to_run(thread: str, mark: bytes, directory: str) -> bool | None:
-    """Return whether a thread, a path below /proc, shows that it belongs to the run."""
-    try:
-        if int(read_stat(thread)[6]) & _EXITING:
-            return None
-        if f"{os.readlink(f'/proc/{thread}/cwd')}/".startswith(f"{directory}/"):
-            return True
-        with open(f"/proc/{thread}/environ", "rb") as file:
-            return mark in file.read()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    except PermissionError:
-        return False
-
-
-_INHERITED = (b"TEMPORARY_DIRECTORY", b"GIT_DIR")  # by evaluators, and by what git starts
-_STALE_PAUSE = 0.01  # seconds between two searches for stale processes
-_STALE_SEARCHES = 500  # after these 5 s a process hangs in the kernel
-
-
-def kill_stale_processes(*roots: Path) -> None:
-    """Kill the processes that a dead daemon has left below `roots`. Blocks, up to five seconds."""
-    ended: set[int] = set()
-    for _ in range(_STALE_SEARCHES):
-        found = list(_find_stale(tuple(bytes(root) + b"/" for root in roots)))
-        if not found:
-            break
-        for pid in found:
-            for one in (pid, *list_descendants(pid)):
-                send_signal(one, signal.SIGKILL)
-        ended.update(found)
-        time.sleep(_STALE_PAUSE)
-    else:
-        log.error("processes {pids} survive being killed", pids=found)
-    if ended:
-        what = "killed {count} processes left by an earlier daemon: {pids}"
-        log.warn(what, count=len(ended), pids=sorted(ended))
-
-
-def _find_stale(roots: tuple[bytes, ...]) -> Iterator[int]:
-    """Yield processes without a terminal whose directory or environment lies below `roots`."""
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        with suppress(OSError):  # another user's process, or one that has just ended
-            places = [os.readlink(os.fsencode(f"/proc/{name}/cwd"))]
-            with open(f"/proc/{name}/environ", "rb") as file:
-                given = (entry.partition(b"=") for entry in file.read().split(b"\0"))
-                places += [value for variable, _, value in given if variable in _INHERITED]
-            is_below = any(place.startswith(roots) for place in places)
-            if is_below and int(name) != os.getpid() and int(read_stat(name)[4]) == 0:  # tty_nr
-                yield int(name)

@@ -15,6 +15,7 @@ import re
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ from tawebeval.config import Configuration, LimitSettings, SlurmJobSettings
 from tawebeval.core.evaluations import Checkout
 from tawebeval.core.segi import add_tools_to_path
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import OrphanReaper, send_signal
+from tawebeval.linux.child import kill_processes_below, send_signal
 from tawebeval.linux.kernel_files import list_descendants
 from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
 from tawebeval.linux.tail import TailedProcess
@@ -283,7 +284,6 @@ class Sandbox(Protocol):
 
     limits: LimitSettings
     cgroup_manager: CgroupManager
-    orphan_reaper: OrphanReaper
     writable_trees: WritableTrees
 
     def make_run(
@@ -300,19 +300,14 @@ class Sandbox(Protocol):
 
 
 class UnsandboxedRun(LocalRun):
-    """The run of an evaluator with the rights of the daemon.
+    """The run of an evaluator with the rights of the daemon."""
 
-    `mark` is a secret that all processes of the run inherit; empty before the start.
-    """
-
-    mark = b""
     _sandbox: NoSandbox
 
     def make_launch_spec(
         self, command: str, environment: Mapping[str, str], directory: Path
     ) -> LaunchSpec:
         """Return the shell with the command."""
-        self.mark = environment["EVALUATION_DATA_BEGIN"].encode()
         return LaunchSpec(
             ["/bin/sh", "-c", command],
             add_tools_to_path(environment, str(self._sandbox.tools_directory)),
@@ -328,14 +323,12 @@ class UnsandboxedRun(LocalRun):
             send_signal(pid, number)
 
     async def kill_remaining_processes(self) -> None:
-        """Kill the process group, and the orphans of the run, which are found by its mark."""
+        """Kill the process group, and what has left it."""
         first = self.run_limits.first_process
         if first is not None:
             first.signal_group(signal.SIGKILL)
-        if self.mark:
-            await self._sandbox.orphan_reaper.kill_orphans_of_run(
-                self.mark, str(self.workspace.root), self._trees.starter.pid
-            )
+        root, starter = self.workspace.root, self._trees.starter.pid
+        await self._trees.run_in_thread(partial(kill_processes_below, root, parent=starter))
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the exit of the shell."""
@@ -351,7 +344,6 @@ class NoSandbox:
 
     limits: LimitSettings
     cgroup_manager: CgroupManager
-    orphan_reaper: OrphanReaper
     tools_directory: Path
     writable_trees: WritableTrees = attrs.field(eq=False)
 

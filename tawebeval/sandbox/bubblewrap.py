@@ -37,6 +37,7 @@ import signal
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from glob import glob
 from pathlib import Path
 
@@ -49,7 +50,7 @@ from tawebeval.core.segi import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux import kernel_files
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import ChildProcess, OrphanReaper, send_signal
+from tawebeval.linux.child import ChildProcess, kill_process_of_run, send_signal
 from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.linux.kernel_files import list_descendants
 from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR
@@ -426,7 +427,6 @@ class BubblewrapSandbox:
     writable_trees: WritableTrees
     limits: LimitSettings
     cgroup_manager: CgroupManager
-    orphan_reaper: OrphanReaper
 
     def make_run(
         self,
@@ -621,10 +621,8 @@ class BubblewrapRun(LocalRun):
         """
         told = re.search(rb'"child-pid": (\d+)', self._told())
         if told and self.run_limits.cgroup is not None:
-            starter = self._trees.starter.pid
-            group = self.run_limits.cgroup
-            orphans = self._sandbox.orphan_reaper
-            await orphans.kill_process_of_run(int(told[1]), group, starter)
+            pid, group, starter = int(told[1]), self.run_limits.cgroup, self._trees.starter.pid
+            await self._trees.run_in_thread(partial(kill_process_of_run, pid, group, starter))
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit; bwrap reports a signal as shells do, by 128 more."""

@@ -16,7 +16,6 @@ from tawebeval.config import Configuration
 from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import OrphanReaper
 from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,
     add_path_to_errors,
@@ -87,7 +86,6 @@ def open_sandbox(
     configuration: Configuration,
     accounts: Path,
     cgroups: CgroupManager,
-    orphans: OrphanReaper,
     trees: WritableTrees,
 ) -> Sandbox:
     """Return the configured sandbox, not probed yet. Blocks.
@@ -97,7 +95,7 @@ def open_sandbox(
     """
     if configuration.sandbox.kind == "none":
         tools = accounts.absolute() / TOOLS_NAME
-        return NoSandbox(configuration.limits, cgroups, orphans, tools, trees)
+        return NoSandbox(configuration.limits, cgroups, tools, trees)
     program = shutil.which("bwrap")
     if program is None:
         raise ConfigurationError(
@@ -119,7 +117,6 @@ def open_sandbox(
         trees,
         configuration.limits,
         cgroups,
-        orphans,
     )
 
 

@@ -341,6 +341,11 @@ class WritableTrees:
         self._watcher = FileWatcher(reactor)
         self._files = ProgramFiles(reactor, self.starter, self._watcher, run_in_thread)
 
+    async def run_in_thread(self, call: Callable[[], Any]) -> Any:
+        """Make a call that blocks, after `attach`, in a thread."""
+        assert self._files is not None, "attached"
+        return await self._files.run_in_thread(call)
+
     def start_program(
         self, checkout: Path, workspace: Workspace, launch: LaunchSpec
     ) -> StartedProgram:

@@ -24,7 +24,6 @@ from tawebeval.core.evaluations import Checkout
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
-from tawebeval.linux.child import OrphanReaper
 from tawebeval.linux.filetree import copy_tree, remove_tree
 from tawebeval.linux.starter_client import LaunchSpec
 from tawebeval.linux.tail import TailedProcess
@@ -73,8 +72,8 @@ log = Logger()
 class SlurmSandbox:
     """The sandbox of `runner.kind = "slurm"`.
 
-    `limits`, `cgroup_manager`, `orphan_reaper` and `writable_trees` are those of the daemon's own
-    sandbox; its starter runs each srun. `local` makes what a node has to start, of paths that the
+    `limits`, `cgroup_manager` and `writable_trees` are those of the daemon's own sandbox; its
+    starter runs each srun. `local` makes what a node has to start, of paths that the
     node has, too. `job_prefix` begins the names of all jobs of the daemon, and `session` ends the
     names of those that this process of the daemon starts.
     """
@@ -82,7 +81,6 @@ class SlurmSandbox:
     settings: RunnerSettings
     limits: LimitSettings
     cgroup_manager: CgroupManager
-    orphan_reaper: OrphanReaper
     writable_trees: WritableTrees
     local: BubblewrapSandbox
     access: ClusterAccess
@@ -117,7 +115,6 @@ class SlurmSandbox:
             settings,
             local.limits,
             local.cgroup_manager,
-            local.orphan_reaper,
             trees,
             attrs.evolve(local, cgroup_manager=_NO_CGROUPS),
             access,

@@ -83,17 +83,14 @@ class DoctorTestCase(SynchronousTestCase):
         configuration: Configuration,
         accounts: Path,
         cgroups: CgroupManager,
-        orphans: Any,
         trees: object,
     ) -> NoSandbox | BubblewrapSandbox:
         self.accounts, self.users = accounts, os.listdir(accounts)
         if configuration.sandbox.kind == "none":
-            return NoSandbox(
-                configuration.limits, cgroups, orphans, accounts / TOOLS_NAME, self.trees
-            )
+            return NoSandbox(configuration.limits, cgroups, accounts / TOOLS_NAME, self.trees)
         filter_, network = os.open("/dev/null", os.O_RDONLY), configuration.sandbox.network
         found = "/usr/bin/bwrap", accounts, (filter_,), (), network, self.trees
-        return BubblewrapSandbox(*found, configuration.limits, cgroups, orphans)
+        return BubblewrapSandbox(*found, configuration.limits, cgroups)
 
     def probe_with_overlays(self, sandbox: object, places: ProbeDirectories) -> SetupProblem | None:
         self.places.append(places)

@@ -14,7 +14,7 @@ from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.sandbox import limits as limits_module
 from tawebeval.sandbox.base import NoSandbox, SandboxedRun
 from tawebeval.sandbox.workspace import Workspace
-from tests.fakes.sandbox import FakeCgroups, FakeDisk, FakeOrphans, FakeTrees
+from tests.fakes.sandbox import FakeCgroups, FakeDisk, FakeTrees
 
 LIMITS = LimitSettings(
     cpu=30,
@@ -39,7 +39,6 @@ class CellTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.trees: Any = FakeTrees()
         self.cgroups: Any = FakeCgroups()
-        self.orphans: Any = FakeOrphans()
         self.workspace = Workspace(Path("/state/evaluations/word"))
         self.disks: list[FakeDisk] = []
         self.patch(limits_module, "DiskMeter", self.watch)
@@ -65,7 +64,7 @@ class CellTestCase(SynchronousTestCase):
         return disk
 
     def no_cell(self) -> SandboxedRun:
-        sandbox = NoSandbox(LIMITS, self.cgroups, self.orphans, TOOLS, self.trees)
+        sandbox = NoSandbox(LIMITS, self.cgroups, TOOLS, self.trees)
         return sandbox.make_run(self.workspace, self.checkout, LIMITS)
 
     def started(self) -> SandboxedRun:

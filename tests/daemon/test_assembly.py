@@ -98,17 +98,11 @@ class ServiceTests(SynchronousTestCase):
         self.reactor.getThreadPool = self.fail  # type: ignore[attr-defined]
         # Nor do ours have a reactor that runs, to come back to.
         self.patch(WorkerThreads, "run_in_thread", InlineThreads.run_in_thread)
-        self.subreaper = 0
-        self.patch(assembly, "become_subreaper", self.become_subreaper)
         self.close_databases = close_databases_at_end(self)
 
     def drop_privileges(self) -> None:
         """Count, for the tests' own process keeps its rights."""
         self.dropped += 1
-
-    def become_subreaper(self) -> None:
-        """Count, for the tests' own process shall not become one."""
-        self.subreaper += 1
 
     def file_with(self, text: str) -> Path:
         """Create a file with a text, with mode 0600."""
@@ -272,14 +266,13 @@ class ServiceTests(SynchronousTestCase):
         stops = sorted(f"stop {name}" for _, name in stopped)
         self.assertEqual(sorted(done[len(expected) :]), stops)
 
-    def test_start_takes_over_orphans_and_directories(self) -> None:
+    def test_start_takes_over_directories(self) -> None:
         stray = self.directories.repositories / "half.new"
         form = self.directories.uploads / "form"
         for left in (stray, form):
             left.mkdir()
         self.start()
         self.assertFalse(form.exists())
-        self.assertEqual(self.subreaper, 1)
         self.assertFalse(stray.exists())
 
     def test_timer_makes_all_periodic_calls(self) -> None:
@@ -287,7 +280,7 @@ class ServiceTests(SynchronousTestCase):
         daemon = self.make()
         (calls, reactor), (probes, _, seconds) = made
         self.assertIs(reactor, self.reactor)
-        names = "expire_evaluations reap_ended_orphans retry_next_calls check_disks sync_if_due"
+        names = "expire_evaluations reap_orphans retry_next_calls check_disks sync_if_due"
         self.assertEqual([call.__name__ for call in calls], names.split())
         self.assertEqual(
             ([call.__name__ for call in probes], seconds), (["start_probe_if_needed"], 10)

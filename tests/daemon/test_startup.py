@@ -105,7 +105,7 @@ class StartupTests(SynchronousTestCase):
         self.left = LeftEvaluations()
         self.asked: dict[str, tuple[object, ...]] = {}
         for name, noted in (
-            ("kill_stale_processes", "end"),
+            ("kill_processes_below", "end"),
             ("check_git_version", "git"),
             ("check_sandbox_and_log_problems", "sandbox"),
         ):

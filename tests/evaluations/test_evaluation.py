@@ -214,7 +214,7 @@ class LifeTests(EvaluationTestCase):
         self.world.child.end()
 
     def test_processes_left_by_the_run_are_gone_before_its_end(self) -> None:
-        self.world.sandbox.orphan_reaper.shut = True
+        self.world.sandbox.orphans.shut = True
         self.begin()
         sandboxed = self.world.sandbox.last
         self.world.child.exit()
@@ -222,7 +222,7 @@ class LifeTests(EvaluationTestCase):
         self.assertFalse(self.evaluation.details.state.has_ended)
         self.assertEqual(sandboxed.closed, 0)
         self.assertTrue((self.root / "some").exists())
-        self.world.sandbox.orphan_reaper.open()
+        self.world.sandbox.orphans.open()
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual((len(sandboxed.started_as), sandboxed.closed), (1, 1))
 

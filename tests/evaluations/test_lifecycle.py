@@ -426,7 +426,7 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual(document["usage"], None)
 
     def test_status_tells_no_exit_while_orphans_are_ended(self) -> None:
-        self.world.sandbox.orphan_reaper.shut = True
+        self.world.sandbox.orphans.shut = True
         self.begin()
         self.world.child.exit()
         self.assertEqual((self.status()["exit"], self.status()["state"]), (None, "running"))

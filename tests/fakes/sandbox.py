@@ -170,6 +170,9 @@ class FakeTrees:
     def connect_starter(self) -> FakeTrees:
         return self
 
+    async def run_in_thread(self, call: Callable[[], Any]) -> Any:
+        return call()
+
     def list_programs(self) -> dict[Path, tuple[int, int]]:
         return {}
 
@@ -220,7 +223,7 @@ class FakeSandbox:
         self._spawner = spawner
         self.cells: list[FakeSandboxedRun] = []
         self.environments: list[Environment | None] = []  # of the cells
-        self.orphan_reaper = Gate()
+        self.orphans = Gate()
         self.has_external_queue = False
         self.begin = Gate()  # of all cells
         self.unable: OSError | None = None  # of cells that are made from now on
@@ -238,7 +241,7 @@ class FakeSandbox:
             limits,
             workspace.make_unsandboxed_view(),
             self._spawner,
-            self.orphan_reaper,
+            self.orphans,
             unable=self.unable,
             has_external_queue=self.has_external_queue,
             begin=self.begin,
@@ -331,17 +334,3 @@ class FakeDisk:
         if self.last_usage.inspection_count > work:
             raise TooManyInspections
         return self.last_usage
-
-
-@attrs.define
-class FakeOrphans:
-    """Has none, and notes for whom it was asked, and for which processes somebody waits."""
-
-    asked: list[tuple[bytes, str, int]] = attrs.field(factory=list)
-    waited: list[tuple[int, Any, int]] = attrs.field(factory=list)
-
-    async def kill_orphans_of_run(self, mark: bytes, directory: str, starter: int) -> None:
-        self.asked.append((mark, directory, starter))
-
-    async def kill_process_of_run(self, pid: int, group: Any, starter: int) -> None:
-        self.waited.append((pid, group, starter))

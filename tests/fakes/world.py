@@ -293,7 +293,7 @@ class World:
 
     def end(self) -> None:
         """Let all come to its end: nothing is held back any more, and children exit."""
-        self.sandbox.orphan_reaper.open()
+        self.sandbox.orphans.open()
         self.repositories.gate.open()
         for child in self.spawn.children:
             child.paused = False

@@ -34,15 +34,17 @@ class HeirTests(ProcessTestCase):
         reason = await child.ended.wait()
         self.assertEqual((len(child.stdout), type(reason)), (200000, ProcessDone))
 
-    async def test_child_is_known_from_start_to_exit(self) -> None:
+    async def test_children_of_others_are_reaped_and_own_ones_are_not(self) -> None:
         spawner = Spawner(reactor)
-        child = self.shell("read line; echo; sleep 600 &", spawner=spawner)
-        pid = child.child.pid
-        self.assertTrue(spawner.is_child(pid))
-        self.assertFalse(spawner.is_child(os.getpid()))
-        await child.exited.wait()
-        self.assertFalse(spawner.is_child(pid))
-        self.assertFalse(spawner.is_child(pid))
+        child = self.shell("exit 3", spawner=spawner)
+        other = os.fork()
+        if not other:
+            os._exit(0)
+        for pid in (child.child.pid, other):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        spawner.reap_orphans()
+        self.assertRaises(ChildProcessError, os.waitpid, other, os.WNOHANG)
+        self.assertEqual((await child.ended.wait()).exitCode, 3)
 
     async def test_spawner_keeps_nothing_of_an_ended_child(self) -> None:
         spawner = Spawner(reactor)

@@ -1,4 +1,4 @@
-"""`linux.starter` and `linux.child` where /proc hides others, as by `ProtectProc=invisible`."""
+"""`linux.starter` where /proc hides others, as by `ProtectProc=invisible`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from typing import Any
 
@@ -101,58 +100,6 @@ shutil.rmtree(folder)
 print(json.dumps(result))
 """
 
-_ORPHANS = """
-import codecs, contextlib, json, os, subprocess, sys
-import twisted.internet.reactor  # as nobody, Python may not be able to read it
-from twisted.internet.defer import Deferred
-from twisted.internet.task import react
-from tawebeval.linux.child import Spawner
-from tawebeval.linux.child import OrphanReaper, list_children
-
-user = int(sys.argv[1])
-codecs.lookup("ascii")  # later the user may lack permission to import the codec
-os.setgroups([])
-os.setresgid(user, user, user)
-os.setresuid(user, user, user)
-starter = subprocess.Popen(
-    ["/usr/bin/python3", "-ISc", sys.argv[2]], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-)
-marked, other = map(int, starter.stdout.readline().split())
-result = {"is_hidden": not os.path.exists(f"/proc/{starter.pid}")}
-result["are_children"] = sorted(list_children(starter.pid)) == sorted([marked, other])
-
-def main(reactor):
-    reaper = OrphanReaper(reactor, Spawner(reactor))
-    return Deferred.fromCoroutine(
-        reaper.kill_orphans_of_run(b"secret", "/nonexistent", starter.pid)
-    ).addCallback(finish)
-
-def finish(_):
-    result["left"] = [os.path.exists(f"/proc/{pid}") for pid in (marked, other)]
-    print(json.dumps(result))
-
-try:
-    react(main)
-finally:
-    starter.kill()
-    for pid in (marked, other):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, 9)
-"""
-_HIDDEN_STARTER = """
-import ctypes, os, signal, subprocess, time
-libc = ctypes.CDLL(None)
-libc.prctl(36, 1, 0, 0, 0)  # a subreaper
-code = "import os, time; pid = os.fork(); pid and (os.write(1, b'%d ' % pid), os._exit(0))"
-code += "; os.close(1); time.sleep(600)"
-for mark in ("secret", "other"):
-    subprocess.run(["/usr/bin/python3", "-ISc", code], check=True, env={"MARK": mark})
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that its children are reaped
-libc.prctl(4, 0, 0, 0, 0)  # not dumpable
-print(flush=True)
-time.sleep(600)
-"""
-
 
 class HiddenProcessTests(SynchronousTestCase):
     def run_hidden(self, *command: str) -> Any:
@@ -182,8 +129,3 @@ class HiddenProcessTests(SynchronousTestCase):
 
     def test_hidden_process_with_the_number_of_an_ended_program_is_spared(self) -> None:
         self.assertEqual(self.run_hidden(*_PYTHON_OF_USER, _BEGIN + _STRANGER), {"lives": True})
-
-    def test_orphans_of_a_hidden_starter_are_found_and_killed(self) -> None:
-        command = [sys.executable, "-c", _ORPHANS, _USER, _HIDDEN_STARTER]
-        result = self.run_hidden(*command)
-        self.assertEqual(result, {"are_children": True, "left": [False, True]})

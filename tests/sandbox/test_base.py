@@ -153,7 +153,7 @@ class NoSandboxTests(CellTestCase):
         self.child: Any = FakeChild(Clock(), ProcessProtocol())
 
     def test_run_shows_the_workspace_as_it_is(self) -> None:
-        cell = NoSandbox(LIMITS, self.cgroups, self.orphans, TOOLS, self.trees).make_run(
+        cell = NoSandbox(LIMITS, self.cgroups, TOOLS, self.trees).make_run(
             self.workspace, self.checkout, LIMITS
         )
         self.assertEqual(cell.workspace_view, self.workspace.make_unsandboxed_view())
@@ -169,20 +169,18 @@ class NoSandboxTests(CellTestCase):
         self.no_cell().send_signal(self.child, signal.SIGTERM)
         self.assertEqual(done, [NO_PROCESS, signal.SIGTERM, (31, 15), (32, 15)])
 
-    def test_group_and_orphans_are_killed_by_the_secret_of_the_run(self) -> None:
+    def test_group_and_what_has_left_it_are_killed(self) -> None:
+        asked: list[object] = []
+        self.patch(
+            module, "kill_processes_below", lambda root, parent: asked.append((root, parent))
+        )
         cell = self.no_cell()
         cell.start_evaluator("x", ENVIRONMENT, Path("/"))
         cell.run_limits.first_process = self.child
         self.child.exit(0)
         self.successResultOf(Deferred.fromCoroutine(cell.kill_remaining_processes()))
         self.assertEqual(self.child.group_signals, [signal.SIGKILL])
-        self.assertEqual(self.orphans.asked, [(b"--secret--", "/state/evaluations/word", 77)])
-
-    def test_orphans_are_killed_without_a_first_process(self) -> None:
-        cell = self.no_cell()
-        cell.start_evaluator("x", ENVIRONMENT, Path("/"))
-        self.successResultOf(Deferred.fromCoroutine(cell.kill_remaining_processes()))
-        self.assertEqual(len(self.orphans.asked), 1)
+        self.assertEqual(asked, [(Path("/state/evaluations/word"), 77)])
 
     def test_exit_is_that_of_the_shell(self) -> None:
         cell = self.no_cell()

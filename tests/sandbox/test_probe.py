@@ -40,12 +40,11 @@ from tawebeval.sandbox.probe import (
     probe_overlays_or_copies,
 )
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
-from tests.fakes.sandbox import NO_CGROUPS, FakeOrphans, FakeTrees
+from tests.fakes.sandbox import NO_CGROUPS, FakeTrees
 
 OTHERWISE = 'or, if you trust all callers, set sandbox.kind = "none"'
 
 LIMITS = LimitSettings(processes=99)
-ORPHANS: Any = FakeOrphans()
 
 MEND = (
     "make bubblewrap work as docs/security.md (Sandbox) says, in a container as docs/install.md"
@@ -75,7 +74,7 @@ class SandboxesTestCase(SynchronousTestCase):
 
     def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
         configuration = Configuration(sandbox=Settings(kind=kind, **settings), limits=LIMITS)
-        sandbox = open_sandbox(configuration, self.accounts, NO_CGROUPS, ORPHANS, self.trees)
+        sandbox = open_sandbox(configuration, self.accounts, NO_CGROUPS, self.trees)
         if isinstance(sandbox, BubblewrapSandbox):
             for descriptor in sandbox.filter_descriptors:
                 self.addCleanup(os.close, descriptor)
@@ -92,7 +91,7 @@ class OpenTests(SandboxesTestCase):
         self.patch(shutil, "which", lambda name: None)
         sandbox = self.open("none", readable=("/nonexistent",))
         self.assertEqual(
-            sandbox, NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.accounts / TOOLS_NAME, self.trees)
+            sandbox, NoSandbox(LIMITS, NO_CGROUPS, self.accounts / TOOLS_NAME, self.trees)
         )
 
     def test_bubblewrap_is_the_default_and_opened_as_configured(self) -> None:
