@@ -2,11 +2,8 @@
 
 A stranger's tree may be deeper than Python's recursion goes, its paths as long as the kernel takes
 them, its modes anything, and any name may become a symbolic link meanwhile. So trees are walked by
-paths relative to an open directory, and no link is followed.
-
-A small and shallow tree, as nearly all are, is removed in this process, before another program
-would have begun. Others are left to rm(1), which needs no more descriptors for more levels, so that
-no stranger can use up the daemon's. Everything here blocks.
+paths relative to an open directory, and no link is followed. Copying and removing are left to cp(1)
+and rm(1), so that no stranger can use up the daemon's descriptors. Everything here blocks.
 """
 
 from __future__ import annotations
@@ -17,13 +14,13 @@ import fcntl
 import os
 import stat
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import islice
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-import attrs
+_CP, _RM, _CHMOD = "/bin/cp", "/bin/rm", "/bin/chmod"  # whatever the daemon's PATH is
+_COMPLAINT = 8 * 1024  # bytes: more than a line with a path
 
 DISK_FULL_REMEDY = "free some disk space"
 """The remedy for a full disk."""
@@ -97,8 +94,6 @@ def describe_disk_error(error: OSError) -> str:
 
 DIRECTORY_LIST_MODE_BITS = stat.S_IRUSR | stat.S_IXUSR
 """The mode bits to list a directory and to look at its entries."""
-DIRECTORY_REMOVE_MODE_BITS = stat.S_IRWXU
-"""The mode bits to list a directory and to remove its entries."""
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -118,8 +113,6 @@ def open_directory(name: str, parent: int | None, rights: int) -> int:
 
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_PIECE = 2**30  # maximum bytes to copy by one call
 
 
 def open_regular_file(path: Path) -> IO[bytes]:
@@ -180,132 +173,55 @@ def copy_tree(source: Path, target: Path, subdirectory: str = "") -> None:
     """Copy names, bytes and modes from below `source` into an empty directory.
 
     That is `target`, or the directory at `subdirectory` below it, to which no symbolic link leads.
-
-    Raises: OSError, always with a path; also for entries other than directories, regular files and
-    symbolic links.
+    Raises: OSError, always with a path.
     """
-    below = open_directory_path(source)
+    into = open_directory_path(target)
     try:
-        into = open_directory_path(target)
-        try:
-            for part in subdirectory.split("/") if subdirectory else ():
-                parent, into = into, os.open(part, _FLAGS, dir_fd=into)
-                os.close(parent)
-            with add_path_to_errors(target):
-                for name, status in walk_tree(below):
-                    _copy_one(name, stat.S_IFMT(status.st_mode), status, below, into)
-        finally:
-            os.close(into)
+        for part in subdirectory.split("/") if subdirectory else ():
+            parent, into = into, os.open(part, _FLAGS, dir_fd=into)
+            os.close(parent)
+        mode = stat.S_IMODE(os.fstat(into).st_mode)
+        said = run_and_read_stderr_line(
+            *(_CP, "-RP", "--preserve=mode", "--", f"{source}/.", f"/proc/self/fd/{into}"),
+            descriptors=[into],
+        )
+        os.fchmod(into, mode)  # cp takes the source's
     finally:
-        os.close(below)
+        os.close(into)
+    if said:
+        number = errno.ENOSPC if mentions_disk_full(said) else errno.EIO
+        raise OSError(number, said, str(target))
 
 
-def _copy_one(path: str, kind: int, status: os.stat_result, below: int, into: int) -> None:
-    if kind == stat.S_IFLNK:
-        os.symlink(os.readlink(path, dir_fd=below), path, dir_fd=into)
-    elif kind == stat.S_IFDIR:
-        os.mkdir(path, dir_fd=into)
-        os.chmod(path, stat.S_IMODE(status.st_mode), dir_fd=into)
-    elif kind == stat.S_IFREG:
-        reading = os.open(path, _READ, dir_fd=below)
-        try:
-            writing = os.open(path, _WRITE, 0o600, dir_fd=into)
-            try:
-                _copy_bytes(reading, writing)
-                os.fchmod(writing, stat.S_IMODE(status.st_mode))
-            finally:
-                os.close(writing)
-        finally:
-            os.close(reading)
-    else:
-        raise OSError(errno.EINVAL, "neither a file, a directory nor a symbolic link", path)
-
-
-def _copy_bytes(reading: int, writing: int) -> None:
-    """Copy a file within the kernel."""
-    while os.sendfile(writing, reading, None, _PIECE):
-        pass
-
-
-_RM, _CHMOD = "/bin/rm", "/bin/chmod"  # whatever the daemon's PATH is
-_COMPLAINT = 8 * 1024  # bytes: more than a line with a path
-_LEVELS = 16  # of directories, for each of which a descriptor is open
-MAX_ENTRIES_REMOVED_IN_PROCESS = 500  # that are removed in this process
-
-
-def remove_tree(directory: Path) -> None:
-    """Remove a directory with its content, or a file, if it exists. Raises: OSError."""
-    if _remove_small(directory):
+def remove_tree(*paths: Path) -> None:
+    """Remove directories with their content, and files, if they exist. Raises: OSError."""
+    for path in paths:
+        with suppress(OSError):
+            os.rmdir(path)  # most are empty
+    left = [path for path in paths if os.path.lexists(path)]
+    if not left:
         return
-    run_and_read_stderr_line(_RM, "-rf", "--", directory)
-    if os.path.lexists(directory):  # directories without permissions
-        run_and_read_stderr_line(_CHMOD, "-R", "u+rwX", "--", directory)
-        said = run_and_read_stderr_line(_RM, "-rf", "--", directory)
-        if os.path.lexists(directory):
-            raise OSError(errno.ENOTEMPTY, said or "cannot be removed", str(directory))
+    said = run_and_read_stderr_line(_RM, "-rf", "--", *left)
+    if said:  # directories without permissions
+        run_and_read_stderr_line(_CHMOD, "-R", "u+rwX", "--", *left)
+        said = run_and_read_stderr_line(_RM, "-rf", "--", *left)
+    for path in left:
+        if os.path.lexists(path):
+            raise OSError(errno.ENOTEMPTY, said or "cannot be removed", str(path))
 
 
-def _remove_small(directory: Path) -> bool:
-    """Remove a small directory, or a file; return False if it, or a part of it, is left."""
-    try:
-        _Emptying(MAX_ENTRIES_REMOVED_IN_PROCESS).remove(str(directory), None, _LEVELS)
-    except (OSError, _TooLarge):
-        return False
-    return True
-
-
-class _TooLarge(Exception):
-    """A tree that is too large to be removed in this process."""
-
-
-@attrs.define
-class _Emptying:
-    """One removal of up to `left` entries. Raises: _TooLarge, OSError."""
-
-    left: int
-
-    def remove(self, name: str, parent: int | None, levels: int) -> None:
-        """Remove a file, or a directory with at most `levels` of directories; never follow a link.
-
-        Directories without permissions are common: an overlay leaves one behind.
-        """
-        try:
-            os.rmdir(name, dir_fd=parent)  # most are empty, and a look into one takes eight calls
-        except FileNotFoundError:
-            return
-        except NotADirectoryError:
-            os.unlink(name, dir_fd=parent)
-        except OSError:
-            place = os.open(name, os.O_PATH | _FLAGS, dir_fd=parent)
-            try:
-                self._empty(place, levels)
-            finally:
-                os.close(place)
-            os.rmdir(name, dir_fd=parent)
-
-    def _empty(self, place: int, levels: int) -> None:
-        """Remove the entries of a directory, by a descriptor with O_PATH."""
-        path = f"/proc/self/fd/{place}"
-        if os.fstat(place).st_mode & DIRECTORY_REMOVE_MODE_BITS != DIRECTORY_REMOVE_MODE_BITS:
-            os.chmod(path, stat.S_IRWXU)
-        with os.scandir(path) as entries:  # of a descriptor it takes three calls more
-            found = list(islice(entries, self.left + 1))
-        self.left -= len(found)
-        if self.left < 0 or levels == 0:
-            raise _TooLarge
-        for entry in found:
-            if entry.is_dir(follow_symlinks=False):
-                self.remove(entry.name, place, levels - 1)
-            else:
-                os.unlink(entry.name, dir_fd=place)
-
-
-def run_and_read_stderr_line(*command: str | Path) -> str:
-    """Run a command to its end; return the first line of its stderr.
+def run_and_read_stderr_line(*command: str | Path, descriptors: Collection[int] = ()) -> str:
+    """Run a command with open descriptors to its end; return the first line of its stderr.
 
     Each of millions of files may cause a line: only the first is kept.
     """
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={"LC_ALL": "C"},
+        pass_fds=descriptors,
+    ) as child:
         assert child.stderr is not None, "it is a pipe"
         said = child.stderr.read(_COMPLAINT)
         while child.stderr.read(_COMPLAINT):

@@ -222,9 +222,8 @@ class Workspace:
     def remove_evaluator_content(self, *, keep_submission: bool) -> None:
         """Remove everything but the events and perhaps the submission, whatever the modes are."""
         kept = READ_ONLY_WORKSPACE_NAMES if keep_submission else {_OUTPUT}
-        for path in self.root.iterdir() if self.root.exists() else ():
-            if path.name not in kept:
-                remove_tree(path)
+        if self.root.exists():
+            remove_tree(*(path for path in self.root.iterdir() if path.name not in kept))
 
 
 def derive_directory_name(identifier: str) -> str:

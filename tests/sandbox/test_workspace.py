@@ -327,7 +327,7 @@ class StartTests(TreesTestCase):
     def test_missing_checkout_is_an_error(self) -> None:
         self.trees.use_copies("no overlays here")
         self.checkout.rename(self.mktemp())
-        with self.assertRaises(FileNotFoundError):
+        with self.assertRaises(OSError):
             self.trees.start_program(self.checkout, self.make_workspace(), LAUNCH)
         self.assertEqual(self.starter.asked, [])
 
