@@ -26,17 +26,18 @@ with `request`; most have `name`, which is the path of the directory.
 | version | | `version`, `pid`, `cgroups`, `mount_problem`: see below |
 | start | start the program of the directory | `pid`, `start_time`, `devices`; the overlay's top |
 | tree | | `devices`; the overlay's top |
-| list | | `programs`: name, pid, start time; `after`, for the next page, which ends with none |
+| list | | a file in memory with the names, pids and start times of all programs |
 | signal | send the signal `number` to the process group | |
 | close | read what the pipes hold now, and close them: other processes may hold them, too | |
 | forget | kill the program, and drop all that is known of it | |
 | look | send a notice of the program | |
 | attach | from now on send a notice of each program that ends, or whose output fails | |
 
-A request with `id`, an integer, is answered; the answer repeats `id`. An overlay's top is a
-descriptor (SCM_RIGHTS). The answer to a request that fails has `error`, a text, `errno` and `path`,
-each may be null, and `step`: "mount", if the overlay could not be mounted, or "start". A notice is
-a message with `notice`, the name, and the members of the file `exit`, or with `is_unknown`.
+A request with `id`, an integer, is answered; the answer repeats `id`. An overlay's top and a file
+are descriptors (SCM_RIGHTS). The answer to a request that fails has `error`, a text, `errno` and
+`path`, each may be null, and `step`: "mount", if the overlay could not be mounted, or "start". A
+notice is a message with `notice`, the name, and the members of the file `exit`, or with
+`is_unknown`.
 
 `start_time` is the 22nd field of proc(5)'s stat: with `pid` it names one process of this boot.
 `mount_problem` is why no overlay can be mounted, null if it can. To mount them the starter is in a
@@ -104,7 +105,7 @@ MAX_START_BYTES = 4 * 2**20
 """The maximum size of a file `start`, in bytes."""
 RESERVED_DESCRIPTORS = 256
 """The number of descriptors that are never used for programs."""
-PROGRAM_DESCRIPTORS = 9
+PROGRAM_DESCRIPTORS = 7
 """The maximum number of descriptors that the starter needs for one program with its broker."""
 FIRST_PASSED_DESCRIPTOR = 3
 """The number of the first of a program's `descriptors`; the others follow."""
@@ -114,17 +115,14 @@ CHUNK_BYTES = 256 * 1024
 """The maximum number of bytes that are read from a pipe in one turn; the size of full pipes."""
 MAX_SLOW_READ_SECONDS = 0.25
 """Seconds of processor time that slow reads of one program's output may take."""
-MAX_BROKER_STDERR_BYTES = 64 * 1024
-"""The maximum size of `broker-stderr`, in bytes."""
 OOM_SCORE_ADJ = 500
 """What programs have, so that the kernel kills them before others (proc(5))."""
 MOUNT, START = "mount", "start"
 """The steps of a start that can fail."""
 
-_LIST_BYTES = MAX_MESSAGE_BYTES // 2  # of the programs in an answer: one more fits
 _SLOW = 0.005  # seconds of processor time, a hundred times as long as a read takes
 _INTEGER_BYTES = 4  # of a descriptor in a message
-_RETRY = 0.25  # seconds until something that has failed is tried again
+_RETRY = 0.25  # seconds until what has failed is tried again
 _MAX_END_SECONDS = 5  # for the end of killed programs
 _END_PAUSE = 0.002  # seconds between two looks for it
 _TERMINATION = (signal.SIGTERM, signal.SIGINT)
@@ -262,7 +260,6 @@ class Broker:
         self.specification = specification
         self.listening = listening
         self.pid = 0
-        self.output: Output | None = None
         self.error: str | None = None
 
     def refuse_connections(self) -> None:
@@ -280,9 +277,8 @@ class Broker:
 class Program:
     """A program that was started, or is being started. `exit` is set when it has ended."""
 
-    def __init__(self, name: str, serial: int) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.serial = serial  # unique, and increases with each program
         self.pid = 0
         self.start_time = 0
         self.devices: Sequence[int] = ()
@@ -292,7 +288,6 @@ class Program:
         self.answer: Callable[[Mapping[str, Any]], None] | None = None
         self.broker: Broker | None = None
         self.exit: dict[str, Any] | None = None
-        self.is_saved = True  # whether the file `exit` says what is known
         self.is_forgotten = False
 
     @property
@@ -332,8 +327,8 @@ class Program:
             "broker_error": self.broker and self.broker.error,
         }
 
-    def save(self) -> None:
-        """Write the file `exit`; `is_saved` tells whether that has worked."""
+    def save(self) -> bool:
+        """Write the file `exit`; return False if that is to be tried again."""
         path = f"{self.name}/exit"
         try:
             file = os.open(f"{path}.new", _FILE_FLAGS | os.O_TRUNC, _PRIVATE)
@@ -344,9 +339,8 @@ class Program:
             os.rename(f"{path}.new", path)
         except OSError as error:
             # If the directory has gone nobody will ask for it.
-            self.is_saved = error.errno == errno.ENOENT
-        else:
-            self.is_saved = True
+            return error.errno == errno.ENOENT
+        return True
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -395,15 +389,14 @@ class Starter:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._clients: set[Client] = set()
         self._programs: dict[str, Program] = {}
-        self._serial = 0  # of the last program
         self._children: dict[int, Program] = {}  # programs and brokers that are not reaped yet
         self._woken, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         self._is_terminated = False
         for number in _TERMINATION:
             signal.signal(number, self._on_termination)
-        # What is tried again after `_RETRY`.
-        self._retries: dict[int, Callable[[], None]] = {}
+        self._unsaved: set[Program] = set()
+        self._save_time = 0.0
 
     def serve(self) -> NoReturn:
         """Serve all clients and programs. Raises: SystemExit, after SIGTERM."""
@@ -411,11 +404,11 @@ class Starter:
         self._watch(self._woken, self._reap_children)
         try:
             while not self._is_terminated:
-                for number, events in self._poll.poll(_RETRY * 1000 if self._retries else None):
+                for number, events in self._poll.poll(_RETRY * 1000 if self._unsaved else None):
                     # An earlier handler of this round may have closed it.
                     if handler := self._handlers.get(number):
                         handler(events)
-                self._retry()
+                self._save_again()
         finally:
             self._listening.close()  # so that another starter may take the place
             for program in self._programs.values():
@@ -439,17 +432,6 @@ class Starter:
         if self._handlers.pop(number, None):
             self._poll.unregister(number)
 
-    def _retry(self) -> None:
-        if self._retries and time.monotonic() >= self._retry_time:
-            retries, self._retries = self._retries, {}
-            for retry in retries.values():
-                retry()
-
-    def _retry_later(self, owner: object, retry: Callable[[], None]) -> None:
-        if not self._retries:
-            self._retry_time = time.monotonic() + _RETRY
-        self._retries[id(owner)] = retry
-
     # Clients
 
     def _accept_client(self, events: int) -> None:
@@ -458,16 +440,12 @@ class Starter:
         except (ConnectionError, BlockingIOError):
             return  # the client has gone
         except OSError:  # the machine has no free descriptor
-            self._unwatch(self._listening.fileno())
-            self._retry_later(self, self._watch_listening)
+            time.sleep(_RETRY)
             return
         connection.setblocking(False)
         client = Client(connection)
         self._clients.add(client)
         self._watch(connection.fileno(), lambda events: self._serve_client(client, events))
-
-    def _watch_listening(self) -> None:
-        self._watch(self._listening.fileno(), self._accept_client)
 
     def _serve_client(self, client: Client, events: int) -> None:
         if events & select.POLLOUT:
@@ -518,7 +496,8 @@ class Starter:
                 "mount_problem": self._mount_problem,
             }
         if what == "list":
-            return self._list(request.get("after", 0))
+            self._list(client, request.get("id"))
+            return None
         if what == "attach":
             client.is_attached = True
             return {}
@@ -585,15 +564,13 @@ class Starter:
             del client.notices[name]
         self._poll.modify(number, select.POLLIN)
 
-    def _list(self, after: int) -> dict[str, Any]:
-        programs: list[tuple[str, int, int]] = []
-        size = 0
-        for each in self._programs.values():
-            if each.serial > after and size < _LIST_BYTES:
-                programs.append((each.name, each.pid, each.start_time))
-                size += len(json.dumps(programs[-1]))
-                last = each.serial
-        return {"programs": programs, "after": last if programs else after}
+    def _list(self, client: Client, number: int | None) -> None:
+        programs = [(each.name, each.pid, each.start_time) for each in self._programs.values()]
+        content = _open_descriptor({"text": json.dumps(programs)}, None)
+        try:
+            self._send_answer(client, {"id": number}, [content])
+        finally:
+            os.close(content)
 
     # The start
 
@@ -605,8 +582,7 @@ class Starter:
         specification = read_specification(name)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{name}/exit")
-        self._serial += 1
-        program = Program(name, self._serial)
+        program = Program(name)
         with contextlib.ExitStack() as failing:
             failing.callback(program.close)
             if specification.broker is not None and specification.broker_socket is not None:
@@ -716,10 +692,15 @@ class Starter:
             self._notify_all(program)
 
     def _write_exit(self, program: Program) -> None:
-        if not program.is_forgotten:
-            program.save()
-            if not program.is_saved:
-                self._retry_later(program, lambda: self._write_exit(program))
+        self._unsaved.discard(program)
+        if not (program.is_forgotten or program.save()):
+            self._save_time = time.monotonic() + _RETRY
+            self._unsaved.add(program)
+
+    def _save_again(self) -> None:
+        if self._unsaved and time.monotonic() >= self._save_time:
+            for program in list(self._unsaved):
+                self._write_exit(program)
 
     # The end
 
@@ -763,41 +744,24 @@ class Starter:
     def _start_broker(self, program: Program) -> None:
         broker = program.broker
         assert broker is not None
-        listening = broker.listening.fileno()
-        self._unwatch(listening)
+        self._unwatch(broker.listening.fileno())
+        mounts = None
         try:
-            with contextlib.ExitStack() as opened:
-                path = f"{program.name}/broker-stderr"
-                broker.output, end = _open_output(path, MAX_BROKER_STDERR_BYTES)
-                opened.callback(os.close, end)
-                mounts = None
-                if program.top is not None:
-                    mounts = os.open(f"/proc/{program.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-                    opened.callback(os.close, mounts)
-                broker.pid = _fork(
-                    lambda: _execute_broker(broker.specification, end, mounts, listening)
-                )
+            if program.top is not None:
+                mounts = os.open(f"/proc/{program.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            broker.pid = _fork(lambda: _execute_broker(program.name, broker, mounts))
         except OSError as error:
             self._refuse_connections(program, str(error))
             return
+        finally:
+            if mounts is not None:
+                os.close(mounts)
         self._children[broker.pid] = program
-        output = broker.output
-        self._watch(output.pipe, lambda events: self._move_broker_output(output))
         self._notify_all(program)
-
-    def _move_broker_output(self, output: Output) -> None:
-        pipe = output.pipe
-        output.move_chunk()
-        if not output.is_open or output.is_full or output.error is not None:
-            self._unwatch(pipe)
 
     def _end_broker(self, program: Program, has_failed: bool) -> None:
         broker = program.broker
         assert broker is not None
-        assert broker.output is not None
-        if broker.output.is_open:
-            self._unwatch(broker.output.pipe)
-            broker.output.move_rest()
         broker.pid = 0
         self._refuse_connections(program, "it could not be executed" if has_failed else None)
         if program.exit is not None:
@@ -949,15 +913,15 @@ def _execute_program(
         report.send(json.dumps(_describe_error(error, step)).encode())
 
 
-def _execute_broker(
-    specification: Specification, output: int, mounts: int | None, listening: int
-) -> None:
-    """Become a broker, in a mount namespace; if that fails `output` has the error."""
+def _execute_broker(name: str, broker: Broker, mounts: int | None) -> None:
+    """Become the broker of a program, in a mount namespace; if that fails stderr has the error."""
+    specification = broker.specification
+    output = os.open(f"{name}/broker-stderr", _FILE_FLAGS | os.O_TRUNC, _PRIVATE)
     try:
         entries = _open_procs_files(specification)
         if mounts is not None and _libc.setns(mounts, _CLONE_NEWNS):
             raise _last_error()
-        _take_place(specification, entries, (output, output), listening)
+        _take_place(specification, entries, (output, output), broker.listening.fileno())
         _execute(specification)
     except OSError as error:
         os.write(output, str(error).encode())

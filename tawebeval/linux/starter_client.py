@@ -24,7 +24,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +32,7 @@ from zipfile import ZipFile, ZipInfo
 
 import attrs
 import msgspec
-from twisted.internet.interfaces import IReadWriteDescriptor
+from twisted.internet.interfaces import IReadDescriptor
 from twisted.internet.main import CONNECTION_DONE
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -67,7 +66,6 @@ def pack_program(*modules: ModuleType) -> bytes:
 
 
 ANSWER_TIMEOUT = 10  # seconds for an answer
-MAX_QUEUED_REQUESTS = 4096  # requests: with more the starter is taken for dead
 STARTER_PROGRAM = pack_program(starter, kernel_files)
 STARTER_ENDED = "the starter of evaluators has ended"
 _HANGS = "the starter of evaluators does not answer"
@@ -258,7 +256,7 @@ def _list_arguments(path: Path) -> list[str]:
     raise ConfigurationError("no Python that the user can execute", "install /usr/bin/python3")
 
 
-@implementer(IReadWriteDescriptor)
+@implementer(IReadDescriptor)
 class StarterClient:
     """The daemon's connections to the starter.
 
@@ -277,7 +275,6 @@ class StarterClient:
         self._reactor: Any = None
         self._on_lost: Callable[[], object] = lambda: None
         self._listeners: dict[str, StateListener] = {}
-        self._queue: deque[bytes] = deque()  # messages that the socket did not take
 
     @classmethod
     def connect(cls, path: Path) -> StarterClient:
@@ -321,14 +318,9 @@ class StarterClient:
 
     def list_programs(self) -> dict[Path, tuple[int, int]]:
         """Return pid and start time of all programs. Blocks. Raises: OSError."""
-        found: dict[Path, tuple[int, int]] = {}
-        after = 0
-        while True:
-            answer, _ = self._call({"request": "list", "after": after})
-            if not answer["programs"]:
-                return found
-            after = answer["after"]
-            found.update({Path(name): (pid, start) for name, pid, start in answer["programs"]})
+        _, (content,) = self._call({"request": "list"})
+        with open(content, "rb") as file:
+            return {Path(name): (pid, start) for name, pid, start in json.load(file)}
 
     def wait_for_program(self, directory: Path, timeout: float) -> tuple[int, bytes]:
         """Return the exit status of a program, negative for a signal, and what it printed. Blocks.
@@ -380,7 +372,6 @@ class StarterClient:
         _ask(self._connection, {"request": "attach"})
         self._reactor = reactor
         self._on_lost = on_lost
-        self._connection.setblocking(False)
         reactor.addReader(self)
 
     @property
@@ -435,19 +426,12 @@ class StarterClient:
         """Return the name for log lines."""
         return type(self).__name__
 
-    def doWrite(self) -> None:
-        """Send queued requests."""
-        while self._queue and self._try(self._queue[0]):
-            self._queue.popleft()
-        if not self._queue:
-            self._reactor.removeWriter(self)
-
     def doRead(self) -> Any:
         """Read one notice; return the reason to close, if any."""
         if self._connection is None:
             return CONNECTION_DONE
         try:
-            message = self._connection.recv(starter.MAX_MESSAGE_BYTES)
+            message = self._connection.recv(starter.MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         except OSError:
@@ -465,37 +449,23 @@ class StarterClient:
         self._lose()
 
     def _send(self, request: Mapping[str, Any]) -> None:
-        """Send a request or queue it; without a connection do nothing."""
-        if self._connection is None:
-            return
-        message = json.dumps(request).encode()
-        if self._queue or not self._try(message):
-            if len(self._queue) >= MAX_QUEUED_REQUESTS:
-                log.error("the starter of evaluators does not take requests any more")
-                self._reactor.callLater(0, self._lose)
-                return
-            self._queue.append(message)
-            self._reactor.addWriter(self)
+        """Send a request; without a connection do nothing.
 
-    def _try(self, message: bytes) -> bool:
-        """Send a message; return False if it has to wait."""
-        assert self._connection is not None
-        try:
-            self._connection.send(message)
-        except BlockingIOError:
-            return False
-        except OSError:
-            self._reactor.callLater(0, self._lose)
-        return True
+        Blocks while the starter does not read the hundreds of requests that its socket takes.
+        """
+        if self._connection is not None:
+            try:
+                self._connection.send(json.dumps(request).encode())
+            except OSError:  # it has ended, or does not answer: let the next requests fail at once
+                with contextlib.suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
 
     def _lose(self) -> None:
         if self._connection is None:
             return
         self._reactor.removeReader(self)
-        self._reactor.removeWriter(self)
         self._connection.close()
         self._connection = None
-        self._queue.clear()
         listeners, self._listeners = self._listeners, {}
         on_lost, self._on_lost = self._on_lost, lambda: None
         on_lost()

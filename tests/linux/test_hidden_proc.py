@@ -49,7 +49,7 @@ if not pid:
     os.write(writing, b"x")
     time.sleep(600)
 os.read(reading, 1)
-ended = starter.Program("/ended", 1)
+ended = starter.Program("/ended")
 ended.pid, ended.exit = pid, {"status": 0}
 ended.send_signal(signal.SIGKILL)
 time.sleep(0.1)
