@@ -68,7 +68,6 @@ _WEIGHT = 100  # of a new cgroup (`cpu.weight`)
 _DAEMON_WEIGHT = 10 * _WEIGHT
 _NICENESS = 10
 _GIT, _PROBE, _EVALUATION = "git", "probe", "evaluation-"
-_PAGE = 65536  # bytes: the kernel rounds limits down to pages, which have 64 KiB at most
 _BLOCK = 512  # bytes: in blocks of this size getrusage(2) counts input and output
 _KIB = 1024  # bytes: the unit of its `ru_maxrss`
 # Of `memory.stat`: the lines for memory that is no page cache, with that of the cgroups below.
@@ -288,41 +287,17 @@ def _set_limits(group: CgroupDirectory, limits: LimitSettings, what: Resource) -
         group.write_file("pids.max", limits.processes)
 
 
-def _has_limits(group: CgroupDirectory, limits: LimitSettings, what: Resource) -> bool:
-    """Tell whether a cgroup really has a limit, or measures what is measured."""
-    if what == "memory":
-        limit = group.read_number("memory.max")
-        return limit is not None and limits.memory - _PAGE < limit <= limits.memory
-    if what == "processes":
-        return group.read_number("pids.max") == limits.processes
-    if what == "weight":
-        return group.read_number("cpu.weight") == _WEIGHT
-    return "usage_usec" in group.read_numbers("cpu.stat")
+def _make_parent(
+    own: CgroupDirectory, parent: CgroupDirectory
+) -> tuple[Sequence[str], Mapping[str, OSError]]:
+    """Make a parent cgroup below `own`, and move this process into it. Raises: OSError.
 
-
-@attrs.frozen
-class ParentCgroup:
-    """The parent cgroup that this process has made and is in, below the cgroup `own`.
-
-    `enabled` are the controllers that `own` enables for this parent's sake only, `refused` has the
-    reason for each controller that children cannot have.
+    Return the controllers that `own` enables for this parent's sake only, and the reason for each
+    controller that children cannot have.
     """
-
-    directory: CgroupDirectory
-    own: CgroupDirectory
-    enabled: Sequence[str]
-    refused: Mapping[str, OSError]
-
-    def remove(self) -> None:
-        """Kill and remove all children, move back to `own`, and remove the parent cgroup."""
-        _log_kept(leave_parent_cgroup(self.directory, self.own, self.enabled))
-
-
-def _make_parent(own: CgroupDirectory, name: str) -> ParentCgroup:
-    """Make a parent cgroup, and move this process into it. Raises: OSError."""
     if not is_delegated(own.path):
         raise OSError(None, "systemd has not delegated it to the daemon", own.path)
-    parent, home = own / name, own / name / OWN_PROCESS_NAME
+    home = parent / OWN_PROCESS_NAME
     try:
         with suppress(FileExistsError):
             parent.make_cgroup()
@@ -350,7 +325,7 @@ def _make_parent(own: CgroupDirectory, name: str) -> ParentCgroup:
                 error.strerror = "other processes are in the cgroup in which the daemon was started"
     with suppress(OSError):
         home.write_file("cpu.weight", _DAEMON_WEIGHT)
-    return ParentCgroup(parent, own, enabled, refused)
+    return enabled, refused
 
 
 def is_delegated(path: str) -> bool:
@@ -402,13 +377,16 @@ class CgroupManager:
 
     `unenforced_resources` has the reason for each resource that is not limited, measured or shared.
     Evaluations have cgroups in `evaluations`, None without. To `git_procs_files` git writes "0":
-    all git commands share one weight.
+    all git commands share one weight. `_parent` is the cgroup that this process has made and is in,
+    below the cgroup `_own`, which enables the controllers `_enabled` for its sake only.
     """
 
     unenforced_resources: Mapping[Resource, str]
     evaluations: CgroupDirectory | None = None
     git_procs_files: Sequence[str] = ()
-    _parent: ParentCgroup | None = None
+    _parent: CgroupDirectory | None = None
+    _own: CgroupDirectory | None = None
+    _enabled: Sequence[str] = ()
 
     @property
     def enforced_resources(self) -> frozenset[Resource]:
@@ -465,16 +443,16 @@ class CgroupManager:
         return json.dumps(
             {
                 "evaluations": self.evaluations and self.evaluations.path,
-                "own": self._parent and self._parent.own.path,
-                "enabled": self._parent and self._parent.enabled,
+                "own": self._own and self._own.path,
+                "enabled": self._enabled,
                 "missing": dict(self.unenforced_resources),
             }
         )
 
     def remove_all_cgroups(self) -> None:
         """Kill and remove all cgroups that `open_cgroups` has made, and move this process back."""
-        if self._parent is not None:
-            self._parent.remove()
+        if self._parent is not None and self._own is not None:
+            _log_kept(leave_parent_cgroup(self._parent, self._own, self._enabled))
 
 
 def open_cgroups(name: str, own: CgroupDirectory | None = None) -> CgroupManager:
@@ -490,21 +468,23 @@ def open_cgroups(name: str, own: CgroupDirectory | None = None) -> CgroupManager
             own = CgroupDirectory(path)
         if own is None:
             raise OSError(None, "the daemon is in no cgroup of version 2", "/proc/self/cgroup")
-        parent = _make_parent(own, f"tawebeval-{name}")
+        parent = own / f"tawebeval-{name}"
+        enabled, refused = _make_parent(own, parent)
     except OSError as error:
         return CgroupManager(dict.fromkeys(_CONTROLLERS, _reason(error)))
-    missing = _probe(parent.directory, parent.refused)
-    git = parent.directory / _GIT
+    missing = _probe(parent, refused)
+    git = parent / _GIT
     with suppress(FileExistsError):
         try:
             git.make_cgroup()
         except OSError as error:
             missing.setdefault("weight", _reason(error))
-    if missing.keys() == _CONTROLLERS.keys():
-        parent.remove()
-        return CgroupManager(missing)
     git_procs_files = () if "weight" in missing else (git.procs_file,)
-    return CgroupManager(missing, parent.directory, git_procs_files, parent)
+    made = CgroupManager(missing, parent, git_procs_files, parent, own, enabled)
+    if missing.keys() == _CONTROLLERS.keys():
+        made.remove_all_cgroups()
+        return CgroupManager(missing)
+    return made
 
 
 def open_starter_cgroups(own: CgroupManager, description: str) -> CgroupManager:
@@ -554,8 +534,6 @@ def _probe(
             if refusal := refused.get(_CONTROLLERS[what]):
                 raise refusal
             _set_limits(group, limits, what)
-            if not _has_limits(group, limits, what):
-                raise OSError(None, f"has no effect for {what!r}", group.path)
         except OSError as error:
             missing[what] = _reason(error)
     kill_and_remove([group])

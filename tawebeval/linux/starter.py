@@ -97,7 +97,7 @@ PROCESS_NAME = "tawebeval-starter"
 """The name of the process in process lists."""
 CGROUP_DESCRIPTION_VARIABLE = "TAWEBEVAL_CGROUPS"
 """The environment variable whose value `version` returns."""
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """The version of requests and answers."""
 MAX_MESSAGE_BYTES = 64 * 1024
 """The maximum size of a request and of an answer, in bytes."""

@@ -74,9 +74,14 @@ class DoctorTestCase(SynchronousTestCase):
         self.setUp()
 
     def open_cgroups(self, name: str) -> CgroupManager:
-        home: Any = SimpleNamespace(remove=lambda: self.closed.append(name))
         missing: Any = self.missing
-        return CgroupManager(missing, CgroupDirectory("/cgroup"), (), home)
+        closed = self.closed
+
+        class Noted(CgroupManager):
+            def remove_all_cgroups(self) -> None:
+                closed.append(name)
+
+        return Noted(missing, CgroupDirectory("/cgroup"))
 
     def open_sandbox(
         self,

@@ -240,16 +240,6 @@ class ParentTests(CgroupsTestCase):
         self.make_machine("cpu pids")
         self.check(self.machine.open(), LESS, "has no controller 'memory'")
 
-    def test_limit_without_effect_is_none(self) -> None:
-        self.machine.deaf.add("/memory.max")
-        self.check(self.machine.open(), LESS, "has no effect for 'memory'")
-        self.assertEqual(self.machine.groups(), ["x", "x/daemon", "x/git"])
-
-    def test_limit_may_be_rounded_to_pages(self) -> None:
-        for off, enforced in ((0, ALL), (-65535, ALL), (-65536, LESS), (1, LESS)):
-            self.make_machine().rounding = off
-            self.assertEqual(self.machine.open().enforced_resources, enforced, off)
-
     def test_nothing_that_works_leaves_nothing(self) -> None:
         self.machine.refusals["/probe"] = errno.EACCES
         self.check(self.machine.open(), set())
