@@ -8,7 +8,6 @@ and rm(1), so that no stranger can use up the daemon's descriptors. Everything h
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -19,13 +18,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from tawebeval.linux.kernel_files import call_libc
+
 _CP, _RM, _CHMOD = "/bin/cp", "/bin/rm", "/bin/chmod"  # whatever the daemon's PATH is
 _COMPLAINT = 8 * 1024  # bytes: more than a line with a path
 
 DISK_FULL_REMEDY = "free some disk space"
 """The remedy for a full disk."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -63,9 +63,8 @@ def sync_file_system(path: Path) -> None:
     """Write all that the kernel holds of a file system to its disk (syncfs(2)). Raises: OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if _libc.syncfs(descriptor):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(path))
+        with add_path_to_errors(path):
+            call_libc("syncfs", descriptor)
     finally:
         os.close(descriptor)
 

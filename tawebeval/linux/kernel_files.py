@@ -1,5 +1,7 @@
 """Processes and cgroups by the files in which the kernel shows them: /proc and /sys/fs/cgroup.
 
+Besides, calls of the C library that Python does not have (`call_libc`).
+
 For processes see proc(5), for cgroups (`CgroupDirectory`) cgroups(7) and the kernel's
 admin-guide/cgroup-v2. Everything here blocks, mostly not for long.
 
@@ -9,14 +11,31 @@ starter, the broker and the program on the nodes of Slurm, which know nothing of
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds, the unit of times in /proc/PID/stat
 _PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call_libc(name: str, *arguments: Any) -> None:
+    """Call a function of the C library. Raises: OSError with errno, if the result is below 0."""
+    longs = (ctypes.c_ulong(each) if isinstance(each, int) else each for each in arguments)
+    if getattr(_libc, name)(*longs) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}(2): {os.strerror(number)}")
+
+
+def prctl(option: int, argument: int) -> None:
+    """Set a property of this process (prctl(2)). Raises: OSError."""
+    call_libc("prctl", option, argument, 0, 0, 0)
 
 
 def has_process(pid: int) -> bool:

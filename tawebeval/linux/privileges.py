@@ -38,6 +38,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import attrs
 
 from tawebeval.errors import ConfigurationError, SetupProblem
+from tawebeval.linux.kernel_files import call_libc, prctl
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
@@ -62,22 +63,6 @@ _LATE_IMPORTS = (
     "twisted.scripts.twistd",
 )
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def prctl(option: int, argument: int = 0) -> int:
-    """Set or get a property of this process (man 2 prctl). Raises: OSError."""
-    zero = ctypes.c_ulong(0)
-    return raise_on_error(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero))
-
-
-def raise_on_error(result: int) -> int:
-    """Return the result of a call of the C library. Raises: OSError with errno if it is below 0."""
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result
-
 
 def refuse_root(command: str = "tawebeval serve") -> None:
     """Hold that no user of this process is root. Raises: ConfigurationError, with the `command`."""
@@ -96,7 +81,7 @@ def drop_privileges() -> None:
     """
     header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
     try:
-        raise_on_error(_libc.capset(header, (ctypes.c_uint32 * 6)()))
+        call_libc("capset", header, (ctypes.c_uint32 * 6)())
         prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
         prctl(_PR_SET_NO_NEW_PRIVS, 1)
         prctl(_PR_SET_DUMPABLE, 0)

@@ -67,7 +67,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import errno
 import fcntl
 import gc
@@ -88,8 +87,10 @@ from typing import Any, NamedTuple, NoReturn
 
 from tawebeval.linux.kernel_files import (
     CgroupDirectory,
+    call_libc,
     has_process,
     leave_parent_cgroup,
+    prctl,
     read_stat,
 )
 
@@ -141,8 +142,6 @@ _MS_NOSUID, _MS_NODEV = 2, 4
 # With attributes that a user may set, and without synchronising the whole file system when it is
 # unmounted. Not with `xino=on` or `auto`, of which the kernel logs a line for each mount.
 _OVERLAY = "lowerdir={},upperdir={},workdir={},userxattr,xino=off,volatile"
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Specification(NamedTuple):
@@ -886,7 +885,7 @@ def _prepare_process() -> None:
     os.setsid()
     os.umask(_UMASK)
     # The files of a process that is not dumpable are root's.
-    _libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0)
+    prctl(_PR_SET_DUMPABLE, 1)
     with contextlib.suppress(OSError):  # it is higher already
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         os.write(score, b"%d" % OOM_SCORE_ADJ)
@@ -919,8 +918,8 @@ def _execute_broker(name: str, broker: Broker, mounts: int | None) -> None:
     output = os.open(f"{name}/broker-stderr", _FILE_FLAGS | os.O_TRUNC, _PRIVATE)
     try:
         entries = _open_procs_files(specification)
-        if mounts is not None and _libc.setns(mounts, _CLONE_NEWNS):
-            raise _last_error()
+        if mounts is not None:
+            call_libc("setns", mounts, _CLONE_NEWNS)
         _take_place(specification, entries, (output, output), broker.listening.fileno())
         _execute(specification)
     except OSError as error:
@@ -969,7 +968,8 @@ def _open_descriptor(source: Mapping[str, str], listening: int | None) -> int:
 
 def _execute(specification: Specification) -> None:
     if specification.has_own_process_limit:
-        enter_user_namespace()
+        with contextlib.suppress(OSError):  # the limit counts for all of the user then
+            enter_user_namespace()
     for number, soft, hard in specification.rlimits:  # last of all: they hold of this process, too
         own = resource.getrlimit(number)[1]
         if own != resource.RLIM_INFINITY:
@@ -984,16 +984,14 @@ def mount_overlay(layers: Sequence[str]) -> tuple[int, set[int]]:
 
     Return its top, and the devices of its files.
     """
-    if _libc.unshare(_CLONE_NEWNS):
-        raise _last_error()
+    call_libc("unshare", _CLONE_NEWNS)
     # By descriptors: no character of a path means anything, and evaluators learn no path.
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     opened = [os.open(path, flags) for path in layers]
     options = _OVERLAY.format(*(f"/proc/self/fd/{descriptor}" for descriptor in opened))
     place = os.fsencode(layers[1])
-    how = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV)
-    if _libc.mount(b"overlay", place, b"overlay", how, options.encode()):
-        raise _last_error()
+    how = _MS_NOSUID | _MS_NODEV
+    call_libc("mount", b"overlay", place, b"overlay", how, options.encode())
     top = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     devices = {os.fstat(top).st_dev}
     lower, upper, _ = (os.fstat(descriptor).st_dev for descriptor in opened)
@@ -1031,25 +1029,20 @@ def _device_of_old_files(top: int) -> Iterator[int]:
             os.close(descriptor)
 
 
-def enter_user_namespace(more: int = 0) -> str | None:
-    """Enter a new user namespace, and `more` (unshare(2)); return what went wrong.
+def enter_user_namespace(more: int = 0) -> None:
+    """Enter a new user namespace, and `more` (unshare(2)). Raises: OSError.
 
     The kernel counts there for this process apart what limits count for a user (getrlimit(2)).
     """
     user, group = os.getuid(), os.getgid()
-    if _libc.unshare(_CLONE_NEWUSER | more):
-        return f"unshare(2): {os.strerror(ctypes.get_errno())}"
+    call_libc("unshare", _CLONE_NEWUSER | more)
     for name, line in (
         ("setgroups", b"deny"),
         ("uid_map", b"%d %d 1" % (user, user)),
         ("gid_map", b"%d %d 1" % (group, group)),
     ):
-        try:
-            with open(f"/proc/self/{name}", "wb", buffering=0) as file:
-                file.write(line)
-        except OSError as error:
-            return f"/proc/self/{name}: {error.strerror}"
-    return None
+        with open(f"/proc/self/{name}", "wb", buffering=0) as file:
+            file.write(line)
 
 
 # The starter itself
@@ -1064,14 +1057,18 @@ def enter_mount_namespace() -> str | None:
     pid = os.fork()
     if not pid:
         try:
-            os.write(writing, (enter_user_namespace(_CLONE_NEWNS) or "").encode())
+            enter_user_namespace(_CLONE_NEWNS)
+        except OSError as error:
+            os.write(writing, ": ".join(filter(None, (error.filename, error.strerror))).encode())
         finally:
             os._exit(0)
     os.close(writing)
     with open(reading, "rb") as file:
         problem = file.read().decode()
     os.waitpid(pid, 0)
-    return problem or enter_user_namespace(_CLONE_NEWNS)
+    if not problem:
+        enter_user_namespace(_CLONE_NEWNS)
+    return problem or None
 
 
 def open_socket(path: str) -> socket.socket:
@@ -1140,14 +1137,13 @@ def main() -> None:
         # them as root, and where no limit counts them.
         file.write("0")
     mount_problem = enter_mount_namespace()
-    for option, value in ((_PR_SET_CHILD_SUBREAPER, 1), (_PR_SET_DUMPABLE, 0)):
-        if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
-            raise _last_error()
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(_PR_SET_DUMPABLE, 0)
     for parent in parents:  # after the change of namespaces, which ends the setting
-        _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(parent):
             raise SystemExit(1)
-    _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
+    prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     _set_signal_handlers()
@@ -1186,8 +1182,3 @@ def _leave_cgroup(description: str) -> None:
     if told.get("evaluations") is not None and told.get("own") is not None:
         parent, own = CgroupDirectory(told["evaluations"]), CgroupDirectory(told["own"])
         leave_parent_cgroup(parent, own, told["enabled"])
-
-
-def _last_error() -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number))
