@@ -92,6 +92,7 @@ from tawebeval.linux.kernel_files import (
     leave_parent_cgroup,
     prctl,
     read_stat,
+    shorten_path,
 )
 
 PROCESS_NAME = "tawebeval-starter"
@@ -837,23 +838,14 @@ def _open_output(path: str, limit: int) -> tuple[Output, int]:
         raise
 
 
-def _bind(listening: socket.socket, path: str) -> None:
-    """Bind a socket. By a descriptor: a socket's path has at most 107 bytes (unix(7))."""
-    directory, name = os.path.split(path)
-    place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        listening.bind(f"/proc/self/fd/{place}/{name}")
-    finally:
-        os.close(place)
-
-
 def _listen(path: str) -> socket.socket:
     """Return a listening socket at a path. Raises: OSError."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        _bind(listening, path)
+        with shorten_path(path) as short:
+            listening.bind(short)
         listening.listen(_BACKLOG)
     except OSError:
         listening.close()
@@ -1083,14 +1075,13 @@ def open_socket(path: str) -> socket.socket:
             f" 0700; as root: {command}"
         )
     new = f"{path}.new"  # so that the starter listens as soon as `path` exists
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-        place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-                other.connect(f"/proc/self/fd/{place}/{os.path.basename(path)}")
-                raise SystemExit(f"{PROCESS_NAME}: {path}: another starter listens here")
-        finally:
-            os.close(place)
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other,
+        shorten_path(path) as short,
+        contextlib.suppress(FileNotFoundError, ConnectionRefusedError),
+    ):
+        other.connect(short)
+        raise SystemExit(f"{PROCESS_NAME}: {path}: another starter listens here")
     os.umask(0o077)
     listening = _listen(new)
     os.rename(new, path)

@@ -483,14 +483,11 @@ def _connect(path: Path) -> socket.socket:
         # Not by settimeout(), with which connect(2) fails at once if other clients wait, too.
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             connection.setsockopt(socket.SOL_SOCKET, option, _TIMEOUT)
-        # By a descriptor: a socket's path has at most 107 bytes (unix(7)).
-        place = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            connection.connect(f"/proc/self/fd/{place}/{path.name}")
-        except BlockingIOError:
-            raise TimeoutError(errno.ETIMEDOUT, _HANGS) from None
-        finally:
-            os.close(place)
+        with kernel_files.shorten_path(str(path)) as short:
+            connection.connect(short)
+    except BlockingIOError:
+        connection.close()
+        raise TimeoutError(errno.ETIMEDOUT, _HANGS) from None
     except OSError:
         connection.close()
         raise
