@@ -306,7 +306,8 @@ class RepositoryTestCase(TestCase):
         secrets.write_text(f"* {secret}\n")
         secrets.chmod(0o600)
         give(secrets)
-        return f"[callbacks]\nsecrets = '{secrets}'\nprivate_networks = ['127.0.0.0/8']\n"
+        networks = "['127.0.0.0/8', '::1/128']"  # either may be the first one of localhost
+        return f"[callbacks]\nsecrets = '{secrets}'\nprivate_networks = {networks}\n"
 
     async def begin(self, command: str, **fields: str) -> str:
         """Begin an evaluation in the test's repository; return its identifier."""
