@@ -13,7 +13,7 @@ not. The summary describes the first value that has the type of a result and doe
 The evaluator chooses every byte. So `SegiParser` skips most other values by their length and one
 search, and a summary keeps at most `MAX_GOALS` goals, `MAX_GOAL_NAMES_BYTES` of their names, a
 number for each verdict, and the last progress and score: less than 20 KiB. The JSON of a summary is
-bounded likewise. `memory_bytes` counts in the memory for events after the end of the evaluation.
+bounded likewise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, get_args
 
-import attrs
 import msgspec
 
 MAX_GOALS = 100
@@ -55,7 +54,6 @@ Verdict = Literal[
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """Verdicts of a case."""
 
-_GOAL = 128  # bytes of memory that a goal takes besides its name
 _LARGEST = 2**53  # up to which each integer is a float
 _TYPE = re.compile(rb'"type"[ \t\r]*:[ \t\r]*"(goal_result|case|progress|score)"')
 _WRONG_MEMBER = re.compile(
@@ -103,25 +101,12 @@ class _Score(_Result, tag="score"):
     name: None = None
 
 
-class _Packed(msgspec.Struct, array_like=True, gc=False):
-    goals: dict[bytes, bool]
-    omitted: int
-    cases: dict[str, int]
-    progress: _Progress | None
-    score: _Score | None
-    uncounted: str = ""
-
-
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(_Packed).decode
-
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 # Builds the members above and skips all others.
 _decode = msgspec.json.Decoder(_Goal | _Case | _Progress | _Score).decode
 
 
-@attrs.define(eq=False)
-class ResultSummary:
+class ResultSummary(msgspec.Struct, array_like=True):
     """Summary of the results of one evaluation.
 
     Of several results for one goal, several progresses or several scores, the last one counts. Each
@@ -129,19 +114,12 @@ class ResultSummary:
     count because of a member; "" without one.
     """
 
-    # Names as JSON: a `str` may take four times as much.
-    _goals: dict[bytes, bool] = attrs.field(factory=dict)
-    _name_bytes: int = 0
-    _omitted: int = 0
-    _cases: dict[str, int] = attrs.field(factory=dict)
-    _progress: _Progress | None = None
-    _score: _Score | None = None
+    goals: dict[bytes, bool] = {}  # names as JSON: a `str` may take four times as much
+    omitted_count: int = 0
+    cases: dict[str, int] = {}
+    progress: _Progress | None = None
+    score: _Score | None = None
     uncounted_value: str = ""
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of memory that the goals take."""
-        return self._name_bytes + _GOAL * len(self._goals)
 
     def add_if_result(self, json_value: bytes) -> None:
         """Count a data value, valid JSON of at most `MAX_RESULT_BYTES`, if it is a result."""
@@ -158,56 +136,39 @@ class ResultSummary:
             # Not by orjson, whose results keep 4 KiB each.
             self._add_goal(msgspec.json.encode(result.goal), result.result)
         elif isinstance(result, _Case):
-            self._cases[result.verdict] = self._cases.get(result.verdict, 0) + 1
+            self.cases[result.verdict] = self.cases.get(result.verdict, 0) + 1
         elif isinstance(result, _Progress):
-            self._progress = result
+            self.progress = result
         else:
-            self._score = result
+            self.score = result
 
     def _add_goal(self, name: bytes, reached: bool) -> None:
-        if name not in self._goals:
-            size = self._name_bytes + len(name)
-            if len(self._goals) == MAX_GOALS or size > MAX_GOAL_NAMES_BYTES:
-                self._omitted += 1
-                return
-            self._name_bytes = size
-        self._goals[name] = reached
+        if name not in self.goals and (
+            len(self.goals) == MAX_GOALS
+            or sum(map(len, self.goals)) + len(name) > MAX_GOAL_NAMES_BYTES
+        ):
+            self.omitted_count += 1
+            return
+        self.goals[name] = reached
 
     def pack(self) -> bytes:
         """Return the summary as bytes, less than 8 KiB, for `unpack`."""
-        packed = _Packed(
-            self._goals,
-            self._omitted,
-            self._cases,
-            self._progress,
-            self._score,
-            self.uncounted_value,
-        )
-        return _pack(packed)
+        return msgspec.msgpack.encode(self)
 
     @classmethod
     def unpack(cls, packed: bytes) -> ResultSummary:
         """Return the summary that was packed. Raises msgspec.DecodeError."""
-        state = _unpack(packed)
-        summary = cls()
-        summary._goals = state.goals
-        summary._name_bytes = sum(map(len, state.goals))
-        summary._omitted = state.omitted
-        summary._cases = state.cases
-        summary._progress = state.progress
-        summary._score = state.score
-        summary.uncounted_value = state.uncounted
-        return summary
+        return msgspec.msgpack.decode(packed, type=cls)
 
     def build_json_object(self) -> dict[str, Any] | None:
         """Return the summary as a JSON object; None if there was no result."""
-        progress, score = self._progress, self._score
-        if not (self._goals or self._omitted or self._cases or progress or score):
+        progress, score = self.progress, self.score
+        if not (self.goals or self.omitted_count or self.cases or progress or score):
             return None
         return {
-            "goals": {msgspec.json.decode(name): reached for name, reached in self._goals.items()},
-            "goals_omitted": self._omitted,
-            "cases": dict(self._cases),
+            "goals": {msgspec.json.decode(name): reached for name, reached in self.goals.items()},
+            "goals_omitted": self.omitted_count,
+            "cases": dict(self.cases),
             "progress": progress and {"done": progress.done, "total": progress.total},
             "score": score and {"score": _shorten(score.score), "maximum": _shorten(score.maximum)},
         }

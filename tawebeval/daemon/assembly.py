@@ -76,7 +76,7 @@ from tawebeval.evaluations.eventlog import SegmentLoader
 from tawebeval.evaluations.lifecycle import STARTER_LOST
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import LeftEvaluations
-from tawebeval.evaluations.store import EvaluationRow, EvaluationStore, format_rfc3339_time
+from tawebeval.evaluations.store import EvaluationDetails, EvaluationStore, format_rfc3339_time
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitRunner
 from tawebeval.git.fetch_limits import FetchLimits, TreeLimits
@@ -141,7 +141,7 @@ class EvaluationService(Service):
 
     registry: EvaluationRegistry
     repositories: RepositoryCache
-    _rows: Sequence[EvaluationRow]
+    _rows: Sequence[EvaluationDetails]
     _uploads: Path
     _trees: WritableTrees
     _is_lasting: bool

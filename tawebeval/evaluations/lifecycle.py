@@ -70,7 +70,10 @@ class Evaluation:
     - `is_stored`: happens when the evaluation outlives the daemon, or cannot be stored; None for
       one that an earlier process has stored.
     - `archive_event`: happens when the evaluation is archived, or will not be.
+    - `final_state`: DRAINED or EXPIRED once the registry has forgotten the evaluation.
+    - `event_bytes`: the bytes of events on the disk that count for the caller.
     - `is_removed`: whether nothing of it is left but perhaps its copy in the archive.
+    - `is_row_deleted`: whether the store has no row of it any more.
     """
 
     details: EvaluationDetails
@@ -91,7 +94,10 @@ class Evaluation:
     last_request_time: float = 0.0
     is_stored: OneShotEvent[Callable[[], None]] | None = None
     archive_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
+    final_state: EvaluationState | None = None
+    event_bytes: int = 0
     is_removed: bool = False
+    is_row_deleted: bool = False
     _since: float = 0.0  # when its state began, in seconds of the clock
 
     def __attrs_post_init__(self) -> None:
@@ -142,7 +148,7 @@ class Evaluation:
     def is_unused(self) -> bool:
         """Whether it is forgotten, the run over, and no stream reads."""
         return (
-            self.details.final_state is not None
+            self.final_state is not None
             and self.cleanup_event.is_set
             and not self.events.stream_count
         )
@@ -150,6 +156,24 @@ class Evaluation:
     def save(self) -> None:
         """Have the present state stored."""
         self._save(self)
+
+    def make_row(self) -> EvaluationDetails:
+        """Return the row of the evaluation as it is now."""
+        details, run, event_log = self.details, self.run, self.events.log
+        stop_reason = self.stop_reason or (run.failure if run is not None else None)
+        stdout = self.events.stdout
+        return attrs.evolve(
+            details,
+            state=details.last_visible_state,
+            failure=details.failure or self.final_failure or stop_reason,
+            is_cleaned_up=self.cleanup_event.is_set,
+            is_forgotten=self.final_state is not None,
+            markers=None if stdout is None else attrs.astuple(stdout.markers),
+            run=None if run is None else run.make_row(self.left_at),
+            begin_cursor=event_log.begin_cursor,
+            end_cursor=event_log.end_cursor if event_log.has_ended else 0,
+            has_lost_events=self.events.has_lost_events,
+        )
 
     def on_new_events(self) -> None:
         """Count new events, and wake the clients that wait for them."""
@@ -176,8 +200,8 @@ class Evaluation:
     def _set_event_bytes(self, size: int) -> None:
         share, caller = self.context.unread_events, self.details.caller
         was_used_up = share.is_part_used_up(caller)
-        share.take(size - self.details.event_bytes, caller)
-        self.details.event_bytes = size
+        share.take(size - self.event_bytes, caller)
+        self.event_bytes = size
         if was_used_up and not share.is_part_used_up(caller):
             self.context.event_room_condition.notify()
 
@@ -551,7 +575,7 @@ class EvaluationIndex:
             self.ended_share.give_back(1, evaluation.details.caller)
         if evaluation.details.idempotency_key is not None:
             del self._keys[evaluation.details.caller, evaluation.details.idempotency_key]
-        evaluation.details.final_state = final_state
+        evaluation.final_state = final_state
         self._on_forgotten(evaluation)
 
     def _drop_sent(self, details: EvaluationDetails) -> None:

@@ -51,7 +51,6 @@ from tawebeval.errors import EvaluationExpired, MalformedRequest, ServerBusy, Se
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex
-from tawebeval.evaluations.starting import load_details
 from tawebeval.evaluations.store import (
     ArchivedQuery,
     EvaluationDetails,
@@ -224,7 +223,7 @@ class ArchiveReader:
             row = await store.find_archived(identifier)
         if row is None or row.caller != caller:
             raise EvaluationExpired(self._started)
-        return build_archived_status(load_details(row, None))
+        return build_archived_status(row)
 
     async def subscribe(
         self, identifier: str, after_cursor: str | None, caller: str, skip_count: int
@@ -458,6 +457,7 @@ def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str
         document["queue_place"] = queue_position
     if evaluation.run is not None:
         document["stderr"] = evaluation.run.stderr_text
+    document["buffered_bytes"] = evaluation.event_bytes
     document["events"] = {
         "buffered": event_log.end_cursor - event_log.begin_cursor,
         "discarded": event_log.begin_cursor,
@@ -471,7 +471,7 @@ def build_archived_status(details: EvaluationDetails) -> dict[str, Any]:
     assert details.archived is not None, "it is archived"
     document = _build(details, details.limits, details.environment)
     events = {"buffered": details.archived.event_count, "discarded": 0}
-    return {**document, "events": events, "buffered_bytes": 0, "archived": True}
+    return {**document, "events": events, "archived": True}
 
 
 def _build(
@@ -505,7 +505,7 @@ def _build(
         "callback": None,
         "stderr": "" if result is None else result.stderr_text,
         "events": {"buffered": 0, "discarded": 0},
-        "buffered_bytes": details.event_bytes,
+        "buffered_bytes": 0,
     }
     if result is not None:
         document["exit"] = result.exit_status and attrs.asdict(result.exit_status)
@@ -730,7 +730,7 @@ class EvaluationLister:
                     number,
                     newest,
                     examined + 1,
-                    lambda row: _make_entry(load_details(row, None), evaluation_filter),
+                    lambda row: _make_entry(row, evaluation_filter),
                 )
             )
         found |= {one.sequence_number: _make_entry(one, evaluation_filter) for one in present}

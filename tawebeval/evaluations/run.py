@@ -42,7 +42,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import RecordedStdout
-from tawebeval.evaluations.store import STDERR_TAIL_BYTES, EvaluationDetails, RunResult
+from tawebeval.evaluations.store import STDERR_TAIL_BYTES, EvaluationDetails, RunResult, RunRow
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.filetree import is_passing_error, open_regular_file
 from tawebeval.linux.tail import TailedProcess
@@ -504,15 +504,16 @@ class Run(ProcessProtocol):
         """The tail of stderr, as text."""
         return self.result.stderr_text
 
-    @property
-    def main_pid(self) -> int:
-        """The first process."""
-        return self._process.pid
-
-    @property
-    def main_start_time(self) -> int:
-        """When the first process was started, in clock ticks since the boot (proc(5))."""
-        return self._process.start_time
+    def make_row(self, left_at: float | None) -> RunRow:
+        """Return what another process of the daemon needs to go on with the run."""
+        return RunRow(
+            self._process.pid,
+            self._process.start_time,
+            str(self.checkout.path),
+            self.deadline,
+            left_at,
+            self.sandboxed.describe_for_resume(),
+        )
 
     @property
     def result(self) -> RunResult:

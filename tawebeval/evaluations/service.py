@@ -46,8 +46,6 @@ from tawebeval.evaluations.starting import (
     ResumeCheckout,
     begin_again,
     enter_queue,
-    load_details,
-    make_row,
     read_all_events,
     restore_events,
     resume_run,
@@ -55,7 +53,6 @@ from tawebeval.evaluations.starting import (
 from tawebeval.evaluations.store import (
     ArchivedRow,
     EvaluationDetails,
-    EvaluationRow,
     EvaluationStore,
     PendingCallback,
     format_rfc3339_time,
@@ -287,7 +284,7 @@ class EvaluationRegistry:
         self._alive: dict[str, Evaluation] = {}
         self._is_stopping = self._is_urgent = False
         # Forgotten ones, as long as anything, such as a callback, may still save them.
-        self._forgotten: WeakValueDictionary[str, EvaluationDetails] = WeakValueDictionary()
+        self._forgotten: WeakValueDictionary[str, Evaluation] = WeakValueDictionary()
         self.archived = ArchiveReader(context, self._started)
         if context.archive is not None:
             context.archive.release_copy = self._release_archived_copy
@@ -364,7 +361,8 @@ class EvaluationRegistry:
         self._add(evaluation)
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         if self.context.store is not None:
-            evaluation.is_stored = make_one_shot_event(self.context.store.add(make_row(evaluation)))
+            added = self.context.store.add(evaluation.make_row())
+            evaluation.is_stored = make_one_shot_event(added)
         enter_queue(evaluation, self.run_queue)
         self._admission.record_evaluation_start()
         return evaluation.details.identifier
@@ -389,7 +387,7 @@ class EvaluationRegistry:
 
     def restore_evaluations(
         self,
-        rows: Sequence[EvaluationRow],
+        rows: Sequence[EvaluationDetails],
         callbacks: Mapping[str, PendingCallback],
         uploads: Path,
         resume_checkout: ResumeCheckout,
@@ -411,33 +409,33 @@ class EvaluationRegistry:
         self.records.sort_by_acceptance()
 
     def _restore(
-        self,
-        row: EvaluationRow,
-        uploads: Path,
-        resume_checkout: ResumeCheckout,
+        self, details: EvaluationDetails, uploads: Path, resume_checkout: ResumeCheckout
     ) -> None:
-        name = derive_log_pseudonym(row.identifier)
-        details = load_details(row, uploads / (row.upload_directory or name))
+        state, upload, stop_reason = details.state, details.upload_directory, details.failure
+        details.upload_directory = uploads / (details.log_name if upload is None else upload.name)
+        if not state.has_ended:
+            details.state, details.failure = EvaluationState.QUEUED, None
         evaluation = self._make_evaluation(details)
-        self.submissions.share.take(row.upload_size, row.caller)
+        self.submissions.share.take(details.upload_size, details.caller)
         self._add(evaluation)
-        self.context.counters.record_restored_evaluation(row.state)
-        if row.state.has_ended:
-            if row.is_cleaned_up or row.upload_directory is None:
+        self.context.counters.record_restored_evaluation(state)
+        if state.has_ended:
+            if details.is_cleaned_up or upload is None:
                 details.upload_directory = None
-            restore_events(evaluation, row)
-            if row.is_cleaned_up:
+            restore_events(evaluation)
+            if details.is_cleaned_up:
                 evaluation.cleanup_event.set_value(evaluation)
             else:
                 run_in_background(clean_up(evaluation), log, "defect: clean-up failed")
-        elif row.run is not None:
-            self.run_queue.take_slot_unconditionally(details.identifier, row.caller)
-            resume_run(evaluation, row, resume_checkout, self.run_queue)
         else:
-            evaluation.stop_reason = row.failure
-            begin_again(evaluation, self.run_queue)
+            evaluation.stop_reason = stop_reason
+            if details.run is not None:
+                self.run_queue.take_slot_unconditionally(details.identifier, details.caller)
+                resume_run(evaluation, resume_checkout, self.run_queue)
+            else:
+                begin_again(evaluation, self.run_queue)
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
-        if row.is_forgotten:
+        if details.is_forgotten:
             self.records.forget_evaluation(details.identifier, EvaluationState.EXPIRED)
 
     def refuse_evaluations(self) -> None:
@@ -489,11 +487,10 @@ class EvaluationRegistry:
         self.records.add_evaluation(evaluation)
 
     def _save(self, evaluation: Evaluation) -> None:
-        details = evaluation.details
         # The end of a callback may come after the removal, which must not bring back the row.
-        can_be_saved = not (details.is_row_deleted or evaluation.is_resuming)
+        can_be_saved = not (evaluation.is_row_deleted or evaluation.is_resuming)
         if self.context.store is not None and can_be_saved:
-            self.context.store.save(make_row(evaluation))
+            self.context.store.save(evaluation.make_row())
 
     # The end
 
@@ -562,9 +559,8 @@ class EvaluationRegistry:
     def _release_archived_copy(self, identifier: str) -> bool:
         """Note that the archive has removed an evaluation; return whether it can still be read."""
         if identifier not in self.records:
-            details = self._forgotten.get(identifier)
-            if details is not None:
-                details.is_row_deleted = True
+            if (forgotten := self._forgotten.get(identifier)) is not None:
+                forgotten.is_row_deleted = True
             return False
         evaluation = self.records[identifier]
         evaluation.details.archived = None
@@ -572,7 +568,7 @@ class EvaluationRegistry:
         return True
 
     def _on_forgotten(self, evaluation: Evaluation) -> None:
-        self._forgotten[evaluation.details.identifier] = evaluation.details
+        self._forgotten[evaluation.details.identifier] = evaluation
         if evaluation.events.keeps_files:
             self.archived.in_transit[evaluation.details.identifier] = evaluation
         evaluation.save()
@@ -580,7 +576,7 @@ class EvaluationRegistry:
 
     def _remove_if_unused(self, evaluation: Evaluation) -> None:
         """Remove what is left of an evaluation that is forgotten; its events after all streams."""
-        if evaluation.details.final_state is None or evaluation.events.keeps_files:
+        if evaluation.final_state is None or evaluation.events.keeps_files:
             return
         self.submissions.discard_kept_files(evaluation)
         if evaluation.is_unused and not evaluation.is_removed:
@@ -588,8 +584,8 @@ class EvaluationRegistry:
             run_in_background(self._remove(evaluation), log, "defect: the removal has failed")
 
     async def _remove(self, evaluation: Evaluation) -> None:
-        assert evaluation.details.final_state is not None, "it is forgotten"
-        evaluation.enter(evaluation.details.final_state)
+        assert evaluation.final_state is not None, "it is forgotten"
+        evaluation.enter(evaluation.final_state)
         await evaluation.events.discard()
         await self.context.wait_for_commit()  # a row without files would be a loss
         evaluation.release_event_bytes()
@@ -599,7 +595,7 @@ class EvaluationRegistry:
             evaluation.workspace.root,
         )
         if self.context.store is not None and evaluation.details.archived is None:
-            evaluation.details.is_row_deleted = True
+            evaluation.is_row_deleted = True
             self.context.store.delete(evaluation.details.identifier)
 
     # Rerun

@@ -27,7 +27,6 @@ from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
 from tawebeval.core.event_log import LOST_EVENT, EventLog, EventRing, StdoutChanged
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.form import Repository, SubmissionFile
-from tawebeval.core.results import ResultSummary
 from tawebeval.core.segi import Markers
 from tawebeval.deferreds import FairQueue, run_in_background
 from tawebeval.errors import EvaluationFailure
@@ -39,7 +38,7 @@ from tawebeval.evaluations.lifecycle import (
     make_log_fields,
 )
 from tawebeval.evaluations.run import Run
-from tawebeval.evaluations.store import EvaluationDetails, EvaluationRow, RunRow
+from tawebeval.evaluations.store import EvaluationDetails, RunRow
 from tawebeval.linux.filetree import is_passing_error
 from tawebeval.sandbox.base import LeftProcess, SandboxedRun, find_environment
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
@@ -377,78 +376,28 @@ _OTHER_RUNNER = EvaluationFailure(
 )
 
 
-def make_row(evaluation: Evaluation) -> EvaluationRow:
-    """Return the row of an evaluation as it is now."""
-    details, run, upload = evaluation.details, evaluation.run, evaluation.details.upload_directory
-    results, stdout = details.result_summary, evaluation.events.stdout
-    stop_reason = evaluation.stop_reason or (run.failure if run is not None else None)
-    event_log = evaluation.events.log
-    members = {
-        **details.list_stored_members(),
-        "state": details.last_visible_state,
-        "failure": details.failure or evaluation.final_failure or stop_reason,
-    }
-    return EvaluationRow(
-        **members,
-        upload_directory=None if upload is None else upload.name,
-        is_cleaned_up=evaluation.cleanup_event.is_set,
-        is_forgotten=details.final_state is not None,
-        packed_result_summary=b"" if results is None else results.pack(),
-        markers=None if stdout is None else attrs.astuple(stdout.markers),
-        run=None if run is None else _make_run_row(evaluation),
-        begin_cursor=event_log.begin_cursor,
-        end_cursor=event_log.end_cursor if event_log.has_ended else 0,
-        has_lost_events=evaluation.events.has_lost_events,
-    )
-
-
-def _make_run_row(evaluation: Evaluation) -> RunRow:
-    run = evaluation.run
-    assert run is not None, "the evaluator runs"
-    return RunRow(
-        pid=run.main_pid,
-        start_time=run.main_start_time,
-        checkout_path=str(run.checkout.path),
-        deadline=run.deadline,
-        left_at=evaluation.left_at,
-        sandbox_description=run.sandboxed.describe_for_resume(),
-    )
-
-
-def load_details(row: EvaluationRow, upload_directory: Path | None) -> EvaluationDetails:
-    """Return the details in a row; the state is QUEUED for what waits or was being fetched."""
-    members, results = row.list_stored_members(), row.packed_result_summary
-    if not row.state.has_ended:
-        members |= {"state": EvaluationState.QUEUED, "failure": None}
-    return EvaluationDetails(
-        **members,
-        upload_directory=upload_directory,
-        result_summary=ResultSummary.unpack(results) if results else None,
-    )
-
-
-def restore_events(evaluation: Evaluation, row: EvaluationRow) -> None:
+def restore_events(evaluation: Evaluation) -> None:
     """Make the events of an evaluation that has ended again. Blocks, hardly."""
     event_log, details = evaluation.events.log, evaluation.details
     time_ms, is_lost = int(details.state_times["ended"] * 1000), False
-    if row.markers is not None:
+    if details.markers is not None:
         try:
-            stdout = open_stdout(evaluation, Markers(*row.markers))
+            stdout = open_stdout(evaluation, Markers(*details.markers))
             for _ in stdout.restore(has_ended=True):
                 pass
             stdout.drop_parser()
         except (StdoutChanged, OSError, ValueError) as error:
             # Otherwise the failure says already that events are lost.
-            is_lost = event_log.end_cursor + bool(row.failure_event) < row.end_cursor
+            is_lost = event_log.end_cursor + bool(details.failure_event) < details.end_cursor
             if is_lost:
                 words = "{evaluation}: events are lost: {error!r}"
                 log.error(words, evaluation=details.log_name, error=error)  # noqa: TRY400
                 event_log.append_batch(LOST_EVENT, time_ms)
-    if event_log.end_cursor < row.end_cursor and row.failure_event and not is_lost:
-        event_log.append_batch(EventBatch(1, row.failure_event), time_ms)
+    if event_log.end_cursor < details.end_cursor and details.failure_event and not is_lost:
+        event_log.append_batch(EventBatch(1, details.failure_event), time_ms)
     event_log.mark_end()
-    evaluation.events.has_lost_events = is_lost or row.has_lost_events
-    event_log.acknowledge(min(row.begin_cursor, event_log.end_cursor))
+    evaluation.events.has_lost_events = is_lost or details.has_lost_events
+    event_log.acknowledge(min(details.begin_cursor, event_log.end_cursor))
     evaluation.count_event_bytes()
 
 
@@ -475,29 +424,24 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
     )
 
 
-def resume_run(
-    evaluation: Evaluation, row: EvaluationRow, resume_checkout: ResumeCheckout, slots: FairQueue
-) -> None:
+def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: FairQueue) -> None:
     """Go on with an evaluator that was started by another process of the daemon. Blocks, hardly.
 
     What keeps it from going on ends the evaluation, after a minute if it is a lack of descriptors.
     """
     evaluation.details.upload_directory = None
     evaluation.slots = slots
-    evaluation.stop_reason = row.failure
     evaluation.details.state = EvaluationState.RUNNING
     evaluation.events.is_behind = evaluation.is_resuming = True
     run_in_background(
-        _resume(evaluation, row, resume_checkout),
+        _resume(evaluation, resume_checkout),
         log,
         "{evaluation}: defect of the daemon",
         evaluation=evaluation.details.log_name,
     )
 
 
-async def _resume(
-    evaluation: Evaluation, row: EvaluationRow, resume_checkout: ResumeCheckout
-) -> None:
+async def _resume(evaluation: Evaluation, resume_checkout: ResumeCheckout) -> None:
     """Connect the evaluator, or end the evaluation. Try again while the daemon lacks descriptors.
 
     Until then the row of the earlier process holds, and the evaluator runs on.
@@ -508,9 +452,9 @@ async def _resume(
         stdout = None
         try:
             if evaluation.sandboxed is None:
-                _restore_sandbox(evaluation, row, resume_checkout)
-            stdout = _restore_stdout(evaluation, row)
-            _connect(evaluation, row, stdout)
+                _restore_sandbox(evaluation, resume_checkout)
+            stdout = _restore_stdout(evaluation)
+            _connect(evaluation, stdout)
         except EvaluationFailure as error:
             failure = error
         except (StdoutChanged, OSError) as error:
@@ -557,32 +501,30 @@ async def _fail(
     await conclude(evaluation, evaluation.stop_reason or failure)
 
 
-def _restore_sandbox(
-    evaluation: Evaluation, row: EvaluationRow, resume_checkout: ResumeCheckout
-) -> None:
+def _restore_sandbox(evaluation: Evaluation, resume_checkout: ResumeCheckout) -> None:
     """Find the checkout and the sandbox again: the clean-up ends what a later failure leaves."""
-    commit = evaluation.details.commit
+    commit, run = evaluation.details.commit, evaluation.details.run
     assert commit is not None, "checked out before the start"
-    assert row.run is not None, "the evaluator runs"
-    evaluation.checkout = resume_checkout(commit, Path(row.run.checkout_path))
+    assert run is not None, "the evaluator runs"
+    evaluation.checkout = resume_checkout(commit, Path(run.checkout_path))
     make_sandboxed_run(evaluation, evaluation.checkout)
 
 
-def _restore_stdout(evaluation: Evaluation, row: EvaluationRow) -> RecordedStdout:
+def _restore_stdout(evaluation: Evaluation) -> RecordedStdout:
     """Make the events again that the earlier process had. Raises: StdoutChanged, OSError."""
-    events = evaluation.events
-    assert row.markers is not None, "made before the start"
-    stdout = open_stdout(evaluation, Markers(*row.markers))
+    events, details = evaluation.events, evaluation.details
+    assert details.markers is not None, "made before the start"
+    stdout = open_stdout(evaluation, Markers(*details.markers))
     for _ in stdout.restore():
         pass
-    events.log.acknowledge(min(row.begin_cursor, events.log.end_cursor))
+    events.log.acknowledge(min(details.begin_cursor, events.log.end_cursor))
     evaluation.count_event_bytes()
     return stdout
 
 
-def _connect(evaluation: Evaluation, row: EvaluationRow, stdout: RecordedStdout) -> None:
+def _connect(evaluation: Evaluation, stdout: RecordedStdout) -> None:
     """Connect the process to a new run. Raises: EvaluationFailure, OSError."""
-    found, checkout, sandboxed = row.run, evaluation.checkout, evaluation.sandboxed
+    found, checkout, sandboxed = evaluation.details.run, evaluation.checkout, evaluation.sandboxed
     assert found is not None, "the evaluator runs"
     assert checkout is not None, "found before"
     assert sandboxed is not None, "found before"
@@ -613,7 +555,7 @@ def _is_on_cluster(run: RunRow) -> bool:
 class LeftEvaluations:
     """What evaluations of an earlier process still need, by their rows."""
 
-    rows: Sequence[EvaluationRow] = ()
+    rows: Sequence[EvaluationDetails] = ()
 
     @property
     def directory_names(self) -> set[str]:
@@ -628,7 +570,7 @@ class LeftEvaluations:
     @property
     def upload_directory_names(self) -> set[str]:
         """The names of directories of uploaded files."""
-        return {row.upload_directory for row in self.rows if row.upload_directory}
+        return {row.upload_directory.name for row in self.rows if row.upload_directory}
 
     @property
     def cgroup_names(self) -> set[str]:

@@ -89,27 +89,62 @@ class ArchivedRow(msgspec.Struct, omit_defaults=True):
     event_count: int
 
 
+class RunRow(msgspec.Struct, omit_defaults=True):
+    """An evaluator that runs.
+
+    - `pid`, `start_time`: its first process, and the time of its start in clock ticks since the
+      boot (proc(5)), by which a process of a later boot, or with a reused PID, is told apart.
+    - `sandbox_description`: what the kind of sandbox needs to go on with the run.
+    - `deadline`: the end of `limits.wall_clock`, in seconds of the monotonic clock; None while a
+      cluster tells why its job was lost. `left_at`: when the daemon has left it to the next
+      process, None after a kill: the time until that goes on does not count.
+    """
+
+    pid: int
+    start_time: int
+    checkout_path: str
+    deadline: float | None
+    left_at: float | None = None
+    sandbox_description: dict[str, Any] = {}
+
+
 @attrs.define(eq=False)
-class StoredDetails:
-    """Details of one evaluation that its row in the store has, too.
+class EvaluationDetails:
+    """What is known of one evaluation besides its events; a copy is its row in the store.
+
+    The `Evaluation` changes the details, and all others read them.
 
     - `packed_request`: the form, after the start without the fields that only a start needs. Text
       of callers and evaluators is kept as bytes, since a `str` may take four times as much.
     - `sequence_number`: the number in the order of acceptance by the registry.
     - `idempotency_key`: the `Idempotency-Key`, None without one; `form_digest`: the digest of the
       form with that key.
-    - `upload_size`: the bytes of the form's files, which count for the caller.
+    - `upload_directory`: the directory of the form's files, None once the workspace has them.
+    - `upload_size`: the bytes of these files, which count for the caller.
     - `should_keep_submission`: whether its files and its request are to be left in the workspace at
       the end; `has_kept_submission`: whether they are there.
     - `state_times`: when each state began, and the keys `created` and `ended`, in seconds since the
       epoch.
     - `clock_offset`: the time of day at acceptance less that of the boot clock, in seconds.
     - `limits`, `environment`: those of the run; None before the start.
+    - `result_summary`: what the evaluator has reported, None before the start.
     - `run_result`: set when the evaluator has ended.
     - `runner_status`: where the evaluator runs, None on this machine.
     - `failure`: the failure; in a row before the end, the reason of a stop. `failure_event`: its
       event, b"" without one.
     - `archived`: what the archive has of it, None without an archive or before.
+
+    `Evaluation.make_row` sets these members of the row:
+
+    - `is_forgotten`: whether the registry has forgotten it; the archive may still need it.
+    - `markers`: those of stdout (`core.segi`), None before the start.
+    - `run`: None unless the evaluator runs.
+    - `begin_cursor`: the acknowledged cursor. `end_cursor`: the cursor at the end, 0 before.
+    - `has_lost_events`: whether clients may have received newest events that are lost.
+
+    A packed row takes 1 to 3 KiB. At most it takes the fields of the form that are no files (each
+    64 KiB), 8 KiB of stderr in the result and three times that in the failure, 17
+    KiB of goals, and the paths and variables of the operator's configuration.
     """
 
     identifier: str
@@ -122,6 +157,7 @@ class StoredDetails:
     clock_offset: float | None = None
     idempotency_key: str | None = None
     form_digest: bytes = b""
+    upload_directory: Path | None = None
     upload_size: int = 0
     should_keep_submission: bool = False
     has_kept_submission: bool = False
@@ -130,32 +166,18 @@ class StoredDetails:
     limits: LimitSettings | None = None
     environment: Environment | None = None
     runner_status: RunnerStatus | None = None
+    result_summary: ResultSummary | None = None
     run_result: RunResult | None = None
     failure: EvaluationFailure | None = None
     failure_event: bytes = b""
     archived: ArchivedRow | None = None
-
-    def list_stored_members(self) -> dict[str, Any]:
-        """Return the members of this class by their names."""
-        return {each.name: getattr(self, each.name) for each in attrs.fields(StoredDetails)}
-
-
-@attrs.define(eq=False)
-class EvaluationDetails(StoredDetails):
-    """Details of one evaluation. Its `Evaluation` changes them, and all others read them.
-
-    - `upload_directory`: the directory of the form's files, None once the workspace has them.
-    - `final_state`: DRAINED or EXPIRED once the registry has forgotten the evaluation.
-    - `result_summary`: what the evaluator has reported, None before the start.
-    - `event_bytes`: the bytes of events on the disk that count for the caller.
-    - `is_row_deleted`: whether the store has no row of it any more.
-    """
-
-    upload_directory: Path | None = None
-    final_state: EvaluationState | None = None
-    result_summary: ResultSummary | None = None
-    event_bytes: int = 0
-    is_row_deleted: bool = False
+    is_cleaned_up: bool = False
+    is_forgotten: bool = False
+    markers: tuple[bytes, bytes, bytes, bytes] | None = None
+    run: RunRow | None = None
+    begin_cursor: int = 0
+    end_cursor: int = 0
+    has_lost_events: bool = False
 
     @property
     def last_visible_state(self) -> EvaluationState:
@@ -201,54 +223,6 @@ def format_rfc3339_time(timestamp: float) -> str:
     return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds")
 
 
-class RunRow(msgspec.Struct, omit_defaults=True):
-    """An evaluator that runs.
-
-    - `pid`, `start_time`: its first process, and the time of its start in clock ticks since the
-      boot (proc(5)), by which a process of a later boot, or with a reused PID, is told apart.
-    - `sandbox_description`: what the kind of sandbox needs to go on with the run.
-    - `deadline`: the end of `limits.wall_clock`, in seconds of the monotonic clock; None while a
-      cluster tells why its job was lost. `left_at`: when the daemon has left it to the next
-      process, None after a kill: the time until that goes on does not count.
-    """
-
-    pid: int
-    start_time: int
-    checkout_path: str
-    deadline: float | None
-    left_at: float | None = None
-    sandbox_description: dict[str, Any] = {}
-
-
-@attrs.define
-class EvaluationRow(StoredDetails):
-    """An evaluation, besides its events.
-
-    - `upload_directory`: the name of the directory of the form's files, None once the workspace has
-      them.
-    - `packed_result_summary`: packed (`core.results`).
-    - `markers`: those of stdout (`core.segi`), None before the start.
-    - `run`: None unless the evaluator runs.
-    - `begin_cursor`: the acknowledged cursor. `end_cursor`: the cursor at the end, 0 before.
-      `has_lost_events`: whether clients may have received newest events that are lost.
-    - `is_forgotten`: whether the registry has forgotten it; the archive may still need it.
-
-    A packed row takes 1 to 3 KiB. At most it takes the fields of the form that are no files (each
-    64 KiB), 8 KiB of stderr in the result and three times that in the failure, 17
-    KiB of goals, and the paths and variables of the operator's configuration.
-    """
-
-    upload_directory: str | None = None
-    is_cleaned_up: bool = False
-    is_forgotten: bool = False
-    packed_result_summary: bytes = b""
-    markers: tuple[bytes, bytes, bytes, bytes] | None = None
-    run: RunRow | None = None
-    begin_cursor: int = 0
-    end_cursor: int = 0
-    has_lost_events: bool = False
-
-
 class PendingCallback(msgspec.Struct):
     """A callback that is not delivered yet, also after its evaluation is removed.
 
@@ -284,13 +258,13 @@ class ArchivedQuery:
     after_sequence_number: int
     last_sequence_number: int
     max_count: int
-    make_entry: Callable[[EvaluationRow], ListEntry | None]
+    make_entry: Callable[[EvaluationDetails], ListEntry | None]
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)  # of a Path
 
 
-def pack(row: msgspec.Struct | EvaluationRow) -> bytes:
+def pack(row: msgspec.Struct | EvaluationDetails) -> bytes:
     """Return a row as bytes of MessagePack."""
     return _encoder.encode(row)
 
@@ -299,7 +273,7 @@ def _make_decoder(kind: type[T]) -> Callable[[bytes], T]:
     return msgspec.msgpack.Decoder(kind, dec_hook=lambda _, value: Path(value)).decode
 
 
-unpack_evaluation = _make_decoder(EvaluationRow)
+unpack_evaluation = _make_decoder(EvaluationDetails)
 unpack_callback = _make_decoder(PendingCallback)
 unpack_link = _make_decoder(LinkRow)
 
@@ -525,7 +499,7 @@ class EvaluationStore:
             log.error("{path} cannot be read: {problem}", path=self._path, problem=problem)  # noqa: TRY400
             return 0
 
-    def load_live(self) -> list[EvaluationRow]:
+    def load_live(self) -> list[EvaluationDetails]:
         """Return the rows of all evaluations that are not in the archive alone, by number."""
         return list(self._load("evaluations", unpack_evaluation).values())
 
@@ -565,7 +539,7 @@ class EvaluationStore:
 
     # Writing
 
-    def add(self, row: EvaluationRow) -> Deferred[None]:
+    def add(self, row: EvaluationDetails) -> Deferred[None]:
         """Write the row of a new evaluation; the Deferred fires once it is committed.
 
         It fails with StoreError if the row cannot be written; then nothing of the row is kept.
@@ -578,12 +552,12 @@ class EvaluationStore:
 
         return self.flush().addErrback(drop)
 
-    def save(self, row: EvaluationRow) -> None:
+    def save(self, row: EvaluationDetails) -> None:
         """Write a row in place of the one with its identifier."""
         self._set_evaluation(row)
         self._write_soon()
 
-    def _set_evaluation(self, row: EvaluationRow) -> None:
+    def _set_evaluation(self, row: EvaluationDetails) -> None:
         packed = pack(row)
         self._waiting["evaluations", row.identifier] = (
             row.identifier,
@@ -776,10 +750,10 @@ class EvaluationStore:
                 found[unpacked.sequence_number] = query.make_entry(unpacked)
         return found
 
-    async def find_archived(self, identifier: str) -> EvaluationRow | None:
+    async def find_archived(self, identifier: str) -> EvaluationDetails | None:
         """Return the row of an archived evaluation, None if there is none."""
 
-        def find() -> EvaluationRow | None:
+        def find() -> EvaluationDetails | None:
             for row, checksum in self._select(
                 "SELECT row, checksum FROM evaluations"
                 " WHERE name = ? AND archived_bytes IS NOT NULL",

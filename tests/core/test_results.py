@@ -225,7 +225,7 @@ class ResultSummaryTests(SynchronousTestCase):
                 },
             )
 
-    def test_hostile_results_leave_less_than_20_kib_of_which_size_counts_the_most(self) -> None:
+    def test_hostile_results_leave_less_than_20_kib(self) -> None:
         names = [f"{number:03}" + "é" * 16 for number in range(2 * MAX_GOALS)]
         values = [json.dumps(goal(name), ensure_ascii=False).encode() for name in names]
         values += [b'{"type":"goal_result","goal":"%b","result":true}' % (b"x" * 16_000)] * 9
@@ -239,8 +239,6 @@ class ResultSummaryTests(SynchronousTestCase):
         finally:
             tracemalloc.stop()
         self.assertLess(taken, 20 * 1024)
-        self.assertLess(summary.memory_bytes, 20 * 1024)
-        self.assertGreater(summary.memory_bytes, taken / 2)
 
     @given(results)
     def test_summary_is_that_of_a_reader_who_follows_all_values(self, values: list[Any]) -> None:
@@ -269,7 +267,7 @@ class PackingTests(SynchronousTestCase):
             first.add_if_result(json.dumps(value).encode())
             second.add_if_result(json.dumps(value).encode())
         assert json.dumps(second.build_json_object()) == json.dumps(first.build_json_object())
-        assert second.memory_bytes == first.memory_bytes
+        assert second == first
 
     def test_largest_summary_packs_into_8_kib(self) -> None:
         goals = [goal(f"{number:038}") for number in range(2 * MAX_GOALS)]
@@ -286,7 +284,7 @@ class PackingTests(SynchronousTestCase):
         self.assertEqual(again.pack(), summary.pack())
 
     def test_what_is_no_summary_is_refused(self) -> None:
-        for packed in (b"", b"\x90", b"\xff" * 9):
+        for packed in (b"", b"\x80", b"\xff" * 9):
             with self.assertRaises(msgspec.DecodeError):
                 ResultSummary.unpack(packed)
 

@@ -130,8 +130,7 @@ def describe(parser: SegiParser) -> tuple[object, ...]:
         parser.has_pending_input,
         parser.has_partial_line,
         parser.awaited_file,
-        parser.result_summary.build_json_object(),
-        parser.result_summary.memory_bytes,
+        parser.result_summary.pack(),
     )
 
 

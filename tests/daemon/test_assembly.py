@@ -68,7 +68,7 @@ from tawebeval.errors import (
     InvalidField,
 )
 from tawebeval.evaluations.service import EvaluationRegistry
-from tawebeval.evaluations.store import ArchivedRow, EvaluationRow
+from tawebeval.evaluations.store import ArchivedRow, EvaluationDetails
 from tawebeval.linux.privileges import ReloadableFiles
 from tawebeval.sandbox.bubblewrap import HelperSandbox
 from tawebeval.web.routes import WebContext
@@ -296,7 +296,7 @@ class ServiceTests(SynchronousTestCase):
         name, ended = registry._identities.issue_identifier(""), time() - 25 * 60 * 60
 
         async def save_row(stored: StoredEvaluation) -> None:
-            row = EvaluationRow(
+            row = EvaluationDetails(
                 name,
                 pack_request(make_request()),
                 5,

@@ -25,7 +25,7 @@ from tawebeval.daemon import startup as module
 from tawebeval.daemon.startup import StartupChecks, check_environments, check_sandbox_readable_paths
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.starting import LeftEvaluations
-from tawebeval.evaluations.store import EvaluationRow, RunRow
+from tawebeval.evaluations.store import EvaluationDetails, RunRow
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.probe import ProbeDirectories
 from tawebeval.sandbox.workspace import derive_directory_name
@@ -164,7 +164,7 @@ class StartupTests(SynchronousTestCase):
         (self.parts.sandbox_files_directory / "node-0").mkdir()
         description = {"kind": "slurm", "job_name": "tawebeval-1"}
         run = RunRow(7, 7, "/checkout", None, sandbox_description=description)
-        for left in ([EvaluationRow("a", b"", 0, 1, run=run)], []):
+        for left in ([EvaluationDetails("a", b"", 0, 1, run=run)], []):
             self.left = LeftEvaluations(left)
             self.make().startService()
             self.assertEqual(files & self.accounts, files if left else set())
@@ -189,7 +189,7 @@ class StartupTests(SynchronousTestCase):
 
     def test_programs_and_cgroups_that_no_evaluation_needs_are_removed(self) -> None:
         run = RunRow(7, 7, "/checkout", None, sandbox_description={"group": "evaluation-a"})
-        self.left = LeftEvaluations([EvaluationRow("a", b"", 0, 1, run=run)])
+        self.left = LeftEvaluations([EvaluationDetails("a", b"", 0, 1, run=run)])
         kept = EVALUATIONS / derive_directory_name("a") / "output"
         stray = EVALUATIONS / "stray" / "output"
         self.parts.programs = (kept, stray, Path("/elsewhere/x"))

@@ -22,18 +22,19 @@ from twisted.internet import epollreactor
 
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.store import (
-    EvaluationRow,
+    EvaluationDetails,
     EvaluationStore,
+    pack,
 )
 
 State = dict[str, int]
 """The number of the last change of each evaluation that is not deleted."""
 
 
-def make_row(identifier: str, number: int) -> EvaluationRow:
+def make_row(identifier: str, number: int) -> EvaluationDetails:
     """Return the row of a change; its bytes prove that it is whole."""
     content = sha256(b"%d" % number).digest() * (number % 300)
-    return EvaluationRow(identifier, content, number % 2**31, number)
+    return EvaluationDetails(identifier, content, number % 2**31, number)
 
 
 def write(path: Path, number: int, seed: int, pipe: int) -> None:
@@ -79,7 +80,8 @@ def read_state(path: Path) -> State:
     rows = store.load_live()
     store._close_writer()
     for row in rows:
-        assert row == make_row(row.identifier, row.sequence_number), f"{row.identifier} is torn"
+        whole = make_row(row.identifier, row.sequence_number)
+        assert pack(row) == pack(whole), f"{row.identifier} is torn"
     return {row.identifier: row.sequence_number for row in rows}
 
 

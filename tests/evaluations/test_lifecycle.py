@@ -27,7 +27,6 @@ from tawebeval.daemon.logging import format_json
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import build_listing_entry, build_status
-from tawebeval.evaluations.starting import load_details, make_row
 from tawebeval.evaluations.store import STDERR_TAIL_BYTES
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.webhooks.deliveries import CallbackRecord
@@ -131,7 +130,8 @@ class StoryTests(EvaluationTestCase):
         object.__setattr__(self.evaluation.context, "read_wall_clock", lambda: next(times))
         self.begin()
         self.world.clock.advance(10)
-        found, first = load_details(make_row(self.evaluation), None), self.evaluation
+        found, first = self.evaluation.make_row(), self.evaluation
+        found.state = EvaluationState.QUEUED
         later = Evaluation(found, first.workspace, first.context, first.events)
         self.assertEqual(later.read_clock(), EPOCH + 10)
         self.world.end()

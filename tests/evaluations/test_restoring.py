@@ -28,8 +28,8 @@ from tawebeval.errors import (
     build_limit_failure,
 )
 from tawebeval.evaluations import eventlog, service
-from tawebeval.evaluations.starting import LeftEvaluations, load_details, read_all_events
-from tawebeval.evaluations.store import EvaluationRow
+from tawebeval.evaluations.starting import LeftEvaluations, read_all_events
+from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
@@ -61,6 +61,8 @@ class RestoringTestCase(RegistryTestCase):
         limits=LimitSettings(wall_clock=10),
     )
 
+    uploads = Path("/uploads")
+
     def setUp(self) -> None:
         super().setUp()
         self.world.threads = TidyThreads()
@@ -68,7 +70,7 @@ class RestoringTestCase(RegistryTestCase):
 
     def restart(
         self,
-        change: Callable[[EvaluationRow], EvaluationRow] = lambda row: row,
+        change: Callable[[EvaluationDetails], EvaluationDetails] = lambda row: row,
         *,
         leaves: bool = False,
     ) -> None:
@@ -78,7 +80,7 @@ class RestoringTestCase(RegistryTestCase):
         rows = [change(row) for row in self.world.kill_daemon()]
         self.registry = self.make(2)
         self.registry.restore_evaluations(
-            rows, self.world.store.load_callbacks(), Path("/uploads"), self.resume_checkout
+            rows, self.world.store.load_callbacks(), self.uploads, self.resume_checkout
         )
         self.world.turn()
 
@@ -93,7 +95,7 @@ class RestoringTestCase(RegistryTestCase):
     def states(self, *identifiers: str) -> list[str]:
         return [self.registry.get_status(identifier)["state"] for identifier in identifiers]
 
-    def row(self, identifier: str) -> EvaluationRow:
+    def row(self, identifier: str) -> EvaluationDetails:
         return next(row for row in self.world.store.load_live() if row.identifier == identifier)
 
 
@@ -134,13 +136,14 @@ class WaitingTests(RestoringTestCase):
     def test_submission_that_a_power_cut_has_damaged_is_not_evaluated(self) -> None:
         self.accept()  # takes the only place
         upload = Path(self.mktemp()).absolute()
+        self.uploads = upload.parent
         file = upload / "submission" / "source" / "solution.py"
         file.parent.mkdir(parents=True)
         request = make_request(submission=(SubmissionFile("source", "solution.py", 7),))
         identifier = self.registry.accept_form(ReceivedForm(request, upload))
         for size in (7, 6):
             file.write_bytes(bytes(size))
-            self.restart(lambda row: attrs.evolve(row, upload_directory=str(upload)))
+            self.restart()
             self.assertEqual(self.states(identifier), ["queued" if size == 7 else "failed"])
         self.assertEqual(self.consume(identifier), ["lost"])
 
@@ -166,10 +169,10 @@ class WaitingTests(RestoringTestCase):
     def test_row_that_cannot_be_restored_leaves_the_others(self) -> None:
         broken, other = self.accept(), self.accept()
 
-        def fail(row: EvaluationRow, upload: Path | None) -> Any:
-            return load_details(row, upload) if row.identifier != broken else 1 // 0
+        def fail(identifier: str) -> Any:
+            return derive_directory_name(identifier) if identifier != broken else 1 // 0
 
-        self.patch(service, "load_details", fail)
+        self.patch(service, "derive_directory_name", fail)
         self.restart()
         self.assertEqual(self.states(other), ["running"])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
@@ -288,10 +291,11 @@ class RunningTests(RestoringTestCase):
     def test_run_goes_on_once_the_daemon_has_descriptors_again(self) -> None:
         identifier, _ = self.start(b"one\ntwo\n")
         self.page(identifier, "2")
-        row = self.row(identifier)
+        row = self.world.store.rows[identifier]
         self.world.sandbox.unable = OSError(errno.EMFILE, "Too many open files")
         self.restart()
-        self.assertEqual((self.states(identifier), self.row(identifier)), (["running"], row))
+        self.assertEqual(self.states(identifier), ["running"])
+        self.assertEqual(self.world.store.rows[identifier], row)
         self.world.sandbox.last.unable = None
         self.world.clock.advance(5)
         self.world.child.print(b"three\n")
@@ -325,10 +329,10 @@ class RunningTests(RestoringTestCase):
     def test_no_row_lacks_the_run_that_goes_on(self) -> None:
         identifier, _ = self.start(b"one\ntwo\n")
         self.page(identifier, "2")
-        saved: list[EvaluationRow] = []
+        saved: list[EvaluationDetails] = []
         save = FakeStore.save
 
-        def note(store: FakeStore, row: EvaluationRow) -> None:
+        def note(store: FakeStore, row: EvaluationDetails) -> None:
             saved.append(row)
             save(store, row)
 

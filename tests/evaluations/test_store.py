@@ -40,7 +40,7 @@ from tawebeval.evaluations.store import (
     RETRY_SECONDS,
     ArchivedQuery,
     ArchivedRow,
-    EvaluationRow,
+    EvaluationDetails,
     EvaluationStore,
     LinkRow,
     PendingCallback,
@@ -66,7 +66,7 @@ paths = names.map(lambda name: Path("/srv", name.replace("\0", "")))
 numbers = st.dictionaries(names, names | counts | seconds, max_size=3)
 
 evaluation_rows = st.builds(
-    EvaluationRow,
+    EvaluationDetails,
     names,
     st.binary(max_size=200),
     counts,
@@ -75,7 +75,7 @@ evaluation_rows = st.builds(
     names,
     st.dictionaries(names, seconds, max_size=4),
     clock_offset=st.none() | seconds,
-    upload_directory=optional,
+    upload_directory=st.none() | paths,
     should_keep_submission=st.booleans(),
     is_forgotten=st.booleans(),
     idempotency_key=optional,
@@ -115,14 +115,14 @@ evaluation_rows = st.builds(
 
 def make_row(
     number: int, caller: str = "bob", *, identifier: str = "", **members: Any
-) -> EvaluationRow:
+) -> EvaluationDetails:
     """Return the row of an evaluation that waits."""
     times = {"created": float(number)}
     name = identifier or f"e{number}"
-    return EvaluationRow(name, b"form", 5, number, caller=caller, state_times=times, **members)
+    return EvaluationDetails(name, b"form", 5, number, caller=caller, state_times=times, **members)
 
 
-def make_archived_row(number: int, caller: str = "bob", size: int = 10) -> EvaluationRow:
+def make_archived_row(number: int, caller: str = "bob", size: int = 10) -> EvaluationDetails:
     """Return the row of an archived evaluation, which has ended at 100 seconds less `number`."""
     row = make_row(number, caller, archived=ArchivedRow(size, 3))
     row.state, row.state_times["ended"] = EvaluationState.FINISHED, 100.0 - number
@@ -131,7 +131,7 @@ def make_archived_row(number: int, caller: str = "bob", size: int = 10) -> Evalu
 
 class RowTests(SynchronousTestCase):
     @given(evaluation_rows)
-    def test_row_survives_packing(self, row: EvaluationRow) -> None:
+    def test_row_survives_packing(self, row: EvaluationDetails) -> None:
         packed = pack(row)
         unpacked = unpack_evaluation(packed)
         self.assertEqual(pack(unpacked), packed)
@@ -575,7 +575,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.changes: list[tuple[int, str, int | None]] = []  # their numbers, and new cursors
         self.committed = 0
 
-    def change(self, identifier: str, *, is_deletion: bool = False) -> EvaluationRow:
+    def change(self, identifier: str, *, is_deletion: bool = False) -> EvaluationDetails:
         """Note a change; return the new row."""
         number = next(self.numbers)
         row = make_row(number, identifier=identifier, begin_cursor=number)

@@ -12,7 +12,7 @@ from tawebeval.core.evaluations import ListEntry
 from tawebeval.core.event_log import Mark
 from tawebeval.evaluations.store import (
     ArchivedQuery,
-    EvaluationRow,
+    EvaluationDetails,
     LinkRow,
     PendingCallback,
     pack,
@@ -88,13 +88,13 @@ class FakeStore:
     error: Exception | None = None
     problem: str | None = None
 
-    def add(self, row: EvaluationRow) -> Deferred[None]:
+    def add(self, row: EvaluationDetails) -> Deferred[None]:
         if self.error is not None:
             return fail(self.error)
         self.save(row)
         return succeed(None)
 
-    def save(self, row: EvaluationRow) -> None:
+    def save(self, row: EvaluationDetails) -> None:
         self.rows[row.identifier] = pack(row)
 
     def delete(self, identifier: str) -> None:
@@ -118,12 +118,12 @@ class FakeStore:
     def flush(self) -> Deferred[None]:
         return fail(self.error) if self.error is not None else succeed(None)
 
-    async def find_archived(self, identifier: str) -> EvaluationRow | None:
+    async def find_archived(self, identifier: str) -> EvaluationDetails | None:
         packed = self.rows.get(identifier)
         row = None if packed is None else unpack_evaluation(packed)
         return row if row is not None and row.archived is not None else None
 
-    def _list_archived(self) -> list[EvaluationRow]:
+    def _list_archived(self) -> list[EvaluationDetails]:
         rows = map(unpack_evaluation, self.rows.values())
         return [row for row in rows if row.archived is not None]
 
@@ -158,7 +158,7 @@ class FakeStore:
             found[row.caller] = count + 1, size + (row.archived.file_bytes if row.archived else 0)
         return found
 
-    def load_live(self) -> list[EvaluationRow]:
+    def load_live(self) -> list[EvaluationDetails]:
         """Return the rows that are not in the archive alone."""
         rows = map(unpack_evaluation, self.rows.values())
         return sorted(

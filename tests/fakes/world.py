@@ -33,7 +33,7 @@ from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout, SegmentLo
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import make_run, open_stdout
-from tawebeval.evaluations.store import EvaluationRow
+from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.privileges import ReloadableFilesOwner
 from tawebeval.sandbox.limits import LimitMonitor, check_run_limits
 from tests.fakes.children import FakeChild, FakeSpawner
@@ -269,7 +269,7 @@ class World:
             archive=self.archive,
         )
 
-    def kill_daemon(self) -> list[EvaluationRow]:
+    def kill_daemon(self) -> list[EvaluationDetails]:
         """Forget all but the rows and the files; return the rows for the next process."""
         for call in list(self.clock.getDelayedCalls()):
             call.cancel()
