@@ -33,7 +33,7 @@ from tawebeval.core.event_log import EventMemory
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.errors import EvaluationFailure, ServerBusy
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
-from tawebeval.evaluations.eventlog import RecordedStdout, SegmentLoader
+from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.evaluations.submissions import ReceivedForm
@@ -368,7 +368,6 @@ class SimulatedDaemon:
             limit_monitor=_Unwatched(),  # type: ignore[arg-type]
             event_memory=EventMemory(configuration.buffers.total),
             unread_events=make_unread_events_share(configuration.buffers.disk),
-            segment_loader=SegmentLoader(threads),
             open_event_files=lambda _: MemoryEventFiles(),  # type: ignore[arg-type,return-value]
             read_wall_clock=lambda: _EPOCH + clock.seconds(),
         )

@@ -23,7 +23,6 @@ from tawebeval.evaluations.eventlog import (
     EvaluationEvents,
     EventFiles,
     RecordedStdout,
-    SegmentLoader,
 )
 from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.store import EvaluationDetails
@@ -81,7 +80,6 @@ def _measure(folder: Path) -> None:
         limit_monitor=LimitMonitor(reactor, threads, threads),
         event_memory=EventMemory(_CAPACITY),
         unread_events=make_unread_events_share(2**40),
-        segment_loader=SegmentLoader(threads),
     )
     stdout = RecordedStdout(
         EventLog(context.event_memory),
@@ -89,7 +87,7 @@ def _measure(folder: Path) -> None:
         Markers.generate(os.urandom),
         time.time,
     )
-    events = EvaluationEvents(stdout.log, "", "some", context.segment_loader, stdout)
+    events = EvaluationEvents(stdout.log, "", "some", threads, context.load_slots, stdout)
 
     def read() -> None:
         """Read the new events, and acknowledge them, as a client does who keeps up."""

@@ -119,7 +119,7 @@ def _group_into_frames(
         for ring in rings:
             cursor = ring.begin_cursor
             while cursor < ring.end_cursor:
-                batch = ring.read_timed_events(cursor, FRAME_BYTES - size, format_time)
+                batch = ring.read_events(cursor, FRAME_BYTES - size, format_time)
                 parts.append(batch.lines)
                 last_time = batch.lines[batch.lines.rindex(b',"time":"') :]
                 cursor += batch.count
@@ -234,10 +234,10 @@ _MAX_REQUEST = 64 * 1024 * 1024  # bytes; the limits of the form are far lower
 
 
 @attrs.frozen
-class ExtractedSubmission:
+class KeptSubmission:
     """A submission in the directories of `workspace`; `size` is the size of its files in bytes."""
 
-    evaluation_request: EvaluationRequest
+    request: EvaluationRequest
     workspace: Workspace
     size: int
 
@@ -292,7 +292,7 @@ def _read_files(
         raise DamagedArchiveFile(f"{len(missing)} files are missing")
 
 
-def extract_submission(source: Path, directory: Path) -> ExtractedSubmission:
+def extract_submission(source: Path, directory: Path) -> KeptSubmission:
     """Write the files of an archived submission below `directory`, which is created.
 
     Raises: OSError, DamagedArchiveFile.
@@ -315,7 +315,7 @@ def extract_submission(source: Path, directory: Path) -> ExtractedSubmission:
                     size += target.tell()
     except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
         raise DamagedArchiveFile(str(error)) from None
-    return ExtractedSubmission(request, workspace, size)
+    return KeptSubmission(request, workspace, size)
 
 
 def _read_request(archive: tarfile.TarFile) -> EvaluationRequest:

@@ -35,7 +35,7 @@ from tawebeval.cli.runtime import (
 from tawebeval.client.events import Page, parse_page
 from tawebeval.config import MAX_TREE_FILES, Configuration
 from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
-from tawebeval.core.event_log import EventLog, EventMemory, make_page
+from tawebeval.core.event_log import EventMemory, make_page
 from tawebeval.core.form import (
     EvaluationRequest,
     Repository,
@@ -52,7 +52,6 @@ from tawebeval.daemon.tap import reset_inherited_signals, use_monotonic_clock
 from tawebeval.deferreds import FairQueue, WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField, format_size
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
-from tawebeval.evaluations.eventlog import EvaluationEvents, SegmentLoader
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.starting import enter_queue
 from tawebeval.evaluations.store import EvaluationDetails
@@ -160,7 +159,6 @@ def open_context(
         limit_monitor=LimitMonitor(reactor, threads, threads),
         event_memory=EventMemory(configuration.buffers.total),
         unread_events=make_unread_events_share(configuration.buffers.disk),
-        segment_loader=SegmentLoader(threads),
     )
 
 
@@ -190,9 +188,7 @@ def _make_evaluation(
     """Return an evaluation that has not begun."""
     packed, sent = pack_request(request), place / UPLOAD_NAME
     details = EvaluationDetails("try", packed, seed, upload_directory=sent)
-    log = EventLog(context.event_memory)
-    events = EvaluationEvents(log, "", details.log_name, context.segment_loader)
-    return Evaluation(details, Workspace(place / "evaluation"), context, events)
+    return Evaluation(details, Workspace(place / "evaluation"), context)
 
 
 def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:

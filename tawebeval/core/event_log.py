@@ -81,11 +81,11 @@ class EventTimes:
             self._discarded = 0
 
     def add_times_to_lines(
-        self, begin_cursor: int, batch: EventBatch, format_time: Callable[[int], str]
+        self, begin_cursor: int, batch: EventBatch, format_time: Callable[[float], str]
     ) -> bytes:
         r"""Return the lines of a batch that begins at `begin_cursor`, each with its `time`.
 
-        `format_time` gets milliseconds. Only the end of a line has `}` before `\n`.
+        `format_time` gets seconds. Only the end of a line has `}` before `\n`.
         """
         lines, at = batch.lines, 0
         first, end = begin_cursor, begin_cursor + batch.count
@@ -100,7 +100,7 @@ class EventTimes:
                 for _ in range(self._cursors[mark + 1] - first):
                     at = lines.index(b"\n", at) + 1
                 first = self._cursors[mark + 1]
-            time = format_time(self._times[mark]).encode()
+            time = format_time(self._times[mark] / 1000).encode()
             parts.append(lines[start:at].replace(b"}\n", b',"time":"%b"}\n' % time))
             mark += 1
         return b"".join(parts)
@@ -142,12 +142,23 @@ class EventRing:
         else:
             self.batches += _cut_batch(batch)
 
-    def read_events(self, after_cursor: int, max_bytes: int) -> EventBatch:
+    def read_events(
+        self,
+        after_cursor: int,
+        max_bytes: int,
+        format_time: Callable[[float], str] | None = None,
+    ) -> EventBatch:
         """Return the events after a cursor, `begin_cursor <= after_cursor <= end_cursor`.
 
-        The result has at most `max_bytes`, but at least one event if there is one.
+        The result has at most `max_bytes`, but at least one event if there is one. With
+        `format_time`, which gets seconds since the epoch, each event has its `time`, which
+        `max_bytes` does not count; then the result may end before `max_bytes`.
         """
         assert self.begin_cursor <= after_cursor <= self.end_cursor
+        if format_time is not None:
+            batch = self.read_events(after_cursor, min(max_bytes, _TIMED))
+            lines = self._times.add_times_to_lines(after_cursor, batch, format_time)
+            return EventBatch(batch.count, lines)
         if after_cursor == self.end_cursor:
             return EMPTY_BATCH
         taken: list[bytes] = []
@@ -169,19 +180,6 @@ class EventRing:
             max_bytes -= len(lines)
             skipped = 0
         return EventBatch(count, b"".join(taken))
-
-    def read_timed_events(
-        self, after_cursor: int, max_bytes: int, format_time: Callable[[float], str]
-    ) -> EventBatch:
-        """Return what `read_events` returns, or its beginning, each event with its `time`.
-
-        `max_bytes` does not count the times. `format_time` gets seconds since the epoch.
-        """
-        batch = self.read_events(after_cursor, min(max_bytes, _TIMED))
-        lines = self._times.add_times_to_lines(
-            after_cursor, batch, lambda time: format_time(time / 1000)
-        )
-        return EventBatch(batch.count, lines)
 
     def acknowledge(self, before_cursor: int) -> None:
         """Discard the events before `before_cursor`; an older cursor changes nothing."""
@@ -433,38 +431,25 @@ class EventLog:
             segment.ring = ring
             self._memory.note_use(segment)
 
-    def read_events(self, after_cursor: int, max_bytes: int) -> EventBatch:
-        """Return events after a cursor, `begin_cursor <= after_cursor <= end_cursor`.
-
-        The result has at most `max_bytes`, but at least one event if there is one, and may end
-        where a segment does. Raises: EventsEvicted.
-        """
-        ring = self._find_ring(after_cursor)
-        return EMPTY_BATCH if ring is None else ring.read_events(after_cursor, max_bytes)
-
-    def read_timed_events(
-        self, after_cursor: int, max_bytes: int, format_time: Callable[[float], str]
+    def read_events(
+        self,
+        after_cursor: int,
+        max_bytes: int,
+        format_time: Callable[[float], str] | None = None,
     ) -> EventBatch:
-        """Return what `read_events` returns, or its beginning, each event with its `time`.
+        """Return events after a cursor, as `EventRing.read_events`.
 
-        `max_bytes` does not count the times. `format_time` gets seconds since the epoch. Raises:
-        EventsEvicted.
+        The result may end where a segment does. Raises: EventsEvicted.
         """
-        ring = self._find_ring(after_cursor)
-        if ring is None:
-            return EMPTY_BATCH
-        return ring.read_timed_events(after_cursor, max_bytes, format_time)
-
-    def _find_ring(self, after_cursor: int) -> EventRing | None:
         assert self.begin_cursor <= after_cursor <= self.end_cursor
         if after_cursor == self.end_cursor:
-            return None
+            return EMPTY_BATCH
         begins_at = bisect_right(self._segments, after_cursor, key=lambda each: each.begin_cursor)
         segment = self._segments[begins_at - 1]
         if segment.ring is None:
             raise EventsEvicted(segment)
         self._memory.note_use(segment)
-        return segment.ring
+        return segment.ring.read_events(after_cursor, max_bytes, format_time)
 
     def acknowledge(self, before_cursor: int) -> None:
         """Discard the events before `before_cursor`; an older cursor changes nothing."""

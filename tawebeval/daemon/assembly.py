@@ -72,7 +72,6 @@ from tawebeval.daemon.startup import (
 from tawebeval.deferreds import FairQueue, WorkerThreads, resolve_run_slot_count
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
-from tawebeval.evaluations.eventlog import SegmentLoader
 from tawebeval.evaluations.lifecycle import STARTER_LOST
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import LeftEvaluations
@@ -643,7 +642,6 @@ class _Builder:
             fetch_slots=FairQueue(fetches, running_per_caller=(fetches + 1) // 2),
             event_memory=EventMemory(configuration.buffers.total),
             unread_events=make_unread_events_share(configuration.buffers.disk),
-            segment_loader=SegmentLoader(self.file_tree_threads),
             store=self.store,
             archive=self.archive,
         )

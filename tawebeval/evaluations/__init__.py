@@ -21,9 +21,9 @@ Its events:
 
 All evaluations:
 
-- `service`: `EvaluationRegistry` accepts, finds, cancels, expires and restores evaluations.
-  `AdmissionControl` refuses new evaluations when the daemon or a caller has too many; the queue for
-  run slots is part of it. Callbacks, and the drain when the daemon stops.
+- `service`: `EvaluationRegistry` accepts, finds, cancels, expires and restores evaluations. It has
+  the queue for run slots, and refuses new evaluations when the daemon or a caller has too many.
+  Callbacks, and the drain when the daemon stops.
 - `store`: `EvaluationDetails`, what is known of an evaluation besides its events, and what outlives
   the daemon, as rows in SQLite.
 - `submissions`: `UploadWriter` writes the files of a form as they arrive. `SubmissionStore` counts

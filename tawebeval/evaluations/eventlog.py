@@ -16,7 +16,7 @@ again, event by event. A torn record at the end of a file is dropped: none of it
 delivered.
 
 `EvaluationEvents.read` returns events after a cursor. A thread parses events again that have left
-memory (`SegmentLoader`). An acknowledgement discards events; then a thread gives their room on the
+memory. An acknowledgement discards events; then a thread gives their room on the
 disk back. Nobody waits for readers: the evaluator goes on, and what is not read lies on the disk.
 """
 
@@ -401,8 +401,8 @@ class RecordedStdout:
 
     # After a restart, and after an eviction
 
-    def restore(self, *, has_ended: bool = False) -> Iterator[None]:
-        """Make the log of the files again, in steps of one read. Blocks in each step.
+    def restore(self, *, has_ended: bool = False) -> None:
+        """Make the log of the files again. Blocks.
 
         Afterwards `stdout_bytes` is the place from which to feed stdout on; bytes up to there were
         parsed, and their marks followed. If the evaluation `has_ended`, what stdout has beside the
@@ -419,7 +419,7 @@ class RecordedStdout:
         if not (records and records[-1].source.is_last):
             marks = self._files.read_marks(self._mark_count)
             self._mark_count += len(marks)
-            yield from self._replay(marks)
+            self._replay(marks)
         if self._files.stdout_size < self.stdout_bytes:
             raise StdoutChanged
 
@@ -431,7 +431,7 @@ class RecordedStdout:
         self.parser.result_summary = ResultSummary.unpack(last.result_summary)
         self._begin_segment(last.end_cursor, last.next_stdout_begin, last.next_checkpoint, 0)
 
-    def _replay(self, marks: list[Mark], end: int | None = None) -> Iterator[None]:
+    def _replay(self, marks: list[Mark], end: int | None = None) -> None:
         """Parse again what was delivered with these marks, up to a place in stdout.
 
         Without an `end` all of stdout is parsed that is there, with the events that were not
@@ -441,17 +441,17 @@ class RecordedStdout:
         for mark in marks:
             if mark.flushed_at is not None:
                 while self.stdout_bytes < mark.flushed_at and self._replay_read(mark.flushed_at):
-                    yield
+                    pass
                 self.flush_partial_line()
             elif mark.is_last:
                 while self._replay_read(end):
-                    yield
+                    pass
                 if self.parser.awaited_file is not None:
                     raise StdoutChanged  # the file is gone that stdout names
                 self.finish()
                 return
         while self._replay_read(end):
-            yield
+            pass
         if self._replayed_marks:
             raise StdoutChanged
 
@@ -488,8 +488,7 @@ class RecordedStdout:
         if source.checkpoint:
             again.parser = SegiParser.resume(source.checkpoint, self.markers)
         marks = self._files.read_marks(source.first_mark, source.end_mark)
-        for _ in again._replay(marks, source.stdout_end):
-            pass
+        again._replay(marks, source.stdout_end)
         if log.end_cursor != segment.end_cursor or log.segments[0].ring is None:
             raise StdoutChanged
         return log.segments[0].ring
@@ -532,8 +531,7 @@ def read_ended_evaluation(
         recorded = RecordedStdout(log, files, markers, time.time, max_output=max_output)
         changed: StdoutChanged | None = None
         try:
-            for _ in recorded.restore(has_ended=True):
-                pass
+            recorded.restore(has_ended=True)
         except StdoutChanged as error:
             if log.end_cursor + final_event.count < end_cursor:
                 changed = error
@@ -559,26 +557,9 @@ A segment has some 64 KiB of stdout, 1 MiB at most, and the files that stdout na
 """
 
 
-@attrs.define(eq=False)
-class SegmentLoader:
-    """Loader of evicted segments, in threads; one for all evaluations.
-
-    Callers take turns. All readers that wait for a segment share one load of it.
-    """
-
-    threads: WorkerThreads
-    _slots: FairQueue = attrs.field(
-        factory=lambda: FairQueue(MAX_LOADS, running_per_caller=MAX_LOADS_PER_CALLER)
-    )
-    _loads: SingleFlight[EventSegment, None] = attrs.field(factory=SingleFlight)
-
-    async def load_segment(self, events: EvaluationEvents, segment: EventSegment) -> None:
-        """Put an evicted segment's events back into memory, or note that it is damaged.
-
-        Raises: ServerBusy.
-        """
-        load = partial(events.load_segment, segment)
-        await self._loads.run_once(segment, lambda: self._slots.run_in_turn(events.caller, load))
+def make_load_slots() -> FairQueue:
+    """Return the places for callers that have evicted segments parsed again, in turns."""
+    return FairQueue(MAX_LOADS, running_per_caller=MAX_LOADS_PER_CALLER)
 
 
 @attrs.define(eq=False)
@@ -586,6 +567,7 @@ class EvaluationEvents:
     """The events of one evaluation of `caller`, and its readers.
 
     - `log`: the events. Who appends some, or marks the end, notifies `change_condition`.
+    - `load_slots`: those of all evaluations (`make_load_slots`).
     - `stdout`: the parser, once the evaluator has started; it parses evicted segments again.
     - `on_discard()` is awaited before the files of acknowledged events are given back: no reader
       may be sent to them after a restart.
@@ -604,7 +586,8 @@ class EvaluationEvents:
     log: EventLog
     caller: str
     log_name: str
-    _loader: SegmentLoader
+    _threads: WorkerThreads
+    _load_slots: FairQueue
     stdout: RecordedStdout | None = None
     on_discard: Callable[[], Awaitable[object]] = lambda: succeed(None)
     has_lost_events: bool = False
@@ -617,6 +600,7 @@ class EvaluationEvents:
     page_reader_deadline: float = float("-inf")
     was_sent_completely: bool = False
     _damaged_segments: tuple[EventSegment, ...] = ()
+    _loads: SingleFlight[EventSegment, None] = attrs.field(factory=SingleFlight)
     _file_use_count: int = 0  # calls in threads
     _files_unused: Condition = attrs.field(factory=Condition)
     _is_freeing: bool = False
@@ -659,9 +643,8 @@ class EvaluationEvents:
         if after_cursor > self.log.end_cursor:
             return EMPTY_BATCH
         try:
-            if with_times:
-                return self.log.read_timed_events(after_cursor, max_bytes, format_rfc3339_time)
-            return self.log.read_events(after_cursor, max_bytes)
+            format_time = format_rfc3339_time if with_times else None
+            return self.log.read_events(after_cursor, max_bytes, format_time)
         except EventsEvicted as evicted:
             if evicted.segment in self._damaged_segments:
                 return LOST_EVENT
@@ -678,7 +661,7 @@ class EvaluationEvents:
             try:
                 return self.read_now(after_cursor, max_bytes, with_times=with_times)
             except EventsEvicted as evicted:
-                await self._loader.load_segment(self, evicted.segment)
+                await self.load_segment(evicted.segment)
 
     def make_page(self, after_cursor: str | None, batch: EventBatch) -> EventPage:
         """Return the page of a batch that was read after a cursor."""
@@ -687,7 +670,14 @@ class EvaluationEvents:
         return make_page(self.log, after_cursor, batch)
 
     async def load_segment(self, segment: EventSegment) -> None:
-        """Parse an evicted segment again; see `SegmentLoader`."""
+        """Put an evicted segment's events back into memory, or note that it is damaged.
+
+        All readers that wait for a segment share one load of it. Raises: ServerBusy.
+        """
+        load = partial(self._parse_again, segment)
+        await self._loads.run_once(segment, lambda: self._load_slots.run_in_turn(self.caller, load))
+
+    async def _parse_again(self, segment: EventSegment) -> None:
         stdout = self.stdout
         assert stdout is not None, "it has made the segment"
         try:
@@ -716,7 +706,7 @@ class EvaluationEvents:
         """Return `call()`, made in a thread; afterwards close files that nobody writes."""
         self._file_use_count += 1
         try:
-            return await self._loader.threads.run_in_thread(call)
+            return await self._threads.run_in_thread(call)
         finally:
             self._file_use_count -= 1
             if not self._file_use_count:

@@ -31,6 +31,7 @@ from tawebeval.core.evaluations import (
     IdentifierIssuer,
     check_transition,
 )
+from tawebeval.core.event_log import EventLog
 from tawebeval.core.events import encode_error_event
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
@@ -79,7 +80,6 @@ class Evaluation:
     details: EvaluationDetails
     workspace: Workspace
     context: EvaluationContext
-    events: EvaluationEvents
     _save: Callable[[Evaluation], object] = lambda evaluation: None
     run: Run | None = None
     sandboxed: SandboxedRun | None = None
@@ -91,6 +91,7 @@ class Evaluation:
     is_resuming: bool = False
     left_at: float | None = None
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
+    events: EvaluationEvents = attrs.field(init=False)
     last_request_time: float = 0.0
     is_stored: OneShotEvent[Callable[[], None]] | None = None
     archive_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
@@ -107,6 +108,15 @@ class Evaluation:
         times, now = details.state_times, self.read_clock()
         begun = times.get(details.state.value, times.get("created", now))
         self._since = context.clock.seconds() - max(0.0, now - begun)
+        self.events = EvaluationEvents(
+            EventLog(context.event_memory, caller=details.caller),
+            details.caller,
+            details.log_name,
+            context.worker_threads,
+            context.load_slots,
+            on_discard=self.on_discard,
+            keeps_files=context.archive is not None and details.archived is None,
+        )
 
     def read_clock(self) -> float:
         """Return the time, in seconds since the epoch, as if the clock was not set meanwhile."""

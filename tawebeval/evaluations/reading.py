@@ -36,6 +36,8 @@ from tawebeval.core.event_log import (
     LOST_EVENT,
     EventPage,
     EventRing,
+    EventSegment,
+    EventsEvicted,
     make_empty_last_page,
     parse_cursor,
     resolve_cursor,
@@ -52,7 +54,6 @@ from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex
 from tawebeval.evaluations.store import (
-    ArchivedQuery,
     EvaluationDetails,
     EvaluationStore,
     format_rfc3339_time,
@@ -285,7 +286,11 @@ class EventRequests:
         begin = evaluation.events.resolve_cursor(after_cursor)
         limit = self._compute_max_page_bytes(max_bytes)
         batch = evaluation.events.read_now(begin, limit, with_times=with_times)
-        return self._make_page(evaluation, after_cursor or None, batch, is_observer=is_observer)
+        page = evaluation.events.make_page(after_cursor or None, batch)
+        if not is_observer:
+            self._expect_next_page(evaluation)
+            evaluation.events.acknowledge(int(after_cursor or 0))
+        return page
 
     async def read_page(
         self,
@@ -304,43 +309,30 @@ class EventRequests:
         evaluation is returned at once. Raises: as `read_page_now` without EventsEvicted;
         ServerBusy.
         """
+        place = identifier, after_cursor, caller
         while True:
+            evicted: EventSegment | None = None
             try:
-                evaluation = self._find(identifier, after_cursor, caller, is_observer=is_observer)
+                page = self.read_page_now(
+                    *place, max_bytes, with_times=with_times, is_observer=is_observer
+                )
             except EvaluationExpired:
                 most = self._compute_max_page_bytes(max_bytes)
-                place = identifier, after_cursor, caller
                 return await self.archived.read_page(*place, most, with_times)
-            if evaluation is None:
-                return self._end_reading(identifier, is_observer=is_observer)
-            begin = evaluation.events.resolve_cursor(after_cursor)
-            limit = self._compute_max_page_bytes(max_bytes)
-            with self._count_waiting_poll(evaluation, is_observer=is_observer):
-                batch = await evaluation.events.read(begin, limit, with_times=with_times)
-                page = self._make_page(
-                    evaluation, after_cursor or None, batch, is_observer=is_observer
-                )
+            except EventsEvicted as error:
+                evicted = error.segment
+            else:
                 if page.has_events_or_is_last or not wait_seconds:
                     return page
+            evaluation = self._records[identifier]
+            with self._count_waiting_poll(evaluation, is_observer=is_observer):
+                if evicted is not None:
+                    await evaluation.events.load_segment(evicted)
+                    continue
                 change = evaluation.events.change_condition.wait()
                 with suppress(WaitTimedOut):
                     await change.addTimeout(wait_seconds, self._context.clock)
                 wait_seconds = 0
-
-    def _make_page(
-        self,
-        evaluation: Evaluation,
-        after_cursor: str | None,
-        batch: EventBatch,
-        *,
-        is_observer: bool,
-    ) -> EventPage:
-        """Return the page of a batch, and acknowledge the events before it."""
-        page = evaluation.events.make_page(after_cursor, batch)
-        if not is_observer:
-            self._expect_next_page(evaluation)
-            evaluation.events.acknowledge(int(after_cursor or 0))
-        return page
 
     @contextmanager
     def _count_waiting_poll(self, evaluation: Evaluation, *, is_observer: bool) -> Iterator[None]:
@@ -725,13 +717,11 @@ class EvaluationLister:
         # What is archived meanwhile is in both, what is accepted meanwhile in neither.
         if self._store is not None and self._archived.is_enabled:
             found = await self._store.list_archived(
-                ArchivedQuery(
-                    caller,
-                    number,
-                    newest,
-                    examined + 1,
-                    lambda row: _make_entry(row, evaluation_filter),
-                )
+                caller,
+                number,
+                newest,
+                examined + 1,
+                lambda row: _make_entry(row, evaluation_filter),
             )
         found |= {one.sequence_number: _make_entry(one, evaluation_filter) for one in present}
         entries: list[ListEntry] = []

@@ -24,7 +24,6 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessTerminated
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.protocol import ProcessProtocol
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -44,7 +43,7 @@ from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.store import STDERR_TAIL_BYTES, EvaluationDetails, RunResult, RunRow
 from tawebeval.linux.cgroups import ResourceUsage
-from tawebeval.linux.filetree import is_passing_error, open_regular_file
+from tawebeval.linux.filetree import open_regular_file
 from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.limits import build_cpu_limit_failure
@@ -70,9 +69,6 @@ _DELAYED = EvaluationFailure(
     f" {_MOST_DELAY} seconds of processor time; watch them with fewer instances of epoll(7)",
     {"value": _MOST_DELAY},
 )
-
-_KILL_ATTEMPTS = 5
-_KILL_DELAY = 1.0  # seconds between them
 
 T = TypeVar("T")
 
@@ -419,20 +415,12 @@ class Run(ProcessProtocol):
             self._process.read_remaining_output()
 
     async def _kill_remaining_processes(self) -> None:
-        """Kill what the evaluator has left, or leave it to the clean-up (`SandboxedRun.close`).
-
-        Looking for processes needs descriptors and memory, which the daemon may lack for a while.
-        """
-        for attempt in range(1, _KILL_ATTEMPTS + 1):
-            try:
-                await self.sandboxed.kill_remaining_processes()
-            except OSError as error:
-                if is_passing_error(error) and attempt < _KILL_ATTEMPTS:
-                    await deferLater(self._context.clock, _KILL_DELAY)
-                    continue
-                words = "{evaluation}: its processes are left to the clean-up: {error}"
-                log.error(words, evaluation=self._details.log_name, error=error)  # noqa: TRY400
-            return
+        """Kill what the evaluator has left, or leave it to the clean-up (`SandboxedRun.close`)."""
+        try:
+            await self.sandboxed.kill_remaining_processes()
+        except OSError as error:  # such as a lack of descriptors; the clean-up is repeated
+            words = "{evaluation}: its processes are left to the clean-up: {error}"
+            log.error(words, evaluation=self._details.log_name, error=error)  # noqa: TRY400
 
     def processEnded(self, reason: Failure) -> None:
         """Interpret the exit; all output has been read."""

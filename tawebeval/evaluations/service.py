@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive, StoredEvaluation
+from tawebeval.archive.files import KeptSubmission
 from tawebeval.core.evaluations import DAEMON_START_ID_BYTES, EvaluationState, IdentifierIssuer
-from tawebeval.core.event_log import EventLog
 from tawebeval.core.form import draw_seed, pack_request
 from tawebeval.core.shares import RetrySchedule, Share
 from tawebeval.core.tokens import ANONYMOUS_CALLER
@@ -34,7 +34,6 @@ from tawebeval.errors import (
     SubmissionDiscarded,
 )
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex, clean_up
 from tawebeval.evaluations.reading import (
     ArchiveReader,
@@ -53,13 +52,11 @@ from tawebeval.evaluations.starting import (
 from tawebeval.evaluations.store import (
     ArchivedRow,
     EvaluationDetails,
-    EvaluationStore,
     PendingCallback,
     format_rfc3339_time,
 )
 from tawebeval.evaluations.submissions import (
     ReceivedForm,
-    RerunnableSubmission,
     SubmissionStore,
     read_submitted_files,
 )
@@ -74,100 +71,6 @@ from tawebeval.webhooks.deliveries import CallbackQueue, CallbackRecord
 _RETRY_LATER = 30  # seconds, if too many events are unread
 
 
-class AdmissionControl:
-    """Admission of new evaluations, and the queue for run slots.
-
-    `bounds` are the arguments of the queue (`FairQueue`).
-    """
-
-    def __init__(
-        self,
-        context: EvaluationContext,
-        records: EvaluationIndex,
-        bounds: tuple[int, int, int, int],
-    ) -> None:
-        self._context = context
-        self._records = records
-        self.run_queue = FairQueue(*bounds)
-        self._retries = RetrySchedule(self.run_queue.slot_count)
-        for share in self._list_shares():
-            share.make_room = partial(self._forget_sent, share)
-        # In another turn: a log is being changed.
-        wake = context.event_room_condition.notify
-        context.event_memory.on_room = partial(context.clock.callLater, 0, wake)
-
-    def check_admission(self, caller: str) -> None:
-        """Raise the error with which a new evaluation would be refused.
-
-        This is CallerQuotaExceeded, which the caller can remedy, or ServerBusy, in this order.
-        Before a refusal evaluations are forgotten that a stream has sent to the end: they are kept
-        only for clients that have lost some of the events. A refusal for the length of the queue
-        has the time at which the client is to come back, which no other client gets.
-        """
-        for share in self._list_shares():
-            share.check(1, caller)
-        self._check_queue(caller, should_schedule_retry=True)
-
-    def check_readiness(self) -> None:
-        """Raise ServerBusy if a new evaluation without a token would be refused; change nothing.
-
-        What could be forgotten before a refusal counts as room, though it may be too little.
-        """
-        for share in self._list_shares():
-            if share.is_used_up and not any(
-                self._records.find_sent_evaluation(caller) for caller in share.used_by_caller
-            ):
-                raise ServerBusy(share.refusal_of_all, share.retry_after)
-        self._check_queue(ANONYMOUS_CALLER, should_schedule_retry=False)
-
-    def _check_queue(self, caller: str, *, should_schedule_retry: bool) -> None:
-        if self.run_queue.is_caller_quota_exhausted(caller):
-            raise CallerQuotaExceeded(
-                "too many of your evaluations are queued (callers.queued); try again later",
-                self._plan_retry(caller, self.run_queue.waiting_caller_count)
-                if should_schedule_retry
-                else _RETRY_LATER,
-            )
-        if self.run_queue.is_full(caller):
-            raise ServerBusy(
-                "the queue is full (evaluations.queued); try again later",
-                self._plan_retry() if should_schedule_retry else _RETRY_LATER,
-            )
-
-    def record_evaluation_start(self) -> None:
-        """Record that an evaluation was accepted and has entered the queue."""
-        if not self.run_queue.has_free_slot:
-            self._retries.record_all_slots_used(self._context.clock.seconds())
-
-    def record_evaluation_end(self) -> None:
-        """Record the end of an evaluation."""
-        self._retries.record_evaluation_end(
-            self._context.clock.seconds(), are_all_slots_used=not self.run_queue.has_free_slot
-        )
-
-    def _plan_retry(self, caller: str | None = None, caller_count: int = 1) -> int:
-        return self._retries.schedule_retry(self._context.clock.seconds(), caller, caller_count)
-
-    def _list_shares(self) -> tuple[Share, ...]:
-        """Return the shares of what evaluations leave until they are read."""
-        configuration, ended = self._context.configuration, self._records.ended_share
-        ended.total = configuration.evaluations.kept
-        ended.part = configuration.callers.kept or None
-        return ended, self._context.unread_events, self._context.event_memory.fixed_share
-
-    def _forget_sent(self, share: Share, _: int, caller: str | None) -> bool:
-        """Forget evaluations that a stream has sent to the end until another one has room."""
-        if caller is not None:
-            while share.is_part_used_up(caller) and self._records.forget_sent_evaluation(caller):
-                pass
-            return not share.is_part_used_up(caller)
-        for name in share.list_callers():
-            while self._records.forget_sent_evaluation(name):
-                if not share.is_used_up:
-                    return True
-        return False
-
-
 @attrs.define(eq=False)
 class EvaluationCallbacks:
     """Deliverer of the status documents of ended evaluations to the URLs in their forms.
@@ -176,7 +79,7 @@ class EvaluationCallbacks:
     """
 
     callback_queue: CallbackQueue
-    _store: EvaluationStore | None
+    _context: EvaluationContext
     # Those of an earlier process whose evaluations are still to be restored, by their names.
     _undelivered: dict[str, PendingCallback] = attrs.field(factory=dict)
 
@@ -204,14 +107,12 @@ class EvaluationCallbacks:
         if kept is not None:
             callback.webhook_id = kept.webhook_id
         self.callback_queue.start_delivery(
-            callback, name, make_document, on_end, self._wait_for_commit
+            callback,
+            name,
+            make_document,
+            on_end,
+            self._context.wait_for_commit,  # another process would send another document
         )
-
-    async def _wait_for_commit(self) -> None:
-        """Return once the document is stored: another process would send another one."""
-        if self._store is not None:
-            with suppress(StoreError):  # the disk is full; the receiver need not wait for it
-                await self._store.flush()
 
     def resume_deliveries(
         self, undelivered: Mapping[str, PendingCallback], known_names: Collection[str]
@@ -234,13 +135,13 @@ class EvaluationCallbacks:
 
     def _keep(self, callback: CallbackRecord, name: str, document: bytes) -> None:
         """Keep a callback and its document for another process of the daemon."""
-        if self._store is not None:
+        if self._context.store is not None:
             pending = PendingCallback(callback.url, callback.caller, callback.webhook_id, document)
-            self._store.save_callback(name, pending)
+            self._context.store.save_callback(name, pending)
 
     def _drop(self, name: str) -> None:
-        if self._store is not None:
-            self._store.delete_callback(name)
+        if self._context.store is not None:
+            self._context.store.delete_callback(name)
 
 
 _LAST_READ = 5.0  # seconds in which readers can still take the last events
@@ -275,11 +176,16 @@ class EvaluationRegistry:
         self._started = format_rfc3339_time(context.read_wall_clock())
         self._identities = identities
         self._root = root
-        self._callbacks = EvaluationCallbacks(callbacks, context.store)
+        self._callbacks = EvaluationCallbacks(callbacks, context)
         self.submissions = SubmissionStore(context, root)
         self.records = EvaluationIndex(identities, context.clock, self._on_forgotten)
-        self._admission = AdmissionControl(context, self.records, bounds)
-        self.run_queue = self._admission.run_queue
+        self.run_queue = FairQueue(*bounds)
+        self._retries = RetrySchedule(self.run_queue.slot_count)
+        for share in self._list_shares():
+            share.make_room = partial(self._forget_sent, share)
+        # In another turn: a log is being changed.
+        wake = context.event_room_condition.notify
+        context.event_memory.on_room = partial(context.clock.callLater, 0, wake)
         # Evaluations with a process or a directory left, also those that are forgotten.
         self._alive: dict[str, Evaluation] = {}
         self._is_stopping = self._is_urgent = False
@@ -309,15 +215,61 @@ class EvaluationRegistry:
     def check_admission(self, caller: str = "") -> None:
         """Raise the error with which a new evaluation would be refused.
 
-        This is ServerStopping, or that of `AdmissionControl.check_admission`.
+        This is ServerStopping, or CallerQuotaExceeded, which the caller can remedy, or ServerBusy,
+        in this order. Before a refusal evaluations are forgotten that a stream has sent to the end:
+        they are kept only for clients that have lost some of the events. A refusal for the length
+        of the queue has the time at which the client is to come back, which no other client gets.
         """
         self.check_not_stopping()
-        self._admission.check_admission(caller)
+        for share in self._list_shares():
+            share.check(1, caller)
+        self._check_queue(caller, should_schedule_retry=True)
 
     def check_readiness(self) -> None:
-        """Raise ServerStopping, or what `AdmissionControl.check_readiness` raises."""
+        """Raise ServerBusy if a new evaluation without a token would be refused; change nothing.
+
+        What could be forgotten before a refusal counts as room, though it may be too little.
+        """
         self.check_not_stopping()
-        self._admission.check_readiness()
+        for share in self._list_shares():
+            if share.is_used_up and not any(
+                self.records.find_sent_evaluation(caller) for caller in share.used_by_caller
+            ):
+                raise ServerBusy(share.refusal_of_all, share.retry_after)
+        self._check_queue(ANONYMOUS_CALLER, should_schedule_retry=False)
+
+    def _check_queue(self, caller: str, *, should_schedule_retry: bool) -> None:
+        queue, retry_after = self.run_queue, _RETRY_LATER
+        if queue.is_caller_quota_exhausted(caller):
+            if should_schedule_retry:
+                retry_after = self._retries.schedule_retry(
+                    self._clock.seconds(), caller, queue.waiting_caller_count
+                )
+            what = "too many of your evaluations are queued (callers.queued); try again later"
+            raise CallerQuotaExceeded(what, retry_after)
+        if queue.is_full(caller):
+            if should_schedule_retry:
+                retry_after = self._retries.schedule_retry(self._clock.seconds())
+            raise ServerBusy("the queue is full (evaluations.queued); try again later", retry_after)
+
+    def _list_shares(self) -> tuple[Share, ...]:
+        """Return the shares of what evaluations leave until they are read."""
+        configuration, ended = self.context.configuration, self.records.ended_share
+        ended.total = configuration.evaluations.kept
+        ended.part = configuration.callers.kept or None
+        return ended, self.context.unread_events, self.context.event_memory.fixed_share
+
+    def _forget_sent(self, share: Share, _: int, caller: str | None) -> bool:
+        """Forget evaluations that a stream has sent to the end until another one has room."""
+        if caller is not None:
+            while share.is_part_used_up(caller) and self.records.forget_sent_evaluation(caller):
+                pass
+            return not share.is_part_used_up(caller)
+        for name in share.list_callers():
+            while self.records.forget_sent_evaluation(name):
+                if not share.is_used_up:
+                    return True
+        return False
 
     # Life of an evaluation
 
@@ -364,7 +316,8 @@ class EvaluationRegistry:
             added = self.context.store.add(evaluation.make_row())
             evaluation.is_stored = make_one_shot_event(added)
         enter_queue(evaluation, self.run_queue)
-        self._admission.record_evaluation_start()
+        if not self.run_queue.has_free_slot:
+            self._retries.record_all_slots_used(self._clock.seconds())
         return evaluation.details.identifier
 
     async def wait_until_stored(self, identifier: str) -> None:
@@ -469,18 +422,8 @@ class EvaluationRegistry:
         return known.details.identifier
 
     def _make_evaluation(self, details: EvaluationDetails) -> Evaluation:
-        context = self.context
         workspace = Workspace(self._root / derive_directory_name(details.identifier))
-        events = EvaluationEvents(
-            EventLog(context.event_memory, caller=details.caller),
-            details.caller,
-            details.log_name,
-            context.segment_loader,
-            keeps_files=context.archive is not None and details.archived is None,
-        )
-        evaluation = Evaluation(details, workspace, context, events, self._save)
-        events.on_discard = evaluation.on_discard
-        return evaluation
+        return Evaluation(details, workspace, self.context, self._save)
 
     def _add(self, evaluation: Evaluation) -> None:
         self._alive[evaluation.details.identifier] = evaluation
@@ -511,7 +454,9 @@ class EvaluationRegistry:
         finally:
             del self._alive[evaluation.details.identifier]
             run_in_background(self._archive(evaluation), log, "defect: the archive has failed")
-            self._admission.record_evaluation_end()
+            self._retries.record_evaluation_end(
+                self._clock.seconds(), are_all_slots_used=not self.run_queue.has_free_slot
+            )
 
     async def _archive(self, evaluation: Evaluation) -> None:
         """Archive an evaluation that has ended, if there is an archive, and perhaps remove it."""
@@ -615,7 +560,7 @@ class EvaluationRegistry:
     @asynccontextmanager
     async def open_kept_submission(
         self, identifier: str, caller: str = ""
-    ) -> AsyncIterator[RerunnableSubmission]:
+    ) -> AsyncIterator[KeptSubmission]:
         """Return the request and the files of an evaluation that has ended.
 
         Within the context the files make no room for uploads. Raises: as `find_ended_evaluation`;

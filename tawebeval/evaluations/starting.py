@@ -24,7 +24,7 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration, SlurmJobSettings
 from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
-from tawebeval.core.event_log import LOST_EVENT, EventLog, EventRing, StdoutChanged
+from tawebeval.core.event_log import LOST_EVENT, EventRing, StdoutChanged
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.segi import Markers
@@ -39,7 +39,6 @@ from tawebeval.evaluations.lifecycle import (
 )
 from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.store import EvaluationDetails, RunRow
-from tawebeval.linux.filetree import is_passing_error
 from tawebeval.sandbox.base import LeftProcess, SandboxedRun, find_environment
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 
@@ -366,9 +365,6 @@ _LOST = EvaluationFailure(
 )
 _NO_FILE = "the daemon was restarted before it could read the file"
 
-_RESUME_RETRIES = 12
-_RESUME_DELAY = 5.0  # seconds between two attempts to go on with a run
-
 _OTHER_RUNNER = EvaluationFailure(
     "lost",
     "the evaluator could not go on, since the operator has changed runner.kind; submit again",
@@ -383,8 +379,7 @@ def restore_events(evaluation: Evaluation) -> None:
     if details.markers is not None:
         try:
             stdout = open_stdout(evaluation, Markers(*details.markers))
-            for _ in stdout.restore(has_ended=True):
-                pass
+            stdout.restore(has_ended=True)
             stdout.drop_parser()
         except (StdoutChanged, OSError, ValueError) as error:
             # Otherwise the failure says already that events are lost.
@@ -427,63 +422,29 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
 def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: FairQueue) -> None:
     """Go on with an evaluator that was started by another process of the daemon. Blocks, hardly.
 
-    What keeps it from going on ends the evaluation, after a minute if it is a lack of descriptors.
+    What keeps it from going on ends the evaluation.
     """
     evaluation.details.upload_directory = None
     evaluation.slots = slots
     evaluation.details.state = EvaluationState.RUNNING
     evaluation.events.is_behind = evaluation.is_resuming = True
-    run_in_background(
-        _resume(evaluation, resume_checkout),
-        log,
-        "{evaluation}: defect of the daemon",
-        evaluation=evaluation.details.log_name,
-    )
-
-
-async def _resume(evaluation: Evaluation, resume_checkout: ResumeCheckout) -> None:
-    """Connect the evaluator, or end the evaluation. Try again while the daemon lacks descriptors.
-
-    Until then the row of the earlier process holds, and the evaluator runs on.
-    """
-    context, name = evaluation.context, evaluation.details.log_name
-    failure, stdout = _LOST, None
-    for has_another_attempt in (*[True] * _RESUME_RETRIES, False):
-        stdout = None
-        try:
-            if evaluation.sandboxed is None:
-                _restore_sandbox(evaluation, resume_checkout)
-            stdout = _restore_stdout(evaluation)
-            _connect(evaluation, stdout)
-        except EvaluationFailure as error:
-            failure = error
-        except (StdoutChanged, OSError) as error:
-            is_passing = isinstance(error, OSError) and is_passing_error(error)
-            if has_another_attempt and is_passing:
-                _forget_events(evaluation)
-                await deferLater(context.clock, _RESUME_DELAY)
-                if evaluation.left_at is not None:
-                    return
-                continue
-            words = "{evaluation}: the evaluator cannot go on: {error!r}"
-            log.error(words, evaluation=name, error=error)  # noqa: TRY400
-        except Exception:  # noqa: BLE001  (a client learns of every end)
-            log.failure("{evaluation}: defect: the evaluator cannot go on", evaluation=name)
-        else:
-            return
-        break
+    failure, stdout, name = _LOST, None, evaluation.details.log_name
+    try:
+        _restore_sandbox(evaluation, resume_checkout)
+        stdout = _restore_stdout(evaluation)
+        _connect(evaluation, stdout)
+    except EvaluationFailure as error:
+        failure = error
+    except (StdoutChanged, OSError) as error:
+        words = "{evaluation}: the evaluator cannot go on: {error!r}"
+        log.error(words, evaluation=name, error=error)  # noqa: TRY400
+    except Exception:  # noqa: BLE001  (a client learns of every end)
+        log.failure("{evaluation}: defect: the evaluator cannot go on", evaluation=name)
+    else:
+        return
     evaluation.events.has_lost_events = failure is _LOST
-    await _fail(evaluation, stdout, failure)
-
-
-def _forget_events(evaluation: Evaluation) -> None:
-    """Undo `_restore_stdout`, before another attempt."""
-    events = evaluation.events
-    if events.stdout is not None:
-        events.stdout.close_files()
-        events.stdout = None
-    events.log.discard()
-    events.log = EventLog(evaluation.context.event_memory, caller=evaluation.details.caller)
+    failed = _fail(evaluation, stdout, failure)
+    run_in_background(failed, log, "{evaluation}: defect of the daemon", evaluation=name)
 
 
 async def _fail(
@@ -515,8 +476,7 @@ def _restore_stdout(evaluation: Evaluation) -> RecordedStdout:
     events, details = evaluation.events, evaluation.details
     assert details.markers is not None, "made before the start"
     stdout = open_stdout(evaluation, Markers(*details.markers))
-    for _ in stdout.restore():
-        pass
+    stdout.restore()
     events.log.acknowledge(min(details.begin_cursor, events.log.end_cursor))
     evaluation.count_event_bytes()
     return stdout

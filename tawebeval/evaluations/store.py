@@ -246,21 +246,6 @@ class LinkRow(msgspec.Struct, frozen=True):
     last_expiry: int
 
 
-@attrs.frozen
-class ArchivedQuery:
-    """A caller's first `max_count` archived rows between two sequence numbers, the last included.
-
-    `make_entry(row)`, called in a thread, returns what a list shows of a row, None for a row that
-    the list leaves out.
-    """
-
-    caller: str
-    after_sequence_number: int
-    last_sequence_number: int
-    max_count: int
-    make_entry: Callable[[EvaluationDetails], ListEntry | None]
-
-
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)  # of a Path
 
 
@@ -722,32 +707,42 @@ class EvaluationStore:
 
     # Reading archived evaluations. Raises: StoreError
 
-    async def list_archived(self, query: ArchivedQuery) -> dict[int, ListEntry | None]:
-        """Return the entries of a query's archived evaluations, by their sequence numbers.
+    async def list_archived(
+        self,
+        caller: str,
+        after_sequence_number: int,
+        last_sequence_number: int,
+        max_count: int,
+        make_entry: Callable[[EvaluationDetails], ListEntry | None],
+    ) -> dict[int, ListEntry | None]:
+        """Return the entries of a caller's first archived evaluations in a range of numbers.
 
-        Callers take turns, and other reads wait for one list at most.
+        They are by their sequence numbers. `make_entry(row)`, called in a thread, returns what a
+        list shows of a row, None for a row that the list leaves out. Callers take turns, and other
+        reads wait for one list at most.
         """
-        call = partial(self._read, self._list_archived, query)
-        return await self._lists.run_in_turn(query.caller, call)
+        values = caller, after_sequence_number, last_sequence_number, max_count
+        call = partial(self._read, self._list_archived, values, make_entry)
+        return await self._lists.run_in_turn(caller, call)
 
-    def _list_archived(self, query: ArchivedQuery) -> dict[int, ListEntry | None]:
-        """Return the entries of the rows of a query, by their numbers."""
+    def _list_archived(
+        self,
+        values: tuple[object, ...],
+        make_entry: Callable[[EvaluationDetails], ListEntry | None],
+    ) -> dict[int, ListEntry | None]:
         found: dict[int, ListEntry | None] = {}
         for row, checksum in self._select(
             "SELECT row, checksum FROM evaluations WHERE archived_bytes IS NOT NULL"
             " AND caller = ? AND sequence_number > ? AND sequence_number <= ?"
             " ORDER BY sequence_number LIMIT ?",
-            query.caller,
-            query.after_sequence_number,
-            query.last_sequence_number,
-            query.max_count,
+            *values,
         ):
             try:
                 unpacked = _unpack(unpack_evaluation, row, checksum)
             except DamagedRow as error:
                 log.error("{path}: {error}", path=self._path, error=error)  # noqa: TRY400
             else:
-                found[unpacked.sequence_number] = query.make_entry(unpacked)
+                found[unpacked.sequence_number] = make_entry(unpacked)
         return found
 
     async def find_archived(self, identifier: str) -> EvaluationDetails | None:

@@ -22,7 +22,7 @@ from typing import IO, Any, Protocol
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.archive.files import extract_submission
+from tawebeval.archive.files import KeptSubmission, extract_submission
 from tawebeval.core.form import EvaluationRequest, unpack_request
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import Condition, WorkerThreads, run_in_background
@@ -30,7 +30,6 @@ from tawebeval.errors import SubmissionDiscarded, format_size
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.linux.filetree import add_path_to_errors, open_regular_file, remove_tree
-from tawebeval.sandbox.workspace import Workspace
 
 WRITE_BATCH_BYTES = 512 * 1024
 """Bytes of a form that are gathered before a thread writes them; fewer at its end."""
@@ -225,18 +224,6 @@ def _write(directory: Path, pieces: list[_Piece]) -> None:
 _CALLERS = 4  # that have a part of limits.uploads at the same time, at least
 
 
-@attrs.frozen
-class RerunnableSubmission:
-    """The request of an ended evaluation, and its files in the `workspace`.
-
-    `size` is the bytes of the files.
-    """
-
-    request: EvaluationRequest
-    workspace: Workspace
-    size: int
-
-
 class SubmissionStore:
     """The submitted files of all evaluations, whose directories lie below `root`.
 
@@ -275,9 +262,7 @@ class SubmissionStore:
         self.share.give_back(evaluation.details.upload_size, evaluation.details.caller)
 
     @asynccontextmanager
-    async def open_kept_submission(
-        self, evaluation: Evaluation
-    ) -> AsyncIterator[RerunnableSubmission]:
+    async def open_kept_submission(self, evaluation: Evaluation) -> AsyncIterator[KeptSubmission]:
         """Return the request and the files of an evaluation that has ended.
 
         Within the context they are not discarded. Raises: SubmissionDiscarded.
@@ -294,14 +279,14 @@ class SubmissionStore:
             details = evaluation.details
             if identifier not in self._kept[details.caller]:  # forgotten, perhaps meanwhile
                 raise SubmissionDiscarded
-            yield RerunnableSubmission(unpack_request(packed), workspace, details.upload_size)
+            yield KeptSubmission(unpack_request(packed), workspace, details.upload_size)
         finally:
             self._in_use -= Counter([identifier])
 
     @asynccontextmanager
     async def open_archived_submission(
         self, identifier: str, caller: str
-    ) -> AsyncIterator[RerunnableSubmission]:
+    ) -> AsyncIterator[KeptSubmission]:
         """Return the request and the files of an archived evaluation, extracted for the context.
 
         Raises: SubmissionDiscarded; ServerBusy; OSError.
@@ -317,7 +302,7 @@ class SubmissionStore:
                 raise SubmissionDiscarded
             self.share.take_within_part(found.size, caller)
             size = found.size
-            yield RerunnableSubmission(found.evaluation_request, found.workspace, size)
+            yield found
         finally:
             self.discard_upload(directory, size, caller)
 

@@ -23,6 +23,7 @@ from multipart import (
     parse_options_header,
 )
 
+from tawebeval.archive.files import KeptSubmission
 from tawebeval.config import Configuration
 from tawebeval.core.form import (
     FIELD_ALIASES,
@@ -53,7 +54,6 @@ from tawebeval.errors import (
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.submissions import (
     ReceivedForm,
-    RerunnableSubmission,
     SubmissionStore,
     UploadWriter,
 )
@@ -121,7 +121,7 @@ class FormReceiver:
         caller: str,
         target: str = "",
         preset: FormPreset | None = None,
-        use_kept: Callable[[], AbstractAsyncContextManager[RerunnableSubmission]] | None = None,
+        use_kept: Callable[[], AbstractAsyncContextManager[KeptSubmission]] | None = None,
         refusal: RequestError | None = None,
     ) -> None:
         """Check the headers. The first byte of the body creates the directory."""
@@ -277,7 +277,7 @@ class FormReceiver:
             self._stored_bytes,
         )
 
-    def _take_kept(self, kept: RerunnableSubmission) -> FormPreset:
+    def _take_kept(self, kept: KeptSubmission) -> FormPreset:
         """Link the files of a kept submission; return the preset with its fields."""
         request = kept.request
         self._count_stored(kept.size)
@@ -473,7 +473,7 @@ class FormReceivers:
     @asynccontextmanager
     async def _use_submission(
         self, request: ApiRequest, identifier: str
-    ) -> AsyncIterator[RerunnableSubmission]:
+    ) -> AsyncIterator[KeptSubmission]:
         try:
             async with self._registry.open_kept_submission(identifier, request.caller) as kept:
                 _check_rerun_access(kept.request.problem, request.permitted_problems)

@@ -473,7 +473,7 @@ class SubmissionTests(ArchiveTestCase):
     def test_submission_is_as_it_was(self) -> None:
         self.store(workspace=self.workspace)
         found = self.extract()
-        self.assertEqual(pack_request(found.evaluation_request), self.packed)
+        self.assertEqual(pack_request(found.request), self.packed)
         self.assertEqual(found.size, 100_000)
         path = found.workspace.submission_directory / "a/ein Name mit ü"
         self.assertEqual(path.read_bytes(), bytes(100_000))

@@ -16,7 +16,7 @@ from tawebeval.core.event_log import EventLog, EventPage, EventsEvicted
 from tawebeval.core.events import EMPTY_BATCH, EventBatch
 from tawebeval.core.form import pack_request
 from tawebeval.errors import EvaluationFailure, RequestError
-from tawebeval.evaluations.eventlog import EvaluationEvents, RecordedStdout
+from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.run import KILL_GRACE, Run
@@ -95,11 +95,7 @@ class EvaluationTestCase(SynchronousTestCase):
         details = EvaluationDetails(
             "some", pack_request(make_request(**changes)), 7, upload_directory=upload
         )
-        context = self.world.context()
-        events = EvaluationEvents(
-            EventLog(context.event_memory), "", details.log_name, context.segment_loader
-        )
-        return Evaluation(details, Workspace(self.root / "some"), context, events)
+        return Evaluation(details, Workspace(self.root / "some"), self.world.context())
 
     def reserve_queue_place(self, name: str, caller: str) -> None:
         self.reserved += 1

@@ -27,11 +27,10 @@ from tawebeval.client import EvaluationError as ErrorEvent
 from tawebeval.client import Event, Text
 from tawebeval.config import Configuration, EventBufferSettings
 from tawebeval.core import event_log
-from tawebeval.core.event_log import EventLog, EventsEvicted
+from tawebeval.core.event_log import EventsEvicted
 from tawebeval.core.form import SubmissionFile, pack_request
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationFailure, InvalidField
-from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.starting import enter_queue
 from tawebeval.evaluations.store import EvaluationDetails
@@ -164,12 +163,9 @@ class PagesTests(SynchronousTestCase):
         details = EvaluationDetails(
             "try", pack_request(make_request()), 7, upload_directory=folder / "upload"
         )
-        context = self.world.context()
-        self.events = EvaluationEvents(
-            EventLog(context.event_memory), "", details.log_name, context.segment_loader
-        )
         workspace = Workspace(folder / "evaluation")
-        self.evaluation = Evaluation(details, workspace, context, self.events)
+        self.evaluation = Evaluation(details, workspace, self.world.context())
+        self.events = self.evaluation.events
         self.found: list[Event] = []
         self.cancelled: list[bool] = []
         self.lines = [b"line %d\n" % number for number in range(2000)]

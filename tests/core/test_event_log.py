@@ -109,7 +109,7 @@ class EventTimesTests(SynchronousTestCase):
             ring.append_batch(batch_of(number), now * 125)
             expected += [str(now / 8)] * number
             ring.acknowledge(min(ring.begin_cursor + acknowledged, ring.end_cursor))
-            batch = ring.read_timed_events(ring.begin_cursor, limit, str)
+            batch = ring.read_events(ring.begin_cursor, limit, str)
             plain = ring.read_events(ring.begin_cursor, limit)
             assert batch.count == plain.count
             assert timed(batch.lines) == expected[ring.begin_cursor :][: batch.count]
@@ -129,7 +129,7 @@ class EventTimesTests(SynchronousTestCase):
         ring = EventRing()
         for number in range(5000):
             ring.append_batch(encode_data_event(b"1"), 1000 * number)
-        batch = ring.read_timed_events(7, PLENTY, str)
+        batch = ring.read_events(7, PLENTY, str)
         self.assertEqual(timed(batch.lines), [str(7.0 + n) for n in range(batch.count)])
         self.assertLess(batch.count, 1500)
         self.assertGreater(batch.count, 1000)
@@ -259,7 +259,7 @@ class LogTests(SynchronousTestCase):
 
     def test_new_log_has_no_events(self) -> None:
         self.assertEqual(self.log.read_events(0, PLENTY), EMPTY_BATCH)
-        self.assertEqual(self.log.read_timed_events(0, PLENTY, str), EMPTY_BATCH)
+        self.assertEqual(self.log.read_events(0, PLENTY, str), EMPTY_BATCH)
         self.assertFalse(self.log.can_end_segment)
         self.assertFalse(self.log.segments)
 
@@ -277,7 +277,7 @@ class LogTests(SynchronousTestCase):
         self.log.append_batch(number(3), 4000)
         for cursor in range(4):
             self.assertEqual(self.log.read_events(cursor, 1), number(cursor))
-        timed = self.log.read_timed_events(3, PLENTY, str)
+        timed = self.log.read_events(3, PLENTY, str)
         self.assertEqual(timed.lines, number(3).lines.replace(b"}\n", b',"time":"4.0"}\n'))
 
     def test_only_the_newest_segment_ends_and_only_once(self) -> None:
@@ -489,7 +489,7 @@ class PageTests(SynchronousTestCase):
         log = make_log()
         log.append_batch(encode_text_events(b"a\nb\nc"), 1500)
         limit = 2 * len(encode_text_events(b"a").lines) + 1
-        page = make_page(log, None, log.read_timed_events(0, limit, "at {}".format))
+        page = make_page(log, None, log.read_events(0, limit, "at {}".format))
         self.assertEqual((page.begin_cursor, page.end_cursor), (None, "2"))
         expected = [{"type": "text", "payload": one, "time": "at 1.5"} for one in ("a", "\n")]
         self.assertEqual(json.loads(page.encode_json())["data"], expected)

@@ -281,9 +281,7 @@ class LifeTests(EvaluationTestCase):
 
         (self.root / "upload").rename(self.mktemp())
         first = self.make()
-        self.evaluation = Evaluation(
-            first.details, first.workspace, first.context, first.events, save
-        )
+        self.evaluation = Evaluation(first.details, first.workspace, first.context, save)
         self.begin()
         self.assertEqual(saved, [("running", True)])
         self.evaluation.stop(CANCELLED)

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,6 +27,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core import event_log, segi
 from tawebeval.core.event_log import LOST_EVENT, EventLog, EventMemory, EventsEvicted, StdoutChanged
 from tawebeval.core.events import ALL_RECEIVED_CURSOR, EMPTY_BATCH, EventBatch, encode_error_event
+from tawebeval.deferreds import FairQueue
 from tawebeval.errors import DiscardedCursor, ServerBusy
 from tawebeval.evaluations import eventlog
 from tawebeval.evaluations.eventlog import (
@@ -34,7 +36,7 @@ from tawebeval.evaluations.eventlog import (
     EvaluationEvents,
     EventFiles,
     RecordedStdout,
-    SegmentLoader,
+    make_load_slots,
     read_ended_evaluation,
 )
 from tawebeval.evaluations.reading import Subscription
@@ -109,8 +111,7 @@ class LogMachine(RuleBasedStateMachine):
             MARKERS,
             lambda: next(self.seconds) // 3,
         )
-        for _ in self.recorded.restore():
-            pass
+        self.recorded.restore()
         self.discard()
 
     def discard(self) -> None:
@@ -122,7 +123,7 @@ class LogMachine(RuleBasedStateMachine):
         log = self.recorded.log
         while True:
             try:
-                batch = log.read_timed_events(cursor, max_bytes, str)
+                batch = log.read_events(cursor, max_bytes, str)
             except EventsEvicted as evicted:
                 ring = self.recorded.parse_evicted_segment(evicted.segment)
                 log.load_segment(evicted.segment, ring)
@@ -229,7 +230,7 @@ class ArchivedLogMachine(LogMachine):
         for ring in rings:
             assert ring.begin_cursor == len(found)
             while len(found) < ring.end_cursor:
-                batch = ring.read_timed_events(len(found), PLENTY, str)
+                batch = ring.read_events(len(found), PLENTY, str)
                 found += batch.lines.splitlines(keepends=True)
         assert found[:-1] == self.seen
         assert found[-1].startswith(final.lines[:-2])
@@ -273,8 +274,7 @@ class ChangedStdoutTests(SynchronousTestCase):
     def restore(self) -> RecordedStdout:
         """Return the log that a new daemon makes of the files."""
         recorded = self.open()[1]
-        for _ in recorded.restore():
-            pass
+        recorded.restore()
         return recorded
 
     def test_evicted_events_are_an_error_if_their_bytes_are_others(self) -> None:
@@ -419,13 +419,13 @@ class Source:
     """An evaluator that prints into `directory`, and the events of its evaluation."""
 
     def __init__(
-        self, directory: Path, memory: EventMemory, loader: SegmentLoader, caller: str = "alice"
+        self, directory: Path, memory: EventMemory, threads: Any, slots: FairQueue, caller: str
     ) -> None:
         self.directory = directory
         self.files = EventFiles(directory)
         self.log = WatchedLog(memory)
         self.log.lines = []
-        self.events = EvaluationEvents(self.log, caller, "name", loader)
+        self.events = EvaluationEvents(self.log, caller, "name", threads, slots)
         self.stdout = RecordedStdout(self.log, self.files, MARKERS, float)
         self.events.stdout = self.stdout
 
@@ -473,7 +473,7 @@ class ReadingMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp())
         self.threads = SlowThreads()
         memory = EventMemory(max_bytes)
-        self.source = Source(self.directory, memory, SegmentLoader(self.threads))  # type: ignore[arg-type]
+        self.source = Source(self.directory, memory, self.threads, make_load_slots(), "")
         self.events, self.log = self.source.events, self.source.log
         self.page_cursors = {"first": 0, "second": 0}
         self.pending: list[Deferred[None]] = []
@@ -604,13 +604,13 @@ class ReadingTestCase(SynchronousTestCase):
         self.patch(eventlog, "_PUNCHED", 1)
         self.threads = SlowThreads()
         self.memory = EventMemory(0)
-        self.loader = SegmentLoader(self.threads)  # type: ignore[arg-type]
+        self.slots = make_load_slots()
         self.source = self.make()
         self.events, self.log = self.source.events, self.source.log
 
     def make(self, caller: str = "alice") -> Source:
         """Return another evaluation; its events in memory are the last two."""
-        source = Source(Path(self.mktemp()), self.memory, self.loader, caller)
+        source = Source(Path(self.mktemp()), self.memory, self.threads, self.slots, caller)
         self.addCleanup(source.files.close)
         for number in range(10):
             source.print(b"%095d\n" % number)

@@ -132,7 +132,7 @@ class StoryTests(EvaluationTestCase):
         self.world.clock.advance(10)
         found, first = self.evaluation.make_row(), self.evaluation
         found.state = EvaluationState.QUEUED
-        later = Evaluation(found, first.workspace, first.context, first.events)
+        later = Evaluation(found, first.workspace, first.context)
         self.assertEqual(later.read_clock(), EPOCH + 10)
         self.world.end()
         self.assertEqual([event.get("after") for event in self.events], [None, 0, 0, 10])

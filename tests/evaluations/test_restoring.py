@@ -288,44 +288,6 @@ class RunningTests(RestoringTestCase):
         self.assert_refused(DiscardedCursor, identifier, None, "1")
         self.assertEqual(self.page(identifier, "2")["data"], ["two"])
 
-    def test_run_goes_on_once_the_daemon_has_descriptors_again(self) -> None:
-        identifier, _ = self.start(b"one\ntwo\n")
-        self.page(identifier, "2")
-        row = self.world.store.rows[identifier]
-        self.world.sandbox.unable = OSError(errno.EMFILE, "Too many open files")
-        self.restart()
-        self.assertEqual(self.states(identifier), ["running"])
-        self.assertEqual(self.world.store.rows[identifier], row)
-        self.world.sandbox.last.unable = None
-        self.world.clock.advance(5)
-        self.world.child.print(b"three\n")
-        self.finish(self.world.child)
-        found = self.consume(identifier)
-        self.assertEqual(found, ["one", "\n", "two", "\n", "three", "\n"])
-        self.assertEqual(self.world.repositories.users, 0)
-
-    def test_run_ends_as_lost_after_a_minute_without_descriptors(self) -> None:
-        identifier, _ = self.start(b"one\n")
-        self.world.sandbox.unable = OSError(errno.EMFILE, "Too many open files")
-        self.restart()
-        self.world.clock.pump([5] * 11)
-        self.assertEqual(self.states(identifier), ["running"])
-        self.world.clock.advance(5)
-        self.world.turn()
-        self.assertEqual(self.consume(identifier), ["one", "\n", "lost"])
-
-    def test_run_that_waits_for_descriptors_is_left_to_the_next_process(self) -> None:
-        identifier, _ = self.start(b"one\n")
-        self.world.sandbox.unable = OSError(errno.EMFILE, "Too many open files")
-        self.restart()
-        self.registry.hand_over_evaluations()
-        self.world.sandbox.unable = self.world.sandbox.last.unable = None
-        self.world.clock.advance(5)
-        self.assertEqual(self.states(identifier), ["running"])
-        self.restart()
-        self.finish(self.world.child)
-        self.assertEqual(self.consume(identifier), ["one", "\n"])
-
     def test_no_row_lacks_the_run_that_goes_on(self) -> None:
         identifier, _ = self.start(b"one\ntwo\n")
         self.page(identifier, "2")

@@ -38,7 +38,6 @@ from tawebeval.errors import ConfigurationError, EvaluationFailure, StoreError
 from tawebeval.evaluations import store as store_module
 from tawebeval.evaluations.store import (
     RETRY_SECONDS,
-    ArchivedQuery,
     ArchivedRow,
     EvaluationDetails,
     EvaluationStore,
@@ -331,8 +330,8 @@ class ArchivedTests(StoreTestCase):
 
     def test_lists_are_those_of_a_caller_between_two_numbers(self) -> None:
         def list_numbers(after: int, last: int, count: int) -> list[int]:
-            query = ArchivedQuery("bob", after, last, count, lambda _: None)
-            return list(self.take(self.store.list_archived(query)))
+            found = self.store.list_archived("bob", after, last, count, lambda _: None)
+            return list(self.take(found))
 
         self.assertEqual(list_numbers(0, 9, 9), [1, 2, 4, 5, 6])
         self.assertEqual(list_numbers(1, 5, 9), [2, 4, 5])
@@ -342,8 +341,8 @@ class ArchivedTests(StoreTestCase):
         self.store._reader = threads = SlowThreads()  # type: ignore[assignment]
         ended: list[str] = []
         for caller in ("alice", "alice", "alice", "bob"):
-            query = ArchivedQuery(caller, 0, 9, 9, lambda _: None)
-            listing = Deferred.fromCoroutine(self.store.list_archived(query))
+            found = self.store.list_archived(caller, 0, 9, 9, lambda _: None)
+            listing = Deferred.fromCoroutine(found)
             listing.addCallback(lambda _, caller=caller: ended.append(caller))
         status = Deferred.fromCoroutine(self.store.find_archived("e4"))
         threads.step()
@@ -369,9 +368,12 @@ class ArchivedTests(StoreTestCase):
 
     def test_damaged_row_is_left_out_of_lists_and_cannot_be_read(self) -> None:
         damage_row(self.path, "e2")
-        query = ArchivedQuery("bob", 0, 4, 9, lambda row: ListEntry("", row.packed_request))
         with capturedLogs() as events:
-            listed = self.take(self.store.list_archived(query))
+            listed = self.take(
+                self.store.list_archived(
+                    "bob", 0, 4, 9, lambda row: ListEntry("", row.packed_request)
+                )
+            )
             failed = Deferred.fromCoroutine(self.store.find_archived("e2"))
             self.failureResultOf(failed, StoreError)
         self.assertEqual(listed, dict.fromkeys((1, 4), ListEntry("", b"form")))

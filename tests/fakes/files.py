@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -11,7 +12,6 @@ from twisted.internet.defer import Deferred, fail, succeed
 from tawebeval.core.evaluations import ListEntry
 from tawebeval.core.event_log import Mark
 from tawebeval.evaluations.store import (
-    ArchivedQuery,
     EvaluationDetails,
     LinkRow,
     PendingCallback,
@@ -127,14 +127,17 @@ class FakeStore:
         rows = map(unpack_evaluation, self.rows.values())
         return [row for row in rows if row.archived is not None]
 
-    async def list_archived(self, query: ArchivedQuery) -> dict[int, ListEntry | None]:
-        """Return the entries of a query."""
-        rows = {
-            row.sequence_number: row for row in self._list_archived() if row.caller == query.caller
-        }
-        numbers = range(query.after_sequence_number + 1, query.last_sequence_number + 1)
-        found = [number for number in sorted(rows) if number in numbers][: query.max_count]
-        return {number: query.make_entry(rows[number]) for number in found}
+    async def list_archived(
+        self,
+        caller: str,
+        after: int,
+        last: int,
+        max_count: int,
+        make_entry: Callable[[EvaluationDetails], ListEntry | None],
+    ) -> dict[int, ListEntry | None]:
+        rows = {row.sequence_number: row for row in self._list_archived() if row.caller == caller}
+        found = [number for number in sorted(rows) if number in range(after + 1, last + 1)]
+        return {number: make_entry(rows[number]) for number in found[:max_count]}
 
     async def list_oldest_archived(
         self, max_count: int, *, caller: str | None = None, ended_before: float = inf

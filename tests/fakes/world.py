@@ -29,7 +29,7 @@ from tawebeval.deferreds import (
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations import eventlog
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
-from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout, SegmentLoader
+from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import make_run, open_stdout
@@ -260,7 +260,6 @@ class World:
             limit_monitor=LimitMonitor(self.clock, self.threads, self.threads),
             event_memory=self.memory,
             unread_events=self.disk,
-            segment_loader=SegmentLoader(self.threads),
             store=self.store,
             open_event_files=self.open_files,
             fetch_slots=self.fetches,

@@ -432,7 +432,6 @@ class EvictedEventsTests(StreamTestCase):
         self.patch(event_log, "MAX_SEGMENT_BYTES", 500)
         self.service.world.memory.share.total = 0
         self.threads = SlowThreads()
-        self.service.registry.context.segment_loader.threads = self.threads
         self.begin()
 
     def begin(self) -> None:
@@ -440,6 +439,7 @@ class EvictedEventsTests(StreamTestCase):
         for number in range(LINE_COUNT):
             self.print(b"line %d\n" % number)
         self.events = self.service.registry.records[self.identifier].events
+        self.events._threads = self.threads  # type: ignore[assignment]
 
     def wait(self, query: str) -> Deferred[Any]:
         asked = self.ask("GET", f"/evaluation/{self.identifier}/events{query}")
