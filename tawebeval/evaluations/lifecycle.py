@@ -509,12 +509,6 @@ class EvaluationIndex:
                 found.append(evaluation)
         return found
 
-    @property
-    def has_page_reader(self) -> bool:
-        """Whether a client is expected to ask for the next page of an evaluation."""
-        now = self._clock.seconds()
-        return any(now < one.events.page_reader_deadline for one in self._by_identifier.values())
-
     def list_evaluations(
         self, caller: str, after_sequence_number: int, max_count: int
     ) -> list[Evaluation]:

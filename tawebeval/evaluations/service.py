@@ -144,7 +144,6 @@ class EvaluationCallbacks:
             self._context.store.delete_callback(name)
 
 
-_LAST_READ = 5.0  # seconds in which readers can still take the last events
 _LOOK = 0.05  # seconds between two looks
 
 log = Logger()
@@ -655,15 +654,13 @@ class EvaluationRegistry:
         """End the time that `drain_and_close` gives to running evaluations."""
         self._is_urgent = True
 
-    async def drain_and_close(self, drain_seconds: float = 0) -> bool:
+    async def drain_and_close(self, drain_seconds: float = 0) -> None:
         """Accept nothing more, end all evaluations and return when their processes are gone.
 
-        Running evaluations have `drain_seconds` seconds to end by themselves; readers then have
-        some seconds for the last events. Return whether there was an evaluation or a reader.
-        `end_drain_early` ends the time that running evaluations have.
+        Running evaluations have `drain_seconds` seconds to end by themselves; `end_drain_early`
+        ends this time. What clients have not read they can read from the next process.
         """
         self.refuse_evaluations()
-        had_any = bool(self._alive)
         self._stop_alive(lambda evaluation: evaluation.details.state is EvaluationState.QUEUED)
         if drain_seconds and self._alive and not self._is_urgent:
             log.info(
@@ -672,26 +669,15 @@ class EvaluationRegistry:
                 count=len(self._alive),
                 drain=drain_seconds,
             )
-            await self._wait_for(lambda: self._is_urgent or not self._alive, drain_seconds)
+            deadline = self._clock.seconds() + drain_seconds
+            while self._alive and not self._is_urgent and self._clock.seconds() < deadline:
+                await deferLater(self._clock, _LOOK)
         ends = [evaluation.cleanup_event.wait() for evaluation in self._alive.values()]
         self._stop_alive(lambda _: True)
         await gatherResults(ends)
-        had_any = had_any or self._has_reader()
-        await self._wait_for(lambda: not self._has_reader(), _LAST_READ)
-        return had_any
 
     def _stop_alive(self, is_chosen: Callable[[Evaluation], bool]) -> None:
         what = "the daemon was stopped; submit again when it is back"
         for evaluation in list(self._alive.values()):
             if is_chosen(evaluation):
                 evaluation.stop(EvaluationFailure("shutdown", what))
-
-    def _has_reader(self) -> bool:
-        """Return whether a stream is left, or a reader of pages is expected to read on."""
-        return bool(self.events.subscriptions) or self.records.has_page_reader
-
-    async def _wait_for(self, is_done: Callable[[], bool], seconds: float) -> None:
-        """Return when `is_done()` is true, at the latest after `seconds`."""
-        deadline = self._clock.seconds() + seconds
-        while not is_done() and (left := deadline - self._clock.seconds()) > 0:
-            await deferLater(self._clock, min(left, _LOOK))

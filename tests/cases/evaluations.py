@@ -266,7 +266,6 @@ class RegistryTestCase(SynchronousTestCase):
     def end_all(self) -> None:
         closed = Deferred.fromCoroutine(self.registry.drain_and_close())
         self.world.end()
-        self.world.clock.advance(5)  # for those who might read on
         self.successResultOf(closed)
 
     def make(self, seed: int = 1) -> EvaluationRegistry:

@@ -332,10 +332,9 @@ class ServiceTests(SynchronousTestCase):
         registry = evaluations.registry
         closing: Deferred[None] = Deferred()
 
-        async def close(drain: float) -> bool:
+        async def close(drain: float) -> None:
             told.append(drain)
             await closing
-            return False
 
         self.patch(registry, "drain_and_close", close)
         idle = Connection(self.site())

@@ -600,7 +600,6 @@ class Reading(Comparison):
             if not model.forgotten:
                 self.request(identifier, ALL_RECEIVED_CURSOR)
         self.readers_have_read()
-        self.world.clock.advance(5)  # for the readers who might go on
         assert closed.called
         assert not self.polls
         assert (self.world.disk.used, self.world.memory.share.used) == (0, 0)

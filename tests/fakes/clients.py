@@ -291,7 +291,6 @@ class Service:
     def close(self) -> None:
         closed = Deferred.fromCoroutine(self.registry.drain_and_close())
         self.world.end()
-        self.reactor.advance(5)  # for those who might read on
         assert closed.called
 
     def leftovers(self) -> list[str]:

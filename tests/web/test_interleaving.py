@@ -197,7 +197,6 @@ class Machine(RuleBasedStateMachine):
             if client.follower is not None and not client.follower.connection.closed:
                 client.follower.take()
         self.turn()
-        self.service.reactor.pump([1] * 90)  # until no reader of pages is expected
         if not self.ended:
             self.end()
         self.nobody_misses_anything()

@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred
-
 from tawebeval.core.tokens import generate_token
 from tests.cases.web import CAPACITY, END, StreamTestCase
 from tests.fakes.clients import MULTIPART, Answer, Service, form, head, parts
@@ -135,13 +133,6 @@ class LifeTests(ObserverTestCase):
             self.let_pass(30)
             self.answer(asked)
         self.assertEqual(self.child.signals, [])
-
-    def test_shutdown_does_not_wait_for_observers_of_pages(self) -> None:
-        identifier = self.begin()
-        self.read(identifier, "", self.observer)
-        closed = Deferred.fromCoroutine(self.service.registry.drain_and_close())
-        self.finish()
-        self.successResultOf(closed)
 
 
 class StreamTests(ObserverTestCase):
